@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The state of one task, shared by every BPF object and by userspace.
+ *
+ * This is its only definition in C. The Rust mirror (zernel-phase, shared.rs) is checked against this file's BTF.
+ *
+ * Include the kernel's types (vmlinux.h, or linux/types.h) first.
+ */
+#ifndef ZERNEL_TASK_STATE_H
+#define ZERNEL_TASK_STATE_H
+
+/* Zeroed memory is Unknown. */
+enum zernel_phase {
+	ZERNEL_UNKNOWN,
+	ZERNEL_DATA_LOADING,
+	ZERNEL_GPU_COMPUTE,
+	ZERNEL_NCCL_COLLECTIVE,
+	ZERNEL_OPTIMIZER_STEP,
+	ZERNEL_PHASES, /* how many there are */
+};
+
+#define ZERNEL_NO_GPU 0xffffffffU
+
+enum zernel_task_flags {
+	ZERNEL_TASK_IS_ML = 1 << 0,
+	ZERNEL_TASK_NCCL_ACTIVE = 1 << 1,
+};
+
+/* A share of time in units of 1/65536, 0 to 65536: every value is exact as an f32. */
+#define ZERNEL_Q16_ONE 65536U
+
+struct zernel_task_state {
+	__u64 phase_word; /* see zernel_word() */
+	__u64 last_gpu_sync_ns; /* when the task last returned from a GPU sync; 0: never */
+	__u64 cpu_burst_ns; /* length of the current CPU burst; 0: not on a CPU */
+	__u64 phase_ns[ZERNEL_PHASES]; /* time spent in the phases already left */
+	__u32 pid; /* the task */
+	__u32 tgid; /* its process */
+	__u32 gpu_id; /* ZERNEL_NO_GPU: not known */
+	__u32 futex_waits; /* recent futex waits */
+	__u32 io_wait_q16; /* share of recent time spent waiting for I/O */
+	__u32 streak; /* how often in a row the raw result was the candidate */
+	__u8 candidate; /* the last raw result of the sampled rule */
+	__u8 gpu_utilization; /* 0 to 100 */
+	__u8 flags; /* enum zernel_task_flags */
+	__u8 reserved[5];
+};
+
+/*
+ * The phase word: phase, sequence and start in one u64, written once, so that a reader on another
+ * CPU never sees half of a change.
+ *
+ *   bits  0-3   phase
+ *   bits  4-15  sequence, one more at every change
+ *   bits 16-63  start, in units of 1024 ns: enough for nine years of uptime
+ *
+ * Phase boundaries are rounded down to that unit everywhere, so the times of all phases still add up.
+ */
+#define ZERNEL_WORD_PHASE_BITS 4
+#define ZERNEL_WORD_SEQUENCE_BITS 12
+#define ZERNEL_WORD_START_SHIFT (ZERNEL_WORD_PHASE_BITS + ZERNEL_WORD_SEQUENCE_BITS)
+#define ZERNEL_WORD_UNIT_SHIFT 10
+
+static inline __u64 zernel_word(__u8 phase, __u16 sequence, __u64 start_ns)
+{
+	__u64 phase_bits = phase & ((1U << ZERNEL_WORD_PHASE_BITS) - 1);
+	__u64 sequence_bits = sequence & ((1U << ZERNEL_WORD_SEQUENCE_BITS) - 1);
+
+	return start_ns >> ZERNEL_WORD_UNIT_SHIFT << ZERNEL_WORD_START_SHIFT |
+	       sequence_bits << ZERNEL_WORD_PHASE_BITS | phase_bits;
+}
+
+static inline __u8 zernel_word_phase(__u64 word)
+{
+	__u8 phase = word & ((1U << ZERNEL_WORD_PHASE_BITS) - 1);
+
+	return phase < ZERNEL_PHASES ? phase : ZERNEL_UNKNOWN;
+}
+
+static inline __u16 zernel_word_sequence(__u64 word)
+{
+	return word >> ZERNEL_WORD_PHASE_BITS & ((1U << ZERNEL_WORD_SEQUENCE_BITS) - 1);
+}
+
+static inline __u64 zernel_word_start_ns(__u64 word)
+{
+	return word >> ZERNEL_WORD_START_SHIFT << ZERNEL_WORD_UNIT_SHIFT;
+}
+
+/* Leaves the current phase for `phase`, recording the time it took. */
+static inline void zernel_transition(struct zernel_task_state *task, __u8 phase, __u64 now_ns)
+{
+	__u64 word = task->phase_word;
+	__u8 left = zernel_word_phase(word);
+	__u64 start_ns = zernel_word_start_ns(word);
+	__u64 now_word = zernel_word(phase, zernel_word_sequence(word) + 1, now_ns);
+	__u64 end_ns = zernel_word_start_ns(now_word);
+
+	if (start_ns && end_ns > start_ns) {
+		__u64 sum = task->phase_ns[left] + (end_ns - start_ns);
+
+		task->phase_ns[left] = sum < end_ns - start_ns ? ~0ULL : sum;
+	}
+	*(volatile __u64 *)&task->phase_word = now_word;
+}
+
+#endif

@@ -1,0 +1,103 @@
+//! A map from pid to a small value that forgets what was not used for long, in bounded memory.
+
+use std::collections::HashMap;
+
+use rustc_hash::FxBuildHasher;
+
+type Generation<V> = HashMap<u32, V, FxBuildHasher>;
+
+/// Values of recently used pids.
+///
+/// Two generations: what is used moves to the young one; when that is full it becomes the old one,
+/// and what was left in the old one, unused for a whole generation, is evicted and counted. A warm
+/// lookup is one hash probe, and a pid used at least once per generation is never lost.
+#[derive(Debug, Clone)]
+pub(crate) struct Recent<V> {
+    young: Generation<V>,
+    old: Generation<V>,
+    generation_size: usize,
+    evicted: u64,
+}
+
+impl<V> Recent<V> {
+    /// Keeps at most `capacity` values (at least 2).
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            young: Generation::default(),
+            old: Generation::default(),
+            generation_size: (capacity / 2).max(1),
+            evicted: 0,
+        }
+    }
+
+    /// The value of `pid`, made by `default` if there is none.
+    pub(crate) fn get_or_insert_with(&mut self, pid: u32, default: impl FnOnce() -> V) -> &mut V {
+        if self.young.len() >= self.generation_size && !self.young.contains_key(&pid) {
+            let kept = self.old.remove(&pid);
+            self.turn();
+            self.young.extend(kept.map(|value| (pid, value)));
+        }
+        self.young
+            .entry(pid)
+            .or_insert_with(|| self.old.remove(&pid).unwrap_or_else(default))
+    }
+
+    pub(crate) fn remove(&mut self, pid: u32) {
+        if self.young.remove(&pid).is_none() {
+            self.old.remove(&pid);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+
+    /// How many values were dropped to stay within the capacity.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    fn turn(&mut self) {
+        self.evicted = self.evicted.saturating_add(self.old.len() as u64);
+        self.old.clear();
+        std::mem::swap(&mut self.young, &mut self.old);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_more_than_the_capacity_and_every_loss_counted() {
+        let mut recent = Recent::with_capacity(8);
+        for pid in 0..1_000 {
+            recent.get_or_insert_with(pid, || pid);
+            assert!(recent.len() <= 8);
+        }
+        assert_eq!(recent.evicted(), 1_000 - recent.len() as u64);
+    }
+
+    #[test]
+    fn what_stays_in_use_is_never_lost() {
+        let mut recent = Recent::with_capacity(8);
+        *recent.get_or_insert_with(7, || 0) = 99;
+        for pid in 100..1_000 {
+            recent.get_or_insert_with(pid, || 0);
+            assert_eq!(*recent.get_or_insert_with(7, || 0), 99);
+        }
+    }
+
+    #[test]
+    fn removal_reaches_both_generations() {
+        let mut recent = Recent::with_capacity(4);
+        for pid in 0..3 {
+            recent.get_or_insert_with(pid, || pid);
+        }
+        for pid in 0..3 {
+            recent.remove(pid);
+        }
+        recent.remove(77);
+        assert_eq!((recent.len(), recent.evicted()), (0, 0));
+    }
+}
