@@ -19,6 +19,8 @@
 //! A trial whose need is not met is listed as ignored, with the reason in its line and in the count
 //! at the end. `ZERNEL_REQUIRE=bpf,vm` names the needs that must be met: with it such a trial fails.
 
+pub mod bench;
+
 use std::env;
 use std::process::ExitCode;
 

@@ -8,12 +8,13 @@ use std::error::Error;
 use std::ffi::OsStr;
 use std::hint::black_box;
 use std::time::Duration;
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use libbpf_rs::{
     ErrorKind, Iter, Link, MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramMut,
     UprobeMultiOpts, UprobeOpts,
 };
+use procfs::process::Process;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
 
@@ -224,13 +225,17 @@ impl Refusal {
     }
 }
 
-/// The innermost cause: what the kernel said.
+/// The innermost cause: what the kernel said, without Rust's ` (os error N)`.
 fn reason(error: &libbpf_rs::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }
-    cause.to_string()
+    let text = cause.to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// Runs `action` with libbpf's own messages off: a refusal is an answer here, not an error.
@@ -251,37 +256,19 @@ const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
 /// Where [`probe_target`] stands in this program's file.
 fn probe_target_offset() -> io::Result<usize> {
-    let address = probe_target as *const () as usize;
-    fs::read_to_string("/proc/self/maps")?
-        .lines()
-        .find_map(|line| file_offset(line, address))
-        .ok_or_else(|| io::Error::other("this program's own code is in none of its mappings"))
-}
-
-/// The file offset of `address`, if it lies in the mapping that this line of `/proc/PID/maps` shows.
-fn file_offset(line: &str, address: usize) -> Option<usize> {
-    let mut fields = line.split_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let offset = fields.nth(1)?;
-    let hex = |text| usize::from_str_radix(text, 16).ok();
-    let (start, end, offset) = (hex(start)?, hex(end)?, hex(offset)?);
-    (start..end)
-        .contains(&address)
-        .then(|| address - start + offset)
+    let address = probe_target as *const () as u64;
+    let maps = Process::myself().and_then(|process| process.maps());
+    let maps = maps.map_err(io::Error::other)?;
+    let map = maps
+        .iter()
+        .find(|map| (map.address.0..map.address.1).contains(&address))
+        .ok_or_else(|| io::Error::other("this program's own code is in none of its mappings"))?;
+    Ok((address - map.address.0 + map.offset) as usize)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_are_found_in_their_mapping() {
-        let line = "55d0c8a00000-55d0c8a10000 r-xp 00002000 fe:00 123  /usr/bin/zernel";
-        assert_eq!(file_offset(line, 0x55d0_c8a0_0010), Some(0x2010));
-        assert_eq!(file_offset(line, 0x55d0_c8a1_0000), None);
-        assert_eq!(file_offset("", 1), None);
-        assert_eq!(file_offset("rubbish in here", 1), None);
-    }
 
     #[test]
     fn the_list_is_in_the_order_of_the_counters() {
