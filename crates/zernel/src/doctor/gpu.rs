@@ -104,14 +104,13 @@ fn library_path() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where pip and conda put NVIDIA's libraries.
+/// Where pip and conda put NVIDIA's libraries: beside every Python in the PATH, and per user.
 fn python_packages() -> Vec<PathBuf> {
-    let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"]
-        .into_iter()
-        .filter_map(env::var_os)
-        .map(PathBuf::from)
-        .chain(env::var_os("HOME").map(|home| Path::new(&home).join(".local")))
-        .chain(["/usr", "/usr/local", "/opt/conda"].map(PathBuf::from));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let prefixes = env::split_paths(&path)
+        .filter(|folder| folder.join("python3").exists())
+        .filter_map(|folder| Some(folder.parent()?.to_owned()))
+        .chain(env::var_os("HOME").map(|home| Path::new(&home).join(".local")));
     prefixes
         .flat_map(|prefix| entries(&prefix.join("lib")))
         .flat_map(|python| {

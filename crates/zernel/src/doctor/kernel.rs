@@ -55,8 +55,25 @@ const WANTED: [(CapabilitySet, &str); 3] = [
 ];
 
 fn privilege() -> Row {
+    let lacking = lacking_capabilities();
+    let user = rustix::process::geteuid().as_raw();
+    if lacking.is_empty() {
+        return Row::ok(
+            "privilege",
+            format!("uid {user} with all capabilities needed"),
+        );
+    }
+    Row::missing(
+        "privilege",
+        format!("uid {user} without {}", lacking.join(", ")),
+        "no BPF program can be loaded by this user",
+    )
+    .remedy("run as root, or let the node's administrator run the observer")
+}
+
+fn lacking_capabilities() -> Vec<&'static str> {
     let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let lacking: Vec<_> = WANTED
+    WANTED
         .into_iter()
         // CAP_SYS_ADMIN stands in for the newer, smaller ones.
         .filter(|(wanted, _)| {
@@ -65,20 +82,7 @@ fn privilege() -> Row {
                     || !held.contains(CapabilitySet::SYS_ADMIN))
         })
         .map(|(_, name)| name)
-        .collect();
-    let user = rustix::process::geteuid();
-    if lacking.is_empty() {
-        return Row::ok(
-            "privilege",
-            format!("uid {} with all capabilities needed", user.as_raw()),
-        );
-    }
-    Row::missing(
-        "privilege",
-        format!("uid {} without {}", user.as_raw(), lacking.join(", ")),
-        "no BPF program can be loaded by this user",
-    )
-    .remedy("run as root, or let the node's administrator run the observer")
+        .collect()
 }
 
 fn other_processes() -> Row {
@@ -97,8 +101,9 @@ fn other_processes() -> Row {
     if seen == all {
         return Row::ok(name, finding);
     }
-    Row::degraded(name, finding, "what the others do is not observed")
-        .remedy("run as root with all capabilities, in the host's pid namespace")
+    Row::degraded(name, finding, "what the others do is not observed").remedy(
+        "run as root with all capabilities: at least CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE",
+    )
 }
 
 fn is_kernel_thread(process: &Process) -> bool {
@@ -188,7 +193,8 @@ fn refused(capability: Capability, refusal: &Refusal) -> Row {
         consequence(capability),
     );
     match capability {
-        _ if refusal.is_permission() && !rustix::process::geteuid().is_root() => {
+        Capability::UprobePerf if refusal.is_permission() => row.remedy("run as root"),
+        _ if refusal.is_permission() && !lacking_capabilities().is_empty() => {
             row.remedy("run as root, or with CAP_BPF and CAP_PERFMON")
         }
         Capability::UprobeSession => row.remedy("Linux 6.13 or newer"),
