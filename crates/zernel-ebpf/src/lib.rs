@@ -2,8 +2,10 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`aggregation`] | what was observed, summed up: histograms, Prometheus text, live snapshots |
 //! | [`capability`] | which kinds of BPF program and map this machine really accepts, found by trying |
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
+pub mod aggregation;
 pub mod capability;
 pub mod twin;

@@ -1,0 +1,42 @@
+//! Recording a duration, beside the crates people use for it.
+
+use std::hint::black_box;
+
+use fastrand::Rng;
+use zernel_ebpf::aggregation::LatencyHistogram;
+use zernel_testkit::bench::Comparison;
+
+const OURS: &str = "LatencyHistogram";
+const HDR: &str = "hdrhistogram, 1 digit";
+const H2: &str = "histogram, grouping 4";
+
+fn main() {
+    let mut rng = Rng::with_seed(7);
+    let durations: Vec<u64> = (0..10_000).map(|_| rng.u64(..) >> rng.u8(20..50)).collect();
+    let count = durations.len() as u64;
+    let mut comparison = Comparison::from_args();
+
+    let mut ours = LatencyHistogram::default();
+    comparison.measure(OURS, count, || {
+        for ns in &durations {
+            ours.record(black_box(*ns));
+        }
+    });
+    let mut hdr = hdrhistogram::Histogram::<u64>::new_with_max(u64::MAX >> 1, 1).expect("in range");
+    comparison.measure(HDR, count, || {
+        for ns in &durations {
+            hdr.record(black_box(*ns)).expect("in range");
+        }
+    });
+    let mut h2 = histogram::Histogram::new(4, 64).expect("in range");
+    comparison.measure(H2, count, || {
+        for ns in &durations {
+            h2.increment(black_box(*ns)).expect("in range");
+        }
+    });
+    black_box((ours, hdr, h2));
+
+    println!();
+    comparison.ratio(OURS, HDR);
+    comparison.ratio(OURS, H2);
+}
