@@ -235,7 +235,7 @@ fn any_f32(rng: &mut Rng, edge: f32) -> f32 {
             bits.wrapping_sub(1),
             bits,
             bits.wrapping_add(1),
-            bits ^ 1 << 31,
+            bits ^ (1 << 31),
         ]
         .map(f32::from_bits)
     };

@@ -37,7 +37,7 @@ impl PhaseWord {
     pub fn new(phase: WorkloadPhase, sequence: u16, start_ns: u64) -> Self {
         let sequence = u64::from(sequence) & ((1 << Self::SEQUENCE_BITS) - 1);
         let start = start_ns >> Self::UNIT_SHIFT << Self::START_SHIFT;
-        Self(start | sequence << Self::PHASE_BITS | phase as u64)
+        Self(start | (sequence << Self::PHASE_BITS) | phase as u64)
     }
 
     /// The phase; [`WorkloadPhase::Unknown`] for bits no version defined.
@@ -49,7 +49,7 @@ impl PhaseWord {
     /// One more at every change of phase, modulo 4096.
     #[must_use]
     pub fn sequence(self) -> u16 {
-        (self.0 >> Self::PHASE_BITS & ((1 << Self::SEQUENCE_BITS) - 1)) as u16
+        ((self.0 >> Self::PHASE_BITS) & ((1 << Self::SEQUENCE_BITS) - 1)) as u16
     }
 
     /// When the phase began, rounded down to 1024 ns.
