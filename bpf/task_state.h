@@ -29,6 +29,41 @@ enum zernel_task_flags {
 /* A share of time in units of 1/65536, 0 to 65536: every value is exact as an f32. */
 #define ZERNEL_Q16_ONE 65536U
 
+/* What a thread does while it is in no call that we know. */
+enum zernel_activity {
+	ZERNEL_IDLE,
+	ZERNEL_LOADING,
+	ZERNEL_LAUNCHING,
+	ZERNEL_BURST, /* after a sync, taken for the optimizer's */
+	ZERNEL_UPDATING, /* in a marked optimizer step */
+	ZERNEL_DRAINED, /* what it launched is done */
+};
+
+enum zernel_tracker_flags {
+	ZERNEL_IN_SYNC = 1 << 0,
+	ZERNEL_IN_COLLECTIVE = 1 << 1,
+	ZERNEL_COLLECTIVE_QUEUED = 1 << 2, /* the last work handed to the GPU was a collective */
+	ZERNEL_AWAITING_DATA = 1 << 3, /* blocked, and for data */
+	ZERNEL_MARKED = 1 << 4, /* has passed an optimizer marker */
+};
+
+/* What phase_tracker.h remembers of a thread. */
+struct zernel_tracker {
+	__u64 now_ns; /* the latest time reported up to */
+	__u64 deadline_ns; /* when the phase is given up */
+	__u64 activity_until_ns; /* when the activity is given up */
+	__u64 sync_since_ns; /* when the sync it is in was entered */
+	__u64 collective_since_ns; /* when the collective it is in was entered */
+	__u64 last_marker_ns; /* when it last passed an optimizer marker */
+	__u32 lost_leaves; /* calls ended by other evidence than their leave */
+	__u32 lost_enters; /* leaves of calls never seen to begin */
+	__u32 late; /* events stamped before one already applied */
+	__u32 expired; /* phases given up at their deadline */
+	__u8 activity; /* enum zernel_activity */
+	__u8 flags; /* enum zernel_tracker_flags */
+	__u8 reserved[6];
+};
+
 struct zernel_task_state {
 	__u64 phase_word; /* see zernel_word() */
 	__u64 last_gpu_sync_ns; /* when the task last returned from a GPU sync; 0: never */
@@ -44,6 +79,7 @@ struct zernel_task_state {
 	__u8 gpu_utilization; /* 0 to 100 */
 	__u8 flags; /* enum zernel_task_flags */
 	__u8 reserved[5];
+	struct zernel_tracker tracker;
 };
 
 /*

@@ -12,11 +12,16 @@ use fastrand::Rng;
 use libbpf_cargo::SkeletonBuilder;
 use libbpf_rs::HasSize;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
-use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin};
+use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin, TrackBatch};
 use zernel_phase::shared::{
-    NO_GPU, RawPhaseConfig, RawPhaseSample, RawTaskState, TASK_IS_ML, TASK_NCCL_ACTIVE,
+    NO_GPU, RawPhaseConfig, RawPhaseSample, RawTaskState, RawTracker, RawTrackerConfig, TASK_IS_ML,
+    TASK_NCCL_ACTIVE, raw_event,
 };
-use zernel_phase::{PhaseDetector, PhaseDetectorConfig, WorkloadPhase, ZernelTaskState, classify};
+use zernel_phase::tracker::TrackerFaults;
+use zernel_phase::{
+    BlockReason, PhaseDetector, PhaseDetectorConfig, PhaseInterval, PhaseTracker, ThreadEvent,
+    TrackerConfig, WorkloadPhase, ZernelTaskState, classify,
+};
 use zernel_testkit::{root, trial};
 use zerocopy::FromZeros;
 
@@ -24,6 +29,8 @@ use zerocopy::FromZeros;
 const CLASSIFY_BATCHES: usize = 256;
 /// Samples of each of 4096 tasks in a row.
 const DETECT_ROUNDS: usize = 64;
+/// Events of each of 4096 threads in a row: a little over a million.
+const TRACK_ROUNDS: usize = 257;
 
 fn main() -> ExitCode {
     let needs = [root(), bpf::need()];
@@ -41,7 +48,14 @@ fn main() -> ExitCode {
             let transitions = detect_alike(&twin(), DETECT_ROUNDS).unwrap();
             assert!(transitions > BATCH as u64, "only {transitions} transitions");
         }),
-        trial("every_change_to_the_c_rule_is_noticed", &needs, mutants),
+        trial("a_million_events_are_tracked_alike", &needs, || {
+            let transitions = track_alike(&twin(), TRACK_ROUNDS).unwrap();
+            assert!(
+                transitions > 100 * BATCH as u64,
+                "only {transitions} transitions"
+            );
+        }),
+        trial("every_change_to_the_c_rules_is_noticed", &needs, mutants),
     ])
 }
 
@@ -128,6 +142,117 @@ fn detect_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
         }
     }
     Ok(detector.transition_count)
+}
+
+/// Feeds the same threads event after event on both sides; gives the number of intervals closed.
+fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
+    let mut rng = rng();
+    let mut batch = TrackBatch::new_box_zeroed().unwrap();
+    let config = TrackerConfig {
+        call_max_ns: 60_000,
+        activity_max_ns: 40_000,
+        optimizer_max_ns: 20_000,
+        optimizer_burst_max_ns: 10_000,
+        optimizer_launch_max_ns: 5_000,
+    };
+    batch.config = RawTrackerConfig::from(&config);
+    let mut ours: Vec<(PhaseTracker, RoundedSums)> = Vec::new();
+    for (index, at_ns) in batch.at_ns.iter_mut().enumerate() {
+        *at_ns = 1_000_000 + index as u64;
+        let tracker = PhaseTracker::new(config.clone(), *at_ns);
+        ours.push((tracker, RoundedSums::default()));
+    }
+    twin.track(&mut batch).map_err(|e| e.to_string())?;
+    for round in 1..rounds {
+        for (index, (tracker, sums)) in ours.iter_mut().enumerate() {
+            let event = any_event(&mut rng);
+            batch.at_ns[index] = any_step(&mut rng, batch.at_ns[index]);
+            batch.events[index] = raw_event(event);
+            tracker.observe(batch.at_ns[index], event, sums);
+        }
+        twin.track(&mut batch).map_err(|e| e.to_string())?;
+        for (task, (tracker, sums)) in batch.tasks.iter().zip(&ours) {
+            let kernel = (tracked(task), task.phase_ns);
+            let expected = (tracked_by_us(tracker), sums.ns);
+            if kernel != expected {
+                return Err(format!(
+                    "round {round}\nkernel: {kernel:?}\nours:   {expected:?}"
+                ));
+            }
+        }
+    }
+    Ok(ours.iter().map(|(_, sums)| sums.intervals).sum())
+}
+
+/// Sums of intervals whose ends are rounded as the kernel rounds them.
+#[derive(Default)]
+struct RoundedSums {
+    ns: [u64; 5],
+    intervals: u64,
+}
+
+impl Extend<PhaseInterval> for RoundedSums {
+    fn extend<I: IntoIterator<Item = PhaseInterval>>(&mut self, intervals: I) {
+        for interval in intervals {
+            let rounded = (interval.end_ns & !1023) - (interval.start_ns & !1023);
+            self.ns[interval.phase as usize] += rounded;
+            self.intervals += 1;
+        }
+    }
+}
+
+/// What must be equal after each event: phase, deadline, and everything that was wrong so far.
+fn tracked(task: &RawTaskState) -> (WorkloadPhase, u64, TrackerFaults) {
+    let tracker = &task.tracker;
+    let faults = TrackerFaults {
+        lost_leaves: tracker.lost_leaves.into(),
+        lost_enters: tracker.lost_enters.into(),
+        late: tracker.late.into(),
+        expired: tracker.expired.into(),
+    };
+    (task.phase_word.phase(), tracker.deadline_ns, faults)
+}
+
+fn tracked_by_us(tracker: &PhaseTracker) -> (WorkloadPhase, u64, TrackerFaults) {
+    (tracker.phase_at(0), tracker.deadline_ns(), tracker.faults())
+}
+
+fn any_event(rng: &mut Rng) -> ThreadEvent {
+    let reasons = [
+        BlockReason::Io,
+        BlockReason::Futex,
+        BlockReason::Poll,
+        BlockReason::Other,
+    ];
+    let reason = rng.choice(reasons).unwrap();
+    rng.choice([
+        ThreadEvent::GpuSyncEnter,
+        ThreadEvent::GpuSyncLeave,
+        ThreadEvent::CollectiveEnter,
+        ThreadEvent::CollectiveLeave,
+        ThreadEvent::Launch,
+        ThreadEvent::CopyToDevice,
+        ThreadEvent::Block(reason),
+        ThreadEvent::Unblock,
+        ThreadEvent::OptimizerMarker,
+    ])
+    .unwrap()
+}
+
+/// Mostly a little forward, now and then back, or up to a deadline and past it. In whole
+/// microseconds, so that events often fall on each other and on deadlines.
+fn any_step(rng: &mut Rng, at_ns: u64) -> u64 {
+    match rng.u8(0..10) {
+        0 => at_ns - rng.u64(0..8) * 1_000,
+        1 => at_ns + rng.u64(0..100) * 1_000,
+        2 => {
+            at_ns
+                + rng
+                    .choice([0, 5_000, 10_000, 20_000, 40_000, 60_000])
+                    .unwrap()
+        }
+        _ => at_ns + rng.u64(0..4) * 1_000,
+    }
 }
 
 /// Mostly forward, now and then back, once in a while far ahead.
@@ -307,6 +432,7 @@ fn layout() {
             gpu_utilization,
             flags,
             reserved,
+            tracker,
         ]
     );
     assert_layout!(
@@ -346,10 +472,48 @@ fn layout() {
         [config, samples, phases]
     );
     assert_layout!(btf, "detect_batch", DetectBatch, [config, now_ns, tasks]);
+    assert_layout!(
+        btf,
+        "track_batch",
+        TrackBatch,
+        [config, at_ns, events, tasks]
+    );
+    assert_layout!(
+        btf,
+        "zernel_tracker",
+        RawTracker,
+        [
+            now_ns,
+            deadline_ns,
+            activity_until_ns,
+            sync_since_ns,
+            collective_since_ns,
+            last_marker_ns,
+            lost_leaves,
+            lost_enters,
+            late,
+            expired,
+            activity,
+            flags,
+            reserved,
+        ]
+    );
+    assert_layout!(
+        btf,
+        "zernel_tracker_config",
+        RawTrackerConfig,
+        [
+            call_max_ns,
+            activity_max_ns,
+            optimizer_max_ns,
+            optimizer_burst_max_ns,
+            optimizer_launch_max_ns,
+        ]
+    );
 }
 
 /// Small mistakes in the C headers: header, what it says, what it would say instead.
-const MUTANTS: [(&str, &str, &str); 19] = [
+const MUTANTS: [(&str, &str, &str); 33] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -413,13 +577,85 @@ const MUTANTS: [(&str, &str, &str); 19] = [
     ),
     ("task_state.h", "? ~0ULL : sum", "? sum : sum"),
     ("task_state.h", "WORD_UNIT_SHIFT 10", "WORD_UNIT_SHIFT 9"),
+    (
+        "phase_tracker.h",
+        "config->call_max_ns);\n\t} else if",
+        "config->activity_max_ns);\n\t} else if",
+    ),
+    (
+        "phase_tracker.h",
+        "max_ns = config->optimizer_max_ns",
+        "max_ns = config->activity_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->now_ns < tracker->deadline_ns",
+        "tracker->now_ns <= tracker->deadline_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "at_ns < task->tracker.now_ns",
+        "at_ns <= task->tracker.now_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->sync_since_ns <= at_ns",
+        "tracker->sync_since_ns < at_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->collective_since_ns <= at_ns",
+        "tracker->collective_since_ns < at_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "? ZERNEL_DRAINED : ZERNEL_BURST",
+        "? ZERNEL_BURST : ZERNEL_BURST",
+    ),
+    (
+        "phase_tracker.h",
+        ">= config->optimizer_launch_max_ns",
+        "> config->optimizer_launch_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity != ZERNEL_IDLE && ",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->flags |= ZERNEL_COLLECTIVE_QUEUED;",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity_until_ns <= tracker->now_ns",
+        "tracker->activity_until_ns < tracker->now_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "zernel_transition(task, ZERNEL_UNKNOWN, tracker->deadline_ns)",
+        "zernel_transition(task, ZERNEL_UNKNOWN, tracker->now_ns)",
+    ),
+    (
+        "phase_tracker.h",
+        "if (tracker->activity == ZERNEL_BURST || tracker->activity == ZERNEL_DRAINED)",
+        "if (tracker->activity == ZERNEL_BURST)",
+    ),
+    (
+        "phase_tracker.h",
+        "\t\ttracker->flags &= ~ZERNEL_AWAITING_DATA;\n\t\tbreak;",
+        "\t\tbreak;",
+    ),
 ];
 
 fn mutants() {
     for (header, from, to) in MUTANTS {
         let object = build_mutant(header, from, to);
         let mutant = PhaseTwin::load_object(&object).unwrap();
-        let survived = classify_alike(&mutant, 32).is_ok() && detect_alike(&mutant, 16).is_ok();
+        let survived = classify_alike(&mutant, 32).is_ok()
+            && detect_alike(&mutant, 16).is_ok()
+            && track_alike(&mutant, 64).is_ok();
         assert!(
             !survived,
             "nobody noticed that {header} says {to:?} instead of {from:?}"
@@ -431,7 +667,12 @@ fn mutants() {
 fn build_mutant(header: &str, from: &str, to: &str) -> Vec<u8> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
-    for name in ["kernel.h", "phase_rule.h", "task_state.h"] {
+    for name in [
+        "kernel.h",
+        "phase_rule.h",
+        "phase_tracker.h",
+        "task_state.h",
+    ] {
         let mut text = fs::read_to_string(project.join("../../bpf").join(name)).unwrap();
         if name == header {
             assert_eq!(text.matches(from).count(), 1, "{header} says {from:?} once");

@@ -1,4 +1,4 @@
-//! Task state as the kernel lays it out: the Rust mirror of `bpf/task_state.h` and `bpf/phase_rule.h`.
+//! Task state as the kernel lays it out: the Rust mirror of the headers in `bpf/`.
 //!
 //! The C headers are the definition. `zernel-ebpf` checks size and offset of every field here
 //! against their BTF, and the conversions by running both sides on the same values.
@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::phase_detector::PhaseDetectorConfig;
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase, ZernelTaskState};
+use crate::tracker::{BlockReason, ThreadEvent, TrackerConfig};
 
 /// `gpu_id` of a task whose GPU is not known.
 pub const NO_GPU: u32 = u32::MAX;
@@ -59,6 +60,26 @@ impl PhaseWord {
     }
 }
 
+/// `struct zernel_tracker`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)] // documented field by field in bpf/task_state.h
+pub struct RawTracker {
+    pub now_ns: u64,
+    pub deadline_ns: u64,
+    pub activity_until_ns: u64,
+    pub sync_since_ns: u64,
+    pub collective_since_ns: u64,
+    pub last_marker_ns: u64,
+    pub lost_leaves: u32,
+    pub lost_enters: u32,
+    pub late: u32,
+    pub expired: u32,
+    pub activity: u8,
+    pub flags: u8,
+    pub reserved: [u8; 6],
+}
+
 /// `struct zernel_task_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -78,6 +99,7 @@ pub struct RawTaskState {
     pub gpu_utilization: u8,
     pub flags: u8,
     pub reserved: [u8; 5],
+    pub tracker: RawTracker,
 }
 
 impl From<&RawTaskState> for ZernelTaskState {
@@ -136,6 +158,49 @@ impl From<&PhaseDetectorConfig> for RawPhaseConfig {
             nccl_detection_enabled: config.nccl_detection_enabled.into(),
             reserved: 0,
         }
+    }
+}
+
+/// `struct zernel_tracker_config`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)] // as in TrackerConfig
+pub struct RawTrackerConfig {
+    pub call_max_ns: u64,
+    pub activity_max_ns: u64,
+    pub optimizer_max_ns: u64,
+    pub optimizer_burst_max_ns: u64,
+    pub optimizer_launch_max_ns: u64,
+}
+
+impl From<&TrackerConfig> for RawTrackerConfig {
+    fn from(config: &TrackerConfig) -> Self {
+        Self {
+            call_max_ns: config.call_max_ns,
+            activity_max_ns: config.activity_max_ns,
+            optimizer_max_ns: config.optimizer_max_ns,
+            optimizer_burst_max_ns: config.optimizer_burst_max_ns,
+            optimizer_launch_max_ns: config.optimizer_launch_max_ns,
+        }
+    }
+}
+
+/// The number of an event in `enum zernel_event`.
+#[must_use]
+pub fn raw_event(event: ThreadEvent) -> u8 {
+    match event {
+        ThreadEvent::GpuSyncEnter => 0,
+        ThreadEvent::GpuSyncLeave => 1,
+        ThreadEvent::CollectiveEnter => 2,
+        ThreadEvent::CollectiveLeave => 3,
+        ThreadEvent::Launch => 4,
+        ThreadEvent::CopyToDevice => 5,
+        ThreadEvent::Block(BlockReason::Io) => 6,
+        ThreadEvent::Block(BlockReason::Futex) => 7,
+        ThreadEvent::Block(BlockReason::Poll) => 8,
+        ThreadEvent::Block(BlockReason::Other) => 9,
+        ThreadEvent::Unblock => 10,
+        ThreadEvent::OptimizerMarker => 11,
     }
 }
 

@@ -246,6 +246,12 @@ impl PhaseTracker {
         }
     }
 
+    /// When the phase is given up if nothing more happens; `u64::MAX` for never.
+    #[must_use]
+    pub fn deadline_ns(&self) -> u64 {
+        self.deadline_ns
+    }
+
     /// Closes the open interval at `now_ns`: the thread has ended, or is no longer watched.
     pub fn finish(mut self, now_ns: u64, closed: &mut impl Extend<PhaseInterval>) -> TrackerFaults {
         self.advance(now_ns, closed);

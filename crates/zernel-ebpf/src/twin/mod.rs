@@ -1,11 +1,11 @@
-//! The kernel's copy of the phase rule, run on states of our choice.
+//! The kernel's copies of the phase rules, run on states of our choice.
 //!
-//! `bpf/phase_rule.h` is what every BPF object uses; this loads a program made of nothing else and
-//! runs it with `BPF_PROG_TEST_RUN`. Tests compare its answers with [`zernel_phase`]'s, benchmarks
-//! time it.
+//! `bpf/phase_rule.h` and `bpf/phase_tracker.h` are what every BPF object uses; this loads programs
+//! made of nothing else and runs them with `BPF_PROG_TEST_RUN`. Tests compare their answers with
+//! [`zernel_phase`]'s, benchmarks time them.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
-use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState};
+use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState, RawTrackerConfig};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// How many states one run takes.
@@ -30,6 +30,18 @@ pub struct ClassifyBatch {
 pub struct DetectBatch {
     pub config: RawPhaseConfig,
     pub now_ns: [u64; BATCH],
+    pub tasks: [RawTaskState; BATCH],
+}
+
+/// `struct track_batch`: tasks, each given one event at its own time and changed in place. The first
+/// event of a task, whose phase word is 0, only begins it.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)] // the names say it all
+pub struct TrackBatch {
+    pub config: RawTrackerConfig,
+    pub at_ns: [u64; BATCH],
+    pub events: [u8; BATCH],
     pub tasks: [RawTaskState; BATCH],
 }
 
@@ -66,6 +78,11 @@ impl PhaseTwin {
         self.run("detect", batch)
     }
 
+    /// Feeds every task of the batch one event.
+    pub fn track(&self, batch: &mut TrackBatch) -> libbpf_rs::Result<()> {
+        self.run("track", batch)
+    }
+
     /// Copies the batch into the program's map, runs the program, and copies the result back.
     fn run<B>(&self, name: &str, batch: &mut B) -> libbpf_rs::Result<()>
     where
@@ -80,7 +97,7 @@ impl PhaseTwin {
         Ok(())
     }
 
-    /// Runs the program `classify` or `detect` on what its map holds already.
+    /// Runs the program `classify`, `detect` or `track` on what its map holds already.
     pub fn run_in_place(&self, name: &str) -> libbpf_rs::Result<()> {
         let program = self
             .object

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Runs the kernel's copy of the phase rule over arrays of states, for comparison with userspace. */
+/* Runs the kernel's copies of the phase rules over arrays of states, for comparison with userspace. */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
 #include "phase_rule.h"
+#include "phase_tracker.h"
 
 #define BATCH 4096
 
@@ -15,6 +16,13 @@ struct classify_batch {
 struct detect_batch {
 	struct zernel_phase_config config;
 	__u64 now_ns[BATCH];
+	struct zernel_task_state tasks[BATCH];
+};
+
+struct track_batch {
+	struct zernel_tracker_config config;
+	__u64 at_ns[BATCH];
+	__u8 events[BATCH];
 	struct zernel_task_state tasks[BATCH];
 };
 
@@ -31,6 +39,13 @@ struct {
 	__type(key, __u32);
 	__type(value, struct detect_batch);
 } detect_map SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct track_batch);
+} track_map SEC(".maps");
 
 static const __u32 zero = 0;
 
@@ -64,6 +79,30 @@ int detect(void *ctx)
 	struct detect_batch *batch = bpf_map_lookup_elem(&detect_map, &zero);
 
 	return batch ? bpf_loop(BATCH, detect_one, &batch, 0) : -1;
+}
+
+static long track_one(__u32 index, struct track_batch **batch)
+{
+	struct zernel_task_state *task;
+
+	if (index >= BATCH)
+		return 1;
+	task = &(*batch)->tasks[index];
+	if (!task->phase_word)
+		zernel_track_begin(task, (*batch)->at_ns[index]);
+	else
+		zernel_track(&(*batch)->config, task, (*batch)->at_ns[index],
+			     (*batch)->events[index]);
+	return 0;
+}
+
+/* The first event of a task only begins it. */
+SEC("syscall")
+int track(void *ctx)
+{
+	struct track_batch *batch = bpf_map_lookup_elem(&track_map, &zero);
+
+	return batch ? bpf_loop(BATCH, track_one, &batch, 0) : -1;
 }
 
 char LICENSE[] SEC("license") = "GPL";
