@@ -1,0 +1,414 @@
+//! Debian packages, fetched by apt itself with its signatures checked, beside the machine's own apt:
+//! nothing is installed, and neither its package lists nor its settings change.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+use thiserror::Error;
+
+use crate::host::find_program;
+
+/// Debian's archive keys, what every index is checked against.
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Where Debian is served from when the machine's own apt says nothing else.
+const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
+const OWN_SOURCES: &str = "/etc/apt/sources.list";
+const OWN_SOURCES_FOLDER: &str = "/etc/apt/sources.list.d";
+
+/// Why apt could not give a package.
+#[derive(Debug, Error)]
+pub enum AptError {
+    /// This machine has no apt.
+    #[error(
+        "{program} is not on PATH, so no kernel can be fetched; give the path of a kernel on disk instead"
+    )]
+    Missing {
+        /// The program that was looked for.
+        program: &'static str,
+    },
+    /// Nothing to check signatures with.
+    #[error(
+        "{KEYRING} is missing, so no package can be trusted; install the package debian-archive-keyring"
+    )]
+    KeyringMissing,
+    /// A file of the private apt could not be written or read.
+    #[error("cannot use {path} for fetching packages: {source}", path = path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// apt or dpkg said no.
+    #[error("{action} failed: {reason}; check the network, the proxy and the mirror in /etc/apt")]
+    Failed {
+        /// What was being done.
+        action: String,
+        /// What the program said.
+        reason: String,
+    },
+}
+
+/// A private view of one Debian suite, gone when dropped.
+pub(crate) struct Suite {
+    name: &'static str,
+    folder: TempDir,
+}
+
+impl Suite {
+    /// Fetches the suite's package list.
+    pub(crate) fn open(name: &'static str) -> Result<Self, AptError> {
+        check()?;
+        let folder = tempfile::Builder::new()
+            .prefix("zernel-apt-")
+            .tempdir()
+            .map_err(|source| AptError::File {
+                path: std::env::temp_dir(),
+                source,
+            })?;
+        let suite = Self { name, folder };
+        suite.configure()?;
+        suite.run(
+            &mut suite.command("apt-get", &["update"]),
+            format!("reading Debian's {name} package list"),
+        )?;
+        Ok(suite)
+    }
+
+    /// The names of all packages that start with `prefix`.
+    pub(crate) fn package_names(&self, prefix: &str) -> Result<Vec<String>, AptError> {
+        let mut command = self.command("apt-cache", &["pkgnames", prefix]);
+        let output = self.run(
+            &mut command,
+            format!("listing the packages of {}", self.name),
+        )?;
+        Ok(String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// Downloads a package and unpacks its files into `target`, without installing it.
+    pub(crate) fn unpack(&self, package: &str, target: &Path) -> Result<(), AptError> {
+        let downloads = self.path("downloads").join(package);
+        create_folder(&downloads)?;
+        let mut command = self.command("apt-get", &["download", package]);
+        self.run(
+            command.current_dir(&downloads),
+            format!("downloading {package}"),
+        )?;
+        for archive in list(&downloads)? {
+            let mut command = Command::new("dpkg-deb");
+            command.arg("--extract").arg(&archive).arg(target);
+            self.run(&mut command, format!("unpacking {package}"))?;
+        }
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Everything apt writes goes below our folder. The machine's own settings (proxies, timeouts) are
+    /// read before this file and stay, but its hooks and pinning must not act on a private view.
+    fn configure(&self) -> Result<(), AptError> {
+        for folder in ["lists/partial", "cache/archives/partial", "downloads"] {
+            create_folder(&self.path(folder))?;
+        }
+        let root = self.folder.path().display();
+        let settings = format!(
+            r#"Dir::State "{root}";
+Dir::State::lists "{root}/lists";
+Dir::State::status "{root}/status";
+Dir::Cache "{root}/cache";
+Dir::Etc::sourcelist "{root}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+APT::Sandbox::User "root";
+APT::Update::Error-Mode "any";
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+"#
+        );
+        let mirror = own_mirror().unwrap_or_else(|| DEFAULT_MIRROR.to_owned());
+        let source = format!(
+            "deb [arch=amd64 target=Packages signed-by={KEYRING}] {mirror} {} main\n",
+            self.name
+        );
+        write(&self.path("apt.conf"), &settings)?;
+        write(&self.path("sources.list"), &source)?;
+        write(&self.path("status"), "")
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command
+            .arg("--config-file")
+            .arg(self.path("apt.conf"))
+            .args(arguments)
+            .env("LC_ALL", "C.UTF-8");
+        command
+    }
+
+    fn run(&self, command: &mut Command, action: String) -> Result<Output, AptError> {
+        match command.output() {
+            Ok(output) if output.status.success() => Ok(output),
+            Ok(output) => Err(AptError::Failed {
+                action,
+                reason: complaint(&output),
+            }),
+            Err(error) => Err(AptError::Failed {
+                action,
+                reason: error.to_string(),
+            }),
+        }
+    }
+}
+
+/// Whether packages can be fetched here at all, apart from the network.
+pub(crate) fn check() -> Result<(), AptError> {
+    for program in ["apt-get", "apt-cache", "dpkg-deb"] {
+        if find_program(program).is_none() {
+            return Err(AptError::Missing { program });
+        }
+    }
+    if Path::new(KEYRING).is_file() {
+        Ok(())
+    } else {
+        Err(AptError::KeyringMissing)
+    }
+}
+
+/// apt's errors without its progress and warnings.
+fn complaint(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let errors: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("E: "))
+        .collect();
+    if errors.is_empty() {
+        text.trim().to_owned()
+    } else {
+        errors.join("; ")
+    }
+}
+
+fn create_folder(path: &Path) -> Result<(), AptError> {
+    fs::create_dir_all(path).map_err(|source| AptError::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn write(path: &Path, content: &str) -> Result<(), AptError> {
+    fs::write(path, content).map_err(|source| AptError::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn list(folder: &Path) -> Result<Vec<PathBuf>, AptError> {
+    let list = || -> io::Result<Vec<PathBuf>> {
+        fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.path()))
+            .collect()
+    };
+    list().map_err(|source| AptError::File {
+        path: folder.to_owned(),
+        source,
+    })
+}
+
+/// The Debian mirror this machine's own apt uses.
+fn own_mirror() -> Option<String> {
+    let mut files = vec![PathBuf::from(OWN_SOURCES)];
+    let mut parts = list(Path::new(OWN_SOURCES_FOLDER)).unwrap_or_default();
+    parts.sort();
+    files.extend(parts);
+    files.iter().find_map(|file| {
+        let text = fs::read_to_string(file).ok()?;
+        match file.extension()?.to_str()? {
+            "list" => mirror_in_lines(&text),
+            "sources" => mirror_in_stanzas(&text),
+            _ => None,
+        }
+    })
+}
+
+/// The Debian mirror in the one-line format: `deb [options] URI suite component…`.
+fn mirror_in_lines(text: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let line = line.split('#').next()?.trim().strip_prefix("deb")?;
+        let line = line.strip_prefix(char::is_whitespace)?.trim_start();
+        let line = match line.strip_prefix('[') {
+            Some(options) => options.split_once(']')?.1,
+            None => line,
+        };
+        let mut words = line.split_whitespace();
+        let (mirror, suite) = (words.next()?, words.next()?);
+        is_debian(mirror, &[suite], &words.collect::<Vec<_>>()).then(|| mirror.to_owned())
+    })
+}
+
+/// The Debian mirror in the deb822 format: stanzas of `Field: value` lines.
+fn mirror_in_stanzas(text: &str) -> Option<String> {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    lines
+        .split(|line| line.trim().is_empty())
+        .find_map(|stanza| {
+            if field(stanza, "Enabled").first() == Some(&"no")
+                || !field(stanza, "Types").contains(&"deb")
+            {
+                return None;
+            }
+            let mirror = *field(stanza, "URIs").first()?;
+            is_debian(
+                mirror,
+                &field(stanza, "Suites"),
+                &field(stanza, "Components"),
+            )
+            .then(|| mirror.to_owned())
+        })
+}
+
+/// The words of a field, including its continuation lines.
+fn field<'a>(stanza: &[&'a str], name: &str) -> Vec<&'a str> {
+    let value = |line: &&'a str| {
+        let (key, value) = line.split_once(':')?;
+        key.eq_ignore_ascii_case(name).then_some(value)
+    };
+    let Some(start) = stanza.iter().position(|line| value(line).is_some()) else {
+        return Vec::new();
+    };
+    let continued = stanza[start + 1..]
+        .iter()
+        .take_while(|line| line.starts_with([' ', '\t']))
+        .copied();
+    value(&stanza[start])
+        .into_iter()
+        .chain(continued)
+        .flat_map(str::split_whitespace)
+        .collect()
+}
+
+/// Whether a source is Debian's main archive, not its security archive and not another vendor's
+/// packages for Debian. A wrong guess is harmless: its signature would not be Debian's.
+fn is_debian(mirror: &str, suites: &[&str], components: &[&str]) -> bool {
+    const SUITES: [&str; 9] = [
+        "bullseye",
+        "bookworm",
+        "trixie",
+        "forky",
+        "sid",
+        "stable",
+        "testing",
+        "unstable",
+        "oldstable",
+    ];
+    mirror
+        .split('/')
+        .any(|segment| segment == "debian" || segment == "debian.list")
+        && suites.iter().any(|suite| SUITES.contains(suite))
+        && components.contains(&"main")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_mirror_among_stanzas() {
+        let text = "\
+# a comment
+Types: deb
+URIs: https://deb.example.com/node_20.x
+Suites: nodistro
+Components: main
+
+Types: deb
+URIs: http://old.example.org/debian
+Suites: bookworm
+Components: main
+Enabled: no
+
+Types: deb-src
+URIs: http://source.example.org/debian
+Suites: bookworm
+Components: main
+
+Types: deb deb-src
+# a comment in the middle
+URIs: http://security.example.org/debian-security
+Suites: bookworm-security
+Components: main
+
+types: deb deb-src
+URIs:
+ http://mirror.example.org/debian
+ http://second.example.org/debian
+Suites: bookworm
+ bookworm-updates
+Components: main contrib
+";
+        assert_eq!(
+            mirror_in_stanzas(text).as_deref(),
+            Some("http://mirror.example.org/debian")
+        );
+    }
+
+    #[test]
+    fn finds_the_mirror_among_lines() {
+        let text = "\
+# deb http://commented.example.org/debian bookworm main
+deb-src http://source.example.org/debian bookworm main
+deb https://download.example.com/linux/debian bookworm stable
+deb [signed-by=/k.gpg] http://security.example.org/debian-security bookworm-security main
+deb [arch=amd64 signed-by=/k.gpg] http://mirror.example.org/debian/ trixie main contrib # ours
+";
+        assert_eq!(
+            mirror_in_lines(text).as_deref(),
+            Some("http://mirror.example.org/debian/")
+        );
+    }
+
+    #[test]
+    fn a_mirror_list_file_is_a_mirror() {
+        let text = "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\nSuites: trixie\nComponents: main\n";
+        assert_eq!(
+            mirror_in_stanzas(text).as_deref(),
+            Some("mirror+file:///etc/apt/mirrors/debian.list")
+        );
+    }
+
+    #[test]
+    fn other_systems_have_no_debian_mirror() {
+        let ubuntu = "Types: deb\nURIs: http://archive.example.com/ubuntu\nSuites: noble\nComponents: main\n";
+        assert_eq!(mirror_in_stanzas(ubuntu), None);
+        assert_eq!(
+            mirror_in_lines("deb http://archive.example.com/ubuntu noble main"),
+            None
+        );
+        for rubbish in ["", "deb", "deb [", "deb [a", "\n\n:\n", "URIs:\nSuites\n"] {
+            assert_eq!(mirror_in_lines(rubbish), None);
+            assert_eq!(mirror_in_stanzas(rubbish), None);
+        }
+    }
+
+    #[test]
+    fn only_the_errors_of_apt_are_repeated() {
+        let output = Output {
+            status: std::process::ExitStatus::default(),
+            stdout: Vec::new(),
+            stderr: b"W: a warning\nE: Failed to fetch x\nE: Some index files failed\n".to_vec(),
+        };
+        assert_eq!(
+            complaint(&output),
+            "Failed to fetch x; Some index files failed"
+        );
+    }
+}

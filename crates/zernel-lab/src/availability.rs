@@ -1,0 +1,42 @@
+//! Whether this machine can boot a VM at all, asked before trying.
+
+use thiserror::Error;
+
+use crate::apt;
+use crate::guest::find_busybox;
+use crate::kernel::{KernelCache, KernelRequest};
+use crate::qemu::Programs;
+
+/// What a machine lacks for booting a VM, one line each, with the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("no VM can be booted here: {}", .reasons.join("; "))]
+pub struct Unavailable {
+    /// What is missing.
+    pub reasons: Vec<String>,
+}
+
+/// Whether a VM with such a kernel can be booted: QEMU, a static busybox, and the kernel in the cache or apt
+/// to fetch it with. The network is not tried.
+pub fn available(request: &KernelRequest) -> Result<(), Unavailable> {
+    let checks = [
+        Programs::find()
+            .map(drop)
+            .map_err(|error| error.to_string()),
+        find_busybox().map(drop).map_err(|error| error.to_string()),
+        kernel_source(request),
+    ];
+    let reasons: Vec<String> = checks.into_iter().filter_map(Result::err).collect();
+    if reasons.is_empty() {
+        Ok(())
+    } else {
+        Err(Unavailable { reasons })
+    }
+}
+
+fn kernel_source(request: &KernelRequest) -> Result<(), String> {
+    let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
+    match cache.cached(request) {
+        Ok(Some(_)) => Ok(()),
+        _ => apt::check().map_err(|error| error.to_string()),
+    }
+}

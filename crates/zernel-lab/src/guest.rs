@@ -1,0 +1,334 @@
+//! The inside of the guest: the script that runs as its first process, and what it says to the host.
+//!
+//! The script talks over three ports: the command's stdout, its stderr, and a status port on which it
+//! writes `ready` when it starts the command and `done …` when the command and all it wrote are through.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::host::find_program;
+use crate::initramfs::{Initramfs, InitramfsError};
+use crate::kernel::Kernel;
+use crate::program;
+use crate::vm::{CommandStatus, VmError};
+
+/// The first process, named on the kernel's command line.
+pub(crate) const INIT: &str = "/zernel/init";
+const BUSYBOX: &str = "/zernel/busybox";
+
+/// Files in the run's folder, one a port.
+pub(crate) const STDOUT: &str = "stdout";
+pub(crate) const STDERR: &str = "stderr";
+pub(crate) const STATUS: &str = "status";
+
+/// How bytes leave the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ports {
+    /// Fast, but the driver must be built into the kernel, because the guest has no modules.
+    Virtio,
+    /// Four PC serial ports, the first being the console. Half a megabyte a second, in every kernel.
+    Serial,
+}
+
+impl Ports {
+    /// The best ports a kernel has without modules.
+    pub(crate) fn of(kernel: &Kernel) -> Self {
+        let virtio = ["CONFIG_VIRTIO_PCI", "CONFIG_VIRTIO_CONSOLE"]
+            .iter()
+            .all(|option| kernel.has_option(option));
+        if virtio { Self::Virtio } else { Self::Serial }
+    }
+
+    /// QEMU's side: each port ends in a file of its working folder.
+    pub(crate) fn qemu_arguments(self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        if self == Self::Virtio {
+            arguments.extend(["-device".to_owned(), "virtio-serial-pci".to_owned()]);
+        }
+        for (index, name) in [STDOUT, STDERR, STATUS].iter().enumerate() {
+            let number = index + 1;
+            arguments.extend(["-chardev".to_owned(), format!("file,id={name},path={name}")]);
+            arguments.extend(match self {
+                Self::Virtio => [
+                    "-device".to_owned(),
+                    format!("virtserialport,nr={number},chardev={name},name={name}"),
+                ],
+                Self::Serial => ["-serial".to_owned(), format!("chardev:{name}")],
+            });
+        }
+        arguments.into_iter().map(OsString::from).collect()
+    }
+
+    /// The guest's side: the path of port 1, 2 or 3 without its number.
+    fn device(self) -> &'static str {
+        match self {
+            Self::Virtio => "/dev/vport0p",
+            Self::Serial => "/dev/ttyS",
+        }
+    }
+}
+
+/// What runs in the guest.
+#[derive(Debug)]
+pub(crate) struct GuestCommand<'a> {
+    pub(crate) program: &'a OsStr,
+    pub(crate) arguments: &'a [OsString],
+    pub(crate) environment: &'a [(String, OsString)],
+}
+
+/// The statically linked busybox that the first process is made of.
+pub(crate) fn find_busybox() -> Result<PathBuf, VmError> {
+    let path = find_program("busybox").ok_or(VmError::BusyboxMissing)?;
+    match program::loader(&path) {
+        Ok(None) => Ok(path),
+        Ok(Some(_)) => Err(VmError::BusyboxNotStatic { path }),
+        Err(error) => Err(InitramfsError::from(error).into()),
+    }
+}
+
+/// Adds the first process, and what programs expect of any Linux system.
+pub(crate) fn add_base(
+    initramfs: &mut Initramfs,
+    kernel: &Kernel,
+    script: Vec<u8>,
+) -> Result<(), VmError> {
+    initramfs.add_file(find_busybox()?, BUSYBOX)?;
+    initramfs.add_bytes(INIT, script, 0o755)?;
+    for folder in ["/dev", "/proc", "/root", "/run", "/sys"] {
+        initramfs.add_directory(folder, 0o755)?;
+    }
+    initramfs.add_directory("/tmp", 0o1777)?;
+    if !initramfs.contains("/bin/sh") {
+        initramfs.add_symlink("/bin/sh", BUSYBOX)?;
+    }
+    if let Some(config) = &kernel.config {
+        initramfs.add_file(
+            config,
+            Path::new("/boot").join(format!("config-{}", kernel.version)),
+        )?;
+    }
+    Ok(())
+}
+
+/// The first process's script.
+///
+/// The command writes to pipes, as under any shell, and `cat` carries the bytes on: a virtio port takes
+/// only part of a large write and can be opened only once, which programs do not expect of their stdout.
+/// `time` tells an exit code from a signal, which a shell's `$?` does not. What the command leaves running
+/// is killed before the pipes are waited for, else a forgotten daemon would hold them open for ever.
+pub(crate) fn init_script(command: &GuestCommand<'_>, ports: Ports) -> Result<Vec<u8>, VmError> {
+    let mut script = Vec::new();
+    let mut line = |words: &[&[u8]]| {
+        script.extend_from_slice(&words.concat());
+        script.push(b'\n');
+    };
+    line(&[PREPARE.as_bytes()]);
+    line(&[b"port=", ports.device().as_bytes()]);
+    if ports == Ports::Serial {
+        line(&[b"for number in 1 2 3; do $busybox stty -F $port$number raw -echo; done"]);
+    }
+    for (name, value) in command.environment {
+        line(&[b"export ", variable_name(name)?, b"=", &quoted(value)?]);
+    }
+    let mut words = quoted(command.program)?;
+    for argument in command.arguments {
+        words.push(b' ');
+        words.extend(quoted(argument)?);
+    }
+    line(&[
+        b"run() { exec $busybox time -o /run/how -f ok $busybox setsid ",
+        &words,
+        b"; }",
+    ]);
+    line(&[RUN.as_bytes()]);
+    Ok(script)
+}
+
+const PREPARE: &str = "#!/zernel/busybox sh
+busybox=/zernel/busybox
+$busybox mount -t proc proc /proc
+$busybox mount -t sysfs sysfs /sys
+$busybox mount -t devtmpfs devtmpfs /dev
+$busybox mkdir -p /dev/pts /dev/shm
+$busybox mount -t devpts devpts /dev/pts
+$busybox mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+$busybox mount -t cgroup2 cgroup2 /sys/fs/cgroup
+$busybox mount -t bpf bpf /sys/fs/bpf
+$busybox mount -t tracefs tracefs /sys/kernel/tracing
+$busybox mount -t debugfs debugfs /sys/kernel/debug
+$busybox ln -s /proc/self/fd /dev/fd
+$busybox ln -s /proc/self/fd/0 /dev/stdin
+$busybox ln -s /proc/self/fd/1 /dev/stdout
+$busybox ln -s /proc/self/fd/2 /dev/stderr
+$busybox ip link set lo up
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb";
+
+const RUN: &str = r#"exec 3>${port}3
+$busybox mkfifo /run/stdout /run/stderr
+$busybox cat </run/stdout >${port}1 3>&- &
+stdout=$!
+$busybox cat </run/stderr >${port}2 3>&- &
+stderr=$!
+echo ready >&3
+(run) </dev/null >/run/stdout 2>/run/stderr 3>&-
+code=$?
+for process in /proc/[0-9]*; do
+    case " 1 $stdout $stderr " in
+        *" ${process#/proc/} "*) ;;
+        *) kill -9 ${process#/proc/} 2>/dev/null ;;
+    esac
+done
+wait $stdout $stderr
+how=
+read -r how 2>/dev/null </run/how
+echo "done $code $how" >&3
+$busybox poweroff -f"#;
+
+/// One word of a shell script that means exactly these bytes.
+fn quoted(word: &OsStr) -> Result<Vec<u8>, VmError> {
+    if word.as_bytes().contains(&0) {
+        return Err(VmError::BadWord {
+            word: word.to_owned(),
+        });
+    }
+    let mut quoted = vec![b'\''];
+    for &byte in word.as_bytes() {
+        match byte {
+            b'\'' => quoted.extend_from_slice(br"'\''"),
+            _ => quoted.push(byte),
+        }
+    }
+    quoted.push(b'\'');
+    Ok(quoted)
+}
+
+fn variable_name(name: &str) -> Result<&[u8], VmError> {
+    let letters = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if letters && !name.starts_with(|first: char| first.is_ascii_digit()) && !name.is_empty() {
+        Ok(name.as_bytes())
+    } else {
+        Err(VmError::BadWord { word: name.into() })
+    }
+}
+
+/// How far the guest is, by what it wrote on the status port so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Booting,
+    Running,
+    Done(CommandStatus),
+}
+
+impl Progress {
+    pub(crate) fn read(status: &str) -> Self {
+        // A line without its end may still be growing.
+        let complete = status.rfind('\n').map_or("", |end| &status[..end]);
+        let done = complete.lines().find_map(|line| line.strip_prefix("done "));
+        match done.and_then(command_status) {
+            Some(status) => Self::Done(status),
+            None if complete.lines().any(|line| line == "ready") => Self::Running,
+            None => Self::Booting,
+        }
+    }
+}
+
+/// Reads the shell's exit code and the first line `time` wrote. `time` that wrote nothing was killed itself,
+/// together with the command.
+fn command_status(line: &str) -> Option<CommandStatus> {
+    let (code, how) = line.split_once(' ')?;
+    let code: i32 = code.parse().ok()?;
+    if let Some(signal) = how.strip_prefix("Command terminated by signal ") {
+        return Some(CommandStatus::Killed {
+            signal: signal.trim().parse().ok()?,
+        });
+    }
+    if how.is_empty() && code > 128 {
+        return Some(CommandStatus::Killed { signal: code - 128 });
+    }
+    Some(CommandStatus::Exited(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_shell_reads_quoted_words_back_unchanged() {
+        let words = [
+            &b"plain"[..],
+            b"",
+            b"two words",
+            b"it's",
+            b"$HOME `ls` \\ \"",
+            b"a\nb",
+            b"\x80\xff\x81\x88'",
+        ];
+        for word in words.map(OsStr::from_bytes) {
+            let mut script = b"printf %s ".to_vec();
+            script.extend(quoted(word).unwrap());
+            let output = Command::new("/bin/sh")
+                .arg("-c")
+                .arg(OsStr::from_bytes(&script))
+                .output()
+                .unwrap();
+            assert_eq!(output.stdout, word.as_bytes());
+        }
+        assert!(quoted(OsStr::from_bytes(b"a\0b")).is_err());
+    }
+
+    #[test]
+    fn variable_names_are_checked() {
+        for name in ["RUST_LOG", "_x1"] {
+            assert!(variable_name(name).is_ok(), "{name}");
+        }
+        for name in ["", "1x", "a-b", "a=b", "a b", "ä"] {
+            assert!(variable_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn progress_follows_the_status_port() {
+        use CommandStatus::{Exited, Killed};
+        assert_eq!(Progress::read(""), Progress::Booting);
+        assert_eq!(Progress::read("read"), Progress::Booting);
+        assert_eq!(Progress::read("ready\n"), Progress::Running);
+        assert_eq!(Progress::read("ready\ndone 1"), Progress::Running);
+        assert_eq!(
+            Progress::read("ready\ndone 0 ok\n"),
+            Progress::Done(Exited(0))
+        );
+        let line = "ready\ndone 137 Command exited with non-zero status 137\n";
+        assert_eq!(Progress::read(line), Progress::Done(Exited(137)));
+        let line = "ready\ndone 9 Command terminated by signal 9\n";
+        assert_eq!(Progress::read(line), Progress::Done(Killed { signal: 9 }));
+        assert_eq!(
+            Progress::read("ready\ndone 137 \n"),
+            Progress::Done(Killed { signal: 9 })
+        );
+        assert_eq!(Progress::read("ready\ndone rubbish\n"), Progress::Running);
+    }
+
+    #[test]
+    fn the_script_is_valid_shell() {
+        let arguments = [OsString::from("-c"), OsString::from("echo 'a' && exit 7")];
+        let environment = [("A".to_owned(), OsString::from("b c"))];
+        let command = GuestCommand {
+            program: OsStr::new("/bin/sh"),
+            arguments: &arguments,
+            environment: &environment,
+        };
+        for ports in [Ports::Virtio, Ports::Serial] {
+            let script = init_script(&command, ports).unwrap();
+            let status = Command::new("/bin/sh")
+                .arg("-nc")
+                .arg(OsStr::from_bytes(&script))
+                .status()
+                .unwrap();
+            assert!(status.success(), "{}", String::from_utf8_lossy(&script));
+        }
+    }
+}

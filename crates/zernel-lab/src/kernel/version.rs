@@ -1,0 +1,148 @@
+//! Kernel versions as Debian writes them, in their order.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// A kernel's release, the text `uname -r` prints, for example `6.18.15+deb13-cloud-amd64`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelVersion {
+    release: String,
+    numbers: Vec<u32>,
+    /// A candidate comes before the release it leads to.
+    release_candidate: Option<u32>,
+    /// Debian's own count, in releases such as `6.1.0-50-cloud-amd64`.
+    build: u32,
+}
+
+/// A text that does not start with a kernel version.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{0}` is not a kernel version; one looks like 6.18 or 6.18.15")]
+pub struct BadVersion(pub(crate) String);
+
+impl KernelVersion {
+    /// Whether the version's first numbers are these: 6.12.107 starts with 6.12, but not with 6.1.
+    pub fn starts_with(&self, numbers: &[u32]) -> bool {
+        self.numbers.starts_with(numbers)
+    }
+
+    /// The version's numbers, for example 6, 18 and 15.
+    pub fn numbers(&self) -> &[u32] {
+        &self.numbers
+    }
+
+    /// The text `uname -r` prints.
+    pub fn as_str(&self) -> &str {
+        &self.release
+    }
+}
+
+impl FromStr for KernelVersion {
+    type Err = BadVersion;
+
+    fn from_str(release: &str) -> Result<Self, BadVersion> {
+        let end = release
+            .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
+            .unwrap_or(release.len());
+        let (numbers, rest) = release.split_at(end);
+        let numbers = parse_numbers(numbers).ok_or_else(|| BadVersion(release.to_owned()))?;
+        let rest = rest.strip_prefix(['-', '~']).unwrap_or_default();
+        let release_candidate = rest.strip_prefix("rc").and_then(leading_number);
+        let build = leading_number(rest).unwrap_or(0);
+        Ok(Self {
+            release: release.to_owned(),
+            numbers,
+            release_candidate,
+            build,
+        })
+    }
+}
+
+/// Numbers separated by dots, and nothing else.
+pub(super) fn parse_numbers(text: &str) -> Option<Vec<u32>> {
+    text.split('.').map(|number| number.parse().ok()).collect()
+}
+
+fn leading_number(text: &str) -> Option<u32> {
+    text.split(|letter: char| !letter.is_ascii_digit())
+        .next()?
+        .parse()
+        .ok()
+}
+
+impl Ord for KernelVersion {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let key = |version: &Self| (version.release_candidate.unwrap_or(u32::MAX), version.build);
+        self.numbers
+            .cmp(&other.numbers)
+            .then_with(|| key(self).cmp(&key(other)))
+            .then_with(|| self.release.cmp(&other.release))
+    }
+}
+
+impl PartialOrd for KernelVersion {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for KernelVersion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.release)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(release: &str) -> KernelVersion {
+        release.parse().unwrap()
+    }
+
+    #[test]
+    fn numbers_order_as_numbers() {
+        let ascending = [
+            "6.1.0-9-cloud-amd64",
+            "6.1.0-50-cloud-amd64",
+            "6.12.94+deb13-cloud-amd64",
+            "6.12.107+deb13-cloud-amd64",
+            "6.16.3+deb13-cloud-amd64",
+            "7.3-rc2-cloud-amd64",
+            "7.3~rc10-cloud-amd64",
+            "7.3-cloud-amd64",
+            "7.3.1+deb14-cloud-amd64",
+        ];
+        for pair in ascending.windows(2) {
+            assert!(
+                version(pair[0]) < version(pair[1]),
+                "{} < {}",
+                pair[0],
+                pair[1]
+            );
+        }
+    }
+
+    #[test]
+    fn a_series_is_not_a_prefix_of_letters() {
+        assert!(version("6.12.107+deb13").starts_with(&[6, 12]));
+        assert!(!version("6.12.107+deb13").starts_with(&[6, 1]));
+        assert!(version("6.1.0-50").starts_with(&[6, 1]));
+    }
+
+    #[test]
+    fn what_does_not_start_with_a_version_is_refused() {
+        for text in [
+            "",
+            "cloud-amd64",
+            "unsigned-7.2",
+            ".6",
+            "6..1",
+            "99999999999",
+        ] {
+            assert!(text.parse::<KernelVersion>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Boot a stock Debian kernel in QEMU with files of this machine, run one command in it as root, and
+//! bring back its output and how it ended. Nothing is installed and no disk image is built: the guest's
+//! whole world is an initramfs made for that one run.
+//!
+//! ```no_run
+//! use zernel_lab::{KernelCache, KernelRequest, VmSpec};
+//!
+//! let kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
+//! let outcome = VmSpec::new(kernel).run("/bin/cat", ["/sys/kernel/sched_ext/state"])?;
+//! assert_eq!(outcome.stdout, b"disabled\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`kernel`] | which kernel: found in the cache, fetched with apt, or given by path |
+//! | [`initramfs`] | which files: a list of what the guest sees, written as a cpio archive |
+//! | [`vm`] | the run itself: QEMU, the command, its outcome |
+#![forbid(unsafe_code)]
+
+mod apt;
+mod availability;
+mod cpio;
+mod guest;
+mod host;
+pub mod initramfs;
+pub mod kernel;
+mod package;
+mod program;
+mod qemu;
+pub mod vm;
+
+pub use availability::{Unavailable, available};
+pub use initramfs::{Initramfs, InitramfsError};
+pub use kernel::{Kernel, KernelCache, KernelError, KernelRequest, KernelVersion};
+pub use vm::{Accelerator, CommandStatus, Outcome, Remains, VmError, VmSpec};

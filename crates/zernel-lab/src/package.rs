@@ -1,0 +1,120 @@
+//! Which of Debian's packages hold a kernel.
+
+use std::collections::BTreeSet;
+
+use crate::kernel::KernelVersion;
+
+/// A kernel that can be fetched, and the packages that together hold its image and its configuration.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PackagedKernel {
+    pub(crate) version: KernelVersion,
+    pub(crate) packages: Vec<String>,
+}
+
+/// The flavour without drivers for real hardware: small, and with what a VM needs built in.
+const FLAVOUR: &str = "-cloud-amd64";
+
+/// The complete kernels among package names, oldest first.
+///
+/// Up to 6.18 one package holds everything. Later ones only pull in `linux-binary-…` (the image) and
+/// `linux-base-…` (the configuration). Backports keeps the signed part of old kernels after the rest is
+/// gone; those are passed over.
+pub(crate) fn kernels_among(names: &[String]) -> Vec<PackagedKernel> {
+    let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    let mut kernels: Vec<PackagedKernel> = names
+        .iter()
+        .filter_map(|name| packaged_kernel(name, &names))
+        .collect();
+    kernels.sort_by(|left, right| left.version.cmp(&right.version));
+    kernels
+}
+
+fn packaged_kernel(name: &str, names: &BTreeSet<&str>) -> Option<PackagedKernel> {
+    // Debug symbols and unsigned images have further suffixes; the metapackage has no version.
+    let release = name
+        .strip_prefix("linux-image-")
+        .filter(|release| release.ends_with(FLAVOUR))?;
+    let version: KernelVersion = release.parse().ok()?;
+    let (binary, base) = (
+        format!("linux-binary-{release}"),
+        format!("linux-base-{release}"),
+    );
+    let packages = match (
+        names.contains(binary.as_str()),
+        names.contains(base.as_str()),
+    ) {
+        (false, _) => vec![name.to_owned()],
+        (true, true) => vec![binary, base],
+        (true, false) => return None,
+    };
+    Some(PackagedKernel { version, packages })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(names: &[&str]) -> Vec<(String, Vec<String>)> {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        kernels_among(&names)
+            .into_iter()
+            .map(|kernel| (kernel.version.to_string(), kernel.packages))
+            .collect()
+    }
+
+    #[test]
+    fn takes_real_signed_images_in_order_of_version() {
+        let names = [
+            "linux-image-cloud-amd64",
+            "linux-image-6.16.3+deb13-cloud-amd64",
+            "linux-image-6.12.94+deb13-cloud-amd64",
+            "linux-image-6.12.94+deb13-cloud-amd64-dbg",
+            "linux-image-6.12.107+deb13-cloud-amd64",
+            "linux-image-6.12.107+deb13-cloud-amd64-unsigned",
+            "linux-image-6.1.0-50-cloud-amd64",
+            "linux-image-6.16.3+deb13-amd64",
+            "linux-headers-6.16.3+deb13-cloud-amd64",
+        ];
+        let versions: Vec<String> = found(&names)
+            .into_iter()
+            .map(|(version, _)| version)
+            .collect();
+        assert_eq!(
+            versions,
+            [
+                "6.1.0-50-cloud-amd64",
+                "6.12.94+deb13-cloud-amd64",
+                "6.12.107+deb13-cloud-amd64",
+                "6.16.3+deb13-cloud-amd64"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_split_kernel_is_its_two_parts() {
+        let names = [
+            "linux-image-7.2.12+deb13-cloud-amd64",
+            "linux-binary-7.2.12+deb13-cloud-amd64",
+            "linux-binary-unsigned-7.2.12+deb13-cloud-amd64",
+            "linux-base-7.2.12+deb13-cloud-amd64",
+        ];
+        let expected = [
+            "linux-binary-7.2.12+deb13-cloud-amd64",
+            "linux-base-7.2.12+deb13-cloud-amd64",
+        ]
+        .map(str::to_owned);
+        assert_eq!(
+            found(&names),
+            [("7.2.12+deb13-cloud-amd64".to_owned(), expected.to_vec())]
+        );
+    }
+
+    #[test]
+    fn half_of_a_split_kernel_is_none() {
+        let names = [
+            "linux-image-6.19.14+deb13-cloud-amd64",
+            "linux-binary-6.19.14+deb13-cloud-amd64",
+        ];
+        assert_eq!(found(&names), []);
+    }
+}

@@ -1,0 +1,180 @@
+//! What an executable needs beside itself: its dynamic loader and its shared libraries.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use object::Endianness;
+use object::elf::FileHeader64;
+use object::read::ReadCache;
+use object::read::elf::{FileHeader, ProgramHeader};
+use thiserror::Error;
+
+/// Why the needs of an executable could not be found out.
+#[derive(Debug, Error)]
+pub enum ProgramError {
+    /// The file could not be read.
+    #[error("cannot read the program {path}: {source}", path = path.display())]
+    Unreadable {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is no executable the guest could run by itself.
+    #[error(
+        "{path} is not a 64-bit ELF executable ({reason}); run a script through its interpreter instead",
+        path = path.display()
+    )]
+    NotAnExecutable {
+        /// The program.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The program's own loader refused to list its libraries.
+    #[error(
+        "{loader} cannot list the libraries of {path}: {reason}",
+        loader = loader.display(),
+        path = path.display()
+    )]
+    LoaderFailed {
+        /// The program.
+        path: PathBuf,
+        /// Its dynamic loader.
+        loader: PathBuf,
+        /// What it said.
+        reason: String,
+    },
+    /// A library is not on this machine.
+    #[error("{path} needs the library {library}, which is not on this machine; install it", path = path.display())]
+    LibraryMissing {
+        /// The program.
+        path: PathBuf,
+        /// The library's name.
+        library: String,
+    },
+}
+
+/// The files a program needs at run time, none for a static one.
+pub(crate) fn needs(path: &Path) -> Result<Vec<PathBuf>, ProgramError> {
+    let Some(loader) = loader(path)? else {
+        return Ok(Vec::new());
+    };
+    let mut files = libraries(path, &loader)?;
+    files.push(loader);
+    Ok(files)
+}
+
+/// The dynamic loader a program asks for, none for a static one.
+pub(crate) fn loader(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
+    let unreadable = |source| ProgramError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let malformed = |error: object::Error| ProgramError::NotAnExecutable {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    };
+    let data = ReadCache::new(File::open(path).map_err(unreadable)?);
+    let header = FileHeader64::<Endianness>::parse(&data).map_err(malformed)?;
+    let endian = header.endian().map_err(malformed)?;
+    for segment in header.program_headers(endian, &data).map_err(malformed)? {
+        if let Some(name) = segment.interpreter(endian, &data).map_err(malformed)? {
+            return Ok(Some(PathBuf::from(std::ffi::OsStr::from_bytes(name))));
+        }
+    }
+    Ok(None)
+}
+
+/// Asks the loader itself, so that the answer is the one it would act on. The environment's own
+/// library settings are left out, because the guest does not have them.
+fn libraries(path: &Path, loader: &Path) -> Result<Vec<PathBuf>, ProgramError> {
+    let failed = |reason| ProgramError::LoaderFailed {
+        path: path.to_owned(),
+        loader: loader.to_owned(),
+        reason,
+    };
+    let listing = Command::new(loader)
+        .arg("--list")
+        .arg(path)
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("LD_PRELOAD")
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    let text = String::from_utf8_lossy(&listing.stdout);
+    if let Some(library) = text
+        .lines()
+        .find_map(|line| line.trim().strip_suffix(" => not found"))
+    {
+        return Err(ProgramError::LibraryMissing {
+            path: path.to_owned(),
+            library: library.to_owned(),
+        });
+    }
+    if !listing.status.success() {
+        return Err(failed(
+            String::from_utf8_lossy(&listing.stderr).trim().to_owned(),
+        ));
+    }
+    Ok(text.lines().filter_map(listed_library).collect())
+}
+
+/// The path in a line such as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`. The kernel's
+/// own library and the loader are listed without an arrow.
+fn listed_library(line: &str) -> Option<PathBuf> {
+    let (_, found) = line.split_once(" => ")?;
+    let path = found.rsplit_once(" (").map_or(found, |(path, _)| path);
+    Some(PathBuf::from(path.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dynamic_program_needs_its_loader_and_libraries() {
+        let needed = needs(Path::new("/bin/cat")).unwrap();
+        let named = |part: &str| {
+            needed
+                .iter()
+                .any(|path| path.to_string_lossy().contains(part))
+        };
+        assert!(named("ld-linux") || named("ld-musl"), "{needed:?}");
+        assert!(named("libc.so") || named("libc.musl"), "{needed:?}");
+        assert!(
+            needed
+                .iter()
+                .all(|path| path.is_absolute() && path.exists()),
+            "{needed:?}"
+        );
+    }
+
+    #[test]
+    fn a_script_is_refused_with_the_remedy() {
+        let mut script = tempfile::NamedTempFile::new().unwrap();
+        io::Write::write_all(&mut script, b"#!/bin/sh\necho hello\n").unwrap();
+        let error = needs(script.path()).unwrap_err();
+        assert!(
+            matches!(error, ProgramError::NotAnExecutable { .. }),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("through its interpreter"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn reads_the_loader_listing() {
+        let library = listed_library("\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f0d)");
+        assert_eq!(
+            library,
+            Some(PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"))
+        );
+        assert_eq!(listed_library("\tlinux-vdso.so.1 (0x00007ffc)"), None);
+        assert_eq!(listed_library("\tstatically linked"), None);
+    }
+}

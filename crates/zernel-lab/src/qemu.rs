@@ -1,0 +1,139 @@
+//! The QEMU process: how it is called, and that it never outlives its run.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use crate::guest;
+use crate::host::find_program;
+use crate::vm::{Accelerator, VmError, VmSpec};
+
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+/// Starts a program that the kernel kills when its parent dies, however that happens.
+const TETHER: &str = "setpriv";
+
+/// Files in the run's folder.
+pub(crate) const CONSOLE: &str = "console";
+pub(crate) const INITRAMFS: &str = "initramfs";
+pub(crate) const LOG: &str = "qemu.log";
+
+/// What QEMU prints when the processor's virtualisation cannot go on; it then stops the guest and stays.
+const KVM_GAVE_UP: &str = "KVM internal error";
+
+/// The programs a run needs beside busybox.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    qemu: PathBuf,
+    tether: PathBuf,
+}
+
+impl Programs {
+    pub(crate) fn find() -> Result<Self, VmError> {
+        let qemu = find_program(PROGRAM).ok_or(VmError::QemuMissing)?;
+        let tether = find_program(TETHER).ok_or(VmError::TetherMissing)?;
+        Ok(Self { qemu, tether })
+    }
+}
+
+/// A running QEMU. Dropping it kills and reaps it.
+#[derive(Debug)]
+pub(crate) struct Qemu {
+    child: Child,
+}
+
+impl Qemu {
+    /// Starts QEMU in `folder`, where all its files are.
+    pub(crate) fn start(
+        programs: &Programs,
+        arguments: &[OsString],
+        folder: &Path,
+    ) -> io::Result<Self> {
+        let log = File::create(folder.join(LOG))?;
+        let child = Command::new(&programs.tether)
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(&programs.qemu)
+            .args(arguments)
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        Ok(Self { child })
+    }
+
+    /// How QEMU ended, none while it runs.
+    pub(crate) fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // Both fail only when it has ended and been reaped already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether QEMU's own messages say that KVM cannot run this guest.
+pub(crate) fn kvm_gave_up(log: &str) -> bool {
+    log.contains(KVM_GAVE_UP)
+}
+
+/// Whether this user may use the processor's virtualisation. It may still fail to run a guest.
+pub(crate) fn kvm_opens() -> bool {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok()
+}
+
+/// QEMU's arguments; paths are relative to the run's folder.
+pub(crate) fn arguments(
+    spec: &VmSpec,
+    accelerator: Accelerator,
+    ports: guest::Ports,
+) -> Vec<OsString> {
+    let (accelerator, cpu) = match accelerator {
+        Accelerator::Kvm => ("kvm", "host"),
+        // One thread for all processors: with several, QEMU 7.2 loses the race when the guest patches its code.
+        Accelerator::Tcg | Accelerator::Auto => ("tcg,thread=single", "max"),
+    };
+    let mut arguments: Vec<OsString> = ["-nodefaults", "-no-user-config", "-no-reboot"]
+        .map(OsString::from)
+        .into();
+    let mut option = |name: &str, value: OsString| arguments.extend([OsString::from(name), value]);
+    option("-display", "none".into());
+    option("-machine", "q35".into());
+    option("-accel", accelerator.into());
+    option("-cpu", cpu.into());
+    option("-smp", spec.cpus.to_string().into());
+    option("-m", format!("{}M", spec.memory_mib).into());
+    option("-kernel", spec.kernel.image.clone().into());
+    option("-initrd", INITRAMFS.into());
+    option("-append", kernel_command_line(spec).into());
+    option(
+        "-chardev",
+        format!("file,id={CONSOLE},path={CONSOLE}").into(),
+    );
+    option("-serial", format!("chardev:{CONSOLE}").into());
+    arguments.extend(ports.qemu_arguments());
+    arguments
+}
+
+/// A panic ends the run at once, addresses are the same in every boot, and what only costs time in an
+/// emulator (self-tests, watching the clock) is off. The caller's words come last, so that they win.
+fn kernel_command_line(spec: &VmSpec) -> String {
+    let mut words = format!(
+        "console=ttyS0 rdinit={} panic=-1 nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
+        guest::INIT
+    );
+    for word in &spec.command_line {
+        words.push(' ');
+        words.push_str(word);
+    }
+    words
+}
