@@ -2,145 +2,26 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tempfile::TempDir;
-use thiserror::Error;
-
-use crate::guest::{self, GuestCommand, Ports, Progress};
+use crate::guest::{self, GuestCommand, Ports};
 use crate::host::find_program;
-use crate::initramfs::{Initramfs, InitramfsError};
+use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
-use crate::qemu::{self, Programs, Qemu};
+use crate::qemu::{self, Programs};
 
-/// How often the guest's progress is looked at.
-const POLL: Duration = Duration::from_millis(10);
+mod attempt;
+mod error;
+
+use attempt::{Attempt, Limits, RunFolder};
+pub use error::{Remains, VmError};
+
 /// How long KVM may take to start the command before [`Accelerator::Auto`] goes on without it. Where KVM
 /// works this takes a second.
 const KVM_PATIENCE: Duration = Duration::from_secs(15);
-/// How much of the console an error repeats.
-const CONSOLE_TAIL_LINES: usize = 20;
-
-/// Why a command could not be run to its end.
-#[derive(Debug, Error)]
-pub enum VmError {
-    /// QEMU is not installed.
-    #[error(
-        "{} is not on PATH; install the package qemu-system-x86",
-        qemu::PROGRAM
-    )]
-    QemuMissing,
-    /// The program that ties QEMU's life to ours is not installed.
-    #[error("setpriv is not on PATH; install the package util-linux")]
-    TetherMissing,
-    /// There is nothing to make the guest's first process of.
-    #[error("busybox is not on PATH; install the package busybox-static")]
-    BusyboxMissing,
-    /// A busybox that needs libraries cannot be the guest's first process.
-    #[error("{path} is not statically linked; install the package busybox-static in its place", path = path.display())]
-    BusyboxNotStatic {
-        /// The busybox found.
-        path: PathBuf,
-    },
-    /// The program to run is neither among the guest's files nor on this machine.
-    #[error("there is no program {program} on this machine to run in the guest", program = program.display())]
-    ProgramMissing {
-        /// The program as it was given.
-        program: PathBuf,
-    },
-    /// An argument or a variable's name that cannot be handed to a program.
-    #[error(
-        "{word:?} cannot be passed into the guest: no zero bytes, and in variable names only letters, digits and _"
-    )]
-    BadWord {
-        /// The text.
-        word: OsString,
-    },
-    /// The guest's files could not be put together.
-    #[error(transparent)]
-    Initramfs(#[from] InitramfsError),
-    /// A file of the run could not be written or read.
-    #[error("cannot use {path} for running a VM: {source}", path = path.display())]
-    File {
-        /// The file or folder.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// QEMU did not start, or ended by itself with an error.
-    #[error("QEMU failed ({status}): {message}")]
-    QemuFailed {
-        /// How it ended.
-        status: ExitStatus,
-        /// What it said.
-        message: String,
-    },
-    /// KVM cannot run this guest on this machine.
-    #[error(
-        "KVM cannot run the guest: {message}; use the emulator instead (Accelerator::Auto or Tcg)"
-    )]
-    KvmUnusable {
-        /// What QEMU said.
-        message: String,
-    },
-    /// The guest's kernel crashed.
-    #[error("the guest's kernel crashed: {message}\n{remains}")]
-    KernelPanic {
-        /// The kernel's own words.
-        message: String,
-        /// What is left of the run.
-        remains: Box<Remains>,
-    },
-    /// The guest switched itself off before the command ended.
-    #[error("the guest switched itself off before the command ended\n{remains}")]
-    GuestStopped {
-        /// What is left of the run.
-        remains: Box<Remains>,
-    },
-    /// The command took too long.
-    #[error("the command did not end within {limit:?} and was stopped with its VM\n{remains}")]
-    TimedOut {
-        /// The time it had, boot included.
-        limit: Duration,
-        /// What is left of the run.
-        remains: Box<Remains>,
-    },
-    /// The guest never came as far as starting the command.
-    #[error("the guest did not start the command within {limit:?}; give it more time\n{remains}")]
-    BootTimedOut {
-        /// The time it had.
-        limit: Duration,
-        /// What is left of the run.
-        remains: Box<Remains>,
-    },
-}
-
-/// What a run that failed leaves behind.
-#[derive(Debug, Clone)]
-pub struct Remains {
-    /// What the kernel printed.
-    pub console_log: String,
-    /// What the command had written to its stdout.
-    pub stdout: Vec<u8>,
-    /// What the command had written to its stderr.
-    pub stderr: Vec<u8>,
-}
-
-impl fmt::Display for Remains {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines: Vec<&str> = self.console_log.lines().collect();
-        writeln!(formatter, "the end of its console:")?;
-        for line in &lines[lines.len().saturating_sub(CONSOLE_TAIL_LINES)..] {
-            writeln!(formatter, "  {line}")?;
-        }
-        Ok(())
-    }
-}
 
 /// What executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -221,13 +102,15 @@ pub struct VmSpec {
     pub(crate) memory_mib: u32,
     pub(crate) command_line: Vec<String>,
     accelerator: Accelerator,
+    boot_timeout: Duration,
     timeout: Duration,
     files: Initramfs,
     environment: Vec<(String, OsString)>,
 }
 
 impl VmSpec {
-    /// Two processors, 1 GiB of memory, two minutes, no files but the command's own.
+    /// Two processors, 1 GiB of memory, two minutes to boot and two for the command, no files but the
+    /// command's own.
     pub fn new(kernel: Kernel) -> Self {
         Self {
             kernel,
@@ -235,6 +118,7 @@ impl VmSpec {
             memory_mib: 1024,
             command_line: Vec::new(),
             accelerator: Accelerator::default(),
+            boot_timeout: Duration::from_secs(120),
             timeout: Duration::from_secs(120),
             files: Initramfs::new(),
             environment: Vec::new(),
@@ -265,7 +149,14 @@ impl VmSpec {
         self
     }
 
-    /// How long a run may take, boot included.
+    /// How long the guest may take to start the command. Under the emulator on a busy machine a boot of
+    /// three seconds takes a minute.
+    pub fn boot_timeout(mut self, boot_timeout: Duration) -> Self {
+        self.boot_timeout = boot_timeout;
+        self
+    }
+
+    /// How long the command may take from its start.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -303,13 +194,19 @@ impl VmSpec {
         let attempts = self.accelerator.attempts();
         for (index, &accelerator) in attempts.iter().enumerate() {
             let last = index + 1 == attempts.len();
-            let limits = Limits {
-                boot: if last { self.timeout } else { KVM_PATIENCE },
-                total: self.timeout,
+            let boot_limit = if last {
+                self.boot_timeout
+            } else {
+                self.boot_timeout.min(KVM_PATIENCE)
             };
-            let attempt = self.attempt(&programs, &folder, ports, accelerator, limits)?;
-            if last || attempt.boot_time.is_some() {
-                return attempt.judge(&folder, limits);
+            let limits = Limits {
+                boot: boot_limit,
+                command: self.timeout,
+            };
+            let arguments = qemu::arguments(self, accelerator, ports);
+            let attempt = Attempt::make(&programs, &arguments, &folder, limits)?;
+            if last || attempt.reached_command() {
+                return attempt.outcome(&folder, accelerator);
             }
         }
         unreachable!("there is always an attempt, and the last one returns")
@@ -338,53 +235,6 @@ impl VmSpec {
         let file = File::create(&path).map_err(|source| VmError::File { path, source })?;
         Ok(files.write_to(BufWriter::new(file))?)
     }
-
-    /// One boot, up to its end or its limits. QEMU is gone when this returns.
-    fn attempt(
-        &self,
-        programs: &Programs,
-        folder: &RunFolder,
-        ports: Ports,
-        accelerator: Accelerator,
-        limits: Limits,
-    ) -> Result<Attempt, VmError> {
-        folder.clear_outputs()?;
-        let start = Instant::now();
-        let arguments = qemu::arguments(self, accelerator, ports);
-        let here = |source| VmError::File {
-            path: folder.path(""),
-            source,
-        };
-        let mut qemu = Qemu::start(programs, &arguments, folder.folder.path()).map_err(here)?;
-        let mut boot_time = None;
-        loop {
-            // Looked at before the files are read: a QEMU that is gone writes no more.
-            let exited = qemu.exited().map_err(here)?;
-            let progress = Progress::read(&folder.text(guest::STATUS)?);
-            if progress != Progress::Booting {
-                boot_time = boot_time.or(Some(start.elapsed()));
-            }
-            let ending = match (progress, exited) {
-                (Progress::Done(status), _) => Some(Ending::Finished(status)),
-                (_, Some(status)) => Some(Ending::QemuExited(status)),
-                _ if qemu::kvm_gave_up(&folder.text(qemu::LOG)?) => Some(Ending::KvmGaveUp),
-                _ if boot_time.is_none() && start.elapsed() >= limits.boot => {
-                    Some(Ending::BootTimedOut)
-                }
-                _ if start.elapsed() >= limits.total => Some(Ending::TimedOut),
-                _ => None,
-            };
-            if let Some(ending) = ending {
-                return Ok(Attempt {
-                    accelerator,
-                    ending,
-                    boot_time,
-                    total_time: start.elapsed(),
-                });
-            }
-            thread::sleep(POLL);
-        }
-    }
 }
 
 /// Makes sure that the guest has the program, and gives its path there.
@@ -405,135 +255,6 @@ fn add_command(files: &mut Initramfs, program: &Path) -> Result<PathBuf, VmError
     }
     files.add_program(&host)?;
     Ok(host)
-}
-
-/// How long an attempt may take until the command starts, and until it ends.
-#[derive(Debug, Clone, Copy)]
-struct Limits {
-    boot: Duration,
-    total: Duration,
-}
-
-/// One boot that is over.
-#[derive(Debug)]
-struct Attempt {
-    accelerator: Accelerator,
-    ending: Ending,
-    /// None when the command was never started.
-    boot_time: Option<Duration>,
-    total_time: Duration,
-}
-
-#[derive(Debug)]
-enum Ending {
-    Finished(CommandStatus),
-    QemuExited(ExitStatus),
-    KvmGaveUp,
-    BootTimedOut,
-    TimedOut,
-}
-
-impl Attempt {
-    /// What the boot's end means to the caller.
-    fn judge(self, folder: &RunFolder, limits: Limits) -> Result<Outcome, VmError> {
-        let message = || folder.text(qemu::LOG).map(|log| log.trim().to_owned());
-        match self.ending {
-            Ending::Finished(status) => self.outcome(status, folder),
-            Ending::KvmGaveUp => Err(VmError::KvmUnusable {
-                message: message()?,
-            }),
-            Ending::QemuExited(status) if !status.success() => Err(VmError::QemuFailed {
-                status,
-                message: message()?,
-            }),
-            Ending::QemuExited(_) => Err(guest_ended(folder.remains()?)),
-            Ending::BootTimedOut => Err(VmError::BootTimedOut {
-                limit: limits.boot,
-                remains: folder.remains()?,
-            }),
-            Ending::TimedOut => Err(VmError::TimedOut {
-                limit: limits.total,
-                remains: folder.remains()?,
-            }),
-        }
-    }
-
-    fn outcome(&self, status: CommandStatus, folder: &RunFolder) -> Result<Outcome, VmError> {
-        let Remains {
-            console_log,
-            stdout,
-            stderr,
-        } = *folder.remains()?;
-        Ok(Outcome {
-            status,
-            stdout,
-            stderr,
-            console_log,
-            accelerator: self.accelerator,
-            boot_time: self.boot_time.unwrap_or(self.total_time),
-            total_time: self.total_time,
-        })
-    }
-}
-
-/// A guest that went away in good order: crashed (which restarts it, which ends QEMU), or switched off.
-fn guest_ended(remains: Box<Remains>) -> VmError {
-    let panic = remains
-        .console_log
-        .lines()
-        .find_map(|line| line.split_once("Kernel panic - "));
-    match panic.map(|(_, message)| message.to_owned()) {
-        Some(message) => VmError::KernelPanic { message, remains },
-        None => VmError::GuestStopped { remains },
-    }
-}
-
-/// The files of one run, gone when dropped.
-#[derive(Debug)]
-struct RunFolder {
-    folder: TempDir,
-}
-
-impl RunFolder {
-    fn create() -> Result<Self, VmError> {
-        let folder = tempfile::Builder::new().prefix("zernel-lab-").tempdir();
-        folder
-            .map(|folder| Self { folder })
-            .map_err(|source| VmError::File {
-                path: std::env::temp_dir(),
-                source,
-            })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Empties what an earlier attempt wrote.
-    fn clear_outputs(&self) -> Result<(), VmError> {
-        for name in [guest::STDOUT, guest::STDERR, guest::STATUS, qemu::CONSOLE] {
-            let path = self.path(name);
-            File::create(&path).map_err(|source| VmError::File { path, source })?;
-        }
-        Ok(())
-    }
-
-    fn bytes(&self, name: &str) -> Result<Vec<u8>, VmError> {
-        let path = self.path(name);
-        fs::read(&path).map_err(|source| VmError::File { path, source })
-    }
-
-    fn text(&self, name: &str) -> Result<String, VmError> {
-        Ok(String::from_utf8_lossy(&self.bytes(name)?).into_owned())
-    }
-
-    fn remains(&self) -> Result<Box<Remains>, VmError> {
-        Ok(Box::new(Remains {
-            console_log: self.text(qemu::CONSOLE)?.replace('\r', ""),
-            stdout: self.bytes(guest::STDOUT)?,
-            stderr: self.bytes(guest::STDERR)?,
-        }))
-    }
 }
 
 #[cfg(test)]
@@ -566,41 +287,5 @@ mod tests {
                 "{missing}: {error}"
             );
         }
-    }
-
-    #[test]
-    fn a_crash_is_told_from_a_shutdown() {
-        let remains = |console_log: &str| {
-            Box::new(Remains {
-                console_log: console_log.to_owned(),
-                stdout: Vec::new(),
-                stderr: Vec::new(),
-            })
-        };
-        let console = "[    1.0] Booting\n[    1.2] Kernel panic - not syncing: sysrq triggered crash\nmore\n";
-        let error = guest_ended(remains(console));
-        assert!(
-            matches!(&error, VmError::KernelPanic { message, .. } if message == "not syncing: sysrq triggered crash")
-        );
-        assert!(error.to_string().contains("Booting"), "{error}");
-        assert!(matches!(
-            guest_ended(remains("all fine\n")),
-            VmError::GuestStopped { .. }
-        ));
-    }
-
-    #[test]
-    fn an_error_repeats_only_the_end_of_the_console() {
-        let console_log = (0..100).map(|line| format!("line {line}\n")).collect();
-        let text = Remains {
-            console_log,
-            stdout: Vec::new(),
-            stderr: Vec::new(),
-        }
-        .to_string();
-        assert!(
-            text.contains("line 99") && text.contains("line 80") && !text.contains("line 79"),
-            "{text}"
-        );
     }
 }

@@ -1,1 +1,307 @@
-fn main() {}
+//! Boots real kernels. Where no VM can be booted the tests are shown as ignored, with the reason; with
+//! `ZERNEL_REQUIRE=vm` they fail instead.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use zernel_lab::{
+    Accelerator, CommandStatus, Initramfs, KernelCache, KernelRequest, Outcome, VmError, VmSpec,
+};
+
+const VM: Need = Need {
+    name: "vm",
+    check: || zernel_lab::available(&KernelRequest::SchedExt).map_err(|error| error.to_string()),
+};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let trials = vec![
+        VM.trial(
+            "output_and_exit_code_come_back_unchanged",
+            output_and_exit_code_come_back_unchanged,
+        ),
+        VM.trial(
+            "a_signal_is_told_from_an_exit_code",
+            a_signal_is_told_from_an_exit_code,
+        ),
+        VM.trial(
+            "the_guest_has_what_programs_expect",
+            the_guest_has_what_programs_expect,
+        ),
+        VM.trial(
+            "files_arguments_and_variables_arrive",
+            files_arguments_and_variables_arrive,
+        ),
+        VM.trial(
+            "what_the_command_leaves_running_is_ended",
+            what_the_command_leaves_running_is_ended,
+        ),
+        VM.trial(
+            "an_endless_command_is_stopped",
+            an_endless_command_is_stopped,
+        ),
+        VM.trial(
+            "a_boot_that_takes_too_long_is_stopped",
+            a_boot_that_takes_too_long_is_stopped,
+        ),
+        VM.trial("a_crash_shows_the_console", a_crash_shows_the_console),
+        VM.trial(
+            "a_guest_that_switches_off_is_no_success",
+            a_guest_that_switches_off_is_no_success,
+        ),
+        VM.trial(
+            "serial_ports_carry_bytes_unchanged_too",
+            serial_ports_carry_bytes_unchanged_too,
+        ),
+        VM.trial(
+            "a_missing_program_is_refused_before_the_boot",
+            a_missing_program_is_refused_before_the_boot,
+        ),
+        VM.trial(
+            "qemu_that_cannot_start_says_why",
+            qemu_that_cannot_start_says_why,
+        ),
+    ];
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Something a test cannot do without.
+struct Need {
+    name: &'static str,
+    check: fn() -> Result<(), String>,
+}
+
+impl Need {
+    fn trial(&self, name: &str, test: fn() -> Result<(), Failed>) -> Trial {
+        match (self.check)() {
+            Ok(()) => Trial::test(name, test),
+            Err(why) if self.is_required() => Trial::test(name, move || Err(why.into())),
+            Err(why) => Trial::test(name, test)
+                .with_ignored_flag(true)
+                .with_kind(format!("skipped: {why}")),
+        }
+    }
+
+    fn is_required(&self) -> bool {
+        let required = std::env::var("ZERNEL_REQUIRE").unwrap_or_default();
+        required.split(',').any(|name| name.trim() == self.name)
+    }
+}
+
+fn vm() -> Result<VmSpec, Failed> {
+    let kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
+    Ok(VmSpec::new(kernel))
+}
+
+fn shell(vm: &VmSpec, script: &str) -> Result<Outcome, VmError> {
+    vm.run("/bin/busybox", ["sh", "-c", script])
+}
+
+/// The error of a run that must not succeed.
+fn failure(result: Result<Outcome, VmError>) -> Result<VmError, Failed> {
+    match result {
+        Ok(outcome) => Err(format!("the run succeeded: {}", outcome.status).into()),
+        Err(error) => Ok(error),
+    }
+}
+
+/// Every byte value, in an order that no line discipline would leave alone.
+fn awkward_bytes(length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|index| (index.wrapping_mul(167) ^ (index >> 8)) as u8)
+        .collect()
+}
+
+fn output_and_exit_code_come_back_unchanged() -> Result<(), Failed> {
+    let bytes = awkward_bytes(1 << 20);
+    let mut files = Initramfs::new();
+    files.add_bytes("/data", bytes.clone(), 0o644)?;
+    let outcome = shell(
+        &vm()?.files(files),
+        "cat /data; printf 'to\\r\\nstderr' >&2; exit 7",
+    )?;
+    assert_eq!(outcome.status, CommandStatus::Exited(7));
+    assert!(
+        outcome.stdout == bytes,
+        "{} bytes of {} came back, or others",
+        outcome.stdout.len(),
+        bytes.len()
+    );
+    assert_eq!(outcome.stderr, b"to\r\nstderr");
+    assert!(
+        outcome.console_log.contains("Linux version"),
+        "{}",
+        outcome.console_log
+    );
+    assert_ne!(outcome.accelerator, Accelerator::Auto);
+    assert!(outcome.boot_time <= outcome.total_time);
+    Ok(())
+}
+
+fn a_signal_is_told_from_an_exit_code() -> Result<(), Failed> {
+    let outcome = shell(&vm()?, "echo before; kill -9 $$")?;
+    assert_eq!(outcome.status, CommandStatus::Killed { signal: 9 });
+    assert_eq!(outcome.stdout, b"before\n");
+    assert_eq!(
+        shell(&vm()?, "exit 137")?.status,
+        CommandStatus::Exited(137)
+    );
+    Ok(())
+}
+
+fn the_guest_has_what_programs_expect() -> Result<(), Failed> {
+    let script = "set -e
+        cat /sys/kernel/sched_ext/state
+        grep -x CONFIG_SCHED_CLASS_EXT=y /boot/config-$(uname -r)
+        id -u
+        nproc
+        for type in proc sysfs devtmpfs devpts cgroup2 bpf tracefs debugfs; do
+            grep -q \" $type \" /proc/mounts || echo no $type
+        done
+        ping -c 1 127.0.0.1 >/dev/null && echo loopback
+        touch /tmp/file /run/file /dev/shm/file
+        echo through >/dev/stdout
+        test -s /sys/kernel/btf/vmlinux && echo BTF";
+    let outcome = shell(&vm()?.cpus(3), script)?;
+    let expected = "disabled\nCONFIG_SCHED_CLASS_EXT=y\n0\n3\nloopback\nthrough\nBTF\n";
+    assert_eq!(
+        String::from_utf8_lossy(&outcome.stdout),
+        expected,
+        "{}",
+        String::from_utf8_lossy(&outcome.stderr)
+    );
+    assert_eq!(outcome.status, CommandStatus::Exited(0));
+    Ok(())
+}
+
+fn files_arguments_and_variables_arrive() -> Result<(), Failed> {
+    let mut files = Initramfs::new();
+    // Dynamic programs of this machine, one of them called by the other.
+    files.add_program("/usr/bin/printenv")?;
+    let vm = vm()?
+        .files(files)
+        .environment("GREETING", "it's a \"test\" $HOME\n");
+    let script = "printf '%s|' \"$@\"; /usr/bin/printenv GREETING";
+    let outcome = vm.run(
+        "/bin/sh",
+        ["-c", script, "sh", "two words", "", "it's", "a\\b"],
+    )?;
+    let expected = "two words||it's|a\\b|it's a \"test\" $HOME\n\n";
+    assert_eq!(
+        String::from_utf8_lossy(&outcome.stdout),
+        expected,
+        "{}",
+        String::from_utf8_lossy(&outcome.stderr)
+    );
+    Ok(())
+}
+
+fn what_the_command_leaves_running_is_ended() -> Result<(), Failed> {
+    let outcome = shell(&vm()?, "setsid sleep 1000 & echo started")?;
+    assert_eq!(outcome.stdout, b"started\n");
+    assert!(outcome.status.success());
+    Ok(())
+}
+
+fn an_endless_command_is_stopped() -> Result<(), Failed> {
+    // The word makes this VM recognisable among all processes.
+    let mark = format!("zernel.test={}", std::process::id());
+    let vm = vm()?.timeout(Duration::from_secs(2)).kernel_argument(&mark);
+    let error = failure(shell(&vm, "echo so far; sleep 100000"))?;
+    let VmError::TimedOut { remains, .. } = &error else {
+        return Err(error.into());
+    };
+    assert_eq!(remains.stdout, b"so far\n");
+    assert!(
+        error.to_string().contains("the end of its console"),
+        "{error}"
+    );
+    assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
+    Ok(())
+}
+
+fn a_boot_that_takes_too_long_is_stopped() -> Result<(), Failed> {
+    let vm = vm()?
+        .boot_timeout(Duration::from_millis(200))
+        .accelerator(Accelerator::Tcg);
+    let error = failure(shell(&vm, "true"))?;
+    assert!(matches!(error, VmError::BootTimedOut { .. }), "{error}");
+    Ok(())
+}
+
+fn a_crash_shows_the_console() -> Result<(), Failed> {
+    let error = failure(shell(&vm()?, "echo c >/proc/sysrq-trigger"))?;
+    let VmError::KernelPanic { message, remains } = &error else {
+        return Err(error.into());
+    };
+    assert!(message.contains("sysrq triggered crash"), "{message}");
+    assert!(
+        remains.console_log.contains("Call Trace"),
+        "{}",
+        remains.console_log
+    );
+    Ok(())
+}
+
+fn a_guest_that_switches_off_is_no_success() -> Result<(), Failed> {
+    let error = failure(shell(&vm()?, "poweroff -f"))?;
+    assert!(matches!(error, VmError::GuestStopped { .. }), "{error}");
+    Ok(())
+}
+
+fn serial_ports_carry_bytes_unchanged_too() -> Result<(), Failed> {
+    let mut kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
+    // A kernel of which nothing is known is not trusted to have virtio ports.
+    kernel.config = None;
+    let bytes = awkward_bytes(100_000);
+    let mut files = Initramfs::new();
+    files.add_bytes("/data", bytes.clone(), 0o644)?;
+    let outcome = shell(
+        &VmSpec::new(kernel).files(files),
+        "cat /data; cat /data >&2; exit 3",
+    )?;
+    assert_eq!(outcome.status, CommandStatus::Exited(3));
+    assert!(
+        outcome.stdout == bytes && outcome.stderr == bytes,
+        "bytes changed on the way"
+    );
+    Ok(())
+}
+
+fn a_missing_program_is_refused_before_the_boot() -> Result<(), Failed> {
+    let error = failure(vm()?.run("/no/such/program", [""; 0]))?;
+    assert!(
+        matches!(&error, VmError::ProgramMissing { program } if program == Path::new("/no/such/program"))
+    );
+    Ok(())
+}
+
+fn qemu_that_cannot_start_says_why() -> Result<(), Failed> {
+    let error = failure(shell(
+        &vm()?.cpus(100_000).accelerator(Accelerator::Tcg),
+        "true",
+    ))?;
+    assert!(
+        matches!(&error, VmError::QemuFailed { message, .. } if message.contains("CPU")),
+        "{error}"
+    );
+    Ok(())
+}
+
+/// The processes whose command line has this text in it, other than ourselves.
+fn processes_with(text: &str) -> Vec<PathBuf> {
+    let processes = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    processes
+        .filter(|process| {
+            let command_line = fs::read(process.join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&command_line).contains(text)
+        })
+        .collect()
+}

@@ -1,0 +1,152 @@
+//! How a run can fail, and what is left of it then.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::initramfs::InitramfsError;
+use crate::qemu;
+
+/// How much of the console an error repeats.
+const CONSOLE_TAIL_LINES: usize = 20;
+
+/// Why a command could not be run to its end.
+#[derive(Debug, Error)]
+pub enum VmError {
+    /// QEMU is not installed.
+    #[error(
+        "{} is not on PATH; install the package qemu-system-x86",
+        qemu::PROGRAM
+    )]
+    QemuMissing,
+    /// The program that ties QEMU's life to ours is not installed.
+    #[error("setpriv is not on PATH; install the package util-linux")]
+    TetherMissing,
+    /// There is nothing to make the guest's first process of.
+    #[error("busybox is not on PATH; install the package busybox-static")]
+    BusyboxMissing,
+    /// A busybox that needs libraries cannot be the guest's first process.
+    #[error("{path} is not statically linked; install the package busybox-static in its place", path = path.display())]
+    BusyboxNotStatic {
+        /// The busybox found.
+        path: PathBuf,
+    },
+    /// The program to run is neither among the guest's files nor on this machine.
+    #[error("there is no program {program} on this machine to run in the guest", program = program.display())]
+    ProgramMissing {
+        /// The program as it was given.
+        program: PathBuf,
+    },
+    /// An argument or a variable's name that cannot be handed to a program.
+    #[error(
+        "{word:?} cannot be passed into the guest: no zero bytes, and in variable names only letters, digits and _"
+    )]
+    BadWord {
+        /// The text.
+        word: OsString,
+    },
+    /// The guest's files could not be put together.
+    #[error(transparent)]
+    Initramfs(#[from] InitramfsError),
+    /// A file of the run could not be written or read.
+    #[error("cannot use {path} for running a VM: {source}", path = path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// QEMU did not start, or ended by itself with an error.
+    #[error("QEMU failed ({status}): {message}")]
+    QemuFailed {
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        message: String,
+    },
+    /// KVM cannot run this guest on this machine.
+    #[error(
+        "KVM cannot run the guest: {message}; use the emulator instead (Accelerator::Auto or Tcg)"
+    )]
+    KvmUnusable {
+        /// What QEMU said.
+        message: String,
+    },
+    /// The guest's kernel crashed.
+    #[error("the guest's kernel crashed: {message}\n{remains}")]
+    KernelPanic {
+        /// The kernel's own words.
+        message: String,
+        /// What is left of the run.
+        remains: Box<Remains>,
+    },
+    /// The guest switched itself off before the command ended.
+    #[error("the guest switched itself off before the command ended\n{remains}")]
+    GuestStopped {
+        /// What is left of the run.
+        remains: Box<Remains>,
+    },
+    /// The command took too long.
+    #[error("the command did not end within {limit:?} and was stopped with its VM\n{remains}")]
+    TimedOut {
+        /// The time it had.
+        limit: Duration,
+        /// What is left of the run.
+        remains: Box<Remains>,
+    },
+    /// The guest never came as far as starting the command.
+    #[error("the guest did not start the command within {limit:?}; give it more time\n{remains}")]
+    BootTimedOut {
+        /// The time it had.
+        limit: Duration,
+        /// What is left of the run.
+        remains: Box<Remains>,
+    },
+}
+
+/// What a run that failed leaves behind.
+#[derive(Debug, Clone)]
+pub struct Remains {
+    /// What the kernel printed.
+    pub console_log: String,
+    /// What the command had written to its stdout.
+    pub stdout: Vec<u8>,
+    /// What the command had written to its stderr.
+    pub stderr: Vec<u8>,
+}
+
+impl fmt::Display for Remains {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<&str> = self.console_log.lines().collect();
+        writeln!(formatter, "the end of its console:")?;
+        for line in &lines[lines.len().saturating_sub(CONSOLE_TAIL_LINES)..] {
+            writeln!(formatter, "  {line}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_repeats_only_the_end_of_the_console() {
+        let console_log = (0..100).map(|line| format!("line {line}\n")).collect();
+        let text = Remains {
+            console_log,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+        }
+        .to_string();
+        assert!(
+            text.contains("line 99") && text.contains("line 80") && !text.contains("line 79"),
+            "{text}"
+        );
+    }
+}
