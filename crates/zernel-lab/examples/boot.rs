@@ -28,8 +28,8 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     io::stdout().write_all(&outcome.stdout)?;
     io::stderr().write_all(&outcome.stderr)?;
     eprintln!(
-        "boot: {version} on {:?}, command started after {:.1?}, {} after {:.1?}",
-        outcome.accelerator, outcome.boot_time, outcome.status, outcome.total_time
+        "boot: {version} on {:?}, boot {}, command started after {:.1?}, {} after {:.1?}",
+        outcome.accelerator, outcome.boots, outcome.boot_time, outcome.status, outcome.total_time
     );
     Ok(match outcome.status {
         CommandStatus::Exited(code) => u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from),

@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::Duration;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use zernel_lab::{
@@ -16,7 +17,18 @@ const VM: Need = Need {
     check: || zernel_lab::available(&KernelRequest::SchedExt).map_err(|error| error.to_string()),
 };
 
+/// Set for a copy of this test that only runs an endless VM; its value is on the VM's command line.
+const ENDLESS: &str = "ZERNEL_LAB_TEST_ENDLESS";
+
 fn main() -> ExitCode {
+    if let Ok(mark) = std::env::var(ENDLESS) {
+        let result = vm().map(|vm| shell(&vm.kernel_argument(mark), "sleep 100000").map(drop));
+        return if matches!(result, Ok(Ok(()))) {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
     let arguments = Arguments::from_args();
     let trials = vec![
         VM.trial(
@@ -47,6 +59,7 @@ fn main() -> ExitCode {
             "a_boot_that_takes_too_long_is_stopped",
             a_boot_that_takes_too_long_is_stopped,
         ),
+        VM.trial("a_vm_dies_with_its_parent", a_vm_dies_with_its_parent),
         VM.trial("a_crash_shows_the_console", a_crash_shows_the_console),
         VM.trial(
             "a_guest_that_switches_off_is_no_success",
@@ -221,6 +234,37 @@ fn an_endless_command_is_stopped() -> Result<(), Failed> {
     );
     assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
     Ok(())
+}
+
+fn a_vm_dies_with_its_parent() -> Result<(), Failed> {
+    let mark = format!("zernel.orphan={}", std::process::id());
+    let folder = tempfile::tempdir()?;
+    let mut parent = Command::new(std::env::current_exe()?)
+        .env(ENDLESS, &mark)
+        .env("TMPDIR", folder.path())
+        .spawn()?;
+    let started = eventually(|| !processes_with(&mark).is_empty());
+    // Not even a handler could act on this signal.
+    parent.kill()?;
+    parent.wait()?;
+    assert!(started, "the VM was not started");
+    assert!(
+        eventually(|| processes_with(&mark).is_empty()),
+        "the VM outlived its parent"
+    );
+    Ok(())
+}
+
+/// Whether a condition comes true within half a minute.
+fn eventually(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > Duration::from_secs(30) {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    true
 }
 
 fn a_boot_that_takes_too_long_is_stopped() -> Result<(), Failed> {

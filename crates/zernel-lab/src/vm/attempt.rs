@@ -83,9 +83,11 @@ impl Attempt {
         }
     }
 
-    /// Whether the guest came as far as starting the command.
-    pub(super) fn reached_command(&self) -> bool {
-        self.boot_time.is_some()
+    /// Whether another boot may end better: the command was not started, and KVM failed in any way or the
+    /// emulated kernel crashed. A boot that is only slow would be slow again.
+    pub(super) fn deserves_another(&self, accelerator: Accelerator) -> bool {
+        let crashed = matches!(self.ending, Ending::QemuExited(status) if status.success());
+        self.boot_time.is_none() && (accelerator == Accelerator::Kvm || crashed)
     }
 
     /// What the boot's end means to the caller.
@@ -93,6 +95,7 @@ impl Attempt {
         self,
         folder: &RunFolder,
         accelerator: Accelerator,
+        boots: usize,
     ) -> Result<Outcome, VmError> {
         let remains = folder.remains()?;
         let message = folder.text(qemu::LOG)?.trim().to_owned();
@@ -103,6 +106,7 @@ impl Attempt {
                 stderr: remains.stderr,
                 console_log: remains.console_log,
                 accelerator,
+                boots,
                 boot_time: self.boot_time.unwrap_or(self.total_time),
                 total_time: self.total_time,
             }),
