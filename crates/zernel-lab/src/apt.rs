@@ -129,6 +129,7 @@ Dir::Etc::sourceparts "/dev/null";
 Dir::Etc::preferences "/dev/null";
 Dir::Etc::preferencesparts "/dev/null";
 APT::Sandbox::User "root";
+Acquire::Retries "1";
 APT::Update::Error-Mode "any";
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;

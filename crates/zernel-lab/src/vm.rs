@@ -197,24 +197,31 @@ impl VmSpec {
         let folder = RunFolder::create()?;
         let ports = Ports::of(&self.kernel);
         self.write_initramfs(&folder, program.as_ref(), &arguments, ports)?;
+        self.boot(&programs, &folder, ports)
+    }
+
+    /// Boots until the command was started, or there is nothing left to try.
+    fn boot(
+        &self,
+        programs: &Programs,
+        folder: &RunFolder,
+        ports: Ports,
+    ) -> Result<Outcome, VmError> {
         let attempts = self.accelerator.attempts();
         for (index, &accelerator) in attempts.iter().enumerate() {
             let boots = index + 1;
             let last = boots == attempts.len();
-            let impatient = accelerator == Accelerator::Kvm && !last;
-            let boot = if impatient {
-                self.boot_timeout.min(KVM_PATIENCE)
-            } else {
-                self.boot_timeout
-            };
-            let limits = Limits {
-                boot,
+            let mut limits = Limits {
+                boot: self.boot_timeout,
                 command: self.timeout,
             };
+            if accelerator == Accelerator::Kvm && !last {
+                limits.boot = limits.boot.min(KVM_PATIENCE);
+            }
             let arguments = qemu::arguments(self, accelerator, ports);
-            let attempt = Attempt::make(&programs, &arguments, &folder, limits)?;
+            let attempt = Attempt::make(programs, &arguments, folder, limits)?;
             if last || !attempt.deserves_another(accelerator) {
-                return attempt.outcome(&folder, accelerator, boots);
+                return attempt.outcome(folder, accelerator, boots);
             }
         }
         unreachable!("there is always an attempt, and the last one returns")
