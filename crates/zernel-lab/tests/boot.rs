@@ -1,16 +1,20 @@
 //! Boots real kernels. Where no VM can be booted the tests are shown as ignored, with the reason; with
 //! `ZERNEL_REQUIRE=vm` they fail instead.
 
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::Trial;
 use zernel_lab::{
     Accelerator, CommandStatus, Initramfs, KernelCache, KernelRequest, Outcome, VmError, VmSpec,
 };
+use zernel_testkit::Need;
+
+type TestResult = Result<(), Box<dyn Error>>;
 
 const VM: Need = Need {
     name: "vm",
@@ -29,82 +33,66 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         };
     }
-    let arguments = Arguments::from_args();
-    let trials = vec![
-        VM.trial(
+    zernel_testkit::main([
+        trial(
             "output_and_exit_code_come_back_unchanged",
             output_and_exit_code_come_back_unchanged,
         ),
-        VM.trial(
+        trial(
             "a_signal_is_told_from_an_exit_code",
             a_signal_is_told_from_an_exit_code,
         ),
-        VM.trial(
+        trial(
             "the_guest_has_what_programs_expect",
             the_guest_has_what_programs_expect,
         ),
-        VM.trial(
+        trial(
             "files_arguments_and_variables_arrive",
             files_arguments_and_variables_arrive,
         ),
-        VM.trial(
+        trial(
             "what_the_command_leaves_running_is_ended",
             what_the_command_leaves_running_is_ended,
         ),
-        VM.trial(
+        trial(
             "an_endless_command_is_stopped",
             an_endless_command_is_stopped,
         ),
-        VM.trial(
+        trial(
             "a_boot_that_takes_too_long_is_stopped",
             a_boot_that_takes_too_long_is_stopped,
         ),
-        VM.trial("a_vm_dies_with_its_parent", a_vm_dies_with_its_parent),
-        VM.trial("a_crash_shows_the_console", a_crash_shows_the_console),
-        VM.trial(
+        trial("a_vm_dies_with_its_parent", a_vm_dies_with_its_parent),
+        trial("a_crash_shows_the_console", a_crash_shows_the_console),
+        trial(
             "a_guest_that_switches_off_is_no_success",
             a_guest_that_switches_off_is_no_success,
         ),
-        VM.trial(
+        trial(
             "serial_ports_carry_bytes_unchanged_too",
             serial_ports_carry_bytes_unchanged_too,
         ),
-        VM.trial(
+        trial(
             "a_missing_program_is_refused_before_the_boot",
             a_missing_program_is_refused_before_the_boot,
         ),
-        VM.trial(
+        trial(
             "qemu_that_cannot_start_says_why",
             qemu_that_cannot_start_says_why,
         ),
-    ];
-    libtest_mimic::run(&arguments, trials).exit_code()
+    ])
 }
 
-/// Something a test cannot do without.
-struct Need {
-    name: &'static str,
-    check: fn() -> Result<(), String>,
-}
-
-impl Need {
-    fn trial(&self, name: &str, test: fn() -> Result<(), Failed>) -> Trial {
-        match (self.check)() {
-            Ok(()) => Trial::test(name, test),
-            Err(why) if self.is_required() => Trial::test(name, move || Err(why.into())),
-            Err(why) => Trial::test(name, test)
-                .with_ignored_flag(true)
-                .with_kind(format!("skipped: {why}")),
+/// A test that boots a VM.
+fn trial(name: &str, test: fn() -> TestResult) -> Trial {
+    zernel_testkit::trial(name, &[VM], move || {
+        if let Err(error) = test() {
+            panic!("{error}");
         }
-    }
-
-    fn is_required(&self) -> bool {
-        let required = std::env::var("ZERNEL_REQUIRE").unwrap_or_default();
-        required.split(',').any(|name| name.trim() == self.name)
-    }
+    })
 }
 
-fn vm() -> Result<VmSpec, Failed> {
+fn vm() -> Result<VmSpec, Box<dyn Error>> {
     let kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
     Ok(VmSpec::new(kernel))
 }
@@ -114,7 +102,7 @@ fn shell(vm: &VmSpec, script: &str) -> Result<Outcome, VmError> {
 }
 
 /// The error of a run that must not succeed.
-fn failure(result: Result<Outcome, VmError>) -> Result<VmError, Failed> {
+fn failure(result: Result<Outcome, VmError>) -> Result<VmError, Box<dyn Error>> {
     match result {
         Ok(outcome) => Err(format!("the run succeeded: {}", outcome.status).into()),
         Err(error) => Ok(error),
@@ -128,7 +116,7 @@ fn awkward_bytes(length: usize) -> Vec<u8> {
         .collect()
 }
 
-fn output_and_exit_code_come_back_unchanged() -> Result<(), Failed> {
+fn output_and_exit_code_come_back_unchanged() -> TestResult {
     let bytes = awkward_bytes(1 << 20);
     let mut files = Initramfs::new();
     files.add_bytes("/data", bytes.clone(), 0o644)?;
@@ -154,7 +142,7 @@ fn output_and_exit_code_come_back_unchanged() -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_signal_is_told_from_an_exit_code() -> Result<(), Failed> {
+fn a_signal_is_told_from_an_exit_code() -> TestResult {
     let outcome = shell(&vm()?, "echo before; kill -9 $$")?;
     assert_eq!(outcome.status, CommandStatus::Killed { signal: 9 });
     assert_eq!(outcome.stdout, b"before\n");
@@ -165,7 +153,7 @@ fn a_signal_is_told_from_an_exit_code() -> Result<(), Failed> {
     Ok(())
 }
 
-fn the_guest_has_what_programs_expect() -> Result<(), Failed> {
+fn the_guest_has_what_programs_expect() -> TestResult {
     let script = "set -e
         cat /sys/kernel/sched_ext/state
         grep -x CONFIG_SCHED_CLASS_EXT=y /boot/config-$(uname -r)
@@ -190,7 +178,7 @@ fn the_guest_has_what_programs_expect() -> Result<(), Failed> {
     Ok(())
 }
 
-fn files_arguments_and_variables_arrive() -> Result<(), Failed> {
+fn files_arguments_and_variables_arrive() -> TestResult {
     let mut files = Initramfs::new();
     // Dynamic programs of this machine, one of them called by the other.
     files.add_program("/usr/bin/printenv")?;
@@ -212,14 +200,14 @@ fn files_arguments_and_variables_arrive() -> Result<(), Failed> {
     Ok(())
 }
 
-fn what_the_command_leaves_running_is_ended() -> Result<(), Failed> {
+fn what_the_command_leaves_running_is_ended() -> TestResult {
     let outcome = shell(&vm()?, "setsid sleep 1000 & echo started")?;
     assert_eq!(outcome.stdout, b"started\n");
     assert!(outcome.status.success());
     Ok(())
 }
 
-fn an_endless_command_is_stopped() -> Result<(), Failed> {
+fn an_endless_command_is_stopped() -> TestResult {
     // The word makes this VM recognisable among all processes.
     let mark = format!("zernel.test={}", std::process::id());
     let vm = vm()?.timeout(Duration::from_secs(2)).kernel_argument(&mark);
@@ -236,7 +224,7 @@ fn an_endless_command_is_stopped() -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_vm_dies_with_its_parent() -> Result<(), Failed> {
+fn a_vm_dies_with_its_parent() -> TestResult {
     let mark = format!("zernel.orphan={}", std::process::id());
     let folder = tempfile::tempdir()?;
     let mut parent = Command::new(std::env::current_exe()?)
@@ -267,7 +255,7 @@ fn eventually(condition: impl Fn() -> bool) -> bool {
     true
 }
 
-fn a_boot_that_takes_too_long_is_stopped() -> Result<(), Failed> {
+fn a_boot_that_takes_too_long_is_stopped() -> TestResult {
     let vm = vm()?
         .boot_timeout(Duration::from_millis(200))
         .accelerator(Accelerator::Tcg);
@@ -276,7 +264,7 @@ fn a_boot_that_takes_too_long_is_stopped() -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_crash_shows_the_console() -> Result<(), Failed> {
+fn a_crash_shows_the_console() -> TestResult {
     let error = failure(shell(&vm()?, "echo c >/proc/sysrq-trigger"))?;
     let VmError::KernelPanic { message, remains } = &error else {
         return Err(error.into());
@@ -290,13 +278,13 @@ fn a_crash_shows_the_console() -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_guest_that_switches_off_is_no_success() -> Result<(), Failed> {
+fn a_guest_that_switches_off_is_no_success() -> TestResult {
     let error = failure(shell(&vm()?, "poweroff -f"))?;
     assert!(matches!(error, VmError::GuestStopped { .. }), "{error}");
     Ok(())
 }
 
-fn serial_ports_carry_bytes_unchanged_too() -> Result<(), Failed> {
+fn serial_ports_carry_bytes_unchanged_too() -> TestResult {
     let mut kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
     // A kernel of which nothing is known is not trusted to have virtio ports.
     kernel.config = None;
@@ -315,7 +303,7 @@ fn serial_ports_carry_bytes_unchanged_too() -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_missing_program_is_refused_before_the_boot() -> Result<(), Failed> {
+fn a_missing_program_is_refused_before_the_boot() -> TestResult {
     let error = failure(vm()?.run("/no/such/program", [""; 0]))?;
     assert!(
         matches!(&error, VmError::ProgramMissing { program } if program == Path::new("/no/such/program"))
@@ -323,7 +311,7 @@ fn a_missing_program_is_refused_before_the_boot() -> Result<(), Failed> {
     Ok(())
 }
 
-fn qemu_that_cannot_start_says_why() -> Result<(), Failed> {
+fn qemu_that_cannot_start_says_why() -> TestResult {
     let error = failure(shell(
         &vm()?.cpus(100_000).accelerator(Accelerator::Tcg),
         "true",
