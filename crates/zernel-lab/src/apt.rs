@@ -13,8 +13,6 @@ use crate::host::find_program;
 
 /// Debian's archive keys, what every index is checked against.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Where Debian is served from when the machine's own apt says nothing else.
-const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
 const OWN_SOURCES: &str = "/etc/apt/sources.list";
 const OWN_SOURCES_FOLDER: &str = "/etc/apt/sources.list.d";
 
@@ -34,6 +32,11 @@ pub enum AptError {
         "{KEYRING} is missing, so no package can be trusted; install the package debian-archive-keyring"
     )]
     KeyringMissing,
+    /// This machine's apt knows no Debian mirror.
+    #[error(
+        "no Debian mirror is named in {OWN_SOURCES} or {OWN_SOURCES_FOLDER}, so no kernel can be fetched; name one there, or give the path of a kernel on disk"
+    )]
+    NoMirror,
     /// A file of the private apt could not be written or read.
     #[error("cannot use {path} for fetching packages: {source}", path = path.display())]
     File {
@@ -136,7 +139,7 @@ APT::Update::Error-Mode "any";
 #clear APT::Update::Post-Invoke-Success;
 "#
         );
-        let mirror = own_mirror().unwrap_or_else(|| DEFAULT_MIRROR.to_owned());
+        let mirror = own_mirror().ok_or(AptError::NoMirror)?;
         let source = format!(
             "deb [arch=amd64 target=Packages signed-by={KEYRING}] {mirror} {} main\n",
             self.name
@@ -178,11 +181,10 @@ pub(crate) fn check() -> Result<(), AptError> {
             return Err(AptError::Missing { program });
         }
     }
-    if Path::new(KEYRING).is_file() {
-        Ok(())
-    } else {
-        Err(AptError::KeyringMissing)
+    if !Path::new(KEYRING).is_file() {
+        return Err(AptError::KeyringMissing);
     }
+    own_mirror().map(drop).ok_or(AptError::NoMirror)
 }
 
 /// apt's errors without its progress and warnings.

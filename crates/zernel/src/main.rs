@@ -1,7 +1,9 @@
 //! Zernel: see what ML processes do, understand it, and let the CPU scheduler act on it.
 
 mod doctor;
+mod lab;
 
+use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
@@ -17,19 +19,27 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Doctor(doctor::Options),
+    Lab(lab::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Doctor(options) => doctor::run(&options),
+        Command::Lab(options) => lab::run(&options),
     };
     match result {
         Ok(code) => code,
-        // Whoever read our output has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("zernel: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether whoever read our output has seen enough.
+fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode, Output, Stdio};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
+use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmSpec};
 use zernel_testkit::{Need, root, trial};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
@@ -22,12 +23,26 @@ fn main() -> ExitCode {
                 .map_err(|e| e.to_string())
         },
     };
+    let vm = Need {
+        name: "vm",
+        check: || zernel_lab::available(&KernelRequest::SchedExt).map_err(|e| e.to_string()),
+    };
     zernel_testkit::main([
         trial("root_can_observe", &[root(), bpf], root_can_observe),
         trial(
             "nobody_cannot_observe_and_is_told_why",
             &[root()],
             nobody_cannot_observe,
+        ),
+        trial(
+            "a_kernel_with_sched_ext_is_recognised",
+            &[vm],
+            sched_ext_is_recognised,
+        ),
+        trial(
+            "an_old_kernel_has_the_last_rung",
+            &[vm],
+            an_old_kernel_has_the_last_rung,
         ),
         trial(
             "every_shortcoming_has_a_consequence",
@@ -119,6 +134,42 @@ fn nobody_cannot_observe() {
             assert!(row["remedy"].as_str().unwrap().contains("root"), "{row}");
         }
     }
+}
+
+/// The doctor's report from a virtual machine with such a kernel.
+fn doctor_in_a_vm(kernel: &str) -> Value {
+    let request: KernelRequest = kernel.parse().unwrap();
+    let kernel = KernelCache::from_environment().unwrap().obtain(&request);
+    let outcome = VmSpec::new(kernel.unwrap()).run(ZERNEL, ["doctor", "--json"]);
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let complaints = String::from_utf8_lossy(&outcome.stderr);
+    assert_eq!(outcome.status, CommandStatus::Exited(0), "{complaints}");
+    serde_json::from_slice(&outcome.stdout).unwrap()
+}
+
+fn sched_ext_is_recognised() {
+    let report = doctor_in_a_vm("sched_ext");
+    for name in [
+        "sched_ext",
+        "cgroup v2",
+        "bpffs",
+        "tracefs",
+        "fentry",
+        "kprobe",
+        "tracepoint",
+    ] {
+        assert_eq!(status(&report, name), "ok", "{name}");
+    }
+    assert_eq!(report["observe"]["rung"], "uprobe.session");
+    assert_eq!(status(&report, "NVIDIA GPUs"), "missing");
+}
+
+fn an_old_kernel_has_the_last_rung() {
+    let report = doctor_in_a_vm("6.1");
+    assert_eq!(report["observe"]["possible"], true);
+    assert_eq!(report["observe"]["rung"], "uprobe (perf event)");
+    assert_eq!(status(&report, "uprobe.multi"), "missing");
+    assert_eq!(status(&report, "sched_ext"), "missing");
 }
 
 fn every_shortcoming_has_a_consequence() {

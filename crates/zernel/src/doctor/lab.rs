@@ -4,11 +4,28 @@ use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::process::Command;
 
+use zernel_lab::KernelRequest;
+
 use super::kernel::os_message;
 use super::row::Row;
 
 pub(super) fn rows() -> Vec<Row> {
-    vec![qemu(), kvm()]
+    vec![virtual_machines(), qemu(), kvm()]
+}
+
+fn virtual_machines() -> Row {
+    let name = "virtual machines";
+    match zernel_lab::available(&KernelRequest::SchedExt) {
+        Ok(()) => Row::ok(
+            name,
+            "the lab has what it needs to boot a kernel with sched_ext",
+        ),
+        Err(unavailable) => Row::missing(
+            name,
+            unavailable.reasons.join("; "),
+            "schedulers cannot be compared in the lab",
+        ),
+    }
 }
 
 fn qemu() -> Row {

@@ -11,6 +11,7 @@ mod render;
 mod row;
 mod scheduling;
 
+use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -59,7 +60,7 @@ struct Section {
 /// What came of trying each capability.
 type Trials = Vec<(Capability, Result<(), Refusal>)>;
 
-pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let report = examine();
     let mut out = anstream::AutoStream::auto(io::stdout().lock());
     if options.json {

@@ -1,0 +1,88 @@
+//! `zernel lab`: commands in virtual machines with kernels of our choice.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmSpec};
+
+/// Run commands in virtual machines with other kernels
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(RunOptions),
+}
+
+/// Boot a stock Debian kernel and run one program of this machine in it, as root
+///
+/// The kernel is fetched once, with apt, and kept in ~/.cache/zernel. The program travels with the
+/// libraries it is linked to; nothing else of this machine is visible inside, and nothing is left
+/// behind. Output, errors and exit code are the program's own.
+///
+/// Example: zernel lab run --kernel 6.1 zernel doctor
+#[derive(Debug, Args)]
+struct RunOptions {
+    /// A version such as 6.12 or 6.18.15, or sched_ext for the newest kernel that has it
+    #[arg(long, value_name = "VERSION", default_value = "sched_ext")]
+    kernel: KernelRequest,
+    /// Processors of the virtual machine
+    #[arg(long, default_value_t = 2)]
+    cpus: u32,
+    /// Memory of the virtual machine, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    memory: u32,
+    /// How long the program may take, in seconds, once the kernel has booted
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    timeout: u64,
+    /// The program, by path or name, and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    match &options.command {
+        Command::Run(options) => run_in_vm(options),
+    }
+}
+
+fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let cache = KernelCache::from_environment()?;
+    let kernel = match cache.cached(&options.kernel)? {
+        Some(kernel) => kernel,
+        None => {
+            eprintln!("zernel: fetching a kernel {}", options.kernel);
+            cache.fetch(&options.kernel)?
+        }
+    };
+    let (program, arguments) = options.command.split_first().expect("clap requires it");
+    let outcome = VmSpec::new(kernel)
+        .cpus(options.cpus)
+        .memory_mib(options.memory)
+        .timeout(Duration::from_secs(options.timeout))
+        .run(program, arguments)?;
+    io::stdout().write_all(&outcome.stdout)?;
+    io::stderr().write_all(&outcome.stderr)?;
+    Ok(ExitCode::from(exit_code(outcome.status)))
+}
+
+/// As a shell gives it: 128 and more for a signal.
+fn exit_code(status: CommandStatus) -> u8 {
+    let code = match status {
+        CommandStatus::Exited(code) => code,
+        CommandStatus::Killed { signal } => 128 + signal,
+    };
+    u8::try_from(code).unwrap_or(u8::MAX)
+}
