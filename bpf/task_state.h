@@ -42,9 +42,14 @@ enum zernel_activity {
 enum zernel_tracker_flags {
 	ZERNEL_IN_SYNC = 1 << 0,
 	ZERNEL_IN_COLLECTIVE = 1 << 1,
-	ZERNEL_COLLECTIVE_QUEUED = 1 << 2, /* the last work handed to the GPU was a collective */
-	ZERNEL_AWAITING_DATA = 1 << 3, /* blocked, and for data */
-	ZERNEL_MARKED = 1 << 4, /* has passed an optimizer marker */
+	ZERNEL_COLLECTIVE_QUEUED = 1 << 2, /* handed to the GPU, and nothing else since the last sync */
+	ZERNEL_COLLECTIVE_LAUNCHED = 1 << 3, /* the collective it is in has launched its kernel */
+	ZERNEL_LAUNCHED_SINCE_SYNC = 1 << 4,
+	ZERNEL_WAITING = 1 << 5, /* blocked */
+	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* ... for data, or for the backward pass */
+	ZERNEL_UNDECIDED = 1 << 7, /* such a wait is over; a copy would tell */
+	ZERNEL_DRIVES_STEPS = 1 << 8, /* copies, syncs or marks */
+	ZERNEL_MARKED = 1 << 9, /* has passed an optimizer marker */
 };
 
 /* What phase_tracker.h remembers of a thread. */
@@ -54,14 +59,19 @@ struct zernel_tracker {
 	__u64 activity_until_ns; /* when the activity is given up */
 	__u64 sync_since_ns; /* when the sync it is in was entered */
 	__u64 collective_since_ns; /* when the collective it is in was entered */
+	__u64 call_shown_ns; /* when the call it is in was last shown */
+	__u64 wait_since_ns; /* when it blocked */
+	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
+	__u64 undecided_since_ns; /* when the wait began that a copy would decide on */
 	__u64 last_marker_ns; /* when it last passed an optimizer marker */
 	__u32 lost_leaves; /* calls ended by other evidence than their leave */
 	__u32 lost_enters; /* leaves of calls never seen to begin */
 	__u32 late; /* events stamped before one already applied */
 	__u32 expired; /* phases given up at their deadline */
+	__u16 flags; /* enum zernel_tracker_flags */
 	__u8 activity; /* enum zernel_activity */
-	__u8 flags; /* enum zernel_tracker_flags */
-	__u8 reserved[6];
+	__u8 wait_activity; /* the activity before it blocked */
+	__u8 reserved[4];
 };
 
 struct zernel_task_state {
@@ -84,7 +94,8 @@ struct zernel_task_state {
 
 /*
  * The phase word: phase, sequence and start in one u64, written once, so that a reader on another
- * CPU never sees half of a change.
+ * CPU never sees half of it. The sums in phase_ns are written before the word: a reader that wants both
+ * takes a sum that may already hold the interval the word shows as open.
  *
  *   bits  0-3   phase
  *   bits  4-15  sequence, one more at every change

@@ -149,11 +149,15 @@ fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     let mut rng = rng();
     let mut batch = TrackBatch::new_box_zeroed().unwrap();
     let config = TrackerConfig {
-        call_max_ns: 60_000,
-        activity_max_ns: 40_000,
+        sync_max_ns: 60_000,
+        collective_max_ns: 50_000,
+        blocked_max_ns: 70_000,
+        loading_max_ns: 40_000,
+        launching_max_ns: 30_000,
         optimizer_max_ns: 20_000,
         optimizer_burst_max_ns: 10_000,
         optimizer_launch_max_ns: 5_000,
+        short_wait_max_ns: 3_000,
     };
     batch.config = RawTrackerConfig::from(&config);
     let mut ours: Vec<(PhaseTracker, RoundedSums)> = Vec::new();
@@ -205,10 +209,10 @@ impl Extend<PhaseInterval> for RoundedSums {
 fn tracked(task: &RawTaskState) -> (WorkloadPhase, u64, TrackerFaults) {
     let tracker = &task.tracker;
     let faults = TrackerFaults {
-        lost_leaves: tracker.lost_leaves.into(),
-        lost_enters: tracker.lost_enters.into(),
-        late: tracker.late.into(),
-        expired: tracker.expired.into(),
+        lost_leaves: tracker.lost_leaves,
+        lost_enters: tracker.lost_enters,
+        late: tracker.late,
+        expired: tracker.expired,
     };
     (task.phase_word.phase(), tracker.deadline_ns, faults)
 }
@@ -488,13 +492,18 @@ fn layout() {
             activity_until_ns,
             sync_since_ns,
             collective_since_ns,
+            call_shown_ns,
+            wait_since_ns,
+            wait_activity_until_ns,
+            undecided_since_ns,
             last_marker_ns,
             lost_leaves,
             lost_enters,
             late,
             expired,
-            activity,
             flags,
+            activity,
+            wait_activity,
             reserved,
         ]
     );
@@ -503,17 +512,21 @@ fn layout() {
         "zernel_tracker_config",
         RawTrackerConfig,
         [
-            call_max_ns,
-            activity_max_ns,
+            sync_max_ns,
+            collective_max_ns,
+            blocked_max_ns,
+            loading_max_ns,
+            launching_max_ns,
             optimizer_max_ns,
             optimizer_burst_max_ns,
             optimizer_launch_max_ns,
+            short_wait_max_ns,
         ]
     );
 }
 
 /// Small mistakes in the C headers: header, what it says, what it would say instead.
-const MUTANTS: [(&str, &str, &str); 33] = [
+const MUTANTS: [(&str, &str, &str); 44] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -579,13 +592,23 @@ const MUTANTS: [(&str, &str, &str); 33] = [
     ("task_state.h", "WORD_UNIT_SHIFT 10", "WORD_UNIT_SHIFT 9"),
     (
         "phase_tracker.h",
-        "config->call_max_ns);\n\t} else if",
-        "config->activity_max_ns);\n\t} else if",
+        "max_ns = config->optimizer_max_ns",
+        "max_ns = config->loading_max_ns",
     ),
     (
         "phase_tracker.h",
-        "max_ns = config->optimizer_max_ns",
-        "max_ns = config->activity_max_ns",
+        "max_ns = config->launching_max_ns",
+        "max_ns = config->loading_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->call_shown_ns, config->collective_max_ns",
+        "tracker->call_shown_ns, config->sync_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->wait_since_ns, config->blocked_max_ns",
+        "tracker->wait_since_ns, config->sync_max_ns",
     ),
     (
         "phase_tracker.h",
@@ -624,8 +647,39 @@ const MUTANTS: [(&str, &str, &str); 33] = [
     ),
     (
         "phase_tracker.h",
-        "tracker->flags |= ZERNEL_COLLECTIVE_QUEUED;",
-        "",
+        "return tracker->activity != ZERNEL_IDLE;",
+        "return 1;",
+    ),
+    (
+        "phase_tracker.h",
+        "waited_ns < config->short_wait_max_ns",
+        "waited_ns <= config->short_wait_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "activity != ZERNEL_IDLE && activity != ZERNEL_LOADING",
+        "activity != ZERNEL_LOADING",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->call_shown_ns += waited_ns;",
+        "tracker->call_shown_ns = tracker->now_ns;",
+    ),
+    ("phase_tracker.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
+    (
+        "phase_tracker.h",
+        "if (!(tracker->flags & ZERNEL_LAUNCHED_SINCE_SYNC))",
+        "if (1)",
+    ),
+    (
+        "phase_tracker.h",
+        "!(tracker->flags & ZERNEL_COLLECTIVE_LAUNCHED)",
+        "1",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_LOADING ? ZERNEL_LOADING",
+        "0 ? ZERNEL_LOADING",
     ),
     (
         "phase_tracker.h",
@@ -639,13 +693,23 @@ const MUTANTS: [(&str, &str, &str); 33] = [
     ),
     (
         "phase_tracker.h",
+        "zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns)",
+        "zernel_transition(task, ZERNEL_DATA_LOADING, tracker->now_ns)",
+    ),
+    (
+        "phase_tracker.h",
         "if (tracker->activity == ZERNEL_BURST || tracker->activity == ZERNEL_DRAINED)",
         "if (tracker->activity == ZERNEL_BURST)",
     ),
     (
         "phase_tracker.h",
-        "\t\ttracker->flags &= ~ZERNEL_AWAITING_DATA;\n\t\tbreak;",
-        "\t\tbreak;",
+        "after_launches && !(tracker->flags & ZERNEL_DRIVES_STEPS)",
+        "after_launches",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_wait(config, &task->tracker);\n",
+        "",
     ),
 ];
 

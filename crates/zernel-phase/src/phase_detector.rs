@@ -58,7 +58,11 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    fn new(field: &'static str, value: &dyn Display, allowed: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        field: &'static str,
+        value: &dyn Display,
+        allowed: impl Into<String>,
+    ) -> Self {
         Self {
             field,
             value: value.to_string(),

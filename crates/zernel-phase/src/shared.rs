@@ -70,14 +70,19 @@ pub struct RawTracker {
     pub activity_until_ns: u64,
     pub sync_since_ns: u64,
     pub collective_since_ns: u64,
+    pub call_shown_ns: u64,
+    pub wait_since_ns: u64,
+    pub wait_activity_until_ns: u64,
+    pub undecided_since_ns: u64,
     pub last_marker_ns: u64,
     pub lost_leaves: u32,
     pub lost_enters: u32,
     pub late: u32,
     pub expired: u32,
+    pub flags: u16,
     pub activity: u8,
-    pub flags: u8,
-    pub reserved: [u8; 6],
+    pub wait_activity: u8,
+    pub reserved: [u8; 4],
 }
 
 /// `struct zernel_task_state`.
@@ -166,21 +171,29 @@ impl From<&PhaseDetectorConfig> for RawPhaseConfig {
 #[repr(C)]
 #[allow(missing_docs)] // as in TrackerConfig
 pub struct RawTrackerConfig {
-    pub call_max_ns: u64,
-    pub activity_max_ns: u64,
+    pub sync_max_ns: u64,
+    pub collective_max_ns: u64,
+    pub blocked_max_ns: u64,
+    pub loading_max_ns: u64,
+    pub launching_max_ns: u64,
     pub optimizer_max_ns: u64,
     pub optimizer_burst_max_ns: u64,
     pub optimizer_launch_max_ns: u64,
+    pub short_wait_max_ns: u64,
 }
 
 impl From<&TrackerConfig> for RawTrackerConfig {
     fn from(config: &TrackerConfig) -> Self {
         Self {
-            call_max_ns: config.call_max_ns,
-            activity_max_ns: config.activity_max_ns,
+            sync_max_ns: config.sync_max_ns,
+            collective_max_ns: config.collective_max_ns,
+            blocked_max_ns: config.blocked_max_ns,
+            loading_max_ns: config.loading_max_ns,
+            launching_max_ns: config.launching_max_ns,
             optimizer_max_ns: config.optimizer_max_ns,
             optimizer_burst_max_ns: config.optimizer_burst_max_ns,
             optimizer_launch_max_ns: config.optimizer_launch_max_ns,
+            short_wait_max_ns: config.short_wait_max_ns,
         }
     }
 }

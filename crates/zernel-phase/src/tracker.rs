@@ -6,21 +6,30 @@
 //!
 //! | the thread | phase |
 //! |---|---|
-//! | is in a collective, or syncs on one with no launch since | `NcclCollective` |
+//! | is in a collective, or syncs with nothing but a collective handed to the GPU since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
 //! | launched last | `GpuCompute` |
-//! | waited for I/O or polled last, or copied to the device | `DataLoading` |
-//! | waits on a futex after its sync or optimizer step: for its next batch | `DataLoading` |
+//! | waits for I/O, or did so last | `DataLoading` |
+//! | copied to the device last, or synced right after it | `DataLoading` |
+//! | polls, or waits on a futex, when its step is over: for its next batch | `DataLoading` |
+//! | waited on a futex after launches: for its next batch if a copy follows, else for the backward pass | `DataLoading` or `GpuCompute` |
 //! | passed an optimizer marker; launches right behind it belong to it | `OptimizerStep` |
 //! | returned from a sync, and never showed a marker | `OptimizerStep`, for one short burst |
 //! | did nothing of the kind for too long | `Unknown` |
 //!
+//! A short wait, as for a lock or a page, interrupts an activity and does not end it. A thread that
+//! only launches, such as the one of the backward pass, is `Unknown` while it waits for more. A
+//! thread is judged by its own events alone: where collectives run on another thread than the step,
+//! that other thread shows them.
+//!
 //! No event is trusted to arrive. Every phase has a deadline, counted from the last event that
-//! showed it, after which the thread is `Unknown` until its next event; a call that another event
-//! proves over is over; and an event that arrives after a later one never rewrites what was reported.
+//! showed it and standing still while the thread is known to be blocked, after which the thread is
+//! `Unknown` until its next event; a call that another event proves over is over; and an event that
+//! arrives after a later one never rewrites what was reported.
 
 use serde::{Deserialize, Serialize};
 
+use crate::phase_detector::ConfigError;
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 /// Something a thread did.
@@ -63,27 +72,65 @@ pub enum BlockReason {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrackerConfig {
-    /// In a call that was entered and not left.
-    pub call_max_ns: u64,
-    /// Loading or launching, after the last event that shows it.
-    pub activity_max_ns: u64,
+    /// In a GPU sync that was entered and not left. Long, because a sync may spin.
+    pub sync_max_ns: u64,
+    /// In a collective that was entered and not left. Short, because it only hands work on.
+    pub collective_max_ns: u64,
+    /// Blocked, in whatever phase.
+    pub blocked_max_ns: u64,
+    /// Loading, after the last event that shows it.
+    pub loading_max_ns: u64,
+    /// Launching, after the last launch.
+    pub launching_max_ns: u64,
     /// In an optimizer step, after its last marker.
     pub optimizer_max_ns: u64,
     /// In an optimizer step guessed from the CPU burst after a sync.
     pub optimizer_burst_max_ns: u64,
     /// A launch within this time after a marker belongs to the optimizer.
     pub optimizer_launch_max_ns: u64,
+    /// A wait shorter than this interrupts an activity and does not end it.
+    pub short_wait_max_ns: u64,
 }
 
 impl Default for TrackerConfig {
     fn default() -> Self {
         Self {
-            call_max_ns: 60_000_000_000,
-            activity_max_ns: 10_000_000_000,
+            sync_max_ns: 60_000_000_000,
+            collective_max_ns: 1_000_000_000,
+            blocked_max_ns: Self::LONGEST_NS,
+            loading_max_ns: 10_000_000_000,
+            launching_max_ns: 20_000_000,
             optimizer_max_ns: 1_000_000_000,
             optimizer_burst_max_ns: 5_000_000,
             optimizer_launch_max_ns: 1_000_000,
+            short_wait_max_ns: 1_000_000,
         }
+    }
+}
+
+impl TrackerConfig {
+    /// No phase is believed longer than an hour without evidence.
+    pub const LONGEST_NS: u64 = 3_600_000_000_000;
+
+    /// Refuses limits that would end every phase at once, or none.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (field, ns) in [
+            ("sync_max_ns", self.sync_max_ns),
+            ("collective_max_ns", self.collective_max_ns),
+            ("blocked_max_ns", self.blocked_max_ns),
+            ("loading_max_ns", self.loading_max_ns),
+            ("launching_max_ns", self.launching_max_ns),
+            ("optimizer_max_ns", self.optimizer_max_ns),
+            ("optimizer_burst_max_ns", self.optimizer_burst_max_ns),
+            ("optimizer_launch_max_ns", self.optimizer_launch_max_ns),
+            ("short_wait_max_ns", self.short_wait_max_ns),
+        ] {
+            if ns == 0 || ns > Self::LONGEST_NS {
+                let allowed = format!("from 1 to {}", Self::LONGEST_NS);
+                return Err(ConfigError::new(field, &ns, allowed));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -136,6 +183,14 @@ impl Activity {
         }
     }
 
+    /// Whether a short wait leaves it as it was.
+    fn is_part_of_a_step(self) -> bool {
+        match self {
+            Self::Launching | Self::Burst | Self::Updating | Self::Drained => true,
+            Self::Idle | Self::Loading => false,
+        }
+    }
+
     /// What is left of it when nothing showed it for too long.
     fn expired(self) -> Self {
         match self {
@@ -145,17 +200,31 @@ impl Activity {
     }
 }
 
-/// What was seen that cannot be, or came too late: the quality of a tracker's input.
+/// What was seen that cannot be, or came too late: the quality of a tracker's input. Counts saturate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TrackerFaults {
     /// Calls ended by evidence other than their own leave event.
-    pub lost_leaves: u64,
+    pub lost_leaves: u32,
     /// Leave events of calls that were never seen to begin.
-    pub lost_enters: u64,
+    pub lost_enters: u32,
     /// Events stamped before one already applied.
-    pub late: u64,
+    pub late: u32,
     /// Phases given up at their deadline.
-    pub expired: u64,
+    pub expired: u32,
+}
+
+fn count(fault: &mut u32, happened: bool) {
+    *fault = fault.saturating_add(happened.into());
+}
+
+/// A wait that is not over yet, and what it interrupted.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    since_ns: u64,
+    activity: Activity,
+    activity_until_ns: u64,
+    /// After launches, on a futex: for data, or for the thread of the backward pass.
+    is_undecided: bool,
 }
 
 /// Turns the events of one thread into phase intervals.
@@ -189,11 +258,19 @@ pub struct PhaseTracker {
     /// When the calls the thread is in were entered.
     sync_since_ns: Option<u64>,
     collective_since_ns: Option<u64>,
-    /// The last work handed to the GPU was a collective.
-    collective_queued: bool,
-    /// What the thread is blocked on shows that it waits for data.
-    awaiting_data: bool,
+    /// When the call the thread is in was last shown.
+    call_shown_ns: u64,
+    wait: Option<Wait>,
+    /// The last wait after launches that may have been for data: a copy would tell.
+    undecided_since_ns: Option<u64>,
     last_marker_ns: Option<u64>,
+    /// It copies, syncs or marks: it drives the steps, and does not only launch for another thread.
+    drives_steps: bool,
+    launched_since_sync: bool,
+    /// Nothing but a collective was handed to the GPU since the last sync.
+    collective_queued: bool,
+    /// The collective it is in has launched its kernel.
+    collective_launched: bool,
     faults: TrackerFaults,
 }
 
@@ -211,9 +288,14 @@ impl PhaseTracker {
             activity_until_ns: u64::MAX,
             sync_since_ns: None,
             collective_since_ns: None,
-            collective_queued: false,
-            awaiting_data: false,
+            call_shown_ns: 0,
+            wait: None,
+            undecided_since_ns: None,
             last_marker_ns: None,
+            drives_steps: false,
+            launched_since_sync: false,
+            collective_queued: false,
+            collective_launched: false,
             faults: TrackerFaults::default(),
         }
     }
@@ -226,13 +308,15 @@ impl PhaseTracker {
         closed: &mut impl Extend<PhaseInterval>,
     ) {
         if at_ns < self.now_ns {
-            self.faults.late = self.faults.late.saturating_add(1);
+            count(&mut self.faults.late, true);
             if !self.ends_open_call(at_ns, event) {
                 return;
             }
         }
         self.advance(at_ns, closed);
-        self.apply(event);
+        // Whatever it does, it runs: if it was blocked, it is no longer.
+        self.end_wait();
+        self.apply(event, closed);
         self.settle(closed);
     }
 
@@ -283,9 +367,10 @@ impl PhaseTracker {
         }
         self.close(self.deadline_ns, WorkloadPhase::Unknown, closed);
         self.deadline_ns = u64::MAX;
-        self.faults.expired = self.faults.expired.saturating_add(1);
+        count(&mut self.faults.expired, true);
+        self.wait = None;
         if self.in_call() {
-            self.faults.lost_leaves = self.faults.lost_leaves.saturating_add(1);
+            count(&mut self.faults.lost_leaves, true);
             self.sync_since_ns = None;
             self.collective_since_ns = None;
             self.collective_queued = false;
@@ -295,83 +380,182 @@ impl PhaseTracker {
         }
     }
 
-    fn apply(&mut self, event: ThreadEvent) {
+    fn apply(&mut self, event: ThreadEvent, closed: &mut impl Extend<PhaseInterval>) {
         match event {
-            ThreadEvent::GpuSyncEnter => {
-                self.end_sync_unseen();
-                self.sync_since_ns = Some(self.now_ns);
+            ThreadEvent::GpuSyncEnter => self.enter_sync(),
+            ThreadEvent::GpuSyncLeave => self.leave_sync(),
+            ThreadEvent::CollectiveEnter => self.enter_collective(),
+            ThreadEvent::CollectiveLeave => self.leave_collective(),
+            ThreadEvent::Launch => self.launch(),
+            ThreadEvent::CopyToDevice => self.copy(closed),
+            ThreadEvent::OptimizerMarker => self.mark(),
+            ThreadEvent::Block(reason) => self.block(reason),
+            ThreadEvent::Unblock => {}
+        }
+    }
+
+    fn enter_sync(&mut self) {
+        self.end_sync_unseen();
+        self.sync_since_ns = Some(self.now_ns);
+        if self.collective_since_ns.is_none() {
+            self.call_shown_ns = self.now_ns;
+        }
+        self.drives_steps = true;
+        self.undecided_since_ns = None;
+    }
+
+    fn leave_sync(&mut self) {
+        count(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
+        self.sync_since_ns = None;
+        if self.collective_since_ns.is_some() {
+            return; // the collective's own
+        }
+        self.collective_queued = false;
+        self.launched_since_sync = false;
+        match self.activity {
+            // A copy from pageable memory syncs by itself.
+            Activity::Loading => self.turn_to(Activity::Loading),
+            _ => self.turn_to(self.after_sync()),
+        }
+    }
+
+    fn enter_collective(&mut self) {
+        self.end_sync_unseen();
+        self.end_collective_unseen();
+        self.collective_since_ns = Some(self.now_ns);
+        self.call_shown_ns = self.now_ns;
+        self.collective_launched = false;
+        self.undecided_since_ns = None;
+    }
+
+    fn leave_collective(&mut self) {
+        count(
+            &mut self.faults.lost_enters,
+            self.collective_since_ns.is_none(),
+        );
+        self.end_sync_unseen();
+        self.collective_since_ns = None;
+        self.collective_queued = !self.launched_since_sync;
+        // The optimizer's burst comes after the collective that follows a sync.
+        if matches!(self.activity, Activity::Burst | Activity::Drained) {
+            self.turn_to(self.after_sync());
+        }
+    }
+
+    fn launch(&mut self) {
+        if self.collective_since_ns.is_some() {
+            self.collective_launched = true;
+            return;
+        }
+        self.end_sync_unseen();
+        self.collective_queued = false;
+        self.launched_since_sync = true;
+        self.undecided_since_ns = None;
+        if !self.launches_for_optimizer() {
+            self.turn_to(Activity::Launching);
+        }
+    }
+
+    fn copy(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        if self.collective_since_ns.is_some() {
+            // It copies before it launches; afterwards only a lost leave explains a copy.
+            if !self.collective_launched {
+                return;
             }
-            ThreadEvent::GpuSyncLeave => {
-                self.count_lost_enter(self.sync_since_ns);
-                self.sync_since_ns = None;
-                // Inside a collective the sync is the collective's own.
-                if self.collective_since_ns.is_none() {
-                    self.collective_queued = false;
-                    self.turn_to(self.after_sync());
-                }
-            }
-            ThreadEvent::CollectiveEnter => {
-                self.end_sync_unseen();
-                self.end_collective_unseen();
-                self.collective_since_ns = Some(self.now_ns);
-            }
-            ThreadEvent::CollectiveLeave => {
-                self.count_lost_enter(self.collective_since_ns);
-                self.end_sync_unseen();
-                self.collective_since_ns = None;
-                self.collective_queued = true;
-                // The optimizer's burst comes after the collective that follows a sync.
-                if matches!(self.activity, Activity::Burst | Activity::Drained) {
-                    self.turn_to(self.after_sync());
-                }
-            }
-            ThreadEvent::Launch | ThreadEvent::CopyToDevice
-                if self.collective_since_ns.is_some() => {} // the collective's own
-            ThreadEvent::Launch => {
-                self.end_sync_unseen();
-                self.collective_queued = false;
-                if !self.launches_for_optimizer() {
-                    self.turn_to(Activity::Launching);
-                }
-            }
-            ThreadEvent::CopyToDevice => {
-                self.end_sync_unseen();
-                self.turn_to(Activity::Loading);
-            }
-            ThreadEvent::OptimizerMarker => {
-                self.end_sync_unseen();
-                self.end_collective_unseen();
-                self.last_marker_ns = Some(self.now_ns);
-                self.turn_to(Activity::Updating);
-            }
-            ThreadEvent::Block(reason) => {
-                self.awaiting_data = !self.in_call() && self.waits_for_data(reason);
-                if self.awaiting_data {
-                    self.turn_to(Activity::Loading);
-                }
-            }
-            ThreadEvent::Unblock => {
-                if std::mem::take(&mut self.awaiting_data) && !self.in_call() {
-                    self.turn_to(Activity::Loading);
-                }
+            self.end_collective_unseen();
+        }
+        self.end_sync_unseen();
+        self.drives_steps = true;
+        if let Some(since_ns) = self.undecided_since_ns.take() {
+            self.close(since_ns, WorkloadPhase::DataLoading, closed);
+        }
+        self.turn_to(Activity::Loading);
+    }
+
+    fn mark(&mut self) {
+        self.end_sync_unseen();
+        self.end_collective_unseen();
+        self.drives_steps = true;
+        self.last_marker_ns = Some(self.now_ns);
+        self.turn_to(Activity::Updating);
+    }
+
+    fn block(&mut self, reason: BlockReason) {
+        let after_launches =
+            reason == BlockReason::Futex && self.activity == Activity::Launching && !self.in_call();
+        self.wait = Some(Wait {
+            since_ns: self.now_ns,
+            activity: self.activity,
+            activity_until_ns: self.activity_until_ns,
+            is_undecided: after_launches,
+        });
+        if !self.in_call() && self.waits_for_data(reason) {
+            self.turn_to(Activity::Loading);
+        } else if after_launches && !self.drives_steps {
+            self.turn_to(Activity::Idle);
+        }
+    }
+
+    fn waits_for_data(&self, reason: BlockReason) -> bool {
+        match reason {
+            BlockReason::Io => true,
+            BlockReason::Poll => self.activity != Activity::Idle,
+            // After launches it may be for the thread of the backward pass.
+            BlockReason::Futex => !matches!(self.activity, Activity::Idle | Activity::Launching),
+            BlockReason::Other => false,
+        }
+    }
+
+    /// Ends a wait. Deadlines stood still meanwhile.
+    fn end_wait(&mut self) {
+        let Some(wait) = self.wait.take() else {
+            return;
+        };
+        let waited_ns = self.now_ns - wait.since_ns;
+        let is_short = waited_ns < self.config.short_wait_max_ns;
+        if self.in_call() {
+            self.call_shown_ns += waited_ns;
+        } else if is_short && wait.activity.is_part_of_a_step() {
+            self.activity = wait.activity;
+            self.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
+        } else if self.activity == Activity::Loading {
+            self.turn_to(Activity::Loading);
+        } else {
+            self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+            if wait.is_undecided && self.activity == Activity::Launching {
+                self.undecided_since_ns = Some(wait.since_ns);
             }
         }
     }
 
     /// Closes the open interval if the event just applied changed the phase.
     fn settle(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        if !self.in_call() && self.activity_until_ns <= self.now_ns {
+        if !self.in_call() && self.wait.is_none() && self.activity_until_ns <= self.now_ns {
             self.turn_to(self.activity.expired());
         }
-        let (phase, deadline_ns) = match (self.collective_since_ns, self.sync_since_ns) {
-            (Some(since_ns), _) => (WorkloadPhase::NcclCollective, self.call_deadline(since_ns)),
-            (None, Some(since_ns)) if self.collective_queued => {
-                (WorkloadPhase::NcclCollective, self.call_deadline(since_ns))
-            }
-            (None, Some(since_ns)) => (WorkloadPhase::GpuCompute, self.call_deadline(since_ns)),
-            (None, None) => (self.activity.phase(), self.activity_until_ns),
+        let (phase, shown_ns, max_ns) = match (self.collective_since_ns, self.sync_since_ns) {
+            (Some(_), _) => (
+                WorkloadPhase::NcclCollective,
+                self.call_shown_ns,
+                self.config.collective_max_ns,
+            ),
+            (None, Some(_)) if self.collective_queued => (
+                WorkloadPhase::NcclCollective,
+                self.call_shown_ns,
+                self.config.sync_max_ns,
+            ),
+            (None, Some(_)) => (
+                WorkloadPhase::GpuCompute,
+                self.call_shown_ns,
+                self.config.sync_max_ns,
+            ),
+            (None, None) => (self.activity.phase(), self.activity_until_ns, 0),
         };
-        self.deadline_ns = deadline_ns;
+        self.deadline_ns = match self.wait {
+            _ if phase == WorkloadPhase::Unknown => u64::MAX,
+            Some(wait) => wait.since_ns.saturating_add(self.config.blocked_max_ns),
+            None => shown_ns.saturating_add(max_ns),
+        };
         if phase != self.phase {
             self.close(self.now_ns, phase, closed);
         }
@@ -393,12 +577,14 @@ impl PhaseTracker {
     fn turn_to(&mut self, activity: Activity) {
         let max_ns = match activity {
             Activity::Idle | Activity::Drained => u64::MAX,
-            Activity::Loading | Activity::Launching => self.config.activity_max_ns,
+            Activity::Loading => self.config.loading_max_ns,
+            Activity::Launching => self.config.launching_max_ns,
             Activity::Updating => self.config.optimizer_max_ns,
             Activity::Burst => self.config.optimizer_burst_max_ns,
         };
         self.activity = activity;
         self.activity_until_ns = self.now_ns.saturating_add(max_ns);
+        self.undecided_since_ns = None;
     }
 
     /// A thread that marks its optimizer steps is not guessed at.
@@ -416,38 +602,18 @@ impl PhaseTracker {
             })
     }
 
-    fn waits_for_data(&self, reason: BlockReason) -> bool {
-        match reason {
-            BlockReason::Io | BlockReason::Poll => true,
-            // After launches it waits for the thread that runs the backward pass.
-            BlockReason::Futex => !matches!(self.activity, Activity::Idle | Activity::Launching),
-            BlockReason::Other => false,
-        }
-    }
-
     fn in_call(&self) -> bool {
         self.sync_since_ns.is_some() || self.collective_since_ns.is_some()
     }
 
-    fn call_deadline(&self, since_ns: u64) -> u64 {
-        since_ns.saturating_add(self.config.call_max_ns)
-    }
-
     fn end_sync_unseen(&mut self) {
-        let lost = self.sync_since_ns.take().is_some();
-        self.faults.lost_leaves = self.faults.lost_leaves.saturating_add(lost.into());
+        let open = self.sync_since_ns.take().is_some();
+        count(&mut self.faults.lost_leaves, open);
     }
 
     fn end_collective_unseen(&mut self) {
-        let lost = self.collective_since_ns.take().is_some();
-        self.faults.lost_leaves = self.faults.lost_leaves.saturating_add(lost.into());
-    }
-
-    fn count_lost_enter(&mut self, since_ns: Option<u64>) {
-        self.faults.lost_enters = self
-            .faults
-            .lost_enters
-            .saturating_add(since_ns.is_none().into());
+        let open = self.collective_since_ns.take().is_some();
+        count(&mut self.faults.lost_leaves, open);
     }
 }
 
