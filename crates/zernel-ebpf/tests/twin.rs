@@ -6,6 +6,7 @@ mod bpf;
 use std::mem::offset_of;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 use std::{env, fs};
 
 use fastrand::Rng;
@@ -13,6 +14,8 @@ use libbpf_cargo::SkeletonBuilder;
 use libbpf_rs::HasSize;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
 use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin, TrackBatch};
+use zernel_lab::kernel::BadVersion;
+use zernel_lab::{Kernel, KernelCache, KernelRequest, VmSpec};
 use zernel_phase::shared::{
     NO_GPU, RawPhaseConfig, RawPhaseSample, RawTaskState, RawTracker, RawTrackerConfig, TASK_IS_ML,
     TASK_NCCL_ACTIVE, raw_event,
@@ -22,7 +25,7 @@ use zernel_phase::{
     BlockReason, PhaseDetector, PhaseDetectorConfig, PhaseInterval, PhaseTracker, ThreadEvent,
     TrackerConfig, WorkloadPhase, ZernelTaskState, classify,
 };
-use zernel_testkit::{root, trial};
+use zernel_testkit::{Need, root, trial};
 use zerocopy::FromZeros;
 
 /// 256 batches of 4096: a little over a million states.
@@ -34,6 +37,10 @@ const TRACK_ROUNDS: usize = 257;
 
 fn main() -> ExitCode {
     let needs = [root(), bpf::need()];
+    let vm = Need {
+        name: "vm",
+        check: || old_kernel().map(drop),
+    };
     zernel_testkit::main([
         trial("the_mirror_has_the_layout_of_the_btf", &needs, layout),
         trial("a_million_states_classify_alike", &needs, || {
@@ -55,8 +62,30 @@ fn main() -> ExitCode {
                 "only {transitions} transitions"
             );
         }),
+        trial("an_old_kernel_agrees_too", &[vm], an_old_kernel_agrees_too),
         trial("every_change_to_the_c_rules_is_noticed", &needs, mutants),
     ])
+}
+
+fn old_kernel() -> Result<Kernel, String> {
+    let request: KernelRequest = "6.1".parse().map_err(|e: BadVersion| e.to_string())?;
+    zernel_lab::available(&request).map_err(|e| e.to_string())?;
+    let cache = KernelCache::from_environment().map_err(|e| e.to_string())?;
+    cache.obtain(&request).map_err(|e| e.to_string())
+}
+
+/// Runs those tests of this program that compare, in a virtual machine.
+fn an_old_kernel_agrees_too() {
+    let own_program = env::current_exe().unwrap();
+    let arguments = ["alike", "--test-threads=1"];
+    let outcome = VmSpec::new(old_kernel().unwrap())
+        .environment(zernel_testkit::REQUIRE, "root,bpf")
+        .timeout(Duration::from_secs(300))
+        .run(own_program, arguments)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let output = String::from_utf8_lossy(&outcome.stdout);
+    assert!(outcome.status.success(), "{output}");
+    assert!(output.contains("3 passed"), "{output}");
 }
 
 fn twin() -> PhaseTwin {

@@ -7,14 +7,17 @@
 use std::error::Error;
 use std::ffi::OsStr;
 use std::hint::black_box;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
 use libbpf_rs::{
-    ErrorKind, Iter, Link, MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramMut,
-    UprobeMultiOpts, UprobeOpts,
+    ErrorKind, Iter, Link, MapCore, Object, ObjectBuilder, OpenObject, ProgramMut, UprobeMultiOpts,
+    UprobeOpts,
 };
 use procfs::process::Process;
+use rustix::mm::{MapFlags, ProtFlags};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
 
@@ -115,11 +118,20 @@ impl Capability {
             .progs_mut()
             .find(|program| program.name() == self.program())
             .expect("every capability has a program");
-        let link = self.attach(&program).map_err(Refusal::Attach)?;
-        self.provoke(&link).map_err(Refusal::Provoke)?;
-        match self.hits(&object) {
-            0 => Err(Refusal::Silent),
-            _ => Ok(()),
+        let links = self.attach(&program).map_err(Refusal::Attach)?;
+        self.provoke(&object, &links).map_err(Refusal::Provoke)?;
+        if self.hits(&object) < self.hits_of_one_call() {
+            return Err(Refusal::Silent);
+        }
+        Ok(())
+    }
+
+    /// How often the program runs at least when it is provoked: a call has a beginning and an end.
+    fn hits_of_one_call(self) -> u64 {
+        if Self::UPROBE_LADDER.contains(&self) {
+            2
+        } else {
+            1
         }
     }
 
@@ -145,33 +157,34 @@ impl Capability {
         Ok(())
     }
 
-    fn attach(self, program: &ProgramMut<'_>) -> libbpf_rs::Result<Link> {
+    fn attach(self, program: &ProgramMut<'_>) -> libbpf_rs::Result<Vec<Link>> {
         quietly(|| match self {
-            Self::UprobeSession | Self::UprobeMulti => program.attach_uprobe_multi_with_opts(
-                -1,
-                OWN_EXECUTABLE,
-                "",
-                UprobeMultiOpts {
-                    offsets: vec![probe_target_offset()?],
-                    session: self == Self::UprobeSession,
-                    ..Default::default()
-                },
-            ),
-            Self::UprobePerf => program.attach_uprobe_with_opts(
-                -1,
-                OWN_EXECUTABLE,
-                probe_target_offset()?,
-                UprobeOpts::default(),
-            ),
-            _ => program.attach(),
+            Self::UprobeSession => Ok(vec![attach_multi(program, false, true)?]),
+            Self::UprobeMulti => Ok(vec![
+                attach_multi(program, false, false)?,
+                attach_multi(program, true, false)?,
+            ]),
+            Self::UprobePerf => Ok(vec![
+                attach_perf(program, false)?,
+                attach_perf(program, true)?,
+            ]),
+            _ => Ok(vec![program.attach()?]),
         })
     }
 
     /// Does what should make the program run.
-    fn provoke(self, link: &Link) -> libbpf_rs::Result<()> {
+    fn provoke(self, object: &Object, links: &[Link]) -> libbpf_rs::Result<()> {
         match self {
             Self::TaskVmaIterator => {
-                io::copy(&mut Iter::new(link)?, &mut io::sink())?;
+                for link in links {
+                    io::copy(&mut Iter::new(link)?, &mut io::sink())?;
+                }
+            }
+            Self::MmapArray => {
+                for map in object.maps().filter(|map| map.name() == "mmap_array_map") {
+                    map_and_unmap(map.as_fd())?;
+                }
+                thread::sleep(Duration::from_millis(1));
             }
             _ => {
                 probe_target(1);
@@ -186,7 +199,10 @@ impl Capability {
         let counters = object
             .maps()
             .find(|map| map.name().to_string_lossy().ends_with(".bss"))
-            .and_then(|map| map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()?)
+            .and_then(|map| {
+                map.lookup(&0_u32.to_ne_bytes(), libbpf_rs::MapFlags::ANY)
+                    .ok()?
+            })
             .unwrap_or_default();
         let own = counters.chunks_exact(8).nth(self as usize);
         own.map_or(0, |hits| {
@@ -238,8 +254,52 @@ fn reason(error: &libbpf_rs::Error) -> String {
         .to_owned()
 }
 
+fn attach_multi(
+    program: &ProgramMut<'_>,
+    retprobe: bool,
+    session: bool,
+) -> libbpf_rs::Result<Link> {
+    let options = UprobeMultiOpts {
+        offsets: vec![probe_target_offset()?],
+        retprobe,
+        session,
+        ..Default::default()
+    };
+    program.attach_uprobe_multi_with_opts(-1, OWN_EXECUTABLE, "", options)
+}
+
+fn attach_perf(program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Result<Link> {
+    let options = UprobeOpts {
+        retprobe,
+        ..Default::default()
+    };
+    program.attach_uprobe_with_opts(-1, OWN_EXECUTABLE, probe_target_offset()?, options)
+}
+
+/// Maps the first page of a BPF array, as a reader of histograms would.
+fn map_and_unmap(array: BorrowedFd<'_>) -> io::Result<()> {
+    let size = rustix::param::page_size();
+    // SAFETY: a fresh mapping at an address of the kernel's choice, never dereferenced, and unmapped
+    // before anyone learns of it.
+    unsafe {
+        let page = rustix::mm::mmap(
+            std::ptr::null_mut(),
+            size,
+            ProtFlags::READ,
+            MapFlags::SHARED,
+            array,
+            0,
+        )?;
+        rustix::mm::munmap(page, size)?;
+    }
+    Ok(())
+}
+
 /// Runs `action` with libbpf's own messages off: a refusal is an answer here, not an error.
 fn quietly<T>(action: impl FnOnce() -> T) -> T {
+    // The printer belongs to the whole process: whoever changes it must be alone until it is restored.
+    static PRINTER: Mutex<()> = Mutex::new(());
+    let _alone = PRINTER.lock().unwrap_or_else(PoisonError::into_inner);
     let print = libbpf_rs::set_print(None);
     let result = action();
     libbpf_rs::set_print(print);
