@@ -19,6 +19,7 @@ pub struct Unavailable {
 /// to fetch it with. The network is not tried.
 pub fn available(request: &KernelRequest) -> Result<(), Unavailable> {
     let checks = [
+        architecture(),
         Programs::find()
             .map(drop)
             .map_err(|error| error.to_string()),
@@ -33,10 +34,21 @@ pub fn available(request: &KernelRequest) -> Result<(), Unavailable> {
     }
 }
 
+/// The guest runs this machine's programs.
+fn architecture() -> Result<(), String> {
+    match std::env::consts::ARCH {
+        "x86_64" => Ok(()),
+        other => Err(format!(
+            "the guest is an x86_64 machine and cannot run {other} programs"
+        )),
+    }
+}
+
 fn kernel_source(request: &KernelRequest) -> Result<(), String> {
     let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
     match cache.cached(request) {
         Ok(Some(_)) => Ok(()),
-        _ => apt::check().map_err(|error| error.to_string()),
+        Ok(None) => apt::check().map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
     }
 }

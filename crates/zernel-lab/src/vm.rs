@@ -5,6 +5,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::guest::{self, GuestCommand, Ports};
@@ -112,6 +114,7 @@ pub struct VmSpec {
     timeout: Duration,
     files: Initramfs,
     environment: Vec<(String, OsString)>,
+    interrupt: Arc<AtomicBool>,
 }
 
 impl VmSpec {
@@ -128,6 +131,7 @@ impl VmSpec {
             timeout: Duration::from_secs(120),
             files: Initramfs::new(),
             environment: Vec::new(),
+            interrupt: Arc::default(),
         }
     }
 
@@ -180,6 +184,12 @@ impl VmSpec {
         self
     }
 
+    /// A flag that ends a run when it is set, as a signal handler may do.
+    pub fn interrupted_by(mut self, interrupt: Arc<AtomicBool>) -> Self {
+        self.interrupt = interrupt;
+        self
+    }
+
     /// Boots, runs one program as root, and waits for its end.
     ///
     /// The program is one of the guest's files, or else an executable of this machine (a path, or a name
@@ -219,7 +229,7 @@ impl VmSpec {
                 limits.boot = limits.boot.min(KVM_PATIENCE);
             }
             let arguments = qemu::arguments(self, accelerator, ports);
-            let attempt = Attempt::make(programs, &arguments, folder, limits)?;
+            let attempt = Attempt::make(programs, &arguments, folder, limits, &self.interrupt)?;
             if last || !attempt.deserves_another(accelerator) {
                 return attempt.outcome(folder, accelerator, boots);
             }

@@ -18,7 +18,10 @@ type TestResult = Result<(), Box<dyn Error>>;
 
 const VM: Need = Need {
     name: "vm",
-    check: || zernel_lab::available(&KernelRequest::SchedExt).map_err(|error| error.to_string()),
+    check: || {
+        zernel_lab::available(&KernelRequest::SchedExt).map_err(|error| error.to_string())?;
+        vm().map(drop).map_err(|error| error.to_string())
+    },
 };
 
 /// Set for a copy of this test that only runs an endless VM; its value is on the VM's command line.

@@ -1,13 +1,21 @@
 //! `zernel lab`: commands in virtual machines with kernels of our choice.
 
+use std::env;
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
-use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmSpec};
+use clap::{Args, Subcommand, value_parser};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmError, VmSpec};
+
+/// The exit code of what Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
 
 /// Run commands in virtual machines with other kernels
 #[derive(Debug, Args)]
@@ -24,8 +32,9 @@ enum Command {
 /// Boot a stock Debian kernel and run one program of this machine in it, as root
 ///
 /// The kernel is fetched once, with apt, and kept in ~/.cache/zernel. The program travels with the
-/// libraries it is linked to; nothing else of this machine is visible inside, and nothing is left
-/// behind. Output, errors and exit code are the program's own.
+/// libraries it is linked to; nothing else of this machine is visible inside, and nothing but the
+/// kernel is kept. Output and errors, shown when it has ended, and the exit code are the program's
+/// own. The program `zernel` is always this one.
 ///
 /// Example: zernel lab run --kernel 6.1 zernel doctor
 #[derive(Debug, Args)]
@@ -34,13 +43,13 @@ struct RunOptions {
     #[arg(long, value_name = "VERSION", default_value = "sched_ext")]
     kernel: KernelRequest,
     /// Processors of the virtual machine
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=255))]
     cpus: u32,
     /// Memory of the virtual machine, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = value_parser!(u32).range(128..))]
     memory: u32,
     /// How long the program may take, in seconds, once the kernel has booted
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
     timeout: u64,
     /// The program, by path or name, and its arguments
     #[arg(
@@ -59,6 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let interrupt = interrupt_flag()?;
     let cache = KernelCache::from_environment()?;
     let kernel = match cache.cached(&options.kernel)? {
         Some(kernel) => kernel,
@@ -68,14 +78,52 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
     };
     let (program, arguments) = options.command.split_first().expect("clap requires it");
-    let outcome = VmSpec::new(kernel)
+    let result = VmSpec::new(kernel)
         .cpus(options.cpus)
         .memory_mib(options.memory)
         .timeout(Duration::from_secs(options.timeout))
-        .run(program, arguments)?;
-    io::stdout().write_all(&outcome.stdout)?;
-    io::stderr().write_all(&outcome.stderr)?;
-    Ok(ExitCode::from(exit_code(outcome.status)))
+        .interrupted_by(interrupt)
+        .run(own_or(program)?, arguments);
+    match result {
+        Ok(outcome) => {
+            pass_on(&outcome.stdout, &outcome.stderr)?;
+            Ok(ExitCode::from(exit_code(outcome.status)))
+        }
+        Err(error) => {
+            if let Some(remains) = error.remains() {
+                pass_on(&remains.stdout, &remains.stderr)?;
+            }
+            match error {
+                VmError::Interrupted { .. } => Ok(ExitCode::from(INTERRUPTED)),
+                error => Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The program to run: `zernel` is this one, wherever it is.
+fn own_or(program: &OsStr) -> io::Result<PathBuf> {
+    if program == "zernel" {
+        return env::current_exe();
+    }
+    Ok(program.into())
+}
+
+fn pass_on(stdout: &[u8], stderr: &[u8]) -> io::Result<()> {
+    io::stderr().write_all(stderr)?;
+    match io::stdout().write_all(stdout) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// A flag that the user's wish to stop sets, so that what was made can be removed.
+fn interrupt_flag() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    }
+    Ok(flag)
 }
 
 /// As a shell gives it: 128 and more for a signal.

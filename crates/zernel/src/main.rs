@@ -3,8 +3,7 @@
 mod doctor;
 mod lab;
 
-use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -27,19 +26,17 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::run(&options),
         Command::Lab(options) => lab::run(&options),
     };
-    match result {
-        Ok(code) => code,
-        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("zernel: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("zernel: {error}");
+        ExitCode::FAILURE
+    })
 }
 
-/// Whether whoever read our output has seen enough.
-fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+/// Writes to stdout, in colour only where that is wanted. A reader that has seen enough is no error.
+fn print(text: &[u8]) -> io::Result<()> {
+    let mut out = anstream::AutoStream::auto(io::stdout().lock());
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
 }

@@ -1,20 +1,32 @@
 //! `zernel lab run`, as a shell sees it.
 
-use std::process::{Command, ExitCode, Output};
+mod needs;
 
-use zernel_lab::KernelRequest;
-use zernel_testkit::{Need, trial};
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use zernel_testkit::trial;
 
 fn main() -> ExitCode {
-    let vm = Need {
-        name: "vm",
-        check: || zernel_lab::available(&KernelRequest::SchedExt).map_err(|e| e.to_string()),
-    };
+    let vm = needs::vm();
     zernel_testkit::main([
         trial(
             "a_command_is_the_same_inside",
             &[vm],
             a_command_is_the_same_inside,
+        ),
+        trial(
+            "what_a_command_said_before_its_time_was_up_is_not_lost",
+            &[vm],
+            what_a_command_said_before_its_time_was_up_is_not_lost,
+        ),
+        trial(
+            "an_interrupt_leaves_nothing_behind",
+            &[vm],
+            an_interrupt_leaves_nothing_behind,
         ),
         trial(
             "a_bad_version_is_wrong_usage",
@@ -47,6 +59,39 @@ fn a_command_is_the_same_inside() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert_eq!(output.status.code(), Some(7));
+}
+
+fn what_a_command_said_before_its_time_was_up_is_not_lost() {
+    let output = lab_run(&[
+        "--timeout",
+        "2",
+        "sh",
+        "-c",
+        "echo said; while :; do :; done",
+    ]);
+    assert_eq!(output.stdout, b"said\n");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+fn an_interrupt_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_zernel"))
+        .args(["lab", "run", "sleep", "1000"])
+        .env("TMPDIR", folder.path())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let files = || std::fs::read_dir(folder.path()).unwrap().count();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while files() == 0 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(files(), 1, "a run in progress has a folder");
+    let pid = Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(files(), 0);
 }
 
 fn a_bad_version_is_wrong_usage() {

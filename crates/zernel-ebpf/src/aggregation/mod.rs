@@ -95,6 +95,19 @@ impl AggregatedMetrics {
         self.touch();
     }
 
+    /// Forgets a process that has ended: its pid may be another's soon.
+    pub fn remove_process(&mut self, pid: u32) {
+        let own = format!("{pid}:");
+        self.gpu_memory.retain(|key, _| !key.starts_with(&own));
+        for histograms in [
+            &mut self.cuda_latency,
+            &mut self.dataloader_wait,
+            &mut self.dist_sync,
+        ] {
+            histograms.remove(&pid);
+        }
+    }
+
     /// Everything in Prometheus' text format, durations as histograms.
     #[must_use]
     pub fn to_prometheus(&self) -> String {

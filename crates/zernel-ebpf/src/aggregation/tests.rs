@@ -123,3 +123,13 @@ fn it_serialises_with_its_histograms() {
     assert_eq!(value["cuda_latency"]["1234"]["count"], 100);
     assert_eq!(value["gpu_memory"]["1234:0"]["alloc_count"], 1);
 }
+
+#[test]
+fn a_process_that_has_ended_leaves_no_trace() {
+    let mut metrics = sample();
+    metrics.record_gpu_mem(123, 0, 1, 1);
+    metrics.remove_process(1234);
+    assert!(!metrics.to_prometheus().contains("\"1234\""));
+    assert_eq!(metrics.gpu_memory.len(), 1, "a pid that begins alike stays");
+    assert_eq!(metrics.cuda_latency.len(), 1);
+}

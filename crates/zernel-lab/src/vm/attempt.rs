@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,7 @@ enum Ending {
     KvmGaveUp,
     BootTimedOut(Duration),
     TimedOut(Duration),
+    Interrupted,
 }
 
 impl Attempt {
@@ -49,6 +51,7 @@ impl Attempt {
         arguments: &[OsString],
         folder: &RunFolder,
         limits: Limits,
+        interrupt: &AtomicBool,
     ) -> Result<Self, VmError> {
         folder.clear_outputs()?;
         let here = |source| VmError::File {
@@ -70,6 +73,7 @@ impl Attempt {
                 (Progress::Done(status), _) => Some(Ending::Finished(status)),
                 (_, Some(status)) => Some(Ending::QemuExited(status)),
                 _ if qemu::kvm_gave_up(&folder.text(qemu::LOG)?) => Some(Ending::KvmGaveUp),
+                _ if interrupt.load(Ordering::Relaxed) => Some(Ending::Interrupted),
                 _ => overdue(total_time, boot_time, limits),
             };
             if let Some(ending) = ending {
@@ -87,7 +91,9 @@ impl Attempt {
     /// emulated kernel crashed. A boot that is only slow would be slow again.
     pub(super) fn deserves_another(&self, accelerator: Accelerator) -> bool {
         let crashed = matches!(self.ending, Ending::QemuExited(status) if status.success());
-        self.boot_time.is_none() && (accelerator == Accelerator::Kvm || crashed)
+        let interrupted = matches!(self.ending, Ending::Interrupted);
+        let kvm = accelerator == Accelerator::Kvm;
+        self.boot_time.is_none() && !interrupted && (kvm || crashed)
     }
 
     /// What the boot's end means to the caller.
@@ -115,6 +121,7 @@ impl Attempt {
             Ending::KvmGaveUp => Err(VmError::KvmUnusable { message }),
             Ending::BootTimedOut(limit) => Err(VmError::BootTimedOut { limit, remains }),
             Ending::TimedOut(limit) => Err(VmError::TimedOut { limit, remains }),
+            Ending::Interrupted => Err(VmError::Interrupted { remains }),
         }
     }
 }

@@ -107,6 +107,27 @@ pub enum VmError {
         /// What is left of the run.
         remains: Box<Remains>,
     },
+    /// The caller wanted no more of it.
+    #[error("interrupted")]
+    Interrupted {
+        /// What is left of the run.
+        remains: Box<Remains>,
+    },
+}
+
+impl VmError {
+    /// What the command had written, if it was started at all.
+    #[must_use]
+    pub fn remains(&self) -> Option<&Remains> {
+        match self {
+            Self::KernelPanic { remains, .. }
+            | Self::GuestStopped { remains }
+            | Self::TimedOut { remains, .. }
+            | Self::BootTimedOut { remains, .. }
+            | Self::Interrupted { remains } => Some(remains),
+            _ => None,
+        }
+    }
 }
 
 /// What a run that failed leaves behind.

@@ -24,7 +24,8 @@ pub(super) fn rows() -> Vec<Row> {
 fn nvml() -> Row {
     let name = "NVIDIA GPUs";
     match describe_gpus() {
-        Ok(finding) => Row::ok(name, finding),
+        Ok((0, finding)) => Row::missing(name, finding, "there is no GPU to observe"),
+        Ok((_, finding)) => Row::ok(name, finding),
         Err(NvmlError::LibloadingError(_)) => Row::missing(
             name,
             "libnvidia-ml.so.1 is not on this machine",
@@ -40,18 +41,20 @@ fn nvml() -> Row {
     }
 }
 
-fn describe_gpus() -> Result<String, NvmlError> {
+/// How many there are, and what to say of them.
+fn describe_gpus() -> Result<(u32, String), NvmlError> {
     let nvml = Nvml::builder()
         .lib_path(OsStr::new("libnvidia-ml.so.1"))
         .init()?;
     let driver = nvml.sys_driver_version()?;
-    let names: Vec<_> = (0..nvml.device_count()?)
-        .map(|index| nvml.device_by_index(index)?.name())
-        .collect::<Result<_, _>>()?;
-    Ok(format!(
-        "{} ({}), driver {driver}",
-        names.len(),
-        names.join(", ")
+    let count = nvml.device_count()?;
+    let name = |index| nvml.device_by_index(index)?.name();
+    let names: Vec<_> = (0..count)
+        .map(|index| name(index).unwrap_or_else(|error| format!("number {index}: {error}")))
+        .collect();
+    Ok((
+        count,
+        format!("{count} ({}), driver {driver}", names.join(", ")),
     ))
 }
 
@@ -73,16 +76,29 @@ fn library(name: &'static str, file: &str, source: &str) -> Row {
 }
 
 /// Everywhere the library is: what running processes map, what the linker knows, what Python has.
+///
+/// What processes map is named as they see it, which in a container is not as we do.
 fn find_library(file: &str) -> BTreeSet<PathBuf> {
-    let candidates = linker_cache()
+    let on_disk = linker_cache()
         .into_iter()
         .chain(library_path())
         .chain(python_packages());
-    candidates
-        .filter(|path| path.file_name() == Some(OsStr::new(file)))
-        .chain(mapped(file))
-        .filter_map(|path| path.canonicalize().ok())
+    on_disk
+        .filter_map(|path| is_version_of(&path, file).then(|| path.canonicalize().ok())?)
+        .chain(
+            mapped()
+                .into_iter()
+                .filter(|path| is_version_of(path, file)),
+        )
         .collect()
+}
+
+/// Whether a path names the library, under this or a longer version.
+fn is_version_of(path: &Path, file: &str) -> bool {
+    let base = file.rsplit_once('.').map_or(file, |(base, _)| base);
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    name.strip_prefix(base)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn linker_cache() -> Vec<PathBuf> {
@@ -104,21 +120,44 @@ fn library_path() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where pip and conda put NVIDIA's libraries: beside every Python in the PATH, and per user.
+/// Where pip and conda put NVIDIA's libraries: beside every Python in the PATH, in the system's own
+/// places, and per user.
 fn python_packages() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let prefixes = env::split_paths(&path)
-        .filter(|folder| folder.join("python3").exists())
-        .filter_map(|folder| Some(folder.parent()?.to_owned()))
-        .chain(env::var_os("HOME").map(|home| Path::new(&home).join(".local")));
-    prefixes
-        .flat_map(|prefix| entries(&prefix.join("lib")))
+    let beside_python = env::split_paths(&path).filter_map(|folder| {
+        let python = folder.join("python3");
+        python
+            .exists()
+            .then(|| folder.parent().map(Path::to_owned))?
+    });
+    let prefixes: BTreeSet<_> = beside_python
+        .chain(env::var_os("CONDA_PREFIX").map(PathBuf::from))
+        .chain(env::var_os("HOME").map(|home| Path::new(&home).join(".local")))
+        .chain(["/usr", "/usr/local"].map(PathBuf::from))
+        .collect();
+    let folders = prefixes
+        .into_iter()
+        .flat_map(|prefix| ["lib", "lib64"].map(|lib| prefix.join(lib)));
+    folders
+        .flat_map(|folder| with_python_packages(&folder))
+        .collect()
+}
+
+/// The files of a library folder, and of NVIDIA's packages in the Pythons below it.
+fn with_python_packages(folder: &Path) -> Vec<PathBuf> {
+    let files = entries(folder);
+    let pythons = files.iter().filter(|entry| {
+        let name = entry.file_name().and_then(OsStr::to_str);
+        name.is_some_and(|name| name.starts_with("python3"))
+    });
+    let libraries: Vec<_> = pythons
         .flat_map(|python| {
             ["site-packages", "dist-packages"].map(|kind| python.join(kind).join("nvidia"))
         })
         .flat_map(|packages| entries(&packages))
         .flat_map(|package| entries(&package.join("lib")))
-        .collect()
+        .collect();
+    files.into_iter().chain(libraries).collect()
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -128,16 +167,35 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn mapped(file: &str) -> Vec<PathBuf> {
+fn mapped() -> Vec<PathBuf> {
     let maps = all_processes()
         .into_iter()
         .flatten()
         .filter_map(|process| process.ok()?.maps().ok());
-    maps.flat_map(|maps| maps.0)
+    let paths = maps
+        .flat_map(|maps| maps.0)
         .filter_map(|map| match map.pathname {
             MMapPath::Path(path) => Some(path),
             _ => None,
-        })
-        .filter(|path| path.file_name() == Some(OsStr::new(file)))
-        .collect()
+        });
+    paths.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_known_under_every_version() {
+        for name in [
+            "/a/libcuda.so.1",
+            "/a/libcuda.so.580.159.04",
+            "/a/libcuda.so",
+        ] {
+            assert!(is_version_of(Path::new(name), "libcuda.so.1"), "{name}");
+        }
+        for name in ["/a/libcudart.so.13", "/a/libcuda.so1", "/a/libcuda.a", "/"] {
+            assert!(!is_version_of(Path::new(name), "libcuda.so.1"), "{name}");
+        }
+    }
 }

@@ -1,22 +1,19 @@
-//! The kernel, our privilege, and what BPF accepts.
+//! The kernel, and what we may do to it.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use procfs::process::{Process, all_processes};
 use rustix::system::uname;
 use rustix::thread::{CapabilitySet, capabilities};
-use zernel_ebpf::capability::{Capability, Refusal};
 
-use super::Trials;
 use super::row::Row;
 
-pub(super) fn rows() -> Vec<Row> {
-    vec![
-        version(),
-        privilege(),
-        other_processes(),
-        btf(),
+pub(super) fn rows(processes: &Visibility) -> Vec<Row> {
+    let mut rows = vec![version(), privilege(), other_processes(processes), btf()];
+    rows.extend(lockdown());
+    rows.extend([
         file_system(
             "bpffs",
             "bpf",
@@ -30,7 +27,8 @@ pub(super) fn rows() -> Vec<Row> {
             "no classic tracepoints; Zernel uses typed ones instead",
         ),
         perf_events(),
-    ]
+    ]);
+    rows
 }
 
 fn version() -> Row {
@@ -48,62 +46,169 @@ fn version() -> Row {
 }
 
 /// The capabilities that observing needs, with the names people know.
-const WANTED: [(CapabilitySet, &str); 3] = [
+const WANTED: [(CapabilitySet, &str); 4] = [
     (CapabilitySet::BPF, "CAP_BPF"),
     (CapabilitySet::PERFMON, "CAP_PERFMON"),
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"),
+    (CapabilitySet::CHECKPOINT_RESTORE, "CAP_CHECKPOINT_RESTORE"),
 ];
 
+/// What this process may do, as far as the kernel as a whole is concerned.
+pub(super) struct Privilege {
+    held: CapabilitySet,
+}
+
+impl Privilege {
+    pub(super) fn own() -> Self {
+        let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+        Self {
+            // In a user namespace of its own a process holds everything, and may do nothing.
+            held: if in_initial_namespace("user") {
+                held
+            } else {
+                CapabilitySet::empty()
+            },
+        }
+    }
+
+    pub(super) fn is_root(&self) -> bool {
+        self.held.contains(CapabilitySet::SYS_ADMIN)
+    }
+
+    pub(super) fn can_load_bpf(&self) -> bool {
+        let lacking = self.lacking();
+        !lacking.contains(&"CAP_BPF") && !lacking.contains(&"CAP_PERFMON")
+    }
+
+    /// The capabilities that are wanted and not held. CAP_SYS_ADMIN stands in for all but one.
+    fn lacking(&self) -> Vec<&'static str> {
+        let held = |wanted: CapabilitySet| {
+            self.held.contains(wanted) || (self.is_root() && wanted != CapabilitySet::SYS_PTRACE)
+        };
+        let lacking = WANTED.into_iter().filter(|(wanted, _)| !held(*wanted));
+        lacking.map(|(_, name)| name).collect()
+    }
+}
+
+/// Whether this process is in the namespace that the kernel started with.
+fn in_initial_namespace(kind: &str) -> bool {
+    let initial = match kind {
+        "pid" => 0xEFFF_FFFC,
+        _ => 0xEFFF_FFFD, // user
+    };
+    // A kernel without such namespaces has only the one.
+    fs::metadata(format!("/proc/self/ns/{kind}"))
+        .map_or(true, |namespace| namespace.ino() == initial)
+}
+
 fn privilege() -> Row {
-    let lacking = lacking_capabilities();
+    let name = "privilege";
+    let privilege = Privilege::own();
+    let lacking = privilege.lacking();
     let user = rustix::process::geteuid().as_raw();
     if lacking.is_empty() {
-        return Row::ok(
-            "privilege",
-            format!("uid {user} with all capabilities needed"),
-        );
+        return Row::ok(name, format!("uid {user} with all capabilities needed"));
     }
-    Row::missing(
-        "privilege",
-        format!("uid {user} without {}", lacking.join(", ")),
-        "no BPF program can be loaded by this user",
+    let finding = match in_initial_namespace("user") {
+        true => format!("uid {user} without {}", lacking.join(", ")),
+        false => format!("uid {user} in a user namespace, which counts for nothing here"),
+    };
+    let row = match privilege.can_load_bpf() {
+        true => Row::degraded(
+            name,
+            finding,
+            "the libraries of others' processes are not found",
+        ),
+        false => Row::missing(name, finding, "no BPF program can be loaded by this user"),
+    };
+    row.remedy(
+        "run as root, outside user namespaces, or let the node's administrator run the observer",
     )
-    .remedy("run as root, or let the node's administrator run the observer")
 }
 
-fn lacking_capabilities() -> Vec<&'static str> {
-    let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    WANTED
-        .into_iter()
-        // CAP_SYS_ADMIN stands in for the newer, smaller ones.
-        .filter(|(wanted, _)| {
-            !held.contains(*wanted)
-                && (*wanted == CapabilitySet::SYS_PTRACE
-                    || !held.contains(CapabilitySet::SYS_ADMIN))
-        })
-        .map(|(_, name)| name)
-        .collect()
+pub(super) const OTHER_PROCESSES: &str = "other processes";
+
+/// How many of the other processes can be looked into.
+pub(super) struct Visibility {
+    pub(super) others: usize,
+    pub(super) seen: usize,
+    /// In a pid namespace of its own: there are more processes than it knows.
+    pub(super) in_container: bool,
 }
 
-fn other_processes() -> Row {
-    let name = "other processes";
-    let processes = all_processes().into_iter().flatten().flatten();
-    let readable: Vec<_> = processes
-        .filter(|process| !is_kernel_thread(process))
-        .map(|process| (maps_can_be_followed(process.pid), process.is_alive()))
-        .filter_map(|(readable, alive)| alive.then_some(readable))
-        .collect();
-    let (seen, all) = (
-        readable.iter().filter(|seen| **seen).count(),
-        readable.len(),
-    );
-    let finding = format!("the libraries of {seen} of {all} processes can be seen");
-    if seen == all {
-        return Row::ok(name, finding);
+impl Visibility {
+    pub(super) fn look() -> Self {
+        let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+        let others: Vec<_> = all_processes()
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|process| process.pid != own_pid && !is_kernel_thread(process))
+            .map(|process| (maps_can_be_followed(process.pid), process.is_alive()))
+            .filter_map(|(readable, alive)| alive.then_some(readable))
+            .collect();
+        Self {
+            others: others.len(),
+            seen: others.iter().filter(|readable| **readable).count(),
+            in_container: !in_initial_namespace("pid"),
+        }
     }
-    Row::degraded(name, finding, "what the others do is not observed").remedy(
-        "run as root with all capabilities: at least CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE",
-    )
+
+    /// Others are there, and none can be looked into.
+    pub(super) fn is_blind(&self) -> bool {
+        self.others > 0 && self.seen == 0
+    }
+}
+
+fn other_processes(processes: &Visibility) -> Row {
+    let Visibility {
+        others,
+        seen,
+        in_container,
+    } = processes;
+    let finding = format!("the libraries of {seen} of {others} can be seen");
+    let remedy =
+        "run as root with all capabilities: at least CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE";
+    if processes.is_blind() {
+        Row::missing(
+            OTHER_PROCESSES,
+            finding,
+            "there is nothing that could be observed",
+        )
+        .remedy(remedy)
+    } else if *in_container {
+        Row::degraded(
+            OTHER_PROCESSES,
+            finding,
+            "only this container's processes are observed",
+        )
+        .remedy("run in the host's pid namespace")
+    } else if seen < others {
+        Row::degraded(
+            OTHER_PROCESSES,
+            finding,
+            "what the rest does is not observed",
+        )
+        .remedy(remedy)
+    } else {
+        Row::ok(OTHER_PROCESSES, finding)
+    }
+}
+
+/// Only where the kernel tells: the file is there when lockdown is built in and securityfs mounted.
+fn lockdown() -> Option<Row> {
+    let modes = fs::read_to_string("/sys/kernel/security/lockdown").ok()?;
+    let (_, rest) = modes.split_once('[')?;
+    let (mode, _) = rest.split_once(']')?;
+    Some(match mode {
+        "confidentiality" => Row::missing(
+            "lockdown",
+            mode,
+            "BPF programs may not read the kernel's memory: nothing can be observed",
+        )
+        .remedy("boot with lockdown=integrity, or without it"),
+        _ => Row::ok("lockdown", mode),
+    })
 }
 
 fn is_kernel_thread(process: &Process) -> bool {
@@ -173,53 +278,6 @@ fn perf_events() -> Row {
             os_message(&error),
             "nothing can be said of them",
         ),
-    }
-}
-
-pub(super) fn bpf_rows(trials: &Trials) -> Vec<Row> {
-    trials
-        .iter()
-        .map(|(capability, trial)| match trial {
-            Ok(()) => Row::ok(capability.name(), "loads, attaches and runs"),
-            Err(refusal) => refused(*capability, refusal),
-        })
-        .collect()
-}
-
-fn refused(capability: Capability, refusal: &Refusal) -> Row {
-    let row = Row::missing(
-        capability.name(),
-        refusal.to_string(),
-        consequence(capability),
-    );
-    match capability {
-        Capability::UprobePerf if refusal.is_permission() => row.remedy("run as root"),
-        _ if refusal.is_permission() && !lacking_capabilities().is_empty() => {
-            row.remedy("run as root, or with CAP_BPF and CAP_PERFMON")
-        }
-        Capability::UprobeSession => row.remedy("Linux 6.13 or newer"),
-        Capability::UprobeMulti => row.remedy("Linux 6.6 or newer"),
-        Capability::Tracepoint => row.remedy("mount -t tracefs tracefs /sys/kernel/tracing"),
-        _ => row,
-    }
-}
-
-fn consequence(capability: Capability) -> &'static str {
-    match capability {
-        Capability::BtfTracepoint => "no scheduler events: nothing can be observed",
-        Capability::TaskStorage => "no state per task: nothing can be observed",
-        Capability::MmapArray => "no shared histograms: nothing can be observed",
-        Capability::UprobeSession => {
-            "calls are timed with two probes and a map instead of one link"
-        }
-        Capability::UprobeMulti => "each function takes a perf event of its own, slow to detach",
-        Capability::UprobePerf => "nothing is lost where uprobe.multi works",
-        Capability::TaskVmaIterator => "libraries are found by reading /proc, more slowly",
-        Capability::RingBuffer => "new processes are found by scanning, more slowly",
-        Capability::RawTracepoint | Capability::Tracepoint => "nothing is lost: Zernel uses tp_btf",
-        Capability::Fentry | Capability::Kprobe => {
-            "nothing is lost: Zernel attaches to no kernel function"
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::process::Command;
 
-use zernel_lab::KernelRequest;
+use zernel_lab::{KernelCache, KernelRequest};
 
 use super::kernel::os_message;
 use super::row::Row;
@@ -15,16 +15,22 @@ pub(super) fn rows() -> Vec<Row> {
 
 fn virtual_machines() -> Row {
     let name = "virtual machines";
-    match zernel_lab::available(&KernelRequest::SchedExt) {
-        Ok(()) => Row::ok(
-            name,
-            "the lab has what it needs to boot a kernel with sched_ext",
-        ),
-        Err(unavailable) => Row::missing(
+    let request = KernelRequest::SchedExt;
+    if let Err(unavailable) = zernel_lab::available(&request) {
+        return Row::missing(
             name,
             unavailable.reasons.join("; "),
             "schedulers cannot be compared in the lab",
-        ),
+        );
+    }
+    match KernelCache::from_environment().and_then(|cache| cache.cached(&request)) {
+        Ok(Some(kernel)) => Row::ok(name, format!("kernel {} is there", kernel.version)),
+        _ => Row::degraded(
+            name,
+            "no kernel with sched_ext is here yet",
+            "the first use of the lab fetches one over the network",
+        )
+        .remedy("zernel lab run true"),
     }
 }
 
@@ -51,7 +57,7 @@ fn qemu() -> Row {
 
 fn kvm() -> Row {
     let name = "KVM";
-    let slow = "virtual machines are emulated, about ten times slower";
+    let slow = "virtual machines are emulated, which is much slower";
     match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         Ok(_) if is_virtual_machine() => Row::degraded(
             name,

@@ -4,6 +4,7 @@
 //! what can be tried is tried. The verdict, whether `zernel observe` could work, is drawn from the
 //! rows that observing needs.
 
+mod bpf;
 mod gpu;
 mod kernel;
 mod lab;
@@ -12,12 +13,13 @@ mod row;
 mod scheduling;
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use serde::Serialize;
 use zernel_ebpf::capability::{Capability, Refusal};
 
+use kernel::Visibility;
 use row::Row;
 
 /// Show what this machine can and cannot do, and how to fix it
@@ -62,13 +64,14 @@ type Trials = Vec<(Capability, Result<(), Refusal>)>;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let report = examine();
-    let mut out = anstream::AutoStream::auto(io::stdout().lock());
+    let mut text = Vec::new();
     if options.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
+        serde_json::to_writer_pretty(&mut text, &report)?;
+        writeln!(text)?;
     } else {
-        render::table(&mut out, &report)?;
+        render::table(&mut text, &report)?;
     }
+    crate::print(&text)?;
     Ok(ExitCode::from(u8::from(!report.observe.possible)))
 }
 
@@ -77,13 +80,14 @@ fn examine() -> Report {
         .into_iter()
         .map(|capability| (capability, capability.try_out()))
         .collect();
+    let processes = Visibility::look();
     let section = |title, rows| Section { title, rows };
     Report {
         version: env!("CARGO_PKG_VERSION"),
-        observe: verdict(&trials),
+        observe: verdict(&trials, &processes),
         sections: vec![
-            section("kernel and privilege", kernel::rows()),
-            section("BPF, each tried", kernel::bpf_rows(&trials)),
+            section("kernel and privilege", kernel::rows(&processes)),
+            section("BPF, each tried", bpf::rows(&trials)),
             section("scheduling", scheduling::rows()),
             section("GPU", gpu::rows()),
             section("lab", lab::rows()),
@@ -91,7 +95,7 @@ fn examine() -> Report {
     }
 }
 
-fn verdict(trials: &Trials) -> Verdict {
+fn verdict(trials: &Trials, processes: &Visibility) -> Verdict {
     let works = |wanted: Capability| {
         trials
             .iter()
@@ -107,6 +111,9 @@ fn verdict(trials: &Trials) -> Verdict {
         .collect();
     if rung.is_none() {
         blocked_by.push("uprobes of any kind");
+    }
+    if processes.is_blind() {
+        blocked_by.push(kernel::OTHER_PROCESSES);
     }
     Verdict {
         possible: blocked_by.is_empty(),
@@ -130,7 +137,24 @@ mod tests {
                 *trial = Err(Refusal::Silent);
             }
         }
-        verdict(&trials)
+        let processes = Visibility {
+            others: 3,
+            seen: 2,
+            in_container: false,
+        };
+        verdict(&trials, &processes)
+    }
+
+    #[test]
+    fn nothing_can_be_observed_where_no_other_process_is_seen() {
+        let blind = Visibility {
+            others: 3,
+            seen: 0,
+            in_container: false,
+        };
+        assert_eq!(verdict(&all_work(), &blind).blocked_by, ["other processes"]);
+        let alone = Visibility { others: 0, ..blind };
+        assert!(verdict(&all_work(), &alone).possible);
     }
 
     #[test]

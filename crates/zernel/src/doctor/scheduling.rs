@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use rustix::fs::{Access, access};
 use zernel_scheduler::sched_ext::SchedExt;
 
 use super::kernel::{mount_point, os_message};
@@ -54,6 +55,14 @@ fn cgroups() -> Row {
         })
         .collect();
     let place = root.display();
+    if access(root.join("cgroup.procs"), Access::WRITE_OK).is_err() {
+        return Row::degraded(
+            name,
+            format!("{place}, which this user may not change"),
+            "workloads cannot be placed",
+        )
+        .remedy("run as root, or have a part of the tree delegated to this user");
+    }
     if lacking.is_empty() {
         return Row::ok(name, format!("{place}, controllers: {}", offered.trim()));
     }
