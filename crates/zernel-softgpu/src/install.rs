@@ -1,0 +1,3 @@
+//! draft
+/// x
+pub const STUB_BYTES: usize = 16;

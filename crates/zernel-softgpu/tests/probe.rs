@@ -1,0 +1,3 @@
+//! x
+#[test]
+fn here() { println!("{:?}", std::env::current_exe()); }
