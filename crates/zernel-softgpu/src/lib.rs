@@ -13,6 +13,7 @@ pub mod memory;
 pub mod node;
 pub mod process;
 pub mod registry;
+pub mod shared_memory;
 pub mod stream;
 mod sys;
 pub mod truth;
