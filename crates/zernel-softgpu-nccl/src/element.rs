@@ -61,15 +61,6 @@ impl Reduction {
         let index = usize::try_from(code).map_err(|_| NcclError::InvalidArgument)?;
         all.get(index).copied().ok_or(NcclError::InvalidArgument)
     }
-
-    fn combine<E: Element>(self, left: E, right: E) -> E {
-        match self {
-            Self::Sum | Self::Average => left.add(right),
-            Self::Product => left.multiply(right),
-            Self::Maximum => if right.exceeds(left) { right } else { left },
-            Self::Minimum => if left.exceeds(right) { right } else { left },
-        }
-    }
 }
 
 /// A number that can be reduced.
@@ -235,18 +226,29 @@ pub(crate) fn reduce(data_type: DataType, reduction: Reduction, operands: &[&[u8
 }
 
 fn reduce_as<E: Element>(reduction: Reduction, operands: &[&[u8]], result: &mut [u8]) {
-    let ranks = operands.len() as u32;
-    for (index, place) in result.chunks_exact_mut(E::BYTES).enumerate() {
-        let range = index * E::BYTES..(index + 1) * E::BYTES;
-        let elements = operands.iter().map(|operand| E::read(&operand[range.clone()]));
-        let combined = elements.reduce(|left, right| reduction.combine(left, right));
-        if let Some(combined) = combined {
-            let finished = match reduction {
-                Reduction::Average => combined.divide(ranks),
-                _ => combined,
-            };
-            finished.write(place);
-        }
+    let larger = |left: E, right: E| if right.exceeds(left) { right } else { left };
+    let smaller = |left: E, right: E| if left.exceeds(right) { right } else { left };
+    match reduction {
+        Reduction::Sum | Reduction::Average => combine_all(operands, result, E::add),
+        Reduction::Product => combine_all(operands, result, E::multiply),
+        Reduction::Maximum => combine_all(operands, result, larger),
+        Reduction::Minimum => combine_all(operands, result, smaller),
+    }
+    if reduction == Reduction::Average {
+        let ranks = operands.len() as u32;
+        let elements = result.chunks_exact_mut(E::BYTES);
+        elements.for_each(|element| E::read(element).divide(ranks).write(element));
+    }
+}
+
+fn combine_all<E: Element>(operands: &[&[u8]], result: &mut [u8], combine: impl Fn(E, E) -> E) {
+    let Some((first, rest)) = operands.split_first() else {
+        return;
+    };
+    result.copy_from_slice(first);
+    for operand in rest {
+        let pairs = result.chunks_exact_mut(E::BYTES).zip(operand.chunks_exact(E::BYTES));
+        pairs.for_each(|(place, other)| combine(E::read(place), E::read(other)).write(place));
     }
 }
 

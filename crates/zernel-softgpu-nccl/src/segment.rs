@@ -27,7 +27,7 @@ use zernel_softgpu::shared_memory::SharedMemory;
 use crate::status::NcclError;
 
 /// Bytes that each rank shows the others at a time; a multiple of every element size.
-pub(crate) const COLLECTIVE_CHUNK: usize = 1 << 20;
+pub(crate) const COLLECTIVE_CHUNK: usize = 4 << 20;
 /// Bytes of a message on their way at a time.
 pub(crate) const MESSAGE_CHUNK: usize = 1 << 16;
 /// The most ranks of a communicator.

@@ -16,6 +16,8 @@ pub mod registry;
 pub mod shared_memory;
 pub mod stream;
 mod sys;
+#[cfg(test)]
+mod test_directory;
 pub mod truth;
 pub mod virtual_memory;
 pub mod work;

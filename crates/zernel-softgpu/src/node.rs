@@ -7,7 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -76,12 +76,34 @@ fn directory() -> PathBuf {
         .unwrap_or_else(|| format!("/dev/shm/zernel-softgpu-{user}").into())
 }
 
+/// The hardware of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct Hardware {
+    /// Number of devices.
+    pub devices: usize,
+    /// Memory of each in bytes.
+    pub memory: u64,
+}
+
+impl Hardware {
+    fn from_environment() -> Self {
+        Self {
+            devices: config::number(config::DEVICES, 1),
+            memory: config::number(config::MEMORY, DEFAULT_MEMORY),
+        }
+    }
+}
+
 impl Node {
-    /// Opens the node, and sets it up if nobody uses it: then the environment says how many
-    /// devices there are and how big. Otherwise everybody sees the devices that are already there.
+    /// Opens the node that the environment names.
     pub fn open() -> io::Result<Arc<Self>> {
-        let directory = directory();
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        Self::open_in(&directory(), Hardware::from_environment())
+    }
+
+    /// Opens the node in `directory`, and sets it up with `hardware` if nobody uses it. Otherwise
+    /// everybody sees the devices that are already there.
+    pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -93,7 +115,7 @@ impl Node {
         file.set_len(FILE_BYTES as u64)?;
         let words = sys::map_words(&file, 0, FILE_BYTES)?;
         if words[MAGIC_WORD].load(Acquire) != MAGIC || !slots(words).any(|slot| slot.is_alive()) {
-            set_up(words);
+            set_up(words, hardware);
         }
         flock(&file, FlockOperation::Unlock)?;
         Ok(Arc::new(Self {
@@ -167,11 +189,11 @@ impl Node {
     }
 }
 
-fn set_up(words: &[AtomicU64]) {
+fn set_up(words: &[AtomicU64], hardware: Hardware) {
     slots(words).for_each(|slot| slot.clear());
-    let devices = config::number(config::DEVICES, 1usize).clamp(1, MAX_DEVICES);
+    let devices = hardware.devices.clamp(1, MAX_DEVICES);
     words[DEVICES_WORD].store(devices as u64, Relaxed);
-    words[MEMORY_WORD].store(config::number(config::MEMORY, DEFAULT_MEMORY), Relaxed);
+    words[MEMORY_WORD].store(hardware.memory, Relaxed);
     words[MAGIC_WORD].store(MAGIC, Release);
 }
 
@@ -288,5 +310,40 @@ impl Membership {
     pub fn busy(&self, device: usize, start: u64, end: u64) {
         let _lock = self.busy[device].lock().unwrap_or_else(PoisonError::into_inner);
         self.device(device).busy().add(start, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_directory::TestDirectory;
+
+    const HARDWARE: Hardware = Hardware { devices: 2, memory: 1000 };
+
+    #[test]
+    fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
+        let directory = TestDirectory::new("node-memory");
+        let node = Node::open_in(directory.path(), HARDWARE).unwrap();
+        let (first, second) = (node.join().unwrap(), node.join().unwrap());
+        assert!(first.reserve(0, 600));
+        assert!(!second.reserve(0, 500));
+        assert!(second.reserve(1, 500));
+        assert!(second.reserve(0, 400));
+        assert_eq!(node.memory_in_use(0), 1000);
+        // As if the first had been killed, and its pid given to another process.
+        slot(node.words, first.slot).0[1].fetch_add(1, Relaxed);
+        assert_eq!(node.memory_in_use(0), 400);
+        assert!(second.reserve(0, 600));
+    }
+
+    #[test]
+    fn a_node_in_use_keeps_its_hardware() {
+        let directory = TestDirectory::new("node-hardware");
+        let other = Hardware { devices: 7, memory: 5 };
+        let node = Node::open_in(directory.path(), HARDWARE).unwrap();
+        let member = node.join().unwrap();
+        assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 2);
+        slot(node.words, member.slot).clear();
+        assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 7);
     }
 }

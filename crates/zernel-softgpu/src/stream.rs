@@ -241,3 +241,112 @@ impl Stream {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Waiting;
+    use crate::node::{Hardware, Node};
+    use crate::test_directory::TestDirectory;
+    use crate::work::HostFunction;
+
+    static SYMBOL: Symbol = Symbol::new("test", "test");
+
+    /// Streams of one context, on a clock that the test reads out.
+    struct Bench {
+        _directory: TestDirectory,
+        device: Arc<Device>,
+        tails: Arc<ContextTails>,
+    }
+
+    impl Bench {
+        fn new(name: &str) -> Self {
+            let directory = TestDirectory::new(name);
+            let hardware = Hardware { devices: 1, memory: 1 };
+            let node = Node::open_in(directory.path(), hardware).unwrap();
+            Self {
+                _directory: directory,
+                device: Arc::new(Device::new(0, Arc::new(node.join().unwrap()))),
+                tails: Arc::default(),
+            }
+        }
+
+        fn stream(&self, role: Role) -> Arc<Stream> {
+            Stream::new(9, role, Arc::clone(&self.device), Arc::clone(&self.tails))
+        }
+    }
+
+    fn kernel(stream: &Arc<Stream>, now: u64, duration: u64) {
+        stream.submit_at(now, Work::Kernel { duration }, &SYMBOL);
+    }
+
+    fn mark(stream: &Arc<Stream>, now: u64) -> Arc<Completion> {
+        let completion = Completion::unknown();
+        stream.submit_at(now, Work::Mark(Arc::clone(&completion)), &SYMBOL);
+        completion
+    }
+
+    #[test]
+    fn work_starts_when_submitted_or_when_the_work_before_ends() {
+        let stream = Bench::new("stream-order").stream(Role::NonBlocking);
+        kernel(&stream, 100, 50);
+        assert_eq!(mark(&stream, 101).end(), Some(150));
+        kernel(&stream, 120, 30);
+        assert_eq!(mark(&stream, 121).end(), Some(180));
+        kernel(&stream, 500, 1);
+        assert_eq!(mark(&stream, 500).end(), Some(501));
+    }
+
+    #[test]
+    fn streams_overlap_unless_one_waits_for_the_other() {
+        let bench = Bench::new("stream-wait");
+        let (first, second) = (bench.stream(Role::NonBlocking), bench.stream(Role::NonBlocking));
+        kernel(&first, 100, 1000);
+        kernel(&second, 110, 20);
+        assert_eq!(mark(&second, 110).end(), Some(130));
+        second.submit_at(120, Work::Wait(mark(&first, 115)), &SYMBOL);
+        kernel(&second, 121, 5);
+        assert_eq!(mark(&second, 122).end(), Some(1105));
+        kernel(&first, 123, 1);
+        assert_eq!(mark(&first, 124).end(), Some(1101));
+    }
+
+    #[test]
+    fn the_legacy_stream_is_a_barrier_for_blocking_streams_only() {
+        let bench = Bench::new("stream-legacy");
+        let (legacy, blocking, free) =
+            (bench.stream(Role::Legacy), bench.stream(Role::Blocking), bench.stream(Role::NonBlocking));
+        kernel(&blocking, 100, 100);
+        kernel(&free, 100, 5000);
+        kernel(&legacy, 101, 10);
+        assert_eq!(mark(&legacy, 101).end(), Some(210));
+        kernel(&blocking, 102, 1);
+        assert_eq!(mark(&blocking, 102).end(), Some(211));
+        let other = bench.stream(Role::Blocking);
+        kernel(&other, 103, 1);
+        assert_eq!(mark(&other, 103).end(), Some(211));
+        assert_eq!(mark(&free, 104).end(), Some(5100));
+    }
+
+    #[test]
+    fn what_follows_work_of_unknown_length_waits_for_it() {
+        extern "C" fn nap(_: *mut std::ffi::c_void) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let stream = Bench::new("stream-deferred").stream(Role::NonBlocking);
+        let begin = clock::now();
+        let function = HostFunction { function: nap, argument: 0 };
+        stream.submit(Work::Host(function), &SYMBOL);
+        kernel(&stream, begin, 1_000_000);
+        let end = mark(&stream, begin);
+        assert!(stream.is_deferred());
+        assert!(!stream.is_idle());
+        assert!(end.wait_known(Waiting::Block) >= begin + 21_000_000);
+        end.wait(Waiting::Block);
+        while stream.is_deferred() {
+            std::thread::yield_now();
+        }
+        assert!(stream.is_idle());
+        stream.close();
+    }
+}

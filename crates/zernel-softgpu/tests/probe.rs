@@ -1,3 +1,0 @@
-//! x
-#[test]
-fn here() { println!("{:?}", std::env::current_exe()); }
