@@ -12,7 +12,9 @@ use zernel_softgpu::truth::{Call, Symbol};
 use zernel_softgpu::work::Work;
 
 use crate::driver::{MEMORY, driver};
-use crate::status::{CudaError, INVALID_CONTEXT, INVALID_HANDLE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_UNSUPPORTED};
+use crate::status::{
+    CudaError, INVALID_CONTEXT, INVALID_HANDLE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_UNSUPPORTED,
+};
 
 pub(crate) const SCHED_SPIN: u32 = 1;
 pub(crate) const SCHED_YIELD: u32 = 2;
@@ -93,8 +95,19 @@ impl Context {
     }
 
     /// A new stream under `handle`.
-    pub(crate) fn new_stream(self: &Arc<Self>, handle: u64, role: Role, flags: u32, priority: i32) -> Arc<StreamObject> {
-        let stream = Stream::new(handle, role, Arc::clone(&self.device), Arc::clone(&self.tails));
+    pub(crate) fn new_stream(
+        self: &Arc<Self>,
+        handle: u64,
+        role: Role,
+        flags: u32,
+        priority: i32,
+    ) -> Arc<StreamObject> {
+        let stream = Stream::new(
+            handle,
+            role,
+            Arc::clone(&self.device),
+            Arc::clone(&self.tails),
+        );
         let object = Arc::new(StreamObject {
             stream,
             context: Arc::downgrade(self),
@@ -114,7 +127,8 @@ impl Context {
 
     fn deferred_blocking_streams(&self) -> Vec<Arc<StreamObject>> {
         let mut streams = self.streams();
-        streams.retain(|object| object.stream.role() == Role::Blocking && object.stream.is_deferred());
+        streams
+            .retain(|object| object.stream.role() == Role::Blocking && object.stream.is_deferred());
         streams
     }
 
@@ -130,7 +144,11 @@ impl Context {
 
     /// `cuCtxSynchronize`.
     pub(crate) fn synchronize(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
-        if self.streams().iter().any(|object| object.stream.is_capturing()) {
+        if self
+            .streams()
+            .iter()
+            .any(|object| object.stream.is_capturing())
+        {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         self.wait_for_all(symbol);
@@ -179,7 +197,10 @@ impl StreamObject {
             }
             Role::Legacy => {
                 let streams = self.context()?.streams();
-                if streams.iter().any(|object| object.is_capturing_and_blocking()) {
+                if streams
+                    .iter()
+                    .any(|object| object.is_capturing_and_blocking())
+                {
                     return Err(STREAM_CAPTURE_IMPLICIT);
                 }
                 self.context()?.deferred_blocking_streams()
@@ -286,7 +307,9 @@ thread_local! {
 
 /// Looks at, or changes, the calling thread's stack of contexts. A thread that is being torn down has none.
 pub(crate) fn with_stack<T: Default>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
-    CURRENT.try_with(|stack| change(&mut stack.borrow_mut())).unwrap_or_default()
+    CURRENT
+        .try_with(|stack| change(&mut stack.borrow_mut()))
+        .unwrap_or_default()
 }
 
 /// The current context.
@@ -316,7 +339,9 @@ fn own_stream() -> Result<Arc<StreamObject>, CudaError> {
     let find_or_make = |streams: &RefCell<Vec<Arc<StreamObject>>>| {
         let mut streams = streams.borrow_mut();
         streams.retain(|stream| stream.context.strong_count() > 0);
-        let known = streams.iter().find(|stream| stream.context.as_ptr() == Arc::as_ptr(&context));
+        let known = streams
+            .iter()
+            .find(|stream| stream.context.as_ptr() == Arc::as_ptr(&context));
         if let Some(stream) = known {
             return Arc::clone(stream);
         }
@@ -324,5 +349,7 @@ fn own_stream() -> Result<Arc<StreamObject>, CudaError> {
         streams.push(Arc::clone(&stream));
         stream
     };
-    OWN_STREAMS.try_with(find_or_make).map_err(|_| INVALID_CONTEXT)
+    OWN_STREAMS
+        .try_with(find_or_make)
+        .map_err(|_| INVALID_CONTEXT)
 }

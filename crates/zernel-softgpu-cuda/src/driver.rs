@@ -56,12 +56,15 @@ pub(crate) fn initialise() -> Result<(), CudaError> {
 
 impl Driver {
     fn new() -> Result<Self, CudaError> {
-        let node = Node::open().map_err(report)?;
-        let visible = visible_devices(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(), node.devices());
+        let node = Node::open().map_err(|error| report(&error))?;
+        let visible = visible_devices(
+            std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
+            node.devices(),
+        );
         if visible.is_empty() {
             return Err(NO_DEVICE);
         }
-        let membership = Arc::new(node.join().map_err(report)?);
+        let membership = Arc::new(node.join().map_err(|error| report(&error))?);
         let device = |index| Arc::new(Device::new(index, Arc::clone(&membership)));
         Ok(Self {
             devices: visible.into_iter().map(device).collect(),
@@ -81,12 +84,15 @@ impl Driver {
 
     /// The CUDA ordinal of a device.
     pub(crate) fn ordinal(&self, device: &Device) -> i32 {
-        let position = self.devices.iter().position(|other| other.index() == device.index());
+        let position = self
+            .devices
+            .iter()
+            .position(|other| other.index() == device.index());
         position.map_or(-1, |position| position as i32)
     }
 }
 
-fn report(error: std::io::Error) -> CudaError {
+fn report(error: &std::io::Error) -> CudaError {
     eprintln!("softgpu: cannot use the simulated node's state: {error}");
     OPERATING_SYSTEM
 }
@@ -103,7 +109,10 @@ fn visible_devices(setting: Option<&str>, devices: usize) -> Vec<usize> {
         }
         name.parse().ok().filter(|index| *index < devices)
     };
-    setting.split(',').map_while(|name| find(name.trim())).collect()
+    setting
+        .split(',')
+        .map_while(|name| find(name.trim()))
+        .collect()
 }
 
 #[cfg(test)]

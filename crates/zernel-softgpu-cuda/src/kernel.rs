@@ -75,7 +75,10 @@ impl Module {
             Some(kernels) => Kind::Timed(*kernels.get(name).ok_or(NOT_FOUND)?),
             None => Kind::Opaque,
         };
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut functions = self
+            .functions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(handle) = functions.get(name) {
             return Ok(*handle);
         }
@@ -124,15 +127,23 @@ pub(crate) fn function(handle: u64) -> Result<Arc<Function>, CudaError> {
 
 impl Function {
     /// A launch with these parameters.
-    pub(crate) fn launch(&self, parameters: In<*const u64>, extra: In<u64>) -> Result<Work, CudaError> {
+    pub(crate) fn launch(
+        &self,
+        parameters: In<*const u64>,
+        extra: In<u64>,
+    ) -> Result<Work, CudaError> {
         let work = match self.kind {
-            Kind::Opaque => Work::Kernel { duration: DEFAULT_DURATION },
+            Kind::Opaque => Work::Kernel {
+                duration: DEFAULT_DURATION,
+            },
             Kind::Timed(default) => Work::Kernel {
                 duration: first_parameter(parameters, extra)?.unwrap_or(default),
             },
             Kind::External(kernel) => {
                 let argument = first_parameter(parameters, extra)?.ok_or(INVALID_VALUE)?;
-                Work::External { launch: ExternalLaunch::new(kernel, argument) }
+                Work::External {
+                    launch: ExternalLaunch::new(kernel, argument),
+                }
             }
         };
         Ok(work)

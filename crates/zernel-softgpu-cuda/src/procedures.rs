@@ -28,12 +28,43 @@ impl Found {
 /// Functions whose meaning depends on the caller's CUDA version: newest first. For all others `_v2`,
 /// where there is one, is as old as any caller.
 const BY_VERSION: &[(&str, &[(i32, &str)])] = &[
-    ("cuCtxCreate", &[(12050, "cuCtxCreate_v4"), (11040, "cuCtxCreate_v3"), (3020, "cuCtxCreate_v2")]),
-    ("cuGetProcAddress", &[(12000, "cuGetProcAddress_v2"), (11030, "cuGetProcAddress")]),
-    ("cuGraphInstantiate", &[(12000, "cuGraphInstantiateWithFlags"), (11000, "cuGraphInstantiate_v2")]),
-    ("cuGraphAddKernelNode", &[(12000, "cuGraphAddKernelNode_v2")]),
-    ("cuEventElapsedTime", &[(12080, "cuEventElapsedTime_v2"), (2000, "cuEventElapsedTime")]),
-    ("cuStreamGetCaptureInfo", &[(12030, "cuStreamGetCaptureInfo_v3"), (11030, "cuStreamGetCaptureInfo_v2")]),
+    (
+        "cuCtxCreate",
+        &[
+            (12050, "cuCtxCreate_v4"),
+            (11040, "cuCtxCreate_v3"),
+            (3020, "cuCtxCreate_v2"),
+        ],
+    ),
+    (
+        "cuGetProcAddress",
+        &[(12000, "cuGetProcAddress_v2"), (11030, "cuGetProcAddress")],
+    ),
+    (
+        "cuGraphInstantiate",
+        &[
+            (12000, "cuGraphInstantiateWithFlags"),
+            (11000, "cuGraphInstantiate_v2"),
+        ],
+    ),
+    (
+        "cuGraphAddKernelNode",
+        &[(12000, "cuGraphAddKernelNode_v2")],
+    ),
+    (
+        "cuEventElapsedTime",
+        &[
+            (12080, "cuEventElapsedTime_v2"),
+            (2000, "cuEventElapsedTime"),
+        ],
+    ),
+    (
+        "cuStreamGetCaptureInfo",
+        &[
+            (12030, "cuStreamGetCaptureInfo_v3"),
+            (11030, "cuStreamGetCaptureInfo_v2"),
+        ],
+    ),
 ];
 
 /// Finds `name` for a caller that was built for `version`.

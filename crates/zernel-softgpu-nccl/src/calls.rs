@@ -37,10 +37,8 @@ fn root(rank: i32, communicator: &Communicator) -> Result<usize, NcclError> {
     }
 }
 
-/// A collective as C asks for it.
+/// What all calls that move data have in common.
 struct Request {
-    send: u64,
-    receive: u64,
     count: usize,
     data_type: i32,
     communicator: u64,
@@ -48,51 +46,62 @@ struct Request {
 }
 
 impl Request {
-    fn issue(self, call: &mut Call, pattern: impl FnOnce(&Communicator) -> Result<Pattern, NcclError>) -> Outcome {
-        call.object = self.communicator;
-        call.stream = self.stream;
-        remember(self.try_issue(call, pattern))
+    /// Issues a collective.
+    fn collective(
+        &self,
+        call: &mut Call,
+        (send, receive): (u64, u64),
+        pattern: impl FnOnce(&Communicator) -> Result<Pattern, NcclError>,
+    ) -> Outcome {
+        self.issue(call, |communicator, data_type, part| {
+            Ok(Task::Collective(Collective {
+                pattern: pattern(communicator)?,
+                data_type,
+                send,
+                receive,
+                part,
+            }))
+        })
     }
 
-    fn try_issue(&self, call: &mut Call, pattern: impl FnOnce(&Communicator) -> Result<Pattern, NcclError>) -> Outcome {
+    /// Issues a send or a receive.
+    fn message(&self, call: &mut Call, direction: Direction, buffer: u64, peer: i32) -> Outcome {
+        self.issue(call, |communicator, _, bytes| {
+            Ok(Task::Message(Message {
+                direction,
+                peer: root(peer, communicator)?,
+                buffer,
+                bytes,
+            }))
+        })
+    }
+
+    fn issue(
+        &self,
+        call: &mut Call,
+        task: impl FnOnce(&Communicator, DataType, usize) -> Result<Task, NcclError>,
+    ) -> Outcome {
+        call.object = self.communicator;
+        call.stream = self.stream;
+        remember(self.try_issue(call, task))
+    }
+
+    fn try_issue(
+        &self,
+        call: &mut Call,
+        task: impl FnOnce(&Communicator, DataType, usize) -> Result<Task, NcclError>,
+    ) -> Outcome {
         let data_type = DataType::from_code(self.data_type)?;
-        let part = self.count.checked_mul(data_type.bytes()).ok_or(NcclError::InvalidArgument)?;
-        call.bytes = part as u64;
+        let bytes = self.count.checked_mul(data_type.bytes());
+        let bytes = bytes.ok_or(NcclError::InvalidArgument)?;
+        call.bytes = bytes as u64;
         let communicator = Communicator::usable(self.communicator)?;
-        let collective = Collective {
-            pattern: pattern(&communicator)?,
-            data_type,
-            send: self.send,
-            receive: self.receive,
-            part,
-        };
         let issued = Issued {
-            task: Task::Collective(collective),
+            task: task(&communicator, data_type, bytes)?,
             symbol: call.symbol(),
         };
         group::issue(communicator, self.stream, issued)
     }
-}
-
-/// Send or receive.
-fn message(call: &mut Call, direction: Direction, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64) -> Outcome {
-    call.object = communicator;
-    call.stream = stream;
-    let data_type = DataType::from_code(data_type)?;
-    let bytes = count.checked_mul(data_type.bytes()).ok_or(NcclError::InvalidArgument)?;
-    call.bytes = bytes as u64;
-    let communicator = Communicator::usable(communicator)?;
-    let message = Message {
-        direction,
-        peer: root(peer, &communicator)?,
-        buffer,
-        bytes,
-    };
-    let issued = Issued {
-        task: Task::Message(message),
-        symbol: call.symbol(),
-    };
-    group::issue(communicator, stream, issued)
 }
 
 fn join(id: UniqueId, rank: i32, ranks: i32, place: Place) -> group::Making {
@@ -118,7 +127,10 @@ fn init_all(handles: &Out<u64>, count: i32, devices: In<i32>) -> Outcome {
         driver()?.primary(device)
     };
     let places: Vec<Place> = (0..count).map(place).collect::<Result<_, NcclError>>()?;
-    let making = places.iter().zip(0..count).map(|(place, rank)| join(id, rank, count, *place));
+    let making = places
+        .iter()
+        .zip(0..count)
+        .map(|(place, rank)| join(id, rank, count, *place));
     let made = group::make_together(making.collect());
     for (index, made) in made.into_iter().enumerate() {
         handles.set_at(index, made?)?;
@@ -260,54 +272,54 @@ exports! { "nccl" =>
     }
 
     fn ncclAllReduce(call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }
-            .issue(call, |_| Ok(Pattern::AllReduce(Reduction::from_code(operation)?)))
+        Request { count, data_type, communicator, stream }
+            .collective(call, (send, receive), |_| Ok(Pattern::AllReduce(Reduction::from_code(operation)?)))
     }
 
     fn ncclReduce(call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }.issue(call, |communicator| {
+        Request { count, data_type, communicator, stream }.collective(call, (send, receive), |communicator| {
             Ok(Pattern::Reduce(Reduction::from_code(operation)?, root(root_rank, communicator)?))
         })
     }
 
     fn ncclReduceScatter(call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }
-            .issue(call, |_| Ok(Pattern::ReduceScatter(Reduction::from_code(operation)?)))
+        Request { count, data_type, communicator, stream }
+            .collective(call, (send, receive), |_| Ok(Pattern::ReduceScatter(Reduction::from_code(operation)?)))
     }
 
     fn ncclBroadcast(call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }
-            .issue(call, |communicator| Ok(Pattern::Broadcast(root(root_rank, communicator)?)))
+        Request { count, data_type, communicator, stream }
+            .collective(call, (send, receive), |communicator| Ok(Pattern::Broadcast(root(root_rank, communicator)?)))
     }
 
     fn ncclBcast(call, buffer: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send: buffer, receive: buffer, count, data_type, communicator, stream }
-            .issue(call, |communicator| Ok(Pattern::Broadcast(root(root_rank, communicator)?)))
+        Request { count, data_type, communicator, stream }
+            .collective(call, (buffer, buffer), |communicator| Ok(Pattern::Broadcast(root(root_rank, communicator)?)))
     }
 
     fn ncclAllGather(call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }.issue(call, |_| Ok(Pattern::AllGather))
+        Request { count, data_type, communicator, stream }.collective(call, (send, receive), |_| Ok(Pattern::AllGather))
     }
 
     fn ncclGather(call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }
-            .issue(call, |communicator| Ok(Pattern::Gather(root(root_rank, communicator)?)))
+        Request { count, data_type, communicator, stream }
+            .collective(call, (send, receive), |communicator| Ok(Pattern::Gather(root(root_rank, communicator)?)))
     }
 
     fn ncclScatter(call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }
-            .issue(call, |communicator| Ok(Pattern::Scatter(root(root_rank, communicator)?)))
+        Request { count, data_type, communicator, stream }
+            .collective(call, (send, receive), |communicator| Ok(Pattern::Scatter(root(root_rank, communicator)?)))
     }
 
     fn ncclAlltoAll(call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { send, receive, count, data_type, communicator, stream }.issue(call, |_| Ok(Pattern::AllToAll))
+        Request { count, data_type, communicator, stream }.collective(call, (send, receive), |_| Ok(Pattern::AllToAll))
     }
 
     fn ncclSend(call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64) -> Outcome {
-        remember(message(call, Direction::Send, buffer, count, data_type, peer, communicator, stream))
+        Request { count, data_type, communicator, stream }.message(call, Direction::Send, buffer, peer)
     }
 
     fn ncclRecv(call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64) -> Outcome {
-        remember(message(call, Direction::Receive, buffer, count, data_type, peer, communicator, stream))
+        Request { count, data_type, communicator, stream }.message(call, Direction::Receive, buffer, peer)
     }
 }

@@ -36,7 +36,12 @@ struct Order {
 
 impl Communicator {
     /// Joins the communicator of `id`, and waits for all ranks.
-    pub(crate) fn join(id: &UniqueId, rank: i32, ranks: i32, place: Place) -> Result<Arc<Self>, NcclError> {
+    pub(crate) fn join(
+        id: &UniqueId,
+        rank: i32,
+        ranks: i32,
+        place: Place,
+    ) -> Result<Arc<Self>, NcclError> {
         let rank = usize::try_from(rank).map_err(|_| NcclError::InvalidArgument)?;
         let ranks = usize::try_from(ranks).map_err(|_| NcclError::InvalidArgument)?;
         let segment = Segment::join(id, rank, ranks)?;
@@ -101,7 +106,9 @@ impl Communicator {
 
     /// Waits until all operations issued before `ticket` have finished.
     pub(crate) fn take_turn(&self, ticket: u64) {
-        let waiting = self.turn.wait_while(self.order(), |order| order.finished != ticket);
+        let waiting = self
+            .turn
+            .wait_while(self.order(), |order| order.finished != ticket);
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -115,7 +122,9 @@ impl Communicator {
     pub(crate) fn finalize(&self) {
         let mut order = self.order();
         order.finalized = true;
-        let waiting = self.turn.wait_while(order, |order| order.finished != order.issued);
+        let waiting = self
+            .turn
+            .wait_while(order, |order| order.finished != order.issued);
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -135,24 +144,34 @@ impl Communicator {
 
     /// Makes new communicators of ranks of the same colour. None for a rank without one.
     pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
-        let look_around = || self.look_around(self.segment.misses_somebody(RankWord::ControlArrived));
+        let look_around =
+            || self.look_around(self.segment.misses_somebody(RankWord::ControlArrived));
         let own_rank = self.segment.rank();
         let mut message = [0; 8];
         message[0] = u64::from(color.cast_unsigned());
         message[1] = u64::from(key.cast_unsigned());
-        let all = self.segment.exchange(message, look_around).map_err(|Aborted| NcclError::InvalidUsage)?;
+        let all = self
+            .segment
+            .exchange(message, look_around)
+            .map_err(|Aborted| NcclError::InvalidUsage)?;
         let members = members(&all, color);
         let leads = members.first() == Some(&own_rank) && color != NO_COLOR;
         let mut message = [0; 8];
         if leads {
             message[..3].copy_from_slice(&crate::segment::new_unique_id()?.words());
         }
-        let all = self.segment.exchange(message, look_around).map_err(|Aborted| NcclError::InvalidUsage)?;
+        let all = self
+            .segment
+            .exchange(message, look_around)
+            .map_err(|Aborted| NcclError::InvalidUsage)?;
         if color == NO_COLOR {
             return Ok(None);
         }
         let id = all[members[0]];
-        let new_rank = members.iter().position(|rank| *rank == own_rank).unwrap_or(0);
+        let new_rank = members
+            .iter()
+            .position(|rank| *rank == own_rank)
+            .unwrap_or(0);
         let id = UniqueId::from_words([id[0], id[1], id[2]]);
         Self::join(&id, new_rank as i32, members.len() as i32, self.place).map(Some)
     }

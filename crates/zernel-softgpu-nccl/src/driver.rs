@@ -19,7 +19,8 @@ struct LaunchConfiguration {
     attribute_count: u32,
 }
 
-type LaunchKernelEx = extern "C" fn(*const LaunchConfiguration, u64, *const *const u64, *const u64) -> i32;
+type LaunchKernelEx =
+    extern "C" fn(*const LaunchConfiguration, u64, *const *const u64, *const u64) -> i32;
 type GetDevice = extern "C" fn(*mut i32) -> i32;
 type Context = extern "C" fn(u64) -> i32;
 type GetContext = extern "C" fn(*mut u64) -> i32;
@@ -41,11 +42,11 @@ pub(crate) struct Driver {
     interface: &'static DriverInterface,
 }
 
-/// Looks up a function or object of libcuda, as the type it has there.
+/// Looks up a function of libcuda, as the type it has there.
 macro_rules! lookup {
     ($library:expr, $name:expr, $type:ty) => {{
         let address = find($library, $name)?;
-        // SAFETY: this name has this type in libcuda; function pointers and references are one address.
+        // SAFETY: this name is a function of this type in libcuda.
         unsafe { std::mem::transmute::<*mut c_void, $type>(address) }
     }};
 }
@@ -54,7 +55,10 @@ fn find(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
     // SAFETY: a handle from dlopen and a zero-terminated name.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
     match address.is_null() {
-        true => Err(report(&format!("libcuda.so.1 has no {}: it is not the software one", name.to_string_lossy()))),
+        true => Err(report(&format!(
+            "libcuda.so.1 has no {}: it is not the software one",
+            name.to_string_lossy()
+        ))),
         false => Ok(address),
     }
 }
@@ -74,7 +78,10 @@ fn check(code: i32) -> Result<()> {
 /// The driver, found at first use: the one already loaded, or the one beside this library.
 pub(crate) fn driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<std::result::Result<Driver, NcclError>> = OnceLock::new();
-    DRIVER.get_or_init(Driver::load).as_ref().map_err(|error| *error)
+    DRIVER
+        .get_or_init(Driver::load)
+        .as_ref()
+        .map_err(|error| *error)
 }
 
 impl Driver {
@@ -82,8 +89,13 @@ impl Driver {
         // SAFETY: a constant name; the library's initialisers are ours.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
-            return Err(report("cannot load libcuda.so.1; it belongs beside libnccl.so.2 or in LD_LIBRARY_PATH"));
+            return Err(report(
+                "cannot load libcuda.so.1; it belongs beside libnccl.so.2 or in LD_LIBRARY_PATH",
+            ));
         }
+        let interface = find(library, SYMBOL)?.cast::<DriverInterface>();
+        // SAFETY: this name is an object of this type in libcuda, which is never unloaded.
+        let interface = unsafe { &*interface };
         Ok(Self {
             launch: lookup!(library, c"cuLaunchKernelEx", LaunchKernelEx),
             get_device: lookup!(library, c"cuCtxGetDevice", GetDevice),
@@ -94,7 +106,7 @@ impl Driver {
             is_capturing: lookup!(library, c"cuStreamIsCapturing", IsCapturing),
             allocate: lookup!(library, c"cuMemAlloc_v2", Allocate),
             free: lookup!(library, c"cuMemFree_v2", Context),
-            interface: lookup!(library, SYMBOL, &'static DriverInterface),
+            interface,
         })
     }
 
@@ -114,7 +126,11 @@ impl Driver {
     }
 
     /// Runs `body` with `context` current.
-    pub(crate) fn with_context<T>(&self, context: u64, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn with_context<T>(
+        &self,
+        context: u64,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         check((self.push_current)(context))?;
         let result = body();
         let mut popped = 0;
@@ -138,7 +154,12 @@ impl Driver {
             attribute_count: 0,
         };
         let parameters = [&raw const argument];
-        check((self.launch)(&raw const configuration, function, parameters.as_ptr(), std::ptr::null()))
+        check((self.launch)(
+            &raw const configuration,
+            function,
+            parameters.as_ptr(),
+            std::ptr::null(),
+        ))
     }
 
     pub(crate) fn create_kernel(&self, name: &CStr, kernel: ExternalKernel) -> u64 {

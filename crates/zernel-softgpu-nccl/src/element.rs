@@ -57,7 +57,13 @@ pub(crate) enum Reduction {
 
 impl Reduction {
     pub(crate) fn from_code(code: i32) -> Result<Self, NcclError> {
-        let all = [Self::Sum, Self::Product, Self::Maximum, Self::Minimum, Self::Average];
+        let all = [
+            Self::Sum,
+            Self::Product,
+            Self::Maximum,
+            Self::Minimum,
+            Self::Average,
+        ];
         let index = usize::try_from(code).map_err(|_| NcclError::InvalidArgument)?;
         all.get(index).copied().ok_or(NcclError::InvalidArgument)
     }
@@ -111,7 +117,7 @@ macro_rules! integers {
 integers!(i8 u8 i32 u32 i64 u64);
 
 macro_rules! floats {
-    ($($type:ty)*) => {$(
+    ($($type:ty, $count_as:expr;)*) => {$(
         impl Element for $type {
             primitive_bytes!($type);
             fn add(self, other: Self) -> Self {
@@ -121,12 +127,12 @@ macro_rules! floats {
                 self * other
             }
             fn divide(self, count: u32) -> Self {
-                self / count as Self
+                self / $count_as(count)
             }
         }
     )*};
 }
-floats!(f32 f64);
+floats! { f32, |count| count as f32; f64, f64::from; }
 
 /// IEEE half precision. Arithmetic is done in single precision and rounded after each step.
 #[derive(Clone, Copy)]
@@ -210,7 +216,12 @@ fn single_to_half(value: f32) -> u16 {
 }
 
 /// Reduces one operand per rank, in rank order, into `result`. All have the same length.
-pub(crate) fn reduce(data_type: DataType, reduction: Reduction, operands: &[&[u8]], result: &mut [u8]) {
+pub(crate) fn reduce(
+    data_type: DataType,
+    reduction: Reduction,
+    operands: &[&[u8]],
+    result: &mut [u8],
+) {
     match data_type {
         DataType::Int8 => reduce_as::<i8>(reduction, operands, result),
         DataType::Uint8 => reduce_as::<u8>(reduction, operands, result),
@@ -247,7 +258,9 @@ fn combine_all<E: Element>(operands: &[&[u8]], result: &mut [u8], combine: impl 
     };
     result.copy_from_slice(first);
     for operand in rest {
-        let pairs = result.chunks_exact_mut(E::BYTES).zip(operand.chunks_exact(E::BYTES));
+        let pairs = result
+            .chunks_exact_mut(E::BYTES)
+            .zip(operand.chunks_exact(E::BYTES));
         pairs.for_each(|(place, other)| combine(E::read(place), E::read(other)).write(place));
     }
 }

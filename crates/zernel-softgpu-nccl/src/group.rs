@@ -102,9 +102,14 @@ impl Group {
 /// All at the same time, as each may have to wait for another one of them.
 pub(crate) fn make_together(making: Vec<Making>) -> Vec<Result<u64, NcclError>> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = making.into_iter().map(|making| scope.spawn(making)).collect();
+        let threads: Vec<_> = making
+            .into_iter()
+            .map(|making| scope.spawn(making))
+            .collect();
         let results = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
-        results.map(|result| result.unwrap_or(Err(NcclError::SystemError))).collect()
+        results
+            .map(|result| result.unwrap_or(Err(NcclError::SystemError)))
+            .collect()
     })
 }
 
@@ -112,12 +117,16 @@ pub(crate) fn make_together(making: Vec<Making>) -> Vec<Result<u64, NcclError>> 
 fn launch_all(issued: Vec<(Arc<Communicator>, u64, Issued)>) -> Outcome {
     let mut launches: Vec<(Arc<Communicator>, u64, Vec<Issued>)> = Vec::new();
     for (communicator, stream, issued) in issued {
-        let same = |launch: &&mut (Arc<Communicator>, u64, Vec<Issued>)| Arc::ptr_eq(&launch.0, &communicator) && launch.1 == stream;
+        let same = |launch: &&mut (Arc<Communicator>, u64, Vec<Issued>)| {
+            Arc::ptr_eq(&launch.0, &communicator) && launch.1 == stream
+        };
         match launches.iter_mut().find(same) {
             Some((_, _, tasks)) => tasks.push(issued),
             None => launches.push((communicator, stream, vec![issued])),
         }
     }
     let mut launches = launches.into_iter();
-    launches.try_for_each(|(communicator, stream, tasks)| Operation::launch(communicator, stream, tasks))
+    launches.try_for_each(|(communicator, stream, tasks)| {
+        Operation::launch(communicator, stream, tasks)
+    })
 }

@@ -33,7 +33,11 @@ struct Transfer {
 }
 
 /// Moves all messages, and returns when the last one ends.
-pub(crate) fn run_messages(communicator: &Communicator, messages: &[Message], start: u64) -> Result<u64, Aborted> {
+pub(crate) fn run_messages(
+    communicator: &Communicator,
+    messages: &[Message],
+    start: u64,
+) -> Result<u64, Aborted> {
     let segment = &communicator.segment;
     let mut transfers: Vec<Transfer> = messages.iter().copied().map(Transfer::new).collect();
     let misses_somebody = |transfers: &[Transfer]| {
@@ -44,11 +48,16 @@ pub(crate) fn run_messages(communicator: &Communicator, messages: &[Message], st
         let bell = segment.bell_value();
         let moved = step_all(segment, &mut transfers, start);
         if transfers.iter().all(|transfer| transfer.end.is_some()) {
-            return Ok(transfers.iter().filter_map(|transfer| transfer.end).fold(start, u64::max));
+            return Ok(transfers
+                .iter()
+                .filter_map(|transfer| transfer.end)
+                .fold(start, u64::max));
         }
         match moved {
             true => segment.ring(),
-            false => segment.wait_for_bell(bell, || communicator.look_around(misses_somebody(&transfers)))?,
+            false => segment.wait_for_bell(bell, || {
+                communicator.look_around(misses_somebody(&transfers))
+            })?,
         }
     }
 }
@@ -57,7 +66,10 @@ pub(crate) fn run_messages(communicator: &Communicator, messages: &[Message], st
 fn step_all(segment: &Segment, transfers: &mut [Transfer], start: u64) -> bool {
     let mut busy = Vec::new();
     let mut moved = false;
-    for transfer in transfers.iter_mut().filter(|transfer| transfer.end.is_none()) {
+    for transfer in transfers
+        .iter_mut()
+        .filter(|transfer| transfer.end.is_none())
+    {
         let channel = (transfer.message.direction, transfer.message.peer);
         if !busy.contains(&channel) {
             moved |= transfer.step(segment, start);

@@ -66,7 +66,11 @@ pub(crate) struct Operation {
 
 impl Operation {
     /// Launches the tasks in the stream.
-    pub(crate) fn launch(communicator: Arc<Communicator>, stream: u64, tasks: Vec<Issued>) -> Result<(), NcclError> {
+    pub(crate) fn launch(
+        communicator: Arc<Communicator>,
+        stream: u64,
+        tasks: Vec<Issued>,
+    ) -> Result<(), NcclError> {
         const PER_THREAD_STREAM: u64 = 2;
         let context = communicator.place.context;
         let launch = || {
@@ -108,13 +112,19 @@ impl Operation {
         for issued in &self.tasks {
             if let Task::Collective(collective) = &issued.task {
                 end = collective.run(&self.communicator, end)?;
-                self.log(issued, collective.total(self.communicator.segment.ranks()), start, end);
+                self.log(
+                    issued,
+                    collective.total(self.communicator.segment.ranks()),
+                    start,
+                    end,
+                );
             }
         }
         let messages: Vec<Message> = self.messages().map(|(message, _)| message).collect();
         if !messages.is_empty() {
             end = run_messages(&self.communicator, &messages, end)?;
-            self.messages().for_each(|(message, issued)| self.log(issued, message.bytes, start, end));
+            self.messages()
+                .for_each(|(message, issued)| self.log(issued, message.bytes, start, end));
         }
         Ok(end)
     }
@@ -196,7 +206,9 @@ impl Collective {
     /// Bytes that a contributing rank shows: one part, or one for each rank.
     pub(crate) fn total(&self, ranks: usize) -> usize {
         match self.pattern {
-            Pattern::ReduceScatter(_) | Pattern::AllToAll | Pattern::Scatter(_) => self.part * ranks,
+            Pattern::ReduceScatter(_) | Pattern::AllToAll | Pattern::Scatter(_) => {
+                self.part * ranks
+            }
             _ => self.part,
         }
     }
@@ -215,7 +227,9 @@ impl Collective {
         let look_around = || communicator.look_around(segment.misses_somebody(RankWord::Arrived));
         let total = self.total(segment.ranks());
         let mut all_started = start;
-        segment.word(segment.rank(), RankWord::Start).store(start, Relaxed);
+        segment
+            .word(segment.rank(), RankWord::Start)
+            .store(start, Relaxed);
         let mut offset = 0;
         loop {
             let bytes = (total - offset).min(COLLECTIVE_CHUNK);
@@ -242,17 +256,26 @@ impl Collective {
         let here = self.receive + offset as u64;
         match self.pattern {
             Pattern::AllReduce(reduction) => self.reduce(communicator, reduction, 0..bytes, here),
-            Pattern::Reduce(reduction, root) if root == own => self.reduce(communicator, reduction, 0..bytes, here),
+            Pattern::Reduce(reduction, root) if root == own => {
+                self.reduce(communicator, reduction, 0..bytes, here);
+            }
             Pattern::ReduceScatter(reduction) => {
                 if let Some(own) = overlap(offset, bytes, own * self.part, self.part) {
                     let range = own.in_window..own.in_window + own.bytes;
-                    self.reduce(communicator, reduction, range, self.receive + own.in_part as u64);
+                    self.reduce(
+                        communicator,
+                        reduction,
+                        range,
+                        self.receive + own.in_part as u64,
+                    );
                 }
             }
             Pattern::Broadcast(root) => write(here, segment.shown(root, bytes)),
             Pattern::AllGather => self.gather(communicator, offset, bytes),
             Pattern::Gather(root) if root == own => self.gather(communicator, offset, bytes),
-            Pattern::AllToAll => (0..ranks).for_each(|from| self.take_own_part(communicator, from, offset, bytes, from * self.part)),
+            Pattern::AllToAll => (0..ranks).for_each(|from| {
+                self.take_own_part(communicator, from, offset, bytes, from * self.part);
+            }),
             Pattern::Scatter(root) => self.take_own_part(communicator, root, offset, bytes, 0),
             Pattern::Reduce(..) | Pattern::Gather(_) => {}
         }
@@ -265,7 +288,13 @@ impl Collective {
         }
     }
 
-    fn reduce(&self, communicator: &Communicator, reduction: Reduction, range: std::ops::Range<usize>, receive: u64) {
+    fn reduce(
+        &self,
+        communicator: &Communicator,
+        reduction: Reduction,
+        range: std::ops::Range<usize>,
+        receive: u64,
+    ) {
         let segment = &communicator.segment;
         let shown = |rank| &segment.shown(rank, range.end)[range.clone()];
         let operands: Vec<&[u8]> = (0..segment.ranks()).map(shown).collect();
@@ -275,7 +304,14 @@ impl Collective {
     }
 
     /// Of what `from` shows, the part meant for this rank, to `place` in the receive buffer.
-    fn take_own_part(&self, communicator: &Communicator, from: usize, offset: usize, bytes: usize, place: usize) {
+    fn take_own_part(
+        &self,
+        communicator: &Communicator,
+        from: usize,
+        offset: usize,
+        bytes: usize,
+        place: usize,
+    ) {
         let segment = &communicator.segment;
         if let Some(own) = overlap(offset, bytes, segment.rank() * self.part, self.part) {
             let shown = segment.shown(from, bytes);
@@ -292,9 +328,17 @@ mod tests {
     #[test]
     fn overlaps() {
         assert_eq!(overlap(0, 10, 10, 5), None);
-        let all = Overlap { in_window: 2, in_part: 0, bytes: 5 };
+        let all = Overlap {
+            in_window: 2,
+            in_part: 0,
+            bytes: 5,
+        };
         assert_eq!(overlap(10, 10, 12, 5), Some(all));
-        let end = Overlap { in_window: 0, in_part: 3, bytes: 7 };
+        let end = Overlap {
+            in_window: 0,
+            in_part: 3,
+            bytes: 7,
+        };
         assert_eq!(overlap(10, 10, 7, 10), Some(end));
     }
 }

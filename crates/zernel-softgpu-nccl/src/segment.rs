@@ -15,7 +15,9 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -132,8 +134,12 @@ pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
         descriptor: file.as_raw_fd(),
         padding: [0; 13],
     };
-    SharedMemory::map(&file, PAGE)?.word(HEADER_COOKIE).store(id.cookie, Release);
-    MADE.lock().unwrap_or_else(PoisonError::into_inner).push((id.cookie, file));
+    SharedMemory::map(&file, PAGE)?
+        .word(HEADER_COOKIE)
+        .store(id.cookie, Release);
+    MADE.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push((id.cookie, file));
     Ok(id)
 }
 
@@ -169,9 +175,18 @@ fn buffers_offset(ranks: usize) -> usize {
 
 fn open(id: &UniqueId) -> Result<File, NcclError> {
     let path = format!("/proc/{}/fd/{}", id.pid, id.descriptor);
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| NcclError::RemoteError)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|_| NcclError::RemoteError)?;
     let long_enough = file.metadata()?.len() >= PAGE as u64;
-    if !long_enough || SharedMemory::map(&file, PAGE)?.word(HEADER_COOKIE).load(Acquire) != id.cookie {
+    if !long_enough
+        || SharedMemory::map(&file, PAGE)?
+            .word(HEADER_COOKIE)
+            .load(Acquire)
+            != id.cookie
+    {
         return Err(NcclError::InvalidArgument);
     }
     Ok(file)
@@ -207,19 +222,26 @@ impl Segment {
         }
         let own = Identity::own();
         let pid = self.word(self.rank, RankWord::Pid);
-        if pid.compare_exchange(0, u64::from(own.pid), AcqRel, Acquire).is_err() {
+        if pid
+            .compare_exchange(0, u64::from(own.pid), AcqRel, Acquire)
+            .is_err()
+        {
             return Err(NcclError::InvalidUsage);
         }
-        self.word(self.rank, RankWord::StartTime).store(own.start_time, Relaxed);
-        self.word(self.rank, RankWord::State).store(STATE_JOINED, Release);
+        self.word(self.rank, RankWord::StartTime)
+            .store(own.start_time, Relaxed);
+        self.word(self.rank, RankWord::State)
+            .store(STATE_JOINED, Release);
         self.ring();
         Ok(())
     }
 
     fn wait_for_everybody(&self, id: &UniqueId) -> Result<(), NcclError> {
-        let everybody = || (0..self.ranks).all(|rank| self.word(rank, RankWord::State).load(Acquire) != 0);
+        let everybody =
+            || (0..self.ranks).all(|rank| self.word(rank, RankWord::State).load(Acquire) != 0);
         // Nobody can join any more once the maker of the id is gone.
-        let hope = || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank)) {
+        let hope = || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank))
+        {
             true => Ok(()),
             false => Err(Aborted),
         };
@@ -242,11 +264,13 @@ impl Segment {
 
     /// A word of a rank.
     pub(crate) fn word(&self, rank: usize, word: RankWord) -> &AtomicU64 {
-        self.memory.word(PAGE + rank * RANK_BYTES + word as usize * 8)
+        self.memory
+            .word(PAGE + rank * RANK_BYTES + word as usize * 8)
     }
 
     fn control_word(&self, rank: usize, index: usize) -> &AtomicU64 {
-        self.memory.word(PAGE + rank * RANK_BYTES + (RankWord::Control as usize + index) * 8)
+        self.memory
+            .word(PAGE + rank * RANK_BYTES + (RankWord::Control as usize + index) * 8)
     }
 
     /// A word of the channel from one rank to another.
@@ -260,14 +284,19 @@ impl Segment {
     }
 
     fn message_offset(&self, from: usize, to: usize) -> usize {
-        buffers_offset(self.ranks) + self.ranks * COLLECTIVE_CHUNK + (from * self.ranks + to) * MESSAGE_CHUNK
+        buffers_offset(self.ranks)
+            + self.ranks * COLLECTIVE_CHUNK
+            + (from * self.ranks + to) * MESSAGE_CHUNK
     }
 
     /// Shows the others `bytes` at an address of this process.
     pub(crate) fn show(&self, source: u64, bytes: usize) {
         // SAFETY: the source is the program's buffer, for which it vouches; the others read this rank's
         // buffer only between the two steps of a chunk, and this is before the first.
-        unsafe { self.memory.store(self.buffer_offset(self.rank), source, bytes) };
+        unsafe {
+            self.memory
+                .store(self.buffer_offset(self.rank), source, bytes);
+        };
     }
 
     /// What `rank` shows.
@@ -280,13 +309,19 @@ impl Segment {
     pub(crate) fn put(&self, to: usize, source: u64, bytes: usize) {
         // SAFETY: the source is the program's buffer, for which it vouches; the receiver reads the channel only
         // after it is counted as sent.
-        unsafe { self.memory.store(self.message_offset(self.rank, to), source, bytes) };
+        unsafe {
+            self.memory
+                .store(self.message_offset(self.rank, to), source, bytes);
+        };
     }
 
     /// The chunk in the channel from `from`, which must be full.
     pub(crate) fn taken(&self, from: usize, bytes: usize) -> &[u8] {
         // SAFETY: the sender writes the channel only after it is counted as received.
-        unsafe { self.memory.slice(self.message_offset(from, self.rank), bytes) }
+        unsafe {
+            self.memory
+                .slice(self.message_offset(from, self.rank), bytes)
+        }
     }
 
     fn bell(&self) -> &AtomicU32 {
@@ -321,8 +356,15 @@ impl Segment {
     }
 
     /// Sleeps until the bell has another value, or for a while, and then calls `look_around`.
-    pub(crate) fn wait_for_bell(&self, value: u32, look_around: impl FnOnce() -> Result<(), Aborted>) -> Result<(), Aborted> {
-        let a_while = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    pub(crate) fn wait_for_bell(
+        &self,
+        value: u32,
+        look_around: impl FnOnce() -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
+        let a_while = Timespec {
+            tv_sec: 0,
+            tv_nsec: 20_000_000,
+        };
         match futex::wait(self.bell(), futex::Flags::empty(), value, Some(&a_while)) {
             Err(rustix::io::Errno::TIMEDOUT) => look_around(),
             _ => Ok(()),
@@ -344,7 +386,8 @@ impl Segment {
 
     /// Tells the others that this rank takes no further part.
     pub(crate) fn leave(&self) {
-        self.word(self.rank, RankWord::State).store(STATE_LEFT, Release);
+        self.word(self.rank, RankWord::State)
+            .store(STATE_LEFT, Release);
         self.ring();
     }
 
@@ -358,7 +401,8 @@ impl Segment {
             self.control_word(self.rank, index).store(word, Relaxed);
         }
         self.control_step(&look_around)?;
-        let words_of = |rank| std::array::from_fn(|index| self.control_word(rank, index).load(Relaxed));
+        let words_of =
+            |rank| std::array::from_fn(|index| self.control_word(rank, index).load(Relaxed));
         let all = (0..self.ranks).map(words_of).collect();
         self.control_step(&look_around)?;
         Ok(all)
@@ -369,7 +413,11 @@ impl Segment {
     }
 
     /// Goes one step on, and waits until all others have got there.
-    pub(crate) fn step(&self, counter: RankWord, look_around: impl Fn() -> Result<(), Aborted>) -> Result<(), Aborted> {
+    pub(crate) fn step(
+        &self,
+        counter: RankWord,
+        look_around: impl Fn() -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
         let step = self.word(self.rank, counter).fetch_add(1, AcqRel) + 1;
         self.ring();
         let there = |rank| self.word(rank, counter).load(Acquire) >= step;
@@ -379,6 +427,7 @@ impl Segment {
     /// Whether a rank that this one waits for in `counter` will never come.
     pub(crate) fn misses_somebody(&self, counter: RankWord) -> bool {
         let step = self.word(self.rank, counter).load(Acquire);
-        (0..self.ranks).any(|rank| self.word(rank, counter).load(Acquire) < step && self.is_lost(rank))
+        (0..self.ranks)
+            .any(|rank| self.word(rank, counter).load(Acquire) < step && self.is_lost(rank))
     }
 }

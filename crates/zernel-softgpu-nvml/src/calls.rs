@@ -10,7 +10,9 @@ use zernel_softgpu::node::{Node, ProcessUse};
 
 use crate::node::{device, handle, initialise, node, shut_down};
 use crate::status::{NvmlError, Outcome, description};
-use crate::types::{Memory, MemoryV2, PciInfo, ProcessInfo, ProcessSample, Utilization, text_array};
+use crate::types::{
+    Memory, MemoryV2, PciInfo, ProcessInfo, ProcessSample, Utilization, text_array,
+};
 
 /// Milliwatts of an idle device, and what full load adds.
 const IDLE_POWER: u32 = 70_000;
@@ -29,7 +31,11 @@ fn text(place: &Out<c_char>, value: &str, capacity: u32) -> Outcome {
 /// Share of the last half second in which the device worked for anybody, 0 to 1.
 fn load(node: &Node, index: usize) -> f64 {
     let processes = node.processes(index);
-    processes.iter().map(|process| process.utilization).sum::<f64>().min(1.0)
+    processes
+        .iter()
+        .map(|process| process.utilization)
+        .sum::<f64>()
+        .min(1.0)
 }
 
 fn percent(share: f64) -> u32 {

@@ -9,7 +9,10 @@ use crate::status::NvmlError;
 /// Device handles are this plus the index, so that null and nonsense are noticed.
 const FIRST_HANDLE: u64 = 0x6e76_6d6c_0000;
 
-static STATE: Mutex<State> = Mutex::new(State { users: 0, node: None });
+static STATE: Mutex<State> = Mutex::new(State {
+    users: 0,
+    node: None,
+});
 
 struct State {
     users: usize,

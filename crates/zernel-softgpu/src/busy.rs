@@ -72,7 +72,9 @@ impl<'a> BusyMeter<'a> {
     fn add_at(self, now: u64, start: u64, end: u64) {
         let mut state = State::load(self.current());
         let recorded = self.recorded().load(Relaxed);
-        let last = recorded.checked_sub(1).map_or(0, |last| State::load(self.past(last)).at);
+        let last = recorded
+            .checked_sub(1)
+            .map_or(0, |last| State::load(self.past(last)).at);
         if now >= last + SPACING {
             State { at: now, ..state }.store(self.past(recorded));
             self.recorded().store(recorded + 1, Relaxed);
@@ -85,7 +87,9 @@ impl<'a> BusyMeter<'a> {
     pub(crate) fn utilization(self, now: u64) -> f64 {
         let begin = now.saturating_sub(WINDOW);
         let (begin, busy_before) = self.busy_before(begin);
-        let busy = State::load(self.current()).busy_until(now).saturating_sub(busy_before);
+        let busy = State::load(self.current())
+            .busy_until(now)
+            .saturating_sub(busy_before);
         (busy as f64 / (now - begin).max(1) as f64).min(1.0)
     }
 
@@ -131,7 +135,10 @@ mod tests {
             let now = step * 10 * MS;
             BusyMeter(&words).add_at(now, now, now + 4 * MS);
             if step > 200 {
-                assert!((39..=41).contains(&percent(&words, now + 7 * MS)), "step {step}");
+                assert!(
+                    (39..=41).contains(&percent(&words, now + 7 * MS)),
+                    "step {step}"
+                );
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The device clock, which is CLOCK_MONOTONIC, and the three ways to wait for it.
 
-use rustix::thread::{sched_yield};
+use rustix::thread::sched_yield;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
@@ -56,6 +56,7 @@ fn sleep_until(deadline: u64) {
 /// How long `bytes` take at `bytes_per_second`.
 #[must_use]
 pub fn transfer_time(bytes: u64, bytes_per_second: u64) -> u64 {
-    let time = u128::from(bytes) * u128::from(NANOSECONDS_PER_SECOND) / u128::from(bytes_per_second.max(1));
+    let time = u128::from(bytes) * u128::from(NANOSECONDS_PER_SECOND)
+        / u128::from(bytes_per_second.max(1));
     u64::try_from(time).unwrap_or(u64::MAX / 4)
 }

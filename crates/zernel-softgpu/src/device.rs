@@ -44,8 +44,17 @@ pub fn uuid(index: usize) -> [u8; 16] {
 /// UUID of device `index`, as NVML spells it.
 #[must_use]
 pub fn uuid_text(index: usize) -> String {
-    let hex: String = uuid(index).iter().map(|byte| format!("{byte:02x}")).collect();
-    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    let hex: String = uuid(index)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let parts = [
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..],
+    ];
     format!("GPU-{}", parts.join("-"))
 }
 

@@ -34,7 +34,11 @@ impl Graph {
     pub(crate) fn run(&self, start: u64, mut execute: impl FnMut(&Node, u64) -> u64) -> u64 {
         let mut ends = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
-            let ready = node.after.iter().map(|index| ends[*index]).fold(start, u64::max);
+            let ready = node
+                .after
+                .iter()
+                .map(|index| ends[*index])
+                .fold(start, u64::max);
             ends.push(execute(node, ready));
         }
         ends.into_iter().fold(start, u64::max)
@@ -89,7 +93,10 @@ impl CapturePoint {
 
     /// Moves the point behind `other` as well.
     pub fn join(&mut self, other: &Self) {
-        let new = other.after.iter().filter(|index| !self.after.contains(index));
+        let new = other
+            .after
+            .iter()
+            .filter(|index| !self.after.contains(index));
         let new: Vec<usize> = new.copied().collect();
         self.after.extend(new);
     }

@@ -51,7 +51,9 @@ impl Prologue {
     /// The prologue of that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|prologue| prologue.name() == name)
+        Self::ALL
+            .into_iter()
+            .find(|prologue| prologue.name() == name)
     }
 
     /// Instructions that change nothing, before the jump to the body.
@@ -77,7 +79,11 @@ pub fn built_libraries() -> io::Result<PathBuf> {
         Some(beside.clone()),
         Some(beside.join("../lib/zernel")),
     ];
-    let has_all = |directory: &PathBuf| LIBRARIES.iter().all(|(built, _)| directory.join(built).exists());
+    let has_all = |directory: &PathBuf| {
+        LIBRARIES
+            .iter()
+            .all(|(built, _)| directory.join(built).exists())
+    };
     candidates.into_iter().flatten().find(has_all).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::NotFound,
@@ -97,8 +103,9 @@ pub fn install(directory: &Path, prologue: Prologue) -> io::Result<()> {
     for (source, name) in LIBRARIES {
         let mut library = fs::read(built.join(source))?;
         if prologue != Prologue::Push {
-            rewrite_prologues(&mut library, prologue)
-                .map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, format!("{source}: {reason}")))?;
+            rewrite_prologues(&mut library, prologue).map_err(|reason| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("{source}: {reason}"))
+            })?;
         }
         replace(&directory.join(name), &library)?;
     }
@@ -120,8 +127,12 @@ fn exported_functions(library: &[u8]) -> Result<Vec<usize>, String> {
         if !symbol.is_definition() || symbol.kind() != SymbolKind::Text {
             continue;
         }
-        let section = symbol.section_index().ok_or("a function without a section")?;
-        let section = file.section_by_index(section).map_err(|error| error.to_string())?;
+        let section = symbol
+            .section_index()
+            .ok_or("a function without a section")?;
+        let section = file
+            .section_by_index(section)
+            .map_err(|error| error.to_string())?;
         let (start, _) = section.file_range().ok_or("a function outside the file")?;
         offsets.push((start + symbol.address() - section.address()) as usize);
     }
@@ -130,8 +141,11 @@ fn exported_functions(library: &[u8]) -> Result<Vec<usize>, String> {
 
 fn rewrite_prologues(library: &mut [u8], prologue: Prologue) -> Result<(), String> {
     for offset in exported_functions(library)? {
-        let stub = library.get_mut(offset..offset + STUB_BYTES).ok_or("a function outside the file")?;
-        rewrite(stub, prologue).ok_or("an exported function is not one of our stubs; only x86-64 has them")?;
+        let stub = library
+            .get_mut(offset..offset + STUB_BYTES)
+            .ok_or("a function outside the file")?;
+        rewrite(stub, prologue)
+            .ok_or("an exported function is not one of our stubs; only x86-64 has them")?;
     }
     Ok(())
 }

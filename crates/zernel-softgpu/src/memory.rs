@@ -82,7 +82,13 @@ impl AddressSpace {
     }
 
     /// Makes zeroed memory of `kind`; none if the device or the machine has not enough.
-    pub fn allocate(&self, device: &Arc<Device>, context: u64, bytes: u64, kind: MemoryKind) -> Option<u64> {
+    pub fn allocate(
+        &self,
+        device: &Arc<Device>,
+        context: u64,
+        bytes: u64,
+        kind: MemoryKind,
+    ) -> Option<u64> {
         if kind.takes_device_memory() && !device.reserve(bytes) {
             return None;
         }
@@ -107,7 +113,14 @@ impl AddressSpace {
 
     /// Makes memory known that somebody else made. False if part of it is known already.
     #[must_use]
-    pub fn adopt(&self, device: &Arc<Device>, context: u64, start: u64, bytes: u64, kind: MemoryKind) -> bool {
+    pub fn adopt(
+        &self,
+        device: &Arc<Device>,
+        context: u64,
+        start: u64,
+        bytes: u64,
+        kind: MemoryKind,
+    ) -> bool {
         let mut ranges = self.ranges();
         let before = ranges.range(..start.saturating_add(bytes)).next_back();
         if before.is_some_and(|(_, given)| given.range.start + given.range.bytes > start) {
@@ -138,7 +151,8 @@ impl AddressSpace {
 
     /// Forgets everything made in a context.
     pub fn remove_context(&self, context: u64) {
-        self.ranges().retain(|_, given| given.range.context != context);
+        self.ranges()
+            .retain(|_, given| given.range.context != context);
     }
 
     /// The range that holds `address`.

@@ -103,7 +103,10 @@ impl Node {
     /// Opens the node in `directory`, and sets it up with `hardware` if nobody uses it. Otherwise
     /// everybody sees the devices that are already there.
     pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -143,7 +146,9 @@ impl Node {
     #[must_use]
     pub fn memory_in_use(&self, device: usize) -> u64 {
         let alive = slots(self.words).filter(Slot::is_alive);
-        alive.map(|slot| slot.device(device).bytes().load(Relaxed)).sum()
+        alive
+            .map(|slot| slot.device(device).bytes().load(Relaxed))
+            .sum()
     }
 
     /// The processes that have a context or memory on `device`.
@@ -160,7 +165,11 @@ impl Node {
         let _lock = self.lock();
         let index = slots(self.words)
             .position(|slot| !slot.is_alive())
-            .ok_or_else(|| io::Error::other(format!("{MAX_PROCESSES} processes already use the simulated node")))?;
+            .ok_or_else(|| {
+                io::Error::other(format!(
+                    "{MAX_PROCESSES} processes already use the simulated node"
+                ))
+            })?;
         let own = Identity::own();
         let slot = slot(self.words, index);
         slot.clear();
@@ -176,7 +185,11 @@ impl Node {
     fn lock(&self) -> NodeLock<'_> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         while let Err(error) = flock(&self.file, FlockOperation::LockExclusive) {
-            assert_eq!(error, rustix::io::Errno::INTR, "softgpu: cannot lock the node's state");
+            assert_eq!(
+                error,
+                rustix::io::Errno::INTR,
+                "softgpu: cannot lock the node's state"
+            );
         }
         NodeLock {
             node: self,
@@ -185,7 +198,9 @@ impl Node {
     }
 
     fn reserved(&self, device: usize) -> u64 {
-        slots(self.words).map(|slot| slot.device(device).bytes().load(Relaxed)).sum()
+        slots(self.words)
+            .map(|slot| slot.device(device).bytes().load(Relaxed))
+            .sum()
     }
 }
 
@@ -282,7 +297,9 @@ impl Membership {
             total.is_some_and(|total| total <= self.node.memory)
         };
         if !fits() {
-            slots(self.node.words).filter(|slot| !slot.is_alive()).for_each(|slot| slot.clear());
+            slots(self.node.words)
+                .filter(|slot| !slot.is_alive())
+                .for_each(|slot| slot.clear());
             if !fits() {
                 return false;
             }
@@ -308,7 +325,9 @@ impl Membership {
 
     /// The device works for this process from `start` to `end`.
     pub fn busy(&self, device: usize, start: u64, end: u64) {
-        let _lock = self.busy[device].lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.busy[device]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         self.device(device).busy().add(start, end);
     }
 }
@@ -318,7 +337,10 @@ mod tests {
     use super::*;
     use crate::test_directory::TestDirectory;
 
-    const HARDWARE: Hardware = Hardware { devices: 2, memory: 1000 };
+    const HARDWARE: Hardware = Hardware {
+        devices: 2,
+        memory: 1000,
+    };
 
     #[test]
     fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
@@ -339,7 +361,10 @@ mod tests {
     #[test]
     fn a_node_in_use_keeps_its_hardware() {
         let directory = TestDirectory::new("node-hardware");
-        let other = Hardware { devices: 7, memory: 5 };
+        let other = Hardware {
+            devices: 7,
+            memory: 5,
+        };
         let node = Node::open_in(directory.path(), HARDWARE).unwrap();
         let member = node.join().unwrap();
         assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 2);

@@ -45,7 +45,10 @@ fn start_time(pid: u32) -> Option<u64> {
 /// The calling thread's kernel id.
 #[must_use]
 pub fn thread_id() -> u32 {
-    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+    rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .cast_unsigned()
 }
 
 /// Runs `handler` in the child of every later fork, before fork returns there.

@@ -65,7 +65,11 @@ impl<T> Registry<T> {
 
     /// All objects.
     pub fn all(&self) -> Vec<Arc<T>> {
-        self.read().iter().flat_map(HashMap::values).cloned().collect()
+        self.read()
+            .iter()
+            .flat_map(HashMap::values)
+            .cloned()
+            .collect()
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Objects<T>> {

@@ -20,7 +20,16 @@ impl SharedMemory {
     pub fn map(file: impl AsFd, bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
-        let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)? };
+        let start = unsafe {
+            mmap(
+                ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
         Ok(Self {
             start: start as usize,
             bytes,
@@ -28,8 +37,13 @@ impl SharedMemory {
     }
 
     fn check(&self, offset: usize, bytes: usize, alignment: usize) -> *mut u8 {
-        let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
-        assert!(fits && offset.is_multiple_of(alignment), "softgpu: outside of shared memory");
+        let fits = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= self.bytes);
+        assert!(
+            fits && offset.is_multiple_of(alignment),
+            "softgpu: outside of shared memory"
+        );
         (self.start + offset) as *mut u8
     }
 

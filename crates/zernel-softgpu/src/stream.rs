@@ -9,7 +9,9 @@
 //! too. A thread of the stream's own takes it from there.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::clock;
@@ -71,7 +73,12 @@ struct Queued {
 impl Stream {
     /// A stream of `device`, known to the program as `handle`.
     #[must_use]
-    pub fn new(handle: u64, role: Role, device: Arc<Device>, tails: Arc<ContextTails>) -> Arc<Self> {
+    pub fn new(
+        handle: u64,
+        role: Role,
+        device: Arc<Device>,
+        tails: Arc<ContextTails>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             handle,
             role,
@@ -150,7 +157,9 @@ impl Stream {
 
     fn execute(&self, work: &Work, symbol: &'static Symbol, start: u64) -> u64 {
         if let Work::Graph(graph) = work {
-            return graph.run(start, |node, start| self.execute(&node.work, node.symbol, start));
+            return graph.run(start, |node, start| {
+                self.execute(&node.work, node.symbol, start)
+            });
         }
         let end = work.execute(start);
         if work.occupies_device() {
@@ -196,7 +205,10 @@ impl Stream {
             if state.closed {
                 return None;
             }
-            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .arrived
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -262,7 +274,10 @@ mod tests {
     impl Bench {
         fn new(name: &str) -> Self {
             let directory = TestDirectory::new(name);
-            let hardware = Hardware { devices: 1, memory: 1 };
+            let hardware = Hardware {
+                devices: 1,
+                memory: 1,
+            };
             let node = Node::open_in(directory.path(), hardware).unwrap();
             Self {
                 _directory: directory,
@@ -300,7 +315,10 @@ mod tests {
     #[test]
     fn streams_overlap_unless_one_waits_for_the_other() {
         let bench = Bench::new("stream-wait");
-        let (first, second) = (bench.stream(Role::NonBlocking), bench.stream(Role::NonBlocking));
+        let (first, second) = (
+            bench.stream(Role::NonBlocking),
+            bench.stream(Role::NonBlocking),
+        );
         kernel(&first, 100, 1000);
         kernel(&second, 110, 20);
         assert_eq!(mark(&second, 110).end(), Some(130));
@@ -314,8 +332,11 @@ mod tests {
     #[test]
     fn the_legacy_stream_is_a_barrier_for_blocking_streams_only() {
         let bench = Bench::new("stream-legacy");
-        let (legacy, blocking, free) =
-            (bench.stream(Role::Legacy), bench.stream(Role::Blocking), bench.stream(Role::NonBlocking));
+        let (legacy, blocking, free) = (
+            bench.stream(Role::Legacy),
+            bench.stream(Role::Blocking),
+            bench.stream(Role::NonBlocking),
+        );
         kernel(&blocking, 100, 100);
         kernel(&free, 100, 5000);
         kernel(&legacy, 101, 10);
@@ -335,7 +356,10 @@ mod tests {
         }
         let stream = Bench::new("stream-deferred").stream(Role::NonBlocking);
         let begin = clock::now();
-        let function = HostFunction { function: nap, argument: 0 };
+        let function = HostFunction {
+            function: nap,
+            argument: 0,
+        };
         stream.submit(Work::Host(function), &SYMBOL);
         kernel(&stream, begin, 1_000_000);
         let end = mark(&stream, begin);

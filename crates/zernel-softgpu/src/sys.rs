@@ -8,10 +8,23 @@ use std::{io, slice};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Maps `bytes` of `file` at `offset` as shared words, for the rest of the process's life.
-pub(crate) fn map_words(file: impl AsFd, offset: u64, bytes: usize) -> io::Result<&'static [AtomicU64]> {
+pub(crate) fn map_words(
+    file: impl AsFd,
+    offset: u64,
+    bytes: usize,
+) -> io::Result<&'static [AtomicU64]> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
-    let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
+    let start = unsafe {
+        mmap(
+            ptr::null_mut(),
+            bytes,
+            protection,
+            MapFlags::SHARED,
+            file,
+            offset,
+        )?
+    };
     // SAFETY: the mapping is page aligned, readable, writable, `bytes` long and never unmapped; other
     // processes may write it, hence atomics.
     Ok(unsafe { slice::from_raw_parts(start.cast(), bytes / size_of::<AtomicU64>()) })

@@ -34,7 +34,8 @@ fn backing_file() -> io::Result<&'static OwnedFd> {
         ftruncate(&file, 1 << 46)?;
         let _ = FILE.set(file);
     }
-    FILE.get().ok_or_else(|| io::Error::other("no backing file"))
+    FILE.get()
+        .ok_or_else(|| io::Error::other("no backing file"))
 }
 
 impl PhysicalMemory {
@@ -120,7 +121,8 @@ impl VirtualMemory {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(Refused::InvalidRange);
         }
-        let mapping = Mapping::reservation((bytes + GRANULARITY) as usize).map_err(|_| Refused::OutOfMemory)?;
+        let mapping = Mapping::reservation((bytes + GRANULARITY) as usize)
+            .map_err(|_| Refused::OutOfMemory)?;
         let start = mapping.start().next_multiple_of(GRANULARITY);
         let reservation = Reservation {
             bytes,
@@ -133,7 +135,10 @@ impl VirtualMemory {
     /// Frees a reservation, given exactly as it was made, with nothing mapped in it.
     pub fn free(&self, start: u64, bytes: u64) -> Result<(), Refused> {
         let mut state = self.state();
-        let exact = state.reservations.get(&start).is_some_and(|reservation| reservation.bytes == bytes);
+        let exact = state
+            .reservations
+            .get(&start)
+            .is_some_and(|reservation| reservation.bytes == bytes);
         if !exact || state.is_mapped_in(start, bytes) {
             return Err(Refused::InvalidRange);
         }
@@ -145,14 +150,24 @@ impl VirtualMemory {
     pub fn map(&self, start: u64, memory: &Arc<PhysicalMemory>) -> Result<(), Refused> {
         let mut state = self.state();
         let aligned = start.is_multiple_of(GRANULARITY);
-        if !aligned || !state.is_reserved(start, memory.bytes) || state.is_mapped_in(start, memory.bytes) {
+        if !aligned
+            || !state.is_reserved(start, memory.bytes)
+            || state.is_mapped_in(start, memory.bytes)
+        {
             return Err(Refused::InvalidRange);
         }
         let file = backing_file().map_err(|_| Refused::OutOfMemory)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: the range lies in a reservation of ours where nothing is mapped.
         let mapped = unsafe {
-            mmap(start as *mut _, memory.bytes as usize, ProtFlags::empty(), flags, file, memory.offset)
+            mmap(
+                start as *mut _,
+                memory.bytes as usize,
+                ProtFlags::empty(),
+                flags,
+                file,
+                memory.offset,
+            )
         };
         mapped.map_err(|_| Refused::OutOfMemory)?;
         state.mapped.insert(start, Arc::clone(memory));
@@ -171,7 +186,8 @@ impl VirtualMemory {
         }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: exactly mappings of ours, replaced by reserved addresses as before.
-        let unmapped = unsafe { mmap_anonymous(start as *mut _, bytes as usize, ProtFlags::empty(), flags) };
+        let unmapped =
+            unsafe { mmap_anonymous(start as *mut _, bytes as usize, ProtFlags::empty(), flags) };
         unmapped.map_err(|_| Refused::OutOfMemory)?;
         state.mapped.retain(|base, _| !(start..end).contains(base));
         Ok(())
@@ -188,7 +204,8 @@ impl VirtualMemory {
             false => MprotectFlags::empty(),
         };
         // SAFETY: mappings of ours; the driver itself holds no references into device memory.
-        unsafe { mprotect(start as *mut _, bytes as usize, protection) }.map_err(|_| Refused::InvalidRange)
+        unsafe { mprotect(start as *mut _, bytes as usize, protection) }
+            .map_err(|_| Refused::InvalidRange)
     }
 
     /// The physical memory mapped at an address.

@@ -5,7 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use zernel_softgpu::abi::Out;
 use zernel_softgpu::exports;
 
-use crate::context::{CONTEXTS, Context, SCHED_BLOCKING_SYNC, SCHED_MASK, SCHED_SPIN, SCHED_YIELD, current, with_primary, with_stack};
+use crate::context::{
+    CONTEXTS, Context, SCHED_BLOCKING_SYNC, SCHED_MASK, SCHED_SPIN, SCHED_YIELD, current,
+    with_primary, with_stack,
+};
 use crate::driver::driver;
 use crate::status::{CudaError, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, Outcome};
 

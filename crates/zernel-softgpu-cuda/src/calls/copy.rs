@@ -56,13 +56,23 @@ fn extent(pitch: u64, copy: &MemoryCopy) -> u64 {
     copy.rows.saturating_sub(1) * pitch + copy.width
 }
 
-fn copy(call: &mut Call, copy: MemoryCopy, claims: [Claim; 2], stream_handle: u64, returns: Return) -> Outcome {
+fn copy(
+    call: &mut Call,
+    copy: MemoryCopy,
+    claims: [Claim; 2],
+    stream_handle: u64,
+    returns: Return,
+) -> Outcome {
     call.bytes = copy.bytes();
     let stream = stream(call, stream_handle)?;
     if copy.bytes() == 0 {
         return Ok(());
     }
-    let destination = place(claims[0], copy.destination, extent(copy.destination_pitch, &copy))?;
+    let destination = place(
+        claims[0],
+        copy.destination,
+        extent(copy.destination_pitch, &copy),
+    )?;
     let source = place(claims[1], copy.source, extent(copy.source_pitch, &copy))?;
     let device = stream.stream.device();
     let within_device = destination == Place::Device && source == Place::Device;
@@ -89,7 +99,10 @@ fn copy(call: &mut Call, copy: MemoryCopy, claims: [Claim; 2], stream_handle: u6
 /// Pageable memory may be gone once the call returns, so the copy must be made before that.
 fn catch_up(stream: &StreamObject, call: &Call) -> Outcome {
     if stream.stream.is_deferred() && !stream.stream.is_capturing() {
-        stream.stream.marker(call.symbol()).wait_known(Waiting::Block);
+        stream
+            .stream
+            .marker(call.symbol())
+            .wait_known(Waiting::Block);
     }
     Ok(())
 }
@@ -97,7 +110,9 @@ fn catch_up(stream: &StreamObject, call: &Call) -> Outcome {
 fn fill(call: &mut Call, fill: MemoryFill, stream_handle: u64) -> Outcome {
     call.bytes = fill.bytes();
     let stream = stream(call, stream_handle)?;
-    if !fill.destination.is_multiple_of(fill.width) || !MEMORY.covers(fill.destination, fill.bytes()) {
+    if !fill.destination.is_multiple_of(fill.width)
+        || !MEMORY.covers(fill.destination, fill.bytes())
+    {
         return Err(INVALID_VALUE);
     }
     let duration = stream.stream.device().memory_time(fill.bytes());
@@ -123,7 +138,12 @@ fn side_2d(side: &Side2D) -> Result<(Claim, u64), CudaError> {
     Ok((claim, base + (side.y * side.pitch + side.x) as u64))
 }
 
-fn copy_2d(call: &mut Call, description: In<Copy2D>, stream_handle: u64, returns: Return) -> Outcome {
+fn copy_2d(
+    call: &mut Call,
+    description: In<Copy2D>,
+    stream_handle: u64,
+    returns: Return,
+) -> Outcome {
     let description = description.get()?;
     let (source_claim, source) = side_2d(&description.source)?;
     let (destination_claim, destination) = side_2d(&description.destination)?;
@@ -139,7 +159,13 @@ fn copy_2d(call: &mut Call, description: In<Copy2D>, stream_handle: u64, returns
         width: description.width as u64,
         rows: description.height as u64,
     };
-    copy(call, rows, [destination_claim, source_claim], stream_handle, returns)
+    copy(
+        call,
+        rows,
+        [destination_claim, source_claim],
+        stream_handle,
+        returns,
+    )
 }
 
 use Claim::{Device, Host, Unified};

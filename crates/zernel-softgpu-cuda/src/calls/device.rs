@@ -94,10 +94,10 @@ exports! { "cuda" =>
 
 /// `CUdevice_attribute`: what the simulated device has; 0 for what it has not.
 fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
-    const LAST: i32 = 143;
+    const KNOWN: std::ops::RangeInclusive<i32> = 1..=143;
     let value = match attribute {
         // Limits of a launch.
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65535,
@@ -129,8 +129,7 @@ fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
         87 => 2,
         // Memory synchronisation domains.
         126 => 4,
-        1..=LAST => 0,
-        _ => return None,
+        _ => 0,
     };
-    Some(value)
+    KNOWN.contains(&attribute).then_some(value)
 }

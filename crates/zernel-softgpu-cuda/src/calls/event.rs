@@ -13,7 +13,9 @@ use zernel_softgpu::work::Work;
 
 use crate::context::{current, stream};
 use crate::driver::driver;
-use crate::status::{CAPTURED_EVENT, CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome};
+use crate::status::{
+    CAPTURED_EVENT, CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome,
+};
 
 const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;

@@ -14,7 +14,10 @@ use zernel_softgpu::work::Work;
 use crate::context::{STREAMS, stream};
 use crate::driver::driver;
 use crate::kernel::function;
-use crate::status::{CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED};
+use crate::status::{
+    CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNMATCHED,
+    STREAM_CAPTURE_UNSUPPORTED,
+};
 use crate::types::KernelNode;
 
 static GRAPHS: Registry<GraphObject> = Registry::new();
@@ -88,9 +91,16 @@ fn node_type(work: &Work) -> i32 {
     }
 }
 
-fn capture_info(call: &mut zernel_softgpu::truth::Call, handle: u64, status: &Out<i32>, id: &Out<u64>) -> Outcome {
+fn capture_info(
+    call: &mut zernel_softgpu::truth::Call,
+    handle: u64,
+    status: &Out<i32>,
+    id: &Out<u64>,
+) -> Outcome {
     let stream = stream(call, handle)?;
-    let capture = stream.stream.with_capture(|capture| capture.as_ref().map(|point| point.capture.id));
+    let capture = stream
+        .stream
+        .with_capture(|capture| capture.as_ref().map(|point| point.capture.id));
     status.set(i32::from(capture.is_some()))?;
     id.set_if_wanted(capture.unwrap_or(0));
     Ok(())

@@ -10,7 +10,15 @@ use crate::status::{INVALID_VALUE, Outcome};
 use crate::types::LaunchConfiguration;
 
 /// Blocks and threads of a launch are checked, but do not change how long it takes.
-fn launch(call: &mut Call, handle: u64, grid: [u32; 3], block: [u32; 3], stream_handle: u64, parameters: In<*const u64>, extra: In<u64>) -> Outcome {
+fn launch(
+    call: &mut Call,
+    handle: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    stream_handle: u64,
+    parameters: In<*const u64>,
+    extra: In<u64>,
+) -> Outcome {
     let stream = stream(call, stream_handle)?;
     call.object = handle;
     let threads: u64 = block.iter().map(|size| u64::from(*size)).product();

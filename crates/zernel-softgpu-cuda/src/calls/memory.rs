@@ -10,7 +10,8 @@ use zernel_softgpu::truth::Call;
 use crate::context::current;
 use crate::driver::{MEMORY, driver};
 use crate::status::{
-    CudaError, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
+    CudaError, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE,
+    NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
 };
 
 /// Rows of pitched memory start at multiples of this.
@@ -37,7 +38,9 @@ fn allocate(call: &mut Call, bytes: usize, kind: MemoryKind) -> Result<u64, Cuda
 fn free_host(call: &mut Call, address: u64) -> Outcome {
     call.object = address;
     current()?;
-    call.bytes = MEMORY.remove(address, |kind| kind == MemoryKind::Host).ok_or(INVALID_VALUE)?;
+    call.bytes = MEMORY
+        .remove(address, |kind| kind == MemoryKind::Host)
+        .ok_or(INVALID_VALUE)?;
     Ok(())
 }
 

@@ -9,7 +9,10 @@ use zernel_softgpu::exports;
 use crate::context::current;
 use crate::driver::driver;
 use crate::kernel::{FUNCTIONS, MODULES, Module, function};
-use crate::status::{CudaError, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, Outcome};
+use crate::status::{
+    CudaError, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND,
+    NOT_SUPPORTED, Outcome,
+};
 
 fn load(handle: &Out<u64>, image: In<u8>) -> Outcome {
     if image.is_null() {

@@ -17,7 +17,10 @@ use zernel_softgpu::work::Work;
 
 use crate::context::stream;
 use crate::driver::{MEMORY, driver};
-use crate::status::{CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome, STREAM_CAPTURE_UNSUPPORTED};
+use crate::status::{
+    CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
+    STREAM_CAPTURE_UNSUPPORTED,
+};
 use crate::types::{AccessDescription, Location, PoolProperties};
 
 static POOLS: Registry<Pool> = Registry::new();
@@ -61,7 +64,10 @@ impl Pool {
     }
 }
 
-fn with_device_pools<T>(ordinal: i32, change: impl FnOnce(&mut DevicePools) -> T) -> Result<T, CudaError> {
+fn with_device_pools<T>(
+    ordinal: i32,
+    change: impl FnOnce(&mut DevicePools) -> T,
+) -> Result<T, CudaError> {
     let device = driver()?.device(ordinal)?;
     let mut all = DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = all.iter().position(|pools| pools.ordinal == ordinal);
@@ -82,7 +88,13 @@ fn pool(handle: u64) -> Result<Arc<Pool>, CudaError> {
     POOLS.get(handle).ok_or(INVALID_HANDLE)
 }
 
-fn allocate(call: &mut Call, address: &Out<u64>, bytes: usize, pool: &Pool, stream_handle: u64) -> Outcome {
+fn allocate(
+    call: &mut Call,
+    address: &Out<u64>,
+    bytes: usize,
+    pool: &Pool,
+    stream_handle: u64,
+) -> Outcome {
     call.bytes = bytes as u64;
     let stream = stream(call, stream_handle)?;
     if stream.stream.is_capturing() {
@@ -93,7 +105,9 @@ fn allocate(call: &mut Call, address: &Out<u64>, bytes: usize, pool: &Pool, stre
     }
     let context = stream.context()?;
     let kind = MemoryKind::Pool(pool.handle);
-    let allocated = MEMORY.allocate(&pool.device, context.handle, bytes as u64, kind).ok_or(OUT_OF_MEMORY)?;
+    let allocated = MEMORY
+        .allocate(&pool.device, context.handle, bytes as u64, kind)
+        .ok_or(OUT_OF_MEMORY)?;
     call.object = allocated;
     pool.account(bytes as u64);
     Ok(address.set(allocated)?)

@@ -11,7 +11,10 @@ use zernel_softgpu::work::{HostFunction, Work};
 
 use super::event::EVENTS;
 use crate::context::{STREAMS, current, stream};
-use crate::status::{CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome, STREAM_CAPTURE_MERGE, STREAM_CAPTURE_UNSUPPORTED};
+use crate::status::{
+    CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome,
+    STREAM_CAPTURE_MERGE, STREAM_CAPTURE_UNSUPPORTED,
+};
 
 const NON_BLOCKING: u32 = 1;
 
@@ -23,7 +26,10 @@ fn create(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, CudaError
         _ => return Err(INVALID_VALUE),
     };
     let new = new_handle();
-    STREAMS.insert_as(new, context.new_stream(new, role, flags, priority.clamp(-5, 0)));
+    STREAMS.insert_as(
+        new,
+        context.new_stream(new, role, flags, priority.clamp(-5, 0)),
+    );
     handle.set(new)?;
     Ok(new)
 }

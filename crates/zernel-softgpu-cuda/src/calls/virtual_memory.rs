@@ -10,7 +10,9 @@ use zernel_softgpu::registry::Registry;
 use zernel_softgpu::virtual_memory::{GRANULARITY, PhysicalMemory};
 
 use crate::driver::{MEMORY, VIRTUAL_MEMORY, driver};
-use crate::status::{CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome};
+use crate::status::{
+    CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
+};
 use crate::types::{AccessDescription, AllocationProperties, Location};
 
 static ALLOCATIONS: Registry<Allocation> = Registry::new();

@@ -18,11 +18,21 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    println!("{:<40} {:>7} {:>12} {:>20}", "function", "result", "calls", "bytes");
+    println!(
+        "{:<40} {:>7} {:>12} {:>20}",
+        "function", "result", "calls", "bytes"
+    );
     for ((symbol, result), count) in log.totals() {
-        println!("{symbol:<40} {result:>7} {:>12} {:>20}", count.calls, count.bytes);
+        println!(
+            "{symbol:<40} {result:>7} {:>12} {:>20}",
+            count.calls, count.bytes
+        );
     }
-    let events: usize = log.processes.iter().map(|process| process.events.len()).sum();
+    let events: usize = log
+        .processes
+        .iter()
+        .map(|process| process.events.len())
+        .sum();
     println!("{} process logs, {events} events", log.processes.len());
     ExitCode::SUCCESS
 }

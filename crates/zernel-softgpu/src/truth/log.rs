@@ -5,7 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::call::{Call, Symbol};
@@ -135,12 +137,17 @@ impl Log {
             return index;
         }
         let index = growth.symbols;
-        assert!(index < MAX_SYMBOLS, "softgpu: more exported functions than the truth log has room for");
+        assert!(
+            index < MAX_SYMBOLS,
+            "softgpu: more exported functions than the truth log has room for"
+        );
         growth.symbols += 1;
         let words = SYMBOL_BYTES / WORD;
         let first = HEADER_BYTES / WORD + index * words;
         store_text(&self.header[first..first + words], symbol.name);
-        symbol.place.store(u64::from(generation) << 32 | index as u64, Release);
+        symbol
+            .place
+            .store(u64::from(generation) << 32 | index as u64, Release);
         index
     }
 }

@@ -80,7 +80,12 @@ pub struct TruthError {
 
 impl fmt::Display for TruthError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "truth log {}: {}", self.path.display(), self.reason)
+        write!(
+            formatter,
+            "truth log {}: {}",
+            self.path.display(),
+            self.reason
+        )
     }
 }
 
@@ -96,12 +101,18 @@ impl TruthLog {
         let mut paths = Vec::new();
         for entry in fs::read_dir(directory).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
-            if path.extension().is_some_and(|extension| extension == "truth") {
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "truth")
+            {
                 paths.push(path);
             }
         }
         paths.sort();
-        let processes = paths.iter().map(|path| read_file(path)).collect::<Result<_, _>>()?;
+        let processes = paths
+            .iter()
+            .map(|path| read_file(path))
+            .collect::<Result<_, _>>()?;
         Ok(Self { processes })
     }
 
@@ -109,14 +120,19 @@ impl TruthLog {
     #[must_use]
     pub fn entered(&self, symbol: &str) -> u64 {
         let entered = self.processes.iter().flat_map(|process| &process.entered);
-        entered.filter(|((_, name), _)| name == symbol).map(|(_, count)| count).sum()
+        entered
+            .filter(|((_, name), _)| name == symbol)
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// Returns of all threads of all processes, by symbol and result.
     #[must_use]
     pub fn totals(&self) -> BTreeMap<(String, i32), CallCount> {
         let mut totals = BTreeMap::<_, CallCount>::new();
-        for ((_, symbol, result), count) in self.processes.iter().flat_map(|process| &process.returned) {
+        for ((_, symbol, result), count) in
+            self.processes.iter().flat_map(|process| &process.returned)
+        {
             let total = totals.entry((symbol.clone(), *result)).or_default();
             total.calls += count.calls;
             total.bytes += count.bytes;
@@ -144,7 +160,9 @@ fn read_file(path: &Path) -> Result<ProcessTruth, TruthError> {
     };
     let words = words_of(&fs::read(path).map_err(|error| broken(error.to_string()))?);
     if words.len() * WORD < BLOCKS_OFFSET || words[HEADER_MAGIC] != MAGIC {
-        return Err(broken("not a truth file of this version, or its process died while creating it".into()));
+        return Err(broken(
+            "not a truth file of this version, or its process died while creating it".into(),
+        ));
     }
     let mut process = ProcessTruth {
         pid: words[HEADER_PID] as u32,
@@ -176,7 +194,11 @@ fn words_of(bytes: &[u8]) -> Vec<u64> {
 }
 
 fn text(words: &[u64]) -> String {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
+    let bytes: Vec<u8> = words
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .take_while(|byte| *byte != 0)
+        .collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -198,12 +220,18 @@ fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) 
             *process.entered.entry((tid, symbol.clone())).or_default() += count;
         }
     }
-    for entry in block[RETURNS..].chunks_exact(RETURN_WORDS).take(MAX_SYMBOLS + MAX_FAILURES) {
+    for entry in block[RETURNS..]
+        .chunks_exact(RETURN_WORDS)
+        .take(MAX_SYMBOLS + MAX_FAILURES)
+    {
         if entry[0] == 0 {
             continue;
         }
         let (symbol, result) = split_return_key(entry[0]);
-        let count = process.returned.entry((tid, symbols[symbol].clone(), result)).or_default();
+        let count = process
+            .returned
+            .entry((tid, symbols[symbol].clone(), result))
+            .or_default();
         count.calls += entry[1];
         count.bytes += entry[2];
     }
