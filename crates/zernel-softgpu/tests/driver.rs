@@ -488,18 +488,10 @@ fn a_forked_child_cannot_use_the_driver_but_others_can() {
     const NOT_INITIALIZED: i32 = 3;
     alone(TEST, || {
         let program = Program::new();
-        // SAFETY: the child calls nothing but the driver and `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let refused = (program.cuda.cuInit)(0) == NOT_INITIALIZED
-                && (program.cuda.cuMemAlloc_v2)(&mut 0, 1) == NOT_INITIALIZED;
-            // SAFETY: leaves without running the parent's destructors.
-            unsafe { libc::_exit(i32::from(!refused)) };
-        }
-        let mut status = -1;
-        // SAFETY: waits for the child just made.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0);
+        assert!(support::in_forked_child(|| {
+            (program.cuda.cuInit)(0) == NOT_INITIALIZED
+                && (program.cuda.cuMemAlloc_v2)(&mut 0, 1) == NOT_INITIALIZED
+        }));
         program.allocate(1);
     });
 }

@@ -206,18 +206,8 @@ fn a_forked_child_writes_a_log_of_its_own() {
     const TEST: &str = "a_forked_child_writes_a_log_of_its_own";
     if role().is_some() {
         let program = Program::new();
-        // SAFETY: the child calls nothing but the driver and `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            (0..3).for_each(|_| assert_eq!((program.cuda.cuCtxSynchronize)(), 3));
-            // SAFETY: leaves without running the parent's destructors.
-            unsafe { libc::_exit(0) };
-        }
-        // SAFETY: waits for the child just made.
-        assert_eq!(
-            unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) },
-            child
-        );
+        let refused = || (0..3).all(|_| (program.cuda.cuCtxSynchronize)() == 3);
+        assert!(support::in_forked_child(refused));
         ok((program.cuda.cuCtxSynchronize)());
         return;
     }

@@ -181,3 +181,20 @@ pub(crate) fn published(name: &str) -> Vec<u8> {
     eventually(name, || path.exists());
     fs::read(path).unwrap()
 }
+
+/// Runs `body` in a forked child, and tells whether it was true there. It may call nothing but the libraries: after
+/// a fork of a program with threads everything else may be locked.
+pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls `body`, which keeps to the rule above, and `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let status = i32::from(!body());
+        // SAFETY: leaves without running the parent's destructors.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    status == 0
+}
