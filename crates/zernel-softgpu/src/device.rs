@@ -1,6 +1,6 @@
 //! A simulated device: what it is called, how fast it is, and its share of the node.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::clock::transfer_time;
 use crate::config;
@@ -79,7 +79,8 @@ impl Bandwidth {
 /// Bytes per second of a collective.
 #[must_use]
 pub fn nccl_bandwidth() -> u64 {
-    config::number(config::NCCL_BANDWIDTH, 20_000_000_000)
+    static BANDWIDTH: OnceLock<u64> = OnceLock::new();
+    *BANDWIDTH.get_or_init(|| config::number(config::NCCL_BANDWIDTH, 20_000_000_000))
 }
 
 /// A device as one process uses it.

@@ -40,8 +40,6 @@ pub struct Node {
     file: File,
     words: &'static [AtomicU64],
     threads: Mutex<()>,
-    devices: usize,
-    memory: u64,
 }
 
 /// Held while the shared state must not change under us: by one thread of one process.
@@ -122,8 +120,6 @@ impl Node {
         }
         flock(&file, FlockOperation::Unlock)?;
         Ok(Arc::new(Self {
-            devices: words[DEVICES_WORD].load(Relaxed) as usize,
-            memory: words[MEMORY_WORD].load(Relaxed),
             file,
             words,
             threads: Mutex::new(()),
@@ -133,13 +129,13 @@ impl Node {
     /// Number of devices.
     #[must_use]
     pub fn devices(&self) -> usize {
-        self.devices
+        self.words[DEVICES_WORD].load(Relaxed) as usize
     }
 
     /// Memory of each device in bytes.
     #[must_use]
     pub fn memory(&self) -> u64 {
-        self.memory
+        self.words[MEMORY_WORD].load(Relaxed)
     }
 
     /// Memory in use on `device`, by all processes.
@@ -160,17 +156,22 @@ impl Node {
             .collect()
     }
 
-    /// Registers the calling process.
+    /// Registers the calling process; once in each program that it runs.
     pub fn join(self: &Arc<Self>) -> io::Result<Membership> {
+        self.join_as(Identity::own())
+    }
+
+    fn join_as(self: &Arc<Self>, own: Identity) -> io::Result<Membership> {
         let _lock = self.lock();
-        let index = slots(self.words)
-            .position(|slot| !slot.is_alive())
-            .ok_or_else(|| {
-                io::Error::other(format!(
-                    "{MAX_PROCESSES} processes already use the simulated node"
-                ))
-            })?;
-        let own = Identity::own();
+        // What a program used that this process ran before is gone.
+        let before_exec = slots(self.words).filter(|slot| slot.identity() == own);
+        before_exec.for_each(|slot| slot.clear());
+        let free = slots(self.words).position(|slot| !slot.is_alive());
+        let index = free.ok_or_else(|| {
+            io::Error::other(format!(
+                "{MAX_PROCESSES} processes already use the simulated node"
+            ))
+        })?;
         let slot = slot(self.words, index);
         slot.clear();
         slot.0[1].store(own.start_time, Relaxed);
@@ -246,11 +247,15 @@ impl<'a> Slot<'a> {
         DeviceWords(&self.0[start..start + DEVICE_WORDS])
     }
 
-    fn is_alive(&self) -> bool {
-        let identity = Identity {
+    fn identity(&self) -> Identity {
+        Identity {
             pid: self.0[0].load(Acquire) as u32,
             start_time: self.0[1].load(Relaxed),
-        };
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        let identity = self.identity();
         identity.pid != 0 && identity.is_alive()
     }
 
@@ -294,7 +299,7 @@ impl Membership {
         let _lock = self.node.lock();
         let fits = || {
             let total = self.node.reserved(device).checked_add(bytes);
-            total.is_some_and(|total| total <= self.node.memory)
+            total.is_some_and(|total| total <= self.node.memory())
         };
         if !fits() {
             slots(self.node.words)
@@ -346,7 +351,8 @@ mod tests {
     fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
         let directory = TestDirectory::new("node-memory");
         let node = Node::open_in(directory.path(), HARDWARE).unwrap();
-        let (first, second) = (node.join().unwrap(), node.join().unwrap());
+        let parent = Identity::of(std::os::unix::process::parent_id()).unwrap();
+        let (first, second) = (node.join_as(parent).unwrap(), node.join().unwrap());
         assert!(first.reserve(0, 600));
         assert!(!second.reserve(0, 500));
         assert!(second.reserve(1, 500));
@@ -356,6 +362,10 @@ mod tests {
         slot(node.words, first.slot).0[1].fetch_add(1, Relaxed);
         assert_eq!(node.memory_in_use(0), 400);
         assert!(second.reserve(0, 600));
+        // As if it had run another program.
+        let again = node.join().unwrap();
+        assert_eq!(node.memory_in_use(0), 0);
+        assert!(again.reserve(0, 1000));
     }
 
     #[test]

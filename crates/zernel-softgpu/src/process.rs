@@ -22,6 +22,15 @@ impl Identity {
         }
     }
 
+    /// The living process with this id.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        Some(Self {
+            pid,
+            start_time: start_time(pid)?,
+        })
+    }
+
     /// Whether this very process still runs; a zombie does not.
     #[must_use]
     pub fn is_alive(self) -> bool {

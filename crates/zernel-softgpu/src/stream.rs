@@ -222,7 +222,7 @@ impl Stream {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let state = self.state();
-        !self.is_deferred() && state.tail.max(self.floor()) <= clock::now()
+        !self.is_deferred() && self.last_end(&state) <= clock::now()
     }
 
     /// No more work comes; what is queued is still done.
@@ -231,9 +231,23 @@ impl Stream {
         self.arrived.notify_one();
     }
 
+    /// The end of its last work. The legacy stream's is that of all it would wait for; a blocking stream does
+    /// not wait for the legacy one as long as it has nothing to do.
+    fn last_end(&self, state: &State) -> u64 {
+        match self.role {
+            Role::Legacy => state.tail.max(self.floor()),
+            Role::Blocking | Role::NonBlocking => state.tail,
+        }
+    }
+
     /// When everything submitted so far is done.
     #[must_use]
     pub fn marker(self: &Arc<Self>, symbol: &'static Symbol) -> Arc<Completion> {
+        let state = self.state();
+        if !self.is_deferred() {
+            return Completion::at(self.last_end(&state));
+        }
+        drop(state);
         let completion = Completion::unknown();
         self.submit(Work::Mark(Arc::clone(&completion)), symbol);
         completion
@@ -347,6 +361,13 @@ mod tests {
         kernel(&other, 103, 1);
         assert_eq!(mark(&other, 103).end(), Some(211));
         assert_eq!(mark(&free, 104).end(), Some(5100));
+        let idle = bench.stream(Role::Blocking);
+        assert_eq!(idle.marker(&SYMBOL).end(), Some(0), "nothing to wait for");
+        assert_eq!(
+            legacy.marker(&SYMBOL).end(),
+            Some(211),
+            "waits for the blocking streams"
+        );
     }
 
     #[test]

@@ -227,6 +227,30 @@ fn a_forked_child_writes_a_log_of_its_own() {
 }
 
 #[test]
+fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
+    const TEST: &str = "each_program_that_a_process_runs_has_its_log_and_its_memory";
+    let Some(role) = role() else {
+        let stage = Stage::new(TEST).logged();
+        stage.start("first").succeeds();
+        let log = TruthLog::read(&stage.log()).unwrap();
+        assert_eq!(log.processes.len(), 2);
+        assert_eq!(log.processes[0].pid, log.processes[1].pid);
+        assert_eq!(log.totals()[&("cuMemAlloc_v2".to_owned(), 0)].bytes, 5000);
+        return;
+    };
+    let program = Program::new();
+    assert_eq!(program.used_memory(), 0);
+    if role == "first" {
+        program.allocate(3000);
+        panic!(
+            "cannot run the second program: {}",
+            support::become_role("second")
+        );
+    }
+    program.allocate(2000);
+}
+
+#[test]
 fn what_is_not_a_truth_log_is_refused() {
     let stage = Stage::new("what_is_not_a_truth_log_is_refused");
     std::fs::create_dir_all(stage.log()).unwrap();

@@ -1,6 +1,6 @@
 //! Events.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use zernel_softgpu::abi::Out;
 use zernel_softgpu::clock::Waiting;
@@ -11,7 +11,7 @@ use zernel_softgpu::registry::Registry;
 use zernel_softgpu::truth::Call;
 use zernel_softgpu::work::Work;
 
-use crate::context::{current, stream};
+use crate::context::{Context, current, stream};
 use crate::driver::driver;
 use crate::status::{
     CAPTURED_EVENT, CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome,
@@ -28,7 +28,7 @@ pub(super) static EVENTS: Registry<Event> = Registry::new();
 #[derive(Debug)]
 pub(super) struct Event {
     flags: u32,
-    waiting: Waiting,
+    context: Weak<Context>,
     recorded: Mutex<Recorded>,
 }
 
@@ -68,6 +68,16 @@ impl Event {
             Recorded::Nothing => Ok(None),
             Recorded::InStream(completion) => Ok(Some(Arc::clone(completion))),
             Recorded::InCapture(_) => Err(CAPTURED_EVENT),
+        }
+    }
+
+    fn waiting(&self) -> Waiting {
+        match self.flags & BLOCKING_SYNC {
+            0 => self
+                .context
+                .upgrade()
+                .map_or(Waiting::Spin, |context| context.waiting()),
+            _ => Waiting::Block,
         }
     }
 
@@ -121,13 +131,9 @@ exports! { "cuda" =>
         if flags & INTERPROCESS != 0 {
             return Err(NOT_SUPPORTED);
         }
-        let waiting = match flags & BLOCKING_SYNC {
-            0 => context.waiting(),
-            _ => Waiting::Block,
-        };
         call.object = EVENTS.insert(Arc::new(Event {
             flags,
-            waiting,
+            context: Arc::downgrade(&context),
             recorded: Mutex::default(),
         }));
         Ok(handle.set(call.object)?)
@@ -164,7 +170,7 @@ exports! { "cuda" =>
         call.object = handle;
         let event = event(handle)?;
         if let Some(completion) = event.awaited()? {
-            completion.wait(event.waiting);
+            completion.wait(event.waiting());
         }
         Ok(())
     }

@@ -6,7 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{
-    AtomicPtr, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicPtr, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
 };
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -47,6 +48,7 @@ pub(super) fn is_on() -> bool {
 /// One process's file of one library.
 #[derive(Debug)]
 pub(super) struct Log {
+    path: PathBuf,
     file: File,
     header: &'static [AtomicU64],
     with_events: bool,
@@ -61,21 +63,28 @@ struct Growth {
 
 /// This process's log, opened at first use.
 ///
-/// Lock-free, because a fork may happen while another thread is in here: the thread that creates the
-/// file installs it, others wait for that.
+/// Lock-free, because a fork may happen while another thread is in here: of several threads that create
+/// a file at the same time one installs it, and the others remove theirs.
 fn log(library: &str) -> Option<&'static Log> {
     let directory = directory()?;
-    loop {
+    let current = || {
         // SAFETY: LOG is null or a leaked Box, which lives for ever.
-        if let Some(log) = unsafe { LOG.load(Acquire).as_ref() } {
-            return Some(log);
-        }
-        match Log::create(directory, library) {
-            Ok(log) => LOG.store(Box::into_raw(Box::new(log)), Release),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => std::thread::yield_now(),
-            Err(error) => give_up(directory, &error),
-        }
+        unsafe { LOG.load(Acquire).as_ref() }
+    };
+    if let Some(log) = current() {
+        return Some(log);
     }
+    let own = Log::create(directory, library).unwrap_or_else(|error| give_up(directory, &error));
+    let path = own.path.clone();
+    let own = Box::into_raw(Box::new(own));
+    if LOG
+        .compare_exchange(ptr::null_mut(), own, AcqRel, Acquire)
+        .is_err()
+    {
+        // What cannot be removed is an empty log, which is no lie.
+        let _ = std::fs::remove_file(path);
+    }
+    current()
 }
 
 /// A truth log that was asked for and cannot be written would make every comparison wrong.
@@ -92,12 +101,14 @@ impl Log {
     fn create(directory: &Path, library: &str) -> io::Result<Self> {
         let process = process::Identity::own();
         std::fs::create_dir_all(directory)?;
-        let name = format!("{}-{}-{library}.truth", process.pid, process.start_time);
+        // The time tells the programs apart that one process runs one after the other.
+        let (pid, start_time, now) = (process.pid, process.start_time, clock::now());
+        let path = directory.join(format!("{pid}-{start_time}-{now}-{library}.truth"));
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create_new(true)
-            .open(directory.join(name))?;
+            .open(&path)?;
         file.set_len(BLOCKS_OFFSET as u64)?;
         let header = sys::map_words(&file, 0, BLOCKS_OFFSET)?;
         header[HEADER_PID].store(u64::from(process.pid), Relaxed);
@@ -105,6 +116,7 @@ impl Log {
         store_text(&header[HEADER_LIBRARY..HEADER_LIBRARY + 2], library);
         header[HEADER_MAGIC].store(MAGIC, Release);
         Ok(Self {
+            path,
             file,
             header,
             with_events: config::is_set(config::LOG_EVENTS),
@@ -122,7 +134,7 @@ impl Log {
             .file
             .set_len((growth.end + bytes) as u64)
             .and_then(|()| sys::map_words(&self.file, growth.end as u64, bytes));
-        let block = block.unwrap_or_else(|error| give_up(Path::new("its directory"), &error));
+        let block = block.unwrap_or_else(|error| give_up(&self.path, &error));
         growth.end += bytes;
         block[BLOCK_TID].store(u64::from(process::thread_id()), Relaxed);
         block[BLOCK_BYTES].store(bytes as u64, Relaxed);

@@ -8,6 +8,7 @@
 pub(crate) mod libraries;
 
 use std::fmt::Display;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -143,6 +144,15 @@ impl Drop for Actor {
 /// In which role this process was started; none in the test itself.
 pub(crate) fn role() -> Option<String> {
     env::var(ROLE).ok()
+}
+
+/// Runs this test anew in another role, in the same process. Returns only if that fails.
+pub(crate) fn become_role(role: &str) -> std::io::Error {
+    let arguments = env::args_os().skip(1);
+    Command::new(env::current_exe().unwrap())
+        .args(arguments)
+        .env(ROLE, role)
+        .exec()
 }
 
 /// The stage's directory, in a child.
