@@ -1,6 +1,5 @@
 //! The device clock, which is CLOCK_MONOTONIC, and the three ways to wait for it.
 
-use rustix::thread::sched_yield;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
@@ -29,7 +28,7 @@ impl Waiting {
     pub(crate) fn poll(self) {
         match self {
             Self::Spin => std::hint::spin_loop(),
-            Self::Yield | Self::Block => sched_yield(),
+            Self::Yield | Self::Block => std::thread::yield_now(),
         }
     }
 }
