@@ -91,7 +91,6 @@ macro_rules! exports {
     };
     (@entry ($call:ident $(, $argument:ident : $type:ty)* $(,)?) $returned:ty, $library:literal, $name:ident, $per_thread:literal) => {
         static SYMBOL: $crate::truth::Symbol = $crate::truth::Symbol::new($library, stringify!($name));
-        #[cfg_attr(not(target_arch = "x86_64"), unsafe(export_name = stringify!($name)))]
         #[allow(clippy::too_many_arguments)]
         pub(super) extern "C" fn entry($($argument: $type),*) -> <$returned as $crate::export::Returned>::Raw {
             let mut call = $crate::truth::Call::enter(&SYMBOL, $per_thread);
@@ -116,7 +115,10 @@ macro_rules! exports {
             )
         }
         #[cfg(not(target_arch = "x86_64"))]
-        #[allow(non_upper_case_globals)]
-        const $name: extern "C" fn($($type),*) -> <$returned as $crate::export::Returned>::Raw = self::$name::entry;
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        extern "C" fn $name($($argument: $type),*) -> <$returned as $crate::export::Returned>::Raw {
+            self::$name::entry($($argument),*)
+        }
     };
 }

@@ -52,18 +52,18 @@ pub struct Range {
     _mapping: Option<Arc<Mapping>>,
 }
 
+/// A range that gives its device memory back when it goes.
+#[derive(Debug)]
+struct Given {
+    range: Range,
+}
+
 impl Drop for Given {
     fn drop(&mut self) {
         if self.range.kind.takes_device_memory() {
             self.range.device.release(self.range.bytes);
         }
     }
-}
-
-/// A range that gives its device memory back when it goes.
-#[derive(Debug)]
-struct Given {
-    range: Range,
 }
 
 /// The driver's map of the address space.

@@ -11,6 +11,9 @@ use crate::driver::MEMORY;
 use crate::status::{CudaError, INVALID_VALUE, NOT_SUPPORTED, Outcome};
 use crate::types::{Copy2D, Side2D};
 
+use Claim::{Device, Host, Unified};
+use Return::{AtOnce, WhenDone};
+
 /// What the caller says an address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claim {
@@ -68,11 +71,8 @@ fn copy(
     if copy.bytes() == 0 {
         return Ok(());
     }
-    let destination = place(
-        claims[0],
-        copy.destination,
-        extent(copy.destination_pitch, &copy),
-    )?;
+    let destination_extent = extent(copy.destination_pitch, &copy);
+    let destination = place(claims[0], copy.destination, destination_extent)?;
     let source = place(claims[1], copy.source, extent(copy.source_pitch, &copy))?;
     let device = stream.stream.device();
     let within_device = destination == Place::Device && source == Place::Device;
@@ -80,15 +80,15 @@ fn copy(
         true => device.memory_time(copy.bytes()),
         false => device.copy_time(copy.bytes()),
     };
-    let pageable = destination == Place::Pageable || source == Place::Pageable;
-    if pageable {
-        catch_up(&stream, call)?;
+    if destination == Place::Pageable || source == Place::Pageable {
+        catch_up(&stream, call);
     }
     stream.submit(Work::Copy { copy, duration }, call.symbol())?;
-    // A synchronous copy within the device is not waited for, nor an asynchronous one, except into pageable memory.
+    // As documented: a synchronous copy within the device is not waited for, an asynchronous one into
+    // pageable memory is.
     let waits = match returns {
-        Return::WhenDone => !within_device,
-        Return::AtOnce => destination == Place::Pageable && !stream.stream.is_capturing(),
+        WhenDone => !within_device,
+        AtOnce => destination == Place::Pageable && !stream.stream.is_capturing(),
     };
     match waits {
         true => stream.synchronize(call.symbol()),
@@ -97,14 +97,11 @@ fn copy(
 }
 
 /// Pageable memory may be gone once the call returns, so the copy must be made before that.
-fn catch_up(stream: &StreamObject, call: &Call) -> Outcome {
+fn catch_up(stream: &StreamObject, call: &Call) {
     if stream.stream.is_deferred() && !stream.stream.is_capturing() {
-        stream
-            .stream
-            .marker(call.symbol())
-            .wait_known(Waiting::Block);
+        let marker = stream.stream.marker(call.symbol());
+        marker.wait_known(Waiting::Block);
     }
-    Ok(())
 }
 
 fn fill(call: &mut Call, fill: MemoryFill, stream_handle: u64) -> Outcome {
@@ -167,9 +164,6 @@ fn copy_2d(
         returns,
     )
 }
-
-use Claim::{Device, Host, Unified};
-use Return::{AtOnce, WhenDone};
 
 exports! { "cuda" =>
     per_thread(cuMemcpy_ptds)
