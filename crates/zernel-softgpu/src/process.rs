@@ -62,7 +62,7 @@ pub fn thread_id() -> u32 {
 
 /// Runs `handler` in the child of every later fork, before fork returns there.
 pub fn after_fork_in_child(handler: extern "C" fn()) {
-    // SAFETY: the handler stays valid: these libraries are never unloaded while in use, and it only
+    // SAFETY: the handler stays valid, as the libraries are linked never to be unloaded, and it only
     // touches atomics.
     unsafe {
         libc::pthread_atfork(None, None, Some(handler_as_c(handler)));

@@ -33,7 +33,8 @@ pub struct Call {
     pub bytes: u64,
     /// The stream it names, as the caller spelled it.
     pub stream: u64,
-    /// The address it allocates or frees, or the communicator.
+    /// What it is about: the address allocated or freed, the function launched, the event, the graph, the
+    /// communicator; for making a communicator the first eight bytes of its unique id.
     pub object: u64,
     /// Whether stream 0 means the calling thread's own default stream.
     pub per_thread_default_stream: bool,

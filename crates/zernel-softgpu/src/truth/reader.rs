@@ -65,7 +65,8 @@ pub struct Event {
     pub bytes: u64,
     /// The stream named by the caller.
     pub stream: u64,
-    /// The address allocated or freed, or the communicator.
+    /// What it is about: the address allocated or freed, the function launched, the event, the graph, the
+    /// communicator; for making a communicator the first eight bytes of its unique id.
     pub object: u64,
     /// What it returned.
     pub result: i32,

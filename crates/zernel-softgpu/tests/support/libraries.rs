@@ -97,6 +97,18 @@ library! {
         cuModuleUnload(u64);
         cuLaunchKernel(u64, u32, u32, u32, u32, u32, u32, u32, u64, *const *const u64, *const c_void);
         cuLaunchKernel_ptsz(u64, u32, u32, u32, u32, u32, u32, u32, u64, *const *const u64, *const c_void);
+        cuLaunchKernelEx(*const LaunchConfiguration, u64, *const *const u64, *const *const c_void);
+        cuLaunchCooperativeKernel(u64, u32, u32, u32, u32, u32, u32, u32, u64, *const *const u64);
+        cuLibraryLoadData(*mut u64, *const c_void, *mut c_void, *mut c_void, u32, *mut c_void, *mut c_void, u32);
+        cuLibraryGetKernel(*mut u64, u64, *const c_char);
+        cuLibraryUnload(u64);
+        cuKernelGetFunction(*mut u64, u64);
+        cuFuncGetName(*mut *const c_char, u64);
+        cuGraphCreate(*mut u64, u32);
+        cuGraphAddKernelNode_v2(*mut u64, u64, *const u64, usize, *const KernelNode);
+        cuGraphAddEmptyNode(*mut u64, u64, *const u64, usize);
+        cuGraphNodeGetType(u64, *mut i32);
+        cuMemcpyHtoD_v2_ptds(u64, *const c_void, usize);
         cuGraphInstantiateWithFlags(*mut u64, u64, u64);
         cuGraphLaunch(u64, u64);
         cuGraphDestroy(u64);
@@ -137,6 +149,28 @@ library! {
         ncclSend(u64, usize, i32, i32, u64, u64);
         ncclRecv(u64, usize, i32, i32, u64, u64);
     }
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfiguration {
+    pub(crate) dimensions: [u32; 6],
+    pub(crate) shared_bytes: u32,
+    pub(crate) stream: u64,
+    pub(crate) attributes: *const c_void,
+    pub(crate) attribute_count: u32,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`.
+#[repr(C)]
+pub(crate) struct KernelNode {
+    pub(crate) function: u64,
+    pub(crate) dimensions: [u32; 6],
+    pub(crate) shared_bytes: u32,
+    pub(crate) parameters: *const *const u64,
+    pub(crate) extra: *const *const c_void,
+    pub(crate) kernel: u64,
+    pub(crate) context: u64,
 }
 
 /// `ncclUniqueId`, passed by value and so on the stack.
