@@ -305,7 +305,8 @@ thread_local! {
     static OWN_STREAMS: RefCell<Vec<Arc<StreamObject>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Looks at, or changes, the calling thread's stack of contexts. A thread that is being torn down has none.
+/// Looks at, or changes, the calling thread's stack of contexts. A thread that is being torn down
+/// has none.
 pub(crate) fn with_stack<T: Default>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
     CURRENT
         .try_with(|stack| change(&mut stack.borrow_mut()))

@@ -6,9 +6,10 @@
 //! softgpu kernel NAME [NANOSECONDS]
 //! ```
 //!
-//! Parameter 0 of a launch is the kernel's duration in nanoseconds, a `u64`. A launch without parameters takes
-//! the duration in the image, or 10 µs. Images that are not such text (PTX, cubin, fatbin) are taken as they are: every
-//! name in them is a kernel of 10 µs, whose parameters are not looked at.
+//! Parameter 0 of a launch is the kernel's duration in nanoseconds, a `u64`. A launch without
+//! parameters takes the duration in the image, or 10 µs. Images that are not such text (PTX, cubin,
+//! fatbin) are taken as they are: every name in them is a kernel of 10 µs, whose parameters are not
+//! looked at.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;

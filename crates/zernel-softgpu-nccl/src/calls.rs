@@ -154,12 +154,17 @@ exports! { "nccl" =>
     }
 
     /// Communicators are always blocking; the rest of a configuration tunes hardware that is not there.
-    fn ncclCommInitRankConfig(call, handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32, _configuration: u64) -> Outcome {
+    fn ncclCommInitRankConfig(
+        call, handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32, _configuration: u64,
+    ) -> Outcome {
         call.object = id.cookie();
         remember(init_rank(handle, ranks, id, rank))
     }
 
-    fn ncclCommInitRankScalable(call, handle: Out<u64>, ranks: i32, rank: i32, id_count: i32, ids: In<UniqueId>, _configuration: u64) -> Outcome {
+    fn ncclCommInitRankScalable(
+        call, handle: Out<u64>, ranks: i32, rank: i32, id_count: i32, ids: In<UniqueId>,
+        _configuration: u64,
+    ) -> Outcome {
         if id_count < 1 {
             return remember(Err(NcclError::InvalidArgument));
         }
@@ -175,7 +180,9 @@ exports! { "nccl" =>
         }
     }
 
-    fn ncclCommSplit(call, handle: u64, color: i32, key: i32, new_handle: Out<u64>, _configuration: u64) -> Outcome {
+    fn ncclCommSplit(
+        call, handle: u64, color: i32, key: i32, new_handle: Out<u64>, _configuration: u64,
+    ) -> Outcome {
         call.object = handle;
         let communicator = Communicator::usable(handle)?;
         if color < -1 {
@@ -231,7 +238,9 @@ exports! { "nccl" =>
     }
 
     /// Registered or not, buffers are used in place.
-    fn ncclCommRegister(call, handle: u64, buffer: u64, _bytes: usize, registration: Out<u64>) -> Outcome {
+    fn ncclCommRegister(
+        call, handle: u64, buffer: u64, _bytes: usize, registration: Out<u64>,
+    ) -> Outcome {
         call.object = handle;
         Communicator::get(handle)?;
         Ok(registration.set(buffer)?)
@@ -271,55 +280,99 @@ exports! { "nccl" =>
         group::end()
     }
 
-    fn ncclAllReduce(call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }
-            .collective(call, (send, receive), |_| Ok(Pattern::AllReduce(Reduction::from_code(operation)?)))
+    fn ncclAllReduce(
+        call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32,
+        communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |_| {
+            Ok(Pattern::AllReduce(Reduction::from_code(operation)?))
+        })
     }
 
-    fn ncclReduce(call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }.collective(call, (send, receive), |communicator| {
+    fn ncclReduce(
+        call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, root_rank: i32,
+        communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |communicator| {
             Ok(Pattern::Reduce(Reduction::from_code(operation)?, root(root_rank, communicator)?))
         })
     }
 
-    fn ncclReduceScatter(call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }
-            .collective(call, (send, receive), |_| Ok(Pattern::ReduceScatter(Reduction::from_code(operation)?)))
+    fn ncclReduceScatter(
+        call, send: u64, receive: u64, count: usize, data_type: i32, operation: i32,
+        communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |_| {
+            Ok(Pattern::ReduceScatter(Reduction::from_code(operation)?))
+        })
     }
 
-    fn ncclBroadcast(call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }
-            .collective(call, (send, receive), |communicator| Ok(Pattern::Broadcast(root(root_rank, communicator)?)))
+    fn ncclBroadcast(
+        call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32,
+        communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |communicator| {
+            Ok(Pattern::Broadcast(root(root_rank, communicator)?))
+        })
     }
 
-    fn ncclBcast(call, buffer: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }
-            .collective(call, (buffer, buffer), |communicator| Ok(Pattern::Broadcast(root(root_rank, communicator)?)))
+    fn ncclBcast(
+        call, buffer: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64,
+        stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (buffer, buffer), |communicator| {
+            Ok(Pattern::Broadcast(root(root_rank, communicator)?))
+        })
     }
 
-    fn ncclAllGather(call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }.collective(call, (send, receive), |_| Ok(Pattern::AllGather))
+    fn ncclAllGather(
+        call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |_| Ok(Pattern::AllGather))
     }
 
-    fn ncclGather(call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }
-            .collective(call, (send, receive), |communicator| Ok(Pattern::Gather(root(root_rank, communicator)?)))
+    fn ncclGather(
+        call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32,
+        communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |communicator| {
+            Ok(Pattern::Gather(root(root_rank, communicator)?))
+        })
     }
 
-    fn ncclScatter(call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }
-            .collective(call, (send, receive), |communicator| Ok(Pattern::Scatter(root(root_rank, communicator)?)))
+    fn ncclScatter(
+        call, send: u64, receive: u64, count: usize, data_type: i32, root_rank: i32,
+        communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |communicator| {
+            Ok(Pattern::Scatter(root(root_rank, communicator)?))
+        })
     }
 
-    fn ncclAlltoAll(call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64) -> Outcome {
-        Request { count, data_type, communicator, stream }.collective(call, (send, receive), |_| Ok(Pattern::AllToAll))
+    fn ncclAlltoAll(
+        call, send: u64, receive: u64, count: usize, data_type: i32, communicator: u64, stream: u64,
+    ) -> Outcome {
+        let request = Request { count, data_type, communicator, stream };
+        request.collective(call, (send, receive), |_| Ok(Pattern::AllToAll))
     }
 
-    fn ncclSend(call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64) -> Outcome {
+    fn ncclSend(
+        call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64,
+    ) -> Outcome {
         Request { count, data_type, communicator, stream }.message(call, Direction::Send, buffer, peer)
     }
 
-    fn ncclRecv(call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64) -> Outcome {
+    fn ncclRecv(
+        call, buffer: u64, count: usize, data_type: i32, peer: i32, communicator: u64, stream: u64,
+    ) -> Outcome {
         Request { count, data_type, communicator, stream }.message(call, Direction::Receive, buffer, peer)
     }
 }

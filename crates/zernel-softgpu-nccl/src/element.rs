@@ -210,7 +210,8 @@ fn single_to_half(value: f32) -> u16 {
     // In units of the last place of a half with this exponent; exact, as it is a power of two.
     let units = magnitude * 2f32.powi(10 - exponent);
     let rounded = units.round_ties_even() as u32;
-    // A normal number has its leading bit counted in `rounded`; a carry moves on to the exponent by itself.
+    // A normal number has its leading bit counted in `rounded`; a carry moves on to the exponent by
+    // itself.
     let biased = (exponent + 14) as u32;
     sign | (biased << 10).wrapping_add(rounded) as u16
 }

@@ -1,13 +1,13 @@
 //! The shared memory of a communicator.
 //!
-//! It is a memfd of the process that made the unique id. The id says which process and which descriptor, and the
-//! others open it through `/proc`. So it has no name that could be left behind: it is gone when the last
-//! process that maps it is gone, however that came about.
+//! It is a memfd of the process that made the unique id. The id says which process and which
+//! descriptor, and the others open it through `/proc`. So it has no name that could be left behind:
+//! it is gone when the last process that maps it is gone, however that came about.
 //!
 //! | part | for each | what |
 //! |---|---|---|
 //! | header | | cookie, number of ranks, bell |
-//! | ranks | rank | identity, state, progress of collectives, start of the current operation, words for control |
+//! | ranks | rank | identity, state, progress of collectives, start of the operation, control words |
 //! | channels | pair of ranks | progress of point-to-point messages, starts of both sides |
 //! | buffers | rank | [`COLLECTIVE_CHUNK`] bytes |
 //! | channel buffers | pair of ranks | [`MESSAGE_CHUNK`] bytes |
@@ -307,8 +307,8 @@ impl Segment {
 
     /// Puts a chunk of a message into the channel to `to`, which must be empty.
     pub(crate) fn put(&self, to: usize, source: u64, bytes: usize) {
-        // SAFETY: the source is the program's buffer, for which it vouches; the receiver reads the channel only
-        // after it is counted as sent.
+        // SAFETY: the source is the program's buffer, for which it vouches; the receiver reads the
+        // channel only after it is counted as sent.
         unsafe {
             self.memory
                 .store(self.message_offset(self.rank, to), source, bytes);

@@ -232,7 +232,9 @@ exports! { "nvml" =>
         })?)
     }
 
-    fn nvmlDeviceGetUtilizationRates(_call, device_handle: u64, rates: Out<Utilization>) -> Outcome {
+    fn nvmlDeviceGetUtilizationRates(
+        _call, device_handle: u64, rates: Out<Utilization>,
+    ) -> Outcome {
         let (node, index) = device(device_handle)?;
         Ok(rates.set(Utilization {
             gpu: percent(load(&node, index)),
@@ -240,23 +242,31 @@ exports! { "nvml" =>
         })?)
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses_v3(_call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>) -> Outcome {
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        _call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>,
+    ) -> Outcome {
         let (node, index) = device(device_handle)?;
         list(node.processes(index).iter().map(process_info).collect(), &count, &infos)
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses_v2(_call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>) -> Outcome {
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        _call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>,
+    ) -> Outcome {
         let (node, index) = device(device_handle)?;
         list(node.processes(index).iter().map(process_info).collect(), &count, &infos)
     }
 
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(_call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>) -> Outcome {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        _call, device_handle: u64, count: Out<u32>, infos: Out<ProcessInfo>,
+    ) -> Outcome {
         device(device_handle)?;
         list(Vec::new(), &count, &infos)
     }
 
     /// One sample per process: the last half second.
-    fn nvmlDeviceGetProcessUtilization(_call, device_handle: u64, samples: Out<ProcessSample>, count: Out<u32>, last_seen: u64) -> Outcome {
+    fn nvmlDeviceGetProcessUtilization(
+        _call, device_handle: u64, samples: Out<ProcessSample>, count: Out<u32>, last_seen: u64,
+    ) -> Outcome {
         let (node, index) = device(device_handle)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
         let processes = match last_seen < now {
@@ -283,7 +293,9 @@ exports! { "nvml" =>
     }
 
     /// Grows with the load.
-    fn nvmlDeviceGetTemperature(_call, device_handle: u64, sensor: i32, degrees: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetTemperature(
+        _call, device_handle: u64, sensor: i32, degrees: Out<u32>,
+    ) -> Outcome {
         let (node, index) = device(device_handle)?;
         if sensor != 0 {
             return Err(NvmlError::InvalidArgument);
@@ -292,17 +304,23 @@ exports! { "nvml" =>
         Ok(degrees.set(IDLE_TEMPERATURE + above_idle as u32)?)
     }
 
-    fn nvmlDeviceGetClockInfo(_call, device_handle: u64, kind: i32, megahertz: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetClockInfo(
+        _call, device_handle: u64, kind: i32, megahertz: Out<u32>,
+    ) -> Outcome {
         device(device_handle)?;
         Ok(megahertz.set(clock(kind)?)?)
     }
 
-    fn nvmlDeviceGetMaxClockInfo(_call, device_handle: u64, kind: i32, megahertz: Out<u32>) -> Outcome {
+    fn nvmlDeviceGetMaxClockInfo(
+        _call, device_handle: u64, kind: i32, megahertz: Out<u32>,
+    ) -> Outcome {
         device(device_handle)?;
         Ok(megahertz.set(clock(kind)?)?)
     }
 
-    fn nvmlDeviceGetCudaComputeCapability(_call, device_handle: u64, major: Out<i32>, minor: Out<i32>) -> Outcome {
+    fn nvmlDeviceGetCudaComputeCapability(
+        _call, device_handle: u64, major: Out<i32>, minor: Out<i32>,
+    ) -> Outcome {
         device(device_handle)?;
         major.set(facts::COMPUTE_CAPABILITY.0)?;
         Ok(minor.set(facts::COMPUTE_CAPABILITY.1)?)
@@ -318,7 +336,9 @@ exports! { "nvml" =>
         Ok(is_mig.set(0)?)
     }
 
-    fn nvmlDeviceGetTotalEnergyConsumption(_call, device_handle: u64, _millijoules: u64) -> Outcome {
+    fn nvmlDeviceGetTotalEnergyConsumption(
+        _call, device_handle: u64, _millijoules: u64,
+    ) -> Outcome {
         device(device_handle)?;
         Err(NvmlError::NotSupported)
     }

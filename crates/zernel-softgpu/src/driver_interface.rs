@@ -1,8 +1,8 @@
 //! How libnccl reaches the simulated device inside libcuda.
 //!
-//! As the real one, libnccl launches kernels through the driver's exported `cuLaunchKernelEx`. Its kernels are
-//! *external*: they end when a function in libnccl says so. The driver exports one private symbol,
-//! [`SYMBOL`], through which such kernels are made.
+//! As the real one, libnccl launches kernels through the driver's exported `cuLaunchKernelEx`. Its
+//! kernels are *external*: they end when a function in libnccl says so. The driver exports one
+//! private symbol, [`SYMBOL`], through which such kernels are made.
 
 use std::ffi::{CStr, c_char};
 
@@ -21,8 +21,8 @@ pub struct DriverInterface {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ExternalKernel {
-    /// Runs on a thread of the stream's own when the stream has got there; gets the launch argument and the
-    /// start, may block, and returns the end.
+    /// Runs on a thread of the stream's own when the stream has got there; gets the launch argument
+    /// and the start, may block, and returns the end.
     pub run: extern "C" fn(argument: u64, start: u64) -> u64,
     /// One more launch or graph node holds the argument.
     pub retain: extern "C" fn(argument: u64),

@@ -89,10 +89,16 @@ macro_rules! exports {
         #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value, clippy::unnecessary_wraps)]
         pub(super) fn body($call: &mut $crate::truth::Call, $($argument: $type),*) -> $returned $body
     };
-    (@entry ($call:ident $(, $argument:ident : $type:ty)* $(,)?) $returned:ty, $library:literal, $name:ident, $per_thread:literal) => {
-        static SYMBOL: $crate::truth::Symbol = $crate::truth::Symbol::new($library, stringify!($name));
+    (
+        @entry ($call:ident $(, $argument:ident : $type:ty)* $(,)?) $returned:ty,
+        $library:literal, $name:ident, $per_thread:literal
+    ) => {
+        static SYMBOL: $crate::truth::Symbol =
+            $crate::truth::Symbol::new($library, stringify!($name));
         #[allow(clippy::too_many_arguments)]
-        pub(super) extern "C" fn entry($($argument: $type),*) -> <$returned as $crate::export::Returned>::Raw {
+        pub(super) extern "C" fn entry(
+            $($argument: $type),*
+        ) -> <$returned as $crate::export::Returned>::Raw {
             let mut call = $crate::truth::Call::enter(&SYMBOL, $per_thread);
             let returned = body(&mut call, $($argument),*);
             let (raw, code) = $crate::export::Returned::into_raw(returned);

@@ -1,8 +1,8 @@
 //! Puts the shared libraries where programs look for them, under their real names.
 //!
-//! Cargo builds `libzernel_softgpu_cuda.so` and its sisters; programs load `libcuda.so.1`. Installing copies
-//! them into a directory for `LD_LIBRARY_PATH`. A copy may get another prologue on every exported
-//! function: what a real library may have, and a tracer has to cope with.
+//! Cargo builds `libzernel_softgpu_cuda.so` and its sisters; programs load `libcuda.so.1`.
+//! Installing copies them into a directory for `LD_LIBRARY_PATH`. A copy may get another prologue
+//! on every exported function: what a real library may have, and a tracer has to cope with.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};

@@ -9,7 +9,8 @@
 //! | `libnvidia-ml.so.1` | `zernel-softgpu-nvml` | who uses the devices, and how much |
 //!
 //! **Nothing is computed.** A kernel takes the time that the launch asks for, on a simulated clock.
-//! Memory is real (host memory), copies and collectives really move and reduce data, and every wait really waits.
+//! Memory is real (host memory), copies and collectives really move and reduce data, and every wait
+//! really waits.
 //!
 //! # Use
 //!
@@ -33,7 +34,7 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `ZERNEL_SOFTGPU_DIR` | the node's state, shared by its processes | `$XDG_RUNTIME_DIR/zernel-softgpu`, or `/dev/shm/zernel-softgpu-UID` |
+//! | `ZERNEL_SOFTGPU_DIR` | the node's state, shared by its processes | one per user (below) |
 //! | `ZERNEL_SOFTGPU_DEVICES` | devices of the node, 1 to 16 | 1 |
 //! | `ZERNEL_SOFTGPU_MEMORY` | bytes of each | 16 GiB |
 //! | `ZERNEL_SOFTGPU_COPY_BANDWIDTH` | host-device copies, bytes/s | 16e9 |
@@ -43,32 +44,41 @@
 //! | `ZERNEL_SOFTGPU_LOG_EVENTS` | `1`: log every event too | counts only |
 //! | `CUDA_VISIBLE_DEVICES` | as for the real driver: numbers or UUIDs | all |
 //!
-//! The first process on a node sets its devices and memory; while any process uses it they stay.
+//! The state is in `$XDG_RUNTIME_DIR/zernel-softgpu`, or in `/dev/shm/zernel-softgpu-UID` if there
+//! is none. The first process on a node sets its devices and memory; while any process uses it they
+//! stay.
 //!
 //! # What is simulated
 //!
-//! - **Time.** The device clock is CLOCK_MONOTONIC. Work in a stream starts when it was submitted or when the work before
-//!   it ends, whichever is later; see [`stream`]. Kernels of different streams overlap without slowing each other down.
-//! - **Waits** spin, yield or block, as the context's and the event's flags say. Collectives and host functions run
-//!   on a thread per stream; everything else needs none.
-//! - **Memory.** Each device has a capacity, shared by all processes. Bytes are counted as asked for: there is no
-//!   rounding, no pool that keeps memory back, and no overhead of a context.
-//! - **NCCL** launches one kernel per communicator, stream and group through the exported `cuLaunchKernelEx`, so a probe on the driver
-//!   sees it. A collective ends when the last rank has arrived and its bytes had their time (and not before the data is there). If a
-//!   rank dies, `ncclCommGetAsyncError` says so and the collective stays until `ncclCommAbort`, as with the real one.
-//! - **Prologues.** Every exported function starts with `push`, as in the real driver, where an uprobe is cheap.
-//!   [`install`] can make copies that start with `endbr64`, `mov` or `sub` instead.
+//! - **Time.** The device clock is CLOCK_MONOTONIC. Work in a stream starts when it was submitted
+//!   or when the work before it ends, whichever is later; see [`stream`]. Kernels of different
+//!   streams overlap without slowing each other down.
+//! - **Waits** spin, yield or block, as the context's and the event's flags say. Collectives and
+//!   host functions run on a thread per stream; everything else needs none.
+//! - **Memory.** Each device has a capacity, shared by all processes. Bytes are counted as asked
+//!   for: there is no rounding, no pool that keeps memory back, and no overhead of a context.
+//! - **NCCL** launches one kernel per communicator, stream and group through the exported
+//!   `cuLaunchKernelEx`, so a probe on the driver sees it. A collective ends when the last rank has
+//!   arrived and its bytes had their time (and not before the data is there). If a rank dies,
+//!   `ncclCommGetAsyncError` says so and the collective stays until `ncclCommAbort`, as with the
+//!   real one.
+//! - **Prologues.** Every exported function starts with `push`, as in the real driver, where an
+//!   uprobe is cheap. [`install`] can make copies that start with `endbr64`, `mov` or `sub`
+//!   instead.
 //!
 //! # What is not
 //!
-//! - Real kernels: an image that is not ours loads, and its kernels take 10 µs. `libcudart` does not work on top, because it
-//!   needs private tables of the real driver (`cuGetExportTable`).
-//! - These are exported but return `CUDA_ERROR_NOT_SUPPORTED`: `cuGetExportTable`, `cuIpc*`, `cuMemExportToShareableHandle`, `cuMemImportFromShareableHandle`,
-//!   `cuMemPoolExportToShareableHandle`, `cuMemcpy3D*`, `cuStreamAttachMemAsync`, `cuLinkCreate_v2`, `cuDeviceGetLuid`; events with
-//!   `CU_EVENT_INTERPROCESS`; execution affinity of contexts; allocation on a stream that captures is refused.
-//! - Arrays, textures, surfaces, graphics, external semaphores, stream memory operations, conditional graph nodes.
-//! - NCCL: 8-bit floats, user-defined reductions, non-blocking communicators (they block), windows, device-side
-//!   API, several nodes. Ranks may share a device, which the real one refuses.
+//! - Real kernels: an image that is not ours loads, and its kernels take 10 µs. `libcudart` does
+//!   not work on top, because it needs private tables of the real driver (`cuGetExportTable`).
+//! - These are exported but return `CUDA_ERROR_NOT_SUPPORTED`: `cuGetExportTable`, `cuIpc*`,
+//!   `cuMemExportToShareableHandle`, `cuMemImportFromShareableHandle`,
+//!   `cuMemPoolExportToShareableHandle`, `cuMemcpy3D*`, `cuStreamAttachMemAsync`,
+//!   `cuLinkCreate_v2`, `cuDeviceGetLuid`; events with `CU_EVENT_INTERPROCESS`; execution affinity
+//!   of contexts; allocation on a stream that captures is refused.
+//! - Arrays, textures, surfaces, graphics, external semaphores, stream memory operations,
+//!   conditional graph nodes.
+//! - NCCL: 8-bit floats, user-defined reductions, non-blocking communicators (they block), windows,
+//!   device-side API, several nodes. Ranks may share a device, which the real one refuses.
 //! - NVML: MIG, energy, events, and everything that sets something.
 //! - Addresses on a device can be read by the host without an error. Do not.
 //! - Architectures other than x86-64 get plain functions without prepared prologues.

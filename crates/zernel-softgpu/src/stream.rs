@@ -1,9 +1,9 @@
 //! Streams: work in order, on a clock.
 //!
-//! A piece of work starts when it was submitted or when the work before it ends, whichever is later,
-//! and usually ends a known time after that. So a stream needs no thread: submitting works the end
-//! out, and waiting is waiting for the clock. What the work does to memory is done at once; nobody can tell
-//! before the end.
+//! A piece of work starts when it was submitted or when the work before it ends, whichever is
+//! later, and usually ends a known time after that. So a stream needs no thread: submitting works
+//! the end out, and waiting is waiting for the clock. What the work does to memory is done at once;
+//! nobody can tell before the end.
 //!
 //! Work whose end is not known (host functions, collectives) goes into a queue, and everything after it
 //! too. A thread of the stream's own takes it from there.
@@ -231,8 +231,8 @@ impl Stream {
         self.arrived.notify_one();
     }
 
-    /// The end of its last work. The legacy stream's is that of all it would wait for; a blocking stream does
-    /// not wait for the legacy one as long as it has nothing to do.
+    /// The end of its last work. The legacy stream's is that of all it would wait for; a blocking
+    /// stream does not wait for the legacy one as long as it has nothing to do.
     fn last_end(&self, state: &State) -> u64 {
         match self.role {
             Role::Legacy => state.tail.max(self.floor()),

@@ -2,8 +2,8 @@
 //!
 //! With `ZERNEL_SOFTGPU_LOG=DIR` each process writes one file per library into DIR: how often each
 //! thread entered each function, and how many calls returned each result with how many bytes. With
-//! `ZERNEL_SOFTGPU_LOG_EVENTS=1` also every single call with its CLOCK_MONOTONIC stamps, and every piece of
-//! device work with its start and end on the simulated clock.
+//! `ZERNEL_SOFTGPU_LOG_EVENTS=1` also every single call with its CLOCK_MONOTONIC stamps, and every
+//! piece of device work with its start and end on the simulated clock.
 //!
 //! The files are shared mappings written in place by one thread per block, so nothing is lost when the
 //! process is killed, and a call takes no lock. A call whose thread died inside it is *entered* but not

@@ -11,8 +11,8 @@ use support::libraries::{KernelNode, LaunchConfiguration, MILLISECOND, Program, 
 const LEAD: u64 = 500 * MILLISECOND;
 const DEFAULT_MICROSECONDS: u64 = 10;
 
-/// Microseconds on the device clock of what `submit` puts into a stream. A long kernel goes first, so that
-/// the time the host takes does not show.
+/// Microseconds on the device clock of what `submit` puts into a stream. A long kernel goes first,
+/// so that the time the host takes does not show.
 fn duration(program: &Program, submit: impl FnOnce(u64)) -> u64 {
     let stream = program.stream();
     let (begin, end) = (program.event(0), program.event(0));

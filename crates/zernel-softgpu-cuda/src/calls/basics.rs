@@ -31,14 +31,18 @@ exports! { "cuda" =>
         Ok(description.set(text.as_ptr())?)
     }
 
-    fn cuGetProcAddress(_call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64) -> Outcome {
+    fn cuGetProcAddress(
+        _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64,
+    ) -> Outcome {
         match procedures::find(&symbol.get()?, cuda_version, flags) {
             Found::At(found) => Ok(address.set(found)?),
             Found::TooNew | Found::Unknown => Err(NOT_FOUND),
         }
     }
 
-    fn cuGetProcAddress_v2(_call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64, status: Out<i32>) -> Outcome {
+    fn cuGetProcAddress_v2(
+        _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64, status: Out<i32>,
+    ) -> Outcome {
         let found = procedures::find(&symbol.get()?, cuda_version, flags);
         status.set_if_wanted(found.status());
         match found {

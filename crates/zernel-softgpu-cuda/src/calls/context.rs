@@ -62,7 +62,9 @@ exports! { "cuda" =>
         })
     }
 
-    fn cuDevicePrimaryCtxGetState(_call, device: i32, flags: Out<u32>, active: Out<i32>) -> Outcome {
+    fn cuDevicePrimaryCtxGetState(
+        _call, device: i32, flags: Out<u32>, active: Out<i32>,
+    ) -> Outcome {
         let (current_flags, is_active) = with_primary(device, |primary| Ok(primary.state()))?;
         flags.set_if_wanted(current_flags);
         active.set_if_wanted(i32::from(is_active));
@@ -73,14 +75,18 @@ exports! { "cuda" =>
         create(&context, flags, device)
     }
 
-    fn cuCtxCreate_v3(_call, context: Out<u64>, _affinities: u64, affinity_count: i32, flags: u32, device: i32) -> Outcome {
+    fn cuCtxCreate_v3(
+        _call, context: Out<u64>, _affinities: u64, affinity_count: i32, flags: u32, device: i32,
+    ) -> Outcome {
         match affinity_count {
             0 => create(&context, flags, device),
             _ => Err(NOT_SUPPORTED),
         }
     }
 
-    fn cuCtxCreate_v4(_call, context: Out<u64>, parameters: u64, flags: u32, device: i32) -> Outcome {
+    fn cuCtxCreate_v4(
+        _call, context: Out<u64>, parameters: u64, flags: u32, device: i32,
+    ) -> Outcome {
         match parameters {
             0 => create(&context, flags, device),
             _ => Err(NOT_SUPPORTED),

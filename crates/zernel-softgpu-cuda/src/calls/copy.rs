@@ -96,6 +96,18 @@ fn copy(
     }
 }
 
+fn linear(
+    call: &mut Call,
+    claims: [Claim; 2],
+    (destination, source): (u64, u64),
+    bytes: usize,
+    stream_handle: u64,
+    returns: Return,
+) -> Outcome {
+    let row = MemoryCopy::linear(destination, source, bytes as u64);
+    copy(call, row, claims, stream_handle, returns)
+}
+
 /// Pageable memory may be gone once the call returns, so the copy must be made before that.
 fn catch_up(stream: &StreamObject, call: &Call) {
     if stream.stream.is_deferred() && !stream.stream.is_capturing() {
@@ -168,52 +180,66 @@ fn copy_2d(
 exports! { "cuda" =>
     per_thread(cuMemcpy_ptds)
     fn cuMemcpy(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Unified, Unified], 0, WhenDone)
+        linear(call, [Unified, Unified], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyAsync_ptsz)
-    fn cuMemcpyAsync(call, destination: u64, source: u64, bytes: usize, stream_handle: u64) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Unified, Unified], stream_handle, AtOnce)
+    fn cuMemcpyAsync(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Unified, Unified], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyHtoD_v2_ptds)
     fn cuMemcpyHtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Device, Host], 0, WhenDone)
+        linear(call, [Device, Host], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyHtoDAsync_v2_ptsz)
-    fn cuMemcpyHtoDAsync_v2(call, destination: u64, source: u64, bytes: usize, stream_handle: u64) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Device, Host], stream_handle, AtOnce)
+    fn cuMemcpyHtoDAsync_v2(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Device, Host], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyDtoH_v2_ptds)
     fn cuMemcpyDtoH_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Host, Device], 0, WhenDone)
+        linear(call, [Host, Device], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyDtoHAsync_v2_ptsz)
-    fn cuMemcpyDtoHAsync_v2(call, destination: u64, source: u64, bytes: usize, stream_handle: u64) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Host, Device], stream_handle, AtOnce)
+    fn cuMemcpyDtoHAsync_v2(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Host, Device], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyDtoD_v2_ptds)
     fn cuMemcpyDtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Device, Device], 0, WhenDone)
+        linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyDtoDAsync_v2_ptsz)
-    fn cuMemcpyDtoDAsync_v2(call, destination: u64, source: u64, bytes: usize, stream_handle: u64) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Device, Device], stream_handle, AtOnce)
+    fn cuMemcpyDtoDAsync_v2(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyPeer_ptds)
-    fn cuMemcpyPeer(call, destination: u64, _destination_context: u64, source: u64, _source_context: u64, bytes: usize) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Device, Device], 0, WhenDone)
+    fn cuMemcpyPeer(
+        call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
+        bytes: usize,
+    ) -> Outcome {
+        linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyPeerAsync_ptsz)
-    fn cuMemcpyPeerAsync(call, destination: u64, _destination_context: u64, source: u64, _source_context: u64, bytes: usize, stream_handle: u64) -> Outcome {
-        copy(call, MemoryCopy::linear(destination, source, bytes as u64), [Device, Device], stream_handle, AtOnce)
+    fn cuMemcpyPeerAsync(
+        call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
+        bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpy2D_v2_ptds)
@@ -247,7 +273,9 @@ exports! { "cuda" =>
     }
 
     per_thread(cuMemsetD8Async_ptsz)
-    fn cuMemsetD8Async(call, destination: u64, value: u8, count: usize, stream_handle: u64) -> Outcome {
+    fn cuMemsetD8Async(
+        call, destination: u64, value: u8, count: usize, stream_handle: u64,
+    ) -> Outcome {
         fill(call, fill_of(destination, value.into(), 1, count), stream_handle)
     }
 
@@ -257,7 +285,9 @@ exports! { "cuda" =>
     }
 
     per_thread(cuMemsetD16Async_ptsz)
-    fn cuMemsetD16Async(call, destination: u64, value: u16, count: usize, stream_handle: u64) -> Outcome {
+    fn cuMemsetD16Async(
+        call, destination: u64, value: u16, count: usize, stream_handle: u64,
+    ) -> Outcome {
         fill(call, fill_of(destination, value.into(), 2, count), stream_handle)
     }
 
@@ -267,13 +297,17 @@ exports! { "cuda" =>
     }
 
     per_thread(cuMemsetD32Async_ptsz)
-    fn cuMemsetD32Async(call, destination: u64, value: u32, count: usize, stream_handle: u64) -> Outcome {
+    fn cuMemsetD32Async(
+        call, destination: u64, value: u32, count: usize, stream_handle: u64,
+    ) -> Outcome {
         fill(call, fill_of(destination, value, 4, count), stream_handle)
     }
 
     /// Managed memory is where it is: nothing moves, but the stream is checked.
     per_thread(cuMemPrefetchAsync_ptsz)
-    fn cuMemPrefetchAsync(call, address: u64, bytes: usize, _device: i32, stream_handle: u64) -> Outcome {
+    fn cuMemPrefetchAsync(
+        call, address: u64, bytes: usize, _device: i32, stream_handle: u64,
+    ) -> Outcome {
         call.bytes = bytes as u64;
         stream(call, stream_handle)?;
         match MEMORY.covers(address, bytes as u64) {

@@ -75,7 +75,9 @@ exports! { "cuda" =>
         Ok(can_access.set(i32::from(device != peer))?)
     }
 
-    fn cuDeviceGetP2PAttribute(_call, value: Out<i32>, attribute: i32, device: i32, peer: i32) -> Outcome {
+    fn cuDeviceGetP2PAttribute(
+        _call, value: Out<i32>, attribute: i32, device: i32, peer: i32,
+    ) -> Outcome {
         driver()?.device(device)?;
         driver()?.device(peer)?;
         match attribute {

@@ -153,7 +153,10 @@ exports! { "cuda" =>
 
     /// Graph and dependencies of a capture under way are not given out.
     per_thread(cuStreamGetCaptureInfo_v2_ptsz)
-    fn cuStreamGetCaptureInfo_v2(call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, count: Out<usize>) -> Outcome {
+    fn cuStreamGetCaptureInfo_v2(
+        call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>,
+        count: Out<usize>,
+    ) -> Outcome {
         graph.set_if_wanted(0);
         dependencies.set_if_wanted(0);
         count.set_if_wanted(0);
@@ -162,7 +165,8 @@ exports! { "cuda" =>
 
     per_thread(cuStreamGetCaptureInfo_v3_ptsz)
     fn cuStreamGetCaptureInfo_v3(
-        call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, edges: Out<u64>, count: Out<usize>,
+        call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>,
+        dependencies: Out<u64>, edges: Out<u64>, count: Out<usize>,
     ) -> Outcome {
         graph.set_if_wanted(0);
         dependencies.set_if_wanted(0);
@@ -189,7 +193,10 @@ exports! { "cuda" =>
         GRAPHS.remove(handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
-    fn cuGraphAddKernelNode_v2(call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize, parameters: In<KernelNode>) -> Outcome {
+    fn cuGraphAddKernelNode_v2(
+        call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
+        parameters: In<KernelNode>,
+    ) -> Outcome {
         let parameters = parameters.get()?;
         let object = graph(handle)?;
         let mut graph = object.lock();
@@ -204,7 +211,9 @@ exports! { "cuda" =>
         Ok(node.set(graph.add(work, after, call.symbol()))?)
     }
 
-    fn cuGraphAddEmptyNode(call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize) -> Outcome {
+    fn cuGraphAddEmptyNode(
+        call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
+    ) -> Outcome {
         let object = graph(handle)?;
         let mut graph = object.lock();
         let after = graph.indices(dependencies, count)?;
@@ -233,12 +242,17 @@ exports! { "cuda" =>
         Ok(kind.set(node_type(&graph.graph.nodes[index].work))?)
     }
 
-    fn cuGraphInstantiate_v2(_call, executable: Out<u64>, handle: u64, error_node: Out<u64>, _log: u64, _log_bytes: usize) -> Outcome {
+    fn cuGraphInstantiate_v2(
+        _call, executable: Out<u64>, handle: u64, error_node: Out<u64>, _log: u64,
+        _log_bytes: usize,
+    ) -> Outcome {
         error_node.set_if_wanted(0);
         instantiate(&executable, handle)
     }
 
-    fn cuGraphInstantiateWithFlags(_call, executable: Out<u64>, handle: u64, _flags: u64) -> Outcome {
+    fn cuGraphInstantiateWithFlags(
+        _call, executable: Out<u64>, handle: u64, _flags: u64,
+    ) -> Outcome {
         instantiate(&executable, handle)
     }
 

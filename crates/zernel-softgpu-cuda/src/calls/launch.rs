@@ -32,25 +32,32 @@ fn launch(
 exports! { "cuda" =>
     per_thread(cuLaunchKernel_ptsz)
     fn cuLaunchKernel(
-        call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32,
+        block_x: u32, block_y: u32, block_z: u32,
         _shared_bytes: u32, stream_handle: u64, parameters: In<*const u64>, extra: In<u64>,
     ) -> Outcome {
-        launch(call, function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], stream_handle, parameters, extra)
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        launch(call, function, grid, block, stream_handle, parameters, extra)
     }
 
     per_thread(cuLaunchKernelEx_ptsz)
-    fn cuLaunchKernelEx(call, configuration: In<LaunchConfiguration>, function: u64, parameters: In<*const u64>, extra: In<u64>) -> Outcome {
-        let configuration = configuration.get()?;
-        launch(call, function, configuration.grid, configuration.block, configuration.stream, parameters, extra)
+    fn cuLaunchKernelEx(
+        call, configuration: In<LaunchConfiguration>, function: u64, parameters: In<*const u64>,
+        extra: In<u64>,
+    ) -> Outcome {
+        let LaunchConfiguration { grid, block, stream, .. } = configuration.get()?;
+        launch(call, function, grid, block, stream, parameters, extra)
     }
 
     per_thread(cuLaunchCooperativeKernel_ptsz)
     fn cuLaunchCooperativeKernel(
-        call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+        call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32,
+        block_x: u32, block_y: u32, block_z: u32,
         _shared_bytes: u32, stream_handle: u64, parameters: In<*const u64>,
     ) -> Outcome {
         // SAFETY: null is always a valid "no extra options".
         let no_extra = unsafe { In::new(std::ptr::null()) };
-        launch(call, function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], stream_handle, parameters, no_extra)
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        launch(call, function, grid, block, stream_handle, parameters, no_extra)
     }
 }

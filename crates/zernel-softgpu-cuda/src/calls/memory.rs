@@ -56,7 +56,9 @@ exports! { "cuda" =>
         Ok(address.set(allocated)?)
     }
 
-    fn cuMemAllocPitch_v2(call, address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) -> Outcome {
+    fn cuMemAllocPitch_v2(
+        call, address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32,
+    ) -> Outcome {
         if ![4, 8, 16].contains(&element) || width == 0 {
             return Err(INVALID_VALUE);
         }
@@ -115,7 +117,8 @@ exports! { "cuda" =>
         if address == 0 || bytes == 0 || flags & !15 != 0 {
             return Err(INVALID_VALUE);
         }
-        match MEMORY.adopt(&context.device, context.handle, address, bytes as u64, MemoryKind::Registered) {
+        let (device, kind) = (&context.device, MemoryKind::Registered);
+        match MEMORY.adopt(device, context.handle, address, bytes as u64, kind) {
             true => Ok(()),
             false => Err(HOST_MEMORY_ALREADY_REGISTERED),
         }
@@ -129,7 +132,9 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemHostGetDevicePointer_v2(_call, device_address: Out<u64>, address: u64, _flags: u32) -> Outcome {
+    fn cuMemHostGetDevicePointer_v2(
+        _call, device_address: Out<u64>, address: u64, _flags: u32,
+    ) -> Outcome {
         current()?;
         MEMORY.find(address).filter(|range| range.kind.is_host()).ok_or(INVALID_VALUE)?;
         Ok(device_address.set(address)?)
@@ -162,7 +167,9 @@ exports! { "cuda" =>
     }
 
     /// Unlike the single query this one never fails for an address that is not CUDA's: it says zero.
-    fn cuPointerGetAttributes(_call, count: u32, attributes: In<i32>, values: In<u64>, address: u64) -> Outcome {
+    fn cuPointerGetAttributes(
+        _call, count: u32, attributes: In<i32>, values: In<u64>, address: u64,
+    ) -> Outcome {
         driver()?;
         let range = MEMORY.find(address);
         for index in 0..count as usize {

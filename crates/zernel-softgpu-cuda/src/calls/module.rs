@@ -58,7 +58,9 @@ exports! { "cuda" =>
         load(&module, image)
     }
 
-    fn cuModuleLoadDataEx(_call, module: Out<u64>, image: In<u8>, _option_count: u32, _options: u64, _values: u64) -> Outcome {
+    fn cuModuleLoadDataEx(
+        _call, module: Out<u64>, image: In<u8>, _option_count: u32, _options: u64, _values: u64,
+    ) -> Outcome {
         current()?;
         load(&module, image)
     }
@@ -93,7 +95,9 @@ exports! { "cuda" =>
     }
 
     /// No image has variables.
-    fn cuModuleGetGlobal_v2(_call, _address: Out<u64>, _bytes: Out<usize>, module: u64, _name: Text) -> Outcome {
+    fn cuModuleGetGlobal_v2(
+        _call, _address: Out<u64>, _bytes: Out<usize>, module: u64, _name: Text,
+    ) -> Outcome {
         MODULES.get(module).ok_or(INVALID_HANDLE)?;
         Err(NOT_FOUND)
     }
@@ -132,7 +136,9 @@ exports! { "cuda" =>
         Ok(found.set(kernel)?)
     }
 
-    fn cuKernelGetAttribute(_call, value: Out<i32>, attribute: i32, kernel: u64, device: i32) -> Outcome {
+    fn cuKernelGetAttribute(
+        _call, value: Out<i32>, attribute: i32, kernel: u64, device: i32,
+    ) -> Outcome {
         driver()?.device(device)?;
         Ok(value.set(function_attribute(attribute, kernel)?)?)
     }
@@ -167,11 +173,15 @@ exports! { "cuda" =>
         function(handle).map(drop)
     }
 
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(_call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize) -> Outcome {
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        _call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize,
+    ) -> Outcome {
         occupancy(&blocks, handle, block_size)
     }
 
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(_call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize, _flags: u32) -> Outcome {
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        _call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize, _flags: u32,
+    ) -> Outcome {
         occupancy(&blocks, handle, block_size)
     }
 

@@ -132,7 +132,9 @@ exports! { "cuda" =>
     }
 
     per_thread(cuMemAllocFromPoolAsync_ptsz)
-    fn cuMemAllocFromPoolAsync(call, address: Out<u64>, bytes: usize, pool_handle: u64, stream_handle: u64) -> Outcome {
+    fn cuMemAllocFromPoolAsync(
+        call, address: Out<u64>, bytes: usize, pool_handle: u64, stream_handle: u64,
+    ) -> Outcome {
         allocate(call, &address, bytes, &*pool(pool_handle)?, stream_handle)
     }
 
@@ -231,7 +233,9 @@ exports! { "cuda" =>
     }
 
     /// All simulated devices live in the same host memory, so access cannot be taken away.
-    fn cuMemPoolSetAccess(_call, pool_handle: u64, descriptions: In<AccessDescription>, count: usize) -> Outcome {
+    fn cuMemPoolSetAccess(
+        _call, pool_handle: u64, descriptions: In<AccessDescription>, count: usize,
+    ) -> Outcome {
         pool(pool_handle)?;
         for index in 0..count {
             descriptions.get_at(index)?;
@@ -239,7 +243,9 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemPoolGetAccess(_call, flags: Out<i32>, pool_handle: u64, location: In<Location>) -> Outcome {
+    fn cuMemPoolGetAccess(
+        _call, flags: Out<i32>, pool_handle: u64, location: In<Location>,
+    ) -> Outcome {
         pool(pool_handle)?;
         match location.get()?.is_device() {
             true => Ok(flags.set(3)?),
@@ -247,7 +253,9 @@ exports! { "cuda" =>
         }
     }
 
-    fn cuMemPoolExportToShareableHandle(_call, _handle: u64, _pool: u64, _kind: i32, _flags: u64) -> Outcome {
+    fn cuMemPoolExportToShareableHandle(
+        _call, _handle: u64, _pool: u64, _kind: i32, _flags: u64,
+    ) -> Outcome {
         Err(NOT_SUPPORTED)
     }
 }

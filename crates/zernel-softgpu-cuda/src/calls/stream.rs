@@ -125,14 +125,18 @@ exports! { "cuda" =>
 
     /// The function runs on a thread of the driver's own when the stream has got there.
     per_thread(cuLaunchHostFunc_ptsz)
-    fn cuLaunchHostFunc(call, handle: u64, function: Option<extern "C" fn(*mut c_void)>, argument: u64) -> Outcome {
+    fn cuLaunchHostFunc(
+        call, handle: u64, function: Option<extern "C" fn(*mut c_void)>, argument: u64,
+    ) -> Outcome {
         let function = function.ok_or(INVALID_VALUE)?;
         let stream = stream(call, handle)?;
         stream.submit(Work::Host(HostFunction { function, argument }), call.symbol())
     }
 
     per_thread(cuStreamAddCallback_ptsz)
-    fn cuStreamAddCallback(call, handle: u64, callback: Option<Callback>, argument: u64, flags: u32) -> Outcome {
+    fn cuStreamAddCallback(
+        call, handle: u64, callback: Option<Callback>, argument: u64, flags: u32,
+    ) -> Outcome {
         let callback = callback.ok_or(INVALID_VALUE)?;
         let stream = stream(call, handle)?;
         if flags != 0 {
@@ -147,7 +151,9 @@ exports! { "cuda" =>
     }
 
     per_thread(cuStreamAttachMemAsync_ptsz)
-    fn cuStreamAttachMemAsync(_call, _stream: u64, _address: u64, _bytes: usize, _flags: u32) -> Outcome {
+    fn cuStreamAttachMemAsync(
+        _call, _stream: u64, _address: u64, _bytes: usize, _flags: u32,
+    ) -> Outcome {
         Err(NOT_SUPPORTED)
     }
 }

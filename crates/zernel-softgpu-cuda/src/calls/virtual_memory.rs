@@ -40,7 +40,9 @@ fn allocation(handle: u64) -> Result<Arc<Allocation>, CudaError> {
 }
 
 exports! { "cuda" =>
-    fn cuMemGetAllocationGranularity(_call, granularity: Out<usize>, properties: In<AllocationProperties>, option: i32) -> Outcome {
+    fn cuMemGetAllocationGranularity(
+        _call, granularity: Out<usize>, properties: In<AllocationProperties>, option: i32,
+    ) -> Outcome {
         check(properties)?;
         match option {
             0 | 1 => Ok(granularity.set(GRANULARITY as usize)?),
@@ -49,10 +51,13 @@ exports! { "cuda" =>
     }
 
     /// The wished-for address is a hint, and is not taken.
-    fn cuMemAddressReserve(call, address: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64) -> Outcome {
+    fn cuMemAddressReserve(
+        call, address: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64,
+    ) -> Outcome {
         call.bytes = bytes as u64;
         driver()?;
-        if flags != 0 || alignment as u64 > GRANULARITY || !(alignment == 0 || alignment.is_power_of_two()) {
+        let alignment = alignment.max(1) as u64;
+        if flags != 0 || alignment > GRANULARITY || !alignment.is_power_of_two() {
             return Err(INVALID_VALUE);
         }
         call.object = VIRTUAL_MEMORY.reserve(bytes as u64)?;
@@ -66,7 +71,9 @@ exports! { "cuda" =>
         Ok(VIRTUAL_MEMORY.free(address, bytes as u64)?)
     }
 
-    fn cuMemCreate(call, handle: Out<u64>, bytes: usize, properties: In<AllocationProperties>, flags: u64) -> Outcome {
+    fn cuMemCreate(
+        call, handle: Out<u64>, bytes: usize, properties: In<AllocationProperties>, flags: u64,
+    ) -> Outcome {
         call.bytes = bytes as u64;
         let properties = check(properties)?;
         if bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) || flags != 0 {
@@ -105,11 +112,15 @@ exports! { "cuda" =>
         Ok(handle.set(found)?)
     }
 
-    fn cuMemGetAllocationPropertiesFromHandle(_call, properties: Out<AllocationProperties>, handle: u64) -> Outcome {
+    fn cuMemGetAllocationPropertiesFromHandle(
+        _call, properties: Out<AllocationProperties>, handle: u64,
+    ) -> Outcome {
         Ok(properties.set(allocation(handle)?.properties)?)
     }
 
-    fn cuMemMap(call, address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Outcome {
+    fn cuMemMap(
+        call, address: u64, bytes: usize, offset: usize, handle: u64, flags: u64,
+    ) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
         let memory = &allocation(handle)?.memory;
@@ -137,7 +148,9 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemSetAccess(call, address: u64, bytes: usize, descriptions: In<AccessDescription>, count: usize) -> Outcome {
+    fn cuMemSetAccess(
+        call, address: u64, bytes: usize, descriptions: In<AccessDescription>, count: usize,
+    ) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
         driver()?;
@@ -157,7 +170,9 @@ exports! { "cuda" =>
         }
     }
 
-    fn cuMemExportToShareableHandle(_call, _shareable: u64, _handle: u64, _kind: i32, _flags: u64) -> Outcome {
+    fn cuMemExportToShareableHandle(
+        _call, _shareable: u64, _handle: u64, _kind: i32, _flags: u64,
+    ) -> Outcome {
         Err(NOT_SUPPORTED)
     }
 

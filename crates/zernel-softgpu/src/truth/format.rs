@@ -27,8 +27,9 @@ pub(super) const BLOCK_TID: usize = 1;
 pub(super) const BLOCK_BYTES: usize = 2;
 
 /// Block of counters: first how often each symbol was entered, then the returns. A return entry is
-/// its key ([`return_key`]), the number of calls, and the bytes. Entry `i` of the first [`MAX_SYMBOLS`] belongs to
-/// symbol `i` returning 0; the rest is an open-addressed table for everything else.
+/// its key ([`return_key`]), the number of calls, and the bytes. Entry `i` of the first
+/// [`MAX_SYMBOLS`] belongs to symbol `i` returning 0; the rest is an open-addressed table for
+/// everything else.
 pub(super) const KIND_COUNTERS: u64 = 1;
 pub(super) const ENTERED: usize = BLOCK_HEADER_WORDS;
 pub(super) const RETURNS: usize = ENTERED + MAX_SYMBOLS;

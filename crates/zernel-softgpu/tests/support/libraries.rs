@@ -20,7 +20,8 @@ macro_rules! library {
             /// Loads it from the stage.
             pub(crate) fn load() -> Self {
                 let path = stage_path().join("lib").join($file);
-                // SAFETY: our own library, whose initialisers do nothing; the signatures are the headers'.
+                // SAFETY: our own library, whose initialisers do nothing; the signatures are the
+                // headers'.
                 unsafe {
                     let library = libloading::Library::new(path).unwrap();
                     Self {

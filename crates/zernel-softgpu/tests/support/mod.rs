@@ -1,11 +1,12 @@
 //! What the end-to-end tests share: fresh processes, and the libraries as C programs see them.
 //!
-//! The libraries keep state per process and read the environment once, so each test runs in processes of its
-//! own: the test program again, told by an environment variable to be a child.
+//! The libraries keep state per process and read the environment once, so each test runs in
+//! processes of its own: the test program again, told by an environment variable to be a child.
 
 #![allow(dead_code)] // each test program uses its own part
 
 pub(crate) mod libraries;
+pub(crate) mod ranks;
 
 use std::fmt::Display;
 use std::os::unix::process::CommandExt;
@@ -192,8 +193,8 @@ pub(crate) fn published(name: &str) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
-/// Runs `body` in a forked child, and tells whether it was true there. It may call nothing but the libraries: after
-/// a fork of a program with threads everything else may be locked.
+/// Runs `body` in a forked child, and tells whether it was true there. It may call nothing but the
+/// libraries: after a fork of a program with threads everything else may be locked.
 pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child calls `body`, which keeps to the rule above, and `_exit`.
     let child = unsafe { libc::fork() };
