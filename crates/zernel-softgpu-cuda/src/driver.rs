@@ -57,6 +57,8 @@ pub(crate) fn initialise() -> Result<(), CudaError> {
 impl Driver {
     fn new() -> Result<Self, CudaError> {
         let node = Node::open().map_err(|error| report(&error))?;
+        // First of all: the hardware of a node in use does not change any more.
+        let membership = Arc::new(node.join().map_err(|error| report(&error))?);
         let visible = visible_devices(
             std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
             node.devices(),
@@ -64,7 +66,6 @@ impl Driver {
         if visible.is_empty() {
             return Err(NO_DEVICE);
         }
-        let membership = Arc::new(node.join().map_err(|error| report(&error))?);
         let device = |index| Arc::new(Device::new(index, Arc::clone(&membership)));
         Ok(Self {
             devices: visible.into_iter().map(device).collect(),

@@ -14,12 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::busy::{BUSY_WORDS, BusyMeter};
+use crate::config;
 use crate::process::Identity;
-use crate::{config, sys};
+use crate::shared_memory::SharedMemory;
 
 /// The most devices a node may have.
 pub const MAX_DEVICES: usize = 16;
-const MAX_PROCESSES: usize = 256;
+const MAX_PROCESSES: usize = 2048;
 const DEFAULT_MEMORY: u64 = 16 << 30;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"zsgnode1");
@@ -27,6 +28,8 @@ const HEADER_WORDS: usize = 8;
 const MAGIC_WORD: usize = 0;
 const DEVICES_WORD: usize = 1;
 const MEMORY_WORD: usize = 2;
+/// How many slots were ever in use.
+const SLOTS_WORD: usize = 3;
 
 /// A slot: pid and start time, then the words of each device.
 const SLOT_HEADER_WORDS: usize = 2;
@@ -38,7 +41,7 @@ const FILE_BYTES: usize = (HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS) * 8;
 #[derive(Debug)]
 pub struct Node {
     file: File,
-    words: &'static [AtomicU64],
+    memory: SharedMemory,
     threads: Mutex<()>,
 }
 
@@ -112,36 +115,41 @@ impl Node {
             .truncate(false)
             .mode(0o600)
             .open(directory.join("node"))?;
-        flock(&file, FlockOperation::LockExclusive)?;
+        lock_file(&file)?;
         file.set_len(FILE_BYTES as u64)?;
-        let words = sys::map_words(&file, 0, FILE_BYTES)?;
+        let memory = SharedMemory::map(&file, FILE_BYTES)?;
+        let words = memory.words();
         if words[MAGIC_WORD].load(Acquire) != MAGIC || !slots(words).any(|slot| slot.is_alive()) {
             set_up(words, hardware);
         }
         flock(&file, FlockOperation::Unlock)?;
         Ok(Arc::new(Self {
             file,
-            words,
+            memory,
             threads: Mutex::new(()),
         }))
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        self.memory.words()
     }
 
     /// Number of devices.
     #[must_use]
     pub fn devices(&self) -> usize {
-        self.words[DEVICES_WORD].load(Relaxed) as usize
+        self.words()[DEVICES_WORD].load(Relaxed) as usize
     }
 
     /// Memory of each device in bytes.
     #[must_use]
     pub fn memory(&self) -> u64 {
-        self.words[MEMORY_WORD].load(Relaxed)
+        self.words()[MEMORY_WORD].load(Relaxed)
     }
 
     /// Memory in use on `device`, by all processes.
     #[must_use]
     pub fn memory_in_use(&self, device: usize) -> u64 {
-        let alive = slots(self.words).filter(Slot::is_alive);
+        let alive = slots(self.words()).filter(Slot::is_alive);
         alive
             .map(|slot| slot.device(device).bytes().load(Relaxed))
             .sum()
@@ -150,7 +158,7 @@ impl Node {
     /// The processes that have a context or memory on `device`.
     #[must_use]
     pub fn processes(&self, device: usize) -> Vec<ProcessUse> {
-        slots(self.words)
+        slots(self.words())
             .filter(Slot::is_alive)
             .filter_map(|slot| slot.process_use(device))
             .collect()
@@ -164,15 +172,14 @@ impl Node {
     fn join_as(self: &Arc<Self>, own: Identity) -> io::Result<Membership> {
         let _lock = self.lock();
         // What a program used that this process ran before is gone.
-        let before_exec = slots(self.words).filter(|slot| slot.identity() == own);
+        let before_exec = slots(self.words()).filter(|slot| slot.identity() == own);
         before_exec.for_each(|slot| slot.clear());
-        let free = slots(self.words).position(|slot| !slot.is_alive());
-        let index = free.ok_or_else(|| {
-            io::Error::other(format!(
-                "{MAX_PROCESSES} processes already use the simulated node"
-            ))
-        })?;
-        let slot = slot(self.words, index);
+        let free = slots(self.words()).position(|slot| !slot.is_alive());
+        let index = match free {
+            Some(index) => index,
+            None => self.new_slot()?,
+        };
+        let slot = slot(self.words(), index);
         slot.clear();
         slot.0[1].store(own.start_time, Relaxed);
         slot.0[0].store(u64::from(own.pid), Release);
@@ -183,15 +190,23 @@ impl Node {
         })
     }
 
+    fn new_slot(&self) -> io::Result<usize> {
+        let slots = self.words()[SLOTS_WORD].load(Relaxed) as usize;
+        if slots == MAX_PROCESSES {
+            let problem = format!("{MAX_PROCESSES} processes already use the simulated node");
+            return Err(io::Error::other(problem));
+        }
+        self.words()[SLOTS_WORD].store(slots as u64 + 1, Relaxed);
+        Ok(slots)
+    }
+
     fn lock(&self) -> NodeLock<'_> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Err(error) = flock(&self.file, FlockOperation::LockExclusive) {
-            assert_eq!(
-                error,
-                rustix::io::Errno::INTR,
-                "softgpu: cannot lock the node's state"
-            );
-        }
+        let locked = lock_file(&self.file);
+        assert!(
+            locked.is_ok(),
+            "softgpu: cannot lock the node's state: {locked:?}"
+        );
         NodeLock {
             node: self,
             _threads: threads,
@@ -199,14 +214,24 @@ impl Node {
     }
 
     fn reserved(&self, device: usize) -> u64 {
-        slots(self.words)
+        slots(self.words())
             .map(|slot| slot.device(device).bytes().load(Relaxed))
             .sum()
     }
 }
 
+fn lock_file(file: &File) -> io::Result<()> {
+    loop {
+        match flock(file, FlockOperation::LockExclusive) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
 fn set_up(words: &[AtomicU64], hardware: Hardware) {
     slots(words).for_each(|slot| slot.clear());
+    words[SLOTS_WORD].store(0, Release);
     let devices = hardware.devices.clamp(1, MAX_DEVICES);
     words[DEVICES_WORD].store(devices as u64, Relaxed);
     words[MEMORY_WORD].store(hardware.memory, Relaxed);
@@ -214,7 +239,9 @@ fn set_up(words: &[AtomicU64], hardware: Hardware) {
 }
 
 fn slots(words: &[AtomicU64]) -> impl Iterator<Item = Slot<'_>> {
-    words[HEADER_WORDS..].chunks_exact(SLOT_WORDS).map(Slot)
+    let used = words[SLOTS_WORD].load(Acquire) as usize;
+    let all = words[HEADER_WORDS..].chunks_exact(SLOT_WORDS);
+    all.take(used).map(Slot)
 }
 
 fn slot(words: &[AtomicU64], index: usize) -> Slot<'_> {
@@ -290,7 +317,7 @@ impl Membership {
     }
 
     fn device(&self, device: usize) -> DeviceWords<'_> {
-        slot(self.node.words, self.slot).device(device)
+        slot(self.node.words(), self.slot).device(device)
     }
 
     /// Takes `bytes` of the device's memory, if so much is free.
@@ -302,7 +329,7 @@ impl Membership {
             total.is_some_and(|total| total <= self.node.memory())
         };
         if !fits() {
-            slots(self.node.words)
+            slots(self.node.words())
                 .filter(|slot| !slot.is_alive())
                 .for_each(|slot| slot.clear());
             if !fits() {
@@ -359,7 +386,7 @@ mod tests {
         assert!(second.reserve(0, 400));
         assert_eq!(node.memory_in_use(0), 1000);
         // As if the first had been killed, and its pid given to another process.
-        slot(node.words, first.slot).0[1].fetch_add(1, Relaxed);
+        slot(node.words(), first.slot).0[1].fetch_add(1, Relaxed);
         assert_eq!(node.memory_in_use(0), 400);
         assert!(second.reserve(0, 600));
         // As if it had run another program.
@@ -378,7 +405,7 @@ mod tests {
         let node = Node::open_in(directory.path(), HARDWARE).unwrap();
         let member = node.join().unwrap();
         assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 2);
-        slot(node.words, member.slot).clear();
+        slot(node.words(), member.slot).clear();
         assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 7);
     }
 }

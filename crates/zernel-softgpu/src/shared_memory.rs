@@ -47,6 +47,14 @@ impl SharedMemory {
         (self.start + offset) as *mut u8
     }
 
+    /// All of it as words.
+    #[must_use]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the whole mapping, page aligned; lives as long as `self`. Other processes write it
+        // too, hence atomics.
+        unsafe { slice::from_raw_parts(self.start as *const AtomicU64, self.bytes / 8) }
+    }
+
     /// The word at `offset`.
     #[must_use]
     pub fn word(&self, offset: usize) -> &AtomicU64 {

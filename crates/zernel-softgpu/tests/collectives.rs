@@ -39,7 +39,7 @@ fn data_goes_where_it_belongs() {
         assert_eq!(gathered[(from + 1) * COUNT - 1], value(from, COUNT - 1));
     }
 
-    // In place: everybody has all of it, and sends part `r` of it to rank `r`.
+    // Part `r` of everybody's goes to rank `r`.
     let parts = 1000;
     let out = rank.program.allocate(4 * parts * RANKS);
     ok((nccl.ncclAlltoAll)(

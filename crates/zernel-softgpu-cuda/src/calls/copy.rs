@@ -80,10 +80,10 @@ fn copy(
         true => device.memory_time(copy.bytes()),
         false => device.copy_time(copy.bytes()),
     };
+    stream.submit(Work::Copy { copy, duration }, call.symbol())?;
     if destination == Place::Pageable || source == Place::Pageable {
         catch_up(&stream, call);
     }
-    stream.submit(Work::Copy { copy, duration }, call.symbol())?;
     // As documented: a synchronous copy within the device is not waited for, an asynchronous one into
     // pageable memory is.
     let waits = match returns {
