@@ -272,6 +272,39 @@ fn the_legacy_stream_waits_for_unknown_ends_too() {
     });
 }
 
+/// The program may reuse ordinary memory as soon as the call returns, whatever the stream still has
+/// to wait for.
+#[test]
+fn copies_of_ordinary_memory_are_made_before_the_call_returns() {
+    extern "C" fn slow(_: *mut c_void) {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+    }
+    alone(
+        "copies_of_ordinary_memory_are_made_before_the_call_returns",
+        || {
+            let program = Program::new();
+            let cuda = &program.cuda;
+            let blocking = got(|stream| (cuda.cuStreamCreate)(stream, 0));
+            // The stream itself has to wait, or the legacy stream, which it has to wait for.
+            for waiting in [blocking, 0] {
+                let memory = program.allocate(4);
+                let mut ordinary = 41u32;
+                ok((cuda.cuLaunchHostFunc)(waiting, slow, ptr::null_mut()));
+                ok((cuda.cuMemcpyHtoDAsync_v2)(
+                    memory,
+                    (&raw const ordinary).cast(),
+                    4,
+                    blocking,
+                ));
+                // SAFETY: written behind the compiler's back on purpose, as another part of a program would.
+                unsafe { (&raw mut ordinary).write_volatile(99) };
+                ok((cuda.cuCtxSynchronize)());
+                assert_eq!(program.download::<u32>(memory, 1), [41]);
+            }
+        },
+    );
+}
+
 #[test]
 fn a_captured_graph_runs_as_often_as_it_is_launched() {
     alone("a_captured_graph_runs_as_often_as_it_is_launched", || {
