@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use zernel_softgpu::clock::Waiting;
+use zernel_softgpu::config;
 use zernel_softgpu::device::Device;
 use zernel_softgpu::registry::{Registry, new_handle};
 use zernel_softgpu::stream::{ContextTails, Role, Stream};
@@ -13,7 +14,8 @@ use zernel_softgpu::work::Work;
 
 use crate::driver::{MEMORY, driver};
 use crate::status::{
-    CudaError, INVALID_CONTEXT, INVALID_HANDLE, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_UNSUPPORTED,
+    CudaError, INVALID_CONTEXT, INVALID_HANDLE, OUT_OF_MEMORY, STREAM_CAPTURE_IMPLICIT,
+    STREAM_CAPTURE_UNSUPPORTED,
 };
 
 pub(crate) const SCHED_SPIN: u32 = 1;
@@ -36,6 +38,7 @@ pub(crate) struct Context {
     pub(crate) handle: u64,
     pub(crate) ordinal: i32,
     pub(crate) device: Arc<Device>,
+    own_memory: u64,
     pub(crate) flags: AtomicU32,
     tails: Arc<ContextTails>,
     legacy: Arc<StreamObject>,
@@ -61,6 +64,10 @@ impl Context {
     /// A new context on the device of this ordinal.
     pub(crate) fn new(ordinal: i32, flags: u32) -> Result<Arc<Self>, CudaError> {
         let device = Arc::clone(driver()?.device(ordinal)?);
+        let own_memory = config::number(config::CONTEXT_MEMORY, 0);
+        if !device.reserve(own_memory) {
+            return Err(OUT_OF_MEMORY);
+        }
         device.context_created();
         let handle = new_handle();
         let context = Arc::new_cyclic(|context| {
@@ -75,6 +82,7 @@ impl Context {
                 handle,
                 ordinal,
                 device,
+                own_memory,
                 flags: AtomicU32::new(flags),
                 tails,
                 legacy,
@@ -90,6 +98,7 @@ impl Context {
         self.wait_for_all(symbol);
         STREAMS.retain(|stream| stream.context.as_ptr() != std::ptr::from_ref(self));
         MEMORY.remove_context(self.handle);
+        self.device.release(self.own_memory);
         self.device.context_destroyed();
         CONTEXTS.remove(self.handle);
     }

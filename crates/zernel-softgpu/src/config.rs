@@ -9,6 +9,8 @@ pub const DIRECTORY: &str = "ZERNEL_SOFTGPU_DIR";
 pub const DEVICES: &str = "ZERNEL_SOFTGPU_DEVICES";
 /// Memory of each GPU in bytes.
 pub const MEMORY: &str = "ZERNEL_SOFTGPU_MEMORY";
+/// Memory that a context takes for itself, in bytes: no call allocates it, but NVML shows it.
+pub const CONTEXT_MEMORY: &str = "ZERNEL_SOFTGPU_CONTEXT_MEMORY";
 /// Host-device copies, bytes per second.
 pub const COPY_BANDWIDTH: &str = "ZERNEL_SOFTGPU_COPY_BANDWIDTH";
 /// Copies and fills within device memory, bytes per second.

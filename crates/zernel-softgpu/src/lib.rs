@@ -37,6 +37,7 @@
 //! | `ZERNEL_SOFTGPU_DIR` | the node's state, shared by its processes | one per user (below) |
 //! | `ZERNEL_SOFTGPU_DEVICES` | devices of the node, 1 to 16 | 1 |
 //! | `ZERNEL_SOFTGPU_MEMORY` | bytes of each | 16 GiB |
+//! | `ZERNEL_SOFTGPU_CONTEXT_MEMORY` | bytes that each context takes for itself | 0 |
 //! | `ZERNEL_SOFTGPU_COPY_BANDWIDTH` | host-device copies, bytes/s | 16e9 |
 //! | `ZERNEL_SOFTGPU_MEMORY_BANDWIDTH` | copies and fills on the device, bytes/s | 1e12 |
 //! | `ZERNEL_SOFTGPU_NCCL_BANDWIDTH` | collectives and messages, bytes/s | 20e9 |
@@ -56,7 +57,8 @@
 //! - **Waits** spin, yield or block, as the context's and the event's flags say. Collectives and
 //!   host functions run on a thread per stream; everything else needs none.
 //! - **Memory.** Each device has a capacity, shared by all processes. Bytes are counted as asked
-//!   for: there is no rounding, no pool that keeps memory back, and no overhead of a context.
+//!   for: there is no rounding, no pool that keeps memory back, and no overhead of a context
+//!   unless it is asked for.
 //! - **NCCL** launches one kernel per communicator, stream and group through the exported
 //!   `cuLaunchKernelEx`, so a probe on the driver sees it. A collective ends when the last rank has
 //!   arrived and its bytes had their time (and not before the data is there). If a rank dies,

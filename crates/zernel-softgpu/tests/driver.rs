@@ -83,6 +83,33 @@ fn memory_runs_out_at_the_capacity_for_all_processes_together() {
 }
 
 #[test]
+fn a_context_may_take_memory_for_itself() {
+    const TEST: &str = "a_context_may_take_memory_for_itself";
+    if role().is_none() {
+        let stage = Stage::new(TEST);
+        return stage
+            .set(config::CONTEXT_MEMORY, 300)
+            .set(config::MEMORY, 800)
+            .play(1);
+    }
+    let program = Program::new();
+    let cuda = &program.cuda;
+    assert_eq!(program.used_memory(), 300);
+    let second = got(|context| (cuda.cuCtxCreate_v2)(context, 0, 0));
+    program.allocate(100);
+    assert_eq!(program.used_memory(), 700);
+    assert_eq!((cuda.cuCtxCreate_v2)(&mut 0, 0, 0), OUT_OF_MEMORY);
+    ok((cuda.cuCtxDestroy_v2)(second));
+    let first = got(|context| (cuda.cuDevicePrimaryCtxRetain)(context, 0));
+    ok((cuda.cuCtxSetCurrent)(first));
+    assert_eq!(
+        program.used_memory(),
+        300,
+        "its memory goes with it, and what was allocated in it"
+    );
+}
+
+#[test]
 fn virtual_memory_holds_data_and_is_counted_once() {
     alone("virtual_memory_holds_data_and_is_counted_once", || {
         const BLOCK: usize = 2 << 20;
@@ -296,7 +323,8 @@ fn copies_of_ordinary_memory_are_made_before_the_call_returns() {
                     4,
                     blocking,
                 ));
-                // SAFETY: written behind the compiler's back on purpose, as another part of a program would.
+                // SAFETY: written behind the compiler's back on purpose, as another part of a
+                // program would.
                 unsafe { (&raw mut ordinary).write_volatile(99) };
                 ok((cuda.cuCtxSynchronize)());
                 assert_eq!(program.download::<u32>(memory, 1), [41]);
