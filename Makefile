@@ -1,4 +1,4 @@
-.PHONY: run test bench setup
+.PHONY: run test bench softgpu setup
 
 # What this machine can do.
 run: setup
@@ -13,6 +13,11 @@ test: setup
 
 bench: setup
 	cargo bench --workspace --bench "*" --quiet
+
+# The software GPU's libcuda, libnccl and libnvidia-ml, in target/softgpu.
+softgpu: setup
+	cargo build --release --quiet -p zernel-softgpu -p zernel-softgpu-cuda -p zernel-softgpu-nccl -p zernel-softgpu-nvml
+	target/release/softgpu-install target/softgpu
 
 setup:
 	@scripts/setup

@@ -181,12 +181,12 @@ impl Initramfs {
                 path: guest.to_owned(),
             });
         }
-        if let Some(existing) = self.entries.get(guest) {
-            if existing.is_directory() != entry.is_directory() {
-                return Err(InitramfsError::Conflict {
-                    path: guest.to_owned(),
-                });
-            }
+        if let Some(existing) = self.entries.get(guest)
+            && existing.is_directory() != entry.is_directory()
+        {
+            return Err(InitramfsError::Conflict {
+                path: guest.to_owned(),
+            });
         }
         if let Some(parent) = parents(guest).find(|parent| self.is_something_else(parent)) {
             return Err(InitramfsError::Conflict {

@@ -1,0 +1,70 @@
+//! Initialisation, versions, error texts, and finding functions by name.
+
+use std::ffi::{c_char, c_void};
+
+use zernel_softgpu::abi::{Out, Text};
+use zernel_softgpu::{device, exports};
+
+use crate::driver;
+use crate::procedures::{self, Found};
+use crate::status::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, Outcome, texts};
+
+exports! { "cuda" =>
+    fn cuInit(_call, flags: u32) -> Outcome {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        driver::initialise()
+    }
+
+    fn cuDriverGetVersion(_call, version: Out<i32>) -> Outcome {
+        Ok(version.set(device::CUDA_VERSION)?)
+    }
+
+    fn cuGetErrorName(_call, error: i32, name: Out<*const c_char>) -> Outcome {
+        let (text, _) = texts(error).ok_or(INVALID_VALUE)?;
+        Ok(name.set(text.as_ptr())?)
+    }
+
+    fn cuGetErrorString(_call, error: i32, description: Out<*const c_char>) -> Outcome {
+        let (_, text) = texts(error).ok_or(INVALID_VALUE)?;
+        Ok(description.set(text.as_ptr())?)
+    }
+
+    fn cuGetProcAddress(
+        _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64,
+    ) -> Outcome {
+        match procedures::find(&symbol.get()?, cuda_version, flags) {
+            Found::At(found) => Ok(address.set(found)?),
+            Found::TooNew | Found::Unknown => Err(NOT_FOUND),
+        }
+    }
+
+    fn cuGetProcAddress_v2(
+        _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64, status: Out<i32>,
+    ) -> Outcome {
+        let found = procedures::find(&symbol.get()?, cuda_version, flags);
+        status.set_if_wanted(found.status());
+        match found {
+            Found::At(found) => Ok(address.set(found)?),
+            Found::TooNew | Found::Unknown => {
+                address.set(0)?;
+                Err(NOT_FOUND)
+            }
+        }
+    }
+
+    /// The tables are private to NVIDIA's own libraries: there is nothing to return.
+    fn cuGetExportTable(_call, table: Out<*const c_void>, _identity: u64) -> Outcome {
+        table.set_if_wanted(std::ptr::null());
+        Err(NOT_SUPPORTED)
+    }
+
+    fn cuProfilerStart(_call) -> Outcome {
+        driver::driver().map(drop)
+    }
+
+    fn cuProfilerStop(_call) -> Outcome {
+        driver::driver().map(drop)
+    }
+}

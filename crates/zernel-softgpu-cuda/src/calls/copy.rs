@@ -1,0 +1,318 @@
+//! Copies and fills.
+
+use zernel_softgpu::abi::In;
+use zernel_softgpu::clock::Waiting;
+use zernel_softgpu::exports;
+use zernel_softgpu::truth::Call;
+use zernel_softgpu::work::{MemoryCopy, MemoryFill, Work};
+
+use crate::context::{StreamObject, stream};
+use crate::driver::MEMORY;
+use crate::status::{CudaError, INVALID_VALUE, NOT_SUPPORTED, Outcome};
+use crate::types::{Copy2D, Side2D};
+
+use Claim::{Device, Host, Unified};
+use Return::{AtOnce, WhenDone};
+
+/// What the caller says an address is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    Device,
+    Host,
+    /// Whatever the driver knows it to be.
+    Unified,
+}
+
+/// What one side of a copy really is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Device,
+    /// Host memory that the driver knows, so that the device can reach it at any time.
+    Pinned,
+    /// Any other host memory.
+    Pageable,
+}
+
+fn place(claim: Claim, address: u64, bytes: u64) -> Result<Place, CudaError> {
+    let known = MEMORY.find(address).map(|range| range.kind.is_host());
+    let place = match (claim, known) {
+        (Claim::Device, None) => return Err(INVALID_VALUE),
+        (Claim::Host | Claim::Unified, None) => Place::Pageable,
+        (_, Some(true)) => Place::Pinned,
+        (_, Some(false)) => Place::Device,
+    };
+    if address == 0 && bytes > 0 || place == Place::Device && !MEMORY.covers(address, bytes) {
+        return Err(INVALID_VALUE);
+    }
+    Ok(place)
+}
+
+/// When the caller may go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Return {
+    AtOnce,
+    WhenDone,
+}
+
+/// Bytes from the first to the last of a side.
+fn extent(pitch: u64, copy: &MemoryCopy) -> u64 {
+    copy.rows.saturating_sub(1) * pitch + copy.width
+}
+
+fn copy(
+    call: &mut Call,
+    copy: MemoryCopy,
+    claims: [Claim; 2],
+    stream_handle: u64,
+    returns: Return,
+) -> Outcome {
+    call.bytes = copy.bytes();
+    let stream = stream(call, stream_handle)?;
+    if copy.bytes() == 0 {
+        return Ok(());
+    }
+    let destination_extent = extent(copy.destination_pitch, &copy);
+    let destination = place(claims[0], copy.destination, destination_extent)?;
+    let source = place(claims[1], copy.source, extent(copy.source_pitch, &copy))?;
+    let device = stream.stream.device();
+    let within_device = destination == Place::Device && source == Place::Device;
+    let duration = match within_device {
+        true => device.memory_time(copy.bytes()),
+        false => device.copy_time(copy.bytes()),
+    };
+    stream.submit(Work::Copy { copy, duration }, call.symbol())?;
+    if destination == Place::Pageable || source == Place::Pageable {
+        catch_up(&stream, call);
+    }
+    // As documented: a synchronous copy within the device is not waited for, an asynchronous one into
+    // pageable memory is.
+    let waits = match returns {
+        WhenDone => !within_device,
+        AtOnce => destination == Place::Pageable && !stream.stream.is_capturing(),
+    };
+    match waits {
+        true => stream.synchronize(call.symbol()),
+        false => Ok(()),
+    }
+}
+
+fn linear(
+    call: &mut Call,
+    claims: [Claim; 2],
+    (destination, source): (u64, u64),
+    bytes: usize,
+    stream_handle: u64,
+    returns: Return,
+) -> Outcome {
+    let row = MemoryCopy::linear(destination, source, bytes as u64);
+    copy(call, row, claims, stream_handle, returns)
+}
+
+/// Pageable memory may be gone once the call returns, so the copy must be made before that.
+fn catch_up(stream: &StreamObject, call: &Call) {
+    if stream.stream.is_deferred() && !stream.stream.is_capturing() {
+        let marker = stream.stream.marker(call.symbol());
+        marker.wait_known(Waiting::Block);
+    }
+}
+
+fn fill(call: &mut Call, fill: MemoryFill, stream_handle: u64) -> Outcome {
+    call.bytes = fill.bytes();
+    let stream = stream(call, stream_handle)?;
+    if !fill.destination.is_multiple_of(fill.width)
+        || !MEMORY.covers(fill.destination, fill.bytes())
+    {
+        return Err(INVALID_VALUE);
+    }
+    let duration = stream.stream.device().memory_time(fill.bytes());
+    stream.submit(Work::Fill { fill, duration }, call.symbol())
+}
+
+fn fill_of(destination: u64, value: u32, width: u64, count: usize) -> MemoryFill {
+    MemoryFill {
+        destination,
+        value,
+        width,
+        count: count as u64,
+    }
+}
+
+fn side_2d(side: &Side2D) -> Result<(Claim, u64), CudaError> {
+    let (claim, base) = match side.kind {
+        1 => (Claim::Host, side.host),
+        2 => (Claim::Device, side.device),
+        4 => (Claim::Unified, side.device),
+        _ => return Err(NOT_SUPPORTED),
+    };
+    Ok((claim, base + (side.y * side.pitch + side.x) as u64))
+}
+
+fn copy_2d(
+    call: &mut Call,
+    description: In<Copy2D>,
+    stream_handle: u64,
+    returns: Return,
+) -> Outcome {
+    let description = description.get()?;
+    let (source_claim, source) = side_2d(&description.source)?;
+    let (destination_claim, destination) = side_2d(&description.destination)?;
+    let pitch = |side: &Side2D| match side.pitch {
+        0 => description.width as u64,
+        pitch => pitch as u64,
+    };
+    let rows = MemoryCopy {
+        destination,
+        destination_pitch: pitch(&description.destination),
+        source,
+        source_pitch: pitch(&description.source),
+        width: description.width as u64,
+        rows: description.height as u64,
+    };
+    copy(
+        call,
+        rows,
+        [destination_claim, source_claim],
+        stream_handle,
+        returns,
+    )
+}
+
+exports! { "cuda" =>
+    per_thread(cuMemcpy_ptds)
+    fn cuMemcpy(call, destination: u64, source: u64, bytes: usize) -> Outcome {
+        linear(call, [Unified, Unified], (destination, source), bytes, 0, WhenDone)
+    }
+
+    per_thread(cuMemcpyAsync_ptsz)
+    fn cuMemcpyAsync(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Unified, Unified], (destination, source), bytes, stream_handle, AtOnce)
+    }
+
+    per_thread(cuMemcpyHtoD_v2_ptds)
+    fn cuMemcpyHtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
+        linear(call, [Device, Host], (destination, source), bytes, 0, WhenDone)
+    }
+
+    per_thread(cuMemcpyHtoDAsync_v2_ptsz)
+    fn cuMemcpyHtoDAsync_v2(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Device, Host], (destination, source), bytes, stream_handle, AtOnce)
+    }
+
+    per_thread(cuMemcpyDtoH_v2_ptds)
+    fn cuMemcpyDtoH_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
+        linear(call, [Host, Device], (destination, source), bytes, 0, WhenDone)
+    }
+
+    per_thread(cuMemcpyDtoHAsync_v2_ptsz)
+    fn cuMemcpyDtoHAsync_v2(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Host, Device], (destination, source), bytes, stream_handle, AtOnce)
+    }
+
+    per_thread(cuMemcpyDtoD_v2_ptds)
+    fn cuMemcpyDtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
+        linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
+    }
+
+    per_thread(cuMemcpyDtoDAsync_v2_ptsz)
+    fn cuMemcpyDtoDAsync_v2(
+        call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
+    }
+
+    per_thread(cuMemcpyPeer_ptds)
+    fn cuMemcpyPeer(
+        call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
+        bytes: usize,
+    ) -> Outcome {
+        linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
+    }
+
+    per_thread(cuMemcpyPeerAsync_ptsz)
+    fn cuMemcpyPeerAsync(
+        call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
+        bytes: usize, stream_handle: u64,
+    ) -> Outcome {
+        linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
+    }
+
+    per_thread(cuMemcpy2D_v2_ptds)
+    fn cuMemcpy2D_v2(call, description: In<Copy2D>) -> Outcome {
+        copy_2d(call, description, 0, WhenDone)
+    }
+
+    per_thread(cuMemcpy2DUnaligned_v2_ptds)
+    fn cuMemcpy2DUnaligned_v2(call, description: In<Copy2D>) -> Outcome {
+        copy_2d(call, description, 0, WhenDone)
+    }
+
+    per_thread(cuMemcpy2DAsync_v2_ptsz)
+    fn cuMemcpy2DAsync_v2(call, description: In<Copy2D>, stream_handle: u64) -> Outcome {
+        copy_2d(call, description, stream_handle, AtOnce)
+    }
+
+    per_thread(cuMemcpy3D_v2_ptds)
+    fn cuMemcpy3D_v2(_call, _description: u64) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+
+    per_thread(cuMemcpy3DAsync_v2_ptsz)
+    fn cuMemcpy3DAsync_v2(_call, _description: u64, _stream: u64) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+
+    per_thread(cuMemsetD8_v2_ptds)
+    fn cuMemsetD8_v2(call, destination: u64, value: u8, count: usize) -> Outcome {
+        fill(call, fill_of(destination, value.into(), 1, count), 0)
+    }
+
+    per_thread(cuMemsetD8Async_ptsz)
+    fn cuMemsetD8Async(
+        call, destination: u64, value: u8, count: usize, stream_handle: u64,
+    ) -> Outcome {
+        fill(call, fill_of(destination, value.into(), 1, count), stream_handle)
+    }
+
+    per_thread(cuMemsetD16_v2_ptds)
+    fn cuMemsetD16_v2(call, destination: u64, value: u16, count: usize) -> Outcome {
+        fill(call, fill_of(destination, value.into(), 2, count), 0)
+    }
+
+    per_thread(cuMemsetD16Async_ptsz)
+    fn cuMemsetD16Async(
+        call, destination: u64, value: u16, count: usize, stream_handle: u64,
+    ) -> Outcome {
+        fill(call, fill_of(destination, value.into(), 2, count), stream_handle)
+    }
+
+    per_thread(cuMemsetD32_v2_ptds)
+    fn cuMemsetD32_v2(call, destination: u64, value: u32, count: usize) -> Outcome {
+        fill(call, fill_of(destination, value, 4, count), 0)
+    }
+
+    per_thread(cuMemsetD32Async_ptsz)
+    fn cuMemsetD32Async(
+        call, destination: u64, value: u32, count: usize, stream_handle: u64,
+    ) -> Outcome {
+        fill(call, fill_of(destination, value, 4, count), stream_handle)
+    }
+
+    /// Managed memory is where it is: nothing moves, but the stream is checked.
+    per_thread(cuMemPrefetchAsync_ptsz)
+    fn cuMemPrefetchAsync(
+        call, address: u64, bytes: usize, _device: i32, stream_handle: u64,
+    ) -> Outcome {
+        call.bytes = bytes as u64;
+        stream(call, stream_handle)?;
+        match MEMORY.covers(address, bytes as u64) {
+            true => Ok(()),
+            false => Err(INVALID_VALUE),
+        }
+    }
+}

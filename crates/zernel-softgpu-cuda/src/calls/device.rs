@@ -1,0 +1,137 @@
+//! Device management.
+
+use std::ffi::c_char;
+
+use zernel_softgpu::abi::{Out, Text};
+use zernel_softgpu::{device, exports};
+
+use crate::driver::driver;
+use crate::status::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, Outcome};
+
+exports! { "cuda" =>
+    fn cuDeviceGetCount(_call, count: Out<i32>) -> Outcome {
+        Ok(count.set(driver()?.device_count() as i32)?)
+    }
+
+    fn cuDeviceGet(_call, device: Out<i32>, ordinal: i32) -> Outcome {
+        driver()?.device(ordinal)?;
+        Ok(device.set(ordinal)?)
+    }
+
+    fn cuDeviceGetName(_call, name: Out<c_char>, capacity: i32, device: i32) -> Outcome {
+        driver()?.device(device)?;
+        let capacity = usize::try_from(capacity).map_err(|_| INVALID_VALUE)?;
+        name.set_text(device::NAME, capacity)?;
+        Ok(())
+    }
+
+    fn cuDeviceTotalMem_v2(_call, bytes: Out<usize>, device: i32) -> Outcome {
+        Ok(bytes.set(driver()?.device(device)?.memory() as usize)?)
+    }
+
+    fn cuDeviceGetUuid(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
+        Ok(uuid.set(device::uuid(driver()?.device(device)?.index()))?)
+    }
+
+    fn cuDeviceGetUuid_v2(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
+        Ok(uuid.set(device::uuid(driver()?.device(device)?.index()))?)
+    }
+
+    fn cuDeviceGetPCIBusId(_call, text: Out<c_char>, capacity: i32, device: i32) -> Outcome {
+        let capacity = usize::try_from(capacity).map_err(|_| INVALID_VALUE)?;
+        let address = device::pci_bus_id(driver()?.device(device)?.index());
+        match text.set_text(&address, capacity)? {
+            true => Ok(()),
+            false => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuDeviceGetByPCIBusId(_call, device: Out<i32>, text: Text) -> Outcome {
+        let wanted = text.get()?;
+        let driver = driver()?;
+        let mut ordinals = 0..driver.device_count() as i32;
+        let found = ordinals.find(|ordinal| {
+            let known = driver.device(*ordinal).map(|device| device::pci_bus_id(device.index()));
+            known.is_ok_and(|known| known.eq_ignore_ascii_case(&wanted))
+        });
+        Ok(device.set(found.ok_or(INVALID_DEVICE)?)?)
+    }
+
+    fn cuDeviceGetAttribute(_call, value: Out<i32>, attribute: i32, device: i32) -> Outcome {
+        let index = driver()?.device(device)?.index();
+        Ok(value.set(attribute_value(attribute, index).ok_or(INVALID_VALUE)?)?)
+    }
+
+    fn cuDeviceComputeCapability(_call, major: Out<i32>, minor: Out<i32>, device: i32) -> Outcome {
+        driver()?.device(device)?;
+        major.set(device::COMPUTE_CAPABILITY.0)?;
+        Ok(minor.set(device::COMPUTE_CAPABILITY.1)?)
+    }
+
+    /// All simulated devices live in the same host memory.
+    fn cuDeviceCanAccessPeer(_call, can_access: Out<i32>, device: i32, peer: i32) -> Outcome {
+        driver()?.device(device)?;
+        driver()?.device(peer)?;
+        Ok(can_access.set(i32::from(device != peer))?)
+    }
+
+    fn cuDeviceGetP2PAttribute(
+        _call, value: Out<i32>, attribute: i32, device: i32, peer: i32,
+    ) -> Outcome {
+        driver()?.device(device)?;
+        driver()?.device(peer)?;
+        match attribute {
+            // Performance rank; access; native atomics; array access.
+            1 => Ok(value.set(0)?),
+            2 => Ok(value.set(1)?),
+            3 | 4 => Ok(value.set(0)?),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuDeviceGetLuid(_call, _luid: u64, _mask: u64, _device: i32) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+}
+
+/// `CUdevice_attribute`: what the simulated device has; 0 for what it has not.
+fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
+    const KNOWN: std::ops::RangeInclusive<i32> = 1..=143;
+    let value = match attribute {
+        // Limits of a launch.
+        1..=3 => 1024,
+        4 => 64,
+        5 => i32::MAX,
+        6 | 7 => 65535,
+        8 => 49152,
+        9 => 65536,
+        10 => 32,
+        11 => i32::MAX,
+        12 | 82 => 65536,
+        39 => 2048,
+        81 | 97 => 233_472,
+        106 => 32,
+        // Clocks in kHz, units, bus width, cache.
+        13 => device::SM_CLOCK_MHZ as i32 * 1000,
+        16 => device::MULTIPROCESSORS,
+        36 => device::MEMORY_CLOCK_MHZ as i32 * 1000,
+        37 => 5120,
+        38 => 50 << 20,
+        40 => 3,
+        // Alignment of textures and surfaces.
+        14 | 30 => 512,
+        51 => 32,
+        // Concurrent kernels and copies, host mapping, unified addressing, priorities, managed memory,
+        // cooperative launch, host registration, virtual memory, pools.
+        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 99 | 102 | 115 => 1,
+        // PCI address.
+        33 => device::pci_bus(index) as i32,
+        75 => device::COMPUTE_CAPABILITY.0,
+        76 => device::COMPUTE_CAPABILITY.1,
+        87 => 2,
+        // Memory synchronisation domains.
+        126 => 4,
+        _ => 0,
+    };
+    KNOWN.contains(&attribute).then_some(value)
+}

@@ -1,0 +1,279 @@
+//! Stream capture and graphs.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::exports;
+use zernel_softgpu::graph::{CapturePoint, Graph, Node};
+use zernel_softgpu::registry::{Registry, new_handle};
+use zernel_softgpu::stream::Role;
+use zernel_softgpu::truth::Symbol;
+use zernel_softgpu::work::Work;
+
+use crate::context::{STREAMS, stream};
+use crate::driver::driver;
+use crate::kernel::function;
+use crate::status::{
+    CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNMATCHED,
+    STREAM_CAPTURE_UNSUPPORTED,
+};
+use crate::types::KernelNode;
+
+static GRAPHS: Registry<GraphObject> = Registry::new();
+static EXECUTABLES: Registry<Arc<Graph>> = Registry::new();
+static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
+
+/// A graph, with a handle for each node.
+#[derive(Debug, Default)]
+struct GraphObject(Mutex<NamedGraph>);
+
+#[derive(Debug, Default)]
+struct NamedGraph {
+    graph: Graph,
+    handles: Vec<u64>,
+}
+
+impl GraphObject {
+    fn new(graph: Graph) -> Arc<Self> {
+        let handles = graph.nodes.iter().map(|_| new_handle()).collect();
+        Arc::new(Self(Mutex::new(NamedGraph { graph, handles })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NamedGraph> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NamedGraph {
+    fn add(&mut self, work: Work, after: Vec<usize>, symbol: &'static Symbol) -> u64 {
+        self.graph.nodes.push(Node {
+            work,
+            symbol,
+            after,
+        });
+        self.handles.push(new_handle());
+        self.handles[self.handles.len() - 1]
+    }
+
+    /// Indices of the nodes that `handles` name.
+    fn indices(&self, handles: In<u64>, count: usize) -> Result<Vec<usize>, CudaError> {
+        let index_of = |position| {
+            let wanted = handles.get_at(position)?;
+            let index = self.handles.iter().position(|handle| *handle == wanted);
+            index.ok_or(INVALID_VALUE)
+        };
+        (0..count).map(index_of).collect()
+    }
+}
+
+fn graph(handle: u64) -> Result<Arc<GraphObject>, CudaError> {
+    driver()?;
+    GRAPHS.get(handle).ok_or(INVALID_HANDLE)
+}
+
+fn instantiate(executable: &Out<u64>, handle: u64) -> Outcome {
+    let graph = Arc::new(graph(handle)?.lock().graph.clone());
+    Ok(executable.set(EXECUTABLES.insert(Arc::new(graph)))?)
+}
+
+/// `CUgraphNodeType`.
+fn node_type(work: &Work) -> i32 {
+    match work {
+        Work::Kernel { .. } | Work::External { .. } => 0,
+        Work::Copy { .. } => 1,
+        Work::Fill { .. } => 2,
+        Work::Host(_) => 3,
+        Work::Graph(_) => 4,
+        Work::Mark(_) => 5,
+        Work::Wait(_) => 6,
+        Work::Action(_) => 11,
+    }
+}
+
+fn capture_info(
+    call: &mut zernel_softgpu::truth::Call,
+    handle: u64,
+    status: &Out<i32>,
+    id: &Out<u64>,
+) -> Outcome {
+    let stream = stream(call, handle)?;
+    let capture = stream
+        .stream
+        .with_capture(|capture| capture.as_ref().map(|point| point.capture.id));
+    status.set(i32::from(capture.is_some()))?;
+    id.set_if_wanted(capture.unwrap_or(0));
+    Ok(())
+}
+
+exports! { "cuda" =>
+    /// Modes make no difference: no call is forbidden while another stream captures.
+    per_thread(cuStreamBeginCapture_v2_ptsz)
+    fn cuStreamBeginCapture_v2(call, handle: u64, mode: i32) -> Outcome {
+        let stream = stream(call, handle)?;
+        if !(0..=2).contains(&mode) {
+            return Err(INVALID_VALUE);
+        }
+        if stream.stream.role() == Role::Legacy {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        stream.stream.with_capture(|capture| match capture {
+            Some(_) => Err(ILLEGAL_STATE),
+            None => {
+                *capture = Some(CapturePoint::begin(NEXT_CAPTURE.fetch_add(1, Relaxed), handle));
+                Ok(())
+            }
+        })
+    }
+
+    per_thread(cuStreamEndCapture_ptsz)
+    fn cuStreamEndCapture(call, handle: u64, captured: Out<u64>) -> Outcome {
+        let stream = stream(call, handle)?;
+        let point = stream.stream.with_capture(|capture| match capture {
+            None => Err(ILLEGAL_STATE),
+            Some(point) if point.capture.origin != handle => Err(STREAM_CAPTURE_UNMATCHED),
+            Some(_) => capture.take().ok_or(ILLEGAL_STATE),
+        })?;
+        for other in STREAMS.all() {
+            other.stream.with_capture(|capture| {
+                if capture.as_ref().is_some_and(|other| Arc::ptr_eq(&other.capture, &point.capture)) {
+                    *capture = None;
+                }
+            });
+        }
+        let graph = GRAPHS.insert(GraphObject::new(point.capture.graph()));
+        Ok(captured.set(graph)?)
+    }
+
+    per_thread(cuStreamIsCapturing_ptsz)
+    fn cuStreamIsCapturing(call, handle: u64, status: Out<i32>) -> Outcome {
+        let stream = stream(call, handle)?;
+        Ok(status.set(i32::from(stream.stream.is_capturing()))?)
+    }
+
+    /// Graph and dependencies of a capture under way are not given out.
+    per_thread(cuStreamGetCaptureInfo_v2_ptsz)
+    fn cuStreamGetCaptureInfo_v2(
+        call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>,
+        count: Out<usize>,
+    ) -> Outcome {
+        graph.set_if_wanted(0);
+        dependencies.set_if_wanted(0);
+        count.set_if_wanted(0);
+        capture_info(call, handle, &status, &id)
+    }
+
+    per_thread(cuStreamGetCaptureInfo_v3_ptsz)
+    fn cuStreamGetCaptureInfo_v3(
+        call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>,
+        dependencies: Out<u64>, edges: Out<u64>, count: Out<usize>,
+    ) -> Outcome {
+        graph.set_if_wanted(0);
+        dependencies.set_if_wanted(0);
+        edges.set_if_wanted(0);
+        count.set_if_wanted(0);
+        capture_info(call, handle, &status, &id)
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(_call, mode: Out<i32>) -> Outcome {
+        driver()?;
+        Ok(mode.set(0)?)
+    }
+
+    fn cuGraphCreate(_call, handle: Out<u64>, flags: u32) -> Outcome {
+        driver()?;
+        match flags {
+            0 => Ok(handle.set(GRAPHS.insert(GraphObject::new(Graph::default())))?),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuGraphDestroy(_call, handle: u64) -> Outcome {
+        driver()?;
+        GRAPHS.remove(handle).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    fn cuGraphAddKernelNode_v2(
+        call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
+        parameters: In<KernelNode>,
+    ) -> Outcome {
+        let parameters = parameters.get()?;
+        let object = graph(handle)?;
+        let mut graph = object.lock();
+        let after = graph.indices(dependencies, count)?;
+        // SAFETY: pointers in the C caller's structure, valid during the call as the whole structure is.
+        let (arguments, extra) = unsafe { (In::new(parameters.parameters), In::new(parameters.extra)) };
+        let kernel = match parameters.function {
+            0 => parameters.kernel,
+            function => function,
+        };
+        let work = function(kernel)?.launch(arguments, extra)?;
+        Ok(node.set(graph.add(work, after, call.symbol()))?)
+    }
+
+    fn cuGraphAddEmptyNode(
+        call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
+    ) -> Outcome {
+        let object = graph(handle)?;
+        let mut graph = object.lock();
+        let after = graph.indices(dependencies, count)?;
+        let nothing = Work::Mark(zernel_softgpu::completion::Completion::unknown());
+        Ok(node.set(graph.add(nothing, after, call.symbol()))?)
+    }
+
+    fn cuGraphGetNodes(_call, handle: u64, nodes: Out<u64>, count: Out<usize>) -> Outcome {
+        let object = graph(handle)?;
+        let graph = object.lock();
+        if !nodes.is_null() {
+            let room = count.get()?;
+            for (index, node) in graph.handles.iter().take(room).enumerate() {
+                nodes.set_at(index, *node)?;
+            }
+        }
+        Ok(count.set(graph.handles.len())?)
+    }
+
+    fn cuGraphNodeGetType(_call, node: u64, kind: Out<i32>) -> Outcome {
+        driver()?;
+        let has_it = |object: &GraphObject| object.lock().handles.contains(&node);
+        let (_, object) = GRAPHS.find(has_it).ok_or(INVALID_HANDLE)?;
+        let graph = object.lock();
+        let index = graph.handles.iter().position(|handle| *handle == node).ok_or(INVALID_HANDLE)?;
+        Ok(kind.set(node_type(&graph.graph.nodes[index].work))?)
+    }
+
+    fn cuGraphInstantiate_v2(
+        _call, executable: Out<u64>, handle: u64, error_node: Out<u64>, _log: u64,
+        _log_bytes: usize,
+    ) -> Outcome {
+        error_node.set_if_wanted(0);
+        instantiate(&executable, handle)
+    }
+
+    fn cuGraphInstantiateWithFlags(
+        _call, executable: Out<u64>, handle: u64, _flags: u64,
+    ) -> Outcome {
+        instantiate(&executable, handle)
+    }
+
+    per_thread(cuGraphUpload_ptsz)
+    fn cuGraphUpload(call, executable: u64, stream_handle: u64) -> Outcome {
+        call.object = executable;
+        stream(call, stream_handle)?;
+        EXECUTABLES.get(executable).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    per_thread(cuGraphLaunch_ptsz)
+    fn cuGraphLaunch(call, executable: u64, stream_handle: u64) -> Outcome {
+        call.object = executable;
+        let stream = stream(call, stream_handle)?;
+        let graph = EXECUTABLES.get(executable).ok_or(INVALID_HANDLE)?;
+        stream.submit(Work::Graph(Arc::clone(&graph)), call.symbol())
+    }
+
+    fn cuGraphExecDestroy(call, executable: u64) -> Outcome {
+        call.object = executable;
+        driver()?;
+        EXECUTABLES.remove(executable).map(drop).ok_or(INVALID_HANDLE)
+    }
+}

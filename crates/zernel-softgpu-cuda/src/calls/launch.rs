@@ -1,0 +1,63 @@
+//! Kernel launches.
+
+use zernel_softgpu::abi::In;
+use zernel_softgpu::exports;
+use zernel_softgpu::truth::Call;
+
+use crate::context::stream;
+use crate::kernel::function;
+use crate::status::{INVALID_VALUE, Outcome};
+use crate::types::LaunchConfiguration;
+
+/// Blocks and threads of a launch are checked, but do not change how long it takes.
+fn launch(
+    call: &mut Call,
+    handle: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    stream_handle: u64,
+    parameters: In<*const u64>,
+    extra: In<u64>,
+) -> Outcome {
+    let stream = stream(call, stream_handle)?;
+    call.object = handle;
+    let threads: u64 = block.iter().map(|size| u64::from(*size)).product();
+    if grid.contains(&0) || !(1..=1024).contains(&threads) {
+        return Err(INVALID_VALUE);
+    }
+    let work = function(handle)?.launch(parameters, extra)?;
+    stream.submit(work, call.symbol())
+}
+
+exports! { "cuda" =>
+    per_thread(cuLaunchKernel_ptsz)
+    fn cuLaunchKernel(
+        call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32,
+        block_x: u32, block_y: u32, block_z: u32,
+        _shared_bytes: u32, stream_handle: u64, parameters: In<*const u64>, extra: In<u64>,
+    ) -> Outcome {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        launch(call, function, grid, block, stream_handle, parameters, extra)
+    }
+
+    per_thread(cuLaunchKernelEx_ptsz)
+    fn cuLaunchKernelEx(
+        call, configuration: In<LaunchConfiguration>, function: u64, parameters: In<*const u64>,
+        extra: In<u64>,
+    ) -> Outcome {
+        let LaunchConfiguration { grid, block, stream, .. } = configuration.get()?;
+        launch(call, function, grid, block, stream, parameters, extra)
+    }
+
+    per_thread(cuLaunchCooperativeKernel_ptsz)
+    fn cuLaunchCooperativeKernel(
+        call, function: u64, grid_x: u32, grid_y: u32, grid_z: u32,
+        block_x: u32, block_y: u32, block_z: u32,
+        _shared_bytes: u32, stream_handle: u64, parameters: In<*const u64>,
+    ) -> Outcome {
+        // SAFETY: null is always a valid "no extra options".
+        let no_extra = unsafe { In::new(std::ptr::null()) };
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        launch(call, function, grid, block, stream_handle, parameters, no_extra)
+    }
+}

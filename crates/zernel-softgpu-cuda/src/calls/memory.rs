@@ -1,0 +1,272 @@
+//! Memory: allocation on device and host, and what an address is.
+
+use std::ffi::c_void;
+
+use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::exports;
+use zernel_softgpu::memory::{MemoryKind, Range};
+use zernel_softgpu::truth::Call;
+
+use crate::context::current;
+use crate::driver::{MEMORY, driver};
+use crate::status::{
+    CudaError, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE,
+    NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
+};
+
+/// Rows of pitched memory start at multiples of this.
+const PITCH: usize = 512;
+
+/// Passed by value, and so on the stack.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct IpcHandle {
+    _reserved: [u8; 64],
+}
+
+fn allocate(call: &mut Call, bytes: usize, kind: MemoryKind) -> Result<u64, CudaError> {
+    call.bytes = bytes as u64;
+    let context = current()?;
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let allocated = MEMORY.allocate(&context.device, context.handle, bytes as u64, kind);
+    call.object = allocated.ok_or(OUT_OF_MEMORY)?;
+    Ok(call.object)
+}
+
+fn free_host(call: &mut Call, address: u64) -> Outcome {
+    call.object = address;
+    current()?;
+    call.bytes = MEMORY
+        .remove(address, |kind| kind == MemoryKind::Host)
+        .ok_or(INVALID_VALUE)?;
+    Ok(())
+}
+
+exports! { "cuda" =>
+    fn cuMemGetInfo_v2(_call, free: Out<usize>, total: Out<usize>) -> Outcome {
+        let context = current()?;
+        free.set(context.device.free_memory() as usize)?;
+        Ok(total.set(context.device.memory() as usize)?)
+    }
+
+    fn cuMemAlloc_v2(call, address: Out<u64>, bytes: usize) -> Outcome {
+        let allocated = allocate(call, bytes, MemoryKind::Device)?;
+        Ok(address.set(allocated)?)
+    }
+
+    fn cuMemAllocPitch_v2(
+        call, address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32,
+    ) -> Outcome {
+        if ![4, 8, 16].contains(&element) || width == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let row = width.next_multiple_of(PITCH);
+        let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
+        let allocated = allocate(call, bytes, MemoryKind::Device)?;
+        pitch.set(row)?;
+        Ok(address.set(allocated)?)
+    }
+
+    fn cuMemAllocManaged(call, address: Out<u64>, bytes: usize, flags: u32) -> Outcome {
+        // Attached globally or to the host.
+        if ![1, 2].contains(&flags) {
+            return Err(INVALID_VALUE);
+        }
+        let allocated = allocate(call, bytes, MemoryKind::Managed)?;
+        Ok(address.set(allocated)?)
+    }
+
+    /// Waits for the device first, as the real one does, because work under way may use the memory.
+    fn cuMemFree_v2(call, address: u64) -> Outcome {
+        call.object = address;
+        let context = current()?;
+        if address == 0 {
+            return Ok(());
+        }
+        MEMORY.find(address).filter(|range| range.start == address).ok_or(INVALID_VALUE)?;
+        context.synchronize(call.symbol())?;
+        let ours = |kind| matches!(kind, MemoryKind::Device | MemoryKind::Managed | MemoryKind::Pool(_));
+        call.bytes = MEMORY.remove(address, ours).ok_or(INVALID_VALUE)?;
+        Ok(())
+    }
+
+    fn cuMemAllocHost_v2(call, address: Out<u64>, bytes: usize) -> Outcome {
+        let allocated = allocate(call, bytes, MemoryKind::Host)?;
+        Ok(address.set(allocated)?)
+    }
+
+    fn cuMemHostAlloc(call, address: Out<u64>, bytes: usize, flags: u32) -> Outcome {
+        // Portable, mapped for the device, write-combined.
+        if flags & !7 != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let allocated = allocate(call, bytes, MemoryKind::Host)?;
+        Ok(address.set(allocated)?)
+    }
+
+    fn cuMemFreeHost(call, address: u64) -> Outcome {
+        free_host(call, address)
+    }
+
+    fn cuMemHostRegister_v2(call, address: u64, bytes: usize, flags: u32) -> Outcome {
+        call.object = address;
+        call.bytes = bytes as u64;
+        let context = current()?;
+        if address == 0 || bytes == 0 || flags & !15 != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let (device, kind) = (&context.device, MemoryKind::Registered);
+        match MEMORY.adopt(device, context.handle, address, bytes as u64, kind) {
+            true => Ok(()),
+            false => Err(HOST_MEMORY_ALREADY_REGISTERED),
+        }
+    }
+
+    fn cuMemHostUnregister(call, address: u64) -> Outcome {
+        call.object = address;
+        current()?;
+        let registered = MEMORY.remove(address, |kind| kind == MemoryKind::Registered);
+        call.bytes = registered.ok_or(HOST_MEMORY_NOT_REGISTERED)?;
+        Ok(())
+    }
+
+    fn cuMemHostGetDevicePointer_v2(
+        _call, device_address: Out<u64>, address: u64, _flags: u32,
+    ) -> Outcome {
+        current()?;
+        MEMORY.find(address).filter(|range| range.kind.is_host()).ok_or(INVALID_VALUE)?;
+        Ok(device_address.set(address)?)
+    }
+
+    fn cuMemHostGetFlags(_call, flags: Out<u32>, address: u64) -> Outcome {
+        current()?;
+        MEMORY.find(address).filter(|range| range.kind == MemoryKind::Host).ok_or(INVALID_VALUE)?;
+        // All of it is portable and mapped for the device.
+        Ok(flags.set(3)?)
+    }
+
+    fn cuMemGetAddressRange_v2(_call, start: Out<u64>, bytes: Out<usize>, address: u64) -> Outcome {
+        current()?;
+        let range = MEMORY.find(address).ok_or(INVALID_VALUE)?;
+        start.set_if_wanted(range.start);
+        bytes.set_if_wanted(range.bytes as usize);
+        Ok(())
+    }
+
+    fn cuPointerGetAttribute(_call, value: u64, attribute: i32, address: u64) -> Outcome {
+        driver()?;
+        let range = MEMORY.find(address).ok_or(INVALID_VALUE)?;
+        if value == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let found = pointer_attribute(attribute, address, Some(&range)).ok_or(NOT_SUPPORTED)?;
+        found.store(value as *mut c_void);
+        Ok(())
+    }
+
+    /// Unlike the single query this one never fails for an address that is not CUDA's: it says zero.
+    fn cuPointerGetAttributes(
+        _call, count: u32, attributes: In<i32>, values: In<u64>, address: u64,
+    ) -> Outcome {
+        driver()?;
+        let range = MEMORY.find(address);
+        for index in 0..count as usize {
+            let attribute = pointer_attribute(attributes.get_at(index)?, address, range.as_ref());
+            let value = values.get_at(index)?;
+            if value == 0 {
+                return Err(INVALID_VALUE);
+            }
+            attribute.ok_or(NOT_SUPPORTED)?.store(value as *mut c_void);
+        }
+        Ok(())
+    }
+
+    fn cuPointerSetAttribute(_call, _value: u64, attribute: i32, address: u64) -> Outcome {
+        driver()?;
+        MEMORY.find(address).ok_or(INVALID_VALUE)?;
+        // Synchronous memory operations: copies between host and device are never reordered here.
+        match attribute {
+            6 => Ok(()),
+            _ => Err(NOT_SUPPORTED),
+        }
+    }
+
+    fn cuMemAdvise(_call, address: u64, bytes: usize, advice: i32, _device: i32) -> Outcome {
+        driver()?;
+        match MEMORY.covers(address, bytes as u64) && (1..=6).contains(&advice) {
+            true => Ok(()),
+            false => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuIpcGetMemHandle(_call, _handle: u64, _address: u64) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn cuIpcOpenMemHandle_v2(_call, _address: u64, _handle: IpcHandle, _flags: u32) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn cuIpcCloseMemHandle(_call, _address: u64) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+}
+
+/// A value in the width that C expects.
+enum Value {
+    Word(u64),
+    Half(u32),
+    Byte(bool),
+}
+
+impl Value {
+    fn store(self, place: *mut c_void) {
+        // SAFETY: not null (checked by the callers), so by the C caller's promise it has room for the
+        // attribute it asked for.
+        unsafe {
+            match self {
+                Self::Word(value) => place.cast::<u64>().write_unaligned(value),
+                Self::Half(value) => place.cast::<u32>().write_unaligned(value),
+                Self::Byte(value) => place.cast::<u8>().write(u8::from(value)),
+            }
+        }
+    }
+}
+
+/// `CUpointer_attribute` of an address, with zeroes for one that is not CUDA's.
+fn pointer_attribute(attribute: i32, address: u64, range: Option<&Range>) -> Option<Value> {
+    let of_range = |value: fn(&Range) -> u64| range.map_or(0, value);
+    let is = |test: fn(MemoryKind) -> bool| range.is_some_and(|range| test(range.kind));
+    let value = match attribute {
+        // Context, memory type (host 1, device 2), device and host address.
+        1 => Value::Word(of_range(|range| range.context)),
+        2 => Value::Half(of_range(|range| if range.kind.is_host() { 1 } else { 2 }) as u32),
+        3 => Value::Word(range.map_or(0, |_| address)),
+        4 if is(|kind| kind.is_host() || kind == MemoryKind::Managed) => Value::Word(address),
+        4 => Value::Word(0),
+        // Synchronous memory operations, buffer id, managed, device ordinal.
+        6 => Value::Byte(false),
+        7 => Value::Word(of_range(|range| range.start)),
+        8 => Value::Byte(is(|kind| kind == MemoryKind::Managed)),
+        9 => Value::Half(range.map_or(-2, ordinal).cast_unsigned()),
+        // IPC, start and length of the range, mapped, handle types, RDMA, access.
+        10 | 15 => Value::Byte(false),
+        11 => Value::Word(of_range(|range| range.start)),
+        12 => Value::Word(of_range(|range| range.bytes)),
+        13 => Value::Byte(range.is_some()),
+        14 => Value::Word(0),
+        16 => Value::Half(of_range(|_| 3) as u32),
+        17 => Value::Word(of_range(|range| match range.kind {
+            MemoryKind::Pool(pool) => pool,
+            _ => 0,
+        })),
+        _ => return None,
+    };
+    Some(value)
+}
+
+fn ordinal(range: &Range) -> i32 {
+    driver().map_or(-2, |driver| driver.ordinal(&range.device))
+}

@@ -1,0 +1,261 @@
+//! Memory pools and allocation in stream order.
+//!
+//! A simulated pool keeps nothing back: what is freed goes to the device at once, whatever the release
+//! threshold says, so reserved and used bytes are the same.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::device::Device;
+use zernel_softgpu::exports;
+use zernel_softgpu::memory::MemoryKind;
+use zernel_softgpu::registry::{Registry, new_handle};
+use zernel_softgpu::truth::Call;
+use zernel_softgpu::work::Work;
+
+use crate::context::stream;
+use crate::driver::{MEMORY, driver};
+use crate::status::{
+    CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
+    STREAM_CAPTURE_UNSUPPORTED,
+};
+use crate::types::{AccessDescription, Location, PoolProperties};
+
+static POOLS: Registry<Pool> = Registry::new();
+static DEVICE_POOLS: Mutex<Vec<DevicePools>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Pool {
+    handle: u64,
+    device: Arc<Device>,
+    settings: [AtomicU64; 4],
+    used: AtomicU64,
+    high: AtomicU64,
+}
+
+/// The pools of one device: the one it was born with, and the one it uses.
+#[derive(Debug, Clone, Copy)]
+struct DevicePools {
+    ordinal: i32,
+    default: u64,
+    current: u64,
+}
+
+impl Pool {
+    fn create(device: &Arc<Device>) -> u64 {
+        let handle = new_handle();
+        let pool = Self {
+            handle,
+            device: Arc::clone(device),
+            // The three ways of reuse are on; the release threshold is 0.
+            settings: [1, 1, 1, 0].map(AtomicU64::new),
+            used: AtomicU64::new(0),
+            high: AtomicU64::new(0),
+        };
+        POOLS.insert_as(handle, Arc::new(pool));
+        handle
+    }
+
+    fn account(&self, bytes: u64) {
+        let used = self.used.fetch_add(bytes, Relaxed) + bytes;
+        self.high.fetch_max(used, Relaxed);
+    }
+}
+
+fn with_device_pools<T>(
+    ordinal: i32,
+    change: impl FnOnce(&mut DevicePools) -> T,
+) -> Result<T, CudaError> {
+    let device = driver()?.device(ordinal)?;
+    let mut all = DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = all.iter().position(|pools| pools.ordinal == ordinal);
+    let index = known.unwrap_or_else(|| {
+        let default = Pool::create(device);
+        all.push(DevicePools {
+            ordinal,
+            default,
+            current: default,
+        });
+        all.len() - 1
+    });
+    Ok(change(&mut all[index]))
+}
+
+fn pool(handle: u64) -> Result<Arc<Pool>, CudaError> {
+    driver()?;
+    POOLS.get(handle).ok_or(INVALID_HANDLE)
+}
+
+fn allocate(
+    call: &mut Call,
+    address: &Out<u64>,
+    bytes: usize,
+    pool: &Pool,
+    stream_handle: u64,
+) -> Outcome {
+    call.bytes = bytes as u64;
+    let stream = stream(call, stream_handle)?;
+    if stream.stream.is_capturing() {
+        return Err(STREAM_CAPTURE_UNSUPPORTED);
+    }
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let context = stream.context()?;
+    let kind = MemoryKind::Pool(pool.handle);
+    let allocated = MEMORY
+        .allocate(&pool.device, context.handle, bytes as u64, kind)
+        .ok_or(OUT_OF_MEMORY)?;
+    call.object = allocated;
+    pool.account(bytes as u64);
+    Ok(address.set(allocated)?)
+}
+
+/// Frees memory when the stream gets there.
+fn free_in_order(address: u64, pool: Option<Arc<Pool>>) -> Work {
+    Work::Action(Arc::new(move || {
+        let freed = MEMORY.remove(address, |_| true).unwrap_or(0);
+        if let Some(pool) = &pool {
+            pool.used.fetch_sub(freed, Relaxed);
+        }
+    }))
+}
+
+exports! { "cuda" =>
+    per_thread(cuMemAllocAsync_ptsz)
+    fn cuMemAllocAsync(call, address: Out<u64>, bytes: usize, stream_handle: u64) -> Outcome {
+        let ordinal = stream(call, stream_handle)?.context()?.ordinal;
+        let current = with_device_pools(ordinal, |pools| pools.current)?;
+        allocate(call, &address, bytes, &*pool(current)?, stream_handle)
+    }
+
+    per_thread(cuMemAllocFromPoolAsync_ptsz)
+    fn cuMemAllocFromPoolAsync(
+        call, address: Out<u64>, bytes: usize, pool_handle: u64, stream_handle: u64,
+    ) -> Outcome {
+        allocate(call, &address, bytes, &*pool(pool_handle)?, stream_handle)
+    }
+
+    per_thread(cuMemFreeAsync_ptsz)
+    fn cuMemFreeAsync(call, address: u64, stream_handle: u64) -> Outcome {
+        call.object = address;
+        let stream = stream(call, stream_handle)?;
+        let range = MEMORY.find(address).filter(|range| range.start == address).ok_or(INVALID_VALUE)?;
+        let pool = match range.kind {
+            MemoryKind::Pool(pool) => POOLS.get(pool),
+            MemoryKind::Device | MemoryKind::Managed => None,
+            _ => return Err(INVALID_VALUE),
+        };
+        call.bytes = range.bytes;
+        drop(range);
+        stream.submit(free_in_order(address, pool), call.symbol())
+    }
+
+    fn cuDeviceGetDefaultMemPool(_call, pool: Out<u64>, device: i32) -> Outcome {
+        Ok(pool.set(with_device_pools(device, |pools| pools.default)?)?)
+    }
+
+    fn cuDeviceGetMemPool(_call, pool: Out<u64>, device: i32) -> Outcome {
+        Ok(pool.set(with_device_pools(device, |pools| pools.current)?)?)
+    }
+
+    fn cuDeviceSetMemPool(_call, device: i32, pool_handle: u64) -> Outcome {
+        pool(pool_handle)?;
+        with_device_pools(device, |pools| pools.current = pool_handle)
+    }
+
+    fn cuMemPoolCreate(_call, pool: Out<u64>, properties: In<PoolProperties>) -> Outcome {
+        let properties = properties.get()?;
+        if !properties.location.is_device() || properties.allocation_type != 1 {
+            return Err(INVALID_VALUE);
+        }
+        let device = driver()?.device(properties.location.id)?;
+        Ok(pool.set(Pool::create(device))?)
+    }
+
+    /// Memory still allocated from it stays valid.
+    fn cuMemPoolDestroy(_call, pool_handle: u64) -> Outcome {
+        pool(pool_handle)?;
+        let mut devices = DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        if devices.iter().any(|pools| pools.default == pool_handle) {
+            return Err(INVALID_VALUE);
+        }
+        for pools in devices.iter_mut().filter(|pools| pools.current == pool_handle) {
+            pools.current = pools.default;
+        }
+        POOLS.remove(pool_handle);
+        Ok(())
+    }
+
+    fn cuMemPoolTrimTo(_call, pool_handle: u64, _keep: usize) -> Outcome {
+        pool(pool_handle).map(drop)
+    }
+
+    fn cuMemPoolGetAttribute(_call, pool_handle: u64, attribute: i32, value: u64) -> Outcome {
+        let pool = pool(pool_handle)?;
+        let place = value as *mut c_void;
+        if place.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let (number, is_flag) = match attribute {
+            1..=3 => (&pool.settings[attribute as usize - 1], true),
+            4 => (&pool.settings[3], false),
+            5 | 7 => (&pool.used, false),
+            6 | 8 => (&pool.high, false),
+            _ => return Err(INVALID_VALUE),
+        };
+        let number = number.load(Relaxed);
+        // SAFETY: not null, so by the C caller's promise it has room for the attribute: an int for a
+        // flag, 64 bits for a number.
+        unsafe {
+            match is_flag {
+                true => place.cast::<i32>().write_unaligned(number as i32),
+                false => place.cast::<u64>().write_unaligned(number),
+            }
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolSetAttribute(_call, pool_handle: u64, attribute: i32, value: In<u8>) -> Outcome {
+        let pool = pool(pool_handle)?;
+        let flag = || value.cast::<i32>().get().map(|flag| u64::from(flag != 0));
+        let number = || value.cast::<u64>().get();
+        match attribute {
+            1..=3 => pool.settings[attribute as usize - 1].store(flag()?, Relaxed),
+            4 => pool.settings[3].store(number()?, Relaxed),
+            // The high-water marks can only be reset.
+            6 | 8 if number()? == 0 => pool.high.store(pool.used.load(Relaxed), Relaxed),
+            _ => return Err(INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    /// All simulated devices live in the same host memory, so access cannot be taken away.
+    fn cuMemPoolSetAccess(
+        _call, pool_handle: u64, descriptions: In<AccessDescription>, count: usize,
+    ) -> Outcome {
+        pool(pool_handle)?;
+        for index in 0..count {
+            descriptions.get_at(index)?;
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolGetAccess(
+        _call, flags: Out<i32>, pool_handle: u64, location: In<Location>,
+    ) -> Outcome {
+        pool(pool_handle)?;
+        match location.get()?.is_device() {
+            true => Ok(flags.set(3)?),
+            false => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuMemPoolExportToShareableHandle(
+        _call, _handle: u64, _pool: u64, _kind: i32, _flags: u64,
+    ) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+}

@@ -1,0 +1,182 @@
+//! Virtual memory management.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::exports;
+use zernel_softgpu::memory::MemoryKind;
+use zernel_softgpu::registry::Registry;
+use zernel_softgpu::virtual_memory::{GRANULARITY, PhysicalMemory};
+
+use crate::driver::{MEMORY, VIRTUAL_MEMORY, driver};
+use crate::status::{
+    CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
+};
+use crate::types::{AccessDescription, AllocationProperties, Location};
+
+static ALLOCATIONS: Registry<Allocation> = Registry::new();
+
+/// What a generic allocation handle stands for. Mappings keep the memory when the handle is released.
+#[derive(Debug)]
+struct Allocation {
+    memory: Arc<PhysicalMemory>,
+    properties: AllocationProperties,
+    references: AtomicU64,
+}
+
+fn check(properties: In<AllocationProperties>) -> Result<AllocationProperties, CudaError> {
+    let properties = properties.get()?;
+    if properties.allocation_type != 1 || !properties.location.is_device() {
+        return Err(INVALID_VALUE);
+    }
+    driver()?.device(properties.location.id)?;
+    Ok(properties)
+}
+
+fn allocation(handle: u64) -> Result<Arc<Allocation>, CudaError> {
+    driver()?;
+    ALLOCATIONS.get(handle).ok_or(INVALID_HANDLE)
+}
+
+exports! { "cuda" =>
+    fn cuMemGetAllocationGranularity(
+        _call, granularity: Out<usize>, properties: In<AllocationProperties>, option: i32,
+    ) -> Outcome {
+        check(properties)?;
+        match option {
+            0 | 1 => Ok(granularity.set(GRANULARITY as usize)?),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    /// The wished-for address is a hint, and is not taken.
+    fn cuMemAddressReserve(
+        call, address: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64,
+    ) -> Outcome {
+        call.bytes = bytes as u64;
+        driver()?;
+        let alignment = alignment.max(1) as u64;
+        if flags != 0 || alignment > GRANULARITY || !alignment.is_power_of_two() {
+            return Err(INVALID_VALUE);
+        }
+        call.object = VIRTUAL_MEMORY.reserve(bytes as u64)?;
+        Ok(address.set(call.object)?)
+    }
+
+    fn cuMemAddressFree(call, address: u64, bytes: usize) -> Outcome {
+        call.object = address;
+        call.bytes = bytes as u64;
+        driver()?;
+        Ok(VIRTUAL_MEMORY.free(address, bytes as u64)?)
+    }
+
+    fn cuMemCreate(
+        call, handle: Out<u64>, bytes: usize, properties: In<AllocationProperties>, flags: u64,
+    ) -> Outcome {
+        call.bytes = bytes as u64;
+        let properties = check(properties)?;
+        if bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if properties.handle_types != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        let device = driver()?.device(properties.location.id)?;
+        let memory = PhysicalMemory::new(device, bytes as u64).ok_or(OUT_OF_MEMORY)?;
+        call.object = ALLOCATIONS.insert(Arc::new(Allocation {
+            memory: Arc::new(memory),
+            properties,
+            references: AtomicU64::new(1),
+        }));
+        Ok(handle.set(call.object)?)
+    }
+
+    fn cuMemRelease(call, handle: u64) -> Outcome {
+        call.object = handle;
+        let allocation = allocation(handle)?;
+        call.bytes = allocation.memory.bytes;
+        if allocation.references.fetch_sub(1, Relaxed) == 1 {
+            ALLOCATIONS.remove(handle);
+        }
+        Ok(())
+    }
+
+    fn cuMemRetainAllocationHandle(call, handle: Out<u64>, address: u64) -> Outcome {
+        driver()?;
+        let memory = VIRTUAL_MEMORY.mapped_at(address).ok_or(INVALID_VALUE)?;
+        let known = |object: &Allocation| Arc::ptr_eq(&object.memory, &memory);
+        let (found, allocation) = ALLOCATIONS.find(known).ok_or(INVALID_VALUE)?;
+        allocation.references.fetch_add(1, Relaxed);
+        call.object = found;
+        Ok(handle.set(found)?)
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(
+        _call, properties: Out<AllocationProperties>, handle: u64,
+    ) -> Outcome {
+        Ok(properties.set(allocation(handle)?.properties)?)
+    }
+
+    fn cuMemMap(
+        call, address: u64, bytes: usize, offset: usize, handle: u64, flags: u64,
+    ) -> Outcome {
+        call.object = address;
+        call.bytes = bytes as u64;
+        let memory = &allocation(handle)?.memory;
+        if offset != 0 || flags != 0 || bytes as u64 != memory.bytes {
+            return Err(INVALID_VALUE);
+        }
+        VIRTUAL_MEMORY.map(address, memory)?;
+        let known = MEMORY.adopt(&memory.device, 0, address, bytes as u64, MemoryKind::Mapped);
+        debug_assert!(known, "reserved addresses hold nothing else");
+        Ok(())
+    }
+
+    fn cuMemUnmap(call, address: u64, bytes: usize) -> Outcome {
+        call.object = address;
+        call.bytes = bytes as u64;
+        driver()?;
+        VIRTUAL_MEMORY.unmap(address, bytes as u64)?;
+        let mut start = address;
+        while let Some(length) = MEMORY.remove(start, |kind| kind == MemoryKind::Mapped) {
+            start += length;
+            if start >= address + bytes as u64 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn cuMemSetAccess(
+        call, address: u64, bytes: usize, descriptions: In<AccessDescription>, count: usize,
+    ) -> Outcome {
+        call.object = address;
+        call.bytes = bytes as u64;
+        driver()?;
+        for index in 0..count {
+            let description = descriptions.get_at(index)?;
+            VIRTUAL_MEMORY.allow_access(address, bytes as u64, description.flags != 0)?;
+        }
+        Ok(())
+    }
+
+    fn cuMemGetAccess(_call, flags: Out<u64>, location: In<Location>, address: u64) -> Outcome {
+        driver()?;
+        VIRTUAL_MEMORY.mapped_at(address).ok_or(INVALID_VALUE)?;
+        match location.get()?.is_device() {
+            true => Ok(flags.set(3)?),
+            false => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuMemExportToShareableHandle(
+        _call, _shareable: u64, _handle: u64, _kind: i32, _flags: u64,
+    ) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn cuMemImportFromShareableHandle(_call, _handle: u64, _shareable: u64, _kind: i32) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+}

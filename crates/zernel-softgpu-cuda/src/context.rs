@@ -1,0 +1,365 @@
+//! Contexts, the streams in them, and which one is current.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use zernel_softgpu::clock::Waiting;
+use zernel_softgpu::config;
+use zernel_softgpu::device::Device;
+use zernel_softgpu::registry::{Registry, new_handle};
+use zernel_softgpu::stream::{ContextTails, Role, Stream};
+use zernel_softgpu::truth::{Call, Symbol};
+use zernel_softgpu::work::Work;
+
+use crate::driver::{MEMORY, driver};
+use crate::status::{
+    CudaError, INVALID_CONTEXT, INVALID_HANDLE, OUT_OF_MEMORY, STREAM_CAPTURE_IMPLICIT,
+    STREAM_CAPTURE_UNSUPPORTED,
+};
+
+pub(crate) const SCHED_SPIN: u32 = 1;
+pub(crate) const SCHED_YIELD: u32 = 2;
+pub(crate) const SCHED_BLOCKING_SYNC: u32 = 4;
+pub(crate) const SCHED_MASK: u32 = 7;
+
+pub(crate) const STREAM_LEGACY: u64 = 1;
+pub(crate) const STREAM_PER_THREAD: u64 = 2;
+
+/// All contexts.
+pub(crate) static CONTEXTS: Registry<Context> = Registry::new();
+/// All streams that the program created.
+pub(crate) static STREAMS: Registry<StreamObject> = Registry::new();
+static PRIMARY: Mutex<Vec<PrimaryContext>> = Mutex::new(Vec::new());
+
+/// A context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) handle: u64,
+    pub(crate) ordinal: i32,
+    pub(crate) device: Arc<Device>,
+    own_memory: u64,
+    pub(crate) flags: AtomicU32,
+    tails: Arc<ContextTails>,
+    legacy: Arc<StreamObject>,
+    streams: Mutex<Vec<Weak<StreamObject>>>,
+}
+
+/// A stream as the program knows it. It is closed when the last one lets go of it.
+#[derive(Debug)]
+pub(crate) struct StreamObject {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) context: Weak<Context>,
+    pub(crate) flags: u32,
+    pub(crate) priority: i32,
+}
+
+impl Drop for StreamObject {
+    fn drop(&mut self) {
+        self.stream.close();
+    }
+}
+
+impl Context {
+    /// A new context on the device of this ordinal.
+    pub(crate) fn new(ordinal: i32, flags: u32) -> Result<Arc<Self>, CudaError> {
+        let device = Arc::clone(driver()?.device(ordinal)?);
+        let own_memory = config::number(config::CONTEXT_MEMORY, 0);
+        if !device.reserve(own_memory) {
+            return Err(OUT_OF_MEMORY);
+        }
+        device.context_created();
+        let handle = new_handle();
+        let context = Arc::new_cyclic(|context| {
+            let tails = Arc::<ContextTails>::default();
+            let legacy = Arc::new(StreamObject {
+                stream: Stream::new(0, Role::Legacy, Arc::clone(&device), Arc::clone(&tails)),
+                context: Weak::clone(context),
+                flags: 0,
+                priority: 0,
+            });
+            Self {
+                handle,
+                ordinal,
+                device,
+                own_memory,
+                flags: AtomicU32::new(flags),
+                tails,
+                legacy,
+                streams: Mutex::default(),
+            }
+        });
+        CONTEXTS.insert_as(handle, Arc::clone(&context));
+        Ok(context)
+    }
+
+    /// Waits for everything in it, and frees its memory, streams and place among the living.
+    pub(crate) fn destroy(&self, symbol: &'static Symbol) {
+        self.wait_for_all(symbol);
+        STREAMS.retain(|stream| stream.context.as_ptr() != std::ptr::from_ref(self));
+        MEMORY.remove_context(self.handle);
+        self.device.release(self.own_memory);
+        self.device.context_destroyed();
+        CONTEXTS.remove(self.handle);
+    }
+
+    /// A new stream under `handle`.
+    pub(crate) fn new_stream(
+        self: &Arc<Self>,
+        handle: u64,
+        role: Role,
+        flags: u32,
+        priority: i32,
+    ) -> Arc<StreamObject> {
+        let stream = Stream::new(
+            handle,
+            role,
+            Arc::clone(&self.device),
+            Arc::clone(&self.tails),
+        );
+        let object = Arc::new(StreamObject {
+            stream,
+            context: Arc::downgrade(self),
+            flags,
+            priority,
+        });
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&object));
+        object
+    }
+
+    fn streams(&self) -> Vec<Arc<StreamObject>> {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn deferred_blocking_streams(&self) -> Vec<Arc<StreamObject>> {
+        let mut streams = self.streams();
+        streams
+            .retain(|object| object.stream.role() == Role::Blocking && object.stream.is_deferred());
+        streams
+    }
+
+    /// How threads wait in this context. `AUTO` spins, as the real driver does while there are no more
+    /// contexts than CPUs.
+    pub(crate) fn waiting(&self) -> Waiting {
+        match self.flags.load(Relaxed) & SCHED_MASK {
+            SCHED_YIELD => Waiting::Yield,
+            SCHED_BLOCKING_SYNC => Waiting::Block,
+            _ => Waiting::Spin,
+        }
+    }
+
+    /// `cuCtxSynchronize`.
+    pub(crate) fn synchronize(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
+        if self
+            .streams()
+            .iter()
+            .any(|object| object.stream.is_capturing())
+        {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        self.wait_for_all(symbol);
+        Ok(())
+    }
+
+    fn wait_for_all(&self, symbol: &'static Symbol) {
+        let waiting = self.waiting();
+        let streams = self.streams();
+        let all = streams.iter().chain([&self.legacy]);
+        let markers: Vec<_> = all.map(|object| object.stream.marker(symbol)).collect();
+        markers.iter().for_each(|marker| marker.wait(waiting));
+    }
+}
+
+impl StreamObject {
+    /// The context it lives in.
+    pub(crate) fn context(&self) -> Result<Arc<Context>, CudaError> {
+        self.context.upgrade().ok_or(INVALID_CONTEXT)
+    }
+
+    /// Puts `work` at its end, or into the graph it is recording.
+    pub(crate) fn submit(&self, work: Work, symbol: &'static Symbol) -> Result<(), CudaError> {
+        if self.stream.is_capturing() {
+            self.stream.with_capture(|capture| match capture {
+                Some(point) => point.record(work, symbol),
+                None => self.stream.submit(work, symbol),
+            });
+            return Ok(());
+        }
+        self.respect_legacy_rules(symbol)?;
+        self.stream.submit(work, symbol);
+        Ok(())
+    }
+
+    /// Work whose end is known orders itself by it. Work whose end is not known has to be waited for.
+    fn respect_legacy_rules(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
+        let before = match self.stream.role() {
+            Role::NonBlocking => return Ok(()),
+            Role::Blocking => {
+                let legacy = Arc::clone(&self.context()?.legacy);
+                if !legacy.stream.is_deferred() {
+                    return Ok(());
+                }
+                vec![legacy]
+            }
+            Role::Legacy => {
+                let streams = self.context()?.streams();
+                if streams
+                    .iter()
+                    .any(|object| object.is_capturing_and_blocking())
+                {
+                    return Err(STREAM_CAPTURE_IMPLICIT);
+                }
+                self.context()?.deferred_blocking_streams()
+            }
+        };
+        for object in before {
+            let marker = object.stream.marker(symbol);
+            self.stream.submit(Work::Wait(marker), symbol);
+        }
+        Ok(())
+    }
+
+    fn is_capturing_and_blocking(&self) -> bool {
+        self.stream.role() == Role::Blocking && self.stream.is_capturing()
+    }
+
+    /// Waits until everything submitted so far is done.
+    pub(crate) fn synchronize(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
+        if self.stream.is_capturing() {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let waiting = self.context()?.waiting();
+        self.respect_legacy_rules(symbol)?;
+        self.stream.marker(symbol).wait(waiting);
+        Ok(())
+    }
+
+    /// Whether everything submitted so far is done.
+    pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
+        let others = match self.stream.role() {
+            Role::Legacy => self.context()?.deferred_blocking_streams(),
+            _ => Vec::new(),
+        };
+        Ok(others.is_empty() && self.stream.is_idle())
+    }
+}
+
+/// A device's primary context: made at the first retain, gone after the last release.
+#[derive(Debug, Default)]
+pub(crate) struct PrimaryContext {
+    users: usize,
+    flags: u32,
+    context: Option<Arc<Context>>,
+}
+
+impl PrimaryContext {
+    pub(crate) fn retain(&mut self, ordinal: i32) -> Result<u64, CudaError> {
+        let context = match &self.context {
+            Some(context) => Arc::clone(context),
+            None => Context::new(ordinal, self.flags)?,
+        };
+        self.users += 1;
+        let handle = context.handle;
+        self.context = Some(context);
+        Ok(handle)
+    }
+
+    pub(crate) fn release(&mut self, symbol: &'static Symbol) -> Result<(), CudaError> {
+        self.users = self.users.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        if self.users == 0 {
+            self.reset(symbol);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reset(&mut self, symbol: &'static Symbol) {
+        self.users = 0;
+        if let Some(context) = self.context.take() {
+            context.destroy(symbol);
+        }
+    }
+
+    pub(crate) fn set_flags(&mut self, flags: u32) {
+        self.flags = flags;
+        if let Some(context) = &self.context {
+            context.flags.store(flags, Relaxed);
+        }
+    }
+
+    /// Flags, and whether it is active.
+    pub(crate) fn state(&self) -> (u32, bool) {
+        (self.flags, self.context.is_some())
+    }
+}
+
+/// Looks at, or changes, the primary context of a device.
+pub(crate) fn with_primary<T>(
+    ordinal: i32,
+    change: impl FnOnce(&mut PrimaryContext) -> Result<T, CudaError>,
+) -> Result<T, CudaError> {
+    driver()?.device(ordinal)?;
+    let mut primaries = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
+    let index = ordinal as usize;
+    if primaries.len() <= index {
+        primaries.resize_with(index + 1, PrimaryContext::default);
+    }
+    change(&mut primaries[index])
+}
+
+thread_local! {
+    static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static OWN_STREAMS: RefCell<Vec<Arc<StreamObject>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Looks at, or changes, the calling thread's stack of contexts. A thread that is being torn down
+/// has none.
+pub(crate) fn with_stack<T: Default>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
+    CURRENT
+        .try_with(|stack| change(&mut stack.borrow_mut()))
+        .unwrap_or_default()
+}
+
+/// The current context.
+pub(crate) fn current() -> Result<Arc<Context>, CudaError> {
+    driver()?;
+    let handle = with_stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
+    CONTEXTS.get(handle).ok_or(INVALID_CONTEXT)
+}
+
+/// The stream that `handle` means in this call.
+pub(crate) fn stream(call: &mut Call, handle: u64) -> Result<Arc<StreamObject>, CudaError> {
+    call.stream = handle;
+    match handle {
+        0 if call.per_thread_default_stream => own_stream(),
+        STREAM_PER_THREAD => own_stream(),
+        0 | STREAM_LEGACY => Ok(Arc::clone(&current()?.legacy)),
+        _ => {
+            driver()?;
+            STREAMS.get(handle).ok_or(INVALID_HANDLE)
+        }
+    }
+}
+
+/// The calling thread's default stream in the current context.
+fn own_stream() -> Result<Arc<StreamObject>, CudaError> {
+    let context = current()?;
+    let find_or_make = |streams: &RefCell<Vec<Arc<StreamObject>>>| {
+        let mut streams = streams.borrow_mut();
+        streams.retain(|stream| stream.context.strong_count() > 0);
+        let known = streams
+            .iter()
+            .find(|stream| stream.context.as_ptr() == Arc::as_ptr(&context));
+        if let Some(stream) = known {
+            return Arc::clone(stream);
+        }
+        let stream = context.new_stream(STREAM_PER_THREAD, Role::Blocking, 0, 0);
+        streams.push(Arc::clone(&stream));
+        stream
+    };
+    OWN_STREAMS
+        .try_with(find_or_make)
+        .map_err(|_| INVALID_CONTEXT)
+}

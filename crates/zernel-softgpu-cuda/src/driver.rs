@@ -1,0 +1,131 @@
+//! The driver as a whole: initialised once per process, with the devices this process may see.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use zernel_softgpu::device::{self, Device};
+use zernel_softgpu::memory::AddressSpace;
+use zernel_softgpu::node::Node;
+use zernel_softgpu::process;
+use zernel_softgpu::virtual_memory::VirtualMemory;
+
+use crate::status::{CudaError, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OPERATING_SYSTEM};
+
+/// Every address range this process got from the driver.
+pub(crate) static MEMORY: AddressSpace = AddressSpace::new();
+/// Reserved addresses and what is mapped there.
+pub(crate) static VIRTUAL_MEMORY: VirtualMemory = VirtualMemory::new();
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+/// This process was forked off one that had initialised the driver; as with the real one, it cannot
+/// use it.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The initialised driver.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    devices: Vec<Arc<Device>>,
+}
+
+extern "C" fn mark_forked() {
+    FORKED.store(true, Relaxed);
+}
+
+/// The driver, if `cuInit` was called.
+pub(crate) fn driver() -> Result<&'static Driver, CudaError> {
+    if FORKED.load(Relaxed) {
+        return Err(NOT_INITIALIZED);
+    }
+    DRIVER.get().ok_or(NOT_INITIALIZED)
+}
+
+/// `cuInit`.
+pub(crate) fn initialise() -> Result<(), CudaError> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    if FORKED.load(Relaxed) {
+        return Err(NOT_INITIALIZED);
+    }
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if DRIVER.get().is_none() {
+        let driver = Driver::new()?;
+        process::after_fork_in_child(mark_forked);
+        let _ = DRIVER.set(driver);
+    }
+    Ok(())
+}
+
+impl Driver {
+    fn new() -> Result<Self, CudaError> {
+        let node = Node::open().map_err(|error| report(&error))?;
+        // First of all: the hardware of a node in use does not change any more.
+        let membership = Arc::new(node.join().map_err(|error| report(&error))?);
+        let visible = visible_devices(
+            std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
+            node.devices(),
+        );
+        if visible.is_empty() {
+            return Err(NO_DEVICE);
+        }
+        let device = |index| Arc::new(Device::new(index, Arc::clone(&membership)));
+        Ok(Self {
+            devices: visible.into_iter().map(device).collect(),
+        })
+    }
+
+    /// How many devices this process sees.
+    pub(crate) fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// A device by its CUDA ordinal.
+    pub(crate) fn device(&self, ordinal: i32) -> Result<&Arc<Device>, CudaError> {
+        let index = usize::try_from(ordinal).map_err(|_| INVALID_DEVICE)?;
+        self.devices.get(index).ok_or(INVALID_DEVICE)
+    }
+
+    /// The CUDA ordinal of a device.
+    pub(crate) fn ordinal(&self, device: &Device) -> i32 {
+        let position = self
+            .devices
+            .iter()
+            .position(|other| other.index() == device.index());
+        position.map_or(-1, |position| position as i32)
+    }
+}
+
+fn report(error: &std::io::Error) -> CudaError {
+    eprintln!("softgpu: cannot use the simulated node's state: {error}");
+    OPERATING_SYSTEM
+}
+
+/// The node's devices that `CUDA_VISIBLE_DEVICES` leaves visible, in its order: numbers or UUIDs (or
+/// their beginnings), up to the first that names no device.
+fn visible_devices(setting: Option<&str>, devices: usize) -> Vec<usize> {
+    let Some(setting) = setting else {
+        return (0..devices).collect();
+    };
+    let find = |name: &str| -> Option<usize> {
+        if name.starts_with("GPU-") {
+            return (0..devices).find(|index| device::uuid_text(*index).starts_with(name));
+        }
+        name.parse().ok().filter(|index| *index < devices)
+    };
+    setting
+        .split(',')
+        .map_while(|name| find(name.trim()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_devices_as_the_real_driver_reads_them() {
+        assert_eq!(visible_devices(None, 3), [0, 1, 2]);
+        assert_eq!(visible_devices(Some("2,0"), 3), [2, 0]);
+        assert_eq!(visible_devices(Some("1,7,0"), 3), [1]);
+        assert_eq!(visible_devices(Some(""), 3), [] as [usize; 0]);
+        assert_eq!(visible_devices(Some(&device::uuid_text(1)), 3), [1]);
+    }
+}

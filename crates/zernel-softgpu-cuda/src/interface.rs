@@ -1,0 +1,20 @@
+//! The private way in for libnccl.
+
+use std::ffi::{CStr, CString, c_char};
+
+use zernel_softgpu::driver_interface::{DriverInterface, ExternalKernel};
+
+use crate::kernel;
+
+/// See [`zernel_softgpu::driver_interface`].
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub(crate) static zernel_softgpu_driver_interface_v1: DriverInterface = DriverInterface {
+    create_external_kernel,
+};
+
+extern "C" fn create_external_kernel(name: *const c_char, kernel: ExternalKernel) -> u64 {
+    // SAFETY: libnccl passes a constant.
+    let name: CString = unsafe { CStr::from_ptr(name) }.to_owned();
+    kernel::external(name, kernel)
+}

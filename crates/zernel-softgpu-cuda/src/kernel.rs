@@ -1,0 +1,191 @@
+//! Modules and the kernels in them.
+//!
+//! A module image is text, one kernel per line:
+//!
+//! ```text
+//! softgpu kernel NAME [NANOSECONDS]
+//! ```
+//!
+//! Parameter 0 of a launch is the kernel's duration in nanoseconds, a `u64`. A launch without
+//! parameters takes the duration in the image, or 10 µs. Images that are not such text (PTX, cubin,
+//! fatbin) are taken as they are: every name in them is a kernel of 10 µs, whose parameters are not
+//! looked at.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zernel_softgpu::abi::In;
+use zernel_softgpu::driver_interface::{ExternalKernel, ExternalLaunch};
+use zernel_softgpu::registry::Registry;
+use zernel_softgpu::work::Work;
+
+use crate::status::{CudaError, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
+
+pub(crate) const DEFAULT_DURATION: u64 = 10_000;
+const IMAGE_PREFIX: &str = "softgpu ";
+
+/// All modules; a library is one too.
+pub(crate) static MODULES: Registry<Module> = Registry::new();
+/// All functions; a kernel of a library is one too.
+pub(crate) static FUNCTIONS: Registry<Function> = Registry::new();
+
+/// What a launch of a function does.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// Takes the time it is asked for, or this.
+    Timed(u64),
+    /// Takes the default time.
+    Opaque,
+    /// Runs elsewhere.
+    External(ExternalKernel),
+}
+
+/// A function of a module.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) name: CString,
+    pub(crate) module: u64,
+    kind: Kind,
+}
+
+/// A loaded image.
+#[derive(Debug)]
+pub(crate) struct Module {
+    /// Kernels and their durations; none if the image says nothing we understand.
+    kernels: Option<BTreeMap<String, u64>>,
+    functions: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Module {
+    /// Reads an image.
+    pub(crate) fn load(image: &[u8]) -> Result<Self, CudaError> {
+        let kernels = match image.starts_with(IMAGE_PREFIX.as_bytes()) {
+            true => Some(parse(&String::from_utf8_lossy(image)).ok_or(INVALID_IMAGE)?),
+            false => None,
+        };
+        Ok(Self {
+            kernels,
+            functions: Mutex::default(),
+        })
+    }
+
+    /// The handle of the function called `name`.
+    pub(crate) fn function(&self, own_handle: u64, name: &str) -> Result<u64, CudaError> {
+        let kind = match &self.kernels {
+            Some(kernels) => Kind::Timed(*kernels.get(name).ok_or(NOT_FOUND)?),
+            None => Kind::Opaque,
+        };
+        let mut functions = self
+            .functions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = functions.get(name) {
+            return Ok(*handle);
+        }
+        let handle = FUNCTIONS.insert(Arc::new(Function {
+            name: CString::new(name).map_err(|_| NOT_FOUND)?,
+            module: own_handle,
+            kind,
+        }));
+        functions.insert(name.into(), handle);
+        Ok(handle)
+    }
+
+    /// Names of the kernels in the image.
+    pub(crate) fn kernel_count(&self) -> usize {
+        self.kernels.as_ref().map_or(0, BTreeMap::len)
+    }
+}
+
+fn parse(image: &str) -> Option<BTreeMap<String, u64>> {
+    let lines = image.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.map(parse_kernel).collect()
+}
+
+fn parse_kernel(line: &str) -> Option<(String, u64)> {
+    let mut words = line.split_ascii_whitespace();
+    let ("softgpu", "kernel", name) = (words.next()?, words.next()?, words.next()?) else {
+        return None;
+    };
+    let duration = words.next().map_or(Ok(DEFAULT_DURATION), str::parse).ok()?;
+    words.next().is_none().then(|| (name.to_owned(), duration))
+}
+
+/// A function that runs outside the driver.
+pub(crate) fn external(name: CString, kernel: ExternalKernel) -> u64 {
+    FUNCTIONS.insert(Arc::new(Function {
+        name,
+        module: 0,
+        kind: Kind::External(kernel),
+    }))
+}
+
+/// A function by its handle.
+pub(crate) fn function(handle: u64) -> Result<Arc<Function>, CudaError> {
+    FUNCTIONS.get(handle).ok_or(INVALID_HANDLE)
+}
+
+impl Function {
+    /// A launch with these parameters.
+    pub(crate) fn launch(
+        &self,
+        parameters: In<*const u64>,
+        extra: In<u64>,
+    ) -> Result<Work, CudaError> {
+        let work = match self.kind {
+            Kind::Opaque => Work::Kernel {
+                duration: DEFAULT_DURATION,
+            },
+            Kind::Timed(default) => Work::Kernel {
+                duration: first_parameter(parameters, extra)?.unwrap_or(default),
+            },
+            Kind::External(kernel) => {
+                let argument = first_parameter(parameters, extra)?.ok_or(INVALID_VALUE)?;
+                Work::External {
+                    launch: ExternalLaunch::new(kernel, argument),
+                }
+            }
+        };
+        Ok(work)
+    }
+}
+
+/// Parameter 0, from the array of pointers or from the packed buffer.
+fn first_parameter(parameters: In<*const u64>, extra: In<u64>) -> Result<Option<u64>, CudaError> {
+    const END: u64 = 0;
+    const BUFFER_POINTER: u64 = 1;
+    if !parameters.is_null() {
+        // SAFETY: the C caller's array of parameters; entry 0 of a kernel that has one points to it.
+        let first = unsafe { In::new(parameters.get()?) };
+        return Ok(Some(first.get()?));
+    }
+    if extra.is_null() {
+        return Ok(None);
+    }
+    let mut index = 0;
+    while extra.get_at(index)? != END {
+        if extra.get_at(index)? == BUFFER_POINTER {
+            // SAFETY: the C caller's buffer of packed parameters.
+            let buffer = unsafe { In::new(extra.get_at(index + 1)? as *const u64) };
+            return Ok(Some(buffer.get()?));
+        }
+        index += 2;
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_name_kernels_and_durations() {
+        let kernels = parse("softgpu kernel forward\n\n softgpu kernel backward 2500\n").unwrap();
+        assert_eq!(kernels["forward"], DEFAULT_DURATION);
+        assert_eq!(kernels["backward"], 2500);
+        assert!(parse("softgpu kernel").is_none());
+        assert!(parse("softgpu kernel a b").is_none());
+        assert!(parse("softgpu kernel a 1 2").is_none());
+    }
+}

@@ -1,0 +1,95 @@
+//! `cuGetProcAddress`: exported functions by their documented name, and the version a caller knows.
+
+use zernel_softgpu::export::Export;
+
+use crate::calls;
+
+const PER_THREAD_DEFAULT_STREAM: u64 = 2;
+
+/// What a search for a function came to.
+pub(crate) enum Found {
+    At(u64),
+    /// It exists, but only for callers of a newer CUDA.
+    TooNew,
+    Unknown,
+}
+
+impl Found {
+    /// `CUdriverProcAddressQueryResult`.
+    pub(crate) fn status(&self) -> i32 {
+        match self {
+            Self::At(_) => 0,
+            Self::Unknown => 1,
+            Self::TooNew => 2,
+        }
+    }
+}
+
+/// Functions whose meaning depends on the caller's CUDA version: newest first. For all others `_v2`,
+/// where there is one, is as old as any caller.
+const BY_VERSION: &[(&str, &[(i32, &str)])] = &[
+    (
+        "cuCtxCreate",
+        &[
+            (12050, "cuCtxCreate_v4"),
+            (11040, "cuCtxCreate_v3"),
+            (3020, "cuCtxCreate_v2"),
+        ],
+    ),
+    (
+        "cuGetProcAddress",
+        &[(12000, "cuGetProcAddress_v2"), (11030, "cuGetProcAddress")],
+    ),
+    (
+        "cuGraphInstantiate",
+        &[
+            (12000, "cuGraphInstantiateWithFlags"),
+            (11000, "cuGraphInstantiate_v2"),
+        ],
+    ),
+    (
+        "cuGraphAddKernelNode",
+        &[(12000, "cuGraphAddKernelNode_v2")],
+    ),
+    (
+        "cuEventElapsedTime",
+        &[
+            (12080, "cuEventElapsedTime_v2"),
+            (2000, "cuEventElapsedTime"),
+        ],
+    ),
+    (
+        "cuStreamGetCaptureInfo",
+        &[
+            (12030, "cuStreamGetCaptureInfo_v3"),
+            (11030, "cuStreamGetCaptureInfo_v2"),
+        ],
+    ),
+];
+
+/// Finds `name` for a caller that was built for `version`.
+pub(crate) fn find(name: &str, version: i32, flags: u64) -> Found {
+    let suffixes: &[&str] = match flags & PER_THREAD_DEFAULT_STREAM != 0 {
+        true => &["_ptsz", "_ptds", ""],
+        false => &[""],
+    };
+    let address = |base: &str| {
+        let mut names = suffixes.iter().map(|suffix| format!("{base}{suffix}"));
+        names.find_map(|name| exported(&name))
+    };
+    if let Some((_, versions)) = BY_VERSION.iter().find(|(base, _)| *base == name) {
+        let chosen = versions.iter().find(|(since, _)| version >= *since);
+        return match chosen.and_then(|(_, exported)| address(exported)) {
+            Some(found) => Found::At(found),
+            None => Found::TooNew,
+        };
+    }
+    let found = address(&format!("{name}_v2")).or_else(|| address(name));
+    found.map_or(Found::Unknown, Found::At)
+}
+
+fn exported(name: &str) -> Option<u64> {
+    let mut all = calls::ALL.iter().copied().flatten();
+    let found: &Export = all.find(|export| export.name == name)?;
+    Some((found.address)() as u64)
+}

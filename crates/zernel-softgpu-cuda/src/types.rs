@@ -1,0 +1,114 @@
+//! Structures of the driver API, as `cuda.h` lays them out.
+
+/// `CUmemLocation`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Location {
+    pub(crate) kind: i32,
+    pub(crate) id: i32,
+}
+
+impl Location {
+    pub(crate) fn is_device(self) -> bool {
+        self.kind == 1
+    }
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AccessDescription {
+    pub(crate) location: Location,
+    /// 0 none, 1 read, 3 read and write.
+    pub(crate) flags: i32,
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AllocationProperties {
+    /// 1: pinned, the only kind there is.
+    pub(crate) allocation_type: i32,
+    pub(crate) handle_types: i32,
+    pub(crate) location: Location,
+    pub(crate) windows: u64,
+    pub(crate) flags: u64,
+}
+
+/// `CUmemPoolProps`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct PoolProperties {
+    pub(crate) allocation_type: i32,
+    pub(crate) handle_types: i32,
+    pub(crate) location: Location,
+    pub(crate) windows: u64,
+    pub(crate) maximum: usize,
+    pub(crate) usage: u16,
+    pub(crate) reserved: [u8; 54],
+}
+
+/// `CUDA_MEMCPY2D`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Copy2D {
+    pub(crate) source: Side2D,
+    pub(crate) destination: Side2D,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+/// One side of a `CUDA_MEMCPY2D`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Side2D {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
+    /// 1 host, 2 device, 3 array, 4 unified.
+    pub(crate) kind: i32,
+    pub(crate) host: u64,
+    pub(crate) device: u64,
+    pub(crate) array: u64,
+    pub(crate) pitch: usize,
+}
+
+/// `CUlaunchConfig`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct LaunchConfiguration {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) stream: u64,
+    pub(crate) attributes: u64,
+    pub(crate) attribute_count: u32,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernelNode {
+    pub(crate) function: u64,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) parameters: *const *const u64,
+    pub(crate) extra: *const u64,
+    pub(crate) kernel: u64,
+    pub(crate) context: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_header() {
+        assert_eq!(size_of::<AccessDescription>(), 12);
+        assert_eq!(size_of::<AllocationProperties>(), 32);
+        assert_eq!(size_of::<PoolProperties>(), 88);
+        assert_eq!(size_of::<Copy2D>(), 128);
+        assert_eq!(size_of::<LaunchConfiguration>(), 56);
+        assert_eq!(size_of::<KernelNode>(), 72);
+    }
+}

@@ -1,0 +1,201 @@
+//! A communicator: one rank's place among its peers.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Acquire, Ordering::Release};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use zernel_softgpu::registry::{Registry, new_handle};
+
+use crate::driver::Place;
+use crate::segment::{Aborted, RankWord, Segment, UniqueId};
+use crate::status::NcclError;
+
+static COMMUNICATORS: Registry<Communicator> = Registry::new();
+
+/// `NCCL_SPLIT_NOCOLOR`.
+pub(crate) const NO_COLOR: i32 = -1;
+
+/// A communicator of this process.
+#[derive(Debug)]
+pub(crate) struct Communicator {
+    pub(crate) handle: u64,
+    pub(crate) segment: Segment,
+    pub(crate) place: Place,
+    aborted: AtomicBool,
+    error: AtomicI32,
+    order: Mutex<Order>,
+    turn: Condvar,
+}
+
+/// Operations run in the order in which they were issued, whatever streams they are in.
+#[derive(Debug, Default)]
+struct Order {
+    issued: u64,
+    finished: u64,
+    finalized: bool,
+}
+
+impl Communicator {
+    /// Joins the communicator of `id`, and waits for all ranks.
+    pub(crate) fn join(
+        id: &UniqueId,
+        rank: i32,
+        ranks: i32,
+        place: Place,
+    ) -> Result<Arc<Self>, NcclError> {
+        let rank = usize::try_from(rank).map_err(|_| NcclError::InvalidArgument)?;
+        let ranks = usize::try_from(ranks).map_err(|_| NcclError::InvalidArgument)?;
+        let segment = Segment::join(id, rank, ranks)?;
+        let communicator = Arc::new(Self {
+            handle: new_handle(),
+            segment,
+            place,
+            aborted: AtomicBool::new(false),
+            error: AtomicI32::new(0),
+            order: Mutex::default(),
+            turn: Condvar::new(),
+        });
+        COMMUNICATORS.insert_as(communicator.handle, Arc::clone(&communicator));
+        Ok(communicator)
+    }
+
+    /// The communicator of a handle.
+    pub(crate) fn get(handle: u64) -> Result<Arc<Self>, NcclError> {
+        COMMUNICATORS.get(handle).ok_or(NcclError::InvalidArgument)
+    }
+
+    /// The communicator of a handle, if it can take another operation.
+    pub(crate) fn usable(handle: u64) -> Result<Arc<Self>, NcclError> {
+        let communicator = Self::get(handle)?;
+        if let Some(error) = communicator.error() {
+            return Err(error);
+        }
+        let finalized = communicator.order().finalized;
+        match finalized {
+            true => Err(NcclError::InvalidUsage),
+            false => Ok(communicator),
+        }
+    }
+
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `ncclCommGetAsyncError`.
+    pub(crate) fn error(&self) -> Option<NcclError> {
+        NcclError::from_code(self.error.load(Acquire))
+    }
+
+    /// Checks what goes on while waiting for others. A peer that is gone is an error to be asked
+    /// for; as with the real one, the operation itself stays until somebody aborts.
+    pub(crate) fn look_around(&self, misses_somebody: bool) -> Result<(), Aborted> {
+        if self.aborted.load(Acquire) {
+            return Err(Aborted);
+        }
+        if misses_somebody {
+            self.error.store(NcclError::RemoteError.into(), Release);
+        }
+        Ok(())
+    }
+
+    /// The next place in the order of operations.
+    pub(crate) fn issue(&self) -> u64 {
+        let mut order = self.order();
+        order.issued += 1;
+        order.issued - 1
+    }
+
+    /// Waits until all operations issued before `ticket` have finished.
+    pub(crate) fn take_turn(&self, ticket: u64) {
+        let waiting = self
+            .turn
+            .wait_while(self.order(), |order| order.finished != ticket);
+        drop(waiting.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// An operation has finished.
+    pub(crate) fn finish_turn(&self) {
+        self.order().finished += 1;
+        self.turn.notify_all();
+    }
+
+    /// Waits until all operations issued so far have finished, and takes no more.
+    pub(crate) fn finalize(&self) {
+        let mut order = self.order();
+        order.finalized = true;
+        let waiting = self
+            .turn
+            .wait_while(order, |order| order.finished != order.issued);
+        drop(waiting.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Leaves, when everything is done.
+    pub(crate) fn destroy(&self) {
+        self.finalize();
+        self.segment.leave();
+        COMMUNICATORS.remove(self.handle);
+    }
+
+    /// Leaves at once; operations under way end without a result.
+    pub(crate) fn abort(&self) {
+        self.aborted.store(true, Release);
+        self.segment.ring();
+        self.destroy();
+    }
+
+    /// Makes new communicators of ranks of the same colour. None for a rank without one.
+    pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
+        let look_around =
+            || self.look_around(self.segment.misses_somebody(RankWord::ControlArrived));
+        let own_rank = self.segment.rank();
+        let mut message = [0; 8];
+        message[0] = u64::from(color.cast_unsigned());
+        message[1] = u64::from(key.cast_unsigned());
+        let all = self
+            .segment
+            .exchange(message, look_around)
+            .map_err(|Aborted| NcclError::InvalidUsage)?;
+        let members = members(&all, color);
+        let leads = members.first() == Some(&own_rank) && color != NO_COLOR;
+        let mut message = [0; 8];
+        if leads {
+            message[..3].copy_from_slice(&crate::segment::new_unique_id()?.words());
+        }
+        let all = self
+            .segment
+            .exchange(message, look_around)
+            .map_err(|Aborted| NcclError::InvalidUsage)?;
+        if color == NO_COLOR {
+            return Ok(None);
+        }
+        let id = all[members[0]];
+        let new_rank = members
+            .iter()
+            .position(|rank| *rank == own_rank)
+            .unwrap_or(0);
+        let id = UniqueId::from_words([id[0], id[1], id[2]]);
+        Self::join(&id, new_rank as i32, members.len() as i32, self.place).map(Some)
+    }
+}
+
+/// Ranks of a colour by key, then by rank.
+fn members(all: &[[u64; 8]], color: i32) -> Vec<usize> {
+    let same = |rank: &usize| all[*rank][0] == u64::from(color.cast_unsigned());
+    let mut members: Vec<usize> = (0..all.len()).filter(same).collect();
+    members.sort_by_key(|rank| (all[*rank][1] as u32).cast_signed());
+    members
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_ordered_by_key_then_rank() {
+        let word = |value: i32| u64::from(value.cast_unsigned());
+        let all: Vec<[u64; 8]> = [(1, 5), (0, 0), (1, -1), (1, 5)]
+            .map(|(color, key)| [word(color), word(key), 0, 0, 0, 0, 0, 0])
+            .to_vec();
+        assert_eq!(members(&all, 1), [2, 0, 3]);
+        assert_eq!(members(&all, 0), [1]);
+    }
+}

@@ -1,0 +1,151 @@
+//! Point-to-point messages: all of a group move at the same time.
+
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use zernel_softgpu::clock::transfer_time;
+use zernel_softgpu::device::nccl_bandwidth;
+
+use crate::communicator::Communicator;
+use crate::segment::{Aborted, ChannelWord, MESSAGE_CHUNK, Segment};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Send,
+    Receive,
+}
+
+/// A send or a receive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Message {
+    pub(crate) direction: Direction,
+    pub(crate) peer: usize,
+    pub(crate) buffer: u64,
+    pub(crate) bytes: usize,
+}
+
+/// A message on its way.
+struct Transfer {
+    message: Message,
+    moved: usize,
+    /// Everything is put in; the receiver has yet to take the last of it.
+    all_put: bool,
+    end: Option<u64>,
+}
+
+/// Moves all messages, and returns when the last one ends.
+pub(crate) fn run_messages(
+    communicator: &Communicator,
+    messages: &[Message],
+    start: u64,
+) -> Result<u64, Aborted> {
+    let segment = &communicator.segment;
+    let mut transfers: Vec<Transfer> = messages.iter().copied().map(Transfer::new).collect();
+    let misses_somebody = |transfers: &[Transfer]| {
+        let mut waiting = transfers.iter().filter(|transfer| transfer.end.is_none());
+        waiting.any(|transfer| segment.is_lost(transfer.message.peer))
+    };
+    loop {
+        let bell = segment.bell_value();
+        let moved = step_all(segment, &mut transfers, start);
+        if transfers.iter().all(|transfer| transfer.end.is_some()) {
+            return Ok(transfers
+                .iter()
+                .filter_map(|transfer| transfer.end)
+                .fold(start, u64::max));
+        }
+        match moved {
+            true => segment.ring(),
+            false => segment.wait_for_bell(bell, || {
+                communicator.look_around(misses_somebody(&transfers))
+            })?,
+        }
+    }
+}
+
+/// Moves a chunk of every message that can move. Messages of one channel go one after the other.
+fn step_all(segment: &Segment, transfers: &mut [Transfer], start: u64) -> bool {
+    let mut busy = Vec::new();
+    let mut moved = false;
+    for transfer in transfers
+        .iter_mut()
+        .filter(|transfer| transfer.end.is_none())
+    {
+        let channel = (transfer.message.direction, transfer.message.peer);
+        if !busy.contains(&channel) {
+            moved |= transfer.step(segment, start);
+            busy.push(channel);
+        }
+    }
+    moved
+}
+
+impl Transfer {
+    fn new(message: Message) -> Self {
+        Self {
+            message,
+            moved: 0,
+            all_put: false,
+            end: None,
+        }
+    }
+
+    fn step(&mut self, segment: &Segment, start: u64) -> bool {
+        match self.message.direction {
+            Direction::Send => self.step_send(segment, start),
+            Direction::Receive => self.step_receive(segment, start),
+        }
+    }
+
+    fn next_chunk(&self) -> (u64, usize) {
+        let bytes = (self.message.bytes - self.moved).min(MESSAGE_CHUNK);
+        (self.message.buffer + self.moved as u64, bytes)
+    }
+
+    fn finish(&mut self, sender_start: u64, receiver_start: u64) {
+        let both_there = sender_start.max(receiver_start);
+        let duration = transfer_time(self.message.bytes as u64, nccl_bandwidth());
+        self.end = Some(both_there + duration);
+    }
+
+    fn step_send(&mut self, segment: &Segment, start: u64) -> bool {
+        let word = |word| segment.channel(segment.rank(), self.message.peer, word);
+        let sent = word(ChannelWord::Sent);
+        let is_empty = sent.load(Relaxed) == word(ChannelWord::Received).load(Acquire);
+        if !is_empty {
+            return false;
+        }
+        if self.all_put {
+            let receiver_start = word(ChannelWord::ReceiverStart).load(Relaxed);
+            self.finish(start, receiver_start);
+            return true;
+        }
+        let (source, bytes) = self.next_chunk();
+        word(ChannelWord::SenderStart).store(start, Relaxed);
+        segment.put(self.message.peer, source, bytes);
+        sent.fetch_add(1, Release);
+        self.moved += bytes;
+        self.all_put = self.moved == self.message.bytes;
+        true
+    }
+
+    fn step_receive(&mut self, segment: &Segment, start: u64) -> bool {
+        let word = |word| segment.channel(self.message.peer, segment.rank(), word);
+        let received = word(ChannelWord::Received);
+        let is_empty = word(ChannelWord::Sent).load(Acquire) == received.load(Relaxed);
+        if is_empty {
+            return false;
+        }
+        let (destination, bytes) = self.next_chunk();
+        let chunk = segment.taken(self.message.peer, bytes);
+        // SAFETY: the program's receive buffer, for which it vouches; not shared memory, so no overlap.
+        unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), destination as *mut u8, bytes) };
+        let sender_start = word(ChannelWord::SenderStart).load(Relaxed);
+        word(ChannelWord::ReceiverStart).store(start, Relaxed);
+        received.fetch_add(1, Release);
+        self.moved += bytes;
+        if self.moved == self.message.bytes {
+            self.finish(sender_start, start);
+        }
+        true
+    }
+}

@@ -1,0 +1,344 @@
+//! Collectives and messages as they run in a stream.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+
+use zernel_softgpu::clock::{self, transfer_time};
+use zernel_softgpu::device::nccl_bandwidth;
+use zernel_softgpu::driver_interface::ExternalKernel;
+use zernel_softgpu::truth::{DeviceWork, Symbol, device_work};
+
+use crate::communicator::Communicator;
+use crate::driver::driver;
+use crate::element::{DataType, Reduction, reduce};
+use crate::message::{Message, run_messages};
+use crate::segment::{Aborted, COLLECTIVE_CHUNK, RankWord};
+use crate::status::NcclError;
+
+/// What each rank gets out of a collective.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Pattern {
+    AllReduce(Reduction),
+    Reduce(Reduction, usize),
+    ReduceScatter(Reduction),
+    Broadcast(usize),
+    AllGather,
+    Gather(usize),
+    AllToAll,
+    Scatter(usize),
+}
+
+/// A collective as one rank calls it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Collective {
+    pub(crate) pattern: Pattern,
+    pub(crate) data_type: DataType,
+    pub(crate) send: u64,
+    pub(crate) receive: u64,
+    /// Bytes of the part that belongs to one rank.
+    pub(crate) part: usize,
+}
+
+/// One call between group start and end, or alone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Task {
+    Collective(Collective),
+    Message(Message),
+}
+
+/// A task, and the call that asked for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Issued {
+    pub(crate) task: Task,
+    pub(crate) symbol: &'static Symbol,
+}
+
+/// What one launch does: the tasks of one communicator in one stream, of one group.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) communicator: Arc<Communicator>,
+    pub(crate) stream: u64,
+    pub(crate) tasks: Vec<Issued>,
+    /// Its place in the communicator's order; none in a graph, which may run many times.
+    ticket: Option<u64>,
+}
+
+impl Operation {
+    /// Launches the tasks in the stream.
+    pub(crate) fn launch(
+        communicator: Arc<Communicator>,
+        stream: u64,
+        tasks: Vec<Issued>,
+    ) -> Result<(), NcclError> {
+        const PER_THREAD_STREAM: u64 = 2;
+        let context = communicator.place.context;
+        let launch = || {
+            let driver = driver()?;
+            let captured = driver.is_capturing(stream)?;
+            let operation = Arc::new(Self {
+                ticket: (!captured).then(|| communicator.issue()),
+                communicator,
+                stream,
+                tasks,
+            });
+            let launched = driver.launch(kernel()?, stream, Arc::as_ptr(&operation) as u64);
+            if launched.is_err() && operation.ticket.is_some() {
+                operation.communicator.finish_turn();
+            }
+            launched
+        };
+        // Default streams belong to whatever context is current.
+        match stream > PER_THREAD_STREAM {
+            true => launch(),
+            false => driver()?.with_context(context, launch),
+        }
+    }
+
+    fn run(&self, start: u64) -> u64 {
+        if let Some(ticket) = self.ticket {
+            self.communicator.take_turn(ticket);
+        }
+        let end = self.run_tasks(start).unwrap_or(start).max(clock::now());
+        if self.ticket.is_some() {
+            self.communicator.finish_turn();
+        }
+        end
+    }
+
+    /// Collectives in order, then all messages at once.
+    fn run_tasks(&self, start: u64) -> Result<u64, Aborted> {
+        let mut end = start;
+        for issued in &self.tasks {
+            if let Task::Collective(collective) = &issued.task {
+                end = collective.run(&self.communicator, end)?;
+                self.log(
+                    issued,
+                    collective.total(self.communicator.segment.ranks()),
+                    start,
+                    end,
+                );
+            }
+        }
+        let messages: Vec<Message> = self.messages().map(|(message, _)| message).collect();
+        if !messages.is_empty() {
+            end = run_messages(&self.communicator, &messages, end)?;
+            self.messages()
+                .for_each(|(message, issued)| self.log(issued, message.bytes, start, end));
+        }
+        Ok(end)
+    }
+
+    fn messages(&self) -> impl Iterator<Item = (Message, &Issued)> {
+        self.tasks.iter().filter_map(|issued| match issued.task {
+            Task::Message(message) => Some((message, issued)),
+            Task::Collective(_) => None,
+        })
+    }
+
+    fn log(&self, issued: &Issued, bytes: usize, start: u64, end: u64) {
+        device_work(&DeviceWork {
+            symbol: issued.symbol,
+            stream: self.stream,
+            bytes: bytes as u64,
+            start,
+            end: end.max(clock::now()),
+        });
+    }
+}
+
+/// The kernel that all operations are launched as.
+fn kernel() -> Result<u64, NcclError> {
+    static KERNEL: OnceLock<u64> = OnceLock::new();
+    let driver = driver()?;
+    Ok(*KERNEL.get_or_init(|| {
+        let kernel = ExternalKernel {
+            run,
+            retain,
+            release,
+        };
+        driver.create_kernel(c"ncclDevKernel_softgpu", kernel)
+    }))
+}
+
+extern "C" fn run(operation: u64, start: u64) -> u64 {
+    // SAFETY: the launch that runs this holds the operation.
+    let operation = unsafe { &*(operation as *const Operation) };
+    operation.run(start)
+}
+
+extern "C" fn retain(operation: u64) {
+    // SAFETY: whoever passes the operation on holds it.
+    unsafe { Arc::increment_strong_count(operation as *const Operation) };
+}
+
+extern "C" fn release(operation: u64) {
+    // SAFETY: pairs with a `retain`.
+    unsafe { Arc::decrement_strong_count(operation as *const Operation) };
+}
+
+/// The part of `whole` that starts at `start` and is `bytes` long, as far as it lies in a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Overlap {
+    /// Where it begins in the window.
+    in_window: usize,
+    /// Where it begins in the part.
+    in_part: usize,
+    bytes: usize,
+}
+
+fn overlap(window: usize, window_bytes: usize, part: usize, part_bytes: usize) -> Option<Overlap> {
+    let start = window.max(part);
+    let end = (window + window_bytes).min(part + part_bytes);
+    (start < end).then(|| Overlap {
+        in_window: start - window,
+        in_part: start - part,
+        bytes: end - start,
+    })
+}
+
+fn write(address: u64, bytes: &[u8]) {
+    // SAFETY: the program's receive buffer, for which it vouches; not shared memory, so no overlap.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+}
+
+impl Collective {
+    /// Bytes that a contributing rank shows: one part, or one for each rank.
+    pub(crate) fn total(&self, ranks: usize) -> usize {
+        match self.pattern {
+            Pattern::ReduceScatter(_) | Pattern::AllToAll | Pattern::Scatter(_) => {
+                self.part * ranks
+            }
+            _ => self.part,
+        }
+    }
+
+    /// Whether `rank` shows anything.
+    fn contributes(&self, rank: usize) -> bool {
+        match self.pattern {
+            Pattern::Broadcast(root) | Pattern::Scatter(root) => rank == root,
+            _ => true,
+        }
+    }
+
+    /// Chunk by chunk: everybody shows its own, then everybody takes what it needs of the others'.
+    fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, Aborted> {
+        let segment = &communicator.segment;
+        let look_around = || communicator.look_around(segment.misses_somebody(RankWord::Arrived));
+        let total = self.total(segment.ranks());
+        let mut all_started = start;
+        segment
+            .word(segment.rank(), RankWord::Start)
+            .store(start, Relaxed);
+        let mut offset = 0;
+        loop {
+            let bytes = (total - offset).min(COLLECTIVE_CHUNK);
+            if self.contributes(segment.rank()) {
+                segment.show(self.send + offset as u64, bytes);
+            }
+            segment.step(RankWord::Arrived, look_around)?;
+            for rank in 0..segment.ranks() {
+                all_started = all_started.max(segment.word(rank, RankWord::Start).load(Relaxed));
+            }
+            self.take(communicator, offset, bytes);
+            segment.step(RankWord::Arrived, look_around)?;
+            offset += bytes;
+            if offset >= total {
+                return Ok(all_started + transfer_time(total as u64, nccl_bandwidth()));
+            }
+        }
+    }
+
+    /// Takes what this rank needs of the chunk at `offset`.
+    fn take(&self, communicator: &Communicator, offset: usize, bytes: usize) {
+        let segment = &communicator.segment;
+        let (own, ranks) = (segment.rank(), segment.ranks());
+        let here = self.receive + offset as u64;
+        match self.pattern {
+            Pattern::AllReduce(reduction) => self.reduce(communicator, reduction, 0..bytes, here),
+            Pattern::Reduce(reduction, root) if root == own => {
+                self.reduce(communicator, reduction, 0..bytes, here);
+            }
+            Pattern::ReduceScatter(reduction) => {
+                if let Some(own) = overlap(offset, bytes, own * self.part, self.part) {
+                    let range = own.in_window..own.in_window + own.bytes;
+                    self.reduce(
+                        communicator,
+                        reduction,
+                        range,
+                        self.receive + own.in_part as u64,
+                    );
+                }
+            }
+            Pattern::Broadcast(root) => write(here, segment.shown(root, bytes)),
+            Pattern::AllGather => self.gather(communicator, offset, bytes),
+            Pattern::Gather(root) if root == own => self.gather(communicator, offset, bytes),
+            Pattern::AllToAll => (0..ranks).for_each(|from| {
+                self.take_own_part(communicator, from, offset, bytes, from * self.part);
+            }),
+            Pattern::Scatter(root) => self.take_own_part(communicator, root, offset, bytes, 0),
+            Pattern::Reduce(..) | Pattern::Gather(_) => {}
+        }
+    }
+
+    fn gather(&self, communicator: &Communicator, offset: usize, bytes: usize) {
+        for rank in 0..communicator.segment.ranks() {
+            let place = self.receive + (rank * self.part + offset) as u64;
+            write(place, communicator.segment.shown(rank, bytes));
+        }
+    }
+
+    fn reduce(
+        &self,
+        communicator: &Communicator,
+        reduction: Reduction,
+        range: std::ops::Range<usize>,
+        receive: u64,
+    ) {
+        let segment = &communicator.segment;
+        let shown = |rank| &segment.shown(rank, range.end)[range.clone()];
+        let operands: Vec<&[u8]> = (0..segment.ranks()).map(shown).collect();
+        let mut result = vec![0; range.len()];
+        reduce(self.data_type, reduction, &operands, &mut result);
+        write(receive, &result);
+    }
+
+    /// Of what `from` shows, the part meant for this rank, to `place` in the receive buffer.
+    fn take_own_part(
+        &self,
+        communicator: &Communicator,
+        from: usize,
+        offset: usize,
+        bytes: usize,
+        place: usize,
+    ) {
+        let segment = &communicator.segment;
+        if let Some(own) = overlap(offset, bytes, segment.rank() * self.part, self.part) {
+            let shown = segment.shown(from, bytes);
+            let address = self.receive + (place + own.in_part) as u64;
+            write(address, &shown[own.in_window..own.in_window + own.bytes]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlaps() {
+        assert_eq!(overlap(0, 10, 10, 5), None);
+        let all = Overlap {
+            in_window: 2,
+            in_part: 0,
+            bytes: 5,
+        };
+        assert_eq!(overlap(10, 10, 12, 5), Some(all));
+        let end = Overlap {
+            in_window: 0,
+            in_part: 3,
+            bytes: 7,
+        };
+        assert_eq!(overlap(10, 10, 7, 10), Some(end));
+    }
+}

@@ -1,0 +1,433 @@
+//! The shared memory of a communicator.
+//!
+//! It is a memfd of the process that made the unique id. The id says which process and which
+//! descriptor, and the others open it through `/proc`. So it has no name that could be left behind:
+//! it is gone when the last process that maps it is gone, however that came about.
+//!
+//! | part | for each | what |
+//! |---|---|---|
+//! | header | | cookie, number of ranks, bell |
+//! | ranks | rank | identity, state, progress of collectives, start of the operation, control words |
+//! | channels | pair of ranks | progress of point-to-point messages, starts of both sides |
+//! | buffers | rank | [`COLLECTIVE_CHUNK`] bytes |
+//! | channel buffers | pair of ranks | [`MESSAGE_CHUNK`] bytes |
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+use zernel_softgpu::process::Identity;
+use zernel_softgpu::shared_memory::SharedMemory;
+
+use crate::status::NcclError;
+
+/// Bytes that each rank shows the others at a time; a multiple of every element size.
+pub(crate) const COLLECTIVE_CHUNK: usize = 4 << 20;
+/// Bytes of a message on their way at a time.
+pub(crate) const MESSAGE_CHUNK: usize = 1 << 16;
+/// The most ranks of a communicator.
+pub(crate) const MAX_RANKS: usize = 64;
+
+const PAGE: usize = 4096;
+const HEADER_COOKIE: usize = 0;
+const HEADER_RANKS: usize = 16;
+const HEADER_BELL: usize = 24;
+const RANK_BYTES: usize = 256;
+const CHANNEL_BYTES: usize = 64;
+
+/// A word of a rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum RankWord {
+    Pid = 0,
+    StartTime = 1,
+    State = 2,
+    /// Steps of collectives this rank has got to.
+    Arrived = 3,
+    /// When its current operation started on its device.
+    Start = 4,
+    /// Steps of control exchanges this rank has got to.
+    ControlArrived = 5,
+    /// The first of [`CONTROL_WORDS`].
+    Control = 8,
+}
+
+/// Words of a control message.
+pub(crate) const CONTROL_WORDS: usize = 8;
+
+const STATE_JOINED: u64 = 1;
+const STATE_LEFT: u64 = 2;
+
+/// A word of a channel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ChannelWord {
+    /// Chunks put in by the sender.
+    Sent = 0,
+    /// Chunks taken out by the receiver.
+    Received = 1,
+    SenderStart = 2,
+    ReceiverStart = 3,
+}
+
+/// `ncclUniqueId`: where the memfd is, and how to know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct UniqueId {
+    cookie: u64,
+    start_time: u64,
+    pid: u32,
+    descriptor: i32,
+    padding: [u64; 13],
+}
+
+impl UniqueId {
+    /// As words for a control message.
+    pub(crate) fn words(&self) -> [u64; 3] {
+        let place = u64::from(self.pid) << 32 | u64::from(self.descriptor.cast_unsigned());
+        [self.cookie, self.start_time, place]
+    }
+
+    /// From the words of a control message.
+    pub(crate) fn from_words([cookie, start_time, place]: [u64; 3]) -> Self {
+        Self {
+            cookie,
+            start_time,
+            pid: (place >> 32) as u32,
+            descriptor: (place as u32).cast_signed(),
+            padding: [0; 13],
+        }
+    }
+
+    /// Its first eight bytes, which tell ids apart.
+    pub(crate) fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    fn maker(&self) -> Identity {
+        Identity {
+            pid: self.pid,
+            start_time: self.start_time,
+        }
+    }
+}
+
+/// The memfds behind the ids this process made, kept until everybody has opened them.
+static MADE: Mutex<Vec<(u64, OwnedFd)>> = Mutex::new(Vec::new());
+
+/// Makes an id and the memory it stands for.
+pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
+    let file = memfd_create("softgpu-nccl", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, PAGE as u64)?;
+    let own = Identity::own();
+    let mut cookie = [0; 8];
+    rustix::rand::getrandom(&mut cookie, rustix::rand::GetRandomFlags::empty())?;
+    let id = UniqueId {
+        cookie: u64::from_ne_bytes(cookie),
+        start_time: own.start_time,
+        pid: own.pid,
+        descriptor: file.as_raw_fd(),
+        padding: [0; 13],
+    };
+    SharedMemory::map(&file, PAGE)?
+        .word(HEADER_COOKIE)
+        .store(id.cookie, Release);
+    MADE.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push((id.cookie, file));
+    Ok(id)
+}
+
+/// Everybody has opened it: the descriptor is no longer needed.
+fn forget(id: &UniqueId) {
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    made.retain(|(cookie, _)| *cookie != id.cookie);
+}
+
+/// Waiting was given up because the communicator was aborted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Aborted;
+
+/// The shared memory as one rank sees it.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    memory: SharedMemory,
+    rank: usize,
+    ranks: usize,
+}
+
+fn total_bytes(ranks: usize) -> usize {
+    buffers_offset(ranks) + ranks * COLLECTIVE_CHUNK + ranks * ranks * MESSAGE_CHUNK
+}
+
+fn channels_offset(ranks: usize) -> usize {
+    PAGE + ranks * RANK_BYTES
+}
+
+fn buffers_offset(ranks: usize) -> usize {
+    (channels_offset(ranks) + ranks * ranks * CHANNEL_BYTES).next_multiple_of(PAGE)
+}
+
+fn open(id: &UniqueId) -> Result<File, NcclError> {
+    let path = format!("/proc/{}/fd/{}", id.pid, id.descriptor);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|_| NcclError::RemoteError)?;
+    let long_enough = file.metadata()?.len() >= PAGE as u64;
+    if !long_enough
+        || SharedMemory::map(&file, PAGE)?
+            .word(HEADER_COOKIE)
+            .load(Acquire)
+            != id.cookie
+    {
+        return Err(NcclError::InvalidArgument);
+    }
+    Ok(file)
+}
+
+impl Segment {
+    /// Joins as `rank`, and waits until all others have joined.
+    pub(crate) fn join(id: &UniqueId, rank: usize, ranks: usize) -> Result<Self, NcclError> {
+        if rank >= ranks || ranks > MAX_RANKS {
+            return Err(NcclError::InvalidArgument);
+        }
+        let file = open(id)?;
+        // Only ever grows, and to the same size for everybody who agrees on the number of ranks.
+        if file.metadata()?.len() < total_bytes(ranks) as u64 {
+            file.set_len(total_bytes(ranks) as u64)?;
+        }
+        let segment = Self {
+            memory: SharedMemory::map(&file, total_bytes(ranks))?,
+            rank,
+            ranks,
+        };
+        segment.enter()?;
+        segment.wait_for_everybody(id)?;
+        forget(id);
+        Ok(segment)
+    }
+
+    fn enter(&self) -> Result<(), NcclError> {
+        let agreed = self.memory.word(HEADER_RANKS);
+        let first = agreed.compare_exchange(0, self.ranks as u64, AcqRel, Acquire);
+        if first.is_err_and(|agreed| agreed != self.ranks as u64) {
+            return Err(NcclError::InvalidArgument);
+        }
+        let own = Identity::own();
+        let pid = self.word(self.rank, RankWord::Pid);
+        if pid
+            .compare_exchange(0, u64::from(own.pid), AcqRel, Acquire)
+            .is_err()
+        {
+            return Err(NcclError::InvalidUsage);
+        }
+        self.word(self.rank, RankWord::StartTime)
+            .store(own.start_time, Relaxed);
+        self.word(self.rank, RankWord::State)
+            .store(STATE_JOINED, Release);
+        self.ring();
+        Ok(())
+    }
+
+    fn wait_for_everybody(&self, id: &UniqueId) -> Result<(), NcclError> {
+        let everybody =
+            || (0..self.ranks).all(|rank| self.word(rank, RankWord::State).load(Acquire) != 0);
+        // Nobody can join any more once the maker of the id is gone.
+        let hope = || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank))
+        {
+            true => Ok(()),
+            false => Err(Aborted),
+        };
+        match self.wait(everybody, hope) {
+            // The maker may have joined last and left at once.
+            Err(Aborted) if !everybody() => Err(NcclError::RemoteError),
+            _ => Ok(()),
+        }
+    }
+
+    /// Number of ranks.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// A word of a rank.
+    pub(crate) fn word(&self, rank: usize, word: RankWord) -> &AtomicU64 {
+        self.memory
+            .word(PAGE + rank * RANK_BYTES + word as usize * 8)
+    }
+
+    fn control_word(&self, rank: usize, index: usize) -> &AtomicU64 {
+        self.memory
+            .word(PAGE + rank * RANK_BYTES + (RankWord::Control as usize + index) * 8)
+    }
+
+    /// A word of the channel from one rank to another.
+    pub(crate) fn channel(&self, from: usize, to: usize, word: ChannelWord) -> &AtomicU64 {
+        let channel = channels_offset(self.ranks) + (from * self.ranks + to) * CHANNEL_BYTES;
+        self.memory.word(channel + word as usize * 8)
+    }
+
+    fn buffer_offset(&self, rank: usize) -> usize {
+        buffers_offset(self.ranks) + rank * COLLECTIVE_CHUNK
+    }
+
+    fn message_offset(&self, from: usize, to: usize) -> usize {
+        buffers_offset(self.ranks)
+            + self.ranks * COLLECTIVE_CHUNK
+            + (from * self.ranks + to) * MESSAGE_CHUNK
+    }
+
+    /// Shows the others `bytes` at an address of this process.
+    pub(crate) fn show(&self, source: u64, bytes: usize) {
+        // SAFETY: the source is the program's buffer, for which it vouches; the others read this rank's
+        // buffer only between the two steps of a chunk, and this is before the first.
+        unsafe {
+            self.memory
+                .store(self.buffer_offset(self.rank), source, bytes);
+        };
+    }
+
+    /// What `rank` shows.
+    pub(crate) fn shown(&self, rank: usize, bytes: usize) -> &[u8] {
+        // SAFETY: between the two steps of a chunk nobody writes.
+        unsafe { self.memory.slice(self.buffer_offset(rank), bytes) }
+    }
+
+    /// Puts a chunk of a message into the channel to `to`, which must be empty.
+    pub(crate) fn put(&self, to: usize, source: u64, bytes: usize) {
+        // SAFETY: the source is the program's buffer, for which it vouches; the receiver reads the
+        // channel only after it is counted as sent.
+        unsafe {
+            self.memory
+                .store(self.message_offset(self.rank, to), source, bytes);
+        };
+    }
+
+    /// The chunk in the channel from `from`, which must be full.
+    pub(crate) fn taken(&self, from: usize, bytes: usize) -> &[u8] {
+        // SAFETY: the sender writes the channel only after it is counted as received.
+        unsafe {
+            self.memory
+                .slice(self.message_offset(from, self.rank), bytes)
+        }
+    }
+
+    fn bell(&self) -> &AtomicU32 {
+        self.memory.half_word(HEADER_BELL)
+    }
+
+    /// Wakes everybody who waits for something here.
+    pub(crate) fn ring(&self) {
+        self.bell().fetch_add(1, AcqRel);
+        // Cannot fail on a valid address.
+        let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX.cast_unsigned());
+    }
+
+    /// Waits until `done`, and wakes every now and then to `look_around`, which may give up.
+    pub(crate) fn wait(
+        &self,
+        mut done: impl FnMut() -> bool,
+        mut look_around: impl FnMut() -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
+        loop {
+            let bell = self.bell_value();
+            if done() {
+                return Ok(());
+            }
+            self.wait_for_bell(bell, &mut look_around)?;
+        }
+    }
+
+    /// To be read before looking at anything that a ring of the bell announces.
+    pub(crate) fn bell_value(&self) -> u32 {
+        self.bell().load(Acquire)
+    }
+
+    /// Sleeps until the bell has another value, or for a while, and then calls `look_around`.
+    pub(crate) fn wait_for_bell(
+        &self,
+        value: u32,
+        look_around: impl FnOnce() -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
+        let a_while = Timespec {
+            tv_sec: 0,
+            tv_nsec: 20_000_000,
+        };
+        match futex::wait(self.bell(), futex::Flags::empty(), value, Some(&a_while)) {
+            Err(rustix::io::Errno::TIMEDOUT) => look_around(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a rank has left or died.
+    pub(crate) fn is_lost(&self, rank: usize) -> bool {
+        let identity = Identity {
+            pid: self.word(rank, RankWord::Pid).load(Relaxed) as u32,
+            start_time: self.word(rank, RankWord::StartTime).load(Relaxed),
+        };
+        match self.word(rank, RankWord::State).load(Acquire) {
+            STATE_JOINED => !identity.is_alive(),
+            STATE_LEFT => true,
+            _ => false,
+        }
+    }
+
+    /// Tells the others that this rank takes no further part.
+    pub(crate) fn leave(&self) {
+        self.word(self.rank, RankWord::State)
+            .store(STATE_LEFT, Release);
+        self.ring();
+    }
+
+    /// Tells everybody a few words, and returns everybody's.
+    pub(crate) fn exchange(
+        &self,
+        words: [u64; CONTROL_WORDS],
+        look_around: impl Fn() -> Result<(), Aborted>,
+    ) -> Result<Vec<[u64; CONTROL_WORDS]>, Aborted> {
+        for (index, word) in words.into_iter().enumerate() {
+            self.control_word(self.rank, index).store(word, Relaxed);
+        }
+        self.control_step(&look_around)?;
+        let words_of =
+            |rank| std::array::from_fn(|index| self.control_word(rank, index).load(Relaxed));
+        let all = (0..self.ranks).map(words_of).collect();
+        self.control_step(&look_around)?;
+        Ok(all)
+    }
+
+    fn control_step(&self, look_around: &impl Fn() -> Result<(), Aborted>) -> Result<(), Aborted> {
+        self.step(RankWord::ControlArrived, look_around)
+    }
+
+    /// Goes one step on, and waits until all others have got there.
+    pub(crate) fn step(
+        &self,
+        counter: RankWord,
+        look_around: impl Fn() -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
+        let step = self.word(self.rank, counter).fetch_add(1, AcqRel) + 1;
+        self.ring();
+        let there = |rank| self.word(rank, counter).load(Acquire) >= step;
+        self.wait(|| (0..self.ranks).all(there), look_around)
+    }
+
+    /// Whether a rank that this one waits for in `counter` will never come.
+    pub(crate) fn misses_somebody(&self, counter: RankWord) -> bool {
+        let step = self.word(self.rank, counter).load(Acquire);
+        (0..self.ranks)
+            .any(|rank| self.word(rank, counter).load(Acquire) < step && self.is_lost(rank))
+    }
+}

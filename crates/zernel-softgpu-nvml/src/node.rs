@@ -1,0 +1,65 @@
+//! The node NVML looks at, between `nvmlInit` and `nvmlShutdown`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zernel_softgpu::node::Node;
+
+use crate::status::NvmlError;
+
+/// Device handles are this plus the index, so that null and nonsense are noticed.
+const FIRST_HANDLE: u64 = 0x6e76_6d6c_0000;
+
+static STATE: Mutex<State> = Mutex::new(State {
+    users: 0,
+    node: None,
+});
+
+struct State {
+    users: usize,
+    node: Option<Arc<Node>>,
+}
+
+/// `nvmlInit`: as often as you like; the node is opened anew after the last shutdown.
+pub(crate) fn initialise() -> Result<(), NvmlError> {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if state.node.is_none() {
+        let node = Node::open().map_err(|error| {
+            eprintln!("softgpu: NVML: cannot use the simulated node's state: {error}");
+            NvmlError::OperatingSystem
+        })?;
+        state.node = Some(node);
+    }
+    state.users += 1;
+    Ok(())
+}
+
+/// `nvmlShutdown`.
+pub(crate) fn shut_down() -> Result<(), NvmlError> {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    state.users = state.users.checked_sub(1).ok_or(NvmlError::Uninitialized)?;
+    if state.users == 0 {
+        state.node = None;
+    }
+    Ok(())
+}
+
+/// The node.
+pub(crate) fn node() -> Result<Arc<Node>, NvmlError> {
+    let state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    state.node.clone().ok_or(NvmlError::Uninitialized)
+}
+
+/// The handle of a device.
+pub(crate) fn handle(index: usize) -> u64 {
+    FIRST_HANDLE + index as u64
+}
+
+/// The node, and the index of the device of a handle.
+pub(crate) fn device(handle: u64) -> Result<(Arc<Node>, usize), NvmlError> {
+    let node = node()?;
+    let index = handle.wrapping_sub(FIRST_HANDLE) as usize;
+    match index < node.devices() {
+        true => Ok((node, index)),
+        false => Err(NvmlError::InvalidArgument),
+    }
+}

@@ -1,0 +1,140 @@
+//! Arguments as C hands them over: pointers that may be null, checked before use.
+//!
+//! None of these types can be made in Rust, except from a pointer in an `unsafe` block. Where an
+//! exported function takes one, C made it, and with it the promise that every C API rests on: a pointer
+//! is null, or it points to what the documentation says it points to.
+
+use std::ffi::{CStr, c_char};
+
+/// A null pointer where the function needs a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NullPointer;
+
+/// Where to store a result.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Stores `value`.
+    pub fn set(&self, value: T) -> Result<(), NullPointer> {
+        self.set_at(0, value)
+    }
+
+    /// Stores `value` if the caller wants it.
+    pub fn set_if_wanted(&self, value: T) {
+        // A null pointer says that it is not wanted.
+        let _ = self.set(value);
+    }
+
+    /// Stores `value` as element `index` of the caller's array.
+    pub fn set_at(&self, index: usize, value: T) -> Result<(), NullPointer> {
+        if self.0.is_null() {
+            return Err(NullPointer);
+        }
+        // SAFETY: not null, so by the C caller's promise it has room for the elements it announced.
+        unsafe { self.0.add(index).write(value) };
+        Ok(())
+    }
+
+    /// Whether the caller passed null.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+}
+
+impl<T: Copy> Out<T> {
+    /// What the caller put there, where an argument goes both ways.
+    pub fn get(&self) -> Result<T, NullPointer> {
+        In(self.0.cast_const()).get()
+    }
+}
+
+impl Out<c_char> {
+    /// Stores `text` and a terminating zero in a buffer of `capacity` bytes, cut off if it must be.
+    /// Tells whether all of it fitted.
+    pub fn set_text(&self, text: &str, capacity: usize) -> Result<bool, NullPointer> {
+        let room = capacity.saturating_sub(1);
+        for (index, byte) in text.bytes().take(room).enumerate() {
+            self.set_at(index, byte.cast_signed())?;
+        }
+        if capacity > 0 {
+            self.set_at(text.len().min(room), 0)?;
+        }
+        Ok(text.len() <= room)
+    }
+}
+
+/// What to read an argument from: a value, or the first of several.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct In<T>(*const T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for In<T> {}
+
+impl<T: Copy> In<T> {
+    /// Wraps a pointer found inside another argument.
+    ///
+    /// # Safety
+    /// As for any pointer from C: null, or valid for reads of what it is documented to point to.
+    #[must_use]
+    pub unsafe fn new(pointer: *const T) -> Self {
+        Self(pointer)
+    }
+
+    /// The value.
+    pub fn get(self) -> Result<T, NullPointer> {
+        self.get_at(0)
+    }
+
+    /// Element `index` of the caller's array.
+    pub fn get_at(self, index: usize) -> Result<T, NullPointer> {
+        if self.0.is_null() {
+            return Err(NullPointer);
+        }
+        // SAFETY: not null, so by the C caller's promise it points to the elements it announced;
+        // unaligned, because parameter buffers are packed by hand.
+        Ok(unsafe { self.0.add(index).read_unaligned() })
+    }
+
+    /// The same pointer, to a value of another type.
+    #[must_use]
+    pub fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
+
+    /// Whether the caller passed null.
+    #[must_use]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The bare pointer.
+    #[must_use]
+    pub fn pointer(self) -> *const T {
+        self.0
+    }
+}
+
+/// A zero-terminated string.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Text(*const c_char);
+
+impl Text {
+    /// The string; bytes that are not UTF-8 are replaced.
+    pub fn get(&self) -> Result<String, NullPointer> {
+        if self.0.is_null() {
+            return Err(NullPointer);
+        }
+        // SAFETY: not null, so by the C caller's promise it is a zero-terminated string.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        Ok(text.to_string_lossy().into_owned())
+    }
+}

@@ -1,0 +1,174 @@
+//! How busy a device is, from work whose end is known before it comes.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::clock;
+
+/// Utilisation is given over about this long.
+const WINDOW: u64 = 500_000_000;
+/// Past states are kept at least this far apart; together they reach back further than the window.
+const SPACING: u64 = 1 << 26;
+const HISTORY: usize = 16;
+const STATE_WORDS: usize = 3;
+
+/// Current state, number of past states, past states.
+pub(crate) const BUSY_WORDS: usize = STATE_WORDS + 1 + HISTORY * STATE_WORDS;
+
+/// Busy time of one process on one device. Written by one thread at a time, read by anybody.
+#[derive(Clone, Copy)]
+pub(crate) struct BusyMeter<'a>(pub(crate) &'a [AtomicU64]);
+
+/// All work known at time `at`: how much in all, and until when it lasts.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct State {
+    at: u64,
+    busy: u64,
+    until: u64,
+}
+
+impl State {
+    fn load(words: &[AtomicU64]) -> Self {
+        let [at, busy, until] = [0, 1, 2].map(|index| words[index].load(Relaxed));
+        Self { at, busy, until }
+    }
+
+    fn store(self, words: &[AtomicU64]) {
+        words[0].store(self.at, Relaxed);
+        words[1].store(self.busy, Relaxed);
+        words[2].store(self.until, Relaxed);
+    }
+
+    /// Busy time up to `time`: all of it but what lies in the future.
+    fn busy_until(self, time: u64) -> u64 {
+        self.busy - self.until.saturating_sub(time).min(self.busy)
+    }
+
+    /// Work that overlaps with earlier work keeps the device busy only once.
+    fn add(&mut self, start: u64, end: u64) {
+        let from = start.max(self.until);
+        self.busy += end.saturating_sub(from);
+        self.until = self.until.max(end);
+    }
+}
+
+impl<'a> BusyMeter<'a> {
+    fn current(self) -> &'a [AtomicU64] {
+        &self.0[..STATE_WORDS]
+    }
+
+    fn recorded(self) -> &'a AtomicU64 {
+        &self.0[STATE_WORDS]
+    }
+
+    fn past(self, number: u64) -> &'a [AtomicU64] {
+        let start = STATE_WORDS + 1 + number as usize % HISTORY * STATE_WORDS;
+        &self.0[start..start + STATE_WORDS]
+    }
+
+    pub(crate) fn add(self, start: u64, end: u64) {
+        self.add_at(clock::now(), start, end);
+    }
+
+    fn add_at(self, now: u64, start: u64, end: u64) {
+        let mut state = State::load(self.current());
+        let recorded = self.recorded().load(Relaxed);
+        let last = recorded
+            .checked_sub(1)
+            .map_or(0, |last| State::load(self.past(last)).at);
+        if now >= last + SPACING {
+            State { at: now, ..state }.store(self.past(recorded));
+            self.recorded().store(recorded + 1, Relaxed);
+        }
+        state.add(start, end);
+        state.store(self.current());
+    }
+
+    /// Share of the window before `now` that was busy, 0 to 1.
+    pub(crate) fn utilization(self, now: u64) -> f64 {
+        let begin = now.saturating_sub(WINDOW);
+        let (begin, busy_before) = self.busy_before(begin);
+        let busy = State::load(self.current())
+            .busy_until(now)
+            .saturating_sub(busy_before);
+        (busy as f64 / (now - begin).max(1) as f64).min(1.0)
+    }
+
+    /// The last moment not after `time` whose busy time is known exactly, and that busy time.
+    ///
+    /// A past state is exact at its own time. It stays so until the next one, less the first
+    /// [`SPACING`]: any change after that would have been recorded.
+    fn busy_before(self, time: u64) -> (u64, u64) {
+        let recorded = self.recorded().load(Relaxed);
+        let mut later = State::load(self.current());
+        for number in (recorded.saturating_sub(HISTORY as u64)..recorded).rev() {
+            let past = State::load(self.past(number));
+            if past.at + SPACING <= time {
+                return (time, later.busy_until(time));
+            }
+            if past.at <= time {
+                return (past.at, past.busy_until(past.at));
+            }
+            later = past;
+        }
+        (time, later.busy_until(time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn meter() -> Vec<AtomicU64> {
+        (0..BUSY_WORDS).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn percent(words: &[AtomicU64], now: u64) -> u32 {
+        (BusyMeter(words).utilization(now) * 100.0).round() as u32
+    }
+
+    #[test]
+    fn steady_load_shows_its_share_at_any_moment() {
+        let words = meter();
+        for step in 100..400 {
+            let now = step * 10 * MS;
+            BusyMeter(&words).add_at(now, now, now + 4 * MS);
+            if step > 200 {
+                assert!(
+                    (39..=41).contains(&percent(&words, now + 7 * MS)),
+                    "step {step}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn work_queued_far_ahead_counts_when_its_time_comes() {
+        let words = meter();
+        let now = 10_000 * MS;
+        BusyMeter(&words).add_at(now, now + 1000 * MS, now + 3000 * MS);
+        assert_eq!(percent(&words, now + 500 * MS), 0);
+        assert_eq!(percent(&words, now + 1250 * MS), 50);
+        assert_eq!(percent(&words, now + 2500 * MS), 100);
+        assert_eq!(percent(&words, now + 9000 * MS), 0);
+    }
+
+    #[test]
+    fn overlapping_work_counts_once() {
+        let words = meter();
+        let now = 10_000 * MS;
+        for _ in 0..4 {
+            BusyMeter(&words).add_at(now, now, now + 250 * MS);
+        }
+        assert_eq!(percent(&words, now + 500 * MS), 50);
+    }
+
+    #[test]
+    fn load_after_a_long_idle_time_is_not_spread_over_it() {
+        let words = meter();
+        BusyMeter(&words).add_at(1000 * MS, 1000 * MS, 1100 * MS);
+        BusyMeter(&words).add_at(60_000 * MS, 60_000 * MS, 60_250 * MS);
+        assert_eq!(percent(&words, 60_300 * MS), 50);
+    }
+}

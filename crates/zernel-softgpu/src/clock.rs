@@ -1,0 +1,61 @@
+//! The device clock, which is CLOCK_MONOTONIC, and the three ways to wait for it.
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
+
+/// Nanoseconds of CLOCK_MONOTONIC.
+#[must_use]
+pub fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * NANOSECONDS_PER_SECOND + time.tv_nsec as u64
+}
+
+/// How a thread waits for the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Waiting {
+    /// Burns its CPU.
+    #[default]
+    Spin,
+    /// Burns its CPU, but offers it to others all the time.
+    Yield,
+    /// Sleeps.
+    Block,
+}
+
+impl Waiting {
+    /// One turn of a polling loop. Not for [`Waiting::Block`], which has something to sleep on.
+    pub(crate) fn poll(self) {
+        match self {
+            Self::Spin => std::hint::spin_loop(),
+            Self::Yield | Self::Block => std::thread::yield_now(),
+        }
+    }
+}
+
+/// Returns when the clock has reached `deadline`.
+pub fn wait_until(deadline: u64, how: Waiting) {
+    while now() < deadline {
+        match how {
+            Waiting::Block => sleep_until(deadline),
+            _ => how.poll(),
+        }
+    }
+}
+
+fn sleep_until(deadline: u64) {
+    let time = Timespec {
+        tv_sec: (deadline / NANOSECONDS_PER_SECOND) as i64,
+        tv_nsec: (deadline % NANOSECONDS_PER_SECOND) as i64,
+    };
+    // An interrupted sleep is resumed by the caller's loop.
+    let _ = rustix::thread::clock_nanosleep_absolute(rustix::thread::ClockId::Monotonic, &time);
+}
+
+/// How long `bytes` take at `bytes_per_second`.
+#[must_use]
+pub fn transfer_time(bytes: u64, bytes_per_second: u64) -> u64 {
+    let time = u128::from(bytes) * u128::from(NANOSECONDS_PER_SECOND)
+        / u128::from(bytes_per_second.max(1));
+    u64::try_from(time).unwrap_or(u64::MAX / 4)
+}

@@ -1,0 +1,82 @@
+//! When something on the device is done: perhaps not known yet, perhaps in the future.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Release};
+
+use rustix::thread::futex;
+
+use crate::clock::{self, Waiting};
+
+const UNKNOWN: u64 = u64::MAX;
+
+/// The end of a piece of work on the device clock.
+///
+/// Most ends are known at once: start plus duration. The end of what depends on the host or on other
+/// processes becomes known later, and some threads may be waiting for that.
+#[derive(Debug)]
+pub struct Completion {
+    end: AtomicU64,
+    known: AtomicU32,
+}
+
+impl Completion {
+    /// An end that is not known yet.
+    #[must_use]
+    pub fn unknown() -> Arc<Self> {
+        Arc::new(Self {
+            end: AtomicU64::new(UNKNOWN),
+            known: AtomicU32::new(0),
+        })
+    }
+
+    /// An end that is known.
+    #[must_use]
+    pub fn at(end: u64) -> Arc<Self> {
+        Arc::new(Self {
+            end: AtomicU64::new(end),
+            known: AtomicU32::new(1),
+        })
+    }
+
+    /// Makes the end known and wakes everybody who waits for it.
+    pub fn resolve(&self, end: u64) {
+        self.end.store(end, Release);
+        self.known.store(1, Release);
+        // Cannot fail on a valid address.
+        let _ = futex::wake(&self.known, futex::Flags::PRIVATE, i32::MAX.cast_unsigned());
+    }
+
+    /// The end, if it is known.
+    #[must_use]
+    pub fn end(&self) -> Option<u64> {
+        Some(self.end.load(Acquire)).filter(|end| *end != UNKNOWN)
+    }
+
+    /// Whether the device has got there.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.end().is_some_and(|end| end <= clock::now())
+    }
+
+    /// Waits until the end is known, and returns it.
+    pub fn wait_known(&self, how: Waiting) -> u64 {
+        loop {
+            if let Some(end) = self.end() {
+                return end;
+            }
+            match how {
+                Waiting::Block => {
+                    // Woken, interrupted or already known: the loop looks again.
+                    let _ = futex::wait(&self.known, futex::Flags::PRIVATE, 0, None);
+                }
+                _ => how.poll(),
+            }
+        }
+    }
+
+    /// Waits until the device has got there.
+    pub fn wait(&self, how: Waiting) {
+        let end = self.wait_known(how);
+        clock::wait_until(end, how);
+    }
+}

@@ -1,0 +1,65 @@
+//! How libnccl reaches the simulated device inside libcuda.
+//!
+//! As the real one, libnccl launches kernels through the driver's exported `cuLaunchKernelEx`. Its
+//! kernels are *external*: they end when a function in libnccl says so. The driver exports one
+//! private symbol, [`SYMBOL`], through which such kernels are made.
+
+use std::ffi::{CStr, c_char};
+
+/// The private symbol of libcuda: a [`DriverInterface`].
+pub const SYMBOL: &CStr = c"zernel_softgpu_driver_interface_v1";
+
+/// What the driver offers.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct DriverInterface {
+    /// Makes a function for `cuLaunchKernelEx`; its parameter 0 is a `u64` passed to the kernel.
+    pub create_external_kernel: extern "C" fn(name: *const c_char, kernel: ExternalKernel) -> u64,
+}
+
+/// A kernel that runs outside the driver.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ExternalKernel {
+    /// Runs on a thread of the stream's own when the stream has got there; gets the launch argument
+    /// and the start, may block, and returns the end.
+    pub run: extern "C" fn(argument: u64, start: u64) -> u64,
+    /// One more launch or graph node holds the argument.
+    pub retain: extern "C" fn(argument: u64),
+    /// One fewer does.
+    pub release: extern "C" fn(argument: u64),
+}
+
+/// A launch of an external kernel: holds its argument.
+#[derive(Debug)]
+pub struct ExternalLaunch {
+    kernel: ExternalKernel,
+    argument: u64,
+}
+
+impl ExternalLaunch {
+    /// A launch of `kernel` on `argument`.
+    #[must_use]
+    pub fn new(kernel: ExternalKernel, argument: u64) -> Self {
+        (kernel.retain)(argument);
+        Self { kernel, argument }
+    }
+
+    /// Runs it and returns the end.
+    #[must_use]
+    pub fn run(&self, start: u64) -> u64 {
+        (self.kernel.run)(self.argument, start)
+    }
+}
+
+impl Clone for ExternalLaunch {
+    fn clone(&self) -> Self {
+        Self::new(self.kernel, self.argument)
+    }
+}
+
+impl Drop for ExternalLaunch {
+    fn drop(&mut self) {
+        (self.kernel.release)(self.argument);
+    }
+}

@@ -1,0 +1,115 @@
+//! Graphs: work recorded once, with its order, and run many times.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::truth::Symbol;
+use crate::work::Work;
+
+/// A node of a graph: work, and the earlier nodes it comes after.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// What to do.
+    pub work: Work,
+    /// The call that put it here.
+    pub symbol: &'static Symbol,
+    /// Indices of earlier nodes.
+    pub after: Vec<usize>,
+}
+
+/// Nodes in an order in which they can run: each comes after those it depends on.
+#[derive(Debug, Clone, Default)]
+pub struct Graph {
+    /// The nodes.
+    pub nodes: Vec<Node>,
+}
+
+impl Graph {
+    /// Whether all of it can be worked out at once.
+    #[must_use]
+    pub fn is_immediate(&self) -> bool {
+        self.nodes.iter().all(|node| node.work.is_immediate())
+    }
+
+    /// Runs all nodes, the first at `start`, with `execute` for each, and returns the last end.
+    pub(crate) fn run(&self, start: u64, mut execute: impl FnMut(&Node, u64) -> u64) -> u64 {
+        let mut ends = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let ready = node
+                .after
+                .iter()
+                .map(|index| ends[*index])
+                .fold(start, u64::max);
+            ends.push(execute(node, ready));
+        }
+        ends.into_iter().fold(start, u64::max)
+    }
+}
+
+/// A capture under way, shared by the streams that take part.
+#[derive(Debug)]
+pub struct Capture {
+    /// Tells captures apart.
+    pub id: u64,
+    /// The stream that began it, and must end it.
+    pub origin: u64,
+    graph: Mutex<Graph>,
+}
+
+/// Where a stream or event is in a capture: after these nodes.
+#[derive(Debug, Clone)]
+pub struct CapturePoint {
+    /// The capture.
+    pub capture: Arc<Capture>,
+    /// Indices of nodes.
+    pub after: Vec<usize>,
+}
+
+impl CapturePoint {
+    /// The beginning of a new capture, by the stream of this handle.
+    #[must_use]
+    pub fn begin(id: u64, origin: u64) -> Self {
+        let capture = Capture {
+            id,
+            origin,
+            graph: Mutex::default(),
+        };
+        Self {
+            capture: Arc::new(capture),
+            after: Vec::new(),
+        }
+    }
+
+    /// Records `work` after this point, and moves the point behind it.
+    pub fn record(&mut self, work: Work, symbol: &'static Symbol) {
+        let mut graph = self.capture.lock();
+        let index = graph.nodes.len();
+        let after = std::mem::replace(&mut self.after, vec![index]);
+        graph.nodes.push(Node {
+            work,
+            symbol,
+            after,
+        });
+    }
+
+    /// Moves the point behind `other` as well.
+    pub fn join(&mut self, other: &Self) {
+        let new = other
+            .after
+            .iter()
+            .filter(|index| !self.after.contains(index));
+        let new: Vec<usize> = new.copied().collect();
+        self.after.extend(new);
+    }
+}
+
+impl Capture {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Graph> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was captured.
+    #[must_use]
+    pub fn graph(&self) -> Graph {
+        self.lock().clone()
+    }
+}

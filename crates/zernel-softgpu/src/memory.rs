@@ -1,0 +1,184 @@
+//! The address space: which ranges are device memory, and whose.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::sys::Mapping;
+
+/// What an address range is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Allocated on a device.
+    Device,
+    /// Allocated on a device, in stream order, from the pool of this handle.
+    Pool(u64),
+    /// Managed: usable by host and device alike.
+    Managed,
+    /// Host memory of the driver's own.
+    Host,
+    /// Host memory of the program's own, made known to the driver.
+    Registered,
+    /// Physical memory mapped at a reserved address.
+    Mapped,
+}
+
+impl MemoryKind {
+    /// Whether the bytes come out of a device's memory when the range is made.
+    fn takes_device_memory(self) -> bool {
+        matches!(self, Self::Device | Self::Pool(_) | Self::Managed)
+    }
+
+    /// Whether copies go over the bus to the host.
+    #[must_use]
+    pub fn is_host(self) -> bool {
+        matches!(self, Self::Host | Self::Registered)
+    }
+}
+
+/// A range of addresses that the driver knows.
+#[derive(Debug, Clone)]
+pub struct Range {
+    /// First address.
+    pub start: u64,
+    /// Length.
+    pub bytes: u64,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// The device it belongs to.
+    pub device: Arc<Device>,
+    /// The context it was made in.
+    pub context: u64,
+    _mapping: Option<Arc<Mapping>>,
+}
+
+/// A range that gives its device memory back when it goes.
+#[derive(Debug)]
+struct Given {
+    range: Range,
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if self.range.kind.takes_device_memory() {
+            self.range.device.release(self.range.bytes);
+        }
+    }
+}
+
+/// The driver's map of the address space.
+#[derive(Debug, Default)]
+pub struct AddressSpace(Mutex<BTreeMap<u64, Given>>);
+
+impl AddressSpace {
+    /// No memory at all.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, Given>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes zeroed memory of `kind`; none if the device or the machine has not enough.
+    pub fn allocate(
+        &self,
+        device: &Arc<Device>,
+        context: u64,
+        bytes: u64,
+        kind: MemoryKind,
+    ) -> Option<u64> {
+        if kind.takes_device_memory() && !device.reserve(bytes) {
+            return None;
+        }
+        let Ok(mapping) = Mapping::lazy(bytes as usize) else {
+            if kind.takes_device_memory() {
+                device.release(bytes);
+            }
+            return None;
+        };
+        let start = mapping.start();
+        let range = Range {
+            start,
+            bytes,
+            kind,
+            device: Arc::clone(device),
+            context,
+            _mapping: Some(Arc::new(mapping)),
+        };
+        self.ranges().insert(start, Given { range });
+        Some(start)
+    }
+
+    /// Makes memory known that somebody else made. False if part of it is known already.
+    #[must_use]
+    pub fn adopt(
+        &self,
+        device: &Arc<Device>,
+        context: u64,
+        start: u64,
+        bytes: u64,
+        kind: MemoryKind,
+    ) -> bool {
+        let mut ranges = self.ranges();
+        let before = ranges.range(..start.saturating_add(bytes)).next_back();
+        if before.is_some_and(|(_, given)| given.range.start + given.range.bytes > start) {
+            return false;
+        }
+        let range = Range {
+            start,
+            bytes,
+            kind,
+            device: Arc::clone(device),
+            context,
+            _mapping: None,
+        };
+        ranges.insert(start, Given { range });
+        true
+    }
+
+    /// Forgets the range that starts at `start`, if it is one that `right` accepts, and frees its memory.
+    pub fn remove(&self, start: u64, right: impl FnOnce(MemoryKind) -> bool) -> Option<u64> {
+        let mut ranges = self.ranges();
+        if !right(ranges.get(&start)?.range.kind) {
+            return None;
+        }
+        let given = ranges.remove(&start)?;
+        drop(ranges);
+        Some(given.range.bytes)
+    }
+
+    /// Forgets everything made in a context.
+    pub fn remove_context(&self, context: u64) {
+        self.ranges()
+            .retain(|_, given| given.range.context != context);
+    }
+
+    /// The range that holds `address`.
+    pub fn find(&self, address: u64) -> Option<Range> {
+        let ranges = self.ranges();
+        holder(&ranges, address).cloned()
+    }
+
+    /// Whether all of `bytes` at `address` are known memory. They may lie in several ranges side by side.
+    pub fn covers(&self, address: u64, bytes: u64) -> bool {
+        let ranges = self.ranges();
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
+        let mut covered = address;
+        while covered < end {
+            match holder(&ranges, covered) {
+                Some(range) => covered = range.start + range.bytes,
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+fn holder(ranges: &BTreeMap<u64, Given>, address: u64) -> Option<&Range> {
+    let (_, given) = ranges.range(..=address).next_back()?;
+    (address - given.range.start < given.range.bytes).then_some(&given.range)
+}

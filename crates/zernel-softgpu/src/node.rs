@@ -1,0 +1,411 @@
+//! The simulated node: what its processes share.
+//!
+//! One file in the state directory holds the number and size of the devices and a slot per process:
+//! identity, and for each device memory in use and busy time. A process that dies leaves its
+//! slot behind; identity (pid and start time) shows that nobody owns it any more, and it is used again.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::busy::{BUSY_WORDS, BusyMeter};
+use crate::config;
+use crate::process::Identity;
+use crate::shared_memory::SharedMemory;
+
+/// The most devices a node may have.
+pub const MAX_DEVICES: usize = 16;
+const MAX_PROCESSES: usize = 2048;
+const DEFAULT_MEMORY: u64 = 16 << 30;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"zsgnode1");
+const HEADER_WORDS: usize = 8;
+const MAGIC_WORD: usize = 0;
+const DEVICES_WORD: usize = 1;
+const MEMORY_WORD: usize = 2;
+/// How many slots were ever in use.
+const SLOTS_WORD: usize = 3;
+
+/// A slot: pid and start time, then the words of each device.
+const SLOT_HEADER_WORDS: usize = 2;
+const DEVICE_WORDS: usize = 2 + BUSY_WORDS;
+const SLOT_WORDS: usize = SLOT_HEADER_WORDS + MAX_DEVICES * DEVICE_WORDS;
+const FILE_BYTES: usize = (HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS) * 8;
+
+/// The shared state of a simulated node.
+#[derive(Debug)]
+pub struct Node {
+    file: File,
+    memory: SharedMemory,
+    threads: Mutex<()>,
+}
+
+/// Held while the shared state must not change under us: by one thread of one process.
+struct NodeLock<'a> {
+    node: &'a Node,
+    _threads: MutexGuard<'a, ()>,
+}
+
+impl Drop for NodeLock<'_> {
+    fn drop(&mut self) {
+        // Unlocking a lock that is held cannot fail.
+        let _ = flock(&self.node.file, FlockOperation::Unlock);
+    }
+}
+
+/// What a process does on a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProcessUse {
+    /// The process.
+    pub pid: u32,
+    /// Bytes it holds.
+    pub bytes: u64,
+    /// Share of the last half second in which it kept the device busy, 0 to 1.
+    pub utilization: f64,
+}
+
+/// Where the node's state lives: the given directory, or one per user.
+fn directory() -> PathBuf {
+    let user = rustix::process::getuid().as_raw();
+    config::path(config::DIRECTORY)
+        .or_else(|| config::path("XDG_RUNTIME_DIR").map(|path| path.join("zernel-softgpu")))
+        .unwrap_or_else(|| format!("/dev/shm/zernel-softgpu-{user}").into())
+}
+
+/// The hardware of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct Hardware {
+    /// Number of devices.
+    pub devices: usize,
+    /// Memory of each in bytes.
+    pub memory: u64,
+}
+
+impl Hardware {
+    fn from_environment() -> Self {
+        Self {
+            devices: config::number(config::DEVICES, 1),
+            memory: config::number(config::MEMORY, DEFAULT_MEMORY),
+        }
+    }
+}
+
+impl Node {
+    /// Opens the node that the environment names.
+    pub fn open() -> io::Result<Arc<Self>> {
+        Self::open_in(&directory(), Hardware::from_environment())
+    }
+
+    /// Opens the node in `directory`, and sets it up with `hardware` if nobody uses it. Otherwise
+    /// everybody sees the devices that are already there.
+    pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(directory.join("node"))?;
+        lock_file(&file)?;
+        file.set_len(FILE_BYTES as u64)?;
+        let memory = SharedMemory::map(&file, FILE_BYTES)?;
+        let words = memory.words();
+        if words[MAGIC_WORD].load(Acquire) != MAGIC || !slots(words).any(|slot| slot.is_alive()) {
+            set_up(words, hardware);
+        }
+        flock(&file, FlockOperation::Unlock)?;
+        Ok(Arc::new(Self {
+            file,
+            memory,
+            threads: Mutex::new(()),
+        }))
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        self.memory.words()
+    }
+
+    /// Number of devices.
+    #[must_use]
+    pub fn devices(&self) -> usize {
+        self.words()[DEVICES_WORD].load(Relaxed) as usize
+    }
+
+    /// Memory of each device in bytes.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        self.words()[MEMORY_WORD].load(Relaxed)
+    }
+
+    /// Memory in use on `device`, by all processes.
+    #[must_use]
+    pub fn memory_in_use(&self, device: usize) -> u64 {
+        let alive = slots(self.words()).filter(Slot::is_alive);
+        alive
+            .map(|slot| slot.device(device).bytes().load(Relaxed))
+            .sum()
+    }
+
+    /// The processes that have a context or memory on `device`.
+    #[must_use]
+    pub fn processes(&self, device: usize) -> Vec<ProcessUse> {
+        slots(self.words())
+            .filter(Slot::is_alive)
+            .filter_map(|slot| slot.process_use(device))
+            .collect()
+    }
+
+    /// Registers the calling process; once in each program that it runs.
+    pub fn join(self: &Arc<Self>) -> io::Result<Membership> {
+        self.join_as(Identity::own())
+    }
+
+    fn join_as(self: &Arc<Self>, own: Identity) -> io::Result<Membership> {
+        let _lock = self.lock();
+        // What a program used that this process ran before is gone.
+        let before_exec = slots(self.words()).filter(|slot| slot.identity() == own);
+        before_exec.for_each(|slot| slot.clear());
+        let free = slots(self.words()).position(|slot| !slot.is_alive());
+        let index = match free {
+            Some(index) => index,
+            None => self.new_slot()?,
+        };
+        let slot = slot(self.words(), index);
+        slot.clear();
+        slot.0[1].store(own.start_time, Relaxed);
+        slot.0[0].store(u64::from(own.pid), Release);
+        Ok(Membership {
+            node: Arc::clone(self),
+            slot: index,
+            busy: Default::default(),
+        })
+    }
+
+    fn new_slot(&self) -> io::Result<usize> {
+        let slots = self.words()[SLOTS_WORD].load(Relaxed) as usize;
+        if slots == MAX_PROCESSES {
+            let problem = format!("{MAX_PROCESSES} processes already use the simulated node");
+            return Err(io::Error::other(problem));
+        }
+        self.words()[SLOTS_WORD].store(slots as u64 + 1, Relaxed);
+        Ok(slots)
+    }
+
+    fn lock(&self) -> NodeLock<'_> {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let locked = lock_file(&self.file);
+        assert!(
+            locked.is_ok(),
+            "softgpu: cannot lock the node's state: {locked:?}"
+        );
+        NodeLock {
+            node: self,
+            _threads: threads,
+        }
+    }
+
+    fn reserved(&self, device: usize) -> u64 {
+        slots(self.words())
+            .map(|slot| slot.device(device).bytes().load(Relaxed))
+            .sum()
+    }
+}
+
+fn lock_file(file: &File) -> io::Result<()> {
+    loop {
+        match flock(file, FlockOperation::LockExclusive) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn set_up(words: &[AtomicU64], hardware: Hardware) {
+    slots(words).for_each(|slot| slot.clear());
+    words[SLOTS_WORD].store(0, Release);
+    let devices = hardware.devices.clamp(1, MAX_DEVICES);
+    words[DEVICES_WORD].store(devices as u64, Relaxed);
+    words[MEMORY_WORD].store(hardware.memory, Relaxed);
+    words[MAGIC_WORD].store(MAGIC, Release);
+}
+
+fn slots(words: &[AtomicU64]) -> impl Iterator<Item = Slot<'_>> {
+    let used = words[SLOTS_WORD].load(Acquire) as usize;
+    let all = words[HEADER_WORDS..].chunks_exact(SLOT_WORDS);
+    all.take(used).map(Slot)
+}
+
+fn slot(words: &[AtomicU64], index: usize) -> Slot<'_> {
+    let start = HEADER_WORDS + index * SLOT_WORDS;
+    Slot(&words[start..start + SLOT_WORDS])
+}
+
+/// One process's part of the file.
+#[derive(Clone, Copy)]
+struct Slot<'a>(&'a [AtomicU64]);
+
+/// One device in one process's part.
+struct DeviceWords<'a>(&'a [AtomicU64]);
+
+impl<'a> DeviceWords<'a> {
+    fn contexts(&self) -> &'a AtomicU64 {
+        &self.0[0]
+    }
+    fn bytes(&self) -> &'a AtomicU64 {
+        &self.0[1]
+    }
+    fn busy(&self) -> BusyMeter<'a> {
+        BusyMeter(&self.0[2..])
+    }
+}
+
+impl<'a> Slot<'a> {
+    fn device(&self, device: usize) -> DeviceWords<'a> {
+        let start = SLOT_HEADER_WORDS + device * DEVICE_WORDS;
+        DeviceWords(&self.0[start..start + DEVICE_WORDS])
+    }
+
+    fn identity(&self) -> Identity {
+        Identity {
+            pid: self.0[0].load(Acquire) as u32,
+            start_time: self.0[1].load(Relaxed),
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        let identity = self.identity();
+        identity.pid != 0 && identity.is_alive()
+    }
+
+    fn clear(&self) {
+        self.0.iter().for_each(|word| word.store(0, Relaxed));
+    }
+
+    fn process_use(&self, device: usize) -> Option<ProcessUse> {
+        let words = self.device(device);
+        let bytes = words.bytes().load(Relaxed);
+        (bytes > 0 || words.contexts().load(Relaxed) > 0).then(|| ProcessUse {
+            pid: self.0[0].load(Relaxed) as u32,
+            bytes,
+            utilization: words.busy().utilization(crate::clock::now()),
+        })
+    }
+}
+
+/// The calling process as a user of the node.
+#[derive(Debug)]
+pub struct Membership {
+    node: Arc<Node>,
+    slot: usize,
+    busy: [Mutex<()>; MAX_DEVICES],
+}
+
+impl Membership {
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn device(&self, device: usize) -> DeviceWords<'_> {
+        slot(self.node.words(), self.slot).device(device)
+    }
+
+    /// Takes `bytes` of the device's memory, if so much is free.
+    #[must_use]
+    pub fn reserve(&self, device: usize, bytes: u64) -> bool {
+        let _lock = self.node.lock();
+        let fits = || {
+            let total = self.node.reserved(device).checked_add(bytes);
+            total.is_some_and(|total| total <= self.node.memory())
+        };
+        if !fits() {
+            slots(self.node.words())
+                .filter(|slot| !slot.is_alive())
+                .for_each(|slot| slot.clear());
+            if !fits() {
+                return false;
+            }
+        }
+        self.device(device).bytes().fetch_add(bytes, Relaxed);
+        true
+    }
+
+    /// Gives `bytes` back.
+    pub fn release(&self, device: usize, bytes: u64) {
+        self.device(device).bytes().fetch_sub(bytes, Relaxed);
+    }
+
+    /// One context more on the device.
+    pub fn context_created(&self, device: usize) {
+        self.device(device).contexts().fetch_add(1, Relaxed);
+    }
+
+    /// One context less on the device.
+    pub fn context_destroyed(&self, device: usize) {
+        self.device(device).contexts().fetch_sub(1, Relaxed);
+    }
+
+    /// The device works for this process from `start` to `end`.
+    pub fn busy(&self, device: usize, start: u64, end: u64) {
+        let _lock = self.busy[device]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.device(device).busy().add(start, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_directory::TestDirectory;
+
+    const HARDWARE: Hardware = Hardware {
+        devices: 2,
+        memory: 1000,
+    };
+
+    #[test]
+    fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
+        let directory = TestDirectory::new("node-memory");
+        let node = Node::open_in(directory.path(), HARDWARE).unwrap();
+        let parent = Identity::of(std::os::unix::process::parent_id()).unwrap();
+        let (first, second) = (node.join_as(parent).unwrap(), node.join().unwrap());
+        assert!(first.reserve(0, 600));
+        assert!(!second.reserve(0, 500));
+        assert!(second.reserve(1, 500));
+        assert!(second.reserve(0, 400));
+        assert_eq!(node.memory_in_use(0), 1000);
+        // As if the first had been killed, and its pid given to another process.
+        slot(node.words(), first.slot).0[1].fetch_add(1, Relaxed);
+        assert_eq!(node.memory_in_use(0), 400);
+        assert!(second.reserve(0, 600));
+        // As if it had run another program.
+        let again = node.join().unwrap();
+        assert_eq!(node.memory_in_use(0), 0);
+        assert!(again.reserve(0, 1000));
+    }
+
+    #[test]
+    fn a_node_in_use_keeps_its_hardware() {
+        let directory = TestDirectory::new("node-hardware");
+        let other = Hardware {
+            devices: 7,
+            memory: 5,
+        };
+        let node = Node::open_in(directory.path(), HARDWARE).unwrap();
+        let member = node.join().unwrap();
+        assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 2);
+        slot(node.words(), member.slot).clear();
+        assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 7);
+    }
+}

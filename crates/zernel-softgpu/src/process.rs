@@ -1,0 +1,113 @@
+//! Who is who: process identities that survive pid reuse, threads, forks.
+
+use rustix::process::{Pid, getpid};
+
+/// A process: its id alone may belong to another one tomorrow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Process id.
+    pub pid: u32,
+    /// Start in clock ticks after boot (`/proc/PID/stat`, field 22).
+    pub start_time: u64,
+}
+
+impl Identity {
+    /// The calling process.
+    #[must_use]
+    pub fn own() -> Self {
+        let pid = getpid().as_raw_nonzero().get().cast_unsigned();
+        Self {
+            pid,
+            start_time: start_time(pid).unwrap_or(0),
+        }
+    }
+
+    /// The living process with this id.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        Some(Self {
+            pid,
+            start_time: start_time(pid)?,
+        })
+    }
+
+    /// Whether this very process still runs; a zombie does not.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        start_time(self.pid) == Some(self.start_time)
+    }
+}
+
+/// Start time of a process that exists and is not a zombie.
+fn start_time(pid: u32) -> Option<u64> {
+    Pid::from_raw(pid.cast_signed())?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command, in parentheses, may itself contain spaces and parentheses.
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// The calling thread's kernel id.
+#[must_use]
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .cast_unsigned()
+}
+
+/// Runs `handler` in the child of every later fork, before fork returns there.
+pub fn after_fork_in_child(handler: extern "C" fn()) {
+    // SAFETY: the handler stays valid, as the libraries are linked never to be unloaded, and it only
+    // touches atomics.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(handler_as_c(handler)));
+    }
+}
+
+fn handler_as_c(handler: extern "C" fn()) -> unsafe extern "C" fn() {
+    handler
+}
+
+/// Starts a thread that takes no signals, so that the program's handlers run on the program's threads.
+pub fn spawn_quiet_thread(name: &str, body: impl FnOnce() + Send + 'static) {
+    let quiet = || {
+        // SAFETY: plain libc calls on a local signal set.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+        }
+        body();
+    };
+    if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(quiet) {
+        eprintln!("softgpu: cannot start a thread: {error}");
+        std::process::abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_the_living_from_the_dead_and_the_reused() {
+        let own = Identity::own();
+        assert!(own.is_alive());
+        let reused = Identity {
+            start_time: own.start_time + 1,
+            ..own
+        };
+        assert!(!reused.is_alive());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        while start_time(pid).is_some() {
+            std::thread::yield_now();
+        }
+        assert!(child.wait().unwrap().success());
+    }
+}

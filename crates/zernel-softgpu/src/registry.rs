@@ -1,0 +1,88 @@
+//! Opaque handles, and the objects behind them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Handles look like addresses, so that they print and compare like the real ones, but point nowhere:
+/// a wrong one is an error, never a crash.
+static NEXT_HANDLE: AtomicU64 = AtomicU64::new(0x5067_0000_0000);
+const HANDLE_STEP: u64 = 0x100;
+
+/// A handle no object of this process had before.
+pub fn new_handle() -> u64 {
+    NEXT_HANDLE.fetch_add(HANDLE_STEP, Relaxed)
+}
+
+type Objects<T> = Option<HashMap<u64, Arc<T>>>;
+
+/// The living objects of one kind.
+#[derive(Debug)]
+pub struct Registry<T>(RwLock<Objects<T>>);
+
+impl<T> Registry<T> {
+    /// No objects.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(RwLock::new(None))
+    }
+
+    /// Adds an object and returns its handle.
+    pub fn insert(&self, object: Arc<T>) -> u64 {
+        let handle = new_handle();
+        self.insert_as(handle, object);
+        handle
+    }
+
+    /// Adds an object under a handle from [`new_handle`].
+    pub fn insert_as(&self, handle: u64, object: Arc<T>) {
+        self.write().get_or_insert_default().insert(handle, object);
+    }
+
+    /// The object of a handle.
+    pub fn get(&self, handle: u64) -> Option<Arc<T>> {
+        self.read().as_ref()?.get(&handle).cloned()
+    }
+
+    /// Forgets a handle and returns its object.
+    pub fn remove(&self, handle: u64) -> Option<Arc<T>> {
+        self.write().as_mut()?.remove(&handle)
+    }
+
+    /// Forgets the objects for which `keep` is false.
+    pub fn retain(&self, mut keep: impl FnMut(&T) -> bool) {
+        if let Some(objects) = self.write().as_mut() {
+            objects.retain(|_, object| keep(object));
+        }
+    }
+
+    /// The first object for which `wanted` is true, in no particular order, and its handle.
+    pub fn find(&self, wanted: impl Fn(&T) -> bool) -> Option<(u64, Arc<T>)> {
+        let objects = self.read();
+        let found = objects.as_ref()?.iter().find(|(_, object)| wanted(object));
+        found.map(|(handle, object)| (*handle, Arc::clone(object)))
+    }
+
+    /// All objects.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.read()
+            .iter()
+            .flat_map(HashMap::values)
+            .cloned()
+            .collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Objects<T>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Objects<T>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Default for Registry<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory shared between processes, as a mapping that is given back when dropped.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr;
+use std::slice;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A mapping of a file that other processes map too.
+#[derive(Debug)]
+pub struct SharedMemory {
+    start: usize,
+    bytes: usize,
+}
+
+impl SharedMemory {
+    /// Maps the first `bytes` of `file`, which must be that long.
+    pub fn map(file: impl AsFd, bytes: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
+        let start = unsafe {
+            mmap(
+                ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        Ok(Self {
+            start: start as usize,
+            bytes,
+        })
+    }
+
+    fn check(&self, offset: usize, bytes: usize, alignment: usize) -> *mut u8 {
+        let fits = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= self.bytes);
+        assert!(
+            fits && offset.is_multiple_of(alignment),
+            "softgpu: outside of shared memory"
+        );
+        (self.start + offset) as *mut u8
+    }
+
+    /// All of it as words.
+    #[must_use]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the whole mapping, page aligned; lives as long as `self`. Other processes write it
+        // too, hence atomics.
+        unsafe { slice::from_raw_parts(self.start as *const AtomicU64, self.bytes / 8) }
+    }
+
+    /// The word at `offset`.
+    #[must_use]
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        let place = self.check(offset, 8, 8);
+        // SAFETY: inside the mapping and aligned; lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(place.cast()) }
+    }
+
+    /// The half word at `offset`, to sleep on.
+    #[must_use]
+    pub fn half_word(&self, offset: usize) -> &AtomicU32 {
+        let place = self.check(offset, 4, 4);
+        // SAFETY: inside the mapping and aligned; lives as long as `self`.
+        unsafe { AtomicU32::from_ptr(place.cast()) }
+    }
+
+    /// Copies `bytes` from an address of this process to `offset`.
+    ///
+    /// # Safety
+    /// The source must be readable, and nobody else may use the destination meanwhile.
+    pub unsafe fn store(&self, offset: usize, source: u64, bytes: usize) {
+        let destination = self.check(offset, bytes, 1);
+        // SAFETY: the destination lies in the mapping; the rest is the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(source as *const u8, destination, bytes) };
+    }
+
+    /// The bytes at `offset`.
+    ///
+    /// # Safety
+    /// Nobody may write them while the slice is in use.
+    #[must_use]
+    pub unsafe fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
+        let start = self.check(offset, bytes, 1);
+        // SAFETY: inside the mapping; that nobody writes is the caller's promise.
+        unsafe { slice::from_raw_parts(start, bytes) }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the mapping, and no reference outlives it.
+        let unmapped = unsafe { munmap(self.start as *mut _, self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}

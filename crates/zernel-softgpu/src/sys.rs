@@ -1,0 +1,73 @@
+//! Mappings: the raw memory behind files, device memory and shared state.
+
+use std::os::fd::AsFd;
+use std::ptr;
+use std::sync::atomic::AtomicU64;
+use std::{io, slice};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// Maps `bytes` of `file` at `offset` as shared words, for the rest of the process's life.
+pub(crate) fn map_words(
+    file: impl AsFd,
+    offset: u64,
+    bytes: usize,
+) -> io::Result<&'static [AtomicU64]> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
+    let start = unsafe {
+        mmap(
+            ptr::null_mut(),
+            bytes,
+            protection,
+            MapFlags::SHARED,
+            file,
+            offset,
+        )?
+    };
+    // SAFETY: the mapping is page aligned, readable, writable, `bytes` long and never unmapped; other
+    // processes may write it, hence atomics.
+    Ok(unsafe { slice::from_raw_parts(start.cast(), bytes / size_of::<AtomicU64>()) })
+}
+
+/// A private anonymous mapping, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: usize,
+    bytes: usize,
+}
+
+impl Mapping {
+    /// Zeroed memory that takes no physical memory until it is touched.
+    pub(crate) fn lazy(bytes: usize) -> io::Result<Self> {
+        Self::anonymous(bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// Addresses that nothing else gets, and that fault when touched.
+    pub(crate) fn reservation(bytes: usize) -> io::Result<Self> {
+        Self::anonymous(bytes, ProtFlags::empty())
+    }
+
+    fn anonymous(bytes: usize, protection: ProtFlags) -> io::Result<Self> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, flags)? };
+        Ok(Self {
+            start: start as usize,
+            bytes,
+        })
+    }
+
+    pub(crate) fn start(&self) -> u64 {
+        self.start as u64
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the range; whoever still uses an address in it uses device memory
+        // after freeing it, which faults on real hardware too.
+        let unmapped = unsafe { munmap(self.start as *mut _, self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}

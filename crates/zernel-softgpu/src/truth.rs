@@ -1,0 +1,20 @@
+//! The truth log: what every process really called, for probes to be compared with.
+//!
+//! With `ZERNEL_SOFTGPU_LOG=DIR` each process writes one file per library into DIR: how often each
+//! thread entered each function, and how many calls returned each result with how many bytes. With
+//! `ZERNEL_SOFTGPU_LOG_EVENTS=1` also every single call with its CLOCK_MONOTONIC stamps, and every
+//! piece of device work with its start and end on the simulated clock.
+//!
+//! The files are shared mappings written in place by one thread per block, so nothing is lost when the
+//! process is killed, and a call takes no lock. A call whose thread died inside it is *entered* but not
+//! returned. (A thread killed between a function's first instruction and the count, some ten
+//! instructions later, leaves no trace.)
+
+mod call;
+mod format;
+mod log;
+mod reader;
+
+pub use call::{Call, Symbol};
+pub use log::{DeviceWork, device_work};
+pub use reader::{CallCount, Event, EventKind, ProcessTruth, TruthError, TruthLog};

@@ -1,0 +1,101 @@
+//! One call of an exported function, from entry to return.
+
+use std::sync::atomic::AtomicU64;
+
+use super::log::{self, ThreadLog};
+use crate::clock;
+
+/// The identity of an exported function.
+#[derive(Debug)]
+pub struct Symbol {
+    pub(super) library: &'static str,
+    pub(super) name: &'static str,
+    /// Its place in the symbol table of this process's file, and the generation of that file.
+    pub(super) place: AtomicU64,
+}
+
+impl Symbol {
+    /// The function `name` of `library` (`"cuda"`, `"nccl"`).
+    #[must_use]
+    pub const fn new(library: &'static str, name: &'static str) -> Self {
+        Self {
+            library,
+            name,
+            place: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A call under way. Its body fills in what the call was about.
+#[derive(Debug)]
+pub struct Call {
+    /// Bytes that the call allocates, frees, copies or reduces.
+    pub bytes: u64,
+    /// The stream it names, as the caller spelled it.
+    pub stream: u64,
+    /// What it is about: the address allocated or freed, the function launched, the event, the graph, the
+    /// communicator; for making a communicator the first eight bytes of its unique id.
+    pub object: u64,
+    /// Whether stream 0 means the calling thread's own default stream.
+    pub per_thread_default_stream: bool,
+    symbol: &'static Symbol,
+    log: Option<Logged>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Logged {
+    thread: &'static ThreadLog,
+    symbol: usize,
+    event: Option<&'static [AtomicU64]>,
+}
+
+impl Call {
+    /// Counts the entry.
+    #[inline]
+    #[must_use]
+    pub fn enter(symbol: &'static Symbol, per_thread_default_stream: bool) -> Self {
+        Self {
+            bytes: 0,
+            stream: 0,
+            object: 0,
+            per_thread_default_stream,
+            symbol,
+            log: log::is_on().then(|| Logged::enter(symbol)).flatten(),
+        }
+    }
+
+    /// The function that was called.
+    #[must_use]
+    pub fn symbol(&self) -> &'static Symbol {
+        self.symbol
+    }
+
+    /// Counts the return.
+    #[inline]
+    pub fn leave(self, result: i32) {
+        if let Some(logged) = self.log {
+            logged.leave(&self, result);
+        }
+    }
+}
+
+impl Logged {
+    fn enter(symbol: &'static Symbol) -> Option<Self> {
+        let thread = log::thread(symbol.library)?;
+        let index = thread.symbol_index(symbol);
+        thread.count_entry(index);
+        let event = thread.begin_event(index);
+        Some(Self {
+            thread,
+            symbol: index,
+            event,
+        })
+    }
+
+    fn leave(self, call: &Call, result: i32) {
+        self.thread.count_return(self.symbol, result, call.bytes);
+        if let Some(event) = self.event {
+            log::end_event(event, call, result, clock::now());
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Layout of a truth file. Everything is a 64-bit word in the machine's byte order.
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | [`HEADER_BYTES`]: magic, pid, start time, library name |
+//! | [`HEADER_BYTES`] | symbol names, [`SYMBOL_BYTES`] each, in order of first use |
+//! | [`BLOCKS_OFFSET`] | blocks, each with its own length, each written by one thread |
+
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"zsgtrut1");
+pub(super) const WORD: usize = 8;
+
+pub(super) const HEADER_BYTES: usize = 4096;
+pub(super) const HEADER_MAGIC: usize = 0;
+pub(super) const HEADER_PID: usize = 1;
+pub(super) const HEADER_START_TIME: usize = 2;
+/// Two words of text.
+pub(super) const HEADER_LIBRARY: usize = 3;
+
+pub(super) const SYMBOL_BYTES: usize = 64;
+pub(super) const MAX_SYMBOLS: usize = 512;
+pub(super) const BLOCKS_OFFSET: usize = HEADER_BYTES + MAX_SYMBOLS * SYMBOL_BYTES;
+
+/// Block header: kind, thread id, length of the whole block in bytes.
+pub(super) const BLOCK_HEADER_WORDS: usize = 8;
+pub(super) const BLOCK_KIND: usize = 0;
+pub(super) const BLOCK_TID: usize = 1;
+pub(super) const BLOCK_BYTES: usize = 2;
+
+/// Block of counters: first how often each symbol was entered, then the returns. A return entry is
+/// its key ([`return_key`]), the number of calls, and the bytes. Entry `i` of the first
+/// [`MAX_SYMBOLS`] belongs to symbol `i` returning 0; the rest is an open-addressed table for
+/// everything else.
+pub(super) const KIND_COUNTERS: u64 = 1;
+pub(super) const ENTERED: usize = BLOCK_HEADER_WORDS;
+pub(super) const RETURNS: usize = ENTERED + MAX_SYMBOLS;
+pub(super) const RETURN_WORDS: usize = 4;
+pub(super) const MAX_FAILURES: usize = 512;
+pub(super) const COUNTER_BLOCK_BYTES: usize =
+    ((RETURNS + (MAX_SYMBOLS + MAX_FAILURES) * RETURN_WORDS) * WORD).next_multiple_of(4096);
+
+/// Block of events of [`EVENT_WORDS`] words; an unused one is all zero.
+pub(super) const KIND_EVENTS: u64 = 2;
+pub(super) const EVENT_WORDS: usize = 8;
+pub(super) const EVENT_ENTER: usize = 0;
+pub(super) const EVENT_LEAVE: usize = 1;
+pub(super) const EVENT_BYTES: usize = 2;
+pub(super) const EVENT_STREAM: usize = 3;
+pub(super) const EVENT_OBJECT: usize = 4;
+pub(super) const EVENT_RESULT: usize = 5;
+/// Symbol in the low half, kind in the high one; never zero in a used event.
+pub(super) const EVENT_WHAT: usize = 6;
+pub(super) const EVENT_BLOCK_BYTES: usize = 1 << 20;
+pub(super) const EVENTS_PER_BLOCK: usize =
+    (EVENT_BLOCK_BYTES / WORD - BLOCK_HEADER_WORDS) / EVENT_WORDS;
+
+pub(super) const EVENT_CALL: u64 = 1;
+pub(super) const EVENT_DEVICE: u64 = 2;
+
+/// What identifies a return entry; never zero.
+pub(super) fn return_key(symbol: usize, result: i32) -> u64 {
+    (symbol as u64 + 1) << 32 | u64::from(result.cast_unsigned())
+}
+
+/// Symbol and result of a return entry.
+pub(super) fn split_return_key(key: u64) -> (usize, i32) {
+    ((key >> 32) as usize - 1, (key as u32).cast_signed())
+}
+
+pub(super) fn event_what(kind: u64, symbol: usize) -> u64 {
+    kind << 32 | symbol as u64
+}

@@ -1,0 +1,314 @@
+//! The writing side: one file per process and library, one block per thread.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::call::{Call, Symbol};
+use super::format::*;
+use crate::{clock, config, process, sys};
+
+/// Counts the processes a chain of forks made of this one: what an older one opened is not ours.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+static LOG: AtomicPtr<Log> = AtomicPtr::new(ptr::null_mut());
+
+thread_local! {
+    static THREAD: Cell<Option<&'static ThreadLog>> = const { Cell::new(None) };
+}
+
+/// Where this process logs to, if anywhere.
+fn directory() -> Option<&'static Path> {
+    static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    DIRECTORY
+        .get_or_init(|| {
+            let directory = config::path(config::LOG)?;
+            process::after_fork_in_child(forget_the_parents_log);
+            Some(directory)
+        })
+        .as_deref()
+}
+
+extern "C" fn forget_the_parents_log() {
+    GENERATION.fetch_add(1, Relaxed);
+    LOG.store(ptr::null_mut(), Release);
+}
+
+#[inline]
+pub(super) fn is_on() -> bool {
+    directory().is_some()
+}
+
+/// One process's file of one library.
+#[derive(Debug)]
+pub(super) struct Log {
+    path: PathBuf,
+    file: File,
+    header: &'static [AtomicU64],
+    with_events: bool,
+    growth: Mutex<Growth>,
+}
+
+#[derive(Debug)]
+struct Growth {
+    end: usize,
+    symbols: usize,
+}
+
+/// This process's log, opened at first use.
+///
+/// Lock-free, because a fork may happen while another thread is in here: of several threads that create
+/// a file at the same time one installs it, and the others remove theirs.
+fn log(library: &str) -> Option<&'static Log> {
+    let directory = directory()?;
+    let current = || {
+        // SAFETY: LOG is null or a leaked Box, which lives for ever.
+        unsafe { LOG.load(Acquire).as_ref() }
+    };
+    if let Some(log) = current() {
+        return Some(log);
+    }
+    let own = Log::create(directory, library).unwrap_or_else(|error| give_up(directory, &error));
+    let path = own.path.clone();
+    let own = Box::into_raw(Box::new(own));
+    if LOG
+        .compare_exchange(ptr::null_mut(), own, AcqRel, Acquire)
+        .is_err()
+    {
+        // What cannot be removed is an empty log, which is no lie.
+        let _ = std::fs::remove_file(path);
+    }
+    current()
+}
+
+/// A truth log that was asked for and cannot be written would make every comparison wrong.
+fn give_up(directory: &Path, error: &io::Error) -> ! {
+    eprintln!(
+        "softgpu: cannot write the truth log in {} ({} is set): {error}",
+        directory.display(),
+        config::LOG
+    );
+    std::process::abort()
+}
+
+impl Log {
+    fn create(directory: &Path, library: &str) -> io::Result<Self> {
+        let process = process::Identity::own();
+        std::fs::create_dir_all(directory)?;
+        // The time tells the programs apart that one process runs one after the other.
+        let (pid, start_time, now) = (process.pid, process.start_time, clock::now());
+        let path = directory.join(format!("{pid}-{start_time}-{now}-{library}.truth"));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
+        file.set_len(BLOCKS_OFFSET as u64)?;
+        let header = sys::map_words(&file, 0, BLOCKS_OFFSET)?;
+        header[HEADER_PID].store(u64::from(process.pid), Relaxed);
+        header[HEADER_START_TIME].store(process.start_time, Relaxed);
+        store_text(&header[HEADER_LIBRARY..HEADER_LIBRARY + 2], library);
+        header[HEADER_MAGIC].store(MAGIC, Release);
+        Ok(Self {
+            path,
+            file,
+            header,
+            with_events: config::is_set(config::LOG_EVENTS),
+            growth: Mutex::new(Growth {
+                end: BLOCKS_OFFSET,
+                symbols: 0,
+            }),
+        })
+    }
+
+    /// Appends a block for the calling thread.
+    fn new_block(&self, kind: u64, bytes: usize) -> &'static [AtomicU64] {
+        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = self
+            .file
+            .set_len((growth.end + bytes) as u64)
+            .and_then(|()| sys::map_words(&self.file, growth.end as u64, bytes));
+        let block = block.unwrap_or_else(|error| give_up(&self.path, &error));
+        growth.end += bytes;
+        block[BLOCK_TID].store(u64::from(process::thread_id()), Relaxed);
+        block[BLOCK_BYTES].store(bytes as u64, Relaxed);
+        block[BLOCK_KIND].store(kind, Release);
+        block
+    }
+
+    /// Gives `symbol` its place in this file's table.
+    fn register(&self, symbol: &Symbol, generation: u32) -> usize {
+        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = known_place(symbol, generation) {
+            return index;
+        }
+        let index = growth.symbols;
+        assert!(
+            index < MAX_SYMBOLS,
+            "softgpu: more exported functions than the truth log has room for"
+        );
+        growth.symbols += 1;
+        let words = SYMBOL_BYTES / WORD;
+        let first = HEADER_BYTES / WORD + index * words;
+        store_text(&self.header[first..first + words], symbol.name);
+        symbol
+            .place
+            .store(u64::from(generation) << 32 | index as u64, Release);
+        index
+    }
+}
+
+fn known_place(symbol: &Symbol, generation: u32) -> Option<usize> {
+    let place = symbol.place.load(Acquire);
+    (place >> 32 == u64::from(generation)).then_some((place & 0xffff_ffff) as usize)
+}
+
+fn store_text(words: &[AtomicU64], text: &str) {
+    for (word, bytes) in words.iter().zip(text.as_bytes().chunks(WORD)) {
+        let mut padded = [0; WORD];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        word.store(u64::from_ne_bytes(padded), Relaxed);
+    }
+}
+
+/// What one thread writes. Only that thread writes it, so adding is a load and a store.
+#[derive(Debug)]
+pub(super) struct ThreadLog {
+    log: &'static Log,
+    generation: u32,
+    counters: &'static [AtomicU64],
+    events: Cell<&'static [AtomicU64]>,
+}
+
+/// The calling thread's log.
+pub(super) fn thread(library: &str) -> Option<&'static ThreadLog> {
+    let generation = GENERATION.load(Relaxed);
+    match THREAD.get() {
+        Some(thread) if thread.generation == generation => Some(thread),
+        _ => ThreadLog::open(library, generation),
+    }
+}
+
+fn add(word: &AtomicU64, value: u64) {
+    word.store(word.load(Relaxed).wrapping_add(value), Relaxed);
+}
+
+impl ThreadLog {
+    /// It is never freed: destructors of other thread-local values may still call exported functions
+    /// after this one's would have run.
+    fn open(library: &str, generation: u32) -> Option<&'static Self> {
+        let log = log(library)?;
+        let thread: &'static Self = Box::leak(Box::new(Self {
+            log,
+            generation,
+            counters: log.new_block(KIND_COUNTERS, COUNTER_BLOCK_BYTES),
+            events: Cell::new(&[]),
+        }));
+        THREAD.set(Some(thread));
+        Some(thread)
+    }
+
+    pub(super) fn symbol_index(&self, symbol: &Symbol) -> usize {
+        known_place(symbol, self.generation)
+            .unwrap_or_else(|| self.log.register(symbol, self.generation))
+    }
+
+    pub(super) fn count_entry(&self, symbol: usize) {
+        add(&self.counters[ENTERED + symbol], 1);
+    }
+
+    pub(super) fn count_return(&self, symbol: usize, result: i32, bytes: u64) {
+        let entry = self.return_entry(symbol, result);
+        add(&entry[2], bytes);
+        add(&entry[1], 1);
+    }
+
+    fn return_entry(&self, symbol: usize, result: i32) -> &'static [AtomicU64] {
+        let key = return_key(symbol, result);
+        let entries = || self.counters[RETURNS..].chunks_exact(RETURN_WORDS);
+        let candidates = match result {
+            0 => entries().skip(symbol).take(1),
+            _ => entries().skip(MAX_SYMBOLS).take(MAX_FAILURES),
+        };
+        for entry in candidates {
+            match entry[0].load(Relaxed) {
+                0 => entry[0].store(key, Relaxed),
+                other if other != key => continue,
+                _ => {}
+            }
+            return entry;
+        }
+        panic!("softgpu: more than {MAX_FAILURES} different failures in one thread's truth log");
+    }
+
+    /// The next event of this thread, already stamped as entered; none if only counting.
+    pub(super) fn begin_event(&self, symbol: usize) -> Option<&'static [AtomicU64]> {
+        if !self.log.with_events {
+            return None;
+        }
+        let event = self.next_event();
+        event[EVENT_ENTER].store(clock::now(), Relaxed);
+        event[EVENT_WHAT].store(event_what(EVENT_CALL, symbol), Release);
+        Some(event)
+    }
+
+    fn next_event(&self) -> &'static [AtomicU64] {
+        if self.events.get().is_empty() {
+            let block = self.log.new_block(KIND_EVENTS, EVENT_BLOCK_BYTES);
+            let events = &block[BLOCK_HEADER_WORDS..];
+            self.events.set(&events[..EVENTS_PER_BLOCK * EVENT_WORDS]);
+        }
+        let (event, rest) = self.events.get().split_at(EVENT_WORDS);
+        self.events.set(rest);
+        event
+    }
+}
+
+pub(super) fn end_event(event: &[AtomicU64], call: &Call, result: i32, now: u64) {
+    event[EVENT_BYTES].store(call.bytes, Relaxed);
+    event[EVENT_STREAM].store(call.stream, Relaxed);
+    event[EVENT_OBJECT].store(call.object, Relaxed);
+    event[EVENT_RESULT].store(u64::from(result.cast_unsigned()), Relaxed);
+    event[EVENT_LEAVE].store(now, Release);
+}
+
+/// A piece of work as the simulated device did it.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceWork {
+    /// The call that asked for it.
+    pub symbol: &'static Symbol,
+    /// The stream, as a handle.
+    pub stream: u64,
+    /// Bytes copied, filled or reduced.
+    pub bytes: u64,
+    /// When it started on the device clock (CLOCK_MONOTONIC).
+    pub start: u64,
+    /// When it ended; may be in the future.
+    pub end: u64,
+}
+
+/// Logs device work, if events are logged.
+pub fn device_work(work: &DeviceWork) {
+    if !is_on() {
+        return;
+    }
+    let Some(thread) = thread(work.symbol.library) else {
+        return;
+    };
+    if !thread.log.with_events {
+        return;
+    }
+    let symbol = thread.symbol_index(work.symbol);
+    let event = thread.next_event();
+    event[EVENT_ENTER].store(work.start, Relaxed);
+    event[EVENT_BYTES].store(work.bytes, Relaxed);
+    event[EVENT_STREAM].store(work.stream, Relaxed);
+    event[EVENT_LEAVE].store(work.end, Relaxed);
+    event[EVENT_WHAT].store(event_what(EVENT_DEVICE, symbol), Release);
+}

@@ -1,0 +1,261 @@
+//! The reading side: files back into counts and events.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
+
+use super::format::*;
+
+/// Everything a directory of truth files says.
+#[derive(Debug, Default, Clone)]
+pub struct TruthLog {
+    /// One entry per process and library.
+    pub processes: Vec<ProcessTruth>,
+}
+
+/// What one process did with one library.
+#[derive(Debug, Clone)]
+pub struct ProcessTruth {
+    /// Its process id.
+    pub pid: u32,
+    /// When it started, in clock ticks after boot, as in `/proc/PID/stat`.
+    pub start_time: u64,
+    /// `cuda` or `nccl`.
+    pub library: String,
+    /// How often each thread entered each function, by thread id and symbol.
+    pub entered: BTreeMap<(u32, String), u64>,
+    /// What returned, by thread id, symbol and result.
+    pub returned: BTreeMap<(u32, String, i32), CallCount>,
+    /// Every call and device work, by start; empty unless events were logged.
+    pub events: Vec<Event>,
+}
+
+/// A number of calls and the bytes they were about.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct CallCount {
+    /// Calls that returned.
+    pub calls: u64,
+    /// Sum of their bytes.
+    pub bytes: u64,
+}
+
+/// Whether an event happened on the host or on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// A call, from entry to return.
+    Call,
+    /// Work on the simulated device.
+    Device,
+}
+
+/// One call, or one piece of device work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Host or device.
+    pub kind: EventKind,
+    /// The thread that called (or, for deferred device work, the driver's own).
+    pub tid: u32,
+    /// The function.
+    pub symbol: String,
+    /// CLOCK_MONOTONIC at entry or start, ns.
+    pub enter: u64,
+    /// CLOCK_MONOTONIC at return or end, ns; 0 if it never returned.
+    pub leave: u64,
+    /// Bytes allocated, freed, copied or reduced.
+    pub bytes: u64,
+    /// The stream named by the caller.
+    pub stream: u64,
+    /// What it is about: the address allocated or freed, the function launched, the event, the graph, the
+    /// communicator; for making a communicator the first eight bytes of its unique id.
+    pub object: u64,
+    /// What it returned.
+    pub result: i32,
+}
+
+/// A truth log that cannot be read.
+#[derive(Debug)]
+pub struct TruthError {
+    path: PathBuf,
+    reason: String,
+}
+
+impl fmt::Display for TruthError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "truth log {}: {}",
+            self.path.display(),
+            self.reason
+        )
+    }
+}
+
+impl std::error::Error for TruthError {}
+
+impl TruthLog {
+    /// Reads every truth file in `directory`; processes may still be writing.
+    pub fn read(directory: &Path) -> Result<Self, TruthError> {
+        let unreadable = |error: io::Error| TruthError {
+            path: directory.to_owned(),
+            reason: error.to_string(),
+        };
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(directory).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "truth")
+            {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        let processes = paths
+            .iter()
+            .map(|path| read_file(path))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { processes })
+    }
+
+    /// How often `symbol` was entered, by all threads of all processes.
+    #[must_use]
+    pub fn entered(&self, symbol: &str) -> u64 {
+        let entered = self.processes.iter().flat_map(|process| &process.entered);
+        entered
+            .filter(|((_, name), _)| name == symbol)
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    /// Returns of all threads of all processes, by symbol and result.
+    #[must_use]
+    pub fn totals(&self) -> BTreeMap<(String, i32), CallCount> {
+        let mut totals = BTreeMap::<_, CallCount>::new();
+        for ((_, symbol, result), count) in
+            self.processes.iter().flat_map(|process| &process.returned)
+        {
+            let total = totals.entry((symbol.clone(), *result)).or_default();
+            total.calls += count.calls;
+            total.bytes += count.bytes;
+        }
+        totals
+    }
+
+    /// Every event of every process, by start.
+    #[must_use]
+    pub fn events(&self) -> Vec<(u32, &Event)> {
+        let mut events: Vec<_> = self
+            .processes
+            .iter()
+            .flat_map(|process| process.events.iter().map(|event| (process.pid, event)))
+            .collect();
+        events.sort_by_key(|(_, event)| event.enter);
+        events
+    }
+}
+
+fn read_file(path: &Path) -> Result<ProcessTruth, TruthError> {
+    let broken = |reason: String| TruthError {
+        path: path.to_owned(),
+        reason,
+    };
+    let words = words_of(&fs::read(path).map_err(|error| broken(error.to_string()))?);
+    if words.len() * WORD < BLOCKS_OFFSET || words[HEADER_MAGIC] != MAGIC {
+        return Err(broken(
+            "not a truth file of this version, or its process died while creating it".into(),
+        ));
+    }
+    let mut process = ProcessTruth {
+        pid: words[HEADER_PID] as u32,
+        start_time: words[HEADER_START_TIME],
+        library: text(&words[HEADER_LIBRARY..HEADER_LIBRARY + 2]),
+        entered: BTreeMap::new(),
+        returned: BTreeMap::new(),
+        events: Vec::new(),
+    };
+    let symbols: Vec<String> = words[HEADER_BYTES / WORD..BLOCKS_OFFSET / WORD]
+        .chunks_exact(SYMBOL_BYTES / WORD)
+        .map(text)
+        .collect();
+    let mut rest = &words[BLOCKS_OFFSET / WORD..];
+    while let Some(block) = next_block(&mut rest) {
+        match block[BLOCK_KIND] {
+            KIND_COUNTERS => read_counters(block, &symbols, &mut process),
+            KIND_EVENTS => read_events(block, &symbols, &mut process),
+            kind => return Err(broken(format!("unknown block kind {kind}"))),
+        }
+    }
+    process.events.sort_by_key(|event| event.enter);
+    Ok(process)
+}
+
+fn words_of(bytes: &[u8]) -> Vec<u64> {
+    let words = bytes.as_chunks::<WORD>().0;
+    words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+}
+
+fn text(words: &[u64]) -> String {
+    let bytes: Vec<u8> = words
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .take_while(|byte| *byte != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Cuts the next block off; none at the end, or where a process died while appending one.
+fn next_block<'a>(rest: &mut &'a [u64]) -> Option<&'a [u64]> {
+    let header = rest.get(..BLOCK_HEADER_WORDS)?;
+    if header[BLOCK_KIND] == 0 {
+        return None;
+    }
+    let (block, after) = rest.split_at_checked(header[BLOCK_BYTES] as usize / WORD)?;
+    *rest = after;
+    Some(block)
+}
+
+fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) {
+    let tid = block[BLOCK_TID] as u32;
+    for (symbol, count) in symbols.iter().zip(&block[ENTERED..RETURNS]) {
+        if *count > 0 {
+            *process.entered.entry((tid, symbol.clone())).or_default() += count;
+        }
+    }
+    for entry in block[RETURNS..]
+        .chunks_exact(RETURN_WORDS)
+        .take(MAX_SYMBOLS + MAX_FAILURES)
+    {
+        if entry[0] == 0 {
+            continue;
+        }
+        let (symbol, result) = split_return_key(entry[0]);
+        let count = process
+            .returned
+            .entry((tid, symbols[symbol].clone(), result))
+            .or_default();
+        count.calls += entry[1];
+        count.bytes += entry[2];
+    }
+}
+
+fn read_events(block: &[u64], symbols: &[String], process: &mut ProcessTruth) {
+    let tid = block[BLOCK_TID] as u32;
+    for event in block[BLOCK_HEADER_WORDS..].chunks_exact(EVENT_WORDS) {
+        let kind = match event[EVENT_WHAT] >> 32 {
+            0 => continue,
+            EVENT_DEVICE => EventKind::Device,
+            _ => EventKind::Call,
+        };
+        process.events.push(Event {
+            kind,
+            tid,
+            symbol: symbols[event[EVENT_WHAT] as u32 as usize].clone(),
+            enter: event[EVENT_ENTER],
+            leave: event[EVENT_LEAVE],
+            bytes: event[EVENT_BYTES],
+            stream: event[EVENT_STREAM],
+            object: event[EVENT_OBJECT],
+            result: (event[EVENT_RESULT] as u32).cast_signed(),
+        });
+    }
+}

@@ -1,0 +1,217 @@
+//! Virtual memory management: reserved addresses, physical memory, and mappings of one at the other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
+
+use crate::device::Device;
+use crate::sys::Mapping;
+
+/// Sizes and addresses are multiples of this.
+pub const GRANULARITY: u64 = 2 << 20;
+
+/// Physical memory of a device, not yet at any address. It goes back when dropped.
+#[derive(Debug)]
+pub struct PhysicalMemory {
+    /// The device it is on.
+    pub device: Arc<Device>,
+    /// Length.
+    pub bytes: u64,
+    offset: u64,
+}
+
+/// The file behind all physical memory of this process: sparse, so that only what is used exists,
+/// and only one, because a file for each would run into the limit of open files.
+fn backing_file() -> io::Result<&'static OwnedFd> {
+    static FILE: OnceLock<OwnedFd> = OnceLock::new();
+    if FILE.get().is_none() {
+        let file = memfd_create("softgpu-physical-memory", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, 1 << 46)?;
+        let _ = FILE.set(file);
+    }
+    FILE.get()
+        .ok_or_else(|| io::Error::other("no backing file"))
+}
+
+impl PhysicalMemory {
+    /// Takes memory of `device`; none if it has not enough.
+    #[must_use]
+    pub fn new(device: &Arc<Device>, bytes: u64) -> Option<Self> {
+        static NEXT_OFFSET: AtomicU64 = AtomicU64::new(0);
+        backing_file().ok()?;
+        device.reserve(bytes).then(|| Self {
+            device: Arc::clone(device),
+            bytes,
+            offset: NEXT_OFFSET.fetch_add(bytes, Relaxed),
+        })
+    }
+}
+
+impl Drop for PhysicalMemory {
+    fn drop(&mut self) {
+        if let Ok(file) = backing_file() {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // Without the hole the pages stay until the process ends; nothing else depends on it.
+            let _ = fallocate(file, hole, self.offset, self.bytes);
+        }
+        self.device.release(self.bytes);
+    }
+}
+
+/// Reserved address ranges and what is mapped there.
+#[derive(Debug, Default)]
+pub struct VirtualMemory(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    reservations: BTreeMap<u64, Reservation>,
+    mapped: BTreeMap<u64, Arc<PhysicalMemory>>,
+}
+
+#[derive(Debug)]
+struct Reservation {
+    bytes: u64,
+    _mapping: Mapping,
+}
+
+/// Why a call on virtual memory is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// Not inside a reservation, or not aligned, or not as mapped.
+    InvalidRange,
+    /// The machine has no room for it.
+    OutOfMemory,
+}
+
+impl State {
+    fn is_reserved(&self, start: u64, bytes: u64) -> bool {
+        let reservation = self.reservations.range(..=start).next_back();
+        reservation.is_some_and(|(base, reservation)| {
+            start.saturating_add(bytes) <= base + reservation.bytes
+        })
+    }
+
+    fn is_mapped_in(&self, start: u64, bytes: u64) -> bool {
+        let before = self.mapped.range(..start + bytes).next_back();
+        before.is_some_and(|(base, memory)| base + memory.bytes > start)
+    }
+}
+
+impl VirtualMemory {
+    /// No reservations.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Mutex::new(State {
+            reservations: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+        }))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reserves addresses, aligned to [`GRANULARITY`].
+    pub fn reserve(&self, bytes: u64) -> Result<u64, Refused> {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(Refused::InvalidRange);
+        }
+        let mapping = Mapping::reservation((bytes + GRANULARITY) as usize)
+            .map_err(|_| Refused::OutOfMemory)?;
+        let start = mapping.start().next_multiple_of(GRANULARITY);
+        let reservation = Reservation {
+            bytes,
+            _mapping: mapping,
+        };
+        self.state().reservations.insert(start, reservation);
+        Ok(start)
+    }
+
+    /// Frees a reservation, given exactly as it was made, with nothing mapped in it.
+    pub fn free(&self, start: u64, bytes: u64) -> Result<(), Refused> {
+        let mut state = self.state();
+        let exact = state
+            .reservations
+            .get(&start)
+            .is_some_and(|reservation| reservation.bytes == bytes);
+        if !exact || state.is_mapped_in(start, bytes) {
+            return Err(Refused::InvalidRange);
+        }
+        state.reservations.remove(&start);
+        Ok(())
+    }
+
+    /// Maps all of `memory` at a reserved address. It cannot be touched before [`Self::allow_access`].
+    pub fn map(&self, start: u64, memory: &Arc<PhysicalMemory>) -> Result<(), Refused> {
+        let mut state = self.state();
+        let aligned = start.is_multiple_of(GRANULARITY);
+        if !aligned
+            || !state.is_reserved(start, memory.bytes)
+            || state.is_mapped_in(start, memory.bytes)
+        {
+            return Err(Refused::InvalidRange);
+        }
+        let file = backing_file().map_err(|_| Refused::OutOfMemory)?;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the range lies in a reservation of ours where nothing is mapped.
+        let mapped = unsafe {
+            mmap(
+                start as *mut _,
+                memory.bytes as usize,
+                ProtFlags::empty(),
+                flags,
+                file,
+                memory.offset,
+            )
+        };
+        mapped.map_err(|_| Refused::OutOfMemory)?;
+        state.mapped.insert(start, Arc::clone(memory));
+        Ok(())
+    }
+
+    /// Takes mappings away that together are exactly `bytes` from `start` on.
+    pub fn unmap(&self, start: u64, bytes: u64) -> Result<(), Refused> {
+        let mut state = self.state();
+        let mut end = start;
+        while end < start.saturating_add(bytes) {
+            end += state.mapped.get(&end).ok_or(Refused::InvalidRange)?.bytes;
+        }
+        if end != start + bytes {
+            return Err(Refused::InvalidRange);
+        }
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: exactly mappings of ours, replaced by reserved addresses as before.
+        let unmapped =
+            unsafe { mmap_anonymous(start as *mut _, bytes as usize, ProtFlags::empty(), flags) };
+        unmapped.map_err(|_| Refused::OutOfMemory)?;
+        state.mapped.retain(|base, _| !(start..end).contains(base));
+        Ok(())
+    }
+
+    /// Allows or forbids the use of mapped memory.
+    pub fn allow_access(&self, start: u64, bytes: u64, allowed: bool) -> Result<(), Refused> {
+        let state = self.state();
+        if !state.is_reserved(start, bytes) || !state.is_mapped_in(start, bytes) {
+            return Err(Refused::InvalidRange);
+        }
+        let protection = match allowed {
+            true => MprotectFlags::READ | MprotectFlags::WRITE,
+            false => MprotectFlags::empty(),
+        };
+        // SAFETY: mappings of ours; the driver itself holds no references into device memory.
+        unsafe { mprotect(start as *mut _, bytes as usize, protection) }
+            .map_err(|_| Refused::InvalidRange)
+    }
+
+    /// The physical memory mapped at an address.
+    pub fn mapped_at(&self, address: u64) -> Option<Arc<PhysicalMemory>> {
+        let state = self.state();
+        let (base, memory) = state.mapped.range(..=address).next_back()?;
+        (address - base < memory.bytes).then(|| Arc::clone(memory))
+    }
+}

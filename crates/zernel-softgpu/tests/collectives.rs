@@ -1,0 +1,333 @@
+//! Where the data of collectives and messages goes, and when.
+
+mod support;
+
+use support::libraries::{NOT_READY, got, ok};
+use support::ranks::{FLOAT32, INT32, Rank, SUM};
+use support::{Stage, role};
+use zernel_softgpu::config;
+use zernel_softgpu::truth::{EventKind, TruthLog};
+
+#[test]
+fn data_goes_where_it_belongs() {
+    const TEST: &str = "data_goes_where_it_belongs";
+    const RANKS: usize = 4;
+    // Larger than a chunk, and no multiple of one.
+    const COUNT: usize = 1_500_001;
+    if role().is_none() {
+        return Stage::new(TEST).play(RANKS);
+    }
+    let rank = Rank::join(RANKS);
+    let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
+    let value = |rank: usize, index: usize| (rank * 10_000_000 + index) as u32;
+    let own: Vec<u32> = (0..COUNT).map(|index| value(rank.rank, index)).collect();
+    let send = rank.upload(&own);
+
+    let receive = rank.program.allocate(4 * COUNT * RANKS);
+    ok((nccl.ncclAllGather)(
+        send,
+        receive,
+        COUNT,
+        INT32,
+        communicator,
+        stream,
+    ));
+    rank.synchronize();
+    let gathered: Vec<u32> = rank.program.download(receive, COUNT * RANKS);
+    for from in 0..RANKS {
+        assert_eq!(gathered[from * COUNT], value(from, 0));
+        assert_eq!(gathered[(from + 1) * COUNT - 1], value(from, COUNT - 1));
+    }
+
+    // Part `r` of everybody's goes to rank `r`.
+    let parts = 1000;
+    let out = rank.program.allocate(4 * parts * RANKS);
+    ok((nccl.ncclAlltoAll)(
+        send,
+        out,
+        parts,
+        INT32,
+        communicator,
+        stream,
+    ));
+    rank.synchronize();
+    let expected: Vec<u32> = (0..RANKS)
+        .flat_map(|from| (0..parts).map(move |index| (from, index)))
+        .map(|(from, index)| value(from, rank.rank * parts + index))
+        .collect();
+    assert_eq!(rank.program.download::<u32>(out, parts * RANKS), expected);
+
+    ok((nccl.ncclBroadcast)(
+        send,
+        out,
+        parts,
+        INT32,
+        2,
+        communicator,
+        stream,
+    ));
+    rank.synchronize();
+    assert_eq!(
+        rank.program.download::<u32>(out, 2),
+        [value(2, 0), value(2, 1)]
+    );
+
+    ok((nccl.ncclScatter)(
+        send,
+        out,
+        parts,
+        INT32,
+        1,
+        communicator,
+        stream,
+    ));
+    rank.synchronize();
+    assert_eq!(
+        rank.program.download::<u32>(out, 1),
+        [value(1, rank.rank * parts)]
+    );
+
+    ok((nccl.ncclGather)(
+        send,
+        receive,
+        parts,
+        INT32,
+        3,
+        communicator,
+        stream,
+    ));
+    rank.synchronize();
+    if rank.rank == 3 {
+        let firsts: Vec<u32> = (0..RANKS)
+            .map(|from| {
+                rank.program
+                    .download::<u32>(receive + (4 * from * parts) as u64, 1)[0]
+            })
+            .collect();
+        assert_eq!(firsts, [value(0, 0), value(1, 0), value(2, 0), value(3, 0)]);
+    }
+
+    ok((nccl.ncclBcast)(
+        send,
+        COUNT,
+        INT32,
+        0,
+        communicator,
+        stream,
+    ));
+    rank.synchronize();
+    assert_eq!(
+        rank.program.download::<u32>(send, 2),
+        [value(0, 0), value(0, 1)]
+    );
+
+    let sums = rank.upload(&vec![1.0f32; COUNT]);
+    ok((nccl.ncclAllReduce)(
+        sums,
+        sums,
+        COUNT,
+        FLOAT32,
+        SUM,
+        communicator,
+        stream,
+    ));
+    rank.synchronize();
+    assert!(
+        rank.program
+            .download::<f32>(sums, COUNT)
+            .iter()
+            .all(|sum| *sum == RANKS as f32)
+    );
+    rank.leave();
+}
+
+#[test]
+fn messages_of_a_group_move_together() {
+    const TEST: &str = "messages_of_a_group_move_together";
+    const RANKS: usize = 4;
+    const COUNT: usize = 100_003;
+    if role().is_none() {
+        return Stage::new(TEST).play(RANKS);
+    }
+    let rank = Rank::join(RANKS);
+    let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
+    // Everybody to everybody, itself included: in any other order than all at once this hangs.
+    let send = rank.upload(&vec![rank.rank as i32; COUNT]);
+    let receive = rank.program.allocate(4 * COUNT * RANKS);
+    ok((nccl.ncclGroupStart)());
+    for peer in 0..RANKS {
+        ok((nccl.ncclSend)(
+            send,
+            COUNT,
+            INT32,
+            peer as i32,
+            communicator,
+            stream,
+        ));
+        let place = receive + (4 * COUNT * peer) as u64;
+        ok((nccl.ncclRecv)(
+            place,
+            COUNT,
+            INT32,
+            peer as i32,
+            communicator,
+            stream,
+        ));
+    }
+    ok((nccl.ncclGroupEnd)());
+    rank.synchronize();
+    let received: Vec<i32> = rank.program.download(receive, COUNT * RANKS);
+    assert!(
+        received
+            .iter()
+            .enumerate()
+            .all(|(index, value)| *value == (index / COUNT) as i32)
+    );
+
+    // A ring, one message at a time, twice to the same neighbour, and an empty one.
+    let next = ((rank.rank + 1) % RANKS) as i32;
+    let previous = ((rank.rank + RANKS - 1) % RANKS) as i32;
+    let second = rank.upload(&[100 + rank.rank as i32]);
+    ok((nccl.ncclGroupStart)());
+    ok((nccl.ncclSend)(send, 1, INT32, next, communicator, stream));
+    ok((nccl.ncclSend)(send, 0, INT32, next, communicator, stream));
+    ok((nccl.ncclSend)(
+        second,
+        1,
+        INT32,
+        next,
+        communicator,
+        stream,
+    ));
+    ok((nccl.ncclRecv)(
+        receive,
+        1,
+        INT32,
+        previous,
+        communicator,
+        stream,
+    ));
+    ok((nccl.ncclRecv)(
+        receive,
+        0,
+        INT32,
+        previous,
+        communicator,
+        stream,
+    ));
+    ok((nccl.ncclRecv)(
+        receive + 4,
+        1,
+        INT32,
+        previous,
+        communicator,
+        stream,
+    ));
+    ok((nccl.ncclGroupEnd)());
+    rank.synchronize();
+    assert_eq!(
+        rank.program.download::<i32>(receive, 2),
+        [previous, 100 + previous]
+    );
+    rank.leave();
+}
+
+#[test]
+fn collectives_in_a_graph_run_at_every_launch() {
+    const TEST: &str = "collectives_in_a_graph_run_at_every_launch";
+    if role().is_none() {
+        return Stage::new(TEST).play(2);
+    }
+    let rank = Rank::join(2);
+    let cuda = &rank.program.cuda;
+    let buffer = rank.upload(&[1i32]);
+    ok((cuda.cuStreamBeginCapture_v2)(rank.stream, 0));
+    ok((rank.nccl.ncclAllReduce)(
+        buffer,
+        buffer,
+        1,
+        INT32,
+        SUM,
+        rank.communicator,
+        rank.stream,
+    ));
+    let graph = got(|graph| (cuda.cuStreamEndCapture)(rank.stream, graph));
+    let executable = got(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
+    for _ in 0..5 {
+        ok((cuda.cuGraphLaunch)(executable, rank.stream));
+    }
+    rank.synchronize();
+    assert_eq!(rank.program.download::<i32>(buffer, 1), [32]);
+    ok((cuda.cuGraphExecDestroy)(executable));
+    ok((cuda.cuGraphDestroy)(graph));
+    rank.leave();
+}
+
+/// The call returns at once; the stream gets there when the last rank has arrived and the bytes
+/// have gone over.
+#[test]
+fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
+    const TEST: &str = "a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through";
+    const LATE: u64 = 300_000_000;
+    const BYTES: usize = 1_000_000;
+    if role().is_some() {
+        let rank = Rank::join(2);
+        let buffer = rank.upload(&vec![0u8; BYTES]);
+        if rank.rank == 1 {
+            rank.program.launch(rank.stream, LATE);
+        }
+        ok((rank.nccl.ncclAllReduce)(
+            buffer,
+            buffer,
+            BYTES,
+            1,
+            SUM,
+            rank.communicator,
+            rank.stream,
+        ));
+        assert_eq!(
+            (rank.program.cuda.cuStreamQuery)(rank.stream),
+            NOT_READY,
+            "the call only puts it in the stream"
+        );
+        rank.synchronize();
+        rank.leave();
+        return;
+    }
+    // 10 MB/s: 100 ms.
+    let stage = Stage::new(TEST)
+        .logged()
+        .set(config::LOG_EVENTS, 1)
+        .set(config::NCCL_BANDWIDTH, 10_000_000);
+    stage.play(2);
+    let log = TruthLog::read(&stage.log()).unwrap();
+    let device = |symbol: &str| -> Vec<_> {
+        let events = log.processes.iter().flat_map(|process| &process.events);
+        events
+            .filter(|event| event.kind == EventKind::Device && event.symbol == symbol)
+            .collect()
+    };
+    let collectives = device("ncclAllReduce");
+    let late = device("cuLaunchKernel");
+    assert_eq!((collectives.len(), late.len()), (2, 1));
+    for collective in &collectives {
+        assert_eq!(collective.bytes, BYTES as u64);
+        assert!(
+            collective.leave >= late[0].leave + 100_000_000,
+            "ends when the last rank's bytes are through"
+        );
+    }
+    let waited = collectives
+        .iter()
+        .map(|collective| collective.leave - collective.enter)
+        .max()
+        .unwrap();
+    assert!(waited >= 100_000_000);
+    let totals = log.totals();
+    assert_eq!(totals[&("ncclAllReduce".into(), 0)].bytes, 2 * BYTES as u64);
+    assert_eq!(
+        totals[&("cuLaunchKernelEx".into(), 0)].calls,
+        2,
+        "one launch for each collective"
+    );
+}

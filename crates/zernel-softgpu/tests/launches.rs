@@ -1,0 +1,247 @@
+//! Every way to launch a kernel, and how long each one takes.
+
+mod support;
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+use support::alone;
+use support::libraries::{KernelNode, LaunchConfiguration, MILLISECOND, Program, got, ok};
+
+const LEAD: u64 = 500 * MILLISECOND;
+const DEFAULT_MICROSECONDS: u64 = 10;
+
+/// Microseconds on the device clock of what `submit` puts into a stream. A long kernel goes first,
+/// so that the time the host takes does not show.
+fn duration(program: &Program, submit: impl FnOnce(u64)) -> u64 {
+    let stream = program.stream();
+    let (begin, end) = (program.event(0), program.event(0));
+    program.launch(stream, LEAD);
+    ok((program.cuda.cuEventRecord)(begin, stream));
+    submit(stream);
+    ok((program.cuda.cuEventRecord)(end, stream));
+    ok((program.cuda.cuStreamSynchronize)(stream));
+    (f64::from(program.elapsed(begin, end)) * 1000.0).round() as u64
+}
+
+#[test]
+fn a_kernel_takes_the_time_its_launch_asks_for() {
+    alone("a_kernel_takes_the_time_its_launch_asks_for", || {
+        let program = &Program::new();
+        let cuda = &program.cuda;
+        let image = c"softgpu kernel plain\nsoftgpu kernel slow 2000000\n";
+        let module = got(|module| (cuda.cuModuleLoadData)(module, image.as_ptr()));
+        let find =
+            |name: &CStr| got(|kernel| (cuda.cuModuleGetFunction)(kernel, module, name.as_ptr()));
+        let (plain, slow) = (find(c"plain"), find(c"slow"));
+        let launch = |kernel, parameters, extra| {
+            duration(program, |stream| {
+                ok((cuda.cuLaunchKernel)(
+                    kernel, 1, 1, 1, 8, 8, 1, 0, stream, parameters, extra,
+                ));
+            })
+        };
+        assert_eq!(
+            launch(plain, ptr::null(), ptr::null()),
+            DEFAULT_MICROSECONDS
+        );
+        assert_eq!(launch(slow, ptr::null(), ptr::null()), 2000);
+        let time = 3 * MILLISECOND;
+        assert_eq!(launch(slow, [&raw const time].as_ptr(), ptr::null()), 3000);
+        // The same parameter in a packed buffer: its address, its size, the end.
+        let size = 8usize;
+        let (address, length, end) = (
+            ptr::without_provenance::<c_void>(1),
+            ptr::without_provenance(2),
+            ptr::null(),
+        );
+        let extra = [
+            address,
+            (&raw const time).cast(),
+            length,
+            (&raw const size).cast(),
+            end,
+        ];
+        assert_eq!(launch(plain, ptr::null(), extra.as_ptr().cast()), 3000);
+
+        let extended = duration(program, |stream| {
+            let configuration = LaunchConfiguration {
+                dimensions: [2, 1, 1, 64, 1, 1],
+                shared_bytes: 0,
+                stream,
+                attributes: ptr::null(),
+                attribute_count: 0,
+            };
+            ok((cuda.cuLaunchKernelEx)(
+                &configuration,
+                plain,
+                [&raw const time].as_ptr(),
+                ptr::null(),
+            ));
+        });
+        let cooperative = duration(program, |stream| {
+            let parameters = [&raw const time];
+            ok((cuda.cuLaunchCooperativeKernel)(
+                plain,
+                1,
+                1,
+                1,
+                8,
+                1,
+                1,
+                0,
+                stream,
+                parameters.as_ptr(),
+            ));
+        });
+        assert_eq!((extended, cooperative), (3000, 3000));
+        assert_eq!(
+            (cuda.cuModuleGetFunction)(&mut 0, module, c"other".as_ptr()),
+            500
+        );
+        let too_many =
+            (cuda.cuLaunchKernel)(plain, 1, 1, 1, 1025, 1, 1, 0, 0, ptr::null(), ptr::null());
+        assert_eq!(too_many, 1);
+        ok((cuda.cuModuleUnload)(module));
+        let unloaded =
+            (cuda.cuLaunchKernel)(plain, 1, 1, 1, 1, 1, 1, 0, 0, ptr::null(), ptr::null());
+        assert_eq!(unloaded, 400);
+        assert_eq!(
+            (cuda.cuModuleLoadData)(&mut 0, c"softgpu nonsense".as_ptr()),
+            200
+        );
+    });
+}
+
+#[test]
+fn libraries_and_foreign_images_have_kernels_too() {
+    alone("libraries_and_foreign_images_have_kernels_too", || {
+        let program = &Program::new();
+        let cuda = &program.cuda;
+        let load = |image: &CStr| {
+            let none = ptr::null_mut();
+            got(|library| {
+                (cuda.cuLibraryLoadData)(
+                    library,
+                    image.as_ptr().cast(),
+                    none,
+                    none,
+                    0,
+                    none,
+                    none,
+                    0,
+                )
+            })
+        };
+        let ours = load(c"softgpu kernel step 7000\n");
+        let kernel = got(|kernel| (cuda.cuLibraryGetKernel)(kernel, ours, c"step".as_ptr()));
+        let function = got(|function| (cuda.cuKernelGetFunction)(function, kernel));
+        let mut name = ptr::null();
+        ok((cuda.cuFuncGetName)(&mut name, function));
+        // SAFETY: the name of a loaded function.
+        assert_eq!(unsafe { CStr::from_ptr(name) }, c"step");
+        let foreign = load(c".version 8.0\n.target sm_90\n");
+        let any = got(|kernel| (cuda.cuLibraryGetKernel)(kernel, foreign, c"any".as_ptr()));
+        for (kernel, microseconds) in [(kernel, 7), (function, 7), (any, DEFAULT_MICROSECONDS)] {
+            let took = duration(program, |stream| {
+                ok((cuda.cuLaunchKernel)(
+                    kernel,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    0,
+                    stream,
+                    ptr::null(),
+                    ptr::null(),
+                ));
+            });
+            assert_eq!(took, microseconds);
+        }
+        ok((cuda.cuLibraryUnload)(ours));
+        ok((cuda.cuLibraryUnload)(foreign));
+    });
+}
+
+#[test]
+fn a_graph_made_by_hand_takes_its_longest_way() {
+    alone("a_graph_made_by_hand_takes_its_longest_way", || {
+        let program = &Program::new();
+        let cuda = &program.cuda;
+        let graph = got(|graph| (cuda.cuGraphCreate)(graph, 0));
+        let add = |microseconds: u64, after: &[u64]| {
+            let time = microseconds * 1000;
+            let parameters = [&raw const time];
+            let node = KernelNode {
+                function: program.kernel,
+                dimensions: [1; 6],
+                shared_bytes: 0,
+                parameters: parameters.as_ptr(),
+                extra: ptr::null(),
+                kernel: 0,
+                context: 0,
+            };
+            got(|handle| {
+                (cuda.cuGraphAddKernelNode_v2)(handle, graph, after.as_ptr(), after.len(), &node)
+            })
+        };
+        // 100 before both 200 and 300, then a joint, then 50: 450 in all.
+        let first = add(100, &[]);
+        let (short, long) = (add(200, &[first]), add(300, &[first]));
+        let both = [short, long];
+        let joint = got(|handle| (cuda.cuGraphAddEmptyNode)(handle, graph, both.as_ptr(), 2));
+        add(50, &[joint]);
+        assert_eq!(got(|kind| (cuda.cuGraphNodeGetType)(long, kind)), 0);
+        assert_eq!(got(|kind| (cuda.cuGraphNodeGetType)(joint, kind)), 5);
+        let executable = got(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
+        ok((cuda.cuGraphDestroy)(graph));
+        for times in [1, 3] {
+            let took = duration(program, |stream| {
+                (0..times).for_each(|_| ok((cuda.cuGraphLaunch)(executable, stream)));
+            });
+            assert_eq!(took, 450 * times);
+        }
+        ok((cuda.cuGraphExecDestroy)(executable));
+    });
+}
+
+#[test]
+fn a_copy_in_the_threads_own_stream_does_not_wait_for_another_threads() {
+    alone(
+        "a_copy_in_the_threads_own_stream_does_not_wait_for_another_threads",
+        || {
+            let program = &Program::new();
+            let cuda = &program.cuda;
+            let context = got(|context| (cuda.cuCtxGetCurrent)(context));
+            let memory = program.allocate(4);
+            let time = 3000 * MILLISECOND;
+            let parameters = [&raw const time];
+            ok((cuda.cuLaunchKernel_ptsz)(
+                program.kernel,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                0,
+                parameters.as_ptr(),
+                ptr::null(),
+            ));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    ok((cuda.cuCtxSetCurrent)(context));
+                    ok((cuda.cuMemcpyHtoD_v2_ptds)(
+                        memory,
+                        (&raw const memory).cast(),
+                        4,
+                    ));
+                });
+            });
+            assert_eq!((cuda.cuStreamQuery)(2), 600);
+        },
+    );
+}

@@ -1,0 +1,143 @@
+//! The software NVML, through the crate that Rust programs use for the real one.
+
+mod support;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use support::libraries::{MILLISECOND, Program, ok};
+use support::{Stage, publish, published, role, stage_path};
+use zernel_softgpu::config;
+
+fn nvml() -> Nvml {
+    let path = stage_path().join("lib/libnvidia-ml.so.1");
+    Nvml::builder().lib_path(path.as_os_str()).init().unwrap()
+}
+
+#[test]
+fn devices_are_described_as_cuda_describes_them() {
+    const TEST: &str = "devices_are_described_as_cuda_describes_them";
+    if role().is_none() {
+        return Stage::new(TEST)
+            .set(config::DEVICES, 3)
+            .set(config::MEMORY, 8u64 << 30)
+            .play(1);
+    }
+    let program = Program::on_device(1);
+    let nvml = nvml();
+    assert_eq!(nvml.device_count().unwrap(), 3);
+    assert_eq!(nvml.sys_cuda_driver_version().unwrap(), 12090);
+    assert!(!nvml.sys_driver_version().unwrap().is_empty());
+    assert!(!nvml.sys_nvml_version().unwrap().is_empty());
+    let device = nvml.device_by_index(1).unwrap();
+    assert_eq!(device.name().unwrap(), "Zernel Software GPU");
+    assert_eq!(
+        (device.index().unwrap(), device.minor_number().unwrap()),
+        (1, 1)
+    );
+    let uuid = device.uuid().unwrap();
+    assert_eq!(
+        nvml.device_by_uuid(uuid.as_str()).unwrap().index().unwrap(),
+        1
+    );
+    let mut cuda_uuid = [0; 16];
+    ok((program.cuda.cuDeviceGetUuid_v2)(&mut cuda_uuid, 1));
+    let digits: String = cuda_uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(uuid.replace("GPU-", "").replace('-', ""), digits);
+    let pci = device.pci_info().unwrap();
+    assert_eq!(pci.bus_id, "00000000:02:00.0");
+    assert_eq!(
+        nvml.device_by_pci_bus_id(pci.bus_id.as_str())
+            .unwrap()
+            .index()
+            .unwrap(),
+        1
+    );
+    assert_eq!(device.memory_info().unwrap().total, 8 << 30);
+    assert_eq!(device.cuda_compute_capability().unwrap().major, 9);
+    assert_eq!(device.clock_info(Clock::SM).unwrap(), 1500);
+    assert!(matches!(device.mig_mode(), Err(NvmlError::NotSupported)));
+    assert!(matches!(
+        nvml.device_by_index(3),
+        Err(NvmlError::InvalidArg)
+    ));
+    // What is not there is an error of that one call, not of the library.
+    assert!(matches!(
+        device.fan_speed(0),
+        Err(NvmlError::FailedToLoadSymbol(_))
+    ));
+}
+
+#[test]
+fn memory_and_load_of_other_processes_are_seen_while_they_live() {
+    const TEST: &str = "memory_and_load_of_other_processes_are_seen_while_they_live";
+    match role().as_deref() {
+        None => {
+            let stage = Stage::new(TEST).set(config::DEVICES, 2);
+            let worker = stage.start("worker");
+            std::fs::write(stage.path().join("pid"), worker.pid().to_string()).unwrap();
+            stage.start("watcher").succeeds();
+            worker.kill();
+            stage.start("widow").succeeds();
+        }
+        Some("worker") => {
+            let program = Program::on_device(1);
+            program.allocate(123_456);
+            let stream = program.stream();
+            publish("ready", b"");
+            // Busy half of the time, for ever.
+            loop {
+                program.launch(stream, 20 * MILLISECOND);
+                ok((program.cuda.cuStreamSynchronize)(stream));
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+        }
+        Some("watcher") => watch(),
+        _ => {
+            let nvml = nvml();
+            let device = nvml.device_by_index(1).unwrap();
+            assert_eq!(device.memory_info().unwrap().used, 0);
+            assert!(device.running_compute_processes().unwrap().is_empty());
+            assert_eq!(device.utilization_rates().unwrap().gpu, 0);
+        }
+    }
+}
+
+fn watch() {
+    let pid: u32 = String::from_utf8(published("pid"))
+        .unwrap()
+        .parse()
+        .unwrap();
+    published("ready");
+    let nvml = nvml();
+    let (idle, busy) = (
+        nvml.device_by_index(0).unwrap(),
+        nvml.device_by_index(1).unwrap(),
+    );
+    assert_eq!(busy.memory_info().unwrap().used, 123_456);
+    assert_eq!(idle.memory_info().unwrap().used, 0);
+    let processes = busy.running_compute_processes().unwrap();
+    assert_eq!(processes.len(), 1);
+    assert_eq!(processes[0].pid, pid);
+    assert!(matches!(
+        processes[0].used_gpu_memory,
+        UsedGpuMemory::Used(123_456)
+    ));
+    assert!(idle.running_compute_processes().unwrap().is_empty());
+    // The machine may be slow, so that the pauses get longer; but never shorter.
+    support::eventually("the device is seen to be busy", || {
+        let percent = busy.utilization_rates().unwrap().gpu;
+        assert!(percent <= 60, "busy half of the time shows as {percent} %");
+        percent >= 5
+    });
+    assert_eq!(idle.utilization_rates().unwrap().gpu, 0);
+    let samples = busy.process_utilization_stats(None).unwrap();
+    assert_eq!(samples[0].pid, pid);
+    assert!((1..=60).contains(&samples[0].sm_util));
+    assert!(busy.power_usage().unwrap() > idle.power_usage().unwrap());
+    assert!(
+        busy.temperature(TemperatureSensor::Gpu).unwrap()
+            >= idle.temperature(TemperatureSensor::Gpu).unwrap()
+    );
+}

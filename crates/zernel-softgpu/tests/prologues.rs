@@ -1,0 +1,106 @@
+//! The first bytes of every exported function, in the built libraries and in hostile copies.
+
+mod support;
+
+use std::path::Path;
+
+use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
+use support::libraries::{MILLISECOND, Nccl, Program, got, ok};
+use support::{Stage, role};
+use zernel_softgpu::install::{LIBRARIES, Prologue};
+
+/// Names and first bytes of all exported functions.
+fn exported(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let content = std::fs::read(path).unwrap();
+    let file = object::File::parse(&content[..]).unwrap();
+    let functions = file
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_definition() && symbol.kind() == SymbolKind::Text);
+    functions
+        .map(|symbol| {
+            let section = file
+                .section_by_index(symbol.section_index().unwrap())
+                .unwrap();
+            let bytes = section.data_range(symbol.address(), 16).unwrap().unwrap();
+            (symbol.name().unwrap().to_owned(), bytes.to_owned())
+        })
+        .collect()
+}
+
+/// The names among the libraries' that `path` is known by to the dynamic linker.
+fn linker_names(path: &Path) -> Vec<&'static str> {
+    let content = std::fs::read(path).unwrap();
+    let file = object::File::parse(&content[..]).unwrap();
+    let strings = file
+        .section_by_name(".dynstr")
+        .unwrap()
+        .data()
+        .unwrap()
+        .to_owned();
+    let has = |name: &str| {
+        strings
+            .split(|byte| *byte == 0)
+            .any(|string| string == name.as_bytes())
+    };
+    LIBRARIES
+        .into_iter()
+        .map(|(_, name)| name)
+        .filter(|name| has(name))
+        .collect()
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn every_exported_function_starts_as_asked() {
+    for prologue in Prologue::ALL {
+        let stage = Stage::with_prologue("every_exported_function_starts_as_asked", prologue);
+        for (_, name) in LIBRARIES {
+            let path = stage.path().join("lib").join(name);
+            let functions = exported(&path);
+            assert!(
+                functions.len() > 30,
+                "{name} exports only {} functions",
+                functions.len()
+            );
+            for (function, bytes) in functions {
+                let start = prologue.instructions();
+                assert!(
+                    bytes.starts_with(start),
+                    "{function} of {name} starts with {bytes:x?}, not {start:x?}"
+                );
+                assert_eq!(
+                    bytes[start.len()],
+                    0xe9,
+                    "{function} of {name} does not go on with a jump"
+                );
+            }
+            assert_eq!(linker_names(&path), [name]);
+        }
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn functions_with_hostile_prologues_work() {
+    if role().is_none() {
+        for prologue in Prologue::ALL {
+            Stage::with_prologue("functions_with_hostile_prologues_work", prologue).play(1);
+        }
+        return;
+    }
+    // Eleven arguments, and a structure of 128 bytes by value: both are partly on the stack.
+    let program = Program::new();
+    let stream = program.stream();
+    let (begin, end) = (program.event(0), program.event(0));
+    program.launch(stream, 300 * MILLISECOND);
+    ok((program.cuda.cuEventRecord)(begin, stream));
+    program.launch(stream, 5 * MILLISECOND);
+    ok((program.cuda.cuEventRecord)(end, stream));
+    ok((program.cuda.cuStreamSynchronize)(stream));
+    assert_eq!(program.elapsed(begin, end), 5.0);
+    let nccl = Nccl::load();
+    let mut id = support::libraries::UniqueId([0; 128]);
+    ok((nccl.ncclGetUniqueId)(&mut id));
+    let communicator = got(|communicator| (nccl.ncclCommInitRank)(communicator, 1, id, 0));
+    ok((nccl.ncclCommDestroy)(communicator));
+}

@@ -1,0 +1,195 @@
+//! Every reduction of every data type, against a reference.
+
+mod support;
+
+use support::libraries::ok;
+use support::ranks::Rank;
+use support::{Stage, role};
+
+/// A data type: its code, and small whole numbers as its bytes. Exact in every type, under every
+/// operation.
+struct Type {
+    code: i32,
+    bytes: usize,
+    encode: fn(i64) -> Vec<u8>,
+}
+
+const TYPES: [Type; 10] = [
+    Type {
+        code: 0,
+        bytes: 1,
+        encode: |value| (value as i8).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 1,
+        bytes: 1,
+        encode: |value| (value as u8).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 2,
+        bytes: 4,
+        encode: |value| (value as i32).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 3,
+        bytes: 4,
+        encode: |value| (value as u32).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 4,
+        bytes: 8,
+        encode: |value| value.to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 5,
+        bytes: 8,
+        encode: |value| (value as u64).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 6,
+        bytes: 2,
+        encode: |value| half(value).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 7,
+        bytes: 4,
+        encode: |value| (value as f32).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 8,
+        bytes: 8,
+        encode: |value| (value as f64).to_ne_bytes().to_vec(),
+    },
+    Type {
+        code: 9,
+        bytes: 2,
+        encode: |value| {
+            (((value as f32).to_bits() >> 16) as u16)
+                .to_ne_bytes()
+                .to_vec()
+        },
+    },
+];
+
+/// IEEE half precision of a whole number below 2048.
+fn half(value: i64) -> u16 {
+    if value == 0 {
+        return 0;
+    }
+    let exponent = value.ilog2();
+    let fraction = (value << 10 >> exponent) as u16 & 0x3ff;
+    ((exponent + 15) as u16) << 10 | fraction
+}
+
+/// What an operation makes of one number from each rank.
+type Reference = fn(&[i64]) -> i64;
+
+const OPERATIONS: [(i32, Reference); 5] = [
+    (0, |values| values.iter().sum()),
+    (1, |values| values.iter().product()),
+    (2, |values| *values.iter().max().unwrap()),
+    (3, |values| *values.iter().min().unwrap()),
+    (4, |values| values.iter().sum::<i64>() / values.len() as i64),
+];
+
+/// Element `index` of rank `rank`: sums of 2 and 4 ranks divide evenly, products stay small.
+fn element(rank: usize, index: usize) -> i64 {
+    match rank % 2 {
+        0 => 1 + (index % 3) as i64,
+        _ => 3 - (index % 3) as i64,
+    }
+}
+
+impl Type {
+    fn array(&self, values: impl Iterator<Item = i64>) -> Vec<u8> {
+        values.flat_map(self.encode).collect()
+    }
+
+    fn of_rank(&self, rank: usize, count: usize) -> Vec<u8> {
+        self.array((0..count).map(|index| element(rank, index)))
+    }
+
+    fn reduced(&self, operation: Reference, ranks: usize, count: usize) -> Vec<u8> {
+        self.array((0..count).map(|index| {
+            let values: Vec<i64> = (0..ranks).map(|rank| element(rank, index)).collect();
+            operation(&values)
+        }))
+    }
+}
+
+#[test]
+fn reductions_of_all_types_and_operations_two_ranks() {
+    reductions("reductions_of_all_types_and_operations_two_ranks", 2);
+}
+
+#[test]
+fn reductions_of_all_types_and_operations_four_ranks() {
+    reductions("reductions_of_all_types_and_operations_four_ranks", 4);
+}
+
+fn reductions(test: &'static str, ranks: usize) {
+    const COUNT: usize = 1000;
+    if role().is_none() {
+        return Stage::new(test).play(ranks);
+    }
+    let rank = Rank::join(ranks);
+    let nccl = &rank.nccl;
+    let root = ranks - 1;
+    for kind in &TYPES {
+        for (code, operation) in OPERATIONS {
+            let whole = ranks * COUNT;
+            let send = rank.upload(&kind.of_rank(rank.rank, whole));
+            let blank = vec![0xeeu8; whole * kind.bytes];
+            let (all, one, part) = (
+                rank.upload(&blank),
+                rank.upload(&blank),
+                rank.upload(&blank),
+            );
+            ok((nccl.ncclAllReduce)(
+                send,
+                all,
+                whole,
+                kind.code,
+                code,
+                rank.communicator,
+                rank.stream,
+            ));
+            ok((nccl.ncclReduce)(
+                send,
+                one,
+                COUNT,
+                kind.code,
+                code,
+                root as i32,
+                rank.communicator,
+                rank.stream,
+            ));
+            ok((nccl.ncclReduceScatter)(
+                send,
+                part,
+                COUNT,
+                kind.code,
+                code,
+                rank.communicator,
+                rank.stream,
+            ));
+            rank.synchronize();
+            let expected = kind.reduced(operation, ranks, whole);
+            let bytes = COUNT * kind.bytes;
+            assert_eq!(
+                rank.program.download::<u8>(all, expected.len()),
+                expected,
+                "type {} operation {code}",
+                kind.code
+            );
+            let of_root = if rank.rank == root { &expected } else { &blank };
+            assert_eq!(rank.program.download::<u8>(one, bytes), of_root[..bytes]);
+            let own = &expected[rank.rank * bytes..(rank.rank + 1) * bytes];
+            assert_eq!(rank.program.download::<u8>(part, bytes), own);
+            for buffer in [send, all, one, part] {
+                ok((rank.program.cuda.cuMemFree_v2)(buffer));
+            }
+        }
+    }
+    rank.leave();
+}

@@ -1,0 +1,211 @@
+//! What the end-to-end tests share: fresh processes, and the libraries as C programs see them.
+//!
+//! The libraries keep state per process and read the environment once, so each test runs in
+//! processes of its own: the test program again, told by an environment variable to be a child.
+
+#![allow(dead_code)] // each test program uses its own part
+
+pub(crate) mod libraries;
+pub(crate) mod ranks;
+
+use std::fmt::Display;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use zernel_softgpu::config;
+use zernel_softgpu::install::{Prologue, install};
+
+const ROLE: &str = "SOFTGPU_TEST_ROLE";
+const DIRECTORY: &str = "SOFTGPU_TEST_DIRECTORY";
+
+/// Files of one test: the installed libraries, the node's state, and what the test adds. Gone with it.
+pub(crate) struct Stage {
+    test: &'static str,
+    path: PathBuf,
+    environment: Vec<(String, String)>,
+}
+
+impl Stage {
+    /// A stage for the test function `test`.
+    pub(crate) fn new(test: &'static str) -> Self {
+        Self::with_prologue(test, Prologue::Push)
+    }
+
+    /// A stage with libraries of another prologue.
+    pub(crate) fn with_prologue(test: &'static str, prologue: Prologue) -> Self {
+        let name = format!("{test}-{}-{}", prologue.name(), std::process::id());
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        install(&path.join("lib"), prologue).expect("the libraries are built with the tests");
+        Self {
+            test,
+            path,
+            environment: Vec::new(),
+        }
+    }
+
+    /// Sets a variable for the processes of this stage.
+    pub(crate) fn set(mut self, variable: &str, value: impl Display + Copy) -> Self {
+        self.environment.push((variable.into(), value.to_string()));
+        self
+    }
+
+    /// With a truth log in [`Self::log`].
+    pub(crate) fn logged(self) -> Self {
+        let log = self.log().display().to_string();
+        self.set(config::LOG, log.as_str())
+    }
+
+    /// The directory of the truth log.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Starts this test again as a process in `role`.
+    pub(crate) fn start(&self, role: &str) -> Actor {
+        let output = self.path.join(format!("output-{role}"));
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", self.test, "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env(DIRECTORY, &self.path)
+            .env(config::DIRECTORY, self.path.join("node"))
+            .envs(self.environment.iter().cloned())
+            .stdout(fs::File::create(&output).unwrap())
+            .spawn()
+            .unwrap();
+        Actor {
+            child,
+            role: role.into(),
+            output,
+        }
+    }
+
+    /// Starts processes in roles `0` to `count - 1`, and waits until all have succeeded.
+    pub(crate) fn play(&self, count: usize) {
+        let actors: Vec<Actor> = (0..count)
+            .map(|rank| self.start(&rank.to_string()))
+            .collect();
+        actors.into_iter().for_each(Actor::succeeds);
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A process of a test. Killed if the test gives up on it.
+pub(crate) struct Actor {
+    child: Child,
+    role: String,
+    output: PathBuf,
+}
+
+impl Actor {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn succeeds(mut self) {
+        let status = self.child.wait().unwrap();
+        assert!(
+            status.success(),
+            "process in role {} failed: {status}",
+            self.role
+        );
+        // A misspelled test name would run nothing, successfully.
+        let output = fs::read_to_string(&self.output).unwrap();
+        assert!(
+            output.contains("1 passed"),
+            "process in role {} ran no test",
+            self.role
+        );
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In which role this process was started; none in the test itself.
+pub(crate) fn role() -> Option<String> {
+    env::var(ROLE).ok()
+}
+
+/// Runs this test anew in another role, in the same process. Returns only if that fails.
+pub(crate) fn become_role(role: &str) -> std::io::Error {
+    let arguments = env::args_os().skip(1);
+    Command::new(env::current_exe().unwrap())
+        .args(arguments)
+        .env(ROLE, role)
+        .exec()
+}
+
+/// The stage's directory, in a child.
+pub(crate) fn stage_path() -> PathBuf {
+    env::var_os(DIRECTORY).expect("only in a child").into()
+}
+
+/// Runs `body` in a fresh process with a stage of its own.
+pub(crate) fn alone(test: &'static str, body: fn()) {
+    match role() {
+        Some(_) => body(),
+        None => Stage::new(test).play(1),
+    }
+}
+
+/// Waits for `condition`, for at most a minute.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Publishes `content` under a name of the stage, whole or not at all.
+pub(crate) fn publish(name: &str, content: &[u8]) {
+    let path = stage_path().join(name);
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, content).unwrap();
+    fs::rename(temporary, path).unwrap();
+}
+
+/// Waits for what another process publishes.
+pub(crate) fn published(name: &str) -> Vec<u8> {
+    let path = stage_path().join(name);
+    eventually(name, || path.exists());
+    fs::read(path).unwrap()
+}
+
+/// Runs `body` in a forked child, and tells whether it was true there. It may call nothing but the
+/// libraries: after a fork of a program with threads everything else may be locked.
+pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls `body`, which keeps to the rule above, and `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let status = i32::from(!body());
+        // SAFETY: leaves without running the parent's destructors.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    status == 0
+}

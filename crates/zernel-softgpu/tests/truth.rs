@@ -1,0 +1,264 @@
+//! The truth log against what the test knows it did.
+
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use support::libraries::{MILLISECOND, Program, got, ok};
+use support::{Stage, role};
+use zernel_softgpu::clock;
+use zernel_softgpu::config;
+use zernel_softgpu::truth::{CallCount, EventKind, TruthLog};
+
+const THREADS: u64 = 4;
+const ROUNDS: u64 = 50_000;
+/// Calls of a round: five, of which one fails.
+const CALLS: u64 = THREADS * ROUNDS * 5;
+
+/// Five calls whose result is known: two that fail in their own way, and three that do not.
+fn round(program: &Program, context: u64, round: u64) {
+    let cuda = &program.cuda;
+    ok((cuda.cuCtxSetCurrent)(context));
+    program.launch(0, 1);
+    assert_eq!((cuda.cuMemFree_v2)(0x10), 1);
+    ok((cuda.cuStreamQuery)(0).min(0));
+    let mut current = 0;
+    ok((cuda.cuCtxGetCurrent)(&mut current));
+    assert_eq!(current, context, "round {round}");
+}
+
+#[test]
+fn a_million_calls_of_four_threads_are_counted_exactly() {
+    const TEST: &str = "a_million_calls_of_four_threads_are_counted_exactly";
+    if role().is_some() {
+        let program = &Program::new();
+        let context = got(|context| (program.cuda.cuCtxGetCurrent)(context));
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(move || (0..ROUNDS).for_each(|number| round(program, context, number)));
+            }
+        });
+        return;
+    }
+    let stage = Stage::new(TEST).logged();
+    stage.play(1);
+    let log = TruthLog::read(&stage.log()).unwrap();
+    let totals = log.totals();
+    let calls = |symbol: &str, result| {
+        totals
+            .get(&(symbol.to_owned(), result))
+            .map_or(0, |count: &CallCount| count.calls)
+    };
+    let each = THREADS * ROUNDS;
+    // The program's main thread makes each its own context current, and asks for it, once more.
+    assert_eq!(calls("cuCtxSetCurrent", 0), each + 1);
+    assert_eq!(calls("cuCtxGetCurrent", 0), each + 1);
+    assert_eq!(calls("cuLaunchKernel", 0), each);
+    assert_eq!(calls("cuMemFree_v2", 1), each);
+    assert_eq!(calls("cuMemFree_v2", 0), 0);
+    assert_eq!(
+        calls("cuStreamQuery", 0) + calls("cuStreamQuery", 600),
+        each
+    );
+    let all: u64 = totals.values().map(|count| count.calls).sum();
+    assert!(all > CALLS);
+    for symbol in ["cuCtxSetCurrent", "cuLaunchKernel", "cuMemFree_v2"] {
+        let threads = log.processes[0]
+            .entered
+            .iter()
+            .filter(|((_, name), count)| name == symbol && **count >= ROUNDS);
+        assert_eq!(
+            threads.count() as u64,
+            THREADS,
+            "each thread has its own count of {symbol}"
+        );
+    }
+    let entered: u64 = log.processes[0].entered.values().sum();
+    assert_eq!(entered, all, "whoever entered, returned");
+}
+
+#[test]
+fn events_tell_who_called_what_when_and_what_the_device_did() {
+    const TEST: &str = "events_tell_who_called_what_when_and_what_the_device_did";
+    if role().is_some() {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        let stream = program.stream();
+        let memory = program.allocate(4096);
+        program.launch(stream, 500 * MILLISECOND);
+        program.launch(stream, 7 * MILLISECOND);
+        ok((cuda.cuStreamSynchronize)(stream));
+        ok((cuda.cuMemFree_v2)(memory));
+        support::publish("stream", &stream.to_ne_bytes());
+        return;
+    }
+    let stage = Stage::new(TEST).logged().set(config::LOG_EVENTS, 1);
+    let before = clock::now();
+    stage.play(1);
+    let log = TruthLog::read(&stage.log()).unwrap();
+    let stream = u64::from_ne_bytes(
+        std::fs::read(stage.path().join("stream"))
+            .unwrap()
+            .try_into()
+            .unwrap(),
+    );
+    let process = &log.processes[0];
+    let calls: Vec<_> = process
+        .events
+        .iter()
+        .filter(|event| event.kind == EventKind::Call)
+        .collect();
+    assert!(calls.iter().all(|event| before <= event.enter
+        && event.enter <= event.leave
+        && event.leave <= clock::now()));
+    let entered: u64 = process.entered.values().sum();
+    assert_eq!(calls.len() as u64, entered);
+    let called = |symbol: &str| calls.iter().find(|event| event.symbol == symbol).unwrap();
+    let (allocated, freed) = (called("cuMemAlloc_v2"), called("cuMemFree_v2"));
+    assert_eq!((allocated.bytes, freed.bytes), (4096, 4096));
+    assert_eq!(allocated.object, freed.object);
+    assert_eq!(called("cuStreamSynchronize").stream, stream);
+    let device: Vec<_> = process
+        .events
+        .iter()
+        .filter(|event| event.kind == EventKind::Device)
+        .collect();
+    assert_eq!(device.len(), 2);
+    assert_eq!(device[0].leave - device[0].enter, 500 * MILLISECOND);
+    assert_eq!(device[1].enter, device[0].leave);
+    assert_eq!(device[1].leave - device[1].enter, 7 * MILLISECOND);
+    assert_eq!(
+        (device[1].stream, device[1].symbol.as_str()),
+        (stream, "cuLaunchKernel")
+    );
+    assert!(called("cuStreamSynchronize").leave >= device[1].leave);
+}
+
+/// The killed process keeps its own count in a file it shares with the test.
+#[test]
+fn nothing_is_lost_when_a_process_is_killed() {
+    const TEST: &str = "nothing_is_lost_when_a_process_is_killed";
+    if role().is_some() {
+        let program = Program::new();
+        let counter = Counter::open(&support::stage_path().join("count"));
+        loop {
+            counter.0.fetch_add(1, Relaxed);
+            assert_eq!((program.cuda.cuMemAlloc_v2)(&mut 0, 0), 1);
+            counter.0.fetch_add(1 << 32, Relaxed);
+        }
+    }
+    for events in [0, 1] {
+        let stage = Stage::new(TEST).logged().set(config::LOG_EVENTS, events);
+        let counter = Counter::open(&stage.path().join("count"));
+        let actor = stage.start("0");
+        support::eventually("calls are made", || {
+            counter.0.load(Relaxed) & 0xffff_ffff > 20_000
+        });
+        actor.kill();
+        let count = counter.0.load(Relaxed);
+        let (begun, done) = (count & 0xffff_ffff, count >> 32);
+        let log = TruthLog::read(&stage.log()).unwrap();
+        let entered = log.entered("cuMemAlloc_v2");
+        let returned = log.totals()[&("cuMemAlloc_v2".to_owned(), 1)].calls;
+        assert!(
+            (done..=begun).contains(&entered),
+            "{entered} entered, but {done} to {begun} made"
+        );
+        assert!(
+            (done..=entered).contains(&returned),
+            "{returned} returned of {entered}, but {done} seen to"
+        );
+        let logged = log
+            .events()
+            .iter()
+            .filter(|(_, event)| event.symbol == "cuMemAlloc_v2")
+            .count() as u64;
+        match events {
+            0 => assert_eq!(logged, 0),
+            _ => assert!(
+                (entered - 1..=entered).contains(&logged),
+                "{logged} events of {entered} calls"
+            ),
+        }
+    }
+}
+
+/// A word in a file, shared between processes.
+struct Counter(&'static AtomicU64);
+
+impl Counter {
+    fn open(path: &std::path::Path) -> Self {
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .unwrap();
+        file.set_len(4096).unwrap();
+        let memory = zernel_softgpu::shared_memory::SharedMemory::map(&file, 4096).unwrap();
+        Self(Box::leak(Box::new(memory)).word(0))
+    }
+}
+
+#[test]
+fn a_forked_child_writes_a_log_of_its_own() {
+    const TEST: &str = "a_forked_child_writes_a_log_of_its_own";
+    if role().is_some() {
+        let program = Program::new();
+        let refused = || (0..3).all(|_| (program.cuda.cuCtxSynchronize)() == 3);
+        assert!(support::in_forked_child(refused));
+        ok((program.cuda.cuCtxSynchronize)());
+        return;
+    }
+    let stage = Stage::new(TEST).logged();
+    stage.play(1);
+    let log = TruthLog::read(&stage.log()).unwrap();
+    assert_eq!(log.processes.len(), 2);
+    let totals = log.totals();
+    assert_eq!(totals[&("cuCtxSynchronize".to_owned(), 3)].calls, 3);
+    assert_eq!(totals[&("cuCtxSynchronize".to_owned(), 0)].calls, 1);
+    let child = log
+        .processes
+        .iter()
+        .find(|process| process.entered.len() == 1)
+        .unwrap();
+    assert!(child.entered.keys().all(|(tid, _)| *tid == child.pid));
+}
+
+#[test]
+fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
+    const TEST: &str = "each_program_that_a_process_runs_has_its_log_and_its_memory";
+    let Some(role) = role() else {
+        let stage = Stage::new(TEST).logged();
+        stage.start("first").succeeds();
+        let log = TruthLog::read(&stage.log()).unwrap();
+        assert_eq!(log.processes.len(), 2);
+        assert_eq!(log.processes[0].pid, log.processes[1].pid);
+        assert_eq!(log.totals()[&("cuMemAlloc_v2".to_owned(), 0)].bytes, 5000);
+        return;
+    };
+    let program = Program::new();
+    assert_eq!(program.used_memory(), 0);
+    if role == "first" {
+        program.allocate(3000);
+        panic!(
+            "cannot run the second program: {}",
+            support::become_role("second")
+        );
+    }
+    program.allocate(2000);
+}
+
+#[test]
+fn what_is_not_a_truth_log_is_refused() {
+    let stage = Stage::new("what_is_not_a_truth_log_is_refused");
+    std::fs::create_dir_all(stage.log()).unwrap();
+    std::fs::write(stage.log().join("1-2-cuda.truth"), vec![7; 100_000]).unwrap();
+    let error = TruthLog::read(&stage.log()).unwrap_err().to_string();
+    assert!(
+        error.contains("1-2-cuda.truth") && error.contains("not a truth file"),
+        "{error}"
+    );
+    assert!(TruthLog::read(&stage.path().join("nowhere")).is_err());
+}

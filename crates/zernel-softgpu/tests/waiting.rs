@@ -1,0 +1,139 @@
+//! The three ways to wait, told apart by what the kernel sees of them.
+
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use support::alone;
+use support::libraries::{MILLISECOND, Program, got, ok};
+
+const SPIN: u32 = 1;
+const YIELD: u32 = 2;
+const BLOCK: u32 = 4;
+const EVENT_BLOCKING_SYNC: u32 = 1;
+
+/// What a wait cost the thread. None of it depends on how busy the machine is.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    /// How often it went to sleep.
+    sleeps: i64,
+    /// How often it offered its CPU to others.
+    yields: u64,
+}
+
+fn cost_of(wait: impl FnOnce()) -> Cost {
+    let before = (sleeps(), YIELDS.load(SeqCst));
+    wait();
+    Cost {
+        sleeps: sleeps() - before.0,
+        yields: YIELDS.load(SeqCst) - before.1,
+    }
+}
+
+fn sleeps() -> i64 {
+    // SAFETY: plain data, filled in by the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+        usage
+    };
+    usage.ru_nvcsw
+}
+
+static YIELDS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_yield(_signal: i32) {
+    YIELDS.fetch_add(1, SeqCst);
+}
+
+/// From now on every `sched_yield` of this thread is a SIGSYS, which is counted.
+fn trap_yields() {
+    let statement = |code: u32, value: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k: value,
+    };
+    let is_yield = libc::sock_filter {
+        jf: 1,
+        ..statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            libc::SYS_sched_yield as u32,
+        )
+    };
+    let mut filter = [
+        // The number of the system call is the first word of what a filter gets.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        is_yield,
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_TRAP),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: the handler only touches an atomic; the filter is copied by the kernel during the call.
+    unsafe {
+        let handler = count_yield as extern "C" fn(i32) as libc::sighandler_t;
+        assert_ne!(libc::signal(libc::SIGSYS, handler), libc::SIG_ERR);
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
+            0
+        );
+    }
+}
+
+#[test]
+fn contexts_spin_yield_or_block() {
+    alone("contexts_spin_yield_or_block", || {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        trap_yields();
+        let wait_in = |flags| {
+            let context = got(|context| (cuda.cuCtxCreate_v2)(context, flags, 0));
+            program.launch(0, 50 * MILLISECOND);
+            let cost = cost_of(|| ok((cuda.cuStreamSynchronize)(0)));
+            ok((cuda.cuStreamQuery)(0));
+            ok((cuda.cuCtxDestroy_v2)(context));
+            cost
+        };
+        let (spinning, yielding, blocking) = (wait_in(SPIN), wait_in(YIELD), wait_in(BLOCK));
+        assert!(spinning.sleeps == 0 && spinning.yields == 0, "{spinning:?}");
+        assert!(yielding.sleeps == 0 && yielding.yields > 10, "{yielding:?}");
+        assert!(blocking.sleeps >= 1 && blocking.yields == 0, "{blocking:?}");
+    });
+}
+
+#[test]
+fn an_event_may_block_in_a_context_that_spins() {
+    alone("an_event_may_block_in_a_context_that_spins", || {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        let wait_for = |flags| {
+            let event = program.event(flags);
+            program.launch(0, 50 * MILLISECOND);
+            ok((cuda.cuEventRecord)(event, 0));
+            cost_of(|| ok((cuda.cuEventSynchronize)(event)))
+        };
+        assert_eq!(wait_for(0).sleeps, 0);
+        assert!(wait_for(EVENT_BLOCKING_SYNC).sleeps >= 1);
+    });
+}
+
+#[test]
+fn the_primary_context_waits_as_it_was_told_last() {
+    alone("the_primary_context_waits_as_it_was_told_last", || {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        let stream = program.stream();
+        for (flags, blocks) in [(BLOCK, true), (SPIN, false), (BLOCK, true)] {
+            ok((cuda.cuDevicePrimaryCtxSetFlags_v2)(0, flags));
+            program.launch(stream, 30 * MILLISECOND);
+            let cost = cost_of(|| ok((cuda.cuCtxSynchronize)()));
+            assert_eq!(cost.sleeps > 0, blocks, "flags {flags}: {cost:?}");
+        }
+        assert_eq!((cuda.cuDevicePrimaryCtxSetFlags_v2)(0, SPIN | BLOCK), 1);
+    });
+}
