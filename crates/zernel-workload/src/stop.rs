@@ -1,0 +1,207 @@
+//! How workers are stopped: all are told first, then all are collected together; the starved get help, the hung get killed.
+
+use rustix::process::{Pid, setpriority_process};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+
+use crate::clock;
+use crate::exit::WorkerExitInfo;
+use crate::handle::WorkloadHandle;
+use crate::keeper::ProcessEnd;
+use crate::procfs;
+use crate::shared::{Stage, outcome};
+use crate::sys::process::{self, ChildEnd};
+use crate::sys::sched::{self, SchedAttributes};
+use crate::threads::Threads;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+const MILLISECOND: u64 = 1_000_000;
+/// How long after the start a worker is waited for that has not run yet. One that had more time than
+/// that is starved, and its report has to say so.
+const RUNNING_LIMIT_NS: u64 = 5_000 * MILLISECOND;
+/// How long to wait between two rounds of interrupting what does not stop.
+const ROUND_NS: u64 = 20 * MILLISECOND;
+/// How long a killed process may take to die; only one stuck in the kernel takes longer.
+const DEATH_LIMIT_NS: u64 = 5_000 * MILLISECOND;
+
+/// Lets every worker run, tells all to stop and waits for them.
+pub(crate) fn stop(handle: &mut WorkloadHandle) {
+    handle.shared.start();
+    let shared = &handle.shared;
+    if shared.passed(Stage::Running) < shared.workers() {
+        shared.tell_all_to_give_way();
+        let started_ns = shared.header().started_ns.load(Relaxed);
+        shared.wait_all(Stage::Running, started_ns.saturating_add(RUNNING_LIMIT_NS));
+        shared.tell_all_to_run();
+    }
+    shared.tell_all_to_stop();
+    let grace = clock::span_ns(handle.plan.stop_grace);
+    if !wait_until_gone(handle, grace) {
+        handle.keeper.kill(|process| is_unfinished(handle, process));
+        wait_until_gone(handle, DEATH_LIMIT_NS);
+    }
+    handle.threads.join_gone(&handle.shared);
+    handle.keeper.dismiss();
+}
+
+/// Ends every worker as fast as possible, for a handle whose reports nobody wants.
+pub(crate) fn abandon(handle: &mut WorkloadHandle) {
+    handle.shared.tell_all_to_stop();
+    handle.keeper.kill(|_| true);
+    handle.shared.start();
+    let limit = if handle.threads.workers().is_empty() {
+        DEATH_LIMIT_NS
+    } else {
+        clock::span_ns(handle.plan.stop_grace)
+    };
+    wait_until_gone(handle, limit);
+    handle.threads.join_gone(&handle.shared);
+    handle.keeper.dismiss();
+}
+
+fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
+    handle.plan.processes[process]
+        .workers
+        .clone()
+        .any(|worker| !handle.shared.has_passed(worker, Stage::Gone))
+}
+
+/// Waits until all workers are gone; gives up when none has gone for `quiet_limit_ns`. Says whether all are gone.
+fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
+    let shared = &handle.shared;
+    let mut stragglers = Stragglers::new(shared.workers());
+    let mut gone = shared.passed(Stage::Gone);
+    let mut last_progress = clock::now_ns();
+    interrupt_all(handle);
+    while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
+        let now = clock::now_ns();
+        let now_gone = shared.passed(Stage::Gone);
+        if now_gone > gone {
+            (gone, last_progress) = (now_gone, now);
+        } else if now - last_progress >= quiet_limit_ns {
+            return false;
+        } else {
+            stragglers.help(handle);
+        }
+        interrupt_all(handle);
+    }
+    true
+}
+
+/// Interrupts whatever the remaining workers are blocked in.
+fn interrupt_all(handle: &WorkloadHandle) {
+    for (index, plan) in handle.plan.processes.iter().enumerate() {
+        for worker in plan
+            .workers
+            .clone()
+            .filter(|worker| !handle.shared.has_passed(*worker, Stage::Gone))
+        {
+            let tid = handle.shared.record(worker).tid.load(Relaxed);
+            handle
+                .keeper
+                .with_living(index, |pid| process::kill_thread(pid, tid, libc::SIGUSR1));
+        }
+    }
+    for worker in handle
+        .threads
+        .workers()
+        .filter(|worker| !handle.shared.has_passed(*worker, Stage::Gone))
+    {
+        Threads::interrupt(&handle.shared, worker);
+    }
+}
+
+/// Workers that do not go, and what CPU time they had when they were last looked at.
+struct Stragglers {
+    cpu_ns: Vec<Option<u64>>,
+}
+
+impl Stragglers {
+    fn new(workers: usize) -> Self {
+        Self {
+            cpu_ns: vec![None; workers],
+        }
+    }
+
+    /// Gives those that got no CPU time since the last look a better place in the queue: they are starved, not hung. Their
+    /// kernel counters are brought up to date on the way.
+    fn help(&mut self, handle: &WorkloadHandle) {
+        for (index, plan) in handle.plan.processes.iter().enumerate() {
+            for worker in plan.workers.clone() {
+                handle
+                    .keeper
+                    .with_living(index, |pid| self.help_one(handle, worker, pid));
+            }
+        }
+        let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+        handle
+            .threads
+            .workers()
+            .for_each(|worker| self.help_one(handle, worker, own_pid));
+    }
+
+    fn help_one(&mut self, handle: &WorkloadHandle, worker: usize, pid: i32) {
+        if handle.shared.has_passed(worker, Stage::Gone) {
+            return;
+        }
+        let record = handle.shared.record(worker);
+        let tid = record.tid.load(Relaxed);
+        procfs::read_counters(pid, tid, &record.kernel);
+        let cpu_ns = record.kernel.cpu_ns.load(Relaxed);
+        if self.cpu_ns[worker].replace(cpu_ns) == Some(cpu_ns) {
+            prefer(tid);
+        }
+    }
+}
+
+/// Moves a thread of the fair classes to the front, as far as the kernel allows it. Real-time threads need no help.
+fn prefer(tid: i32) {
+    let fair =
+        |attributes: &SchedAttributes| attributes.priority == 0 && attributes.runtime_ns == 0;
+    if !sched::attributes(tid).is_ok_and(|attributes| fair(&attributes)) {
+        return;
+    }
+    // Failures only mean that it stays as slow as it is.
+    let _ = sched::set_attributes(
+        tid,
+        SchedAttributes {
+            policy: libc::SCHED_OTHER.cast_unsigned(),
+            ..Default::default()
+        },
+    );
+    let _ = setpriority_process(Pid::from_raw(tid), -20);
+    let _ = sched_getaffinity(None).and_then(|cpus| sched_setaffinity(Pid::from_raw(tid), &cpus));
+}
+
+/// How a worker ended, unless it returned from its work when it should.
+pub(crate) fn exit_info(handle: &WorkloadHandle, worker: usize) -> Option<WorkerExitInfo> {
+    let record = handle.shared.record(worker);
+    match record.outcome.load(Acquire) {
+        outcome::FINISHED => None,
+        outcome::PANICKED => Some(WorkerExitInfo::Panicked),
+        outcome::FAILED => Some(WorkerExitInfo::failed(record)),
+        _ => Some(process_exit_info(handle, worker)),
+    }
+}
+
+fn process_exit_info(handle: &WorkloadHandle, worker: usize) -> WorkerExitInfo {
+    let process = handle
+        .plan
+        .processes
+        .iter()
+        .position(|process| process.workers.contains(&worker));
+    match process.map(|process| handle.keeper.end_of(process)) {
+        None => WorkerExitInfo::LeftBehind,
+        Some(None) => WorkerExitInfo::NotReaped,
+        Some(Some(ProcessEnd::KilledByUs)) => WorkerExitInfo::TimedOutKilled,
+        Some(Some(ProcessEnd::OutOfMemory)) => WorkerExitInfo::OomKilled,
+        Some(Some(ProcessEnd::TakenByOthers)) => WorkerExitInfo::StatusLost,
+        Some(Some(ProcessEnd::Child(ChildEnd::Exited(code)))) => WorkerExitInfo::Exited { code },
+        Some(Some(ProcessEnd::Child(ChildEnd::Signaled {
+            signal,
+            core_dumped,
+        }))) => WorkerExitInfo::Signaled {
+            signal,
+            core_dumped,
+        },
+    }
+}
