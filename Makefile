@@ -12,7 +12,7 @@ test: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
 bench: setup
-	cargo bench --workspace --quiet
+	cargo bench --workspace --bench "*" --quiet
 
 setup:
 	@scripts/setup

@@ -280,14 +280,13 @@ fn tight() -> TrackerConfig {
     }
 }
 
-/// One well-formed training step: its events, and its true phases, with times from its start.
-fn step(
-    wait: u64,
-    launches: u64,
-    sync: u64,
-    collective: u64,
-    burst: u64,
-) -> (Vec<(u64, ThreadEvent)>, Vec<(WorkloadPhase, u64)>) {
+/// A training step: its events, stamped from its start, and the true time in each phase.
+struct Step {
+    events: Vec<(u64, ThreadEvent)>,
+    truth: PhaseTimeAccumulator,
+}
+
+fn step(wait: u64, launches: u64, sync: u64, collective: u64, burst: u64) -> Step {
     let mut at = 0;
     let mut events = Vec::new();
     let mut add = |elapsed: u64, event| {
@@ -305,13 +304,14 @@ fn step(
     add(0, CollectiveEnter);
     add(collective, CollectiveLeave);
     add(burst, Block(BlockReason::Poll));
-    let truth = vec![
-        (DataLoading, wait + 1),
-        (GpuCompute, launches + sync),
-        (NcclCollective, collective),
-        (OptimizerStep, burst),
-    ];
-    (events, truth)
+    let truth = PhaseTimeAccumulator {
+        data_loading_ns: wait + 1,
+        gpu_compute_ns: launches + sync,
+        nccl_collective_ns: collective,
+        optimizer_step_ns: burst,
+        unknown_ns: 0,
+    };
+    Step { events, truth }
 }
 
 proptest! {
@@ -389,14 +389,14 @@ proptest! {
         let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
         let mut begin = 0;
         for (wait, launches, sync, collective, burst) in steps {
-            let (events, phases) = step(wait, launches, sync, collective, burst);
-            for (at, event) in &events {
+            let step = step(wait, launches, sync, collective, burst);
+            for (at, event) in &step.events {
                 tracker.observe(begin + at, *event, &mut times);
             }
-            for (phase, ns) in phases {
-                truth.record(phase, ns);
+            for phase in WorkloadPhase::ALL {
+                truth.record(phase, step.truth.phase_ns(phase));
             }
-            begin += events.last().unwrap().0;
+            begin += step.events.last().unwrap().0;
         }
         prop_assert_eq!(tracker.faults(), TrackerFaults::default());
         tracker.finish(begin, &mut times);
@@ -406,7 +406,7 @@ proptest! {
     /// One event lost costs at most the step it is in: the next step is exact again.
     #[test]
     fn a_lost_event_spoils_one_step_only(lost in 0_usize..12, launches in 1_u64..4) {
-        let (events, truth) = step(100, launches, 200, 300, 50);
+        let Step { events, truth } = step(100, launches, 200, 300, 50);
         let length = events.last().unwrap().0;
         let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
         let mut spoiled = Vec::new();
@@ -425,10 +425,6 @@ proptest! {
         }
         let mut times = PhaseTimeAccumulator::default();
         times.extend(closed);
-        let mut expected = PhaseTimeAccumulator::default();
-        for (phase, ns) in truth {
-            expected.record(phase, ns);
-        }
-        prop_assert_eq!(times, expected);
+        prop_assert_eq!(times, truth);
     }
 }

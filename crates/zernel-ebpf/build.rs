@@ -1,0 +1,34 @@
+//! Compiles the BPF objects that the crate embeds.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use libbpf_cargo::SkeletonBuilder;
+
+const OBJECTS: [&str; 2] = ["src/capability/capability", "src/twin/phase_twin"];
+
+fn main() {
+    let headers =
+        Path::new(&env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf");
+    let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
+    let clang = env::var("BPF_CLANG").unwrap_or_else(|_| "clang".into());
+    println!("cargo:rerun-if-env-changed=BPF_CLANG");
+    println!("cargo:rerun-if-changed={}", headers.display());
+    for object in OBJECTS {
+        let source = format!("{object}.bpf.c");
+        println!("cargo:rerun-if-changed={source}");
+        let name = Path::new(object).file_name().expect("a file");
+        SkeletonBuilder::new()
+            .source(&source)
+            .obj(out.join(name).with_extension("bpf.o"))
+            .clang(&clang)
+            .clang_args([
+                "-I".as_ref(),
+                headers.as_os_str(),
+                "-Wall".as_ref(),
+                "-Werror".as_ref(),
+            ])
+            .build()
+            .unwrap_or_else(|error| panic!("{source} does not compile with {clang}: {error:?}"));
+    }
+}

@@ -1,0 +1,279 @@
+//! Which kinds of BPF program and map this machine really accepts, found by trying.
+//!
+//! Kernel versions say little: distributions backport, configurations leave things out, lockdown and
+//! capabilities forbid. So each [`Capability`] has a small program of its own that is loaded,
+//! attached, provoked, and must be seen to have run.
+
+use std::error::Error;
+use std::ffi::OsStr;
+use std::hint::black_box;
+use std::time::Duration;
+use std::{io, thread};
+
+use libbpf_rs::{
+    ErrorKind, Iter, Link, MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramMut,
+    UprobeMultiOpts, UprobeOpts,
+};
+use procfs::process::Process;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
+
+/// Something BPF may be able to do here. The order is that of the counters in `capability.bpf.c`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum Capability {
+    /// Tracepoints with typed arguments (`tp_btf`): scheduler events.
+    BtfTracepoint,
+    /// Raw tracepoints.
+    RawTracepoint,
+    /// Classic tracepoints; need tracefs.
+    Tracepoint,
+    /// Function entry and return in one link: the cheapest way to time a call.
+    UprobeSession,
+    /// Many function entries in one link.
+    UprobeMulti,
+    /// One function per perf event: slow to attach and detach, but old.
+    UprobePerf,
+    /// State kept by the kernel per task.
+    TaskStorage,
+    /// Walks the mappings of every process: who uses which library.
+    TaskVmaIterator,
+    /// An event stream to userspace.
+    RingBuffer,
+    /// Arrays that userspace reads without a system call.
+    MmapArray,
+    /// Typed entry probes on kernel functions.
+    Fentry,
+    /// Probes on kernel functions.
+    Kprobe,
+}
+
+impl Capability {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::BtfTracepoint,
+        Self::RawTracepoint,
+        Self::Tracepoint,
+        Self::UprobeSession,
+        Self::UprobeMulti,
+        Self::UprobePerf,
+        Self::TaskStorage,
+        Self::TaskVmaIterator,
+        Self::RingBuffer,
+        Self::MmapArray,
+        Self::Fentry,
+        Self::Kprobe,
+    ];
+
+    /// The ways to attach to functions of processes, best first.
+    pub const UPROBE_LADDER: [Self; 3] = [Self::UprobeSession, Self::UprobeMulti, Self::UprobePerf];
+
+    /// What observing cannot do without, besides one rung of the ladder.
+    pub const OBSERVE_NEEDS: [Self; 3] = [Self::BtfTracepoint, Self::TaskStorage, Self::MmapArray];
+
+    /// The name people know it by.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BtfTracepoint => "tp_btf",
+            Self::RawTracepoint => "raw_tp",
+            Self::Tracepoint => "tracepoint",
+            Self::UprobeSession => "uprobe.session",
+            Self::UprobeMulti => "uprobe.multi",
+            Self::UprobePerf => "uprobe (perf event)",
+            Self::TaskStorage => "task storage",
+            Self::TaskVmaIterator => "iter/task_vma",
+            Self::RingBuffer => "ring buffer",
+            Self::MmapArray => "mmap array",
+            Self::Fentry => "fentry",
+            Self::Kprobe => "kprobe",
+        }
+    }
+
+    /// Its program in the BPF object, and, with `_map` behind it, its map.
+    fn program(self) -> &'static str {
+        match self {
+            Self::BtfTracepoint => "tp_btf",
+            Self::RawTracepoint => "raw_tp",
+            Self::Tracepoint => "tracepoint",
+            Self::UprobeSession => "uprobe_session",
+            Self::UprobeMulti => "uprobe_multi",
+            Self::UprobePerf => "uprobe_perf",
+            Self::TaskStorage => "task_storage",
+            Self::TaskVmaIterator => "task_vma",
+            Self::RingBuffer => "ringbuf",
+            Self::MmapArray => "mmap_array",
+            Self::Fentry => "fentry",
+            Self::Kprobe => "kprobe",
+        }
+    }
+
+    /// Loads, attaches and provokes the capability's program; nothing stays behind.
+    pub fn try_out(self) -> Result<(), Refusal> {
+        let object = self.load().map_err(Refusal::Load)?;
+        let program = object
+            .progs_mut()
+            .find(|program| program.name() == self.program())
+            .expect("every capability has a program");
+        let link = self.attach(&program).map_err(Refusal::Attach)?;
+        self.provoke(&link).map_err(Refusal::Provoke)?;
+        match self.hits(&object) {
+            0 => Err(Refusal::Silent),
+            _ => Ok(()),
+        }
+    }
+
+    fn load(self) -> libbpf_rs::Result<Object> {
+        quietly(|| {
+            let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
+            self.keep_only_own_parts(&mut object)?;
+            object.load()
+        })
+    }
+
+    fn keep_only_own_parts(self, object: &mut OpenObject) -> libbpf_rs::Result<()> {
+        for mut program in object.progs_mut() {
+            let own = program.name() == self.program();
+            program.set_autoload(own);
+        }
+        let own_map = format!("{}_map", self.program());
+        for mut map in object.maps_mut() {
+            let others = map.name() != OsStr::new(&own_map)
+                && map.name().as_encoded_bytes().ends_with(b"_map");
+            map.set_autocreate(!others)?;
+        }
+        Ok(())
+    }
+
+    fn attach(self, program: &ProgramMut<'_>) -> libbpf_rs::Result<Link> {
+        quietly(|| match self {
+            Self::UprobeSession | Self::UprobeMulti => program.attach_uprobe_multi_with_opts(
+                -1,
+                OWN_EXECUTABLE,
+                "",
+                UprobeMultiOpts {
+                    offsets: vec![probe_target_offset()?],
+                    session: self == Self::UprobeSession,
+                    ..Default::default()
+                },
+            ),
+            Self::UprobePerf => program.attach_uprobe_with_opts(
+                -1,
+                OWN_EXECUTABLE,
+                probe_target_offset()?,
+                UprobeOpts::default(),
+            ),
+            _ => program.attach(),
+        })
+    }
+
+    /// Does what should make the program run.
+    fn provoke(self, link: &Link) -> libbpf_rs::Result<()> {
+        match self {
+            Self::TaskVmaIterator => {
+                io::copy(&mut Iter::new(link)?, &mut io::sink())?;
+            }
+            _ => {
+                probe_target(1);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// How often the program ran.
+    fn hits(self, object: &Object) -> u64 {
+        let counters = object
+            .maps()
+            .find(|map| map.name().to_string_lossy().ends_with(".bss"))
+            .and_then(|map| map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()?)
+            .unwrap_or_default();
+        let own = counters.chunks_exact(8).nth(self as usize);
+        own.map_or(0, |hits| {
+            u64::from_ne_bytes(hits.try_into().expect("eight bytes"))
+        })
+    }
+}
+
+/// Why a capability is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The kernel refused the program or its map.
+    #[error("the kernel does not load it ({})", reason(.0))]
+    Load(#[source] libbpf_rs::Error),
+    /// It loaded, but could not be attached.
+    #[error("it loads but does not attach ({})", reason(.0))]
+    Attach(#[source] libbpf_rs::Error),
+    /// It attached, but what should make it run failed.
+    #[error("it attaches but could not be tried ({})", reason(.0))]
+    Provoke(#[source] libbpf_rs::Error),
+    /// It attached, but never ran.
+    #[error("it attaches but never runs")]
+    Silent,
+}
+
+impl Refusal {
+    /// Whether more privilege would help.
+    #[must_use]
+    pub fn is_permission(&self) -> bool {
+        match self {
+            Self::Load(error) | Self::Attach(error) | Self::Provoke(error) => {
+                error.kind() == ErrorKind::PermissionDenied
+            }
+            Self::Silent => false,
+        }
+    }
+}
+
+/// The innermost cause: what the kernel said, without Rust's ` (os error N)`.
+fn reason(error: &libbpf_rs::Error) -> String {
+    let mut cause: &dyn Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    let text = cause.to_string();
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Runs `action` with libbpf's own messages off: a refusal is an answer here, not an error.
+fn quietly<T>(action: impl FnOnce() -> T) -> T {
+    let print = libbpf_rs::set_print(None);
+    let result = action();
+    libbpf_rs::set_print(print);
+    result
+}
+
+/// The function that uprobes are tried on.
+#[inline(never)]
+extern "C" fn probe_target(value: u64) -> u64 {
+    black_box(value.wrapping_add(1))
+}
+
+const OWN_EXECUTABLE: &str = "/proc/self/exe";
+
+/// Where [`probe_target`] stands in this program's file.
+fn probe_target_offset() -> io::Result<usize> {
+    let address = probe_target as *const () as u64;
+    let maps = Process::myself().and_then(|process| process.maps());
+    let maps = maps.map_err(io::Error::other)?;
+    let map = maps
+        .iter()
+        .find(|map| (map.address.0..map.address.1).contains(&address))
+        .ok_or_else(|| io::Error::other("this program's own code is in none of its mappings"))?;
+    Ok((address - map.address.0 + map.offset) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_in_the_order_of_the_counters() {
+        for (index, capability) in Capability::ALL.into_iter().enumerate() {
+            assert_eq!(capability as usize, index);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The kernel's extensible scheduler class, as sysfs shows it.
+
+use std::path::Path;
+use std::{fs, io};
+
+/// Where the kernel describes sched_ext.
+pub const SYSFS: &str = "/sys/kernel/sched_ext";
+
+/// What the kernel says of sched_ext.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SchedExt {
+    /// The kernel was built without it.
+    Absent,
+    /// No scheduler is loaded; the state is usually `disabled`.
+    Free {
+        /// The state, in the kernel's word.
+        state: String,
+    },
+    /// A scheduler is loaded.
+    Loaded {
+        /// The state, in the kernel's word.
+        state: String,
+        /// The name of the scheduler.
+        scheduler: String,
+    },
+}
+
+impl SchedExt {
+    /// Reads the running kernel's state.
+    pub fn current() -> io::Result<Self> {
+        Self::read(Path::new(SYSFS))
+    }
+
+    fn read(sysfs: &Path) -> io::Result<Self> {
+        let Some(state) = read_line(&sysfs.join("state"))? else {
+            return Ok(Self::Absent);
+        };
+        Ok(match read_line(&sysfs.join("root/ops"))? {
+            Some(scheduler) if state != "disabled" => Self::Loaded { state, scheduler },
+            _ => Self::Free { state },
+        })
+    }
+}
+
+/// A file's text without its line end; `None` when there is no such file.
+fn read_line(path: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_state_is_told() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let read = || SchedExt::read(sysfs.path()).unwrap();
+        assert_eq!(read(), SchedExt::Absent);
+
+        fs::write(sysfs.path().join("state"), "disabled\n").unwrap();
+        let free = SchedExt::Free {
+            state: "disabled".into(),
+        };
+        assert_eq!(read(), free);
+
+        fs::create_dir(sysfs.path().join("root")).unwrap();
+        fs::write(sysfs.path().join("root/ops"), "rusty\n").unwrap();
+        assert_eq!(read(), free, "a name that outlived its scheduler");
+
+        fs::write(sysfs.path().join("state"), "enabled\n").unwrap();
+        let loaded = SchedExt::Loaded {
+            state: "enabled".into(),
+            scheduler: "rusty".into(),
+        };
+        assert_eq!(read(), loaded);
+    }
+}

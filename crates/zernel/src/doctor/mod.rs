@@ -1,0 +1,162 @@
+//! `zernel doctor`: what this machine can and cannot do, and how to fix it.
+//!
+//! Each check looks at one thing and gives one [`Row`]. Nothing is concluded from a kernel version:
+//! what can be tried is tried. The verdict, whether `zernel observe` could work, is drawn from the
+//! rows that observing needs.
+
+mod gpu;
+mod kernel;
+mod lab;
+mod render;
+mod row;
+mod scheduling;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use serde::Serialize;
+use zernel_ebpf::capability::{Capability, Refusal};
+
+use row::Row;
+
+/// Show what this machine can and cannot do, and how to fix it
+///
+/// Tries every kind of BPF attachment that Zernel may use, and looks for sched_ext, cgroup
+/// controllers, GPUs, CUDA and NCCL libraries and virtual machines. Leaves nothing behind.
+///
+/// Exits with 0 when `zernel observe` could work here, with 1 when it could not.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything the doctor found.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    observe: Verdict,
+    sections: Vec<Section>,
+}
+
+/// Whether `zernel observe` could work.
+#[derive(Debug, Serialize)]
+struct Verdict {
+    possible: bool,
+    /// The best working way to attach to functions of processes.
+    rung: Option<&'static str>,
+    /// What is missing, by the rows' names.
+    blocked_by: Vec<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Section {
+    title: &'static str,
+    rows: Vec<Row>,
+}
+
+/// What came of trying each capability.
+type Trials = Vec<(Capability, Result<(), Refusal>)>;
+
+pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
+    let report = examine();
+    let mut out = anstream::AutoStream::auto(io::stdout().lock());
+    if options.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        render::table(&mut out, &report)?;
+    }
+    Ok(ExitCode::from(u8::from(!report.observe.possible)))
+}
+
+fn examine() -> Report {
+    let trials: Trials = Capability::ALL
+        .into_iter()
+        .map(|capability| (capability, capability.try_out()))
+        .collect();
+    let section = |title, rows| Section { title, rows };
+    Report {
+        version: env!("CARGO_PKG_VERSION"),
+        observe: verdict(&trials),
+        sections: vec![
+            section("kernel and privilege", kernel::rows()),
+            section("BPF, each tried", kernel::bpf_rows(&trials)),
+            section("scheduling", scheduling::rows()),
+            section("GPU", gpu::rows()),
+            section("lab", lab::rows()),
+        ],
+    }
+}
+
+fn verdict(trials: &Trials) -> Verdict {
+    let works = |wanted: Capability| {
+        trials
+            .iter()
+            .any(|(capability, trial)| *capability == wanted && trial.is_ok())
+    };
+    let rung = Capability::UPROBE_LADDER
+        .into_iter()
+        .find(|rung| works(*rung));
+    let mut blocked_by: Vec<_> = Capability::OBSERVE_NEEDS
+        .into_iter()
+        .filter(|needed| !works(*needed))
+        .map(Capability::name)
+        .collect();
+    if rung.is_none() {
+        blocked_by.push("uprobes of any kind");
+    }
+    Verdict {
+        possible: blocked_by.is_empty(),
+        rung: rung.map(Capability::name),
+        blocked_by,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all_work() -> Trials {
+        Capability::ALL.into_iter().map(|c| (c, Ok(()))).collect()
+    }
+
+    fn without(missing: &[Capability]) -> Verdict {
+        let mut trials = all_work();
+        for (capability, trial) in &mut trials {
+            if missing.contains(capability) {
+                *trial = Err(Refusal::Silent);
+            }
+        }
+        verdict(&trials)
+    }
+
+    #[test]
+    fn the_best_rung_that_works_is_named() {
+        assert_eq!(without(&[]).rung, Some("uprobe.session"));
+        let no_session = without(&[Capability::UprobeSession]);
+        assert_eq!(
+            (no_session.possible, no_session.rung),
+            (true, Some("uprobe.multi"))
+        );
+    }
+
+    #[test]
+    fn what_observing_needs_decides() {
+        assert!(
+            without(&[
+                Capability::Kprobe,
+                Capability::Fentry,
+                Capability::Tracepoint
+            ])
+            .possible
+        );
+        assert_eq!(
+            without(&[Capability::TaskStorage]).blocked_by,
+            ["task storage"]
+        );
+        let no_rung = without(&Capability::UPROBE_LADDER);
+        assert_eq!((no_rung.possible, no_rung.rung), (false, None));
+    }
+}

@@ -1,0 +1,68 @@
+//! One line of the doctor's table.
+
+use serde::Serialize;
+
+/// How well something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Status {
+    Ok,
+    /// There, but not as good as it could be, or not certain.
+    Degraded,
+    Missing,
+}
+
+/// One thing the doctor looked at. A row that is not ok says what follows, and what would help where
+/// something would.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) status: Status,
+    pub(super) finding: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) consequence: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) remedy: Option<String>,
+}
+
+impl Row {
+    pub(super) fn ok(name: &'static str, finding: impl Into<String>) -> Self {
+        Self {
+            name,
+            status: Status::Ok,
+            finding: finding.into(),
+            consequence: None,
+            remedy: None,
+        }
+    }
+
+    pub(super) fn degraded(
+        name: &'static str,
+        finding: impl Into<String>,
+        consequence: impl Into<String>,
+    ) -> Self {
+        Self {
+            status: Status::Degraded,
+            consequence: Some(consequence.into()),
+            ..Self::ok(name, finding)
+        }
+    }
+
+    pub(super) fn missing(
+        name: &'static str,
+        finding: impl Into<String>,
+        consequence: impl Into<String>,
+    ) -> Self {
+        Self {
+            status: Status::Missing,
+            ..Self::degraded(name, finding, consequence)
+        }
+    }
+
+    pub(super) fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self {
+            remedy: Some(remedy.into()),
+            ..self
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! `zernel doctor` on the machine that runs the tests, as root and as nobody.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Output, Stdio};
+
+use serde_json::Value;
+use zernel_ebpf::capability::Capability;
+use zernel_testkit::{Need, root, trial};
+
+const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
+const NOBODY: u32 = 65534;
+
+fn main() -> ExitCode {
+    let bpf = Need {
+        name: "bpf",
+        check: || {
+            Capability::BtfTracepoint
+                .try_out()
+                .map_err(|e| e.to_string())
+        },
+    };
+    zernel_testkit::main([
+        trial("root_can_observe", &[root(), bpf], root_can_observe),
+        trial(
+            "nobody_cannot_observe_and_is_told_why",
+            &[root()],
+            nobody_cannot_observe,
+        ),
+        trial(
+            "every_shortcoming_has_a_consequence",
+            &[],
+            every_shortcoming_has_a_consequence,
+        ),
+        trial(
+            "a_table_has_no_colour_in_a_pipe",
+            &[],
+            a_table_has_no_colour_in_a_pipe,
+        ),
+        trial(
+            "a_reader_that_leaves_is_no_error",
+            &[],
+            a_reader_that_leaves_is_no_error,
+        ),
+        trial(
+            "wrong_usage_exits_with_two",
+            &[],
+            wrong_usage_exits_with_two,
+        ),
+    ])
+}
+
+fn doctor_json() -> Value {
+    report(
+        &Command::new(ZERNEL)
+            .args(["doctor", "--json"])
+            .output()
+            .unwrap(),
+    )
+}
+
+fn report(output: &Output) -> Value {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(stderr, "", "the doctor says everything on stdout");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn rows(report: &Value) -> Vec<Value> {
+    let sections = report["sections"].as_array().unwrap();
+    let rows = sections
+        .iter()
+        .flat_map(|section| section["rows"].as_array().unwrap());
+    rows.cloned().collect()
+}
+
+fn status(report: &Value, name: &str) -> String {
+    let row = rows(report).into_iter().find(|row| row["name"] == name);
+    row.unwrap_or_else(|| panic!("no row {name}"))["status"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+fn root_can_observe() {
+    let output = Command::new(ZERNEL)
+        .args(["doctor", "--json"])
+        .output()
+        .unwrap();
+    let report = report(&output);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert_eq!(report["observe"]["possible"], true);
+    assert_eq!(status(&report, "tp_btf"), "ok");
+    let rung = report["observe"]["rung"].as_str().unwrap();
+    assert_eq!(status(&report, rung), "ok");
+}
+
+fn nobody_cannot_observe() {
+    // A place that nobody can reach, wherever the build is.
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("zernel");
+    fs::copy(ZERNEL, &program).unwrap();
+
+    let output = Command::new(program)
+        .args(["doctor", "--json"])
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let report = report(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(report["observe"]["possible"], false);
+    assert_eq!(status(&report, "privilege"), "missing");
+    for row in rows(&report) {
+        if row["name"] == "tp_btf" {
+            assert!(row["remedy"].as_str().unwrap().contains("root"), "{row}");
+        }
+    }
+}
+
+fn every_shortcoming_has_a_consequence() {
+    let report = doctor_json();
+    for row in rows(&report) {
+        let fine = row["status"] == "ok";
+        assert_eq!(row["consequence"].is_string(), !fine, "{row}");
+    }
+    // The table tells the same, in fewer words for machines.
+    let table = Command::new(ZERNEL).arg("doctor").output().unwrap();
+    let text = String::from_utf8(table.stdout).unwrap();
+    for row in rows(&report) {
+        assert!(text.contains(row["name"].as_str().unwrap()), "{row}");
+    }
+}
+
+fn a_table_has_no_colour_in_a_pipe() {
+    let output = Command::new(ZERNEL).arg("doctor").output().unwrap();
+    assert!(!output.stdout.contains(&0x1b));
+}
+
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = Command::new(ZERNEL)
+        .arg("doctor")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut complaint = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut complaint)
+        .unwrap();
+    assert_eq!(complaint, "");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+fn wrong_usage_exits_with_two() {
+    let output = Command::new(ZERNEL)
+        .args(["doctor", "--jason"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("--json"),
+        "suggests the right one"
+    );
+}
