@@ -168,7 +168,7 @@ impl WorkloadHandle {
 
     /// Releases all workers. Further calls do nothing.
     pub fn start(&mut self) {
-        self.shared.start();
+        stop::start(self);
     }
 
     /// Sets the CPUs of one worker, by its place in [`worker_pids`](Self::worker_pids).

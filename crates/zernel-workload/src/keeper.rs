@@ -179,11 +179,12 @@ impl Duty {
     fn run(&self, forked: &SyncSender<std::result::Result<(), (usize, io::Error)>>) {
         signal::block_all();
         let caller = rustix::process::getpid().as_raw_nonzero().get();
+        let caught = signal::caught();
         let mut pipes = TeamPipes::default();
         for (index, process) in self.plan.processes.iter().enumerate() {
             let pid = pipes
                 .open_for(&self.plan, &process.workers)
-                .and_then(|()| process::fork(|| self.child(process, &pipes, caller)));
+                .and_then(|()| process::fork(|| self.child(process, &pipes, &caught, caller)));
             match pid {
                 Ok(pid) => self.enter(pid, index),
                 Err(error) => {
@@ -209,12 +210,18 @@ impl Duty {
     }
 
     /// The life of a child process. Fork safe, as far as the work is.
-    fn child(&self, process: &ProcessPlan, pipes: &TeamPipes, caller: pid_t) -> i32 {
+    fn child(
+        &self,
+        process: &ProcessPlan,
+        pipes: &TeamPipes,
+        caught: &[i32],
+        caller: pid_t,
+    ) -> i32 {
         let stop_word = match &process.container {
             None => &self.shared.record(process.workers.start).command,
             Some(_) => container::bell(),
         };
-        signal::in_worker_process(stop_word, || {
+        signal::in_worker_process(caught, stop_word, || {
             if !process::die_with(caller) {
                 return 1;
             }
@@ -251,8 +258,14 @@ impl Duty {
     }
 
     fn reap_all(&self) {
-        while let Ok((pid, end)) = process::wait_own_child() {
-            self.reap(pid, end);
+        while let Ok(pid) = process::wait_own_child() {
+            let mut table = lock(&self.table);
+            match table.by_pid.get(&pid).copied() {
+                Some(index) => self.reap(&mut table, index),
+                // Not one of ours, yet a child of this thread: it must not be found again and again.
+                None => drop(process::reap(pid)),
+            }
+            self.reap_finished(&mut table);
         }
         let mut table = lock(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
@@ -263,28 +276,35 @@ impl Duty {
         }
     }
 
-    fn reap(&self, pid: pid_t, end: ChildEnd) {
-        let mut table = lock(&self.table);
-        let index = table.by_pid.get(&pid).copied();
-        if let Some(index) = index {
-            self.save_last_numbers(pid, index);
+    /// Reaps the processes that have said goodbye and ended. To find an ended child the kernel looks
+    /// at all of them, one after another; asking for each by name takes time linear in their number.
+    fn reap_finished(&self, table: &mut Table) {
+        for index in 0..table.processes.len() {
+            let process = &table.processes[index];
+            let first_worker = self.plan.processes[index].workers.start;
+            let finished = self.shared.record(first_worker).outcome.load(Acquire) != outcome::NONE;
+            if process.end.is_none() && finished && process::has_ended(process.pid) {
+                self.reap(table, index);
+            }
         }
-        let _ = process::reap(pid);
-        let Some(index) = index else { return };
-        let killed = table.processes[index].killed;
-        let end = match end {
-            ChildEnd::Signaled {
+    }
+
+    fn reap(&self, table: &mut Table, index: usize) {
+        let Process { pid, killed, .. } = table.processes[index];
+        self.save_last_numbers(pid, index);
+        let end = match process::reap(pid) {
+            Ok(ChildEnd::Signaled {
                 signal: libc::SIGKILL,
                 ..
-            } if killed => ProcessEnd::KilledByUs,
-            ChildEnd::Signaled {
+            }) if killed => ProcessEnd::KilledByUs,
+            Ok(ChildEnd::Signaled {
                 signal: libc::SIGKILL,
                 ..
-            } if table.oom_kill_happened() => ProcessEnd::OutOfMemory,
-            end => ProcessEnd::Child(end),
+            }) if table.oom_kill_happened() => ProcessEnd::OutOfMemory,
+            Ok(end) => ProcessEnd::Child(end),
+            Err(_) => ProcessEnd::TakenByOthers,
         };
         table.processes[index].end = Some(end);
-        drop(table);
         self.gone(index);
     }
 

@@ -102,6 +102,8 @@ pub(crate) struct WorkerRecord {
     pub(crate) gap_cpu: AtomicU32,
     pub(crate) migrations: AtomicU64,
     pub(crate) cpus: [AtomicU64; MAX_CPUS / 64],
+    /// Not 0 while the worker is blocked in one of our own calls.
+    pub(crate) is_blocked: AtomicU32,
     pub(crate) trace_entries: AtomicU64,
     pub(crate) wake_latency: SharedHistogram,
     pub(crate) blocked: SharedHistogram,
@@ -259,10 +261,15 @@ impl Shared {
         }
     }
 
+    /// Whether the start was given.
+    pub(crate) fn is_started(&self) -> bool {
+        self.header().go.load(Ordering::Acquire) != 0
+    }
+
     /// Gives the start; the second time does nothing.
     pub(crate) fn start(&self) {
-        let header = self.header();
-        if header.go.load(Ordering::Acquire) == 0 {
+        if !self.is_started() {
+            let header = self.header();
             header.started_ns.store(clock::now_ns(), Ordering::Release);
             header.go.store(1, Ordering::Release);
             wake_all(&header.go);
@@ -281,11 +288,16 @@ impl Shared {
     }
 
     /// Tells every worker to stop, and wakes those that sleep on their command word.
+    ///
+    /// The words come first, all of them: a caller among thousands of spinning workers may lose the
+    /// CPU for long in any system call.
     pub(crate) fn tell_all_to_stop(&self) {
         for record in self.records() {
             record.command.fetch_or(command::STOP, Ordering::Release);
-            wake_all(&record.command);
         }
+        self.records()
+            .iter()
+            .for_each(|record| wake_all(&record.command));
     }
 
     /// Tells every worker to give way until [`tell_all_to_run`](Self::tell_all_to_run).

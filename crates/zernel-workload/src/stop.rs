@@ -1,6 +1,8 @@
 //! How workers are stopped: all are told first, then all are collected together; the starved get help, the hung get killed.
 
-use rustix::process::{Pid, setpriority_process};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 use crate::clock;
@@ -8,36 +10,73 @@ use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::keeper::ProcessEnd;
 use crate::procfs;
-use crate::shared::{Stage, outcome};
+use crate::shared::{Stage, WorkerRecord, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::sched::{self, SchedAttributes};
 use crate::threads::Threads;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 const MILLISECOND: u64 = 1_000_000;
 /// How long after the start a worker is waited for that has not run yet. One that had more time than
 /// that is starved, and its report has to say so.
-const RUNNING_LIMIT_NS: u64 = 5_000 * MILLISECOND;
+const FIRST_RUN_LIMIT_NS: u64 = 5_000 * MILLISECOND;
 /// How long to wait between two rounds of interrupting what does not stop.
 const ROUND_NS: u64 = 20 * MILLISECOND;
 /// How long a killed process may take to die; only one stuck in the kernel takes longer.
 const DEATH_LIMIT_NS: u64 = 5_000 * MILLISECOND;
 
-/// Lets every worker run, tells all to stop and waits for them.
-pub(crate) fn stop(handle: &mut WorkloadHandle) {
-    handle.shared.start();
-    let shared = &handle.shared;
-    if shared.passed(Stage::Running) < shared.workers() {
-        shared.tell_all_to_give_way();
-        let started_ns = shared.header().started_ns.load(Relaxed);
-        shared.wait_all(Stage::Running, started_ns.saturating_add(RUNNING_LIMIT_NS));
-        shared.tell_all_to_run();
+/// Puts the calling thread before its workers while it tells them something, where the kernel lets
+/// it: among thousands of them it would wait for seconds whenever it loses the CPU.
+struct Urgency {
+    nice: Option<i32>,
+}
+
+impl Urgency {
+    fn new() -> Self {
+        let nice = getpriority_process(None).ok();
+        Self {
+            nice: nice.filter(|_| setpriority_process(None, -20).is_ok()),
+        }
     }
-    shared.tell_all_to_stop();
-    let grace = clock::span_ns(handle.plan.stop_grace);
-    if !wait_until_gone(handle, grace) {
+}
+
+impl Drop for Urgency {
+    fn drop(&mut self) {
+        // A nice value can always be raised again.
+        let _ = self.nice.map(|nice| setpriority_process(None, nice));
+    }
+}
+
+fn is_real_time(attributes: &SchedAttributes) -> bool {
+    [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE]
+        .contains(&attributes.policy.cast_signed())
+}
+
+/// Releases all workers.
+pub(crate) fn start(handle: &WorkloadHandle) {
+    if handle.shared.is_started() {
+        return;
+    }
+    // Until all are awake, those that are give way: else each would take its time slice before the
+    // caller got to wake the next. That they may go on is said last, when the caller is one of many again.
+    handle.shared.tell_all_to_give_way();
+    let urgency = Urgency::new();
+    handle.shared.start();
+    drop(urgency);
+    handle.shared.tell_all_to_run();
+}
+
+/// Tells all workers to stop and waits for them. Each works one round at least, so one that has not
+/// run yet is waited for until it has.
+pub(crate) fn stop(handle: &mut WorkloadHandle) {
+    start(handle);
+    let _urgency = Urgency::new();
+    handle.shared.tell_all_to_stop();
+    let started_ns = handle.shared.header().started_ns.load(Relaxed);
+    let first_run_until_ns = started_ns.saturating_add(FIRST_RUN_LIMIT_NS);
+    let grace_ns = clock::span_ns(handle.plan.stop_grace);
+    if !wait_until_gone(handle, grace_ns, first_run_until_ns) {
         handle.keeper.kill(|process| is_unfinished(handle, process));
-        wait_until_gone(handle, DEATH_LIMIT_NS);
+        wait_until_gone(handle, DEATH_LIMIT_NS, 0);
     }
     handle.threads.join_gone(&handle.shared);
     handle.keeper.dismiss();
@@ -45,6 +84,7 @@ pub(crate) fn stop(handle: &mut WorkloadHandle) {
 
 /// Ends every worker as fast as possible, for a handle whose reports nobody wants.
 pub(crate) fn abandon(handle: &mut WorkloadHandle) {
+    let _urgency = Urgency::new();
     handle.shared.tell_all_to_stop();
     handle.keeper.kill(|_| true);
     handle.shared.start();
@@ -53,7 +93,7 @@ pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     } else {
         clock::span_ns(handle.plan.stop_grace)
     };
-    wait_until_gone(handle, limit);
+    wait_until_gone(handle, limit, 0);
     handle.threads.join_gone(&handle.shared);
     handle.keeper.dismiss();
 }
@@ -65,48 +105,48 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
         .any(|worker| !handle.shared.has_passed(worker, Stage::Gone))
 }
 
-/// Waits until all workers are gone; gives up when none has gone for `quiet_limit_ns`. Says whether all are gone.
-fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
+/// Waits until all workers are gone, and says whether they are. Gives up when none has gone in as
+/// many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU itself
+/// does not take it out on its workers. Rounds before `first_run_until_ns` do not count while a worker has not run.
+fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64, first_run_until_ns: u64) -> bool {
     let shared = &handle.shared;
     let mut stragglers = Stragglers::new(shared.workers());
     let mut gone = shared.passed(Stage::Gone);
-    let mut last_progress = clock::now_ns();
-    interrupt_all(handle);
+    let mut quiet_rounds = 0;
+    // Those that compute look at their stop word anyway; thousands of signals would only hold them up.
+    interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
     while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
-        let now = clock::now_ns();
         let now_gone = shared.passed(Stage::Gone);
+        let all_ran = shared.passed(Stage::Running) >= shared.workers();
         if now_gone > gone {
-            (gone, last_progress) = (now_gone, now);
-        } else if now - last_progress >= quiet_limit_ns {
-            return false;
-        } else {
+            (gone, quiet_rounds) = (now_gone, 0);
+        } else if all_ran || clock::now_ns() >= first_run_until_ns {
+            quiet_rounds += 1;
             stragglers.help(handle);
         }
-        interrupt_all(handle);
+        if quiet_rounds > quiet_limit_ns.div_ceil(ROUND_NS) {
+            return false;
+        }
+        interrupt(handle, |_| true);
     }
     true
 }
 
-/// Interrupts whatever the remaining workers are blocked in.
-fn interrupt_all(handle: &WorkloadHandle) {
+/// Interrupts whatever those of the remaining workers that `which` names are blocked in.
+fn interrupt(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
+    let shared = &handle.shared;
+    let concerns =
+        |worker: &usize| !shared.has_passed(*worker, Stage::Gone) && which(shared.record(*worker));
     for (index, plan) in handle.plan.processes.iter().enumerate() {
-        for worker in plan
-            .workers
-            .clone()
-            .filter(|worker| !handle.shared.has_passed(*worker, Stage::Gone))
-        {
-            let tid = handle.shared.record(worker).tid.load(Relaxed);
+        for worker in plan.workers.clone().filter(concerns) {
+            let tid = shared.record(worker).tid.load(Relaxed);
             handle
                 .keeper
                 .with_living(index, |pid| process::kill_thread(pid, tid, libc::SIGUSR1));
         }
     }
-    for worker in handle
-        .threads
-        .workers()
-        .filter(|worker| !handle.shared.has_passed(*worker, Stage::Gone))
-    {
-        Threads::interrupt(&handle.shared, worker);
+    for worker in handle.threads.workers().filter(concerns) {
+        Threads::interrupt(shared, worker);
     }
 }
 
@@ -155,9 +195,7 @@ impl Stragglers {
 
 /// Moves a thread of the fair classes to the front, as far as the kernel allows it. Real-time threads need no help.
 fn prefer(tid: i32) {
-    let fair =
-        |attributes: &SchedAttributes| attributes.priority == 0 && attributes.runtime_ns == 0;
-    if !sched::attributes(tid).is_ok_and(|attributes| fair(&attributes)) {
+    if !sched::attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
         return;
     }
     // Failures only mean that it stays as slow as it is.

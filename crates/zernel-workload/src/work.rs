@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::worker::{Failure, Worker};
 
 mod bursty;
+mod pipe_ping_pong;
 mod spin_wait;
 mod yield_heavy;
 
@@ -114,6 +115,8 @@ work_types! {
     with_parameters {
         /// Computes, sleeps, computes.
         Bursty: bursty::Bursty,
+        /// Passes messages to and fro through pipes.
+        PipePingPong: pipe_ping_pong::PipePingPong,
     }
 }
 

@@ -101,6 +101,7 @@ pub struct Worker<'a> {
     last_seen_ns: u64,
     refreshed_ns: u64,
     cpu: usize,
+    is_fresh: bool,
 }
 
 impl<'a> Worker<'a> {
@@ -121,6 +122,7 @@ impl<'a> Worker<'a> {
             last_seen_ns: now,
             refreshed_ns: now,
             cpu,
+            is_fresh: true,
         };
         record.first_run_ns.store(now, Relaxed);
         record.last_seen_ns.store(now, Relaxed);
@@ -146,13 +148,16 @@ impl<'a> Worker<'a> {
         self.record.command.load(Acquire) & command::STOP != 0
     }
 
-    /// Whether to go on; to be asked once per round. It also measures the gap since the last time and notices migrations.
+    /// Whether to go on; to be asked once per round. The first time it says yes even if the worker is
+    /// to stop already: each works one round at least. It also measures the gap since the last time and
+    /// notices migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         let command = self.record.command.load(Acquire);
-        if command & command::STOP != 0 {
+        if command & command::STOP != 0 && !self.is_fresh {
             return false;
         }
+        self.is_fresh = false;
         if command & command::GIVE_WAY != 0 {
             rustix::thread::sched_yield();
         }
@@ -293,11 +298,13 @@ impl<'a> Worker<'a> {
 
     fn before_block(&mut self) -> u64 {
         self.checkpoint();
+        self.record.is_blocked.store(1, Relaxed);
         self.last_seen_ns
     }
 
     fn after_block(&mut self, began_ns: u64, woken_at_ns: Option<u64>) {
         let now = clock::now_ns();
+        self.record.is_blocked.store(0, Relaxed);
         self.record.blocked.record(now.saturating_sub(began_ns));
         if let Some(woken_at_ns) = woken_at_ns {
             self.record

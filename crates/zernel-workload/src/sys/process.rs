@@ -84,14 +84,15 @@ fn wait(kind: libc::idtype_t, pid: pid_t, options: i32) -> io::Result<(pid_t, Ch
     Ok((pid, end))
 }
 
-/// Waits until a child *of the calling thread* has ended, and leaves it unreaped. Other children of the process are not touched.
-pub(crate) fn wait_own_child() -> io::Result<(pid_t, ChildEnd)> {
-    wait(libc::P_ALL, 0, libc::WNOWAIT | libc::__WNOTHREAD)
+/// Waits until a child *of the calling thread* has ended, and leaves it unreaped. Other children of
+/// the process are not touched.
+pub(crate) fn wait_own_child() -> io::Result<pid_t> {
+    Ok(wait(libc::P_ALL, 0, libc::WNOWAIT | libc::__WNOTHREAD)?.0)
 }
 
 /// Reaps one ended child.
-pub(crate) fn reap(pid: pid_t) -> io::Result<(pid_t, ChildEnd)> {
-    wait(libc::P_PID, pid, 0)
+pub(crate) fn reap(pid: pid_t) -> io::Result<ChildEnd> {
+    Ok(wait(libc::P_PID, pid, 0)?.1)
 }
 
 /// Whether a child has ended and waits to be reaped.
@@ -152,23 +153,22 @@ mod tests {
         let elsewhere = fork(|| 3).unwrap();
         let here = std::thread::spawn(|| {
             let own = fork(|| 7).unwrap();
-            let (pid, end) = wait_own_child().unwrap();
-            assert_eq!((pid, end), (own, ChildEnd::Exited(7)));
-            assert_eq!(reap(own).unwrap(), (own, ChildEnd::Exited(7)));
+            assert_eq!(wait_own_child().unwrap(), own);
+            assert_eq!(reap(own).unwrap(), ChildEnd::Exited(7));
             assert_eq!(
                 wait_own_child().unwrap_err().raw_os_error(),
                 Some(libc::ECHILD)
             );
         });
         here.join().unwrap();
-        assert_eq!(reap(elsewhere).unwrap().1, ChildEnd::Exited(3));
+        assert_eq!(reap(elsewhere).unwrap(), ChildEnd::Exited(3));
     }
 
     #[test]
     fn a_panicking_child_ends_by_sigabrt() {
         let pid = fork(|| std::panic::resume_unwind(Box::new(()))).unwrap();
         assert!(matches!(
-            reap(pid).unwrap().1,
+            reap(pid).unwrap(),
             ChildEnd::Signaled {
                 signal: libc::SIGABRT,
                 ..

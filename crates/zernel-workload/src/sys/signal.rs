@@ -56,16 +56,25 @@ fn unblock_all() {
     }
 }
 
-/// Runs `body` with the signals of a fresh worker process made its own: the caller's handlers are
-/// gone, Ctrl-C is the caller's business, and `SIGUSR1` sets [`STOP_BIT`] in `stop_word` and
+/// The signals that the calling process has handlers for.
+pub(crate) fn caught() -> Vec<i32> {
+    let is_caught = |handler| handler != libc::SIG_DFL && handler != libc::SIG_IGN;
+    (1..=libc::SIGRTMAX())
+        .filter(|signal| handler_of(*signal).is_some_and(is_caught))
+        .collect()
+}
+
+/// Runs `body` with the signals of a fresh worker process made its own: the handlers of the signals
+/// that the caller `caught` are gone, Ctrl-C is the caller's business, and `SIGUSR1` sets [`STOP_BIT`] in `stop_word` and
 /// interrupts a blocking call. Fork safe.
-pub(crate) fn in_worker_process(stop_word: &AtomicU32, body: impl FnOnce() -> i32) -> i32 {
+pub(crate) fn in_worker_process(
+    caught: &[i32],
+    stop_word: &AtomicU32,
+    body: impl FnOnce() -> i32,
+) -> i32 {
     STOP_WORD.store(std::ptr::from_ref(stop_word).cast_mut(), Ordering::Release);
-    for signal in 1..=libc::SIGRTMAX() {
-        let handler = handler_of(signal);
-        if handler.is_some_and(|handler| handler != libc::SIG_DFL && handler != libc::SIG_IGN) {
-            set_handler(signal, libc::SIG_DFL);
-        }
+    for signal in caught {
+        set_handler(*signal, libc::SIG_DFL);
     }
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         set_handler(signal, libc::SIG_IGN);
