@@ -7,10 +7,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::worker::{Failure, Worker};
 
+mod affinity_churn;
 mod bursty;
+mod cache_pressure;
+mod cgroup_churn;
+mod files;
+mod fork_exit;
+mod futex_fan_out;
+mod futex_ping_pong;
+mod mutex_contention;
+mod nice_sweep;
+mod page_fault_churn;
 mod pipe_ping_pong;
+mod random_read;
+mod sequence;
 mod spin_wait;
+mod sync_write;
+mod thundering_herd;
+mod timer_deadline;
+mod wake_chain;
 mod yield_heavy;
+
+pub use sequence::Phase;
 
 /// What a type of work is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -111,12 +129,50 @@ work_types! {
         SpinWait: spin_wait::SpinWait,
         /// Yields all the time.
         YieldHeavy: yield_heavy::YieldHeavy,
+        /// Makes short-lived children.
+        ForkExit: fork_exit::ForkExit,
+        /// Spins while it changes its nice value.
+        NiceSweep: nice_sweep::NiceSweep,
     }
     with_parameters {
         /// Computes, sleeps, computes.
         Bursty: bursty::Bursty,
+        /// Wakes at fixed moments, as cyclictest does.
+        TimerDeadline: timer_deadline::TimerDeadline,
         /// Passes messages to and fro through pipes.
         PipePingPong: pipe_ping_pong::PipePingPong,
+        /// Passes the turn to and fro through a futex.
+        FutexPingPong: futex_ping_pong::FutexPingPong,
+        /// One wakes many, which compute.
+        FutexFanOut: futex_fan_out::FutexFanOut,
+        /// Each wakes the next in a ring.
+        WakeChain: wake_chain::WakeChain,
+        /// One wakes all that wait on the same word.
+        ThunderingHerd: thundering_herd::ThunderingHerd,
+        /// All fight for one lock.
+        MutexContention: mutex_contention::MutexContention,
+        /// Moves itself from CPU to CPU.
+        AffinityChurn: affinity_churn::AffinityChurn,
+        /// Moves itself from cgroup to cgroup.
+        CgroupChurn: cgroup_churn::CgroupChurn,
+        /// Touches memory it has just given back.
+        PageFaultChurn: page_fault_churn::PageFaultChurn,
+        /// Sweeps through more memory than its cache holds.
+        CachePressure: cache_pressure::CachePressure,
+        /// Writes and waits for the disk.
+        SyncWrite: sync_write::SyncWrite,
+        /// Reads here and there.
+        RandomRead: random_read::RandomRead,
+        /// Goes through phases.
+        Sequence: sequence::Sequence,
+    }
+}
+
+/// Refuses a size of nothing, or of more than a program can sensibly mean.
+fn check_kib(field: &'static str, kib: usize) -> Result<(), (&'static str, String)> {
+    match kib {
+        1..=0x4000_0000 => Ok(()),
+        _ => Err((field, format!("{kib} KiB is not between 1 KiB and 1 TiB"))),
     }
 }
 
