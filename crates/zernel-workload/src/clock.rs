@@ -17,16 +17,16 @@ pub(crate) fn thread_cpu_ns() -> u64 {
 }
 
 fn to_ns(time: Timespec) -> u64 {
-    (time.tv_sec.cast_unsigned())
+    (time.tv_sec as u64)
         .saturating_mul(NANOS_PER_SECOND)
-        .saturating_add(time.tv_nsec.cast_unsigned())
+        .saturating_add(time.tv_nsec as u64)
 }
 
 /// A moment or a span as the kernel takes it.
 pub(crate) fn timespec(ns: u64) -> Timespec {
     Timespec {
         tv_sec: (ns / NANOS_PER_SECOND).try_into().unwrap_or(i64::MAX),
-        tv_nsec: (ns % NANOS_PER_SECOND).cast_signed(),
+        tv_nsec: (ns % NANOS_PER_SECOND) as i64,
     }
 }
 

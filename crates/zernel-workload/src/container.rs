@@ -56,7 +56,7 @@ pub(crate) fn run(
             return Err(Errno::SRCH);
         }
         thread::run_all(count, STACK_BYTES, &member, || {
-            wait_for_members(process, shared)
+            wait_for_members(process, shared);
         })
     });
     match hosted {

@@ -51,13 +51,16 @@ pub enum WorkerExitInfo {
 
 impl WorkerExitInfo {
     pub(crate) fn failed(record: &WorkerRecord) -> Self {
-        let step = Step::NAMES
-            .get(record.failed_step.load(Relaxed) as usize)
-            .unwrap_or(&"go on");
-        let error = io::Error::from_raw_os_error(record.failed_errno.load(Relaxed));
+        let step = record.failed_step.load(Relaxed);
+        let code = record.failed_errno.load(Relaxed);
+        let name = Step::NAMES.get(step as usize).unwrap_or(&"go on");
+        let error = match step == Step::UseGpu as u32 {
+            true => format!("CUDA error {code}"),
+            false => io::Error::from_raw_os_error(code).to_string(),
+        };
         Self::Failed {
-            step: (*step).to_owned(),
-            error: error.to_string(),
+            step: (*name).to_owned(),
+            error,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Latency histograms: log-linear buckets with exact totals.
 //!
 //! A bucket spans 1/16 of a power of two, so a quantile is at most 6.25 % above the true value; count, sum, minimum and
-//! maximum are exact. The worker writes [`SharedHistogram`] in place as it runs; a report carries a [`Histogram`].
+//! maximum are exact. The worker fills one in shared memory as it runs; a report carries a [`Histogram`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

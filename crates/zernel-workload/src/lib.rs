@@ -5,6 +5,7 @@
 //! | [`config`] | what to run: groups of workers, their settings |
 //! | [`work`] | the types of work |
 //! | [`handle`] | spawn, place, start, watch, stop |
+//! | [`spec`], [`cgroup`] | the same from a file, with cgroups |
 //! | [`report`], [`exit`], [`histogram`] | what came of it |
 //! | [`topology`], [`affinity`], [`policy`] | CPUs, scheduling and memory policies |
 //!
@@ -13,6 +14,7 @@
 
 pub mod affinity;
 mod body;
+pub mod cgroup;
 mod clock;
 pub mod config;
 mod container;
@@ -27,6 +29,7 @@ mod procfs;
 pub mod report;
 pub mod settings;
 mod shared;
+pub mod spec;
 mod stop;
 mod sys;
 mod team_pipes;
@@ -43,6 +46,7 @@ pub use handle::WorkloadHandle;
 pub use histogram::Histogram;
 pub use policy::{MemoryPolicy, SchedPolicy};
 pub use report::{ReportTable, WorkerReport};
+pub use spec::Spec;
 pub use topology::{CpuSet, Topology};
 pub use work::WorkType;
 pub use worker::Worker;

@@ -73,7 +73,7 @@ impl SchedPolicy {
             ..SchedAttributes::default()
         };
         let with = |policy: i32| SchedAttributes {
-            policy: policy.cast_unsigned(),
+            policy: policy as u32,
             ..base
         };
         match *self {
@@ -95,7 +95,7 @@ impl SchedPolicy {
                 deadline_us,
                 period_us,
             } => SchedAttributes {
-                policy: libc::SCHED_DEADLINE.cast_unsigned(),
+                policy: libc::SCHED_DEADLINE as u32,
                 runtime_ns: us(runtime_us),
                 deadline_ns: us(deadline_us),
                 period_ns: us(period_us),

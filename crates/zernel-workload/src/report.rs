@@ -11,8 +11,9 @@ use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::histogram::Histogram;
 use crate::settings::Setting;
-use crate::shared::{RECORD_MAGIC, Stage, WorkerRecord};
+use crate::shared::{RECORD_MAGIC, Stage, TraceEntry, WorkerRecord};
 use crate::stop;
+use crate::work::ml_training::PHASE_NAMES;
 
 /// What one worker did. Times are nanoseconds; stamps are `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,6 +60,23 @@ pub struct WorkerReport {
     pub blocked: Histogram,
     /// Settings that were asked for and refused.
     pub setting_errors: Vec<SettingError>,
+    /// Of a training job: when this worker was in which phase.
+    pub phase_intervals: Vec<PhaseInterval>,
+    /// Intervals for which there was no room.
+    pub lost_intervals: u64,
+}
+
+/// A time that a worker of a training job spent in one phase.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseInterval {
+    /// The step of a trainer, or the batch of a loader.
+    pub step: u32,
+    /// The phase's name, as the phase detector calls it.
+    pub phase: String,
+    /// When it began.
+    pub start_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
 }
 
 /// The longest gap of a worker.
@@ -98,6 +116,8 @@ impl WorkerReport {
             .saturating_sub(record.first_run_ns.load(Relaxed));
         let cpu_ns = record.kernel.cpu_ns();
         let (voluntary_switches, involuntary_switches) = record.kernel.switches();
+        let traced = record.trace_entries.load(Acquire);
+        let phase_intervals = phase_intervals(handle, worker, traced);
         Self {
             worker,
             group: handle.plan.group_of(worker).name.clone(),
@@ -120,6 +140,8 @@ impl WorkerReport {
             wake_latency: record.wake_latency.snapshot(),
             blocked: record.blocked.snapshot(),
             setting_errors: setting_errors(record),
+            lost_intervals: traced.saturating_sub(phase_intervals.len() as u64),
+            phase_intervals,
         }
     }
 }
@@ -155,6 +177,22 @@ fn cpus_used(record: &WorkerRecord) -> BTreeSet<usize> {
         .map(|word| word.load(Relaxed))
         .enumerate()
         .flat_map(bits)
+        .collect()
+}
+
+fn phase_intervals(handle: &WorkloadHandle, worker: usize, traced: u64) -> Vec<PhaseInterval> {
+    let entries = handle.shared.trace(&handle.plan.workers[worker].trace);
+    let name = |phase: u32| PHASE_NAMES.get(phase as usize).unwrap_or(&PHASE_NAMES[0]);
+    let interval = |entry: &TraceEntry| PhaseInterval {
+        step: entry.step.load(Relaxed),
+        phase: (*name(entry.phase.load(Relaxed))).to_owned(),
+        start_ns: entry.start_ns.load(Relaxed),
+        end_ns: entry.end_ns.load(Relaxed),
+    };
+    entries
+        .iter()
+        .take(usize::try_from(traced).unwrap_or(usize::MAX))
+        .map(interval)
         .collect()
 }
 

@@ -47,8 +47,7 @@ impl Drop for Urgency {
 }
 
 fn is_real_time(attributes: &SchedAttributes) -> bool {
-    [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE]
-        .contains(&attributes.policy.cast_signed())
+    [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE].contains(&(attributes.policy as i32))
 }
 
 /// Releases all workers.
@@ -202,7 +201,7 @@ fn prefer(tid: i32) {
     let _ = sched::set_attributes(
         tid,
         SchedAttributes {
-            policy: libc::SCHED_OTHER.cast_unsigned(),
+            policy: libc::SCHED_OTHER as u32,
             ..Default::default()
         },
     );

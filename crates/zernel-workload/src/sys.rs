@@ -4,6 +4,7 @@
 //! Code that runs in a forked worker uses only functions documented here as *fork safe*: they neither allocate nor take a
 //! lock, so they work in the child of a caller with many threads.
 
+pub(crate) mod cuda;
 pub(crate) mod memory;
 pub(crate) mod process;
 pub(crate) mod sched;

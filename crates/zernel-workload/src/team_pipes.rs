@@ -2,6 +2,7 @@
 //! exists, so the number of open files does not grow with the number of workers.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::Range;
 
@@ -21,8 +22,8 @@ impl TeamPipes {
         let teams = team_of(workers.start)..=team_of(workers.end - 1);
         self.0.retain(|team, _| teams.contains(team));
         for team in teams {
-            if !self.0.contains_key(&team) {
-                self.0.insert(team, open(plan.teams[team].pipes)?);
+            if let Entry::Vacant(entry) = self.0.entry(team) {
+                entry.insert(open(plan.teams[team].pipes)?);
             }
         }
         Ok(())

@@ -15,6 +15,7 @@ mod files;
 mod fork_exit;
 mod futex_fan_out;
 mod futex_ping_pong;
+pub(crate) mod ml_training;
 mod mutex_contention;
 mod nice_sweep;
 mod page_fault_churn;
@@ -28,6 +29,7 @@ mod timer_deadline;
 mod wake_chain;
 mod yield_heavy;
 
+pub use ml_training::{GpuBackend, GpuWait};
 pub use sequence::Phase;
 
 /// What a type of work is for.
@@ -165,6 +167,8 @@ work_types! {
         RandomRead: random_read::RandomRead,
         /// Goes through phases.
         Sequence: sequence::Sequence,
+        /// Loads, computes, reduces, optimizes: a training job that knows its phases.
+        MlTraining: ml_training::MlTraining,
     }
 }
 

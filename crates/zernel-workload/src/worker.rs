@@ -62,11 +62,13 @@ pub(crate) enum Step {
     SetAffinity,
     OpenCgroup,
     MoveToCgroup,
+    LoadDriver,
+    UseGpu,
 }
 
 impl Step {
     /// What each step does, in the order of the variants.
-    pub(crate) const NAMES: [&'static str; 10] = [
+    pub(crate) const NAMES: [&'static str; 12] = [
         "map memory",
         "make a temporary file",
         "write to its file",
@@ -77,6 +79,8 @@ impl Step {
         "set its affinity",
         "open a cgroup",
         "move to a cgroup",
+        "load the GPU driver and find its functions",
+        "use the GPU",
     ];
 
     /// Turns the kernel's refusal of this step into a [`Failure`].
@@ -228,6 +232,24 @@ impl<'a> Worker<'a> {
         }
         self.after_block(began, Some(slot.stamp_ns.load(Acquire)));
         true
+    }
+
+    /// Takes one of what others post to the slot, waiting for it if need be; false when told to stop.
+    pub(crate) fn take(&mut self, slot: &Slot) -> bool {
+        loop {
+            let there = slot.word.load(Acquire);
+            if there == 0 {
+                if !self.wait_while(slot, 0) {
+                    return false;
+                }
+            } else if slot
+                .word
+                .compare_exchange(there, there - 1, AcqRel, Acquire)
+                .is_ok()
+            {
+                return true;
+            }
+        }
     }
 
     /// Changes the slot's word by one and wakes up to `count` waiters.

@@ -1,27 +1,27 @@
 //! What must hold when things go wrong: slow, starved, killed and hung workers, and callers that die.
-//!
-//! Trials that look at a whole process, or end one, run a helper: this program started again with
-//! the helper's name in `ZERNEL_WORKLOAD_HELPER`.
+
+mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, set_child_subreaper};
-use zernel_testkit::{Need, root, trial};
+use common::{
+    HELPER, MODES, eventually, exists, helper_command, kill, run_helper, spinners,
+    wait_for_progress,
+};
+use rustix::process::{Pid, Signal, set_child_subreaper};
+use zernel_testkit::{root, trial};
 use zernel_workload::work::PipePingPong;
 use zernel_workload::{
     Affinity, CloneMode, Topology, WorkSpec, WorkType, WorkerExitInfo, WorkloadConfig,
     WorkloadHandle,
 };
-
-const HELPER: &str = "ZERNEL_WORKLOAD_HELPER";
-const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
 
 fn main() -> ExitCode {
     if let Ok(name) = std::env::var(HELPER) {
@@ -63,16 +63,16 @@ fn main() -> ExitCode {
             outlive_spawning_thread,
         ),
         trial("workers_die_with_a_killed_caller", &[], || {
-            dies_with("wait", Some(Signal::KILL))
+            dies_with("wait", Some(Signal::KILL));
         }),
         trial("workers_die_with_an_interrupted_caller", &[], || {
-            dies_with("wait", Some(Signal::INT))
+            dies_with("wait", Some(Signal::INT));
         }),
         trial("workers_die_with_a_caller_that_exits", &[], || {
-            dies_with("exit", None)
+            dies_with("exit", None);
         }),
         trial("workers_die_with_a_caller_that_panics", &[], || {
-            dies_with("panic", None)
+            dies_with("panic", None);
         }),
         trial(
             "workers_of_another_user_die_with_the_caller",
@@ -86,11 +86,6 @@ fn main() -> ExitCode {
         }),
         trial("dropping_many_running_workers_leaves_none", &[], drop_many),
         trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
-        trial(
-            "an_oom_kill_is_told_from_others",
-            &[root(), MEMORY_CGROUP],
-            oom_kill,
-        ),
         trial("many_forked_workers_need_few_files", &[], || {
             run_helper("few_files");
         }),
@@ -116,11 +111,6 @@ fn main() -> ExitCode {
         trial("a_failed_spawn_leaves_nothing_behind", &[], || {
             run_helper("failed_spawn");
         }),
-        trial(
-            "thread_workers_can_be_placed_with_cgroup_threads",
-            &[root(), CGROUP2],
-            cgroup_threads,
-        ),
     ])
 }
 
@@ -135,46 +125,6 @@ fn helper(name: &str) {
         "failed_spawn" => failed_spawn(),
         other => panic!("no helper is called {other}"),
     }
-}
-
-fn helper_command(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.env(HELPER, name);
-    command
-}
-
-/// Runs a helper to its end, which must be a success.
-fn run_helper(name: &str) {
-    let output = helper_command(name).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}: {}\n{text}", output.status);
-}
-
-/// Waits for something that happens soon on any machine.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < limit, "{what} did not come true");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn spinners(mode: CloneMode, workers: usize) -> WorkloadConfig {
-    WorkloadConfig::default().workers(workers).clone_mode(mode)
-}
-
-fn wait_for_progress(handle: &WorkloadHandle) {
-    eventually("progress of every worker", || {
-        handle.snapshot_iterations().iter().all(|count| *count > 0)
-    });
-}
-
-fn kill(pid: i32, signal: Signal) {
-    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
-}
-
-fn exists(pid: i32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// Whether a process neither runs nor ever will: gone, or a zombie that someone else has to reap.
@@ -515,78 +465,6 @@ fn our_kill_and_others() {
     assert_eq!(reports[2].exit_info, Some(WorkerExitInfo::TimedOutKilled));
 }
 
-const MEMORY_CGROUP: Need = Need {
-    name: "memory-cgroup",
-    check: || match fs::exists("/sys/fs/cgroup/memory/memory.limit_in_bytes") {
-        Ok(true) => Ok(()),
-        _ => Err("no cgroup v1 memory controller".into()),
-    },
-};
-
-const CGROUP2: Need = Need {
-    name: "cgroup2",
-    check: || {
-        cgroup2_root()
-            .map(|_| ())
-            .ok_or_else(|| "cgroup v2 is not mounted".into())
-    },
-};
-
-fn cgroup2_root() -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-    let mut fields = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>());
-    fields
-        .find(|fields| fields.get(2) == Some(&"cgroup2"))
-        .map(|fields| fields[1].to_owned())
-}
-
-/// A cgroup that is removed again, whatever happens.
-struct Cgroup(String);
-
-impl Cgroup {
-    fn new(parent: &str) -> Self {
-        let path = format!("{parent}/zernel-test-{}", std::process::id());
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn write(&self, file: &str, text: &str) {
-        fs::write(format!("{}/{file}", self.0), text).unwrap();
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let limit = Instant::now() + Duration::from_secs(5);
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < limit {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-fn oom_kill() {
-    let cgroup = Cgroup::new("/sys/fs/cgroup/memory");
-    cgroup.write("memory.limit_in_bytes", "16777216");
-    let greedy = WorkType::custom("greedy", |worker| {
-        let mut hoard = Vec::new();
-        while worker.proceed() {
-            hoard.push(vec![1_u8; 1 << 20]);
-            worker.done(1);
-        }
-    });
-    let config = WorkloadConfig::default().work_type(greedy);
-    let mut handle = WorkloadHandle::spawn(&config).unwrap();
-    let pid = handle.worker_pids_for_cgroup_procs().unwrap()[0];
-    cgroup.write("cgroup.procs", &pid.to_string());
-    handle.start();
-    eventually("the death of the greedy worker", || !exists(pid));
-    let reports = handle.stop_and_collect();
-    assert_eq!(reports[0].exit_info, Some(WorkerExitInfo::OomKilled));
-    assert!(reports[0].unfinished_work_units > 0);
-}
-
 fn few_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -699,29 +577,4 @@ fn failed_spawn() {
         eventually("the release of the memory", || shared_regions() == 0);
         assert_eq!(open_files(), files);
     }
-}
-
-fn cgroup_threads() {
-    let cgroup = Cgroup::new(&cgroup2_root().unwrap());
-    cgroup.write("cgroup.type", "threaded");
-    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Thread, 2)).unwrap();
-    let tids = handle.worker_pids();
-    tids.iter()
-        .for_each(|tid| cgroup.write("cgroup.threads", &tid.to_string()));
-    let mut placed = String::new();
-    let file = format!("{}/cgroup.threads", cgroup.0);
-    fs::File::open(file)
-        .unwrap()
-        .read_to_string(&mut placed)
-        .unwrap();
-    let placed: BTreeSet<i32> = placed.lines().map(|tid| tid.parse().unwrap()).collect();
-    assert_eq!(placed, tids.iter().copied().collect());
-    handle.start();
-    wait_for_progress(&handle);
-    assert!(
-        handle
-            .stop_and_collect()
-            .iter()
-            .all(|report| report.completed)
-    );
 }

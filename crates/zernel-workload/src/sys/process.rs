@@ -29,9 +29,10 @@ pub(crate) fn fork(child: impl FnOnce() -> i32) -> io::Result<pid_t> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             let code = catch_unwind(AssertUnwindSafe(child));
-            // SAFETY: both end the process without running the parent's exit handlers.
             match code {
+                // SAFETY: ends the process without running the parent's exit handlers.
                 Ok(code) => unsafe { libc::_exit(code) },
+                // SAFETY: as above.
                 Err(_) => unsafe { libc::abort() },
             }
         }
@@ -59,7 +60,7 @@ fn wait(kind: libc::idtype_t, pid: pid_t, options: i32) -> io::Result<(pid_t, Ch
         let result = unsafe {
             libc::waitid(
                 kind,
-                pid.cast_unsigned(),
+                pid as libc::id_t,
                 &raw mut info,
                 libc::WEXITED | options,
             )
@@ -102,7 +103,7 @@ pub(crate) fn has_ended(pid: pid_t) -> bool {
     let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
     // SAFETY: `info` is valid for writing, and its pid field was zeroed or filled.
     unsafe {
-        libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) == 0
+        libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, options) == 0
             && info.si_pid() == pid
     }
 }

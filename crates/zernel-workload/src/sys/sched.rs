@@ -56,9 +56,11 @@ pub(crate) fn attributes(thread: pid_t) -> Result<SchedAttributes, Errno> {
 
 /// Sets the memory policy of the calling thread: a `MPOL_` mode and the NUMA nodes 0 to 63 as bits.
 pub(crate) fn set_memory_policy(mode: i32, nodes: u64) -> Result<(), Errno> {
-    let mask = (nodes != 0)
-        .then_some(&raw const nodes)
-        .unwrap_or(std::ptr::null());
+    let mask = if nodes == 0 {
+        std::ptr::null()
+    } else {
+        &raw const nodes
+    };
     // The kernel reads one bit less than it is told.
     let bits = if nodes == 0 { 0 } else { 65 };
     // SAFETY: the mask is null or one readable word, of which the kernel reads 64 bits.
@@ -71,8 +73,5 @@ pub(crate) fn context_switches() -> (u64, u64) {
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is valid for writing.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    (
-        usage.ru_nvcsw.cast_unsigned(),
-        usage.ru_nivcsw.cast_unsigned(),
-    )
+    (usage.ru_nvcsw as u64, usage.ru_nivcsw as u64)
 }

@@ -49,5 +49,8 @@ impl Work for AffinityChurn {
 
 fn next_cpu(allowed: &CpuSet, after: usize) -> usize {
     let candidates = (after + 1..CpuSet::MAX_CPU).chain(0..=after);
-    candidates.into_iter().find(|cpu| allowed.is_set(*cpu)).unwrap_or(after)
+    candidates
+        .into_iter()
+        .find(|cpu| allowed.is_set(*cpu))
+        .unwrap_or(after)
 }

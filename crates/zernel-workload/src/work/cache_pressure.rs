@@ -38,7 +38,8 @@ impl Work for CachePressure {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let mut memory = PrivateMapping::new(self.size_kib << 10).map_err(Step::MapMemory.failed())?;
+        let mut memory =
+            PrivateMapping::new(self.size_kib << 10).map_err(Step::MapMemory.failed())?;
         'sweeps: loop {
             for part in memory.bytes().chunks_mut(CACHE_LINE * LINES_PER_UNIT) {
                 if !worker.proceed() {

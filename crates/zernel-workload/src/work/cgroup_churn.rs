@@ -24,7 +24,10 @@ pub struct CgroupChurn {
 
 impl Default for CgroupChurn {
     fn default() -> Self {
-        Self { cgroups: Vec::new(), spin_us: 1_000 }
+        Self {
+            cgroups: Vec::new(),
+            spin_us: 1_000,
+        }
     }
 }
 
@@ -39,11 +42,20 @@ impl Work for CgroupChurn {
 
     fn check(&self) -> Result<(), (&'static str, String)> {
         if self.cgroups.is_empty() {
-            return Err(("work.cgroups", "no cgroup is named; name at least one folder below the cgroup mount".to_owned()));
+            return Err((
+                "work.cgroups",
+                "no cgroup is named; name at least one folder below the cgroup mount".to_owned(),
+            ));
         }
-        let missing = self.cgroups.iter().find(|cgroup| !cgroup.join("cgroup.procs").exists());
+        let missing = self
+            .cgroups
+            .iter()
+            .find(|cgroup| !cgroup.join("cgroup.procs").exists());
         missing.map_or(Ok(()), |cgroup| {
-            Err(("work.cgroups", format!("`{}` is not a cgroup; create it first", cgroup.display())))
+            Err((
+                "work.cgroups",
+                format!("`{}` is not a cgroup; create it first", cgroup.display()),
+            ))
         })
     }
 
@@ -66,10 +78,19 @@ impl Work for CgroupChurn {
 /// Moves the calling thread, and nobody else: a thread among others goes through `cgroup.threads`.
 fn enter(cgroup: &Path) -> Result<(), Failure> {
     let is_alone = gettid() == rustix::process::getpid();
-    let file = if is_alone { c"cgroup.procs" } else { c"cgroup.threads" };
+    let file = if is_alone {
+        c"cgroup.procs"
+    } else {
+        c"cgroup.threads"
+    };
     let folder = openat(CWD, cgroup, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let folder = folder.map_err(Step::OpenCgroup.failed())?;
-    let file = openat(&folder, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+    let file = openat(
+        &folder,
+        file,
+        OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
     let file = file.map_err(Step::OpenCgroup.failed())?;
     rustix::io::write(&file, b"0").map_err(Step::MoveToCgroup.failed())?;
     Ok(())

@@ -17,7 +17,11 @@ pub(super) fn temporary(folder: &Path) -> Result<OwnedFd, Failure> {
 }
 
 /// Makes such a file and fills it with `bytes` bytes, or fewer if the worker is told to stop.
-pub(super) fn filled(folder: &Path, bytes: u64, worker: &mut Worker<'_>) -> Result<OwnedFd, Failure> {
+pub(super) fn filled(
+    folder: &Path,
+    bytes: u64,
+    worker: &mut Worker<'_>,
+) -> Result<OwnedFd, Failure> {
     let file = temporary(folder)?;
     let block = [0x5a; BLOCK];
     let mut written = 0;
@@ -37,11 +41,20 @@ pub(super) fn write_at(file: &OwnedFd, block: &[u8], offset: u64) -> Result<u64,
 }
 
 /// Whether files can be made there, as far as can be told before a worker exists.
-pub(super) fn check_folder(field: &'static str, folder: &Path) -> Result<(), (&'static str, String)> {
+pub(super) fn check_folder(
+    field: &'static str,
+    folder: &Path,
+) -> Result<(), (&'static str, String)> {
     if folder.is_dir() {
         return Ok(());
     }
-    Err((field, format!("`{}` is not a folder; name one on the disk that is to be exercised", folder.display())))
+    Err((
+        field,
+        format!(
+            "`{}` is not a folder; name one on the disk that is to be exercised",
+            folder.display()
+        ),
+    ))
 }
 
 /// The folder for temporary files.

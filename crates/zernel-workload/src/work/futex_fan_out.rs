@@ -20,7 +20,10 @@ pub struct FutexFanOut {
 
 impl Default for FutexFanOut {
     fn default() -> Self {
-        Self { interval_us: 2_000, compute_us: 200 }
+        Self {
+            interval_us: 2_000,
+            compute_us: 200,
+        }
     }
 }
 

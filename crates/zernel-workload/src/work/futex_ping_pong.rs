@@ -9,17 +9,11 @@ use crate::clock::us;
 use crate::worker::{Failure, Worker};
 
 /// See [`WorkType::FutexPingPong`](super::WorkType::FutexPingPong).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FutexPingPong {
     /// CPU time used between waking up and answering.
     pub compute_us: u64,
-}
-
-impl Default for FutexPingPong {
-    fn default() -> Self {
-        Self { compute_us: 0 }
-    }
 }
 
 impl Work for FutexPingPong {

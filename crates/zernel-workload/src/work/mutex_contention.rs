@@ -21,7 +21,10 @@ pub struct MutexContention {
 
 impl Default for MutexContention {
     fn default() -> Self {
-        Self { hold_us: 50, think_us: 50 }
+        Self {
+            hold_us: 50,
+            think_us: 50,
+        }
     }
 }
 
@@ -64,7 +67,11 @@ impl Work for MutexContention {
 /// Takes the lock; false when told to stop. A waiter leaves the word contended, so that whoever
 /// releases it wakes one more.
 fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
-    if lock.word.compare_exchange(FREE, HELD, Acquire, Acquire).is_ok() {
+    if lock
+        .word
+        .compare_exchange(FREE, HELD, Acquire, Acquire)
+        .is_ok()
+    {
         return true;
     }
     while lock.word.swap(CONTENDED, AcqRel) != FREE {
@@ -76,7 +83,8 @@ fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
 }
 
 fn release(lock: &Slot) {
-    lock.stamp_ns.store(clock::now_ns(), std::sync::atomic::Ordering::Release);
+    lock.stamp_ns
+        .store(clock::now_ns(), std::sync::atomic::Ordering::Release);
     if lock.word.swap(FREE, AcqRel) == CONTENDED {
         wake(&lock.word, 1);
     }

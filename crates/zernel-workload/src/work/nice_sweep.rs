@@ -1,8 +1,8 @@
 //! A spinning task that changes its own weight.
 
 use super::{About, Work};
-use rustix::process::{getpriority_process, setpriority_process};
 use crate::worker::{Failure, Step, Worker};
+use rustix::process::{getpriority_process, setpriority_process};
 
 /// See the module.
 pub(crate) struct NiceSweep;
@@ -23,7 +23,11 @@ impl Work for NiceSweep {
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let own = getpriority_process(None).map_err(Step::SetNice.failed())?;
         // Going down takes a privilege; without it the sweep ends at 19 and stays there.
-        let lowest = if setpriority_process(None, -20).is_ok() { -20 } else { own };
+        let lowest = if setpriority_process(None, -20).is_ok() {
+            -20
+        } else {
+            own
+        };
         let mut nice = lowest;
         while worker.proceed() {
             if setpriority_process(None, nice).is_err() {

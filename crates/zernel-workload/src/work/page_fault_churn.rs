@@ -36,7 +36,8 @@ impl Work for PageFaultChurn {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let mut region = PrivateMapping::new(self.region_kib << 10).map_err(Step::MapMemory.failed())?;
+        let mut region =
+            PrivateMapping::new(self.region_kib << 10).map_err(Step::MapMemory.failed())?;
         'rounds: loop {
             for page in region.bytes().chunks_mut(PAGE) {
                 if !worker.proceed() {

@@ -25,7 +25,11 @@ pub struct RandomRead {
 
 impl Default for RandomRead {
     fn default() -> Self {
-        Self { folder: files::default_folder(), file_kib: 4096, seed: 1 }
+        Self {
+            folder: files::default_folder(),
+            file_kib: 4096,
+            seed: 1,
+        }
     }
 }
 
@@ -46,13 +50,20 @@ impl Work for RandomRead {
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let bytes = (self.file_kib as u64) << 10;
         let file = files::filled(&self.folder, bytes, worker)?;
-        worker.blocking(|| fdatasync(&file)).map_err(Step::WriteFile.failed())?;
+        worker
+            .blocking(|| fdatasync(&file))
+            .map_err(Step::WriteFile.failed())?;
         let mut random = Random(self.seed.wrapping_add(worker.team().index as u64));
         let mut block = [0; BLOCK];
         while worker.proceed() {
             let offset = random.below((bytes as usize / BLOCK).max(1)) as u64 * BLOCK as u64;
             // Without it the second read of a block would never sleep. Some file systems cannot: then it does not.
-            let _ = fadvise(&file, offset, std::num::NonZeroU64::new(BLOCK as u64), Advice::DontNeed);
+            let _ = fadvise(
+                &file,
+                offset,
+                std::num::NonZeroU64::new(BLOCK as u64),
+                Advice::DontNeed,
+            );
             match worker.blocking(|| rustix::io::pread(&file, &mut block, offset)) {
                 Ok(_) => worker.done(1),
                 Err(rustix::io::Errno::INTR) => {}

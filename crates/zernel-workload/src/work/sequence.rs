@@ -28,7 +28,13 @@ pub struct Sequence {
 
 impl Default for Sequence {
     fn default() -> Self {
-        Self { phases: vec![Phase::ComputeUs(1_000), Phase::Yield(10), Phase::SleepUs(1_000)] }
+        Self {
+            phases: vec![
+                Phase::ComputeUs(1_000),
+                Phase::Yield(10),
+                Phase::SleepUs(1_000),
+            ],
+        }
     }
 }
 
@@ -43,7 +49,10 @@ impl Work for Sequence {
 
     fn check(&self) -> Result<(), (&'static str, String)> {
         match self.phases.is_empty() {
-            true => Err(("work.phases", "no phase is given; give at least one".to_owned())),
+            true => Err((
+                "work.phases",
+                "no phase is given; give at least one".to_owned(),
+            )),
             false => Ok(()),
         }
     }
@@ -55,9 +64,13 @@ impl Work for Sequence {
             }
             match *phase {
                 Phase::ComputeUs(cpu) => worker.burn_ns(us(cpu)),
-                Phase::SleepUs(span) => worker.sleep_until_ns(clock::now_ns().saturating_add(us(span))),
+                Phase::SleepUs(span) => {
+                    worker.sleep_until_ns(clock::now_ns().saturating_add(us(span)));
+                }
                 Phase::Yield(times) => {
-                    (0..times).take_while(|_| worker.proceed()).for_each(|_| rustix::thread::sched_yield());
+                    (0..times)
+                        .take_while(|_| worker.proceed())
+                        .for_each(|_| rustix::thread::sched_yield());
                 }
             }
             worker.done(1);

@@ -24,7 +24,10 @@ pub struct SyncWrite {
 
 impl Default for SyncWrite {
     fn default() -> Self {
-        Self { folder: files::default_folder(), block_kib: 4 }
+        Self {
+            folder: files::default_folder(),
+            block_kib: 4,
+        }
     }
 }
 
@@ -44,7 +47,8 @@ impl Work for SyncWrite {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let file = files::temporary(&self.folder)?;
-        let mut block = PrivateMapping::new(self.block_kib << 10).map_err(Step::MapMemory.failed())?;
+        let mut block =
+            PrivateMapping::new(self.block_kib << 10).map_err(Step::MapMemory.failed())?;
         let block = block.bytes();
         let mut number = 0;
         while worker.proceed() {

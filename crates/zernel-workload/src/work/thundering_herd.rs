@@ -20,7 +20,10 @@ pub struct ThunderingHerd {
 
 impl Default for ThunderingHerd {
     fn default() -> Self {
-        Self { interval_us: 5_000, compute_us: 50 }
+        Self {
+            interval_us: 5_000,
+            compute_us: 50,
+        }
     }
 }
 

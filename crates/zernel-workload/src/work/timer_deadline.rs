@@ -18,7 +18,10 @@ pub struct TimerDeadline {
 
 impl Default for TimerDeadline {
     fn default() -> Self {
-        Self { period_us: 1_000, compute_us: 50 }
+        Self {
+            period_us: 1_000,
+            compute_us: 50,
+        }
     }
 }
 
@@ -33,7 +36,10 @@ impl Work for TimerDeadline {
 
     fn check(&self) -> Result<(), (&'static str, String)> {
         match self.period_us {
-            0 => Err(("work.period_us", "a period of 0 never ends; use at least 1".to_owned())),
+            0 => Err((
+                "work.period_us",
+                "a period of 0 never ends; use at least 1".to_owned(),
+            )),
             _ => Ok(()),
         }
     }
