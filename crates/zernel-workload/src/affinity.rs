@@ -1,4 +1,5 @@
-//! On which CPUs the workers of a group may run: stated by the user, resolved against a [`Topology`].
+//! On which CPUs the workers of a group may run: stated by the user, resolved against a
+//! [`Topology`].
 
 use std::collections::BTreeSet;
 
@@ -9,8 +10,9 @@ use crate::topology::{CpuSet, Topology};
 
 /// On which CPUs a group's workers may run.
 ///
-/// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker) say it outright. The others depend on the
-/// machine and must be turned into `PerWorker` by [`WorkSpec::resolve`](crate::WorkSpec::resolve) before a workload is spawned.
+/// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker) say it
+/// outright. The others depend on the machine and must be turned into `PerWorker` by
+/// [`WorkSpec::resolve`](crate::WorkSpec::resolve) before a workload is spawned.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Affinity {

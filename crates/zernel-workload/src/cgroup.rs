@@ -1,7 +1,9 @@
-//! The cgroups (version 2) of a workload: made before the workers start, removed when they are gone.
+//! The cgroups (version 2) of a workload: made before the workers start, removed when they are
+//! gone.
 //!
-//! A small process, the janitor, removes them. It waits for the end of a pipe that only the caller and
-//! its workers hold, so it does its work after a normal end and after a `kill -9` of the caller alike.
+//! A small process, the janitor, removes them. It waits for the end of a pipe that only the caller
+//! and its workers hold, so it does its work after a normal end and after a `kill -9` of the caller
+//! alike.
 
 use std::ffi::CString;
 use std::fs;
@@ -218,7 +220,8 @@ fn make_folder(folder: &Path) -> std::result::Result<(), String> {
 }
 
 fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
-    // Not `fs::write`: that would make the file where the controller is missing, and fail with a riddle.
+    // Not `fs::write`: that would make the file where the controller is missing, and fail with a
+    // riddle.
     let mut options = fs::OpenOptions::new();
     io::Write::write_all(
         &mut options.write(true).open(folder.join(file))?,

@@ -1,6 +1,7 @@
 //! What to run: groups of workers ([`WorkSpec`]) and how they are created ([`WorkloadConfig`]).
 //!
-//! Everything is checked before the first worker exists, and an error names the group and the field.
+//! Everything is checked before the first worker exists, and an error names the group and the
+//! field.
 
 use std::time::Duration;
 
@@ -49,7 +50,8 @@ pub struct WorkSpec {
     pub memory_policy: Option<MemoryPolicy>,
     /// The name of each worker's thread, at most 15 bytes; `None` inherits.
     pub comm: Option<String>,
-    /// Host the workers as threads of one process with this name, together with every other group of that name.
+    /// Host the workers as threads of one process with this name, together with every other group
+    /// of that name.
     pub pcomm: Option<String>,
     /// The user they run as; `None` inherits.
     pub uid: Option<u32>,
@@ -288,7 +290,8 @@ pub(crate) fn check_comm(group: &str, field: &'static str, comm: Option<&str>) -
 
 /// A workload: one or more groups, and how their workers are created.
 ///
-/// The calls that set a field of a group (`workers`, `work_type`, …) mean the first group; [`group`](Self::group) adds another.
+/// The calls that set a field of a group (`workers`, `work_type`, …) mean the first group;
+/// [`group`](Self::group) adds another.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkloadConfig {
     pub(crate) clone_mode: CloneMode,
@@ -322,8 +325,9 @@ impl WorkloadConfig {
         Self { clone_mode, ..self }
     }
 
-    /// Sets how long the last workers may go on after they were told to stop, before they are killed or abandoned. The time
-    /// counts from the last worker that did stop, so that a slow machine is not taken for a hung worker.
+    /// Sets how long the last workers may go on after they were told to stop, before they are
+    /// killed or abandoned. The time counts from the last worker that did stop, so that a slow
+    /// machine is not taken for a hung worker.
     #[must_use]
     pub fn stop_grace(self, stop_grace: Duration) -> Self {
         Self { stop_grace, ..self }

@@ -19,7 +19,8 @@ const STACK_BYTES: usize = 256 << 10;
 /// How often the leader interrupts workers that do not notice a stop.
 const INTERRUPT_EVERY_NS: u64 = 10_000_000;
 
-/// Rung when a worker ends, in steps of one, and by `SIGUSR1`, which sets [`STOP_BIT`]. There is one container per process.
+/// Rung when a worker ends, in steps of one, and by `SIGUSR1`, which sets [`STOP_BIT`]. There is
+/// one container per process.
 static BELL: AtomicU32 = AtomicU32::new(0);
 
 /// The word that `SIGUSR1` changes in the leader.

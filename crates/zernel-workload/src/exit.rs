@@ -28,7 +28,8 @@ pub enum WorkerExitInfo {
     },
     /// It did not stop in time, and the handle killed it.
     TimedOutKilled,
-    /// The kernel killed it for want of memory, as far as can be told: the machine's count of such kills went up with its death.
+    /// The kernel killed it for want of memory, as far as can be told: the machine's count of such
+    /// kills went up with its death.
     OomKilled,
     /// Its thread panicked.
     Panicked,
@@ -39,7 +40,8 @@ pub enum WorkerExitInfo {
         /// The kernel's answer.
         error: String,
     },
-    /// Its thread did not stop in time and was left behind; it keeps what it uses and ends with its work function.
+    /// Its thread did not stop in time and was left behind; it keeps what it uses and ends with its
+    /// work function.
     LeftBehind,
     /// It was killed, but is stuck in the kernel. It is reaped in the background.
     NotReaped,

@@ -22,7 +22,8 @@ use crate::topology::{CpuSet, format_list};
 /// How long the next worker may take to become ready.
 const READY_LIMIT_NS: u64 = 2_000_000_000;
 
-/// A handle on worker tasks that wait for [`start`](Self::start), so that they can be placed in cgroups first.
+/// A handle on worker tasks that wait for [`start`](Self::start), so that they can be placed in
+/// cgroups first.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,10 +42,11 @@ const READY_LIMIT_NS: u64 = 2_000_000_000;
 /// # }
 /// ```
 ///
-/// Dropping a handle kills its processes and stops its threads. They also end with the calling process, however that
-/// ends, but not with the thread that spawned them.
+/// Dropping a handle kills its processes and stops its threads. They also end with the calling
+/// process, however that ends, but not with the thread that spawned them.
 ///
-/// The calling process must neither ignore `SIGCHLD` nor reap children it did not start: a worker's exit status would be lost.
+/// The calling process must neither ignore `SIGCHLD` nor reap children it did not start: a worker's
+/// exit status would be lost.
 #[derive(Debug)]
 pub struct WorkloadHandle {
     pub(crate) plan: Arc<Plan>,
@@ -54,15 +56,17 @@ pub struct WorkloadHandle {
 }
 
 impl WorkloadHandle {
-    /// Creates the workers, blocked. When it returns each has applied its settings and published its tid.
+    /// Creates the workers, blocked. When it returns each has applied its settings and published
+    /// its tid.
     pub fn spawn(config: &WorkloadConfig) -> Result<Self> {
         Self::from_plan(Plan::new(config)?)
     }
 
-    /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a thread.
+    /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a
+    /// thread.
     ///
-    /// `container_uid` and `container_gid` are the leader's before the first thread starts; if they cannot be set, the
-    /// container is not made. Without any worker nothing is forked.
+    /// `container_uid` and `container_gid` are the leader's before the first thread starts; if they
+    /// cannot be set, the container is not made. Without any worker nothing is forked.
     pub fn spawn_pcomm_cgroup(
         pcomm: &str,
         container_uid: Option<u32>,
@@ -146,8 +150,8 @@ impl WorkloadHandle {
         }
     }
 
-    /// The kernel's thread ids in the order of creation: processes first (a container counts once, by its leader), then
-    /// threads. Valid before [`start`](Self::start).
+    /// The kernel's thread ids in the order of creation: processes first (a container counts once,
+    /// by its leader), then threads. Valid before [`start`](Self::start).
     #[must_use]
     pub fn worker_pids(&self) -> Vec<pid_t> {
         let tid = |worker: usize| self.shared.record(worker).tid.load(Relaxed);
@@ -156,6 +160,14 @@ impl WorkloadHandle {
             .into_iter()
             .chain(self.threads.workers().map(tid))
             .collect()
+    }
+
+    /// The process that a worker lives in.
+    pub(crate) fn process_of(&self, worker: usize) -> pid_t {
+        match self.plan.process_of(worker) {
+            Some(process) => self.keeper.pid_of(process),
+            None => rustix::process::getpid().as_raw_nonzero().get(),
+        }
     }
 
     /// The pids that may be written to `cgroup.procs`; refused when there are thread workers.
@@ -197,7 +209,8 @@ impl WorkloadHandle {
         })
     }
 
-    /// Each worker's progress counter, read while it runs: containers' threads in place, then the caller's.
+    /// Each worker's progress counter, read while it runs: containers' threads in place, then the
+    /// caller's.
     #[must_use]
     pub fn snapshot_iterations(&self) -> Vec<u64> {
         self.shared
@@ -207,10 +220,12 @@ impl WorkloadHandle {
             .collect()
     }
 
-    /// Stops all workers and reports on each, in the order of [`snapshot_iterations`](Self::snapshot_iterations).
+    /// Stops all workers and reports on each, in the order of
+    /// [`snapshot_iterations`](Self::snapshot_iterations).
     ///
-    /// Workers that were never started are started. It waits until each has run (5 s at most), tells all to stop, and
-    /// collects them together. One that does not stop within the grace period is killed (a process) or left behind (a thread).
+    /// Workers that were never started are started. It waits until each has run (5 s at most),
+    /// tells all to stop, and collects them together. One that does not stop within the grace
+    /// period is killed (a process) or left behind (a thread).
     #[must_use]
     pub fn stop_and_collect(mut self) -> Vec<WorkerReport> {
         stop::stop(&mut self);

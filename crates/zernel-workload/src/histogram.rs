@@ -1,7 +1,8 @@
 //! Latency histograms: log-linear buckets with exact totals.
 //!
-//! A bucket spans 1/16 of a power of two, so a quantile is at most 6.25 % above the true value; count, sum, minimum and
-//! maximum are exact. The worker fills one in shared memory as it runs; a report carries a [`Histogram`].
+//! A bucket spans 1/16 of a power of two, so a quantile is at most 6.25 % above the true value;
+//! count, sum, minimum and maximum are exact. The worker fills one in shared memory as it runs; a
+//! report carries a [`Histogram`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -107,7 +108,8 @@ pub struct Bucket {
 }
 
 impl Histogram {
-    /// The value below which the share `quantile` (0 to 1) of all values lies; `None` when there is none.
+    /// The value below which the share `quantile` (0 to 1) of all values lies; `None` when there is
+    /// none.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<u64> {
         let total: u64 = self.buckets.iter().map(|bucket| bucket.count).sum();

@@ -1,9 +1,11 @@
-//! The keeper: a thread of the handle that forks the worker processes, watches over them and reaps them.
+//! The keeper: a thread of the handle that forks the worker processes, watches over them and reaps
+//! them.
 //!
-//! The kernel's death signal is tied to the *thread* that forked. The keeper lives exactly as long as its children need it, so
-//! workers outlive the thread that called `spawn` and die with the process, however it ends and whoever reaps orphans. Being
-//! the parent it can also wait for its own children only: the caller's other children are left alone, no file
-//! descriptor per worker is needed, and a worker that dies is noticed at once.
+//! The kernel's death signal is tied to the *thread* that forked. The keeper lives exactly as long
+//! as its children need it, so workers outlive the thread that called `spawn` and die with the
+//! process, however it ends and whoever reaps orphans. Being the parent it can also wait for its
+//! own children only: the caller's other children are left alone, no file descriptor per worker is
+//! needed, and a worker that dies is noticed at once.
 
 use std::collections::HashMap;
 use std::io;
@@ -46,7 +48,8 @@ struct Process {
     pid: pid_t,
     /// The handle's kill is under way.
     killed: bool,
-    /// `None` while it lives or is unreaped: as long as that holds, its pid is its own and may be signalled.
+    /// `None` while it lives or is unreaped: as long as that holds, its pid is its own and may be
+    /// signalled.
     end: Option<ProcessEnd>,
 }
 
@@ -88,14 +91,17 @@ impl Keeper {
             .stack_size(STACK_BYTES)
             .spawn(move || duty.run(&sender))
             .map_err(|error| spawn_error(plan, 0, "start the thread that forks workers", error))?;
-        let keeper = Self {
+        let mut keeper = Self {
             table,
             thread: Some(thread),
         };
         let ended_early = || Err((0, io::Error::other("the forking thread ended early")));
         match forked.recv().unwrap_or_else(|_| ended_early()) {
             Ok(()) => Ok(keeper),
-            Err((process, error)) => Err(spawn_error(plan, process, "fork a worker", error)),
+            Err((process, error)) => {
+                keeper.dismiss();
+                Err(spawn_error(plan, process, "fork a worker", error))
+            }
         }
     }
 
@@ -106,6 +112,15 @@ impl Keeper {
             .iter()
             .map(|process| process.pid)
             .collect()
+    }
+
+    /// The pid of one process; 0 if there is none.
+    pub(crate) fn pid_of(&self, process: usize) -> pid_t {
+        let table = lock(&self.table);
+        table
+            .processes
+            .get(process)
+            .map_or(0, |process| process.pid)
     }
 
     /// How a process ended; `None` while it has not.
@@ -128,7 +143,8 @@ impl Keeper {
         }
     }
 
-    /// Kills every process that `which` names, and remembers that it was us: one that had ended by itself keeps its own end.
+    /// Kills every process that `which` names, and remembers that it was us: one that had ended by
+    /// itself keeps its own end.
     pub(crate) fn kill(&self, which: impl Fn(usize) -> bool) {
         let mut table = lock(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
@@ -139,7 +155,8 @@ impl Keeper {
         }
     }
 
-    /// Waits for the keeper thread to end if all its processes are gone; else it stays behind and reaps the last ones.
+    /// Waits for the keeper thread to end if all its processes are gone; else it stays behind and
+    /// reaps the last ones.
     pub(crate) fn dismiss(&mut self) {
         let all_gone = lock(&self.table)
             .processes
@@ -262,7 +279,8 @@ impl Duty {
             let mut table = lock(&self.table);
             match table.by_pid.get(&pid).copied() {
                 Some(index) => self.reap(&mut table, index),
-                // Not one of ours, yet a child of this thread: it must not be found again and again.
+                // Not one of ours, yet a child of this thread: it must not be found again and
+                // again.
                 None => drop(process::reap(pid)),
             }
             self.reap_finished(&mut table);
@@ -276,8 +294,9 @@ impl Duty {
         }
     }
 
-    /// Reaps the processes that have said goodbye and ended. To find an ended child the kernel looks
-    /// at all of them, one after another; asking for each by name takes time linear in their number.
+    /// Reaps the processes that have said goodbye and ended. To find an ended child the kernel
+    /// looks at all of them, one after another; asking for each by name takes time linear in their
+    /// number.
     fn reap_finished(&self, table: &mut Table) {
         for index in 0..table.processes.len() {
             let process = &table.processes[index];
@@ -308,7 +327,8 @@ impl Duty {
         self.gone(index);
     }
 
-    /// The kernel keeps the numbers of an ended process until it is reaped: worth reading for one that could not say goodbye.
+    /// The kernel keeps the numbers of an ended process until it is reaped: worth reading for one
+    /// that could not say goodbye.
     fn save_last_numbers(&self, pid: pid_t, index: usize) {
         let process = &self.plan.processes[index];
         let record = self.shared.record(process.workers.start);
@@ -326,8 +346,9 @@ impl Duty {
 }
 
 impl Table {
-    /// Whether the kernel has killed a process for want of memory since the last time this was asked. The count is the whole
-    /// machine's: at the same moment another process may have been the victim, and a worker killed by hand.
+    /// Whether the kernel has killed a process for want of memory since the last time this was
+    /// asked. The count is the whole machine's: at the same moment another process may have been
+    /// the victim, and a worker killed by hand.
     fn oom_kill_happened(&mut self) -> bool {
         let before = std::mem::replace(&mut self.oom_kills, procfs::oom_kills());
         self.oom_kills > before

@@ -1,4 +1,5 @@
-//! Reproducible scheduler workloads: worker tasks that block until started, and reports that survive starvation and death.
+//! Reproducible scheduler workloads: worker tasks that block until started, and reports that
+//! survive starvation and death.
 //!
 //! | module | subject |
 //! |---|---|
@@ -9,8 +10,9 @@
 //! | [`report`], [`exit`], [`histogram`] | what came of it |
 //! | [`topology`], [`affinity`], [`policy`] | CPUs, scheduling and memory policies |
 //!
-//! Progress and statistics live in memory that handle and workers share, written by the worker as it runs: a worker that is
-//! starved, killed or hung still yields its numbers. [`handle::WorkloadHandle`] is where to begin.
+//! Progress and statistics live in memory that handle and workers share, written by the worker as
+//! it runs: a worker that is starved, killed or hung still yields its numbers.
+//! [`handle::WorkloadHandle`] is where to begin.
 
 pub mod affinity;
 mod body;

@@ -1,4 +1,5 @@
-//! A checked configuration laid out: which worker does what, in which process or thread, with which shared memory.
+//! A checked configuration laid out: which worker does what, in which process or thread, with which
+//! shared memory.
 //!
 //! Made completely before the first worker exists: a forked worker only reads it.
 
@@ -53,7 +54,8 @@ pub(crate) struct Container {
     pub(crate) gid: Option<u32>,
 }
 
-/// The whole workload. Workers in processes come first, in the order of the processes; then those that are threads.
+/// The whole workload. Workers in processes come first, in the order of the processes; then those
+/// that are threads.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) groups: Vec<GroupPlan>,
@@ -180,6 +182,14 @@ impl Plan {
                 trace: take(&mut self.trace_entries, work.trace_entries(team_index)),
             });
         }
+    }
+
+    /// The process that hosts a worker; `None` if it is a thread of the caller.
+    pub(crate) fn process_of(&self, worker: usize) -> Option<usize> {
+        let index = self
+            .processes
+            .partition_point(|process| process.workers.end <= worker);
+        (index < self.processes.len()).then_some(index)
     }
 
     /// The group that a worker belongs to.

@@ -35,7 +35,8 @@ fn parse_number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads the counters of a worker that cannot refresh them itself: it is starved, stuck, or dead and not yet reaped.
+/// Reads the counters of a worker that cannot refresh them itself: it is starved, stuck, or dead
+/// and not yet reaped.
 pub(crate) fn read_counters(process: pid_t, thread: pid_t, counters: &KernelCounters) {
     let read = |file: &str| {
         std::fs::read_to_string(format!("/proc/{process}/task/{thread}/{file}")).unwrap_or_default()

@@ -22,6 +22,8 @@ pub struct WorkerReport {
     pub worker: usize,
     /// The name of its group.
     pub group: String,
+    /// Its process: its own, its container's or the caller's.
+    pub pid: i32,
     /// Its kernel thread id.
     pub tid: i32,
     /// Units of work done. 0 if it did not complete, so that a check for starvation catches it.
@@ -44,7 +46,8 @@ pub struct WorkerReport {
     pub off_cpu_ns: u64,
     /// Time spent runnable but not running; `None` where the kernel does not tell (no schedstat).
     pub run_delay_ns: Option<u64>,
-    /// The longest time that passed between two rounds while it did not block; `None` if it never ran.
+    /// The longest time that passed between two rounds while it did not block; `None` if it never
+    /// ran.
     pub largest_gap: Option<Gap>,
     /// How often it was seen on another CPU than before.
     pub migrations: u64,
@@ -121,6 +124,7 @@ impl WorkerReport {
         Self {
             worker,
             group: handle.plan.group_of(worker).name.clone(),
+            pid: handle.process_of(worker),
             tid: record.tid.load(Relaxed),
             work_units: if completed { work_units } else { 0 },
             iterations: counters.iterations.load(Relaxed),
@@ -277,4 +281,20 @@ fn milliseconds(ns: Option<u64>) -> String {
 
 fn microseconds(ns: Option<u64>) -> String {
     ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.1}us", ns as f64 / 1e3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::WorkloadConfig;
+
+    #[test]
+    fn rubbish_in_shared_memory_is_a_sentinel() {
+        let handle = WorkloadHandle::spawn(&WorkloadConfig::default().workers(2)).unwrap();
+        handle.shared.record(1).magic.store(0xbad, Relaxed);
+        let reports = handle.stop_and_collect();
+        assert!(reports[0].completed);
+        assert_eq!(reports[1].exit_info, Some(WorkerExitInfo::Corrupt));
+        assert_eq!((reports[1].work_units, reports[1].completed), (0, false));
+    }
 }

@@ -1,6 +1,7 @@
 //! The settings of a worker, applied by the worker itself before it is ready.
 //!
-//! A setting that the kernel refuses does not end the worker: its report names the setting and the error.
+//! A setting that the kernel refuses does not end the worker: its report names the setting and the
+//! error.
 
 use std::ffi::CString;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,7 +39,8 @@ pub enum Setting {
 }
 
 impl Setting {
-    /// Every setting, in the order they are applied: what needs privilege comes before the change of identity.
+    /// Every setting, in the order they are applied: what needs privilege comes before the change
+    /// of identity.
     pub const ALL: [Self; 7] = [
         Self::MemoryPolicy,
         Self::Affinity,
@@ -96,7 +98,8 @@ impl Settings {
                 .affinity
                 .as_ref()
                 .map_or(Ok(()), |cpus| sched_setaffinity(None, cpus)),
-            // The nice value is left as it is here, so that a refusal names the setting that was refused.
+            // The nice value is left as it is here, so that a refusal names the setting that was
+            // refused.
             Setting::Policy => self.policy.as_ref().map_or(Ok(()), |policy| {
                 let nice = sched::attributes(0).map_or(0, |attributes| attributes.nice);
                 sched::set_attributes(0, policy.attributes(nice))
@@ -118,7 +121,8 @@ pub(crate) fn set_gid(gid: u32) -> Result<(), Errno> {
     set_thread_res_gid(gid, gid, gid)
 }
 
-/// Changes the user of the calling thread alone: the bare system call, because libc's would change every thread. Fork safe.
+/// Changes the user of the calling thread alone: the bare system call, because libc's would change
+/// every thread. Fork safe.
 pub(crate) fn set_uid(uid: u32) -> Result<(), Errno> {
     let uid = Uid::from_raw(uid);
     set_thread_res_uid(uid, uid, uid)

@@ -4,8 +4,9 @@
 //! Header | Counters × workers | WorkerRecord × workers | Slot × slots | TraceEntry × entries
 //! ```
 //!
-//! Workers write here as they run, so the numbers of a starved, killed or hung worker are as good as anyone's. There
-//! is no pipe and no file descriptor per worker: all waiting is done with futexes in this memory.
+//! Workers write here as they run, so the numbers of a starved, killed or hung worker are as good
+//! as anyone's. There is no pipe and no file descriptor per worker: all waiting is done with
+//! futexes in this memory.
 
 use std::io;
 use std::ops::Range;
@@ -71,7 +72,8 @@ pub(crate) struct Header {
     pub(crate) container_errno: AtomicI32,
 }
 
-/// A worker's progress, on a cache line of its own and dense enough to be read for all workers at once.
+/// A worker's progress, on a cache line of its own and dense enough to be read for all workers at
+/// once.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Counters {
@@ -109,7 +111,8 @@ pub(crate) struct WorkerRecord {
     pub(crate) blocked: SharedHistogram,
 }
 
-/// What the kernel counts about a thread: refreshed by the worker now and then, and read from `/proc` for one that cannot.
+/// What the kernel counts about a thread: refreshed by the worker now and then, and read from
+/// `/proc` for one that cannot.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct KernelCounters {
@@ -122,7 +125,8 @@ pub(crate) struct KernelCounters {
     pub(crate) at_first_run: [AtomicU64; 4],
 }
 
-/// A futex word with what its waker leaves behind, on a cache line of its own: the stuff multi-party work is made of.
+/// A futex word with what its waker leaves behind, on a cache line of its own: the stuff
+/// multi-party work is made of.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {
@@ -222,7 +226,8 @@ impl Shared {
         self.workers
     }
 
-    /// Notes that a worker has passed `stage` and all before it. Whoever knows says it: the worker, or who reaped it.
+    /// Notes that a worker has passed `stage` and all before it. Whoever knows says it: the worker,
+    /// or who reaped it.
     pub(crate) fn advance(&self, worker: usize, stage: Stage) {
         let before = self
             .record(worker)
@@ -245,7 +250,8 @@ impl Shared {
         self.header().passed[stage as usize - 1].load(Ordering::Acquire) as usize
     }
 
-    /// Waits until all workers have passed `stage` or the moment `until_ns` has come; says whether all have.
+    /// Waits until all workers have passed `stage` or the moment `until_ns` has come; says whether
+    /// all have.
     pub(crate) fn wait_all(&self, stage: Stage, until_ns: u64) -> bool {
         let word = &self.header().passed[stage as usize - 1];
         loop {
@@ -322,7 +328,8 @@ impl Shared {
 /// Waits while `word` is `seen`, for `limit_ns` at most. Wakes early on any signal. Fork safe.
 pub(crate) fn wait_while(word: &AtomicU32, seen: u32, limit_ns: Option<u64>) {
     let limit = limit_ns.map(clock::timespec);
-    // Every outcome (woken, changed, timed out, interrupted) means the same to the callers: look again.
+    // Every outcome (woken, changed, timed out, interrupted) means the same to the callers: look
+    // again.
     let _ = futex::wait(word, futex::Flags::empty(), seen, limit.as_ref());
 }
 

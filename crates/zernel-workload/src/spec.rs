@@ -170,7 +170,8 @@ impl Spec {
             .resolve(topology)
     }
 
-    /// Runs the workload. `watch` is called now and then; its [`ControlFlow::Break`] ends the run early, with reports.
+    /// Runs the workload. `watch` is called now and then; its [`ControlFlow::Break`] ends the run
+    /// early, with reports.
     ///
     /// Workers and cgroups are gone when it returns, and also when the caller is killed meanwhile.
     pub fn run(&self, mut watch: impl FnMut(&Progress) -> ControlFlow<()>) -> Result<Outcome> {

@@ -1,4 +1,5 @@
-//! How workers are stopped: all are told first, then all are collected together; the starved get help, the hung get killed.
+//! How workers are stopped: all are told first, then all are collected together; the starved get
+//! help, the hung get killed.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -16,8 +17,8 @@ use crate::sys::sched::{self, SchedAttributes};
 use crate::threads::Threads;
 
 const MILLISECOND: u64 = 1_000_000;
-/// How long after the start a worker is waited for that has not run yet. One that had more time than
-/// that is starved, and its report has to say so.
+/// How long after the start a worker is waited for that has not run yet. One that had more time
+/// than that is starved, and its report has to say so.
 const FIRST_RUN_LIMIT_NS: u64 = 5_000 * MILLISECOND;
 /// How long to wait between two rounds of interrupting what does not stop.
 const ROUND_NS: u64 = 20 * MILLISECOND;
@@ -56,7 +57,8 @@ pub(crate) fn start(handle: &WorkloadHandle) {
         return;
     }
     // Until all are awake, those that are give way: else each would take its time slice before the
-    // caller got to wake the next. That they may go on is said last, when the caller is one of many again.
+    // caller got to wake the next. That they may go on is said last, when the caller is one of many
+    // again.
     handle.shared.tell_all_to_give_way();
     let urgency = Urgency::new();
     handle.shared.start();
@@ -105,14 +107,16 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
 }
 
 /// Waits until all workers are gone, and says whether they are. Gives up when none has gone in as
-/// many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU itself
-/// does not take it out on its workers. Rounds before `first_run_until_ns` do not count while a worker has not run.
+/// many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU
+/// itself does not take it out on its workers. Rounds before `first_run_until_ns` do not count
+/// while a worker has not run.
 fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64, first_run_until_ns: u64) -> bool {
     let shared = &handle.shared;
     let mut stragglers = Stragglers::new(shared.workers());
     let mut gone = shared.passed(Stage::Gone);
     let mut quiet_rounds = 0;
-    // Those that compute look at their stop word anyway; thousands of signals would only hold them up.
+    // Those that compute look at their stop word anyway; thousands of signals would only hold them
+    // up.
     interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
     while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
         let now_gone = shared.passed(Stage::Gone);
@@ -161,8 +165,8 @@ impl Stragglers {
         }
     }
 
-    /// Gives those that got no CPU time since the last look a better place in the queue: they are starved, not hung. Their
-    /// kernel counters are brought up to date on the way.
+    /// Gives those that got no CPU time since the last look a better place in the queue: they are
+    /// starved, not hung. Their kernel counters are brought up to date on the way.
     fn help(&mut self, handle: &WorkloadHandle) {
         for (index, plan) in handle.plan.processes.iter().enumerate() {
             for worker in plan.workers.clone() {
@@ -192,7 +196,8 @@ impl Stragglers {
     }
 }
 
-/// Moves a thread of the fair classes to the front, as far as the kernel allows it. Real-time threads need no help.
+/// Moves a thread of the fair classes to the front, as far as the kernel allows it. Real-time
+/// threads need no help.
 fn prefer(tid: i32) {
     if !sched::attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
         return;
@@ -221,12 +226,11 @@ pub(crate) fn exit_info(handle: &WorkloadHandle, worker: usize) -> Option<Worker
 }
 
 fn process_exit_info(handle: &WorkloadHandle, worker: usize) -> WorkerExitInfo {
-    let process = handle
+    match handle
         .plan
-        .processes
-        .iter()
-        .position(|process| process.workers.contains(&worker));
-    match process.map(|process| handle.keeper.end_of(process)) {
+        .process_of(worker)
+        .map(|process| handle.keeper.end_of(process))
+    {
         None => WorkerExitInfo::LeftBehind,
         Some(None) => WorkerExitInfo::NotReaped,
         Some(Some(ProcessEnd::KilledByUs)) => WorkerExitInfo::TimedOutKilled,

@@ -1,7 +1,7 @@
 //! Workers that are threads of the calling process.
 //!
-//! Each holds the plan and the shared memory alive by itself: a thread that does not stop is left behind, and nothing is
-//! freed under it.
+//! Each holds the plan and the shared memory alive by itself: a thread that does not stop is left
+//! behind, and nothing is freed under it.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

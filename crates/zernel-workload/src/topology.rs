@@ -1,4 +1,5 @@
-//! The CPUs of the machine as `/sys` describes them: which share a core, a last-level cache, a NUMA node.
+//! The CPUs of the machine as `/sys` describes them: which share a core, a last-level cache, a NUMA
+//! node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,7 +40,8 @@ impl Topology {
         let mut caches = BTreeSet::new();
         for cpu in &cpus {
             let folder = root.join(format!("cpu/cpu{cpu}"));
-            // A machine that does not tell shares nothing: each CPU is its own core and all share one cache.
+            // A machine that does not tell shares nothing: each CPU is its own core and all share
+            // one cache.
             let core = read_list(&folder.join("topology/thread_siblings_list"));
             cores.insert(usable(core.unwrap_or_else(|_| [*cpu].into())));
             caches.insert(usable(
@@ -150,7 +152,8 @@ pub(crate) fn format_list(cpus: &CpuSet) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// Two nodes with two cores of two threads each: CPUs 0,4 and 1,5 on node 0, 2,6 and 3,7 on node 1.
+    /// Two nodes with two cores of two threads each: CPUs 0,4 and 1,5 on node 0, 2,6 and 3,7 on
+    /// node 1.
     pub(crate) fn two_nodes() -> Topology {
         let root = tempfile::tempdir().unwrap();
         let write = |path: String, text: &str| {

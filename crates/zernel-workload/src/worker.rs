@@ -1,5 +1,5 @@
-//! What a work function sees: when to stop, how to count, burn CPU time, sleep, wait and wake, so that every
-//! statistic of the report is kept the same way for every type of work.
+//! What a work function sees: when to stop, how to count, burn CPU time, sleep, wait and wake, so
+//! that every statistic of the report is kept the same way for every type of work.
 //!
 //! Everything here is fork safe: no allocation, no lock, no panic.
 
@@ -18,7 +18,8 @@ use crate::shared::{
 };
 use crate::sys::sched::context_switches;
 
-/// How often a worker refreshes what the kernel counts about it: rare enough to cost nothing (about 10 µs each).
+/// How often a worker refreshes what the kernel counts about it: rare enough to cost nothing (about
+/// 10 µs each).
 const REFRESH_NS: u64 = 100_000_000;
 /// Rounds of the spin loop between two looks at a clock: about a microsecond.
 const SPIN_ROUNDS: u32 = 1024;
@@ -41,7 +42,8 @@ pub(crate) struct Team<'a> {
     pub(crate) pipes: &'a [Pipe],
 }
 
-/// Why a worker gave up: the step that failed, as an index into [`Step::NAMES`], and the kernel's error.
+/// Why a worker gave up: the step that failed, as an index into [`Step::NAMES`], and the kernel's
+/// error.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Failure {
     pub(crate) step: Step,
@@ -93,9 +95,9 @@ impl Step {
 ///
 /// A work function is a loop: `while worker.proceed() { …; worker.done(1); }`.
 ///
-/// In [`CloneMode::Fork`](crate::CloneMode::Fork) it runs in a process forked from a caller that may have many threads: it
-/// must not print, and should not take locks that the caller's other threads use. Memory allocation is safe with the
-/// system allocator.
+/// In [`CloneMode::Fork`](crate::CloneMode::Fork) it runs in a process forked from a caller that
+/// may have many threads: it must not print, and should not take locks that the caller's other
+/// threads use. Memory allocation is safe with the system allocator.
 #[derive(Debug)]
 pub struct Worker<'a> {
     record: &'a WorkerRecord,
@@ -152,9 +154,9 @@ impl<'a> Worker<'a> {
         self.record.command.load(Acquire) & command::STOP != 0
     }
 
-    /// Whether to go on; to be asked once per round. The first time it says yes even if the worker is
-    /// to stop already: each works one round at least. It also measures the gap since the last time and
-    /// notices migrations.
+    /// Whether to go on; to be asked once per round. The first time it says yes even if the worker
+    /// is to stop already: each works one round at least. It also measures the gap since the last
+    /// time and notices migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         let command = self.record.command.load(Acquire);
@@ -200,7 +202,8 @@ impl<'a> Worker<'a> {
         !self.is_stopped()
     }
 
-    /// Sleeps until `deadline_ns`; how late it woke is a wake-up latency, for the timer was its waker.
+    /// Sleeps until `deadline_ns`; how late it woke is a wake-up latency, for the timer was its
+    /// waker.
     pub(crate) fn sleep_until_ns(&mut self, deadline_ns: u64) {
         let began = self.before_block();
         loop {
@@ -217,7 +220,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Waits while the slot's word is `seen`; false when told to stop. The wake-up latency counts from the waker's stamp.
+    /// Waits while the slot's word is `seen`; false when told to stop. The wake-up latency counts
+    /// from the waker's stamp.
     pub(crate) fn wait_while(&mut self, slot: &Slot, seen: u32) -> bool {
         if slot.word.load(Acquire) != seen {
             return !self.is_stopped();
@@ -234,7 +238,8 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// Takes one of what others post to the slot, waiting for it if need be; false when told to stop.
+    /// Takes one of what others post to the slot, waiting for it if need be; false when told to
+    /// stop.
     pub(crate) fn take(&mut self, slot: &Slot) -> bool {
         loop {
             let there = slot.word.load(Acquire);
@@ -273,7 +278,8 @@ impl<'a> Worker<'a> {
             .map(|written| written.is_some())
     }
 
-    /// Receives what [`send`](Self::send) sent; the wake-up latency counts from there. False when told to stop.
+    /// Receives what [`send`](Self::send) sent; the wake-up latency counts from there. False when
+    /// told to stop.
     pub(crate) fn receive(&mut self, pipe: &Pipe) -> Result<bool, Errno> {
         let began = self.before_block();
         let mut message = [0; 8];
@@ -284,7 +290,8 @@ impl<'a> Worker<'a> {
         Ok(received.is_some())
     }
 
-    /// Repeats an interrupted call until it is done (`Some`) or the worker is told to stop (`None`).
+    /// Repeats an interrupted call until it is done (`Some`) or the worker is told to stop
+    /// (`None`).
     fn retry<T>(&self, mut call: impl FnMut() -> Result<T, Errno>) -> Result<Option<T>, Errno> {
         while !self.is_stopped() {
             match call() {

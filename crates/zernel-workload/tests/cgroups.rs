@@ -1,4 +1,5 @@
-//! Workers in cgroups: placement by process and by thread, spec files with cgroups, and their removal.
+//! Workers in cgroups: placement by process and by thread, spec files with cgroups, and their
+//! removal.
 
 mod common;
 
@@ -10,16 +11,14 @@ use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{
-    HELPER, MODES, eventually, exists, helper_command, kill, spinners, wait_for_progress,
-};
+use common::{MODES, eventually, exists, helper_command, kill, spinners, wait_for_progress};
 use rustix::process::Signal;
 use zernel_testkit::{Need, root, trial};
 use zernel_workload::work::CgroupChurn;
 use zernel_workload::{CloneMode, Spec, WorkType, WorkerExitInfo, WorkloadConfig, WorkloadHandle};
 
 fn main() -> ExitCode {
-    if std::env::var(HELPER).is_ok() {
+    if common::helper().is_some() {
         spec_caller();
         return ExitCode::SUCCESS;
     }

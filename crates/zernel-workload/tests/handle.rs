@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use zernel_workload::{
-    Affinity, CloneMode, Error, SchedPolicy, WorkSpec, WorkType, WorkerExitInfo, WorkerReport,
-    WorkloadConfig, WorkloadHandle,
+    Affinity, CloneMode, Error, MemoryPolicy, SchedPolicy, WorkSpec, WorkType, WorkerExitInfo,
+    WorkerReport, WorkloadConfig, WorkloadHandle,
 };
 
 const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
@@ -261,6 +261,7 @@ fn a_container_is_one_process_with_its_name_and_a_thread_per_worker() {
     assert!(all_completed(&reports), "{reports:#?}");
     let tids: BTreeSet<i32> = reports.iter().map(|report| report.tid).collect();
     assert!(tids.len() == 5 && !tids.contains(&pids[0]));
+    assert!(reports.iter().all(|report| report.pid == pids[0]));
 }
 
 #[test]
@@ -397,6 +398,44 @@ fn a_setting_that_is_refused_is_in_the_report() {
             .collect();
         assert_eq!(errors, ["affinity"]);
     }
+}
+
+/// The scheduling policy of a task, as `/proc/PID/stat` numbers it.
+fn policy_of(pid: i32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after_comm = stat.rsplit_once(')').unwrap().1;
+    after_comm
+        .split_whitespace()
+        .nth(38)
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn policies_that_need_no_privilege_are_applied() {
+    for (policy, number) in [
+        (SchedPolicy::Normal, 0),
+        (SchedPolicy::Batch, 3),
+        (SchedPolicy::Idle, 5),
+    ] {
+        for mode in MODES {
+            let handle = WorkloadHandle::spawn(&spinners(mode, 1).policy(policy.clone())).unwrap();
+            assert_eq!(policy_of(handle.worker_pids()[0]), number);
+            assert!(handle.stop_and_collect()[0].setting_errors.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_memory_policy_for_a_node_that_is_not_there_is_in_the_report() {
+    let nowhere = MemoryPolicy::Bind(BTreeSet::from([63]));
+    let config = spinners(CloneMode::Fork, 1).first(|spec| spec.memory_policy(nowhere));
+    let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
+    assert_eq!(
+        reports[0].setting_errors[0].setting.field(),
+        "memory_policy"
+    );
 }
 
 #[test]

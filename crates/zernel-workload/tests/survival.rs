@@ -1,4 +1,5 @@
-//! What must hold when things go wrong: slow, starved, killed and hung workers, and callers that die.
+//! What must hold when things go wrong: slow, starved, killed and hung workers, and callers that
+//! die.
 
 mod common;
 
@@ -12,8 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{
-    HELPER, MODES, eventually, exists, helper_command, kill, run_helper, spinners,
-    wait_for_progress,
+    MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
 };
 use rustix::process::{Pid, Signal, set_child_subreaper};
 use zernel_testkit::{root, trial};
@@ -24,7 +24,7 @@ use zernel_workload::{
 };
 
 fn main() -> ExitCode {
-    if let Ok(name) = std::env::var(HELPER) {
+    if let Some(name) = common::helper() {
         helper(&name);
         return ExitCode::SUCCESS;
     }
@@ -350,7 +350,8 @@ fn outlive_spawning_thread() {
     );
 }
 
-/// A caller with running workers of every kind: prints their pids and then ends in one way or another.
+/// A caller with running workers of every kind: prints their pids and then ends in one way or
+/// another.
 fn caller_that_ends(how: &str) {
     let spec = |spec: WorkSpec| {
         if how == "other_user" {

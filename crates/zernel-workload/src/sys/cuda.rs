@@ -1,4 +1,5 @@
-//! The few calls of the CUDA driver API that a training step makes, from a library chosen at run time.
+//! The few calls of the CUDA driver API that a training step makes, from a library chosen at run
+//! time.
 //!
 //! The library is loaded by the worker itself: a context does not survive a fork.
 
@@ -109,7 +110,8 @@ impl Device {
         bytes: usize,
     ) -> Result<Self, CudaError> {
         let library = path.into_with_c_str(|path| {
-            // SAFETY: the path ends with NUL. That the library's initialisers are sound is what naming it vouches for.
+            // SAFETY: the path ends with NUL. That the library's initialisers are sound is what
+            // naming it vouches for.
             Ok(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
         });
         let library = library
@@ -120,7 +122,8 @@ impl Device {
         let (mut count, mut device, mut context, mut module, mut function) =
             (0, 0, ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let mut memory = 0;
-        // SAFETY: every pointer is to a local that lives through the call, and the handles come from the driver itself.
+        // SAFETY: every pointer is to a local that lives through the call, and the handles come
+        // from the driver itself.
         unsafe {
             check((calls.init)(0))?;
             check((calls.device_count)(&raw mut count))?;
@@ -148,7 +151,8 @@ impl Device {
     /// Copies to the device.
     pub(crate) fn copy(&self, source: &[u8]) -> Result<(), CudaError> {
         let bytes = source.len().min(self.bytes);
-        // SAFETY: source and destination hold that many bytes; pageable memory is read before the call returns.
+        // SAFETY: source and destination hold that many bytes; pageable memory is read before the
+        // call returns.
         check(unsafe {
             (self.calls.copy_to_device)(self.memory, source.as_ptr().cast(), bytes, ptr::null_mut())
         })
@@ -159,7 +163,8 @@ impl Device {
         let mut duration_ns = duration_ns;
         let mut parameters = [(&raw mut duration_ns).cast::<c_void>()];
         let (stream, extra) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the kernel takes one 64-bit parameter, which the driver copies before the call returns.
+        // SAFETY: the kernel takes one 64-bit parameter, which the driver copies before the call
+        // returns.
         check(unsafe {
             (self.calls.launch)(
                 self.kernel,

@@ -7,23 +7,23 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// Types made of atomics only: any bytes are a valid value, and any number of processes may use one at once.
+/// Types made of atomics only: any bytes are a valid value, and any number of processes may use one
+/// at once.
 ///
 /// # Safety
 /// The type must be `#[repr(C)]`, valid for every bit pattern, and consist of atomics and padding.
 pub(crate) unsafe trait SharedPlain: Sync {}
 
-// SAFETY: an atomic integer, valid for every bit pattern.
-unsafe impl SharedPlain for std::sync::atomic::AtomicU64 {}
-
-/// Zeroed memory that stays shared across `fork`. It holds no file descriptor and vanishes with its last process.
+/// Zeroed memory that stays shared across `fork`. It holds no file descriptor and vanishes with its
+/// last process.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     base: NonNull<c_void>,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; it is only read through `SharedPlain` references.
+// SAFETY: the mapping belongs to the process, not to a thread; it is only read through
+// `SharedPlain` references.
 unsafe impl Send for SharedMapping {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMapping {}
@@ -53,7 +53,8 @@ impl SharedMapping {
     /// The `count` values of type `T` that start `offset` bytes into the region. Fork safe.
     ///
     /// # Panics
-    /// When they do not lie inside the region or are not aligned: a fault of the caller's layout, found by its tests.
+    /// When they do not lie inside the region or are not aligned: a fault of the caller's layout,
+    /// found by its tests.
     pub(crate) fn slice<T: SharedPlain>(&self, offset: usize, count: usize) -> &[T] {
         let end = count
             .checked_mul(size_of::<T>())
@@ -63,8 +64,8 @@ impl SharedMapping {
             "the slice lies outside the shared region"
         );
         assert_eq!(offset % align_of::<T>(), 0, "the slice is not aligned");
-        // SAFETY: in bounds and aligned (checked above; the base is page aligned); `SharedPlain` allows any bytes
-        // and concurrent use; the mapping lives as long as `self`.
+        // SAFETY: in bounds and aligned (checked above; the base is page aligned); `SharedPlain`
+        // allows any bytes and concurrent use; the mapping lives as long as `self`.
         unsafe {
             std::slice::from_raw_parts(self.base.as_ptr().byte_add(offset).cast::<T>(), count)
         }
@@ -104,13 +105,15 @@ impl PrivateMapping {
 
     /// The bytes. Fork safe.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is readable, writable, `length` bytes long and borrowed mutably from its only owner.
+        // SAFETY: the mapping is readable, writable, `length` bytes long and borrowed mutably from
+        // its only owner.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().cast::<u8>(), self.length) }
     }
 
     /// Gives the pages back; the next touch of each one faults. Fork safe.
     pub(crate) fn discard(&mut self) -> Result<(), rustix::io::Errno> {
-        // SAFETY: private anonymous memory of ours that reads as zeros afterwards; nobody borrows it now.
+        // SAFETY: private anonymous memory of ours that reads as zeros afterwards; nobody borrows
+        // it now.
         unsafe { madvise(self.base.as_ptr(), self.length, Advice::LinuxDontNeed) }
     }
 }
@@ -127,6 +130,9 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
+
+    // SAFETY: an atomic integer, valid for every bit pattern.
+    unsafe impl SharedPlain for AtomicU64 {}
 
     #[test]
     fn shared_memory_is_zeroed_named_and_unmapped_on_drop() {

@@ -1,4 +1,5 @@
-//! Child processes: `fork`, death with the parent, waiting for the children of one thread only, signals.
+//! Child processes: `fork`, death with the parent, waiting for the children of one thread only,
+//! signals.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,10 +22,12 @@ pub(crate) enum ChildEnd {
 
 /// Forks, runs `child` in the new process and ends it with the code that `child` returns.
 ///
-/// A panic of `child` ends the process by `SIGABRT`, just as it does where panics abort: both builds report the same.
+/// A panic of `child` ends the process by `SIGABRT`, just as it does where panics abort: both
+/// builds report the same.
 pub(crate) fn fork(child: impl FnOnce() -> i32) -> io::Result<pid_t> {
-    // SAFETY: the child runs `child` and then `_exit`: it never returns into the caller's code. libc's fork (not the bare
-    // system call) is used so that the allocator is usable in the child if a custom work function needs it.
+    // SAFETY: the child runs `child` and then `_exit`: it never returns into the caller's code.
+    // libc's fork (not the bare system call) is used so that the allocator is usable in the child
+    // if a custom work function needs it.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
@@ -40,8 +43,8 @@ pub(crate) fn fork(child: impl FnOnce() -> i32) -> io::Result<pid_t> {
     }
 }
 
-/// Asks the kernel to kill this process when the *thread* that forked it ends. Returns whether that parent, `parent`, still
-/// lives: one that died before this call sends no signal. Fork safe.
+/// Asks the kernel to kill this process when the *thread* that forked it ends. Returns whether that
+/// parent, `parent`, still lives: one that died before this call sends no signal. Fork safe.
 ///
 /// A change of identity clears the request, so it is made again after one.
 pub(crate) fn die_with(parent: pid_t) -> bool {
@@ -120,7 +123,8 @@ pub(crate) fn kill_thread(process: pid_t, thread: pid_t, signal: i32) {
     unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
 }
 
-/// Forks a child that ends at once, and reaps it: the work of the fork-exit type. Fork safe in a process with one thread.
+/// Forks a child that ends at once, and reaps it: the work of the fork-exit type. Fork safe in a
+/// process with one thread.
 pub(crate) fn fork_and_exit() -> Result<(), rustix::io::Errno> {
     // SAFETY: the child only ends itself.
     let pid = unsafe { libc::fork() };

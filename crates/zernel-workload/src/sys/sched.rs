@@ -1,4 +1,5 @@
-//! Scheduling, memory-policy and accounting system calls that `rustix` does not wrap. All are fork safe.
+//! Scheduling, memory-policy and accounting system calls that `rustix` does not wrap. All are fork
+//! safe.
 
 use libc::pid_t;
 use rustix::io::Errno;

@@ -1,4 +1,5 @@
-//! Signals: how a forked worker is stopped, and how a blocked thread worker is made to look at its stop word.
+//! Signals: how a forked worker is stopped, and how a blocked thread worker is made to look at its
+//! stop word.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -21,8 +22,8 @@ extern "C" fn set_stop_bit(_signal: i32) {
 extern "C" fn interrupt_only(_signal: i32) {}
 
 fn set_handler(signal: i32, handler: libc::sighandler_t) {
-    // SAFETY: `sigaction` is plain data for which zeros are valid: empty mask, no flags. Without SA_RESTART a blocking
-    // call returns, which is the point.
+    // SAFETY: `sigaction` is plain data for which zeros are valid: empty mask, no flags. Without
+    // SA_RESTART a blocking call returns, which is the point.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler;
     // SAFETY: `action` is valid, and the handlers of this module only do what a signal handler may.
@@ -37,7 +38,8 @@ fn handler_of(signal: i32) -> Option<libc::sighandler_t> {
     (result == 0).then_some(action.sa_sigaction)
 }
 
-/// Blocks every signal in the calling thread, so that none of the caller's handlers runs in it or in a fresh child.
+/// Blocks every signal in the calling thread, so that none of the caller's handlers runs in it or
+/// in a fresh child.
 pub(crate) fn block_all() {
     // SAFETY: the set is initialised by `sigfillset` before it is used.
     unsafe {
@@ -65,8 +67,8 @@ pub(crate) fn caught() -> Vec<i32> {
 }
 
 /// Runs `body` with the signals of a fresh worker process made its own: the handlers of the signals
-/// that the caller `caught` are gone, Ctrl-C is the caller's business, and `SIGUSR1` sets [`STOP_BIT`] in `stop_word` and
-/// interrupts a blocking call. Fork safe.
+/// that the caller `caught` are gone, Ctrl-C is the caller's business, and `SIGUSR1` sets
+/// [`STOP_BIT`] in `stop_word` and interrupts a blocking call. Fork safe.
 pub(crate) fn in_worker_process(
     caught: &[i32],
     stop_word: &AtomicU32,
@@ -89,8 +91,8 @@ pub(crate) fn in_worker_process(
     code
 }
 
-/// The signal that interrupts a blocked thread worker of this process: a real-time signal that nobody used when the first
-/// handle with threads was made. Its handler does nothing.
+/// The signal that interrupts a blocked thread worker of this process: a real-time signal that
+/// nobody used when the first handle with threads was made. Its handler does nothing.
 pub(crate) fn thread_interrupt() -> i32 {
     static SIGNAL: OnceLock<i32> = OnceLock::new();
     *SIGNAL.get_or_init(|| {

@@ -1,8 +1,8 @@
 //! Threads inside a forked container process.
 //!
-//! They come from libc's `pthread_create`: libc's fork leaves its allocator and its thread lists usable in the child, and
-//! threads made this way have their own thread-local storage and `errno`, which custom work functions need. Bare `clone`
-//! would share the leader's.
+//! They come from libc's `pthread_create`: libc's fork leaves its allocator and its thread lists
+//! usable in the child, and threads made this way have their own thread-local storage and `errno`,
+//! which custom work functions need. Bare `clone` would share the leader's.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,8 @@ struct Start<'a> {
 extern "C" fn enter(start: *mut c_void) -> *mut c_void {
     // SAFETY: `run_all` keeps the `Start` alive until this thread is joined.
     let start = unsafe { &*start.cast::<Start<'_>>() };
-    // A container is a process of its own: a panic ends it the same way in builds that unwind and in those that abort.
+    // A container is a process of its own: a panic ends it the same way in builds that unwind and
+    // in those that abort.
     if catch_unwind(AssertUnwindSafe(|| (start.body)(start.argument))).is_err() {
         // SAFETY: ends the process.
         unsafe { libc::abort() };
@@ -25,7 +26,8 @@ extern "C" fn enter(start: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Runs `body(0)` to `body(count - 1)`, each in its own thread, runs `meanwhile` in this one, and returns when all have ended.
+/// Runs `body(0)` to `body(count - 1)`, each in its own thread, runs `meanwhile` in this one, and
+/// returns when all have ended.
 pub(crate) fn run_all(
     count: usize,
     stack_bytes: usize,
@@ -54,14 +56,15 @@ pub(crate) fn run_all(
         }
         return Ok(());
     }
-    // The threads that exist wait for a start that will not come and borrow `starts`: the process has to end now.
+    // The threads that exist wait for a start that will not come and borrow `starts`: the process
+    // has to end now.
     std::mem::forget(starts);
     failure
 }
 
 fn create(stack_bytes: usize, start: &Start<'_>) -> Result<libc::pthread_t, Errno> {
-    // SAFETY: attribute and handle are initialised by the calls that precede their use; `start` outlives the thread because
-    // `run_all` joins it, or forgets the `Start` where it cannot.
+    // SAFETY: attribute and handle are initialised by the calls that precede their use; `start`
+    // outlives the thread because `run_all` joins it, or forgets the `Start` where it cannot.
     let (result, thread) = unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);

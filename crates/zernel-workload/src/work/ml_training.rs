@@ -1,7 +1,8 @@
-//! A training job: loaders that read and decode, a bounded queue of batches, and one trainer per rank that copies,
-//! launches, waits for the GPU, joins a ring all-reduce and runs the optimizer.
+//! A training job: loaders that read and decode, a bounded queue of batches, and one trainer per
+//! rank that copies, launches, waits for the GPU, joins a ring all-reduce and runs the optimizer.
 //!
-//! Each worker notes when it was in which phase, so that what a detector says can be held against the truth.
+//! Each worker notes when it was in which phase, so that what a detector says can be held against
+//! the truth.
 
 use std::path::PathBuf;
 
@@ -18,8 +19,8 @@ mod gpu;
 use gpu::Gpu;
 pub use gpu::{GpuBackend, GpuWait};
 
-/// The phases of a training job by the number they have in shared memory: the names and the numbers are those that the phase
-/// detector uses.
+/// The phases of a training job by the number they have in shared memory: the names and the numbers
+/// are those that the phase detector uses.
 pub(crate) const PHASE_NAMES: [&str; 5] = [
     "Unknown",
     "DataLoading",
@@ -39,7 +40,8 @@ const PHASES_PER_STEP: usize = 4;
 
 /// See [`WorkType::MlTraining`](super::WorkType::MlTraining).
 ///
-/// A job has `ranks * (1 + loaders)` workers: for each rank its trainer and then its loaders. A group may hold several jobs.
+/// A job has `ranks * (1 + loaders)` workers: for each rank its trainer and then its loaders. A
+/// group may hold several jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MlTraining {

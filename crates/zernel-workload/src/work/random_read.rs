@@ -57,7 +57,8 @@ impl Work for RandomRead {
         let mut block = [0; BLOCK];
         while worker.proceed() {
             let offset = random.below((bytes as usize / BLOCK).max(1)) as u64 * BLOCK as u64;
-            // Without it the second read of a block would never sleep. Some file systems cannot: then it does not.
+            // Without it the second read of a block would never sleep. Some file systems cannot:
+            // then it does not.
             let _ = fadvise(
                 &file,
                 offset,

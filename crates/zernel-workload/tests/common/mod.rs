@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use zernel_workload::{CloneMode, WorkloadConfig, WorkloadHandle};
 
 /// The variable that names the helper to be.
-pub(crate) const HELPER: &str = "ZERNEL_WORKLOAD_HELPER";
+const HELPER: &str = "ZERNEL_WORKLOAD_HELPER";
 pub(crate) const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
 
 pub(crate) fn helper_command(name: &str) -> Command {
@@ -51,4 +51,13 @@ pub(crate) fn kill(pid: i32, signal: Signal) {
 
 pub(crate) fn exists(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// The helper to be, if this program was started as one. Ctrl-C ends a helper even where the shell
+/// that started the tests ignores it.
+pub(crate) fn helper() -> Option<String> {
+    let name = std::env::var(HELPER).ok()?;
+    // SAFETY: sets a disposition before the helper does anything else.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+    Some(name)
 }

@@ -20,7 +20,8 @@ const KERNEL: &CStr = c"step";
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum GpuBackend {
-    /// Nothing but the CPU and its clock: a copy is a copy in memory, a kernel a moment in the future.
+    /// Nothing but the CPU and its clock: a copy is a copy in memory, a kernel a moment in the
+    /// future.
     #[default]
     CpuTime,
     /// A CUDA driver at this path: the software GPU's `libcuda.so.1`, whose calls probes can see.
