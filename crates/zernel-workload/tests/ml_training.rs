@@ -1,12 +1,15 @@
 //! The training job and its ground truth.
 
+mod common;
+
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use zernel_testkit::{Need, trial};
 use zernel_workload::report::PhaseInterval;
 use zernel_workload::work::{GpuBackend, GpuWait, MlTraining};
-use zernel_workload::{CloneMode, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
+use zernel_workload::{CloneMode, Spec, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
 
 /// Where `make softgpu` puts the software GPU's driver.
 const DRIVER: &str = concat!(
@@ -23,6 +26,10 @@ const SOFTGPU: Need = Need {
 };
 
 fn main() -> ExitCode {
+    if common::helper().is_some() {
+        software_gpu(CloneMode::Thread);
+        return ExitCode::SUCCESS;
+    }
     zernel_testkit::main([
         trial(
             "each_step_goes_through_its_phases_in_order",
@@ -38,7 +45,18 @@ fn main() -> ExitCode {
         trial("steps_beyond_the_trace_are_counted", &[], lost_intervals),
         trial("every_way_to_wait_takes_the_gpus_time", &[], ways_to_wait),
         trial("a_driver_that_is_none_is_refused", &[], bad_driver),
-        trial("trains_on_the_software_gpu", &[SOFTGPU], software_gpu),
+        trial("trains_on_the_software_gpu", &[SOFTGPU], || {
+            software_gpu(CloneMode::Fork);
+        }),
+        // In a process of its own: a process that has used the driver cannot fork ones that use it.
+        trial("threads_train_on_the_software_gpu", &[SOFTGPU], || {
+            common::run_helper("threads");
+        }),
+        trial(
+            "the_example_trains_on_the_software_gpu",
+            &[SOFTGPU],
+            example_on_software_gpu,
+        ),
     ])
 }
 
@@ -231,19 +249,41 @@ fn bad_driver() {
     );
 }
 
-fn software_gpu() {
-    let job = MlTraining {
-        ranks: 2,
-        gpu: GpuBackend::Driver(DRIVER.into()),
-        ..job()
-    };
-    for mode in [CloneMode::Fork, CloneMode::Thread] {
-        let reports = train(mode, &job, 5);
-        let trainer = &reports[0];
-        let computing = total_ns(&trainer.phase_intervals[..16], "GpuCompute");
-        assert!(
-            computing >= 4 * 1_000_000,
-            "{computing} ns for four steps of a millisecond each"
+fn software_gpu(mode: CloneMode) {
+    let gpu = GpuBackend::Driver(DRIVER.into());
+    let reports = train(
+        mode,
+        &MlTraining {
+            ranks: 2,
+            gpu,
+            ..job()
+        },
+        5,
+    );
+    let computing = total_ns(&reports[0].phase_intervals[..16], "GpuCompute");
+    assert!(
+        computing >= 4 * 1_000_000,
+        "{computing} ns for four steps of a millisecond each"
+    );
+}
+
+/// The example of the repository, which names the driver relative to the repository's root.
+fn example_on_software_gpu() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/training.toml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let text = text.replace("target/softgpu/libcuda.so.1", DRIVER);
+    let spec = Spec::parse(&text, file).unwrap();
+    let outcome =
+        spec.run(
+            |progress| match progress.rounds.iter().all(|(_, rounds)| *rounds > 20) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            },
         );
-    }
+    let outcome = outcome.unwrap();
+    assert!(
+        outcome.reports.iter().all(|report| report.completed),
+        "{outcome:#?}"
+    );
+    assert!(total_ns(&outcome.reports[0].phase_intervals, "GpuCompute") > 0);
 }

@@ -25,6 +25,8 @@ pub enum GpuBackend {
     #[default]
     CpuTime,
     /// A CUDA driver at this path: the software GPU's `libcuda.so.1`, whose calls probes can see.
+    /// Forked workers can use it as long as the calling process has not: CUDA does not survive a
+    /// fork.
     Driver(PathBuf),
 }
 
