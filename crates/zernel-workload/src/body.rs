@@ -11,7 +11,9 @@ use crate::worker::{Pipe, Team, Worker};
 
 /// Applies the worker's settings to the calling thread. Fork safe.
 pub(crate) fn set_up(plan: &Plan, shared: &Shared, worker: usize) {
-    plan.workers[worker].settings.apply(shared.record(worker));
+    let index = plan.workers[worker].group_index;
+    let settings = &plan.group_of(worker).settings;
+    settings.apply(index, shared.record(worker));
 }
 
 /// Reports ready, waits for the start and works. Fork safe, as far as the work is.

@@ -1,7 +1,8 @@
 //! A checked configuration laid out: which worker does what, in which process or thread, with which
 //! shared memory.
 //!
-//! Made completely before the first worker exists: a forked worker only reads it.
+//! Made completely before the first worker exists: a forked worker only reads it. What there is one
+//! of per worker is kept small, because every fork copies the page tables of it all.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -18,7 +19,7 @@ use crate::work::WorkType;
 #[derive(Debug)]
 pub(crate) struct WorkerPlan {
     pub(crate) group: usize,
-    pub(crate) settings: Settings,
+    pub(crate) group_index: usize,
     pub(crate) team: usize,
     pub(crate) team_index: usize,
     pub(crate) trace: Range<usize>,
@@ -29,6 +30,7 @@ pub(crate) struct WorkerPlan {
 pub(crate) struct GroupPlan {
     pub(crate) name: String,
     pub(crate) work: WorkType,
+    pub(crate) settings: Settings,
 }
 
 /// Workers that work together.
@@ -43,7 +45,7 @@ pub(crate) struct TeamPlan {
 #[derive(Debug)]
 pub(crate) struct ProcessPlan {
     pub(crate) workers: Range<usize>,
-    pub(crate) container: Option<Container>,
+    pub(crate) container: Option<Box<Container>>,
 }
 
 /// What is particular about a container's leader.
@@ -136,11 +138,11 @@ impl Plan {
         specs.for_each(|spec| self.add_group(spec));
         let workers = first..self.workers.len();
         if !workers.is_empty() {
-            let container = Some(Container {
+            let container = Some(Box::new(Container {
                 pcomm: c_string(pcomm),
                 uid,
                 gid,
-            });
+            }));
             self.processes.push(ProcessPlan { workers, container });
         }
     }
@@ -163,6 +165,7 @@ impl Plan {
         self.groups.push(GroupPlan {
             name: spec.name.clone(),
             work: spec.work_type.clone(),
+            settings: settings(spec),
         });
         for worker in 0..spec.workers {
             if worker % team_size == 0 {
@@ -176,7 +179,7 @@ impl Plan {
             let team_index = worker % team_size;
             self.workers.push(WorkerPlan {
                 group,
-                settings: settings(spec, worker),
+                group_index: worker,
                 team: self.teams.len() - 1,
                 team_index,
                 trace: take(&mut self.trace_entries, work.trace_entries(team_index)),
@@ -215,10 +218,10 @@ fn take(used: &mut usize, count: usize) -> Range<usize> {
     start..*used
 }
 
-fn settings(spec: &WorkSpec, worker: usize) -> Settings {
+fn settings(spec: &WorkSpec) -> Settings {
     Settings {
         memory_policy: spec.memory_policy.clone(),
-        affinity: spec.affinity.of_worker(worker).map(cpu_mask),
+        affinity: spec.affinity.clone(),
         policy: spec.policy.clone(),
         nice: spec.nice,
         comm: spec.comm.as_deref().map(c_string),

@@ -9,10 +9,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, setpriority_process};
 use rustix::thread::{
-    CpuSet, sched_setaffinity, set_name, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    sched_setaffinity, set_name, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::affinity::Affinity;
+use crate::plan::cpu_mask;
 use crate::policy::{MemoryPolicy, SchedPolicy};
 use crate::shared::WorkerRecord;
 use crate::sys::sched;
@@ -66,11 +68,11 @@ impl Setting {
     }
 }
 
-/// What a worker applies to itself, in the form the kernel takes, made before any worker exists.
+/// What the workers of a group apply to themselves, made before any worker exists.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) memory_policy: Option<MemoryPolicy>,
-    pub(crate) affinity: Option<CpuSet>,
+    pub(crate) affinity: Affinity,
     pub(crate) policy: Option<SchedPolicy>,
     pub(crate) nice: Option<i32>,
     pub(crate) comm: Option<CString>,
@@ -79,16 +81,17 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Applies everything to the calling thread alone and notes what was refused. Fork safe.
-    pub(crate) fn apply(&self, record: &WorkerRecord) {
+    /// Applies everything to the calling thread alone, which is the group's worker `index`, and notes
+    /// what was refused. Fork safe.
+    pub(crate) fn apply(&self, index: usize, record: &WorkerRecord) {
         for setting in Setting::ALL {
-            if let Err(errno) = self.apply_one(setting) {
+            if let Err(errno) = self.apply_one(setting, index) {
                 record.setting_errno[setting as usize].store(errno.raw_os_error(), Relaxed);
             }
         }
     }
 
-    fn apply_one(&self, setting: Setting) -> Result<(), Errno> {
+    fn apply_one(&self, setting: Setting, index: usize) -> Result<(), Errno> {
         match setting {
             Setting::MemoryPolicy => self.memory_policy.as_ref().map_or(Ok(()), |policy| {
                 let (mode, nodes) = policy.mode_and_nodes();
@@ -96,8 +99,8 @@ impl Settings {
             }),
             Setting::Affinity => self
                 .affinity
-                .as_ref()
-                .map_or(Ok(()), |cpus| sched_setaffinity(None, cpus)),
+                .of_worker(index)
+                .map_or(Ok(()), |cpus| sched_setaffinity(None, &cpu_mask(cpus))),
             // The nice value is left as it is here, so that a refusal names the setting that was
             // refused.
             Setting::Policy => self.policy.as_ref().map_or(Ok(()), |policy| {
