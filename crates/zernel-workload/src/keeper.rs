@@ -7,7 +7,6 @@
 //! own children only: the caller's other children are left alone, no file descriptor per worker is
 //! needed, and a worker that dies is noticed at once.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -56,7 +55,6 @@ struct Process {
 #[derive(Debug, Default)]
 struct Table {
     processes: Vec<Process>,
-    by_pid: HashMap<pid_t, usize>,
     oom_kills: u64,
 }
 
@@ -77,8 +75,8 @@ impl Keeper {
             });
         }
         let table = Arc::new(Mutex::new(Table {
+            processes: Vec::with_capacity(plan.processes.len()),
             oom_kills: procfs::oom_kills(),
-            ..Table::default()
         }));
         let (sender, forked) = sync_channel(1);
         let duty = Duty {
@@ -203,7 +201,7 @@ impl Duty {
                 .open_for(&self.plan, &process.workers)
                 .and_then(|()| process::fork(|| self.child(process, &pipes, &caught, caller)));
             match pid {
-                Ok(pid) => self.enter(pid, index),
+                Ok(pid) => self.enter(pid),
                 Err(error) => {
                     self.give_up();
                     let _ = forked.send(Err((index, error)));
@@ -216,14 +214,13 @@ impl Duty {
         self.reap_all();
     }
 
-    fn enter(&self, pid: pid_t, index: usize) {
+    fn enter(&self, pid: pid_t) {
         let mut table = lock(&self.table);
         table.processes.push(Process {
             pid,
             killed: false,
             end: None,
         });
-        table.by_pid.insert(pid, index);
     }
 
     /// The life of a child process. Fork safe, as far as the work is.
@@ -277,7 +274,11 @@ impl Duty {
     fn reap_all(&self) {
         while let Ok(pid) = process::wait_own_child() {
             let mut table = lock(&self.table);
-            match table.by_pid.get(&pid).copied() {
+            match table
+                .processes
+                .iter()
+                .position(|process| process.pid == pid && process.end.is_none())
+            {
                 Some(index) => self.reap(&mut table, index),
                 // Not one of ours, yet a child of this thread: it must not be found again and
                 // again.

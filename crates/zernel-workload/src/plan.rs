@@ -154,6 +154,7 @@ impl Plan {
             workers: worker..worker + 1,
             container: None,
         };
+        self.processes.reserve_exact(spec.workers);
         self.processes
             .extend((first..self.workers.len()).map(single));
     }
@@ -167,6 +168,8 @@ impl Plan {
             work: spec.work_type.clone(),
             settings: settings(spec),
         });
+        self.workers.reserve_exact(spec.workers);
+        self.teams.reserve_exact(spec.workers / team_size);
         for worker in 0..spec.workers {
             if worker % team_size == 0 {
                 let slots = take(&mut self.slots, work.slots(team_size));
