@@ -33,6 +33,7 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
         pipes,
     };
     let mut worker = Worker::begin(
+        shared.header().started_ns.load(Relaxed),
         record,
         &shared.counters()[index],
         team,

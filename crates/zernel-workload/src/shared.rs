@@ -24,6 +24,10 @@ pub(crate) const MAX_CPUS: usize = 1024;
 /// Written by a worker when it becomes ready, so that a record overwritten with rubbish is noticed.
 pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
 
+/// How long after the start a worker is waited for that has not run yet. One that had more time than
+/// that is starved, and its report has to say so.
+pub(crate) const FIRST_RUN_LIMIT_NS: u64 = 5_000_000_000;
+
 /// What a worker is told through the bits of its command word. None of them: work.
 pub(crate) mod command {
     /// Work, but give way: others have not had the CPU yet, and the handle waits for them.

@@ -11,15 +11,12 @@ use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::keeper::ProcessEnd;
 use crate::procfs;
-use crate::shared::{Stage, WorkerRecord, outcome};
+use crate::shared::{FIRST_RUN_LIMIT_NS, Stage, WorkerRecord, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::sched::{self, SchedAttributes};
 use crate::threads::Threads;
 
 const MILLISECOND: u64 = 1_000_000;
-/// How long after the start a worker is waited for that has not run yet. One that had more time
-/// than that is starved, and its report has to say so.
-const FIRST_RUN_LIMIT_NS: u64 = 5_000 * MILLISECOND;
 /// How long to wait between two rounds of interrupting what does not stop.
 const ROUND_NS: u64 = 20 * MILLISECOND;
 /// How long a killed process may take to die; only one stuck in the kernel takes longer.
@@ -66,8 +63,8 @@ pub(crate) fn start(handle: &WorkloadHandle) {
     handle.shared.tell_all_to_run();
 }
 
-/// Tells all workers to stop and waits for them. Each works one round at least, so one that has not
-/// run yet is waited for until it has.
+/// Tells all workers to stop and waits for them. Each works one round at least, unless it had seconds
+/// for that and did not get the CPU: one that has not run yet is waited for until it has.
 pub(crate) fn stop(handle: &mut WorkloadHandle) {
     start(handle);
     let _urgency = Urgency::new();

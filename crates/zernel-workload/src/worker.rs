@@ -14,7 +14,8 @@ use rustix::thread::sched_getcpu;
 use crate::clock;
 use crate::procfs;
 use crate::shared::{
-    Counters, MAX_CPUS, Slot, TraceEntry, WorkerRecord, command, wait_while, wake, wake_all,
+    Counters, FIRST_RUN_LIMIT_NS, MAX_CPUS, Slot, TraceEntry, WorkerRecord, command, wait_while,
+    wake, wake_all,
 };
 use crate::sys::sched::context_switches;
 
@@ -111,8 +112,9 @@ pub struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// The worker at its first run.
+    /// The worker at its first run, after a start at `started_ns`.
     pub(crate) fn begin(
+        started_ns: u64,
         record: &'a WorkerRecord,
         counters: &'a Counters,
         team: Team<'a>,
@@ -128,7 +130,7 @@ impl<'a> Worker<'a> {
             last_seen_ns: now,
             refreshed_ns: now,
             cpu,
-            is_fresh: true,
+            is_fresh: now.saturating_sub(started_ns) < FIRST_RUN_LIMIT_NS,
         };
         record.first_run_ns.store(now, Relaxed);
         record.last_seen_ns.store(now, Relaxed);
@@ -155,8 +157,9 @@ impl<'a> Worker<'a> {
     }
 
     /// Whether to go on; to be asked once per round. The first time it says yes even if the worker
-    /// is to stop already: each works one round at least. It also measures the gap since the last
-    /// time and notices migrations.
+    /// is to stop already, so that each works one round at least; not so if it first ran seconds
+    /// after the start, for then it was starved, and its count has to say so. It also measures the
+    /// gap since the last time and notices migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         let command = self.record.command.load(Acquire);
@@ -386,4 +389,33 @@ impl<'a> Worker<'a> {
 /// Adds to a counter that only this worker writes.
 fn add(counter: &AtomicU64, value: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(value), Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::Shared;
+
+    fn rounds_after_a_stop(started_ns: u64) -> u64 {
+        let shared = Shared::new(1, 0, 0).unwrap();
+        shared.tell_all_to_stop();
+        let team = Team {
+            index: 0,
+            size: 1,
+            slots: &[],
+            pipes: &[],
+        };
+        let counters = &shared.counters()[0];
+        let mut worker = Worker::begin(started_ns, shared.record(0), counters, team, &[]);
+        while worker.proceed() {
+            worker.done(1);
+        }
+        counters.iterations.load(Relaxed)
+    }
+
+    #[test]
+    fn a_worker_that_is_to_stop_at_once_works_one_round_unless_it_was_starved() {
+        assert_eq!(rounds_after_a_stop(clock::now_ns()), 1);
+        assert_eq!(rounds_after_a_stop(clock::now_ns() - FIRST_RUN_LIMIT_NS), 0);
+    }
 }
