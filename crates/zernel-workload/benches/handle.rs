@@ -1,0 +1,215 @@
+//! What spawning, stopping and dropping workers costs, beside the bars of this crate.
+//!
+//! `cargo bench -p zernel-workload --bench handle`
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use zernel_workload::{Affinity, CloneMode, WorkloadConfig, WorkloadHandle};
+
+const WORKERS: usize = 128;
+const ROUNDS: usize = 9;
+const WHOLE_LIFE: &str = "--whole-life";
+
+/// What the tool with the same interface (ktstr 0.50.0) took on a machine like this one, in ms, and
+/// the most that this crate may take.
+struct Bar {
+    name: &'static str,
+    other_ms: (f64, f64),
+    limit_ms: f64,
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [WHOLE_LIFE, workers] => {
+            let workers = workers.parse().expect("a number of workers");
+            println!("{}", whole_life(workers).as_nanos());
+        }
+        // How `cargo test` runs it.
+        ["--test", ..] => {}
+        _ => measure(),
+    }
+}
+
+fn measure() {
+    println!("{WORKERS} spinners, median of {ROUNDS} rounds\n");
+    println!(
+        "{:<26} {:>10} {:>18} {:>7} {:>10}",
+        "what", "ours ms", "other tool ms", "ratio", "bar ms"
+    );
+    for (mode, bars) in [
+        (
+            CloneMode::Fork,
+            [
+                ("spawn fork", (35.0, 55.0), 17.5),
+                ("stop fork", (51.0, 88.0), 25.5),
+                ("drop fork", (5000.0, 5400.0), 100.0),
+            ],
+        ),
+        (
+            CloneMode::Thread,
+            [
+                ("spawn thread", (20.0, 31.0), 10.0),
+                ("stop thread", (204.0, 237.0), 102.0),
+                ("drop thread", (31_000.0, 36_000.0), 100.0),
+            ],
+        ),
+    ] {
+        let rounds: Vec<[Duration; 3]> = (0..ROUNDS).map(|_| round(mode)).collect();
+        for (index, (name, other_ms, limit_ms)) in bars.into_iter().enumerate() {
+            let bar = Bar {
+                name,
+                other_ms,
+                limit_ms,
+            };
+            bar.print(median(rounds.iter().map(|round| round[index])));
+        }
+    }
+    snapshot();
+    starved();
+    scaling();
+}
+
+impl Bar {
+    fn print(&self, ours: Duration) {
+        let ours_ms = ours.as_secs_f64() * 1e3;
+        let (least, most) = self.other_ms;
+        println!(
+            "{:<26} {:>10.2} {:>18} {:>7.3} {:>10} {}",
+            self.name,
+            ours_ms,
+            format!("{least}-{most}"),
+            ours_ms / least,
+            self.limit_ms,
+            if ours_ms <= self.limit_ms {
+                "met"
+            } else {
+                "MISSED"
+            }
+        );
+    }
+}
+
+fn spawn(mode: CloneMode, workers: usize) -> WorkloadHandle {
+    let config = WorkloadConfig::default().workers(workers).clone_mode(mode);
+    WorkloadHandle::spawn(&config).expect("workers can be made")
+}
+
+/// Spawn, stop after a while, and drop after a while.
+fn round(mode: CloneMode) -> [Duration; 3] {
+    let (mut handle, spawn_time) = timed(|| spawn(mode, WORKERS));
+    handle.start();
+    std::thread::sleep(Duration::from_millis(1000));
+    let (reports, stop_time) = timed(|| handle.stop_and_collect());
+    assert!(
+        reports.iter().all(|report| report.completed),
+        "a worker did not complete"
+    );
+
+    let mut handle = spawn(mode, WORKERS);
+    handle.start();
+    std::thread::sleep(Duration::from_millis(200));
+    let ((), drop_time) = timed(|| drop(handle));
+    [spawn_time, stop_time, drop_time]
+}
+
+fn snapshot() {
+    let mut handle = spawn(CloneMode::Fork, WORKERS);
+    handle.start();
+    std::thread::sleep(Duration::from_millis(500));
+    let calls = 20_000;
+    let samples = (0..21).map(|_| {
+        let ((), time) = timed(|| {
+            for _ in 0..calls {
+                std::hint::black_box(handle.snapshot_iterations());
+            }
+        });
+        time / calls
+    });
+    println!(
+        "\nsnapshot_iterations: {} ns (other tool: 70 ns)",
+        median(samples).as_nanos()
+    );
+}
+
+/// How long it takes to stop workers that get almost no CPU time.
+fn starved() {
+    let cpu = Affinity::Exact([0].into());
+    let hog = WorkloadConfig::default().affinity(cpu.clone()).nice(-20);
+    let starved = WorkloadConfig::default().workers(8).affinity(cpu).nice(19);
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let mut starved = WorkloadHandle::spawn(&starved).expect("workers can be made");
+        starved.start();
+        std::thread::sleep(Duration::from_millis(200));
+        let mut hog = WorkloadHandle::spawn(&hog).expect("workers can be made");
+        hog.start();
+        std::thread::sleep(Duration::from_millis(500));
+        let (reports, time) = timed(|| starved.stop_and_collect());
+        assert!(
+            reports.iter().all(|report| report.completed),
+            "a worker did not complete"
+        );
+        if !hog.stop_and_collect()[0].setting_errors.is_empty() {
+            println!("\nstop of starved workers: not measured, a nice value of -20 needs root");
+            return;
+        }
+        times.push(time);
+    }
+    let ms = median(times.into_iter()).as_secs_f64() * 1e3;
+    println!(
+        "\nstop of 8 workers at nice 19 beside a hog at nice -20 on one CPU: {ms:.0} ms (bar about 100)"
+    );
+}
+
+/// A fork copies what the process has mapped, so each life is measured in a fresh process.
+fn scaling() {
+    let (mut small, mut large) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        small.push(whole_life_in_fresh_process(512));
+        large.push(whole_life_in_fresh_process(4096));
+    }
+    let (small, large) = (median(small.into_iter()), median(large.into_iter()));
+    println!(
+        "\nspawn+start+stop+collect: 512 workers {:.0} ms, 4096 workers {:.0} ms, ratio {:.1} (bar 10)",
+        small.as_secs_f64() * 1e3,
+        large.as_secs_f64() * 1e3,
+        large.as_secs_f64() / small.as_secs_f64()
+    );
+}
+
+fn whole_life_in_fresh_process(workers: usize) -> Duration {
+    let program = std::env::current_exe().expect("this program has a path");
+    let output = Command::new(program)
+        .args([WHOLE_LIFE, &workers.to_string()])
+        .output();
+    let output = output.expect("this program can be started again");
+    let text = String::from_utf8_lossy(&output.stdout);
+    Duration::from_nanos(text.trim().parse().expect("the life took some nanoseconds"))
+}
+
+fn whole_life(workers: usize) -> Duration {
+    let (reports, time) = timed(|| {
+        let mut handle = spawn(CloneMode::Fork, workers);
+        handle.start();
+        handle.stop_and_collect()
+    });
+    assert!(
+        reports.iter().all(|report| report.completed),
+        "a worker did not complete"
+    );
+    time
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let begin = Instant::now();
+    let result = work();
+    (result, begin.elapsed())
+}
+
+fn median(samples: impl Iterator<Item = Duration>) -> Duration {
+    let mut samples: Vec<Duration> = samples.collect();
+    samples.sort_unstable();
+    samples[samples.len() / 2]
+}

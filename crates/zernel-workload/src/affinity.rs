@@ -1,0 +1,240 @@
+//! On which CPUs the workers of a group may run: stated by the user, resolved against a
+//! [`Topology`].
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::shared::MAX_CPUS;
+use crate::topology::{CpuSet, Topology};
+
+/// On which CPUs a group's workers may run.
+///
+/// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker) say it
+/// outright. The others depend on the machine and must be turned into `PerWorker` by
+/// [`WorkSpec::resolve`](crate::WorkSpec::resolve) before a workload is spawned.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Affinity {
+    /// Those of the thread that spawns.
+    #[default]
+    Inherit,
+    /// Exactly these, for every worker.
+    Exact(CpuSet),
+    /// One set for each worker.
+    PerWorker(Vec<CpuSet>),
+    /// For each worker its own random choice of `count` CPUs. The same seed chooses the same CPUs.
+    RandomSubset {
+        /// How many CPUs each worker gets.
+        count: usize,
+        /// The seed of the choice.
+        #[serde(default)]
+        seed: u64,
+    },
+    /// One CPU per worker, all CPUs in turn.
+    SingleCpu,
+    /// The CPUs that share a last-level cache, all caches in turn.
+    LlcAligned,
+    /// Two neighbouring workers share the two hardware threads of a core, all such cores in turn.
+    SmtSiblingPair,
+    /// The CPUs of this NUMA node.
+    NumaNode(usize),
+}
+
+impl Affinity {
+    /// Whether it says outright which CPUs are meant.
+    #[must_use]
+    pub fn is_resolved(&self) -> bool {
+        matches!(self, Self::Inherit | Self::Exact(_) | Self::PerWorker(_))
+    }
+
+    /// What is wrong with it for this many workers, if anything.
+    pub(crate) fn check(&self, workers: usize) -> Result<(), String> {
+        let check_set = |cpus: &CpuSet| match cpus.last() {
+            None => Err("an empty set of CPUs; name at least one".to_owned()),
+            Some(&cpu) if cpu >= MAX_CPUS => Err(format!(
+                "CPU {cpu} is beyond {}, the largest that can be named",
+                MAX_CPUS - 1
+            )),
+            Some(_) => Ok(()),
+        };
+        match self {
+            Self::Exact(cpus) => check_set(cpus),
+            Self::PerWorker(sets) if sets.len() != workers => Err(format!(
+                "{} sets of CPUs for {workers} workers; give one for each",
+                sets.len()
+            )),
+            Self::PerWorker(sets) => sets.iter().try_for_each(check_set),
+            Self::RandomSubset { count: 0, .. } => {
+                Err("`count` is 0; choose at least one CPU".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The same with the CPUs of `topology` filled in.
+    pub(crate) fn resolve(&self, workers: usize, topology: &Topology) -> Result<Self, String> {
+        let cpus: Vec<usize> = topology.cpus.iter().copied().collect();
+        let sets = match self {
+            Self::Inherit | Self::Exact(_) | Self::PerWorker(_) => return Ok(self.clone()),
+            Self::RandomSubset { count, .. } if *count > cpus.len() => {
+                return Err(format!(
+                    "a subset of {count} CPUs is asked for, but only {} are usable",
+                    cpus.len()
+                ));
+            }
+            Self::RandomSubset { count, seed } => random_subsets(&cpus, *count, *seed, workers),
+            Self::SingleCpu => in_turn(
+                &cpus.iter().map(|cpu| [*cpu].into()).collect::<Vec<_>>(),
+                workers,
+                1,
+            ),
+            Self::LlcAligned => in_turn(&topology.last_level_caches, workers, 1),
+            Self::SmtSiblingPair => in_turn(&smt_cores(topology)?, workers, 2),
+            Self::NumaNode(node) => vec![node_cpus(topology, *node)?; workers],
+        };
+        Ok(Self::PerWorker(sets))
+    }
+
+    /// The CPUs of one worker; `None` means those of the spawning thread.
+    pub(crate) fn of_worker(&self, worker: usize) -> Option<&CpuSet> {
+        match self {
+            Self::Exact(cpus) => Some(cpus),
+            Self::PerWorker(sets) => sets.get(worker),
+            _ => None,
+        }
+    }
+}
+
+fn in_turn(sets: &[CpuSet], workers: usize, neighbours: usize) -> Vec<CpuSet> {
+    (0..workers)
+        .filter_map(|worker| sets.get((worker / neighbours) % sets.len().max(1)).cloned())
+        .collect()
+}
+
+fn smt_cores(topology: &Topology) -> Result<Vec<CpuSet>, String> {
+    let cores: Vec<CpuSet> = topology
+        .cores
+        .iter()
+        .filter(|core| core.len() > 1)
+        .cloned()
+        .collect();
+    if cores.is_empty() {
+        return Err("no core of this machine has two usable hardware threads".to_owned());
+    }
+    Ok(cores)
+}
+
+fn node_cpus(topology: &Topology, node: usize) -> Result<CpuSet, String> {
+    let found = topology
+        .numa_nodes
+        .iter()
+        .find(|(number, cpus)| *number == node && !cpus.is_empty());
+    let known = || {
+        topology
+            .numa_nodes
+            .iter()
+            .map(|(number, _)| *number)
+            .collect::<BTreeSet<_>>()
+    };
+    found.map(|(_, cpus)| cpus.clone()).ok_or_else(|| {
+        format!(
+            "NUMA node {node} has no usable CPU; this machine has the nodes {:?}",
+            known()
+        )
+    })
+}
+
+fn random_subsets(cpus: &[usize], count: usize, seed: u64, workers: usize) -> Vec<CpuSet> {
+    let mut random = Random(seed);
+    let mut subset = |_| {
+        let mut left = cpus.to_vec();
+        (0..count)
+            .map(|_| left.swap_remove(random.below(left.len())))
+            .collect()
+    };
+    (0..workers).map(&mut subset).collect()
+}
+
+/// A small random number generator (splitmix64): the same seed gives the same numbers everywhere.
+#[derive(Debug, Clone)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `limit`, which must not be 0.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::tests::two_nodes;
+
+    fn resolved(affinity: &Affinity, workers: usize) -> Vec<CpuSet> {
+        match affinity.resolve(workers, &two_nodes()).unwrap() {
+            Affinity::PerWorker(sets) => sets,
+            other => panic!("not resolved: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_kind_takes_what_it_names() {
+        assert_eq!(resolved(&Affinity::SingleCpu, 9)[8], [0].into());
+        assert_eq!(
+            resolved(&Affinity::LlcAligned, 3),
+            [[0, 1, 4, 5], [2, 3, 6, 7], [0, 1, 4, 5]].map(CpuSet::from)
+        );
+        assert_eq!(
+            resolved(&Affinity::SmtSiblingPair, 4),
+            [[0, 4], [0, 4], [1, 5], [1, 5]].map(CpuSet::from)
+        );
+        assert_eq!(
+            resolved(&Affinity::NumaNode(1), 1),
+            [CpuSet::from([2, 3, 6, 7])]
+        );
+    }
+
+    #[test]
+    fn a_random_subset_has_the_size_asked_for_and_follows_its_seed() {
+        let subset = |seed| resolved(&Affinity::RandomSubset { count: 3, seed }, 16);
+        assert!(subset(1).iter().all(|cpus| cpus.len() == 3));
+        assert_eq!(subset(1), subset(1));
+        assert_ne!(subset(1), subset(2));
+    }
+
+    #[test]
+    fn what_the_machine_lacks_is_said() {
+        let error = Affinity::NumaNode(7).resolve(1, &two_nodes()).unwrap_err();
+        assert!(
+            error.contains("node 7") && error.contains("{0, 1}"),
+            "{error}"
+        );
+        let error = Affinity::RandomSubset { count: 9, seed: 0 }
+            .resolve(1, &two_nodes())
+            .unwrap_err();
+        assert!(error.contains("only 8"), "{error}");
+        let no_smt = Topology {
+            cores: vec![[0].into()],
+            ..two_nodes()
+        };
+        assert!(Affinity::SmtSiblingPair.resolve(2, &no_smt).is_err());
+    }
+
+    #[test]
+    fn sets_that_cannot_work_are_refused() {
+        assert!(Affinity::Exact(CpuSet::new()).check(1).is_err());
+        assert!(Affinity::Exact([5000].into()).check(1).is_err());
+        assert!(Affinity::PerWorker(vec![[0].into()]).check(2).is_err());
+        assert!(Affinity::Exact([0].into()).check(2).is_ok());
+    }
+}

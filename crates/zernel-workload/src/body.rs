@@ -1,0 +1,56 @@
+//! The life of one worker, the same in a process of its own, in a container and in the caller's
+//! process: settings, ready, wait for the start, work, last numbers.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use rustix::thread::gettid;
+
+use crate::plan::Plan;
+use crate::shared::{RECORD_MAGIC, Shared, Stage, outcome};
+use crate::worker::{Pipe, Team, Worker};
+
+/// Applies the worker's settings to the calling thread. Fork safe.
+pub(crate) fn set_up(plan: &Plan, shared: &Shared, worker: usize) {
+    let index = plan.workers[worker].group_index;
+    let settings = &plan.group_of(worker).settings;
+    settings.apply(index, shared.record(worker));
+}
+
+/// Reports ready, waits for the start and works. Fork safe, as far as the work is.
+pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
+    let record = shared.record(index);
+    record.tid.store(gettid().as_raw_nonzero().get(), Relaxed);
+    record.magic.store(RECORD_MAGIC, Relaxed);
+    shared.advance(index, Stage::Ready);
+    shared.wait_for_start(index);
+
+    let worker_plan = &plan.workers[index];
+    let team_plan = &plan.teams[worker_plan.team];
+    let team = Team {
+        index: worker_plan.team_index,
+        size: team_plan.size,
+        slots: shared.slots(&team_plan.slots),
+        pipes,
+    };
+    let mut worker = Worker::begin(
+        shared.header().started_ns.load(Relaxed),
+        record,
+        &shared.counters()[index],
+        team,
+        shared.trace(&worker_plan.trace),
+    );
+    shared.advance(index, Stage::Running);
+    let result = plan.group_of(index).work.as_work().run(&mut worker);
+    worker.end();
+    let ended = match result {
+        Ok(()) => outcome::FINISHED,
+        Err(failure) => {
+            record.failed_step.store(failure.step as u32, Relaxed);
+            record
+                .failed_errno
+                .store(failure.errno.raw_os_error(), Relaxed);
+            outcome::FAILED
+        }
+    };
+    record.outcome.store(ended, Release);
+}

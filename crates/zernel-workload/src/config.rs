@@ -1,0 +1,410 @@
+//! What to run: groups of workers ([`WorkSpec`]) and how they are created ([`WorkloadConfig`]).
+//!
+//! Everything is checked before the first worker exists, and an error names the group and the
+//! field.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::affinity::Affinity;
+use crate::error::{Error, Result};
+use crate::policy::{MemoryPolicy, SchedPolicy};
+use crate::topology::Topology;
+use crate::work::WorkType;
+
+/// The longest `comm` the kernel keeps, in bytes.
+const COMM_BYTES: usize = 15;
+/// More workers than any pid space holds: a number above it is a slip.
+const MAX_WORKERS: usize = 1 << 20;
+
+/// How workers are created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CloneMode {
+    /// One process per worker.
+    #[default]
+    Fork,
+    /// One thread of the calling process per worker.
+    Thread,
+}
+
+/// A group of workers that do the same under the same settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkSpec {
+    /// What errors and reports call the group; empty means `group` and its number.
+    pub name: String,
+    /// How many workers.
+    pub workers: usize,
+    /// What they do.
+    #[serde(rename = "work")]
+    pub work_type: WorkType,
+    /// On which CPUs they may run.
+    pub affinity: Affinity,
+    /// Their scheduling policy; `None` inherits.
+    pub policy: Option<SchedPolicy>,
+    /// Their nice value, -20 to 19; `None` inherits.
+    pub nice: Option<i32>,
+    /// Where their memory comes from; `None` inherits.
+    pub memory_policy: Option<MemoryPolicy>,
+    /// The name of each worker's thread, at most 15 bytes; `None` inherits.
+    pub comm: Option<String>,
+    /// Host the workers as threads of one process with this name, together with every other group
+    /// of that name.
+    pub pcomm: Option<String>,
+    /// The user they run as; `None` inherits.
+    pub uid: Option<u32>,
+    /// The group they run as; `None` inherits.
+    pub gid: Option<u32>,
+}
+
+impl Default for WorkSpec {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            workers: 1,
+            work_type: WorkType::SpinWait,
+            affinity: Affinity::Inherit,
+            policy: None,
+            nice: None,
+            memory_policy: None,
+            comm: None,
+            pcomm: None,
+            uid: None,
+            gid: None,
+        }
+    }
+}
+
+impl WorkSpec {
+    /// One spinning worker.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the name that errors and reports use.
+    #[must_use]
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ..self
+        }
+    }
+
+    /// Sets the number of workers.
+    #[must_use]
+    pub fn workers(self, workers: usize) -> Self {
+        Self { workers, ..self }
+    }
+
+    /// Sets what the workers do.
+    #[must_use]
+    pub fn work_type(self, work_type: WorkType) -> Self {
+        Self { work_type, ..self }
+    }
+
+    /// Sets the CPUs.
+    #[must_use]
+    pub fn affinity(self, affinity: Affinity) -> Self {
+        Self { affinity, ..self }
+    }
+
+    /// Sets the scheduling policy.
+    #[must_use]
+    pub fn policy(self, policy: SchedPolicy) -> Self {
+        Self {
+            policy: Some(policy),
+            ..self
+        }
+    }
+
+    /// Sets the nice value.
+    #[must_use]
+    pub fn nice(self, nice: i32) -> Self {
+        Self {
+            nice: Some(nice),
+            ..self
+        }
+    }
+
+    /// Sets the memory policy.
+    #[must_use]
+    pub fn memory_policy(self, policy: MemoryPolicy) -> Self {
+        Self {
+            memory_policy: Some(policy),
+            ..self
+        }
+    }
+
+    /// Sets the name of each worker's thread.
+    #[must_use]
+    pub fn comm(self, comm: impl Into<String>) -> Self {
+        Self {
+            comm: Some(comm.into()),
+            ..self
+        }
+    }
+
+    /// Hosts the workers in the container of this name.
+    #[must_use]
+    pub fn pcomm(self, pcomm: impl Into<String>) -> Self {
+        Self {
+            pcomm: Some(pcomm.into()),
+            ..self
+        }
+    }
+
+    /// Sets the user.
+    #[must_use]
+    pub fn uid(self, uid: u32) -> Self {
+        Self {
+            uid: Some(uid),
+            ..self
+        }
+    }
+
+    /// Sets the group.
+    #[must_use]
+    pub fn gid(self, gid: u32) -> Self {
+        Self {
+            gid: Some(gid),
+            ..self
+        }
+    }
+
+    /// The same with an affinity that depends on the machine turned into the CPUs of `topology`.
+    pub fn resolve(&self, topology: &Topology) -> Result<Self> {
+        let affinity = self.affinity.resolve(self.workers, topology);
+        let affinity =
+            affinity.map_err(|problem| Error::invalid(&self.name, "affinity", problem))?;
+        Ok(Self {
+            affinity,
+            ..self.clone()
+        })
+    }
+
+    /// Checks everything that can be wrong before a worker exists.
+    pub(crate) fn check(&self) -> Result<()> {
+        let invalid = |field| move |problem: String| Error::invalid(&self.name, field, problem);
+        self.check_workers()?;
+        self.affinity
+            .check(self.workers)
+            .map_err(invalid("affinity"))?;
+        if !self.affinity.is_resolved() {
+            let problem = format!(
+                "{:?} depends on the machine; call `resolve(&Topology::read()?)` on the configuration first",
+                self.affinity
+            );
+            return Err(Error::invalid(&self.name, "affinity", problem));
+        }
+        self.policy
+            .as_ref()
+            .map_or(Ok(()), SchedPolicy::check)
+            .map_err(invalid("policy"))?;
+        self.memory_policy
+            .as_ref()
+            .map_or(Ok(()), MemoryPolicy::check)
+            .map_err(invalid("memory_policy"))?;
+        if let Some(nice) = self.nice.filter(|nice| !(-20..=19).contains(nice)) {
+            return Err(Error::invalid(
+                &self.name,
+                "nice",
+                format!("{nice} is not between -20 and 19"),
+            ));
+        }
+        check_comm(&self.name, "comm", self.comm.as_deref())?;
+        check_comm(&self.name, "pcomm", self.pcomm.as_deref())?;
+        self.check_container()
+    }
+
+    fn check_workers(&self) -> Result<()> {
+        let invalid =
+            |field: &'static str, problem: String| Err(Error::invalid(&self.name, field, problem));
+        if self.workers > MAX_WORKERS {
+            return invalid(
+                "workers",
+                format!(
+                    "{} is more than {MAX_WORKERS}, the most a handle takes",
+                    self.workers
+                ),
+            );
+        }
+        let work = self.work_type.as_work();
+        if let Err((field, problem)) = work.check() {
+            return invalid(field, problem);
+        }
+        let team = work.team_size(self.workers);
+        if self.workers > 0 && (team == 0 || !self.workers.is_multiple_of(team)) {
+            let team = if team == 0 {
+                work.smallest_team()
+            } else {
+                team
+            };
+            return invalid(
+                "workers",
+                format!(
+                    "{} does not work with `{}`; use a multiple of {team}",
+                    self.workers,
+                    self.work_type.name()
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    fn check_container(&self) -> Result<()> {
+        match (&self.pcomm, self.work_type.as_work().refused_in_container()) {
+            (Some(pcomm), Some(why)) => {
+                let problem = format!(
+                    "`{}` cannot run in the container `{pcomm}`: {why}",
+                    self.work_type.name()
+                );
+                Err(Error::invalid(&self.name, "work", problem))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses a thread name that the kernel would cut or that cannot be passed to it.
+pub(crate) fn check_comm(group: &str, field: &'static str, comm: Option<&str>) -> Result<()> {
+    let Some(comm) = comm else { return Ok(()) };
+    if comm.len() > COMM_BYTES {
+        let problem = format!(
+            "`{comm}` has {} bytes; the kernel keeps {COMM_BYTES}",
+            comm.len()
+        );
+        return Err(Error::invalid(group, field, problem));
+    }
+    if comm.is_empty() || comm.contains('\0') {
+        return Err(Error::invalid(
+            group,
+            field,
+            "a name must not be empty or contain a NUL byte",
+        ));
+    }
+    Ok(())
+}
+
+/// A workload: one or more groups, and how their workers are created.
+///
+/// The calls that set a field of a group (`workers`, `work_type`, …) mean the first group;
+/// [`group`](Self::group) adds another.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkloadConfig {
+    pub(crate) clone_mode: CloneMode,
+    pub(crate) specs: Vec<WorkSpec>,
+    pub(crate) stop_grace: Duration,
+}
+
+impl Default for WorkloadConfig {
+    fn default() -> Self {
+        Self::from_specs(CloneMode::default(), vec![WorkSpec::default()])
+    }
+}
+
+impl WorkloadConfig {
+    /// How long a worker may go on after it was told to stop, by default.
+    pub const DEFAULT_STOP_GRACE: Duration = Duration::from_millis(500);
+
+    /// A workload of these groups.
+    #[must_use]
+    pub fn from_specs(clone_mode: CloneMode, specs: Vec<WorkSpec>) -> Self {
+        Self {
+            clone_mode,
+            specs,
+            stop_grace: Self::DEFAULT_STOP_GRACE,
+        }
+    }
+
+    /// Sets how workers are created.
+    #[must_use]
+    pub fn clone_mode(self, clone_mode: CloneMode) -> Self {
+        Self { clone_mode, ..self }
+    }
+
+    /// Sets how long the last workers may go on after they were told to stop, before they are
+    /// killed or abandoned. The time counts from the last worker that did stop, so that a slow
+    /// machine is not taken for a hung worker.
+    #[must_use]
+    pub fn stop_grace(self, stop_grace: Duration) -> Self {
+        Self { stop_grace, ..self }
+    }
+
+    /// Adds a group.
+    #[must_use]
+    pub fn group(mut self, spec: WorkSpec) -> Self {
+        self.specs.push(spec);
+        self
+    }
+
+    /// Changes the first group.
+    #[must_use]
+    pub fn first(mut self, change: impl FnOnce(WorkSpec) -> WorkSpec) -> Self {
+        let first = if self.specs.is_empty() {
+            WorkSpec::default()
+        } else {
+            self.specs.remove(0)
+        };
+        self.specs.insert(0, change(first));
+        self
+    }
+
+    /// Sets the first group's number of workers.
+    #[must_use]
+    pub fn workers(self, workers: usize) -> Self {
+        self.first(|spec| spec.workers(workers))
+    }
+
+    /// Sets what the first group does.
+    #[must_use]
+    pub fn work_type(self, work_type: WorkType) -> Self {
+        self.first(|spec| spec.work_type(work_type))
+    }
+
+    /// Sets the first group's CPUs.
+    #[must_use]
+    pub fn affinity(self, affinity: Affinity) -> Self {
+        self.first(|spec| spec.affinity(affinity))
+    }
+
+    /// Sets the first group's scheduling policy.
+    #[must_use]
+    pub fn policy(self, policy: SchedPolicy) -> Self {
+        self.first(|spec| spec.policy(policy))
+    }
+
+    /// Sets the first group's nice value.
+    #[must_use]
+    pub fn nice(self, nice: i32) -> Self {
+        self.first(|spec| spec.nice(nice))
+    }
+
+    /// The same with every affinity that depends on the machine turned into the CPUs of `topology`.
+    pub fn resolve(&self, topology: &Topology) -> Result<Self> {
+        let specs = self
+            .named_specs()
+            .iter()
+            .map(|spec| spec.resolve(topology))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            specs,
+            ..self.clone()
+        })
+    }
+
+    /// The groups, each with a name.
+    pub(crate) fn named_specs(&self) -> Vec<WorkSpec> {
+        let named = |(number, spec): (usize, &WorkSpec)| {
+            let name = if spec.name.is_empty() {
+                format!("group{number}")
+            } else {
+                spec.name.clone()
+            };
+            spec.clone().name(name)
+        };
+        self.specs.iter().enumerate().map(named).collect()
+    }
+}

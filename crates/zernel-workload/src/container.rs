@@ -1,0 +1,107 @@
+//! A container: one process whose leader bears a given name and hosts many workers as threads.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::pid_t;
+use rustix::io::Errno;
+use rustix::thread::set_name;
+
+use crate::body;
+use crate::plan::{Container, Plan, ProcessPlan};
+use crate::settings::{set_gid, set_uid};
+use crate::shared::{Shared, command, wait_while, wake_all};
+use crate::sys::signal::STOP_BIT;
+use crate::sys::{process, thread};
+use crate::team_pipes::TeamPipes;
+
+/// The stack of a worker thread.
+const STACK_BYTES: usize = 256 << 10;
+/// How often the leader interrupts workers that do not notice a stop.
+const INTERRUPT_EVERY_NS: u64 = 10_000_000;
+
+/// Rung when a worker ends, in steps of one, and by `SIGUSR1`, which sets [`STOP_BIT`]. There is
+/// one container per process.
+static BELL: AtomicU32 = AtomicU32::new(0);
+
+/// The word that `SIGUSR1` changes in the leader.
+pub(crate) fn bell() -> &'static AtomicU32 {
+    &BELL
+}
+
+/// The life of the container's process; returns its exit code.
+pub(crate) fn run(
+    leader: &Container,
+    process: &ProcessPlan,
+    plan: &Plan,
+    shared: &Shared,
+    pipes: &TeamPipes,
+    caller: pid_t,
+) -> i32 {
+    BELL.store(0, Ordering::Relaxed);
+    let workers = process.workers.clone();
+    let count = workers.len();
+    let member = |number: usize| {
+        let worker = workers.start + number;
+        body::set_up(plan, shared, worker);
+        body::run(
+            plan,
+            shared,
+            worker,
+            pipes.of_team(plan.workers[worker].team),
+        );
+        BELL.fetch_add(1, Ordering::AcqRel);
+        wake_all(&BELL);
+    };
+    let hosted = become_leader(leader).and_then(|()| {
+        if !process::die_with(caller) {
+            return Err(Errno::SRCH);
+        }
+        thread::run_all(count, STACK_BYTES, &member, || {
+            wait_for_members(process, shared);
+        })
+    });
+    match hosted {
+        Ok(()) => 0,
+        Err(errno) => {
+            shared
+                .header()
+                .container_errno
+                .store(errno.raw_os_error(), Ordering::Release);
+            1
+        }
+    }
+}
+
+fn become_leader(leader: &Container) -> Result<(), Errno> {
+    set_name(&leader.pcomm)?;
+    leader.gid.map_or(Ok(()), set_gid)?;
+    leader.uid.map_or(Ok(()), set_uid)
+}
+
+/// Returns when every worker has ended; passes a stop of the whole container on to them.
+fn wait_for_members(process: &ProcessPlan, shared: &Shared) {
+    loop {
+        let bell = BELL.load(Ordering::Acquire);
+        if (bell & !STOP_BIT) as usize >= process.workers.len() {
+            return;
+        }
+        let stopping = bell & STOP_BIT != 0;
+        if stopping {
+            stop_members(process, shared);
+        }
+        wait_while(&BELL, bell, stopping.then_some(INTERRUPT_EVERY_NS));
+    }
+}
+
+fn stop_members(process: &ProcessPlan, shared: &Shared) {
+    let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+    for worker in process.workers.clone() {
+        let record = shared.record(worker);
+        record.command.fetch_or(command::STOP, Ordering::Release);
+        wake_all(&record.command);
+        let tid = record.tid.load(Ordering::Relaxed);
+        if tid > 0 {
+            process::kill_thread(own_pid, tid, libc::SIGUSR1);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! How a worker ended that did not end as it should.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde::{Deserialize, Serialize};
+
+use crate::shared::WorkerRecord;
+use crate::worker::Step;
+
+/// How a worker ended, when it did not simply return from its work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "how")]
+#[non_exhaustive]
+pub enum WorkerExitInfo {
+    /// Its process exited by itself.
+    Exited {
+        /// The exit code.
+        code: i32,
+    },
+    /// A signal ended its process. A panic in a process of its own ends it by `SIGABRT`.
+    Signaled {
+        /// The signal's number.
+        signal: i32,
+        /// Whether a core dump was written.
+        core_dumped: bool,
+    },
+    /// It did not stop in time, and the handle killed it.
+    TimedOutKilled,
+    /// The kernel killed it for want of memory, as far as can be told: the machine's count of such
+    /// kills went up with its death.
+    OomKilled,
+    /// Its thread panicked.
+    Panicked,
+    /// Its work could not go on.
+    Failed {
+        /// What it tried.
+        step: String,
+        /// The kernel's answer.
+        error: String,
+    },
+    /// Its thread did not stop in time and was left behind; it keeps what it uses and ends with its
+    /// work function.
+    LeftBehind,
+    /// It was killed, but is stuck in the kernel. It is reaped in the background.
+    NotReaped,
+    /// It is gone, but someone else in the calling process reaped it, and the status with it.
+    StatusLost,
+    /// What it left in shared memory cannot be its own.
+    Corrupt,
+}
+
+impl WorkerExitInfo {
+    pub(crate) fn failed(record: &WorkerRecord) -> Self {
+        let step = record.failed_step.load(Relaxed);
+        let code = record.failed_errno.load(Relaxed);
+        let name = Step::NAMES.get(step as usize).unwrap_or(&"go on");
+        let error = match step == Step::UseGpu as u32 {
+            true => format!("CUDA error {code}"),
+            false => io::Error::from_raw_os_error(code).to_string(),
+        };
+        Self::Failed {
+            step: (*name).to_owned(),
+            error,
+        }
+    }
+}
+
+impl fmt::Display for WorkerExitInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited { code } => write!(f, "exited with code {code}"),
+            Self::Signaled {
+                signal,
+                core_dumped,
+            } => {
+                let core = if *core_dumped { ", core dumped" } else { "" };
+                write!(f, "ended by signal {signal}{core}")
+            }
+            Self::TimedOutKilled => f.write_str("did not stop and was killed by us"),
+            Self::OomKilled => f.write_str("killed for want of memory"),
+            Self::Panicked => f.write_str("panicked"),
+            Self::Failed { step, error } => write!(f, "could not {step}: {error}"),
+            Self::LeftBehind => f.write_str("did not stop and was left behind"),
+            Self::NotReaped => f.write_str("killed, but stuck in the kernel"),
+            Self::StatusLost => f.write_str("gone; its status was taken by another wait"),
+            Self::Corrupt => f.write_str("left rubbish in shared memory"),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The handle on spawned workers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use libc::pid_t;
+use rustix::process::Pid;
+use rustix::thread::sched_setaffinity;
+
+use crate::clock;
+use crate::config::{WorkSpec, WorkloadConfig};
+use crate::error::{Error, Result};
+use crate::exit::WorkerExitInfo;
+use crate::keeper::Keeper;
+use crate::plan::{Plan, cpu_mask};
+use crate::report::WorkerReport;
+use crate::shared::{Shared, Stage};
+use crate::stop;
+use crate::threads::Threads;
+use crate::topology::{CpuSet, format_list};
+
+/// How long the next worker may take to become ready.
+const READY_LIMIT_NS: u64 = 2_000_000_000;
+
+/// A handle on worker tasks that wait for [`start`](Self::start), so that they can be placed in
+/// cgroups first.
+///
+/// ```
+/// use std::time::Duration;
+/// use zernel_workload::{CloneMode, WorkType, WorkloadConfig, WorkloadHandle};
+///
+/// # fn main() -> zernel_workload::Result<()> {
+/// let config = WorkloadConfig::default().workers(2).work_type(WorkType::SpinWait).clone_mode(CloneMode::Fork);
+/// let mut handle = WorkloadHandle::spawn(&config)?;
+/// println!("place {:?} where they belong", handle.worker_pids());
+/// handle.start();
+/// std::thread::sleep(Duration::from_millis(20));
+/// for report in handle.stop_and_collect() {
+///     assert!(report.completed && report.work_units > 0);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Dropping a handle kills its processes and stops its threads. They also end with the calling
+/// process, however that ends, but not with the thread that spawned them.
+///
+/// The calling process must neither ignore `SIGCHLD` nor reap children it did not start: a worker's
+/// exit status would be lost.
+#[derive(Debug)]
+pub struct WorkloadHandle {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) keeper: Keeper,
+    pub(crate) threads: Threads,
+}
+
+impl WorkloadHandle {
+    /// Creates the workers, blocked. When it returns each has applied its settings and published
+    /// its tid.
+    pub fn spawn(config: &WorkloadConfig) -> Result<Self> {
+        Self::from_plan(Plan::new(config)?)
+    }
+
+    /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a
+    /// thread.
+    ///
+    /// `container_uid` and `container_gid` are the leader's before the first thread starts; if they
+    /// cannot be set, the container is not made. Without any worker nothing is forked.
+    pub fn spawn_pcomm_cgroup(
+        pcomm: &str,
+        container_uid: Option<u32>,
+        container_gid: Option<u32>,
+        specs: &[WorkSpec],
+    ) -> Result<Self> {
+        Self::from_plan(Plan::container(pcomm, container_uid, container_gid, specs)?)
+    }
+
+    fn from_plan(plan: Plan) -> Result<Self> {
+        let shared = Shared::new(plan.workers.len(), plan.slots, plan.trace_entries).map_err(
+            |source| Error::Spawn {
+                group: plan
+                    .groups
+                    .first()
+                    .map_or_else(String::new, |group| group.name.clone()),
+                action: "map the memory that the workers share",
+                source,
+                remedy: "use fewer workers, or raise the memory limit of the cgroup or `ulimit -v`",
+            },
+        )?;
+        let (plan, shared) = (Arc::new(plan), Arc::new(shared));
+        let keeper = Keeper::spawn(&plan, &shared)?;
+        let mut handle = Self {
+            plan,
+            shared,
+            keeper,
+            threads: Threads::default(),
+        };
+        handle.threads = Threads::spawn(&handle.plan, &handle.shared)?;
+        handle.wait_until_ready()?;
+        Ok(handle)
+    }
+
+    fn wait_until_ready(&self) -> Result<()> {
+        let mut ready = self.shared.passed(Stage::Ready);
+        while !self
+            .shared
+            .wait_all(Stage::Ready, clock::now_ns() + READY_LIMIT_NS)
+        {
+            let now_ready = self.shared.passed(Stage::Ready);
+            if now_ready == ready {
+                return Err(self.not_ready());
+            }
+            ready = now_ready;
+        }
+        let gone =
+            (0..self.shared.workers()).find(|worker| self.shared.has_passed(*worker, Stage::Gone));
+        gone.map_or(Ok(()), |worker| Err(self.died_early(worker)))
+    }
+
+    fn not_ready(&self) -> Error {
+        let late = (0..self.shared.workers())
+            .find(|worker| !self.shared.has_passed(*worker, Stage::Ready));
+        let worker = late.unwrap_or(0);
+        Error::NotReady {
+            group: self.plan.group_of(worker).name.clone(),
+            worker,
+            problem:
+                "it did not become ready within 2 s; is the machine overloaded or out of memory?"
+                    .to_owned(),
+        }
+    }
+
+    fn died_early(&self, worker: usize) -> Error {
+        let errno = self.shared.header().container_errno.load(Relaxed);
+        let how = match errno {
+            0 => stop::exit_info(self, worker).map_or_else(
+                || "it ended".to_owned(),
+                |info: WorkerExitInfo| info.to_string(),
+            ),
+            errno => format!(
+                "its container could not be set up: {}; check container_uid and container_gid",
+                std::io::Error::from_raw_os_error(errno)
+            ),
+        };
+        Error::NotReady {
+            group: self.plan.group_of(worker).name.clone(),
+            worker,
+            problem: format!("not ready: {how}"),
+        }
+    }
+
+    /// The kernel's thread ids in the order of creation: processes first (a container counts once,
+    /// by its leader), then threads. Valid before [`start`](Self::start).
+    #[must_use]
+    pub fn worker_pids(&self) -> Vec<pid_t> {
+        let tid = |worker: usize| self.shared.record(worker).tid.load(Relaxed);
+        self.keeper
+            .pids()
+            .into_iter()
+            .chain(self.threads.workers().map(tid))
+            .collect()
+    }
+
+    /// The process that a worker lives in.
+    pub(crate) fn process_of(&self, worker: usize) -> pid_t {
+        match self.plan.process_of(worker) {
+            Some(process) => self.keeper.pid_of(process),
+            None => rustix::process::getpid().as_raw_nonzero().get(),
+        }
+    }
+
+    /// The pids that may be written to `cgroup.procs`; refused when there are thread workers.
+    pub fn worker_pids_for_cgroup_procs(&self) -> Result<Vec<pid_t>> {
+        match self.threads.workers().len() {
+            0 => Ok(self.keeper.pids()),
+            threads => Err(Error::ThreadsInCgroupProcs { threads }),
+        }
+    }
+
+    /// Releases all workers. Further calls do nothing.
+    pub fn start(&mut self) {
+        stop::start(self);
+    }
+
+    /// Sets the CPUs of one worker, by its place in [`worker_pids`](Self::worker_pids).
+    pub fn set_affinity(&self, index: usize, cpus: &CpuSet) -> Result<()> {
+        let pids = self.worker_pids();
+        let Some(&tid) = pids.get(index) else {
+            return Err(Error::NoSuchWorker {
+                index,
+                workers: pids.len(),
+            });
+        };
+        if let Some(container) = self
+            .plan
+            .processes
+            .get(index)
+            .and_then(|process| process.container.as_ref())
+        {
+            let pcomm = container.pcomm.to_string_lossy().into_owned();
+            return Err(Error::ContainerAffinity { index, pcomm });
+        }
+        sched_setaffinity(Pid::from_raw(tid), &cpu_mask(cpus)).map_err(|errno| Error::SetAffinity {
+            index,
+            tid,
+            cpus: format_list(cpus),
+            source: errno.into(),
+        })
+    }
+
+    /// Each worker's progress counter, read while it runs: containers' threads in place, then the
+    /// caller's.
+    #[must_use]
+    pub fn snapshot_iterations(&self) -> Vec<u64> {
+        self.shared
+            .counters()
+            .iter()
+            .map(|counters| counters.iterations.load(Relaxed))
+            .collect()
+    }
+
+    /// Stops all workers and reports on each, in the order of
+    /// [`snapshot_iterations`](Self::snapshot_iterations).
+    ///
+    /// Workers that were never started are started. It waits until each has run (5 s at most),
+    /// tells all to stop, and collects them together. One that does not stop within the grace
+    /// period is killed (a process) or left behind (a thread).
+    #[must_use]
+    pub fn stop_and_collect(mut self) -> Vec<WorkerReport> {
+        stop::stop(&mut self);
+        (0..self.shared.workers())
+            .map(|worker| WorkerReport::of(&self, worker))
+            .collect()
+    }
+}
+
+impl Drop for WorkloadHandle {
+    fn drop(&mut self) {
+        stop::abandon(self);
+    }
+}

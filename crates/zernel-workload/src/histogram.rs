@@ -1,0 +1,182 @@
+//! Latency histograms: log-linear buckets with exact totals.
+//!
+//! A bucket spans 1/16 of a power of two, so a quantile is at most 6.25 % above the true value;
+//! count, sum, minimum and maximum are exact. The worker fills one in shared memory as it runs; a
+//! report carries a [`Histogram`].
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use serde::{Deserialize, Serialize};
+
+const GROUPING: u32 = 4;
+const LARGEST: u64 = (1 << 40) - 1;
+const BUCKETS: usize = index_of(LARGEST) + 1;
+
+const fn index_of(value: u64) -> usize {
+    let value = if value > LARGEST { LARGEST } else { value };
+    if value < 1 << (GROUPING + 1) {
+        return value as usize;
+    }
+    let shift = value.ilog2() - GROUPING;
+    ((shift as usize) << GROUPING) + (value >> shift) as usize
+}
+
+/// The largest value that falls into a bucket.
+fn upper_bound(index: usize) -> u64 {
+    let group = index >> GROUPING;
+    if group < 2 {
+        return index as u64;
+    }
+    let shift = group - 1;
+    let first = ((1 << GROUPING) + (index & ((1 << GROUPING) - 1)) as u64) << shift;
+    first + (1 << shift) - 1
+}
+
+/// A histogram in shared memory. One worker writes it; anyone may read it meanwhile.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SharedHistogram {
+    count: AtomicU64,
+    sum_ns: AtomicU64,
+    /// The smallest value plus one; 0 while there is none, as the memory starts zeroed.
+    min_plus_one: AtomicU64,
+    max_ns: AtomicU64,
+    buckets: [AtomicU32; BUCKETS],
+}
+
+impl SharedHistogram {
+    /// Adds one value. Only the worker that owns the histogram may call it. Fork safe.
+    pub(crate) fn record(&self, ns: u64) {
+        add(&self.count, 1);
+        add(&self.sum_ns, ns);
+        let min = self.min_plus_one.load(Relaxed);
+        if min == 0 || ns < min - 1 {
+            self.min_plus_one.store(ns.saturating_add(1), Relaxed);
+        }
+        if ns > self.max_ns.load(Relaxed) {
+            self.max_ns.store(ns, Relaxed);
+        }
+        let bucket = &self.buckets[index_of(ns)];
+        bucket.store(bucket.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
+    /// What was recorded so far.
+    pub(crate) fn snapshot(&self) -> Histogram {
+        let filled = |(index, count): (usize, &AtomicU32)| {
+            let count = u64::from(count.load(Relaxed));
+            (count > 0).then(|| Bucket {
+                up_to_ns: upper_bound(index),
+                count,
+            })
+        };
+        Histogram {
+            count: self.count.load(Relaxed),
+            sum_ns: self.sum_ns.load(Relaxed),
+            min_ns: self.min_plus_one.load(Relaxed).saturating_sub(1),
+            max_ns: self.max_ns.load(Relaxed),
+            buckets: self.buckets.iter().enumerate().filter_map(filled).collect(),
+        }
+    }
+}
+
+fn add(total: &AtomicU64, value: u64) {
+    total.store(total.load(Relaxed).saturating_add(value), Relaxed);
+}
+
+/// Latencies in nanoseconds. Quantiles are at most 6.25 % too large; everything else is exact.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Histogram {
+    /// How many values were recorded.
+    pub count: u64,
+    /// Their sum.
+    pub sum_ns: u64,
+    /// The smallest one, 0 when there is none.
+    pub min_ns: u64,
+    /// The largest one.
+    pub max_ns: u64,
+    /// The buckets that hold a value, smallest first.
+    pub buckets: Vec<Bucket>,
+}
+
+/// One bucket of a [`Histogram`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// The largest value that falls into it.
+    pub up_to_ns: u64,
+    /// How many values fell into it.
+    pub count: u64,
+}
+
+impl Histogram {
+    /// The value below which the share `quantile` (0 to 1) of all values lies; `None` when there is
+    /// none.
+    #[must_use]
+    pub fn quantile(&self, quantile: f64) -> Option<u64> {
+        let total: u64 = self.buckets.iter().map(|bucket| bucket.count).sum();
+        let rank = ((quantile.clamp(0.0, 1.0) * total as f64).ceil() as u64).max(1);
+        let mut seen = 0;
+        self.buckets.iter().find_map(|bucket| {
+            seen += bucket.count;
+            (seen >= rank).then(|| bucket.up_to_ns.clamp(self.min_ns, self.max_ns))
+        })
+    }
+
+    /// The mean; `None` when there is no value.
+    #[must_use]
+    pub fn mean_ns(&self) -> Option<u64> {
+        self.sum_ns.checked_div(self.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(values: impl IntoIterator<Item = u64>) -> Histogram {
+        let shared = SharedHistogram {
+            count: AtomicU64::new(0),
+            sum_ns: AtomicU64::new(0),
+            min_plus_one: AtomicU64::new(0),
+            max_ns: AtomicU64::new(0),
+            buckets: std::array::from_fn(|_| AtomicU32::new(0)),
+        };
+        values.into_iter().for_each(|value| shared.record(value));
+        shared.snapshot()
+    }
+
+    #[test]
+    fn every_value_falls_into_a_bucket_at_most_a_sixteenth_wide() {
+        for value in (0..4096)
+            .chain((12..40).flat_map(|power| [(1 << power) - 1, 1 << power, (1 << power) + 1]))
+        {
+            let bound = upper_bound(index_of(value));
+            assert!(
+                bound >= value && bound - value <= value / 16,
+                "{value} fell into a bucket up to {bound}"
+            );
+        }
+        assert_eq!(index_of(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn totals_are_exact_and_quantiles_close() {
+        let histogram = recorded(1..=1000);
+        assert_eq!((histogram.count, histogram.sum_ns), (1000, 500_500));
+        assert_eq!((histogram.min_ns, histogram.max_ns), (1, 1000));
+        assert!((500..=531).contains(&histogram.quantile(0.5).unwrap()));
+        assert_eq!(histogram.quantile(1.0), Some(1000));
+        assert_eq!(histogram.mean_ns(), Some(500));
+    }
+
+    #[test]
+    fn a_value_beyond_the_last_bucket_keeps_its_true_total() {
+        let histogram = recorded([1 << 50]);
+        assert_eq!((histogram.sum_ns, histogram.max_ns), (1 << 50, 1 << 50));
+    }
+
+    #[test]
+    fn without_values_there_is_no_quantile() {
+        assert_eq!(recorded([]).quantile(0.5), None);
+        assert_eq!(recorded([]).mean_ns(), None);
+    }
+}

@@ -1,0 +1,357 @@
+//! The keeper: a thread of the handle that forks the worker processes, watches over them and reaps
+//! them.
+//!
+//! The kernel's death signal is tied to the *thread* that forked. The keeper lives exactly as long
+//! as its children need it, so workers outlive the thread that called `spawn` and die with the
+//! process, however it ends and whoever reaps orphans. Being the parent it can also wait for its
+//! own children only: the caller's other children are left alone, no file descriptor per worker is
+//! needed, and a worker that dies is noticed at once.
+
+use std::io;
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use libc::pid_t;
+
+use crate::body;
+use crate::container;
+use crate::error::{Error, Result};
+use crate::plan::{Plan, ProcessPlan};
+use crate::procfs;
+use crate::shared::{Shared, Stage, outcome};
+use crate::sys::process::{self, ChildEnd};
+use crate::sys::signal;
+use crate::team_pipes::TeamPipes;
+
+/// The stack of the keeper, which is also the stack that a forked worker runs on.
+const STACK_BYTES: usize = 2 << 20;
+
+/// How a worker process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProcessEnd {
+    /// As the kernel says.
+    Child(ChildEnd),
+    /// Killed by this handle.
+    KilledByUs,
+    /// Killed by the kernel for want of memory.
+    OutOfMemory,
+    /// Someone else in the calling process reaped it first.
+    TakenByOthers,
+}
+
+/// A worker process.
+#[derive(Debug)]
+struct Process {
+    pid: pid_t,
+    /// The handle's kill is under way.
+    killed: bool,
+    /// `None` while it lives or is unreaped: as long as that holds, its pid is its own and may be
+    /// signalled.
+    end: Option<ProcessEnd>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    processes: Vec<Process>,
+    oom_kills: u64,
+}
+
+/// The worker processes of a handle and the thread that keeps them.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    table: Arc<Mutex<Table>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Forks every process of the plan.
+    pub(crate) fn spawn(plan: &Arc<Plan>, shared: &Arc<Shared>) -> Result<Self> {
+        if plan.processes.is_empty() {
+            return Ok(Self {
+                table: Arc::default(),
+                thread: None,
+            });
+        }
+        let table = Arc::new(Mutex::new(Table {
+            processes: Vec::with_capacity(plan.processes.len()),
+            oom_kills: procfs::oom_kills(),
+        }));
+        let (sender, forked) = sync_channel(1);
+        let duty = Duty {
+            plan: Arc::clone(plan),
+            shared: Arc::clone(shared),
+            table: Arc::clone(&table),
+        };
+        let thread = std::thread::Builder::new()
+            .name("zernel-keeper".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || duty.run(&sender))
+            .map_err(|error| spawn_error(plan, 0, "start the thread that forks workers", error))?;
+        let mut keeper = Self {
+            table,
+            thread: Some(thread),
+        };
+        let ended_early = || Err((0, io::Error::other("the forking thread ended early")));
+        match forked.recv().unwrap_or_else(|_| ended_early()) {
+            Ok(()) => Ok(keeper),
+            Err((process, error)) => {
+                keeper.dismiss();
+                Err(spawn_error(plan, process, "fork a worker", error))
+            }
+        }
+    }
+
+    /// The pid of each process, in the order of the plan.
+    pub(crate) fn pids(&self) -> Vec<pid_t> {
+        lock(&self.table)
+            .processes
+            .iter()
+            .map(|process| process.pid)
+            .collect()
+    }
+
+    /// The pid of one process; 0 if there is none.
+    pub(crate) fn pid_of(&self, process: usize) -> pid_t {
+        let table = lock(&self.table);
+        table
+            .processes
+            .get(process)
+            .map_or(0, |process| process.pid)
+    }
+
+    /// How a process ended; `None` while it has not.
+    pub(crate) fn end_of(&self, process: usize) -> Option<ProcessEnd> {
+        lock(&self.table)
+            .processes
+            .get(process)
+            .and_then(|process| process.end)
+    }
+
+    /// Calls `act` with the pid of a process unless it is gone. The pid cannot be reused meanwhile.
+    pub(crate) fn with_living(&self, process: usize, act: impl FnOnce(pid_t)) {
+        let table = lock(&self.table);
+        if let Some(process) = table
+            .processes
+            .get(process)
+            .filter(|process| process.end.is_none())
+        {
+            act(process.pid);
+        }
+    }
+
+    /// Kills every process that `which` names, and remembers that it was us: one that had ended by
+    /// itself keeps its own end.
+    pub(crate) fn kill(&self, which: impl Fn(usize) -> bool) {
+        let mut table = lock(&self.table);
+        for (index, process) in table.processes.iter_mut().enumerate() {
+            if process.end.is_none() && which(index) && !process::has_ended(process.pid) {
+                process.killed = true;
+                process::kill(process.pid, libc::SIGKILL);
+            }
+        }
+    }
+
+    /// Waits for the keeper thread to end if all its processes are gone; else it stays behind and
+    /// reaps the last ones.
+    pub(crate) fn dismiss(&mut self) {
+        let all_gone = lock(&self.table)
+            .processes
+            .iter()
+            .all(|process| process.end.is_some());
+        if let Some(thread) = self.thread.take().filter(|_| all_gone) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn spawn_error(plan: &Plan, process: usize, action: &'static str, source: io::Error) -> Error {
+    let worker = plan
+        .processes
+        .get(process)
+        .map_or(0, |process| process.workers.start);
+    Error::Spawn {
+        group: plan.group_of(worker).name.clone(),
+        action,
+        source,
+        remedy: "use fewer workers, or raise `ulimit -u`, kernel.pid_max or the pids limit of the cgroup",
+    }
+}
+
+fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the keeper thread holds.
+struct Duty {
+    plan: Arc<Plan>,
+    shared: Arc<Shared>,
+    table: Arc<Mutex<Table>>,
+}
+
+impl Duty {
+    fn run(&self, forked: &SyncSender<std::result::Result<(), (usize, io::Error)>>) {
+        signal::block_all();
+        let caller = rustix::process::getpid().as_raw_nonzero().get();
+        let caught = signal::caught();
+        let mut pipes = TeamPipes::default();
+        for (index, process) in self.plan.processes.iter().enumerate() {
+            let pid = pipes
+                .open_for(&self.plan, &process.workers)
+                .and_then(|()| process::fork(|| self.child(process, &pipes, &caught, caller)));
+            match pid {
+                Ok(pid) => self.enter(pid),
+                Err(error) => {
+                    self.give_up();
+                    let _ = forked.send(Err((index, error)));
+                    return;
+                }
+            }
+        }
+        drop(pipes);
+        let _ = forked.send(Ok(()));
+        self.reap_all();
+    }
+
+    fn enter(&self, pid: pid_t) {
+        let mut table = lock(&self.table);
+        table.processes.push(Process {
+            pid,
+            killed: false,
+            end: None,
+        });
+    }
+
+    /// The life of a child process. Fork safe, as far as the work is.
+    fn child(
+        &self,
+        process: &ProcessPlan,
+        pipes: &TeamPipes,
+        caught: &[i32],
+        caller: pid_t,
+    ) -> i32 {
+        let stop_word = match &process.container {
+            None => &self.shared.record(process.workers.start).command,
+            Some(_) => container::bell(),
+        };
+        signal::in_worker_process(caught, stop_word, || {
+            if !process::die_with(caller) {
+                return 1;
+            }
+            match &process.container {
+                None => self.single(process.workers.start, pipes, caller),
+                Some(leader) => {
+                    container::run(leader, process, &self.plan, &self.shared, pipes, caller)
+                }
+            }
+        })
+    }
+
+    fn single(&self, worker: usize, pipes: &TeamPipes, caller: pid_t) -> i32 {
+        body::set_up(&self.plan, &self.shared, worker);
+        // A change of identity has cleared the death signal.
+        if !process::die_with(caller) {
+            return 1;
+        }
+        body::run(
+            &self.plan,
+            &self.shared,
+            worker,
+            pipes.of_team(self.plan.workers[worker].team),
+        );
+        0
+    }
+
+    fn give_up(&self) {
+        lock(&self.table)
+            .processes
+            .iter()
+            .for_each(|process| process::kill(process.pid, libc::SIGKILL));
+        self.reap_all();
+    }
+
+    fn reap_all(&self) {
+        while let Ok(pid) = process::wait_own_child() {
+            let mut table = lock(&self.table);
+            match table
+                .processes
+                .iter()
+                .position(|process| process.pid == pid && process.end.is_none())
+            {
+                Some(index) => self.reap(&mut table, index),
+                // Not one of ours, yet a child of this thread: it must not be found again and
+                // again.
+                None => drop(process::reap(pid)),
+            }
+            self.reap_finished(&mut table);
+        }
+        let mut table = lock(&self.table);
+        for (index, process) in table.processes.iter_mut().enumerate() {
+            if process.end.is_none() {
+                process.end = Some(ProcessEnd::TakenByOthers);
+                self.gone(index);
+            }
+        }
+    }
+
+    /// Reaps the processes that have said goodbye and ended. To find an ended child the kernel
+    /// looks at all of them, one after another; asking for each by name takes time linear in their
+    /// number.
+    fn reap_finished(&self, table: &mut Table) {
+        for index in 0..table.processes.len() {
+            let process = &table.processes[index];
+            let first_worker = self.plan.processes[index].workers.start;
+            let finished = self.shared.record(first_worker).outcome.load(Acquire) != outcome::NONE;
+            if process.end.is_none() && finished && process::has_ended(process.pid) {
+                self.reap(table, index);
+            }
+        }
+    }
+
+    fn reap(&self, table: &mut Table, index: usize) {
+        let Process { pid, killed, .. } = table.processes[index];
+        self.save_last_numbers(pid, index);
+        let end = match process::reap(pid) {
+            Ok(ChildEnd::Signaled {
+                signal: libc::SIGKILL,
+                ..
+            }) if killed => ProcessEnd::KilledByUs,
+            Ok(ChildEnd::Signaled {
+                signal: libc::SIGKILL,
+                ..
+            }) if table.oom_kill_happened() => ProcessEnd::OutOfMemory,
+            Ok(end) => ProcessEnd::Child(end),
+            Err(_) => ProcessEnd::TakenByOthers,
+        };
+        table.processes[index].end = Some(end);
+        self.gone(index);
+    }
+
+    /// The kernel keeps the numbers of an ended process until it is reaped: worth reading for one
+    /// that could not say goodbye.
+    fn save_last_numbers(&self, pid: pid_t, index: usize) {
+        let process = &self.plan.processes[index];
+        let record = self.shared.record(process.workers.start);
+        if process.container.is_none() && record.outcome.load(Acquire) == outcome::NONE {
+            procfs::read_counters(pid, pid, &record.kernel);
+        }
+    }
+
+    fn gone(&self, index: usize) {
+        self.plan.processes[index]
+            .workers
+            .clone()
+            .for_each(|worker| self.shared.advance(worker, Stage::Gone));
+    }
+}
+
+impl Table {
+    /// Whether the kernel has killed a process for want of memory since the last time this was
+    /// asked. The count is the whole machine's: at the same moment another process may have been
+    /// the victim, and a worker killed by hand.
+    fn oom_kill_happened(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.oom_kills, procfs::oom_kills());
+        self.oom_kills > before
+    }
+}

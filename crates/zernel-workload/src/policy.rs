@@ -1,0 +1,194 @@
+//! Scheduling policies and memory policies, as a user states them and as the kernel takes them.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::us;
+use crate::sys::sched::SchedAttributes;
+
+const SCHED_EXT: u32 = 7;
+
+/// The scheduling class of a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum SchedPolicy {
+    /// The kernel's default, `SCHED_OTHER`.
+    Normal,
+    /// `SCHED_BATCH`: no wake-up preemption of others.
+    Batch,
+    /// `SCHED_IDLE`: only what others leave.
+    Idle,
+    /// `SCHED_FIFO` with a priority from 1 to 99.
+    Fifo {
+        /// The priority.
+        priority: u32,
+    },
+    /// `SCHED_RR` with a priority from 1 to 99.
+    RoundRobin {
+        /// The priority.
+        priority: u32,
+    },
+    /// `SCHED_DEADLINE`: `runtime` of CPU time in every `period`, before `deadline`.
+    Deadline {
+        /// CPU time per period.
+        runtime_us: u64,
+        /// Time from the start of a period until the work must be done.
+        deadline_us: u64,
+        /// Length of a period.
+        period_us: u64,
+    },
+    /// `SCHED_EXT`: the loaded BPF scheduler, or the default class when none is loaded.
+    Ext,
+}
+
+impl SchedPolicy {
+    /// What is wrong with the parameters, if anything.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match *self {
+            Self::Fifo { priority } | Self::RoundRobin { priority }
+                if !(1..=99).contains(&priority) =>
+            {
+                Err(format!(
+                    "real-time priority {priority} is not between 1 and 99"
+                ))
+            }
+            Self::Deadline {
+                runtime_us,
+                deadline_us,
+                period_us,
+            } if runtime_us == 0 || runtime_us > deadline_us || deadline_us > period_us => {
+                Err(format!(
+                    "0 < runtime_us ({runtime_us}) <= deadline_us ({deadline_us}) <= period_us ({period_us}) does not hold"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As `sched_setattr` takes it.
+    pub(crate) fn attributes(&self, nice: i32) -> SchedAttributes {
+        let base = SchedAttributes {
+            nice,
+            ..SchedAttributes::default()
+        };
+        let with = |policy: i32| SchedAttributes {
+            policy: policy as u32,
+            ..base
+        };
+        match *self {
+            Self::Normal => with(libc::SCHED_OTHER),
+            Self::Batch => with(libc::SCHED_BATCH),
+            Self::Idle => with(libc::SCHED_IDLE),
+            Self::Fifo { priority } => SchedAttributes {
+                priority,
+                nice: 0,
+                ..with(libc::SCHED_FIFO)
+            },
+            Self::RoundRobin { priority } => SchedAttributes {
+                priority,
+                nice: 0,
+                ..with(libc::SCHED_RR)
+            },
+            Self::Deadline {
+                runtime_us,
+                deadline_us,
+                period_us,
+            } => SchedAttributes {
+                policy: libc::SCHED_DEADLINE as u32,
+                runtime_ns: us(runtime_us),
+                deadline_ns: us(deadline_us),
+                period_ns: us(period_us),
+                ..SchedAttributes::default()
+            },
+            Self::Ext => SchedAttributes {
+                policy: SCHED_EXT,
+                ..base
+            },
+        }
+    }
+}
+
+/// Where a worker's memory comes from on a machine with several NUMA nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum MemoryPolicy {
+    /// From the node of the CPU that touches it first.
+    Local,
+    /// Only from these nodes.
+    Bind(BTreeSet<usize>),
+    /// From these nodes in turn.
+    Interleave(BTreeSet<usize>),
+    /// From this node as long as it has memory.
+    Preferred(usize),
+}
+
+impl MemoryPolicy {
+    /// What is wrong with the nodes, if anything.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Bind(nodes) | Self::Interleave(nodes) if nodes.is_empty() => {
+                Err("no NUMA node is named; name at least one".to_owned())
+            }
+            _ => match self.nodes().find(|node| *node > 63) {
+                Some(node) => Err(format!(
+                    "NUMA node {node} is beyond 63, the largest this program can name"
+                )),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = usize> + '_ {
+        let (set, single) = match self {
+            Self::Local => (None, None),
+            Self::Bind(nodes) | Self::Interleave(nodes) => (Some(nodes), None),
+            Self::Preferred(node) => (None, Some(*node)),
+        };
+        set.into_iter().flatten().copied().chain(single)
+    }
+
+    /// As `set_mempolicy` takes it: the mode and the nodes as bits.
+    pub(crate) fn mode_and_nodes(&self) -> (i32, u64) {
+        let mode = match self {
+            Self::Local => libc::MPOL_LOCAL,
+            Self::Bind(_) => libc::MPOL_BIND,
+            Self::Interleave(_) => libc::MPOL_INTERLEAVE,
+            Self::Preferred(_) => libc::MPOL_PREFERRED,
+        };
+        (mode, self.nodes().fold(0, |bits, node| bits | 1 << node))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_out_of_range_are_named() {
+        assert!(
+            SchedPolicy::Fifo { priority: 100 }
+                .check()
+                .unwrap_err()
+                .contains("100")
+        );
+        let deadline = SchedPolicy::Deadline {
+            runtime_us: 5,
+            deadline_us: 4,
+            period_us: 10,
+        };
+        assert!(deadline.check().unwrap_err().contains("deadline_us (4)"));
+        assert!(MemoryPolicy::Bind(BTreeSet::new()).check().is_err());
+        assert!(MemoryPolicy::Preferred(64).check().is_err());
+        assert!(SchedPolicy::RoundRobin { priority: 1 }.check().is_ok());
+    }
+
+    #[test]
+    fn nodes_become_bits() {
+        assert_eq!(
+            MemoryPolicy::Interleave([0, 3].into()).mode_and_nodes(),
+            (libc::MPOL_INTERLEAVE, 0b1001)
+        );
+        assert_eq!(MemoryPolicy::Local.mode_and_nodes(), (libc::MPOL_LOCAL, 0));
+    }
+}

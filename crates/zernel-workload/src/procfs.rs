@@ -1,0 +1,125 @@
+//! What `/proc` tells about a thread: CPU time, run-queue delay and context switches.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use libc::pid_t;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use crate::shared::KernelCounters;
+
+/// The run-queue delay of the calling thread; `None` where the kernel has no schedstat. Fork safe.
+pub(crate) fn own_run_delay_ns() -> Option<u64> {
+    let file = openat(
+        CWD,
+        c"/proc/thread-self/schedstat",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .ok()?;
+    let mut text = [0; 96];
+    let length = rustix::io::read(&file, &mut text).ok()?;
+    parse_schedstat(&text[..length]).map(|(_, run_delay)| run_delay)
+}
+
+/// The first two numbers of a schedstat file: time on the CPU and time on the run queue. Fork safe.
+fn parse_schedstat(text: &[u8]) -> Option<(u64, u64)> {
+    let mut numbers = text.split(u8::is_ascii_whitespace).map(parse_number);
+    Some((numbers.next()??, numbers.next()??))
+}
+
+fn parse_number(digits: &[u8]) -> Option<u64> {
+    (!digits.is_empty()).then_some(())?;
+    digits.iter().try_fold(0u64, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| digit - b'0')?;
+        number.checked_mul(10)?.checked_add(u64::from(digit))
+    })
+}
+
+/// Reads the counters of a worker that cannot refresh them itself: it is starved, stuck, or dead
+/// and not yet reaped.
+pub(crate) fn read_counters(process: pid_t, thread: pid_t, counters: &KernelCounters) {
+    let read = |file: &str| {
+        std::fs::read_to_string(format!("/proc/{process}/task/{thread}/{file}")).unwrap_or_default()
+    };
+    if let Some((cpu_ns, run_delay)) = parse_schedstat(read("schedstat").as_bytes()) {
+        counters.cpu_ns.store(cpu_ns, Relaxed);
+        counters.run_delay_plus_one.store(run_delay + 1, Relaxed);
+    }
+    for line in read("status").lines() {
+        let value = |line: &str| parse_number(line.trim().as_bytes());
+        if let Some(switches) = line
+            .strip_prefix("voluntary_ctxt_switches:")
+            .and_then(value)
+        {
+            counters.voluntary_switches.store(switches, Relaxed);
+        } else if let Some(switches) = line
+            .strip_prefix("nonvoluntary_ctxt_switches:")
+            .and_then(value)
+        {
+            counters.involuntary_switches.store(switches, Relaxed);
+        }
+    }
+}
+
+/// How many processes the kernel has killed for want of memory since it booted.
+pub(crate) fn oom_kills() -> u64 {
+    let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let line = vmstat
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill "));
+    line.and_then(|number| parse_number(number.trim().as_bytes()))
+        .unwrap_or(0)
+}
+
+impl KernelCounters {
+    /// Keeps the present values as those of the first run, from which a report counts.
+    pub(crate) fn remember_first_run(&self) {
+        let now = [
+            &self.cpu_ns,
+            &self.run_delay_plus_one,
+            &self.voluntary_switches,
+            &self.involuntary_switches,
+        ];
+        for (kept, counter) in self.at_first_run.iter().zip(now) {
+            kept.store(counter.load(Relaxed), Relaxed);
+        }
+    }
+
+    /// CPU time since the first run.
+    pub(crate) fn cpu_ns(&self) -> u64 {
+        self.since_first_run(0, self.cpu_ns.load(Relaxed))
+    }
+
+    /// Run-queue delay since the first run; `None` where the kernel does not tell.
+    pub(crate) fn run_delay_ns(&self) -> Option<u64> {
+        let run_delay_plus_one = self.run_delay_plus_one.load(Relaxed);
+        (run_delay_plus_one > 0).then(|| self.since_first_run(1, run_delay_plus_one))
+    }
+
+    /// Voluntary and involuntary context switches since the first run.
+    pub(crate) fn switches(&self) -> (u64, u64) {
+        let voluntary = self.since_first_run(2, self.voluntary_switches.load(Relaxed));
+        (
+            voluntary,
+            self.since_first_run(3, self.involuntary_switches.load(Relaxed)),
+        )
+    }
+
+    fn since_first_run(&self, counter: usize, now: u64) -> u64 {
+        now.saturating_sub(self.at_first_run[counter].load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedstat_is_read_or_refused_whole() {
+        assert_eq!(parse_schedstat(b"73669 55863 2\n"), Some((73669, 55863)));
+        assert_eq!(parse_schedstat(b"12"), None);
+        assert_eq!(parse_schedstat(b""), None);
+        assert_eq!(parse_schedstat(b"x 1 2"), None);
+        assert_eq!(parse_schedstat(b"99999999999999999999 1 2"), None);
+    }
+}

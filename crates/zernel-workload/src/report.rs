@@ -1,0 +1,300 @@
+//! What a worker did: the report, and a table of reports for people.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use serde::{Deserialize, Serialize};
+
+use crate::exit::WorkerExitInfo;
+use crate::handle::WorkloadHandle;
+use crate::histogram::Histogram;
+use crate::settings::Setting;
+use crate::shared::{RECORD_MAGIC, Stage, TraceEntry, WorkerRecord};
+use crate::stop;
+use crate::work::ml_training::PHASE_NAMES;
+
+/// What one worker did. Times are nanoseconds; stamps are `CLOCK_MONOTONIC`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerReport {
+    /// Its index in the handle.
+    pub worker: usize,
+    /// The name of its group.
+    pub group: String,
+    /// Its process: its own, its container's or the caller's.
+    pub pid: i32,
+    /// Its kernel thread id.
+    pub tid: i32,
+    /// Units of work done. 0 if it did not complete, so that a check for starvation catches it.
+    pub work_units: u64,
+    /// Rounds of its loop; for a worker that did not complete, as far as it came.
+    pub iterations: u64,
+    /// Whether it returned from its work when it should.
+    pub completed: bool,
+    /// How it ended, if it did not complete.
+    pub exit_info: Option<WorkerExitInfo>,
+    /// Units of work that a worker had done which did not complete.
+    pub unfinished_work_units: u64,
+    /// From the start until it first ran; `None` if it never ran.
+    pub start_delay_ns: Option<u64>,
+    /// From its first run until it was last seen.
+    pub wall_ns: u64,
+    /// CPU time used.
+    pub cpu_ns: u64,
+    /// Wall time without CPU time: blocked or waiting for a CPU.
+    pub off_cpu_ns: u64,
+    /// Time spent runnable but not running; `None` where the kernel does not tell (no schedstat).
+    pub run_delay_ns: Option<u64>,
+    /// The longest time that passed between two rounds while it did not block; `None` if it never
+    /// ran.
+    pub largest_gap: Option<Gap>,
+    /// How often it was seen on another CPU than before.
+    pub migrations: u64,
+    /// The CPUs it was seen on.
+    pub cpus_used: BTreeSet<usize>,
+    /// Context switches because it blocked.
+    pub voluntary_switches: u64,
+    /// Context switches because it was preempted.
+    pub involuntary_switches: u64,
+    /// From the waker's stamp (or the timer's expiry) until it ran again.
+    pub wake_latency: Histogram,
+    /// From blocking until it ran again.
+    pub blocked: Histogram,
+    /// Settings that were asked for and refused.
+    pub setting_errors: Vec<SettingError>,
+    /// Of a training job: when this worker was in which phase.
+    pub phase_intervals: Vec<PhaseInterval>,
+    /// Intervals for which there was no room.
+    pub lost_intervals: u64,
+}
+
+/// A time that a worker of a training job spent in one phase.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseInterval {
+    /// The step of a trainer, or the batch of a loader.
+    pub step: u32,
+    /// The phase's name, as the phase detector calls it.
+    pub phase: String,
+    /// When it began.
+    pub start_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+}
+
+/// The longest gap of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gap {
+    /// How long.
+    pub ns: u64,
+    /// When it began.
+    pub at_ns: u64,
+    /// The CPU it was on before.
+    pub cpu: u32,
+}
+
+/// A setting that could not be applied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingError {
+    /// The setting.
+    pub setting: Setting,
+    /// The kernel's answer.
+    pub error: String,
+}
+
+impl WorkerReport {
+    /// The report of a worker that was stopped.
+    pub(crate) fn of(handle: &WorkloadHandle, worker: usize) -> Self {
+        let record = handle.shared.record(worker);
+        let counters = &handle.shared.counters()[worker];
+        let work_units = counters.work_units.load(Relaxed);
+        let exit_info = stop::exit_info(handle, worker)
+            .or_else(|| is_corrupt(record).then_some(WorkerExitInfo::Corrupt));
+        let completed = exit_info.is_none();
+        let has_run = handle.shared.has_passed(worker, Stage::Running)
+            && record.first_run_ns.load(Relaxed) > 0;
+        let wall_ns = record
+            .last_seen_ns
+            .load(Relaxed)
+            .saturating_sub(record.first_run_ns.load(Relaxed));
+        let cpu_ns = record.kernel.cpu_ns();
+        let (voluntary_switches, involuntary_switches) = record.kernel.switches();
+        let traced = record.trace_entries.load(Acquire);
+        let phase_intervals = phase_intervals(handle, worker, traced);
+        Self {
+            worker,
+            group: handle.plan.group_of(worker).name.clone(),
+            pid: handle.process_of(worker),
+            tid: record.tid.load(Relaxed),
+            work_units: if completed { work_units } else { 0 },
+            iterations: counters.iterations.load(Relaxed),
+            completed,
+            exit_info,
+            unfinished_work_units: if completed { 0 } else { work_units },
+            start_delay_ns: has_run.then(|| start_delay(handle, record)),
+            wall_ns,
+            cpu_ns,
+            off_cpu_ns: wall_ns.saturating_sub(cpu_ns),
+            run_delay_ns: record.kernel.run_delay_ns(),
+            largest_gap: has_run.then(|| largest_gap(record)),
+            migrations: record.migrations.load(Relaxed),
+            cpus_used: cpus_used(record),
+            voluntary_switches,
+            involuntary_switches,
+            wake_latency: record.wake_latency.snapshot(),
+            blocked: record.blocked.snapshot(),
+            setting_errors: setting_errors(record),
+            lost_intervals: traced.saturating_sub(phase_intervals.len() as u64),
+            phase_intervals,
+        }
+    }
+}
+
+fn is_corrupt(record: &WorkerRecord) -> bool {
+    record.magic.load(Acquire) != RECORD_MAGIC || record.tid.load(Relaxed) <= 0
+}
+
+fn start_delay(handle: &WorkloadHandle, record: &WorkerRecord) -> u64 {
+    record
+        .first_run_ns
+        .load(Relaxed)
+        .saturating_sub(handle.shared.header().started_ns.load(Relaxed))
+}
+
+fn largest_gap(record: &WorkerRecord) -> Gap {
+    Gap {
+        ns: record.gap_ns.load(Relaxed),
+        at_ns: record.gap_at_ns.load(Relaxed),
+        cpu: record.gap_cpu.load(Relaxed),
+    }
+}
+
+fn cpus_used(record: &WorkerRecord) -> BTreeSet<usize> {
+    let bits = |(word, bits): (usize, u64)| {
+        (0..64)
+            .filter(move |bit| bits >> bit & 1 == 1)
+            .map(move |bit| word * 64 + bit)
+    };
+    record
+        .cpus
+        .iter()
+        .map(|word| word.load(Relaxed))
+        .enumerate()
+        .flat_map(bits)
+        .collect()
+}
+
+fn phase_intervals(handle: &WorkloadHandle, worker: usize, traced: u64) -> Vec<PhaseInterval> {
+    let entries = handle.shared.trace(&handle.plan.workers[worker].trace);
+    let name = |phase: u32| PHASE_NAMES.get(phase as usize).unwrap_or(&PHASE_NAMES[0]);
+    let interval = |entry: &TraceEntry| PhaseInterval {
+        step: entry.step.load(Relaxed),
+        phase: (*name(entry.phase.load(Relaxed))).to_owned(),
+        start_ns: entry.start_ns.load(Relaxed),
+        end_ns: entry.end_ns.load(Relaxed),
+    };
+    entries
+        .iter()
+        .take(usize::try_from(traced).unwrap_or(usize::MAX))
+        .map(interval)
+        .collect()
+}
+
+fn setting_errors(record: &WorkerRecord) -> Vec<SettingError> {
+    let refused = |setting: Setting| match record.setting_errno[setting as usize].load(Relaxed) {
+        0 => None,
+        errno => Some(SettingError {
+            setting,
+            error: io::Error::from_raw_os_error(errno).to_string(),
+        }),
+    };
+    Setting::ALL.into_iter().filter_map(refused).collect()
+}
+
+/// Reports as a table for people: one line per worker, and a line for each thing that went wrong.
+#[derive(Debug, Clone, Copy)]
+pub struct ReportTable<'a>(pub &'a [WorkerReport]);
+
+impl fmt::Display for ReportTable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let group_width = self
+            .0
+            .iter()
+            .map(|report| report.group.chars().count())
+            .max()
+            .unwrap_or(0)
+            .max(5);
+        writeln!(
+            f,
+            "{:<group_width$} {:>7} {:>12} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>6}  ended",
+            "group",
+            "tid",
+            "units",
+            "cpu s",
+            "wall s",
+            "queue ms",
+            "gap ms",
+            "wake p50",
+            "wake p99",
+            "migr"
+        )?;
+        for report in self.0 {
+            let units = report.work_units + report.unfinished_work_units;
+            writeln!(
+                f,
+                "{:<group_width$} {:>7} {:>12} {:>8.3} {:>8.3} {:>9} {:>9} {:>9} {:>9} {:>6}  {}",
+                report.group,
+                report.tid,
+                units,
+                seconds(report.cpu_ns),
+                seconds(report.wall_ns),
+                milliseconds(report.run_delay_ns),
+                milliseconds(report.largest_gap.map(|gap| gap.ns)),
+                microseconds(report.wake_latency.quantile(0.5)),
+                microseconds(report.wake_latency.quantile(0.99)),
+                report.migrations,
+                report
+                    .exit_info
+                    .as_ref()
+                    .map_or_else(|| "ok".to_owned(), ToString::to_string),
+            )?;
+            for error in &report.setting_errors {
+                let (group, tid, field) = (&report.group, report.tid, error.setting.field());
+                writeln!(
+                    f,
+                    "  {group} tid {tid}: `{field}` was not applied: {}",
+                    error.error
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+fn milliseconds(ns: Option<u64>) -> String {
+    ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.3}", ns as f64 / 1e6))
+}
+
+fn microseconds(ns: Option<u64>) -> String {
+    ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.1}us", ns as f64 / 1e3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::WorkloadConfig;
+
+    #[test]
+    fn rubbish_in_shared_memory_is_a_sentinel() {
+        let handle = WorkloadHandle::spawn(&WorkloadConfig::default().workers(2)).unwrap();
+        handle.shared.record(1).magic.store(0xbad, Relaxed);
+        let reports = handle.stop_and_collect();
+        assert!(reports[0].completed);
+        assert_eq!(reports[1].exit_info, Some(WorkerExitInfo::Corrupt));
+        assert_eq!((reports[1].work_units, reports[1].completed), (0, false));
+    }
+}

@@ -1,0 +1,395 @@
+//! What a handle and its workers share: one mapping, laid out before the first worker exists.
+//!
+//! ```text
+//! Header | Counters × workers | WorkerRecord × workers | Slot × slots | TraceEntry × entries
+//! ```
+//!
+//! Workers write here as they run, so the numbers of a starved, killed or hung worker are as good
+//! as anyone's. There is no pipe and no file descriptor per worker: all waiting is done with
+//! futexes in this memory.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use rustix::thread::futex;
+
+use crate::clock;
+use crate::histogram::SharedHistogram;
+use crate::sys::memory::{SharedMapping, SharedPlain};
+use crate::sys::signal::STOP_BIT;
+
+/// CPUs that a report can name.
+pub(crate) const MAX_CPUS: usize = 1024;
+/// Written by a worker when it becomes ready, so that a record overwritten with rubbish is noticed.
+pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
+
+/// How long after the start a worker is waited for that has not run yet. One that had more time than
+/// that is starved, and its report has to say so.
+pub(crate) const FIRST_RUN_LIMIT_NS: u64 = 5_000_000_000;
+
+/// What a worker is told through the bits of its command word. None of them: work.
+pub(crate) mod command {
+    /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
+    pub(crate) const GIVE_WAY: u32 = 1;
+    /// Stop.
+    pub(crate) const STOP: u32 = super::STOP_BIT;
+}
+
+/// How far a worker has come. Stages are passed in this order and never left backwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub(crate) enum Stage {
+    /// It published its tid, applied its settings and waits for the start.
+    Ready = 1,
+    /// It has run after the start.
+    Running = 2,
+    /// It is gone: its process is reaped, or its thread is about to return.
+    Gone = 3,
+}
+
+const STAGES: usize = 3;
+
+/// How a worker's body ended.
+pub(crate) mod outcome {
+    /// It has not.
+    pub(crate) const NONE: u32 = 0;
+    /// It returned.
+    pub(crate) const FINISHED: u32 = 1;
+    /// It panicked (threads only: a process is aborted).
+    pub(crate) const PANICKED: u32 = 2;
+    /// It gave up because a system call failed.
+    pub(crate) const FAILED: u32 = 3;
+}
+
+/// The handle's own words.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Header {
+    /// 0 until the start.
+    go: AtomicU32,
+    /// How many workers have passed each stage.
+    passed: [AtomicU32; STAGES],
+    /// When the start was given.
+    pub(crate) started_ns: AtomicU64,
+    /// Why a container could not be set up.
+    pub(crate) container_errno: AtomicI32,
+}
+
+/// A worker's progress, on a cache line of its own and dense enough to be read for all workers at
+/// once.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Counters {
+    pub(crate) iterations: AtomicU64,
+    pub(crate) work_units: AtomicU64,
+}
+
+/// Everything else that a worker writes about itself.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct WorkerRecord {
+    /// See [`command`]. A worker that sleeps waits on this word.
+    pub(crate) command: AtomicU32,
+    stage: AtomicU32,
+    pub(crate) magic: AtomicU32,
+    pub(crate) tid: AtomicI32,
+    pub(crate) outcome: AtomicU32,
+    /// For [`outcome::FAILED`]: what failed, and how.
+    pub(crate) failed_step: AtomicU32,
+    pub(crate) failed_errno: AtomicI32,
+    /// The error of each setting, by [`Setting`](crate::settings::Setting).
+    pub(crate) setting_errno: [AtomicI32; 8],
+    pub(crate) first_run_ns: AtomicU64,
+    pub(crate) last_seen_ns: AtomicU64,
+    pub(crate) kernel: KernelCounters,
+    pub(crate) gap_ns: AtomicU64,
+    pub(crate) gap_at_ns: AtomicU64,
+    pub(crate) gap_cpu: AtomicU32,
+    pub(crate) migrations: AtomicU64,
+    pub(crate) cpus: [AtomicU64; MAX_CPUS / 64],
+    /// Not 0 while the worker is blocked in one of our own calls.
+    pub(crate) is_blocked: AtomicU32,
+    pub(crate) trace_entries: AtomicU64,
+    pub(crate) wake_latency: SharedHistogram,
+    pub(crate) blocked: SharedHistogram,
+}
+
+/// What the kernel counts about a thread: refreshed by the worker now and then, and read from
+/// `/proc` for one that cannot.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct KernelCounters {
+    pub(crate) cpu_ns: AtomicU64,
+    /// Plus one; 0 where the kernel does not tell.
+    pub(crate) run_delay_plus_one: AtomicU64,
+    pub(crate) voluntary_switches: AtomicU64,
+    pub(crate) involuntary_switches: AtomicU64,
+    /// The same four as they stood at the first run.
+    pub(crate) at_first_run: [AtomicU64; 4],
+}
+
+/// A futex word with what its waker leaves behind, on a cache line of its own: the stuff
+/// multi-party work is made of.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    /// The word that is waited on.
+    pub(crate) word: AtomicU32,
+    /// When the last waker was about to wake.
+    pub(crate) stamp_ns: AtomicU64,
+}
+
+/// One interval of a training job's ground truth.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct TraceEntry {
+    pub(crate) step: AtomicU32,
+    pub(crate) phase: AtomicU32,
+    pub(crate) start_ns: AtomicU64,
+    pub(crate) end_ns: AtomicU64,
+}
+
+// SAFETY: `#[repr(C)]`, atomics only.
+unsafe impl SharedPlain for Header {}
+// SAFETY: `#[repr(C)]`, atomics only.
+unsafe impl SharedPlain for Counters {}
+// SAFETY: `#[repr(C)]`, atomics only.
+unsafe impl SharedPlain for WorkerRecord {}
+// SAFETY: `#[repr(C)]`, atomics only.
+unsafe impl SharedPlain for Slot {}
+// SAFETY: `#[repr(C)]`, atomics only.
+unsafe impl SharedPlain for TraceEntry {}
+
+/// The mapping with its layout.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    mapping: SharedMapping,
+    workers: usize,
+    records_at: usize,
+    slots_at: usize,
+    trace_at: usize,
+}
+
+impl Shared {
+    /// Maps room for this many of each.
+    pub(crate) fn new(workers: usize, slots: usize, trace_entries: usize) -> io::Result<Self> {
+        let mut end = size_of::<Header>() + workers * size_of::<Counters>();
+        let mut place = |align: usize, bytes: usize| {
+            let start = end.next_multiple_of(align);
+            end = start + bytes;
+            start
+        };
+        let records_at = place(
+            align_of::<WorkerRecord>(),
+            workers * size_of::<WorkerRecord>(),
+        );
+        let slots_at = place(align_of::<Slot>(), slots * size_of::<Slot>());
+        let trace_at = place(
+            align_of::<TraceEntry>(),
+            trace_entries * size_of::<TraceEntry>(),
+        );
+        Ok(Self {
+            mapping: SharedMapping::new(end)?,
+            workers,
+            records_at,
+            slots_at,
+            trace_at,
+        })
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        &self.mapping.slice(0, 1)[0]
+    }
+
+    pub(crate) fn counters(&self) -> &[Counters] {
+        self.mapping.slice(size_of::<Header>(), self.workers)
+    }
+
+    pub(crate) fn records(&self) -> &[WorkerRecord] {
+        self.mapping.slice(self.records_at, self.workers)
+    }
+
+    pub(crate) fn record(&self, worker: usize) -> &WorkerRecord {
+        &self.records()[worker]
+    }
+
+    pub(crate) fn slots(&self, range: &Range<usize>) -> &[Slot] {
+        self.mapping
+            .slice(self.slots_at + range.start * size_of::<Slot>(), range.len())
+    }
+
+    pub(crate) fn trace(&self, range: &Range<usize>) -> &[TraceEntry] {
+        self.mapping.slice(
+            self.trace_at + range.start * size_of::<TraceEntry>(),
+            range.len(),
+        )
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Notes that a worker has passed `stage` and all before it. Whoever knows says it: the worker,
+    /// or who reaped it.
+    pub(crate) fn advance(&self, worker: usize, stage: Stage) {
+        let before = self
+            .record(worker)
+            .stage
+            .fetch_max(stage as u32, Ordering::AcqRel);
+        for passed in before..stage as u32 {
+            let word = &self.header().passed[passed as usize];
+            if word.fetch_add(1, Ordering::AcqRel) + 1 == self.workers as u32 {
+                wake_all(word);
+            }
+        }
+    }
+
+    pub(crate) fn has_passed(&self, worker: usize, stage: Stage) -> bool {
+        self.record(worker).stage.load(Ordering::Acquire) >= stage as u32
+    }
+
+    /// How many workers have passed `stage`.
+    pub(crate) fn passed(&self, stage: Stage) -> usize {
+        self.header().passed[stage as usize - 1].load(Ordering::Acquire) as usize
+    }
+
+    /// Waits until all workers have passed `stage` or the moment `until_ns` has come; says whether
+    /// all have.
+    pub(crate) fn wait_all(&self, stage: Stage, until_ns: u64) -> bool {
+        let word = &self.header().passed[stage as usize - 1];
+        loop {
+            let passed = word.load(Ordering::Acquire);
+            if passed as usize >= self.workers {
+                return true;
+            }
+            let now = clock::now_ns();
+            if now >= until_ns {
+                return false;
+            }
+            wait_while(word, passed, Some(until_ns - now));
+        }
+    }
+
+    /// Whether the start was given.
+    pub(crate) fn is_started(&self) -> bool {
+        self.header().go.load(Ordering::Acquire) != 0
+    }
+
+    /// Gives the start; the second time does nothing.
+    pub(crate) fn start(&self) {
+        if !self.is_started() {
+            let header = self.header();
+            header.started_ns.store(clock::now_ns(), Ordering::Release);
+            header.go.store(1, Ordering::Release);
+            wake_all(&header.go);
+        }
+    }
+
+    /// Blocks a worker until the start, or until it is told to stop.
+    pub(crate) fn wait_for_start(&self, worker: usize) {
+        let go = &self.header().go;
+        let command = &self.record(worker).command;
+        while go.load(Ordering::Acquire) == 0
+            && command.load(Ordering::Acquire) & command::STOP == 0
+        {
+            wait_while(go, 0, None);
+        }
+    }
+
+    /// Tells every worker to stop, and wakes those that sleep on their command word.
+    ///
+    /// The words come first, all of them: a caller among thousands of spinning workers may lose the
+    /// CPU for long in any system call.
+    pub(crate) fn tell_all_to_stop(&self) {
+        for record in self.records() {
+            record.command.fetch_or(command::STOP, Ordering::Release);
+        }
+        self.records()
+            .iter()
+            .for_each(|record| wake_all(&record.command));
+    }
+
+    /// Tells every worker to give way until [`tell_all_to_run`](Self::tell_all_to_run).
+    pub(crate) fn tell_all_to_give_way(&self) {
+        for record in self.records() {
+            record
+                .command
+                .fetch_or(command::GIVE_WAY, Ordering::Release);
+        }
+    }
+
+    /// Withdraws [`command::GIVE_WAY`].
+    pub(crate) fn tell_all_to_run(&self) {
+        for record in self.records() {
+            record
+                .command
+                .fetch_and(!command::GIVE_WAY, Ordering::Release);
+        }
+    }
+}
+
+/// Waits while `word` is `seen`, for `limit_ns` at most. Wakes early on any signal. Fork safe.
+pub(crate) fn wait_while(word: &AtomicU32, seen: u32, limit_ns: Option<u64>) {
+    let limit = limit_ns.map(clock::timespec);
+    // Every outcome (woken, changed, timed out, interrupted) means the same to the callers: look
+    // again.
+    let _ = futex::wait(word, futex::Flags::empty(), seen, limit.as_ref());
+}
+
+/// Wakes up to `count` waiters of `word`. Fork safe.
+pub(crate) fn wake(word: &AtomicU32, count: u32) {
+    let _ = futex::wake(word, futex::Flags::empty(), count);
+}
+
+/// Wakes every waiter of `word`. Fork safe.
+pub(crate) fn wake_all(word: &AtomicU32) {
+    wake(word, i32::MAX as u32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_count_each_worker_once_and_skipped_ones_too() {
+        let shared = Shared::new(2, 0, 0).unwrap();
+        shared.advance(0, Stage::Ready);
+        shared.advance(0, Stage::Ready);
+        assert_eq!(shared.passed(Stage::Ready), 1);
+        assert!(!shared.wait_all(Stage::Ready, 0));
+        shared.advance(1, Stage::Gone);
+        assert!(shared.wait_all(Stage::Ready, 0));
+        assert_eq!(shared.passed(Stage::Running), 1);
+    }
+
+    #[test]
+    fn regions_do_not_overlap() {
+        let shared = Shared::new(3, 2, 4).unwrap();
+        shared.slots(&(0..2))[1]
+            .stamp_ns
+            .store(u64::MAX, Ordering::Relaxed);
+        shared.trace(&(1..4))[2].end_ns.store(9, Ordering::Relaxed);
+        shared.counters()[2].work_units.store(5, Ordering::Relaxed);
+        assert!(
+            shared
+                .records()
+                .iter()
+                .all(|record| record.tid.load(Ordering::Relaxed) == 0)
+        );
+        assert_eq!(shared.trace(&(3..4))[0].end_ns.load(Ordering::Relaxed), 9);
+    }
+
+    #[test]
+    fn giving_way_is_withdrawn_but_a_stop_is_final() {
+        let shared = Shared::new(1, 0, 0).unwrap();
+        let command = || shared.record(0).command.load(Ordering::Relaxed);
+        shared.tell_all_to_give_way();
+        assert_eq!(command(), command::GIVE_WAY);
+        shared.tell_all_to_run();
+        assert_eq!(command(), 0);
+        shared.tell_all_to_stop();
+        shared.tell_all_to_run();
+        assert_eq!(command(), command::STOP);
+    }
+}

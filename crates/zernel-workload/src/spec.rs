@@ -1,0 +1,349 @@
+//! Workloads written down: a TOML file with groups of workers and the cgroups they run in.
+//!
+//! ```toml
+//! duration_ms = 2000
+//!
+//! [[group]]
+//! name = "spinners"
+//! workers = 2
+//! work = "spin_wait"
+//!
+//! [[group]]
+//! name = "sleepers"
+//! workers = 4
+//! nice = 5
+//! work.bursty = { burst_us = 500, sleep_us = 1000 }
+//!
+//! [[cgroup]]
+//! name = "background"
+//! groups = ["sleepers"]
+//! weight = 50
+//! ```
+//!
+//! [`Spec::load`] refuses unknown keys and values that cannot work, [`Spec::run`] runs it.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::{CgroupSpec, Cgroups};
+use crate::config::{CloneMode, WorkSpec, WorkloadConfig};
+use crate::error::{Error, Result};
+use crate::handle::WorkloadHandle;
+use crate::plan::Plan;
+use crate::report::WorkerReport;
+use crate::topology::Topology;
+
+/// How often progress is shown.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// A workload as a file states it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Spec {
+    /// How long it runs.
+    pub duration_ms: u64,
+    /// How workers are created that are not in a container.
+    pub clone_mode: CloneMode,
+    /// How long the last workers may go on after they were told to stop.
+    pub stop_grace_ms: u64,
+    /// The groups.
+    #[serde(rename = "group")]
+    pub groups: Vec<WorkSpec>,
+    /// The cgroups they run in; a group that none names stays in the caller's.
+    #[serde(rename = "cgroup")]
+    pub cgroups: Vec<CgroupSpec>,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            duration_ms: 10_000,
+            clone_mode: CloneMode::default(),
+            stop_grace_ms: WorkloadConfig::DEFAULT_STOP_GRACE.as_millis() as u64,
+            groups: Vec::new(),
+            cgroups: Vec::new(),
+        }
+    }
+}
+
+/// How far a running workload is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// Time since the start.
+    pub elapsed: Duration,
+    /// How long it is to run.
+    pub total: Duration,
+    /// Each group and the rounds that its workers have done so far.
+    pub rounds: Vec<(String, u64)>,
+}
+
+/// What came of a workload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// One report per worker.
+    pub reports: Vec<WorkerReport>,
+    /// What was asked of cgroups and could not be had here, each with the reason.
+    pub not_applied: Vec<String>,
+}
+
+impl Spec {
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| Error::SpecFile {
+            file: file.clone(),
+            problem: error.to_string(),
+        })?;
+        Self::parse(&text, &file)
+    }
+
+    /// Reads and checks a text; `file` is what errors call it.
+    pub fn parse(text: &str, file: &str) -> Result<Self> {
+        let failed = |problem: String| Error::SpecFile {
+            file: file.to_owned(),
+            problem,
+        };
+        let mut spec: Self = toml::from_str(text)
+            .map_err(|error| failed(error.to_string().trim_end().to_owned()))?;
+        spec.groups = WorkloadConfig::from_specs(spec.clone_mode, spec.groups).named_specs();
+        spec.check().map_err(|error| failed(error.to_string()))?;
+        Ok(spec)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.groups.is_empty() {
+            return Err(Error::invalid(
+                "",
+                "group",
+                "the file has no [[group]]; add at least one",
+            ));
+        }
+        let mut names = BTreeSet::new();
+        if let Some(twice) = self
+            .groups
+            .iter()
+            .find(|group| !names.insert(group.name.as_str()))
+        {
+            return Err(Error::invalid(
+                &twice.name,
+                "name",
+                "two groups have this name; rename one",
+            ));
+        }
+        self.check_cgroups(&names)?;
+        // What depends on the machine is checked where the workload runs.
+        let groups = self
+            .groups
+            .iter()
+            .filter(|group| group.affinity.is_resolved())
+            .cloned()
+            .collect();
+        Plan::new(&WorkloadConfig::from_specs(self.clone_mode, groups)).map(|_| ())
+    }
+
+    fn check_cgroups(&self, groups: &BTreeSet<&str>) -> Result<()> {
+        let mut members = BTreeSet::new();
+        for cgroup in &self.cgroups {
+            cgroup.check()?;
+            for group in &cgroup.groups {
+                if !groups.contains(group.as_str()) {
+                    let problem = format!("there is no group `{group}`");
+                    return Err(Error::invalid(&cgroup.name, "groups", problem));
+                }
+                if !members.insert(group) {
+                    let problem = format!("`{group}` is in another cgroup already");
+                    return Err(Error::invalid(&cgroup.name, "groups", problem));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The configuration for a handle, with the CPUs of `topology` filled in.
+    pub fn config(&self, topology: &Topology) -> Result<WorkloadConfig> {
+        WorkloadConfig::from_specs(self.clone_mode, self.groups.clone())
+            .stop_grace(Duration::from_millis(self.stop_grace_ms))
+            .resolve(topology)
+    }
+
+    /// Runs the workload. `watch` is called now and then; its [`ControlFlow::Break`] ends the run
+    /// early, with reports.
+    ///
+    /// Workers and cgroups are gone when it returns, and also when the caller is killed meanwhile.
+    pub fn run(&self, mut watch: impl FnMut(&Progress) -> ControlFlow<()>) -> Result<Outcome> {
+        let config = self.config(&Topology::read()?)?;
+        let mut cgroups = Cgroups::create(&self.cgroups, self.clone_mode);
+        let mut handle = WorkloadHandle::spawn(&config)?;
+        cgroups.place(&handle);
+        handle.start();
+        self.wait(&handle, &mut watch);
+        let reports = handle.stop_and_collect();
+        Ok(Outcome {
+            reports,
+            not_applied: cgroups.remove(),
+        })
+    }
+
+    fn wait(&self, handle: &WorkloadHandle, watch: &mut impl FnMut(&Progress) -> ControlFlow<()>) {
+        let (begin, total) = (Instant::now(), Duration::from_millis(self.duration_ms));
+        loop {
+            let elapsed = begin.elapsed();
+            let progress = Progress {
+                elapsed,
+                total,
+                rounds: self.rounds(handle),
+            };
+            if watch(&progress).is_break() || elapsed >= total {
+                return;
+            }
+            std::thread::sleep(PROGRESS_EVERY.min(total - elapsed));
+        }
+    }
+
+    fn rounds(&self, handle: &WorkloadHandle) -> Vec<(String, u64)> {
+        let counts = handle.snapshot_iterations();
+        let of_group = |name: &str| -> u64 {
+            let members = counts
+                .iter()
+                .enumerate()
+                .filter(|(worker, _)| handle.plan.group_of(*worker).name == name);
+            members.map(|(_, count)| count).sum()
+        };
+        self.groups
+            .iter()
+            .map(|group| (group.name.clone(), of_group(&group.name)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::work::WorkType;
+
+    fn refused(text: &str) -> String {
+        Spec::parse(text, "job.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_file_says_what_to_run() {
+        let spec = Spec::parse(
+            r#"
+            duration_ms = 5
+            clone_mode = "thread"
+            [[group]]
+            workers = 2
+            work = "spin_wait"
+            [[group]]
+            name = "pairs"
+            workers = 4
+            affinity = { random_subset = { count = 1 } }
+            policy = { fifo = { priority = 3 } }
+            work.pipe_ping_pong = { compute_us = 7 }
+            [[group]]
+            name = "train"
+            workers = 6
+            work.ml_training = { ranks = 2, loaders = 2 }
+            "#,
+            "job.toml",
+        )
+        .unwrap();
+        assert_eq!((spec.duration_ms, spec.clone_mode), (5, CloneMode::Thread));
+        assert_eq!(spec.groups[0].name, "group0");
+        assert_eq!(spec.groups[0].work_type, WorkType::SpinWait);
+        assert!(
+            matches!(&spec.groups[1].work_type, WorkType::PipePingPong(work) if work.compute_us == 7)
+        );
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_wherever_they_are() {
+        for text in [
+            "colour = 1\n[[group]]",
+            "[[group]]\ncolour = 1",
+            "[[group]]\nwork.bursty = { colour = 1 }",
+            "[[group]]\nwork.paint = {}",
+            "[[group]]\npolicy = { fifo = { colour = 1 } }",
+            "[[group]]\naffinity = { random_subset = { count = 1, colour = 1 } }",
+            "[[group]]\n[[cgroup]]\ncolour = 1",
+            "[[group]]\nwork = \"custom\"",
+        ] {
+            let error = refused(text);
+            assert!(error.starts_with("job.toml: "), "{text}: {error}");
+            assert!(
+                error.contains("unknown") || error.contains("unexpected keys"),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_work_names_group_and_field() {
+        for (text, place) in [
+            ("", "`group`"),
+            (
+                "[[group]]\nname = \"a\"\nnice = 30",
+                "group `a`, field `nice`",
+            ),
+            (
+                "[[group]]\nname = \"a\"\n[[group]]\nname = \"a\"",
+                "group `a`, field `name`",
+            ),
+            (
+                "[[group]]\n[[cgroup]]\nname = \"c\"\ngroups = [\"b\"]",
+                "group `c`, field `groups`: there is no group `b`",
+            ),
+            (
+                "[[group]]\n[[cgroup]]\nname = \"c\"\nweight = 0",
+                "group `c`, field `weight`",
+            ),
+            (
+                "[[group]]\n[[cgroup]]\nname = \"../c\"",
+                "group `../c`, field `name`",
+            ),
+            (
+                "[[group]]\nworkers = 3\nwork.ml_training = {}",
+                "group `group0`, field `workers`",
+            ),
+        ] {
+            let error = refused(text);
+            assert!(error.contains(place), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = Spec::load(Path::new("/nowhere/job.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("/nowhere/job.toml: "), "{error}");
+    }
+
+    #[test]
+    fn a_run_reports_progress_and_can_be_ended_early() {
+        let spec = Spec::parse("duration_ms = 600000\n[[group]]\nworkers = 2", "job.toml").unwrap();
+        let mut seen = 0;
+        let outcome = spec.run(|progress| {
+            seen = progress.rounds[0].1;
+            if seen > 0 {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
+        let outcome = outcome.unwrap();
+        assert!(outcome.reports.len() == 2 && outcome.not_applied.is_empty());
+        assert!(
+            outcome
+                .reports
+                .iter()
+                .map(|report| report.iterations)
+                .sum::<u64>()
+                >= seen
+        );
+    }
+}

@@ -1,0 +1,245 @@
+//! How workers are stopped: all are told first, then all are collected together; the starved get
+//! help, the hung get killed.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use rustix::process::{Pid, getpriority_process, setpriority_process};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+
+use crate::clock;
+use crate::exit::WorkerExitInfo;
+use crate::handle::WorkloadHandle;
+use crate::keeper::ProcessEnd;
+use crate::procfs;
+use crate::shared::{FIRST_RUN_LIMIT_NS, Stage, WorkerRecord, outcome};
+use crate::sys::process::{self, ChildEnd};
+use crate::sys::sched::{self, SchedAttributes};
+use crate::threads::Threads;
+
+const MILLISECOND: u64 = 1_000_000;
+/// How long to wait between two rounds of interrupting what does not stop.
+const ROUND_NS: u64 = 20 * MILLISECOND;
+/// How long a killed process may take to die; only one stuck in the kernel takes longer.
+const DEATH_LIMIT_NS: u64 = 5_000 * MILLISECOND;
+
+/// Puts the calling thread before its workers while it tells them something, where the kernel lets
+/// it: among thousands of them it would wait for seconds whenever it loses the CPU.
+struct Urgency {
+    nice: Option<i32>,
+}
+
+impl Urgency {
+    fn new() -> Self {
+        let nice = getpriority_process(None).ok();
+        Self {
+            nice: nice.filter(|_| setpriority_process(None, -20).is_ok()),
+        }
+    }
+}
+
+impl Drop for Urgency {
+    fn drop(&mut self) {
+        // A nice value can always be raised again.
+        let _ = self.nice.map(|nice| setpriority_process(None, nice));
+    }
+}
+
+fn is_real_time(attributes: &SchedAttributes) -> bool {
+    [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE].contains(&(attributes.policy as i32))
+}
+
+/// Releases all workers.
+pub(crate) fn start(handle: &WorkloadHandle) {
+    if handle.shared.is_started() {
+        return;
+    }
+    // Until all are awake, those that are give way: else each would take its time slice before the
+    // caller got to wake the next. That they may go on is said last, when the caller is one of many
+    // again.
+    handle.shared.tell_all_to_give_way();
+    let urgency = Urgency::new();
+    handle.shared.start();
+    drop(urgency);
+    handle.shared.tell_all_to_run();
+}
+
+/// Tells all workers to stop and waits for them. Each works one round at least, unless it had seconds
+/// for that and did not get the CPU: one that has not run yet is waited for until it has.
+pub(crate) fn stop(handle: &mut WorkloadHandle) {
+    start(handle);
+    let _urgency = Urgency::new();
+    handle.shared.tell_all_to_stop();
+    let started_ns = handle.shared.header().started_ns.load(Relaxed);
+    let first_run_until_ns = started_ns.saturating_add(FIRST_RUN_LIMIT_NS);
+    let grace_ns = clock::span_ns(handle.plan.stop_grace);
+    if !wait_until_gone(handle, grace_ns, first_run_until_ns) {
+        handle.keeper.kill(|process| is_unfinished(handle, process));
+        wait_until_gone(handle, DEATH_LIMIT_NS, 0);
+    }
+    handle.threads.join_gone(&handle.shared);
+    handle.keeper.dismiss();
+}
+
+/// Ends every worker as fast as possible, for a handle whose reports nobody wants.
+pub(crate) fn abandon(handle: &mut WorkloadHandle) {
+    let _urgency = Urgency::new();
+    handle.shared.tell_all_to_stop();
+    handle.keeper.kill(|_| true);
+    handle.shared.start();
+    let limit = if handle.threads.workers().is_empty() {
+        DEATH_LIMIT_NS
+    } else {
+        clock::span_ns(handle.plan.stop_grace)
+    };
+    wait_until_gone(handle, limit, 0);
+    handle.threads.join_gone(&handle.shared);
+    handle.keeper.dismiss();
+}
+
+fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
+    handle.plan.processes[process]
+        .workers
+        .clone()
+        .any(|worker| !handle.shared.has_passed(worker, Stage::Gone))
+}
+
+/// Waits until all workers are gone, and says whether they are. Gives up when none has gone in as
+/// many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU
+/// itself does not take it out on its workers. Rounds before `first_run_until_ns` do not count
+/// while a worker has not run.
+fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64, first_run_until_ns: u64) -> bool {
+    let shared = &handle.shared;
+    let mut stragglers = Stragglers::new(shared.workers());
+    let mut gone = shared.passed(Stage::Gone);
+    let mut quiet_rounds = 0;
+    // Those that compute look at their stop word anyway; thousands of signals would only hold them
+    // up.
+    interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
+    while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
+        let now_gone = shared.passed(Stage::Gone);
+        let all_ran = shared.passed(Stage::Running) >= shared.workers();
+        if now_gone > gone {
+            (gone, quiet_rounds) = (now_gone, 0);
+        } else if all_ran || clock::now_ns() >= first_run_until_ns {
+            quiet_rounds += 1;
+            stragglers.help(handle);
+        }
+        if quiet_rounds > quiet_limit_ns.div_ceil(ROUND_NS) {
+            return false;
+        }
+        interrupt(handle, |_| true);
+    }
+    true
+}
+
+/// Interrupts whatever those of the remaining workers that `which` names are blocked in.
+fn interrupt(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
+    let shared = &handle.shared;
+    let concerns =
+        |worker: &usize| !shared.has_passed(*worker, Stage::Gone) && which(shared.record(*worker));
+    for (index, plan) in handle.plan.processes.iter().enumerate() {
+        for worker in plan.workers.clone().filter(concerns) {
+            let tid = shared.record(worker).tid.load(Relaxed);
+            handle
+                .keeper
+                .with_living(index, |pid| process::kill_thread(pid, tid, libc::SIGUSR1));
+        }
+    }
+    for worker in handle.threads.workers().filter(concerns) {
+        Threads::interrupt(shared, worker);
+    }
+}
+
+/// Workers that do not go, and what CPU time they had when they were last looked at.
+struct Stragglers {
+    cpu_ns: Vec<Option<u64>>,
+}
+
+impl Stragglers {
+    fn new(workers: usize) -> Self {
+        Self {
+            cpu_ns: vec![None; workers],
+        }
+    }
+
+    /// Gives those that got no CPU time since the last look a better place in the queue: they are
+    /// starved, not hung. Their kernel counters are brought up to date on the way.
+    fn help(&mut self, handle: &WorkloadHandle) {
+        for (index, plan) in handle.plan.processes.iter().enumerate() {
+            for worker in plan.workers.clone() {
+                handle
+                    .keeper
+                    .with_living(index, |pid| self.help_one(handle, worker, pid));
+            }
+        }
+        let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+        handle
+            .threads
+            .workers()
+            .for_each(|worker| self.help_one(handle, worker, own_pid));
+    }
+
+    fn help_one(&mut self, handle: &WorkloadHandle, worker: usize, pid: i32) {
+        if handle.shared.has_passed(worker, Stage::Gone) {
+            return;
+        }
+        let record = handle.shared.record(worker);
+        let tid = record.tid.load(Relaxed);
+        procfs::read_counters(pid, tid, &record.kernel);
+        let cpu_ns = record.kernel.cpu_ns.load(Relaxed);
+        if self.cpu_ns[worker].replace(cpu_ns) == Some(cpu_ns) {
+            prefer(tid);
+        }
+    }
+}
+
+/// Moves a thread of the fair classes to the front, as far as the kernel allows it. Real-time
+/// threads need no help.
+fn prefer(tid: i32) {
+    if !sched::attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
+        return;
+    }
+    // Failures only mean that it stays as slow as it is.
+    let _ = sched::set_attributes(
+        tid,
+        SchedAttributes {
+            policy: libc::SCHED_OTHER as u32,
+            ..Default::default()
+        },
+    );
+    let _ = setpriority_process(Pid::from_raw(tid), -20);
+    let _ = sched_getaffinity(None).and_then(|cpus| sched_setaffinity(Pid::from_raw(tid), &cpus));
+}
+
+/// How a worker ended, unless it returned from its work when it should.
+pub(crate) fn exit_info(handle: &WorkloadHandle, worker: usize) -> Option<WorkerExitInfo> {
+    let record = handle.shared.record(worker);
+    match record.outcome.load(Acquire) {
+        outcome::FINISHED => None,
+        outcome::PANICKED => Some(WorkerExitInfo::Panicked),
+        outcome::FAILED => Some(WorkerExitInfo::failed(record)),
+        _ => Some(process_exit_info(handle, worker)),
+    }
+}
+
+fn process_exit_info(handle: &WorkloadHandle, worker: usize) -> WorkerExitInfo {
+    match handle
+        .plan
+        .process_of(worker)
+        .map(|process| handle.keeper.end_of(process))
+    {
+        None => WorkerExitInfo::LeftBehind,
+        Some(None) => WorkerExitInfo::NotReaped,
+        Some(Some(ProcessEnd::KilledByUs)) => WorkerExitInfo::TimedOutKilled,
+        Some(Some(ProcessEnd::OutOfMemory)) => WorkerExitInfo::OomKilled,
+        Some(Some(ProcessEnd::TakenByOthers)) => WorkerExitInfo::StatusLost,
+        Some(Some(ProcessEnd::Child(ChildEnd::Exited(code)))) => WorkerExitInfo::Exited { code },
+        Some(Some(ProcessEnd::Child(ChildEnd::Signaled {
+            signal,
+            core_dumped,
+        }))) => WorkerExitInfo::Signaled {
+            signal,
+            core_dumped,
+        },
+    }
+}

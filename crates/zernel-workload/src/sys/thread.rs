@@ -1,0 +1,82 @@
+//! Threads inside a forked container process.
+//!
+//! They come from libc's `pthread_create`: libc's fork leaves its allocator and its thread lists
+//! usable in the child, and threads made this way have their own thread-local storage and `errno`,
+//! which custom work functions need. Bare `clone` would share the leader's.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::io::Errno;
+
+struct Start<'a> {
+    body: &'a (dyn Fn(usize) + Sync),
+    argument: usize,
+}
+
+extern "C" fn enter(start: *mut c_void) -> *mut c_void {
+    // SAFETY: `run_all` keeps the `Start` alive until this thread is joined.
+    let start = unsafe { &*start.cast::<Start<'_>>() };
+    // A container is a process of its own: a panic ends it the same way in builds that unwind and
+    // in those that abort.
+    if catch_unwind(AssertUnwindSafe(|| (start.body)(start.argument))).is_err() {
+        // SAFETY: ends the process.
+        unsafe { libc::abort() };
+    }
+    std::ptr::null_mut()
+}
+
+/// Runs `body(0)` to `body(count - 1)`, each in its own thread, runs `meanwhile` in this one, and
+/// returns when all have ended.
+pub(crate) fn run_all(
+    count: usize,
+    stack_bytes: usize,
+    body: &(dyn Fn(usize) + Sync),
+    meanwhile: impl FnOnce(),
+) -> Result<(), Errno> {
+    let starts: Vec<Start<'_>> = (0..count)
+        .map(|argument| Start { body, argument })
+        .collect();
+    let mut threads = Vec::with_capacity(count);
+    let mut failure = Ok(());
+    for start in &starts {
+        match create(stack_bytes, start) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                failure = Err(error);
+                break;
+            }
+        }
+    }
+    if failure.is_ok() {
+        meanwhile();
+        for thread in threads {
+            // SAFETY: joined exactly once.
+            unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
+        }
+        return Ok(());
+    }
+    // The threads that exist wait for a start that will not come and borrow `starts`: the process
+    // has to end now.
+    std::mem::forget(starts);
+    failure
+}
+
+fn create(stack_bytes: usize, start: &Start<'_>) -> Result<libc::pthread_t, Errno> {
+    // SAFETY: attribute and handle are initialised by the calls that precede their use; `start`
+    // outlives the thread because `run_all` joins it, or forgets the `Start` where it cannot.
+    let (result, thread) = unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setstacksize(&raw mut attributes, stack_bytes);
+        let mut thread: libc::pthread_t = std::mem::zeroed();
+        let argument = std::ptr::from_ref(start).cast_mut().cast::<c_void>();
+        let result = libc::pthread_create(&raw mut thread, &raw const attributes, enter, argument);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        (result, thread)
+    };
+    match result {
+        0 => Ok(thread),
+        error => Err(Errno::from_raw_os_error(error)),
+    }
+}

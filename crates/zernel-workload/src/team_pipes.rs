@@ -1,0 +1,45 @@
+//! The pipes of the teams that are being created. Those of a forked team are closed in the caller
+//! once its last member exists, so the number of open files does not grow with the number of
+//! workers.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::io;
+use std::ops::Range;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::plan::Plan;
+use crate::worker::Pipe;
+
+/// Open pipes by team.
+#[derive(Debug, Default)]
+pub(crate) struct TeamPipes(BTreeMap<usize, Vec<Pipe>>);
+
+impl TeamPipes {
+    /// Opens the pipes of the teams that `workers` belong to, and closes all others.
+    pub(crate) fn open_for(&mut self, plan: &Plan, workers: &Range<usize>) -> io::Result<()> {
+        let team_of = |worker: usize| plan.workers[worker].team;
+        let teams = team_of(workers.start)..=team_of(workers.end - 1);
+        self.0.retain(|team, _| teams.contains(team));
+        for team in teams {
+            if let Entry::Vacant(entry) = self.0.entry(team) {
+                entry.insert(open(plan.teams[team].pipes)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The pipes of a team. Fork safe.
+    pub(crate) fn of_team(&self, team: usize) -> &[Pipe] {
+        self.0.get(&team).map_or(&[], Vec::as_slice)
+    }
+}
+
+fn open(count: usize) -> io::Result<Vec<Pipe>> {
+    let open_one = |_| {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        Ok(Pipe { reader, writer })
+    };
+    (0..count).map(open_one).collect()
+}

@@ -1,0 +1,56 @@
+//! A spinning task that moves itself from CPU to CPU.
+
+use serde::{Deserialize, Serialize};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::{About, Work};
+use crate::clock::us;
+use crate::worker::{Failure, Step, Worker};
+
+/// See [`WorkType::AffinityChurn`](super::WorkType::AffinityChurn).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AffinityChurn {
+    /// CPU time used on each CPU.
+    pub spin_us: u64,
+}
+
+impl Default for AffinityChurn {
+    fn default() -> Self {
+        Self { spin_us: 200 }
+    }
+}
+
+impl Work for AffinityChurn {
+    fn about(&self) -> About {
+        About {
+            name: "affinity_churn",
+            does: "pins itself to each CPU it may use in turn, computes there, and counts a unit",
+            exercises: "sched_setaffinity, the migration of a running task, stopper threads",
+        }
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let allowed = sched_getaffinity(None).map_err(Step::SetAffinity.failed())?;
+        let mut cpu = worker.team().index;
+        while worker.proceed() {
+            cpu = next_cpu(&allowed, cpu);
+            let mut only = CpuSet::new();
+            only.set(cpu);
+            // A CPU may have gone offline meanwhile: the next one will do.
+            let _ = sched_setaffinity(None, &only);
+            worker.burn_ns(us(self.spin_us));
+            worker.done(1);
+        }
+        sched_setaffinity(None, &allowed).map_err(Step::SetAffinity.failed())
+    }
+}
+
+fn next_cpu(allowed: &CpuSet, after: usize) -> usize {
+    let candidates = (after + 1..CpuSet::MAX_CPU).chain(0..=after);
+    candidates
+        .into_iter()
+        .find(|cpu| allowed.is_set(*cpu))
+        .unwrap_or(after)
+}

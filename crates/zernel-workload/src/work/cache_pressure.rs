@@ -1,0 +1,56 @@
+//! A task that sweeps through more memory than its cache holds.
+
+use serde::{Deserialize, Serialize};
+
+use super::{About, Work};
+use crate::sys::memory::PrivateMapping;
+use crate::worker::{Failure, Step, Worker};
+
+const CACHE_LINE: usize = 64;
+/// Lines touched between two looks at the stop word.
+const LINES_PER_UNIT: usize = 1024;
+
+/// See [`WorkType::CachePressure`](super::WorkType::CachePressure).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CachePressure {
+    /// Size of the working set of each worker.
+    pub size_kib: usize,
+}
+
+impl Default for CachePressure {
+    fn default() -> Self {
+        Self { size_kib: 2048 }
+    }
+}
+
+impl Work for CachePressure {
+    fn about(&self) -> About {
+        About {
+            name: "cache_pressure",
+            does: "writes to every cache line of its working set again and again, a unit for each 1024 lines",
+            exercises: "the price of migrations and of sharing a cache: what cache-aware placement should avoid",
+        }
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        super::check_kib("work.size_kib", self.size_kib)
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let mut memory =
+            PrivateMapping::new(self.size_kib << 10).map_err(Step::MapMemory.failed())?;
+        'sweeps: loop {
+            for part in memory.bytes().chunks_mut(CACHE_LINE * LINES_PER_UNIT) {
+                if !worker.proceed() {
+                    break 'sweeps;
+                }
+                for line in part.chunks_mut(CACHE_LINE) {
+                    line[0] = line[0].wrapping_add(1);
+                }
+                worker.done(1);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! A task that moves itself between cgroups.
+
+use serde::{Deserialize, Serialize};
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::thread::gettid;
+
+use super::{About, Work};
+use crate::clock::us;
+use crate::worker::{Failure, Step, Worker};
+
+/// See [`WorkType::CgroupChurn`](super::WorkType::CgroupChurn).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CgroupChurn {
+    /// The folders of the cgroups, which must exist. A process moves through `cgroup.procs`, a
+    /// thread of the caller through `cgroup.threads`.
+    pub cgroups: Vec<PathBuf>,
+    /// CPU time used in each cgroup.
+    pub spin_us: u64,
+}
+
+impl Default for CgroupChurn {
+    fn default() -> Self {
+        Self {
+            cgroups: Vec::new(),
+            spin_us: 1_000,
+        }
+    }
+}
+
+impl Work for CgroupChurn {
+    fn about(&self) -> About {
+        About {
+            name: "cgroup_churn",
+            does: "moves itself to each of the given cgroups in turn, computes there, and counts a unit",
+            exercises: "cgroup attach, moving a task between group run queues and their weights",
+        }
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.cgroups.is_empty() {
+            return Err((
+                "work.cgroups",
+                "no cgroup is named; name at least one folder below the cgroup mount".to_owned(),
+            ));
+        }
+        let missing = self
+            .cgroups
+            .iter()
+            .find(|cgroup| !cgroup.join("cgroup.procs").exists());
+        missing.map_or(Ok(()), |cgroup| {
+            Err((
+                "work.cgroups",
+                format!("`{}` is not a cgroup; create it first", cgroup.display()),
+            ))
+        })
+    }
+
+    fn refused_in_container(&self) -> Option<&'static str> {
+        Some("writing to cgroup.procs would move every sibling thread along")
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let mut turn = worker.team().index;
+        while worker.proceed() {
+            enter(&self.cgroups[turn % self.cgroups.len()])?;
+            turn += 1;
+            worker.burn_ns(us(self.spin_us));
+            worker.done(1);
+        }
+        Ok(())
+    }
+}
+
+/// Moves the calling thread, and nobody else: a thread among others goes through `cgroup.threads`.
+fn enter(cgroup: &Path) -> Result<(), Failure> {
+    let is_alone = gettid() == rustix::process::getpid();
+    let file = if is_alone {
+        c"cgroup.procs"
+    } else {
+        c"cgroup.threads"
+    };
+    let folder = openat(CWD, cgroup, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let folder = folder.map_err(Step::OpenCgroup.failed())?;
+    let file = openat(
+        &folder,
+        file,
+        OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let file = file.map_err(Step::OpenCgroup.failed())?;
+    rustix::io::write(&file, b"0").map_err(Step::MoveToCgroup.failed())?;
+    Ok(())
+}

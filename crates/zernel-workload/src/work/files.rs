@@ -1,0 +1,63 @@
+//! The nameless file of a worker that does I/O: it is gone when the worker is, however it ends.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use crate::worker::{Failure, Step, Worker};
+
+/// Size of one write while a file is filled.
+const BLOCK: usize = 64 << 10;
+
+/// Makes a file without a name in `folder`. Fork safe for short paths.
+pub(super) fn temporary(folder: &Path) -> Result<OwnedFd, Failure> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(Step::MakeFile.failed())
+}
+
+/// Makes such a file and fills it with `bytes` bytes, or fewer if the worker is told to stop.
+pub(super) fn filled(
+    folder: &Path,
+    bytes: u64,
+    worker: &mut Worker<'_>,
+) -> Result<OwnedFd, Failure> {
+    let file = temporary(folder)?;
+    let block = [0x5a; BLOCK];
+    let mut written = 0;
+    while written < bytes && worker.proceed() {
+        written += write_at(&file, &block, written)?;
+    }
+    Ok(file)
+}
+
+/// Writes a block; a signal in between is no failure.
+pub(super) fn write_at(file: &OwnedFd, block: &[u8], offset: u64) -> Result<u64, Failure> {
+    match rustix::io::pwrite(file, block, offset) {
+        Ok(written) => Ok(written as u64),
+        Err(rustix::io::Errno::INTR) => Ok(0),
+        Err(errno) => Err(Step::WriteFile.failed()(errno)),
+    }
+}
+
+/// Whether files can be made there, as far as can be told before a worker exists.
+pub(super) fn check_folder(
+    field: &'static str,
+    folder: &Path,
+) -> Result<(), (&'static str, String)> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    Err((
+        field,
+        format!(
+            "`{}` is not a folder; name one on the disk that is to be exercised",
+            folder.display()
+        ),
+    ))
+}
+
+/// The folder for temporary files.
+pub(super) fn default_folder() -> PathBuf {
+    std::env::temp_dir()
+}

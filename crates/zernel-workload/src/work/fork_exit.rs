@@ -1,0 +1,30 @@
+//! A task that makes short-lived children.
+
+use super::{About, Work};
+use crate::sys::process::fork_and_exit;
+use crate::worker::{Failure, Step, Worker};
+
+/// See the module.
+pub(crate) struct ForkExit;
+
+impl Work for ForkExit {
+    fn about(&self) -> About {
+        About {
+            name: "fork_exit",
+            does: "forks a child that exits at once, reaps it, and counts a unit",
+            exercises: "task creation, placement of new tasks, wake_up_new_task, exit and reaping",
+        }
+    }
+
+    fn refused_in_container(&self) -> Option<&'static str> {
+        Some("a fork copies the locks that sibling threads hold at that moment")
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        while worker.proceed() {
+            fork_and_exit().map_err(Step::ForkChild.failed())?;
+            worker.done(1);
+        }
+        Ok(())
+    }
+}

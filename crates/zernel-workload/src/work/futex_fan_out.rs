@@ -1,0 +1,68 @@
+//! One task that wakes many, which then compute.
+
+use serde::{Deserialize, Serialize};
+
+use std::sync::atomic::Ordering::Acquire;
+
+use super::{About, Work};
+use crate::clock::{self, us};
+use crate::worker::{Failure, Worker};
+
+/// See [`WorkType::FutexFanOut`](super::WorkType::FutexFanOut).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FutexFanOut {
+    /// Time between two rounds.
+    pub interval_us: u64,
+    /// CPU time that each woken worker uses in a round.
+    pub compute_us: u64,
+}
+
+impl Default for FutexFanOut {
+    fn default() -> Self {
+        Self {
+            interval_us: 2_000,
+            compute_us: 200,
+        }
+    }
+}
+
+impl Work for FutexFanOut {
+    fn about(&self) -> About {
+        About {
+            name: "futex_fan_out",
+            does: "the first worker wakes all others at once, each by its own futex; they compute; a unit for each round",
+            exercises: "a burst of wake-ups from one CPU, idle CPU search, load balancing of fresh work",
+        }
+    }
+
+    fn team_size(&self, workers: usize) -> usize {
+        if workers < 2 { 0 } else { workers }
+    }
+
+    fn smallest_team(&self) -> usize {
+        2
+    }
+
+    fn slots(&self, team_size: usize) -> usize {
+        team_size
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let team = worker.team();
+        let own = &team.slots[team.index];
+        let mut seen = 0;
+        while worker.proceed() {
+            if team.index == 0 {
+                team.slots[1..].iter().for_each(|slot| worker.post(slot, 1));
+                worker.done(1);
+                worker.sleep_until_ns(clock::now_ns().saturating_add(us(self.interval_us)));
+            } else if worker.wait_while(own, seen) {
+                seen = own.word.load(Acquire);
+                worker.burn_ns(us(self.compute_us));
+                worker.done(1);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,51 @@
+//! Two tasks that wake each other through a futex.
+
+use serde::{Deserialize, Serialize};
+
+use std::sync::atomic::Ordering::Acquire;
+
+use super::{About, Work};
+use crate::clock::us;
+use crate::worker::{Failure, Worker};
+
+/// See [`WorkType::FutexPingPong`](super::WorkType::FutexPingPong).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FutexPingPong {
+    /// CPU time used between waking up and answering.
+    pub compute_us: u64,
+}
+
+impl Work for FutexPingPong {
+    fn about(&self) -> About {
+        About {
+            name: "futex_ping_pong",
+            does: "hands the turn to its partner through a futex and waits for it to come back, a unit for each turn",
+            exercises: "one-to-one wake-ups without WF_SYNC, wake-up placement, sleep and wake cost",
+        }
+    }
+
+    fn team_size(&self, _workers: usize) -> usize {
+        2
+    }
+
+    fn slots(&self, _team_size: usize) -> usize {
+        1
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let team = worker.team();
+        let turn = &team.slots[0];
+        while worker.proceed() {
+            let now = turn.word.load(Acquire);
+            if now as usize % 2 != team.index {
+                worker.wait_while(turn, now);
+                continue;
+            }
+            worker.burn_ns(us(self.compute_us));
+            worker.done(1);
+            worker.post(turn, 1);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! What stands for the GPU of a training job.
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::MlTraining;
+use crate::clock;
+use crate::sys::cuda::{CudaError, Device, Schedule};
+use crate::sys::memory::PrivateMapping;
+use crate::worker::{Failure, Step, Worker};
+
+/// A module of the software GPU with one kernel, which takes the time that a launch asks for.
+const IMAGE: &CStr = c"softgpu kernel step\n";
+const KERNEL: &CStr = c"step";
+
+/// What stands for the GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum GpuBackend {
+    /// Nothing but the CPU and its clock: a copy is a copy in memory, a kernel a moment in the
+    /// future.
+    #[default]
+    CpuTime,
+    /// A CUDA driver at this path: the software GPU's `libcuda.so.1`, whose calls probes can see.
+    /// Forked workers can use it as long as the calling process has not: CUDA does not survive a
+    /// fork.
+    Driver(PathBuf),
+}
+
+impl GpuBackend {
+    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
+        match self {
+            Self::Driver(path) if !path.is_file() => Err((
+                "work.gpu",
+                format!("there is no driver at `{}`", path.display()),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How a trainer waits for the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuWait {
+    /// It sleeps.
+    #[default]
+    Block,
+    /// It spins.
+    Spin,
+    /// It yields.
+    Yield,
+}
+
+/// An open GPU.
+pub(super) struct Gpu {
+    batch: PrivateMapping,
+    target: Target,
+}
+
+enum Target {
+    CpuTime {
+        staging: PrivateMapping,
+        busy_until_ns: u64,
+        wait: GpuWait,
+    },
+    Driver(Device),
+}
+
+impl Gpu {
+    pub(super) fn open(job: &MlTraining, rank: usize) -> Result<Self, Failure> {
+        let bytes = job.copy_kib << 10;
+        let map = || PrivateMapping::new(bytes).map_err(Step::MapMemory.failed());
+        let target = match &job.gpu {
+            GpuBackend::CpuTime => Target::CpuTime {
+                staging: map()?,
+                busy_until_ns: 0,
+                wait: job.gpu_wait,
+            },
+            GpuBackend::Driver(path) => {
+                let schedule = match job.gpu_wait {
+                    GpuWait::Block => Schedule::Block,
+                    GpuWait::Spin => Schedule::Spin,
+                    GpuWait::Yield => Schedule::Yield,
+                };
+                Target::Driver(
+                    Device::open(path, rank, schedule, IMAGE, KERNEL, bytes).map_err(failed)?,
+                )
+            }
+        };
+        Ok(Self {
+            batch: map()?,
+            target,
+        })
+    }
+
+    /// Copies a batch to the GPU.
+    pub(super) fn copy(&mut self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let batch = self.batch.bytes();
+        match &mut self.target {
+            Target::CpuTime { staging, .. } => staging.bytes().copy_from_slice(batch),
+            Target::Driver(device) => worker.blocking(|| device.copy(batch)).map_err(failed)?,
+        }
+        Ok(())
+    }
+
+    /// Queues a kernel.
+    pub(super) fn launch(&mut self, duration_ns: u64) -> Result<(), Failure> {
+        match &mut self.target {
+            Target::CpuTime { busy_until_ns, .. } => {
+                *busy_until_ns = (*busy_until_ns)
+                    .max(clock::now_ns())
+                    .saturating_add(duration_ns);
+                Ok(())
+            }
+            Target::Driver(device) => device.launch(duration_ns).map_err(failed),
+        }
+    }
+
+    /// Waits until all kernels have ended, or the worker is told to stop.
+    pub(super) fn synchronize(&mut self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        match &self.target {
+            Target::Driver(device) => worker.blocking(|| device.synchronize()).map_err(failed),
+            Target::CpuTime {
+                busy_until_ns,
+                wait,
+                ..
+            } => {
+                wait_until(worker, *busy_until_ns, *wait);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn wait_until(worker: &mut Worker<'_>, moment_ns: u64, wait: GpuWait) {
+    if wait == GpuWait::Block {
+        return worker.sleep_until_ns(moment_ns);
+    }
+    while clock::now_ns() < moment_ns && worker.proceed() {
+        match wait {
+            GpuWait::Yield => rustix::thread::sched_yield(),
+            _ => worker.spin(),
+        }
+    }
+}
+
+fn failed(error: CudaError) -> Failure {
+    match error {
+        CudaError::NotLoaded => Failure {
+            step: Step::LoadDriver,
+            errno: Errno::NOENT,
+        },
+        CudaError::Code(code) => Failure {
+            step: Step::UseGpu,
+            errno: Errno::from_raw_os_error(code),
+        },
+    }
+}

@@ -1,0 +1,91 @@
+//! Tasks that fight for one lock.
+
+use serde::{Deserialize, Serialize};
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use super::{About, Work};
+use crate::clock::{self, us};
+use crate::shared::{Slot, wake};
+use crate::worker::{Failure, Worker};
+
+/// See [`WorkType::MutexContention`](super::WorkType::MutexContention).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MutexContention {
+    /// CPU time used while holding the lock.
+    pub hold_us: u64,
+    /// CPU time used between two acquisitions.
+    pub think_us: u64,
+}
+
+impl Default for MutexContention {
+    fn default() -> Self {
+        Self {
+            hold_us: 50,
+            think_us: 50,
+        }
+    }
+}
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const CONTENDED: u32 = 2;
+
+impl Work for MutexContention {
+    fn about(&self) -> About {
+        About {
+            name: "mutex_contention",
+            does: "takes a lock that the whole group shares, computes, releases it, computes, a unit for each time",
+            exercises: "blocking on a held lock, hand-over latency, what happens when the holder is preempted",
+        }
+    }
+
+    fn team_size(&self, workers: usize) -> usize {
+        workers
+    }
+
+    fn slots(&self, _team_size: usize) -> usize {
+        1
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let lock = &worker.team().slots[0];
+        while worker.proceed() {
+            if !acquire(worker, lock) {
+                break;
+            }
+            worker.burn_ns(us(self.hold_us));
+            release(lock);
+            worker.done(1);
+            worker.burn_ns(us(self.think_us));
+        }
+        Ok(())
+    }
+}
+
+/// Takes the lock; false when told to stop. A waiter leaves the word contended, so that whoever
+/// releases it wakes one more.
+fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
+    if lock
+        .word
+        .compare_exchange(FREE, HELD, Acquire, Acquire)
+        .is_ok()
+    {
+        return true;
+    }
+    while lock.word.swap(CONTENDED, AcqRel) != FREE {
+        if !worker.wait_while(lock, CONTENDED) && worker.is_stopped() {
+            return false;
+        }
+    }
+    true
+}
+
+fn release(lock: &Slot) {
+    lock.stamp_ns
+        .store(clock::now_ns(), std::sync::atomic::Ordering::Release);
+    if lock.word.swap(FREE, AcqRel) == CONTENDED {
+        wake(&lock.word, 1);
+    }
+}

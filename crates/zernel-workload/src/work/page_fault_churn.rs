@@ -1,0 +1,53 @@
+//! A task that touches memory it has just given back.
+
+use serde::{Deserialize, Serialize};
+
+use super::{About, Work};
+use crate::sys::memory::PrivateMapping;
+use crate::worker::{Failure, Step, Worker};
+
+const PAGE: usize = 4096;
+
+/// See [`WorkType::PageFaultChurn`](super::WorkType::PageFaultChurn).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PageFaultChurn {
+    /// Size of the memory that is touched and given back.
+    pub region_kib: usize,
+}
+
+impl Default for PageFaultChurn {
+    fn default() -> Self {
+        Self { region_kib: 4096 }
+    }
+}
+
+impl Work for PageFaultChurn {
+    fn about(&self) -> About {
+        About {
+            name: "page_fault_churn",
+            does: "touches every page of a region, gives the region back, and counts a unit for each page",
+            exercises: "page faults, mmap lock and allocator contention, system time that preempts badly",
+        }
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        super::check_kib("work.region_kib", self.region_kib)
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let mut region =
+            PrivateMapping::new(self.region_kib << 10).map_err(Step::MapMemory.failed())?;
+        'rounds: loop {
+            for page in region.bytes().chunks_mut(PAGE) {
+                if !worker.proceed() {
+                    break 'rounds;
+                }
+                page[0] = 1;
+                worker.done(1);
+            }
+            region.discard().map_err(Step::MapMemory.failed())?;
+        }
+        Ok(())
+    }
+}

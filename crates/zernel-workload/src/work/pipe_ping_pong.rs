@@ -1,0 +1,50 @@
+//! Two tasks that wake each other through a pair of pipes.
+
+use serde::{Deserialize, Serialize};
+
+use super::{About, Work};
+use crate::clock::us;
+use crate::worker::{Failure, Step, Worker};
+
+/// See [`WorkType::PipePingPong`](super::WorkType::PipePingPong).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PipePingPong {
+    /// CPU time used between receiving and answering.
+    pub compute_us: u64,
+}
+
+impl Work for PipePingPong {
+    fn about(&self) -> About {
+        About {
+            name: "pipe_ping_pong",
+            does: "passes a message to its partner through a pipe and waits for the answer, a unit for each",
+            exercises: "synchronous wake-ups (WF_SYNC), wake-up placement beside the waker, idle CPU selection",
+        }
+    }
+
+    fn team_size(&self, _workers: usize) -> usize {
+        2
+    }
+
+    fn pipes(&self, _team_size: usize) -> usize {
+        2
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let team = worker.team();
+        let [own, partner] = [&team.pipes[team.index], &team.pipes[1 - team.index]];
+        if team.index == 0 {
+            worker.send(partner).map_err(Step::UsePipe.failed())?;
+        }
+        while worker.proceed() {
+            if !worker.receive(own).map_err(Step::UsePipe.failed())? {
+                break;
+            }
+            worker.burn_ns(us(self.compute_us));
+            worker.done(1);
+            worker.send(partner).map_err(Step::UsePipe.failed())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! A task that reads here and there from a file that is not in memory.
+
+use std::path::PathBuf;
+
+use rustix::fs::{Advice, fadvise, fdatasync};
+use serde::{Deserialize, Serialize};
+
+use super::{About, Work, files};
+use crate::affinity::Random;
+use crate::worker::{Failure, Step, Worker};
+
+const BLOCK: usize = 4096;
+
+/// See [`WorkType::RandomRead`](super::WorkType::RandomRead).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RandomRead {
+    /// Where the temporary file is made.
+    pub folder: PathBuf,
+    /// Size of the file of each worker.
+    pub file_kib: usize,
+    /// Seed of the order of reads.
+    pub seed: u64,
+}
+
+impl Default for RandomRead {
+    fn default() -> Self {
+        Self {
+            folder: files::default_folder(),
+            file_kib: 4096,
+            seed: 1,
+        }
+    }
+}
+
+impl Work for RandomRead {
+    fn about(&self) -> About {
+        About {
+            name: "random_read",
+            does: "reads a random 4 KiB block of its file that was dropped from the page cache, a unit for each",
+            exercises: "short sleeps in the block layer, iowait, wake-ups from disk interrupts",
+        }
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        super::check_kib("work.file_kib", self.file_kib)?;
+        files::check_folder("work.folder", &self.folder)
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let bytes = (self.file_kib as u64) << 10;
+        let file = files::filled(&self.folder, bytes, worker)?;
+        worker
+            .blocking(|| fdatasync(&file))
+            .map_err(Step::WriteFile.failed())?;
+        let mut random = Random(self.seed.wrapping_add(worker.team().index as u64));
+        let mut block = [0; BLOCK];
+        while worker.proceed() {
+            let offset = random.below((bytes as usize / BLOCK).max(1)) as u64 * BLOCK as u64;
+            // Without it the second read of a block would never sleep. Some file systems cannot:
+            // then it does not.
+            let _ = fadvise(
+                &file,
+                offset,
+                std::num::NonZeroU64::new(BLOCK as u64),
+                Advice::DontNeed,
+            );
+            match worker.blocking(|| rustix::io::pread(&file, &mut block, offset)) {
+                Ok(_) => worker.done(1),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(Step::ReadFile.failed()(errno)),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,25 @@
+//! Spinning: a task that never blocks.
+
+use super::{About, Work};
+use crate::worker::{Failure, Worker};
+
+/// See the module.
+pub(crate) struct SpinWait;
+
+impl Work for SpinWait {
+    fn about(&self) -> About {
+        About {
+            name: "spin_wait",
+            does: "spins for about a microsecond per unit and never blocks",
+            exercises: "tick preemption, fair shares between runnable tasks, load balancing",
+        }
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        while worker.proceed() {
+            worker.spin();
+            worker.done(1);
+        }
+        Ok(())
+    }
+}

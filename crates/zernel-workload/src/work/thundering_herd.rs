@@ -1,0 +1,68 @@
+//! Many tasks that wait on one word and are all woken at once.
+
+use serde::{Deserialize, Serialize};
+
+use std::sync::atomic::Ordering::Acquire;
+
+use super::{About, Work};
+use crate::clock::{self, us};
+use crate::worker::{Failure, Worker};
+
+/// See [`WorkType::ThunderingHerd`](super::WorkType::ThunderingHerd).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ThunderingHerd {
+    /// Time between two stampedes.
+    pub interval_us: u64,
+    /// CPU time that each woken worker uses.
+    pub compute_us: u64,
+}
+
+impl Default for ThunderingHerd {
+    fn default() -> Self {
+        Self {
+            interval_us: 5_000,
+            compute_us: 50,
+        }
+    }
+}
+
+impl Work for ThunderingHerd {
+    fn about(&self) -> About {
+        About {
+            name: "thundering_herd",
+            does: "the first worker wakes all others, who wait on the same futex, with one call; a unit for each stampede",
+            exercises: "a wake queue of many tasks, run-queue lock contention, fairness among equals that wake together",
+        }
+    }
+
+    fn team_size(&self, workers: usize) -> usize {
+        if workers < 2 { 0 } else { workers }
+    }
+
+    fn smallest_team(&self) -> usize {
+        2
+    }
+
+    fn slots(&self, _team_size: usize) -> usize {
+        1
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let team = worker.team();
+        let gate = &team.slots[0];
+        let mut seen = 0;
+        while worker.proceed() {
+            if team.index == 0 {
+                worker.post_all(gate);
+                worker.done(1);
+                worker.sleep_until_ns(clock::now_ns().saturating_add(us(self.interval_us)));
+            } else if worker.wait_while(gate, seen) {
+                seen = gate.word.load(Acquire);
+                worker.burn_ns(us(self.compute_us));
+                worker.done(1);
+            }
+        }
+        Ok(())
+    }
+}

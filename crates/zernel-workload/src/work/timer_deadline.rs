@@ -1,0 +1,60 @@
+//! A periodic task with a deadline per period, as cyclictest measures it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{About, Work};
+use crate::clock::{self, us};
+use crate::worker::{Failure, Worker};
+
+/// See [`WorkType::TimerDeadline`](super::WorkType::TimerDeadline).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TimerDeadline {
+    /// Time between two activations.
+    pub period_us: u64,
+    /// CPU time used in each period.
+    pub compute_us: u64,
+}
+
+impl Default for TimerDeadline {
+    fn default() -> Self {
+        Self {
+            period_us: 1_000,
+            compute_us: 50,
+        }
+    }
+}
+
+impl Work for TimerDeadline {
+    fn about(&self) -> About {
+        About {
+            name: "timer_deadline",
+            does: "wakes at fixed moments, computes, and counts a unit for each period; late wake-ups are its wake latency",
+            exercises: "absolute timers, wake-up preemption, latency of a periodic task under load",
+        }
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        match self.period_us {
+            0 => Err((
+                "work.period_us",
+                "a period of 0 never ends; use at least 1".to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let period_ns = us(self.period_us);
+        let mut next_ns = clock::now_ns().saturating_add(period_ns);
+        while worker.proceed() {
+            worker.sleep_until_ns(next_ns);
+            worker.burn_ns(us(self.compute_us));
+            worker.done(1);
+            // Periods that were missed are skipped, not caught up with.
+            let behind_ns = clock::now_ns().saturating_sub(next_ns);
+            next_ns = next_ns.saturating_add(period_ns * (1 + behind_ns / period_ns));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! A ring of tasks in which each wakes the next.
+
+use serde::{Deserialize, Serialize};
+
+use std::sync::atomic::Ordering::Acquire;
+
+use super::{About, Work};
+use crate::clock::us;
+use crate::worker::{Failure, Worker};
+
+/// See [`WorkType::WakeChain`](super::WorkType::WakeChain).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WakeChain {
+    /// CPU time that each worker uses before it wakes the next.
+    pub compute_us: u64,
+}
+
+impl Default for WakeChain {
+    fn default() -> Self {
+        Self { compute_us: 20 }
+    }
+}
+
+impl Work for WakeChain {
+    fn about(&self) -> About {
+        About {
+            name: "wake_chain",
+            does: "waits for its predecessor in a ring, computes, wakes its successor, a unit for each time",
+            exercises: "wakers that block at once, a critical path through many tasks, cache-affine placement",
+        }
+    }
+
+    fn team_size(&self, workers: usize) -> usize {
+        if workers < 2 { 0 } else { workers }
+    }
+
+    fn smallest_team(&self) -> usize {
+        2
+    }
+
+    fn slots(&self, team_size: usize) -> usize {
+        team_size
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let team = worker.team();
+        let own = &team.slots[team.index];
+        let next = &team.slots[(team.index + 1) % team.size];
+        let mut seen = 0;
+        if team.index == 0 {
+            worker.post(own, 1);
+        }
+        while worker.proceed() {
+            if worker.wait_while(own, seen) {
+                seen = own.word.load(Acquire);
+                worker.burn_ns(us(self.compute_us));
+                worker.done(1);
+                worker.post(next, 1);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,421 @@
+//! What a work function sees: when to stop, how to count, burn CPU time, sleep, wait and wake, so
+//! that every statistic of the report is kept the same way for every type of work.
+//!
+//! Everything here is fork safe: no allocation, no lock, no panic.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::thread::sched_getcpu;
+
+use crate::clock;
+use crate::procfs;
+use crate::shared::{
+    Counters, FIRST_RUN_LIMIT_NS, MAX_CPUS, Slot, TraceEntry, WorkerRecord, command, wait_while,
+    wake, wake_all,
+};
+use crate::sys::sched::context_switches;
+
+/// How often a worker refreshes what the kernel counts about it: rare enough to cost nothing (about
+/// 10 µs each).
+const REFRESH_NS: u64 = 100_000_000;
+/// Rounds of the spin loop between two looks at a clock: about a microsecond.
+const SPIN_ROUNDS: u32 = 1024;
+
+/// A pipe between two workers of a team.
+#[derive(Debug)]
+pub(crate) struct Pipe {
+    pub(crate) reader: OwnedFd,
+    pub(crate) writer: OwnedFd,
+}
+
+/// The workers that work together (a ping-pong pair, a herd), as one of them sees them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Team<'a> {
+    /// This worker's place in the team.
+    pub(crate) index: usize,
+    /// How many there are.
+    pub(crate) size: usize,
+    pub(crate) slots: &'a [Slot],
+    pub(crate) pipes: &'a [Pipe],
+}
+
+/// Why a worker gave up: the step that failed, as an index into [`Step::NAMES`], and the kernel's
+/// error.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failure {
+    pub(crate) step: Step,
+    pub(crate) errno: Errno,
+}
+
+/// A step of a work function that the kernel may refuse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Step {
+    MapMemory,
+    MakeFile,
+    WriteFile,
+    ReadFile,
+    UsePipe,
+    ForkChild,
+    SetNice,
+    SetAffinity,
+    OpenCgroup,
+    MoveToCgroup,
+    LoadDriver,
+    UseGpu,
+}
+
+impl Step {
+    /// What each step does, in the order of the variants.
+    pub(crate) const NAMES: [&'static str; 12] = [
+        "map memory",
+        "make a temporary file",
+        "write to its file",
+        "read its file",
+        "use its pipe",
+        "fork a child",
+        "set its nice value",
+        "set its affinity",
+        "open a cgroup",
+        "move to a cgroup",
+        "load the GPU driver and find its functions",
+        "use the GPU",
+    ];
+
+    /// Turns the kernel's refusal of this step into a [`Failure`].
+    pub(crate) fn failed(self) -> impl FnOnce(Errno) -> Failure {
+        move |errno| Failure { step: self, errno }
+    }
+}
+
+/// A running worker, handed to its work function.
+///
+/// A work function is a loop: `while worker.proceed() { …; worker.done(1); }`.
+///
+/// In [`CloneMode::Fork`](crate::CloneMode::Fork) it runs in a process forked from a caller that
+/// may have many threads: it must not print, and should not take locks that the caller's other
+/// threads use. Memory allocation is safe with the system allocator.
+#[derive(Debug)]
+pub struct Worker<'a> {
+    record: &'a WorkerRecord,
+    counters: &'a Counters,
+    team: Team<'a>,
+    trace: &'a [TraceEntry],
+    last_seen_ns: u64,
+    refreshed_ns: u64,
+    cpu: usize,
+    is_fresh: bool,
+}
+
+impl<'a> Worker<'a> {
+    /// The worker at its first run, after a start at `started_ns`.
+    pub(crate) fn begin(
+        started_ns: u64,
+        record: &'a WorkerRecord,
+        counters: &'a Counters,
+        team: Team<'a>,
+        trace: &'a [TraceEntry],
+    ) -> Self {
+        let now = clock::now_ns();
+        let cpu = sched_getcpu();
+        let worker = Self {
+            record,
+            counters,
+            team,
+            trace,
+            last_seen_ns: now,
+            refreshed_ns: now,
+            cpu,
+            is_fresh: now.saturating_sub(started_ns) < FIRST_RUN_LIMIT_NS,
+        };
+        record.first_run_ns.store(now, Relaxed);
+        record.last_seen_ns.store(now, Relaxed);
+        worker.note_cpu();
+        worker.refresh();
+        record.kernel.remember_first_run();
+        worker
+    }
+
+    /// The worker's last act: its final numbers.
+    pub(crate) fn end(&self) {
+        self.record.last_seen_ns.store(clock::now_ns(), Relaxed);
+        self.refresh();
+    }
+
+    pub(crate) fn team(&self) -> Team<'a> {
+        self.team
+    }
+
+    /// Whether the worker was told to stop.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.record.command.load(Acquire) & command::STOP != 0
+    }
+
+    /// Whether to go on; to be asked once per round. The first time it says yes even if the worker
+    /// is to stop already, so that each works one round at least; not so if it first ran seconds
+    /// after the start, for then it was starved, and its count has to say so. It also measures the
+    /// gap since the last time and notices migrations.
+    #[must_use]
+    pub fn proceed(&mut self) -> bool {
+        let command = self.record.command.load(Acquire);
+        if command & command::STOP != 0 && !self.is_fresh {
+            return false;
+        }
+        self.is_fresh = false;
+        if command & command::GIVE_WAY != 0 {
+            rustix::thread::sched_yield();
+        }
+        self.checkpoint();
+        true
+    }
+
+    /// Counts a round that did `work_units` units of work.
+    pub fn done(&self, work_units: u64) {
+        add(&self.counters.iterations, 1);
+        add(&self.counters.work_units, work_units);
+    }
+
+    /// Uses `cpu_time` of CPU time, or less if told to stop.
+    pub fn burn(&mut self, cpu_time: Duration) {
+        self.burn_ns(clock::span_ns(cpu_time));
+    }
+
+    pub(crate) fn burn_ns(&mut self, cpu_ns: u64) {
+        let end = clock::thread_cpu_ns().saturating_add(cpu_ns);
+        while clock::thread_cpu_ns() < end && self.proceed() {
+            self.spin();
+        }
+    }
+
+    /// Keeps the CPU busy for about a microsecond.
+    pub(crate) fn spin(&self) {
+        for _ in 0..SPIN_ROUNDS {
+            std::hint::black_box(());
+        }
+    }
+
+    /// Sleeps, and says whether the worker is to go on. Being told to stop ends the sleep at once.
+    pub fn sleep(&mut self, span: Duration) -> bool {
+        self.sleep_until_ns(clock::now_ns().saturating_add(clock::span_ns(span)));
+        !self.is_stopped()
+    }
+
+    /// Sleeps until `deadline_ns`; how late it woke is a wake-up latency, for the timer was its
+    /// waker.
+    pub(crate) fn sleep_until_ns(&mut self, deadline_ns: u64) {
+        let began = self.before_block();
+        loop {
+            let command = self.record.command.load(Acquire);
+            let now = clock::now_ns();
+            if now >= deadline_ns || command & command::STOP != 0 {
+                self.after_block(
+                    began,
+                    (now >= deadline_ns && began < deadline_ns).then_some(deadline_ns),
+                );
+                return;
+            }
+            wait_while(&self.record.command, command, Some(deadline_ns - now));
+        }
+    }
+
+    /// Waits while the slot's word is `seen`; false when told to stop. The wake-up latency counts
+    /// from the waker's stamp.
+    pub(crate) fn wait_while(&mut self, slot: &Slot, seen: u32) -> bool {
+        if slot.word.load(Acquire) != seen {
+            return !self.is_stopped();
+        }
+        let began = self.before_block();
+        while slot.word.load(Acquire) == seen {
+            if self.is_stopped() {
+                self.after_block(began, None);
+                return false;
+            }
+            wait_while(&slot.word, seen, None);
+        }
+        self.after_block(began, Some(slot.stamp_ns.load(Acquire)));
+        true
+    }
+
+    /// Takes one of what others post to the slot, waiting for it if need be; false when told to
+    /// stop.
+    pub(crate) fn take(&mut self, slot: &Slot) -> bool {
+        loop {
+            let there = slot.word.load(Acquire);
+            if there == 0 {
+                if !self.wait_while(slot, 0) {
+                    return false;
+                }
+            } else if slot
+                .word
+                .compare_exchange(there, there - 1, AcqRel, Acquire)
+                .is_ok()
+            {
+                return true;
+            }
+        }
+    }
+
+    /// Changes the slot's word by one and wakes up to `count` waiters.
+    pub(crate) fn post(&self, slot: &Slot, count: u32) {
+        slot.stamp_ns.store(clock::now_ns(), Release);
+        slot.word.fetch_add(1, AcqRel);
+        wake(&slot.word, count);
+    }
+
+    /// Changes the slot's word by one and wakes every waiter.
+    pub(crate) fn post_all(&self, slot: &Slot) {
+        slot.stamp_ns.store(clock::now_ns(), Release);
+        slot.word.fetch_add(1, AcqRel);
+        wake_all(&slot.word);
+    }
+
+    /// Sends the present moment through a pipe. False when told to stop.
+    pub(crate) fn send(&self, pipe: &Pipe) -> Result<bool, Errno> {
+        let message = clock::now_ns().to_ne_bytes();
+        self.retry(|| rustix::io::write(pipe.writer.as_fd(), &message))
+            .map(|written| written.is_some())
+    }
+
+    /// Receives what [`send`](Self::send) sent; the wake-up latency counts from there. False when
+    /// told to stop.
+    pub(crate) fn receive(&mut self, pipe: &Pipe) -> Result<bool, Errno> {
+        let began = self.before_block();
+        let mut message = [0; 8];
+        let received = self.retry(|| rustix::io::read(pipe.reader.as_fd(), &mut message))?;
+        let stamp = u64::from_ne_bytes(message);
+        let slept = received.is_some() && stamp > began;
+        self.after_block(began, slept.then_some(stamp));
+        Ok(received.is_some())
+    }
+
+    /// Repeats an interrupted call until it is done (`Some`) or the worker is told to stop
+    /// (`None`).
+    fn retry<T>(&self, mut call: impl FnMut() -> Result<T, Errno>) -> Result<Option<T>, Errno> {
+        while !self.is_stopped() {
+            match call() {
+                Err(Errno::INTR) => {}
+                result => return result.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Runs a call that may block for long, such as file I/O, and counts its duration as blocked.
+    pub(crate) fn blocking<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let began = self.before_block();
+        let result = call();
+        self.after_block(began, None);
+        result
+    }
+
+    /// Notes an interval of the training job's ground truth.
+    pub(crate) fn trace(&self, step: u32, phase: u32, start_ns: u64, end_ns: u64) {
+        let index = self.record.trace_entries.load(Relaxed);
+        if let Some(entry) = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.trace.get(index))
+        {
+            entry.step.store(step, Relaxed);
+            entry.phase.store(phase, Relaxed);
+            entry.start_ns.store(start_ns, Relaxed);
+            entry.end_ns.store(end_ns, Relaxed);
+        }
+        self.record.trace_entries.store(index + 1, Release);
+    }
+
+    fn before_block(&mut self) -> u64 {
+        self.checkpoint();
+        self.record.is_blocked.store(1, Relaxed);
+        self.last_seen_ns
+    }
+
+    fn after_block(&mut self, began_ns: u64, woken_at_ns: Option<u64>) {
+        let now = clock::now_ns();
+        self.record.is_blocked.store(0, Relaxed);
+        self.record.blocked.record(now.saturating_sub(began_ns));
+        if let Some(woken_at_ns) = woken_at_ns {
+            self.record
+                .wake_latency
+                .record(now.saturating_sub(woken_at_ns.max(began_ns)));
+        }
+        // Time spent blocked is no gap.
+        self.last_seen_ns = now;
+    }
+
+    fn checkpoint(&mut self) {
+        let now = clock::now_ns();
+        let gap = now.saturating_sub(self.last_seen_ns);
+        self.last_seen_ns = now;
+        self.record.last_seen_ns.store(now, Relaxed);
+        if gap > self.record.gap_ns.load(Relaxed) {
+            self.record.gap_ns.store(gap, Relaxed);
+            self.record.gap_at_ns.store(now - gap, Relaxed);
+            self.record.gap_cpu.store(self.cpu as u32, Relaxed);
+        }
+        let cpu = sched_getcpu();
+        if cpu != self.cpu {
+            self.cpu = cpu;
+            add(&self.record.migrations, 1);
+            self.note_cpu();
+        }
+        if now - self.refreshed_ns >= REFRESH_NS {
+            self.refreshed_ns = now;
+            self.refresh();
+        }
+    }
+
+    fn note_cpu(&self) {
+        let cpu = self.cpu.min(MAX_CPUS - 1);
+        self.record.cpus[cpu / 64].fetch_or(1 << (cpu % 64), Relaxed);
+    }
+
+    fn refresh(&self) {
+        let kernel = &self.record.kernel;
+        let (voluntary, involuntary) = context_switches();
+        kernel.voluntary_switches.store(voluntary, Relaxed);
+        kernel.involuntary_switches.store(involuntary, Relaxed);
+        kernel.cpu_ns.store(clock::thread_cpu_ns(), Relaxed);
+        if let Some(run_delay) = procfs::own_run_delay_ns() {
+            kernel.run_delay_plus_one.store(run_delay + 1, Relaxed);
+        }
+    }
+}
+
+/// Adds to a counter that only this worker writes.
+fn add(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(value), Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::Shared;
+
+    fn rounds_after_a_stop(started_ns: u64) -> u64 {
+        let shared = Shared::new(1, 0, 0).unwrap();
+        shared.tell_all_to_stop();
+        let team = Team {
+            index: 0,
+            size: 1,
+            slots: &[],
+            pipes: &[],
+        };
+        let counters = &shared.counters()[0];
+        let mut worker = Worker::begin(started_ns, shared.record(0), counters, team, &[]);
+        while worker.proceed() {
+            worker.done(1);
+        }
+        counters.iterations.load(Relaxed)
+    }
+
+    #[test]
+    fn a_worker_that_is_to_stop_at_once_works_one_round_unless_it_was_starved() {
+        assert_eq!(rounds_after_a_stop(clock::now_ns()), 1);
+        assert_eq!(rounds_after_a_stop(clock::now_ns() - FIRST_RUN_LIMIT_NS), 0);
+    }
+}

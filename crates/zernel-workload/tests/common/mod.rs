@@ -1,0 +1,63 @@
+//! What the test programs share. Trials that look at a whole process, or end one, run a helper: the
+//! test program started again with the helper's name in an environment variable.
+#![allow(dead_code)] // not every test program uses everything
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use zernel_workload::{CloneMode, WorkloadConfig, WorkloadHandle};
+
+/// The variable that names the helper to be.
+const HELPER: &str = "ZERNEL_WORKLOAD_HELPER";
+pub(crate) const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
+
+pub(crate) fn helper_command(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(HELPER, name);
+    command
+}
+
+/// Runs a helper to its end, which must be a success.
+pub(crate) fn run_helper(name: &str) {
+    let output = helper_command(name).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {}\n{text}", output.status);
+}
+
+/// Waits for something that happens soon on any machine.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < limit, "{what} did not come true");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+pub(crate) fn spinners(mode: CloneMode, workers: usize) -> WorkloadConfig {
+    WorkloadConfig::default().workers(workers).clone_mode(mode)
+}
+
+pub(crate) fn wait_for_progress(handle: &WorkloadHandle) {
+    eventually("progress of every worker", || {
+        handle.snapshot_iterations().iter().all(|count| *count > 0)
+    });
+}
+
+pub(crate) fn kill(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+pub(crate) fn exists(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// The helper to be, if this program was started as one. Ctrl-C ends a helper even where the shell
+/// that started the tests ignores it.
+pub(crate) fn helper() -> Option<String> {
+    let name = std::env::var(HELPER).ok()?;
+    // SAFETY: sets a disposition before the helper does anything else.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+    Some(name)
+}

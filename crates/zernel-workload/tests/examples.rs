@@ -1,0 +1,60 @@
+//! The example specs of the repository run, with or without the software GPU.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use zernel_workload::Spec;
+use zernel_workload::work::{GpuBackend, MlTraining};
+use zernel_workload::{ReportTable, WorkType};
+
+fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../examples")
+        .join(name)
+}
+
+/// Runs a spec until every group has made progress.
+fn run(spec: &Spec) {
+    let outcome =
+        spec.run(
+            |progress| match progress.rounds.iter().all(|(_, rounds)| *rounds > 2) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            },
+        );
+    let outcome = outcome.unwrap();
+    assert!(
+        outcome.reports.iter().all(|report| report.completed),
+        "{}",
+        ReportTable(&outcome.reports)
+    );
+}
+
+#[test]
+fn batch_beside_interactive_work() {
+    run(&Spec::load(&example("mixed.toml")).unwrap());
+}
+
+#[test]
+fn ways_to_wake_up() {
+    run(&Spec::load(&example("wakeups.toml")).unwrap());
+}
+
+#[test]
+fn training_without_the_software_gpu() {
+    let text = std::fs::read_to_string(example("training.toml")).unwrap();
+    let with_gpu = text
+        .lines()
+        .filter(|line| line.starts_with("gpu ="))
+        .count();
+    assert_eq!(with_gpu, 1);
+    let without: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with("gpu ="))
+        .collect();
+    let spec = Spec::parse(&without.join("\n"), "training.toml").unwrap();
+    let cpu_time = MlTraining::default().gpu;
+    assert!(matches!(&spec.groups[0].work_type, WorkType::MlTraining(job) if job.gpu == cpu_time));
+    assert_eq!(cpu_time, GpuBackend::CpuTime);
+    run(&spec);
+}

@@ -1,0 +1,289 @@
+//! The training job and its ground truth.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use zernel_testkit::{Need, trial};
+use zernel_workload::report::PhaseInterval;
+use zernel_workload::work::{GpuBackend, GpuWait, MlTraining};
+use zernel_workload::{CloneMode, Spec, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
+
+/// Where `make softgpu` puts the software GPU's driver.
+const DRIVER: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../target/softgpu/libcuda.so.1"
+);
+
+const SOFTGPU: Need = Need {
+    name: "softgpu",
+    check: || match std::fs::exists(DRIVER) {
+        Ok(true) => Ok(()),
+        _ => Err("target/softgpu/libcuda.so.1 is not there".into()),
+    },
+};
+
+fn main() -> ExitCode {
+    if common::helper().is_some() {
+        software_gpu(CloneMode::Thread);
+        return ExitCode::SUCCESS;
+    }
+    zernel_testkit::main([
+        trial(
+            "each_step_goes_through_its_phases_in_order",
+            &[],
+            phases_in_order,
+        ),
+        trial(
+            "ranks_step_together_and_loaders_keep_to_the_queue",
+            &[],
+            ranks_and_queue,
+        ),
+        trial("the_bottleneck_shows_in_the_truth", &[], bottleneck),
+        trial("steps_beyond_the_trace_are_counted", &[], lost_intervals),
+        trial("every_way_to_wait_takes_the_gpus_time", &[], ways_to_wait),
+        trial("a_driver_that_is_none_is_refused", &[], bad_driver),
+        trial("trains_on_the_software_gpu", &[SOFTGPU], || {
+            software_gpu(CloneMode::Fork);
+        }),
+        // In a process of its own: a process that has used the driver cannot fork ones that use it.
+        trial("threads_train_on_the_software_gpu", &[SOFTGPU], || {
+            common::run_helper("threads");
+        }),
+        trial(
+            "the_example_trains_on_the_software_gpu",
+            &[SOFTGPU],
+            example_on_software_gpu,
+        ),
+    ])
+}
+
+fn job() -> MlTraining {
+    MlTraining {
+        decode_us: 200,
+        gpu_us: 1_000,
+        launches: 4,
+        all_reduce_us: 100,
+        optimizer_us: 100,
+        ..MlTraining::default()
+    }
+}
+
+/// Trains until each trainer has done `steps` steps.
+fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
+    let workers = job.ranks * (1 + job.loaders);
+    let work = WorkType::MlTraining(job.clone());
+    let config = WorkloadConfig::default()
+        .workers(workers)
+        .work_type(work)
+        .clone_mode(mode);
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    let limit = Instant::now() + Duration::from_secs(60);
+    while handle
+        .snapshot_iterations()
+        .iter()
+        .step_by(1 + job.loaders)
+        .any(|count| *count < steps)
+    {
+        assert!(
+            Instant::now() < limit,
+            "{steps} steps were not done in time"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let reports = handle.stop_and_collect();
+    assert!(
+        reports.iter().all(|report| report.completed),
+        "{reports:#?}"
+    );
+    reports
+}
+
+fn total_ns(intervals: &[PhaseInterval], phase: &str) -> u64 {
+    let of_phase = intervals.iter().filter(|interval| interval.phase == phase);
+    of_phase
+        .map(|interval| interval.end_ns - interval.start_ns)
+        .sum()
+}
+
+fn phases_in_order() {
+    for mode in [CloneMode::Fork, CloneMode::Thread] {
+        let reports = train(mode, &MlTraining { ranks: 2, ..job() }, 5);
+        for trainer in [&reports[0], &reports[2]] {
+            let order = [
+                "DataLoading",
+                "GpuCompute",
+                "NcclCollective",
+                "OptimizerStep",
+            ];
+            for (number, interval) in trainer.phase_intervals.iter().enumerate() {
+                assert_eq!(interval.phase, order[number % 4]);
+                assert_eq!(interval.step as usize, number / 4);
+                assert!(interval.start_ns <= interval.end_ns);
+            }
+            let mut neighbours = trainer.phase_intervals.windows(2);
+            assert!(neighbours.all(|pair| pair[0].end_ns <= pair[1].start_ns));
+            assert!(trainer.phase_intervals.len() >= 20 && trainer.lost_intervals == 0);
+        }
+        for loader in [&reports[1], &reports[3]] {
+            assert!(
+                loader
+                    .phase_intervals
+                    .iter()
+                    .all(|interval| interval.phase == "DataLoading")
+            );
+            assert!(loader.phase_intervals.len() as u64 >= loader.work_units);
+        }
+    }
+}
+
+fn ranks_and_queue() {
+    let job = MlTraining {
+        ranks: 3,
+        loaders: 2,
+        queue_depth: 2,
+        ..job()
+    };
+    let reports = train(CloneMode::Fork, &job, 10);
+    let steps: Vec<u64> = reports
+        .iter()
+        .step_by(3)
+        .map(|report| report.work_units)
+        .collect();
+    assert!(
+        steps.iter().max().unwrap() - steps.iter().min().unwrap() <= 1,
+        "{steps:?}"
+    );
+    for rank in reports.chunks(3) {
+        let batches = rank[1].work_units + rank[2].work_units;
+        assert!(batches >= rank[0].work_units);
+        // What waits in the queue, and what the trainer has taken but not finished.
+        assert!(
+            batches <= rank[0].work_units + u64::from(job.queue_depth) + 2,
+            "{batches} batches"
+        );
+    }
+}
+
+fn bottleneck() {
+    let slow_loader = MlTraining {
+        decode_us: 8_000,
+        gpu_us: 500,
+        ..job()
+    };
+    let trainer = &train(CloneMode::Fork, &slow_loader, 8)[0];
+    let loading = total_ns(&trainer.phase_intervals, "DataLoading");
+    assert!(loading > total_ns(&trainer.phase_intervals, "GpuCompute"));
+
+    let slow_gpu = MlTraining {
+        decode_us: 100,
+        gpu_us: 20_000,
+        loaders: 2,
+        queue_depth: 4,
+        ..job()
+    };
+    let trainer = &train(CloneMode::Fork, &slow_gpu, 8)[0];
+    let computing = total_ns(&trainer.phase_intervals, "GpuCompute");
+    assert!(computing > total_ns(&trainer.phase_intervals, "DataLoading"));
+}
+
+fn lost_intervals() {
+    let trainer = &train(
+        CloneMode::Fork,
+        &MlTraining {
+            traced_steps: 2,
+            ..job()
+        },
+        5,
+    )[0];
+    assert_eq!(trainer.phase_intervals.len(), 8);
+    assert!(trainer.lost_intervals > 0);
+}
+
+fn ways_to_wait() {
+    for gpu_wait in [GpuWait::Block, GpuWait::Spin, GpuWait::Yield] {
+        let job = MlTraining { gpu_wait, ..job() };
+        let trainer = &train(CloneMode::Fork, &job, 5)[0];
+        let mut computing = trainer
+            .phase_intervals
+            .iter()
+            .filter(|interval| interval.phase == "GpuCompute");
+        // The last one may have been cut short by the stop.
+        assert!(
+            computing
+                .by_ref()
+                .take(4)
+                .all(|interval| interval.end_ns - interval.start_ns >= 1_000_000)
+        );
+    }
+}
+
+fn bad_driver() {
+    let with_driver = |path: &str| {
+        let job = MlTraining {
+            gpu: GpuBackend::Driver(path.into()),
+            ..job()
+        };
+        WorkloadConfig::default()
+            .workers(2)
+            .work_type(WorkType::MlTraining(job))
+    };
+    let error = WorkloadHandle::spawn(&with_driver("/nowhere/libcuda.so.1"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("`work.gpu`") && error.contains("/nowhere"),
+        "{error}"
+    );
+
+    let reports = WorkloadHandle::spawn(&with_driver("/etc/passwd"))
+        .unwrap()
+        .stop_and_collect();
+    let ended = reports[0].exit_info.as_ref().unwrap().to_string();
+    assert!(
+        ended.starts_with("could not load the GPU driver"),
+        "{ended}"
+    );
+}
+
+fn software_gpu(mode: CloneMode) {
+    let gpu = GpuBackend::Driver(DRIVER.into());
+    let reports = train(
+        mode,
+        &MlTraining {
+            ranks: 2,
+            gpu,
+            ..job()
+        },
+        5,
+    );
+    let computing = total_ns(&reports[0].phase_intervals[..16], "GpuCompute");
+    assert!(
+        computing >= 4 * 1_000_000,
+        "{computing} ns for four steps of a millisecond each"
+    );
+}
+
+/// The example of the repository, which names the driver relative to the repository's root.
+fn example_on_software_gpu() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/training.toml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let text = text.replace("target/softgpu/libcuda.so.1", DRIVER);
+    let spec = Spec::parse(&text, file).unwrap();
+    let outcome =
+        spec.run(
+            |progress| match progress.rounds.iter().all(|(_, rounds)| *rounds > 20) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            },
+        );
+    let outcome = outcome.unwrap();
+    assert!(
+        outcome.reports.iter().all(|report| report.completed),
+        "{outcome:#?}"
+    );
+    assert!(total_ns(&outcome.reports[0].phase_intervals, "GpuCompute") > 0);
+}

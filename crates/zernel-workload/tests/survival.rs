@@ -1,0 +1,581 @@
+//! What must hold when things go wrong: slow, starved, killed and hung workers, and callers that
+//! die.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{
+    MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
+};
+use rustix::process::{Pid, Signal, set_child_subreaper};
+use zernel_testkit::{root, trial};
+use zernel_workload::work::PipePingPong;
+use zernel_workload::{
+    Affinity, CloneMode, Topology, WorkSpec, WorkType, WorkerExitInfo, WorkloadConfig,
+    WorkloadHandle,
+};
+
+fn main() -> ExitCode {
+    if let Some(name) = common::helper() {
+        helper(&name);
+        return ExitCode::SUCCESS;
+    }
+    zernel_testkit::main([
+        trial(
+            "one_slow_worker_does_not_cost_others_their_reports",
+            &[],
+            one_slow_worker,
+        ),
+        trial("starved_workers_still_report", &[root()], starved_workers),
+        trial(
+            "dropping_a_sleeping_thread_worker_ends_it",
+            &[],
+            drop_sleeping_thread,
+        ),
+        trial(
+            "dropping_a_deaf_thread_worker_neither_crashes_nor_leaks",
+            &[],
+            || {
+                run_helper("deaf_thread");
+            },
+        ),
+        trial(
+            "uid_of_a_thread_worker_is_not_the_callers",
+            &[root()],
+            uid_of_thread,
+        ),
+        trial(
+            "uid_of_processes_and_containers",
+            &[root()],
+            uid_of_processes,
+        ),
+        trial(
+            "workers_outlive_the_thread_that_spawned_them",
+            &[],
+            outlive_spawning_thread,
+        ),
+        trial("workers_die_with_a_killed_caller", &[], || {
+            dies_with("wait", Some(Signal::KILL));
+        }),
+        trial("workers_die_with_an_interrupted_caller", &[], || {
+            dies_with("wait", Some(Signal::INT));
+        }),
+        trial("workers_die_with_a_caller_that_exits", &[], || {
+            dies_with("exit", None);
+        }),
+        trial("workers_die_with_a_caller_that_panics", &[], || {
+            dies_with("panic", None);
+        }),
+        trial(
+            "workers_of_another_user_die_with_the_caller",
+            &[root()],
+            || {
+                dies_with("other_user", Some(Signal::KILL));
+            },
+        ),
+        trial("workers_die_under_a_subreaper", &[], || {
+            run_helper("subreaper");
+        }),
+        trial("dropping_many_running_workers_leaves_none", &[], drop_many),
+        trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
+        trial("many_forked_workers_need_few_files", &[], || {
+            run_helper("few_files");
+        }),
+        trial(
+            "forking_from_a_busy_multi_threaded_caller_is_safe",
+            &[],
+            || {
+                run_helper("busy_caller");
+            },
+        ),
+        trial(
+            "other_children_of_the_caller_are_left_alone",
+            &[],
+            other_children,
+        ),
+        trial(
+            "a_caller_that_ignores_sigchld_still_gets_reports",
+            &[],
+            || {
+                run_helper("ignored_sigchld");
+            },
+        ),
+        trial("a_failed_spawn_leaves_nothing_behind", &[], || {
+            run_helper("failed_spawn");
+        }),
+    ])
+}
+
+fn helper(name: &str) {
+    match name {
+        "deaf_thread" => deaf_thread(),
+        "wait" | "exit" | "panic" | "other_user" => caller_that_ends(name),
+        "subreaper" => subreaper(),
+        "few_files" => few_files(),
+        "busy_caller" => busy_caller(),
+        "ignored_sigchld" => ignored_sigchld(),
+        "failed_spawn" => failed_spawn(),
+        other => panic!("no helper is called {other}"),
+    }
+}
+
+/// Whether a process neither runs nor ever will: gone, or a zombie that someone else has to reap.
+fn is_dead(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX")
+}
+
+fn is_thread_of_ours(tid: i32) -> bool {
+    Path::new(&format!("/proc/self/task/{tid}")).exists()
+}
+
+/// How many shared regions of handles this process has mapped.
+fn shared_regions() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines()
+        .filter(|line| line.contains("zernel-workload"))
+        .count()
+}
+
+fn open_files() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Work that never looks whether it is to stop.
+fn deaf_work() -> WorkType {
+    WorkType::custom("deaf", |worker| {
+        loop {
+            worker.done(1);
+            std::hint::spin_loop();
+        }
+    })
+}
+
+fn one_slow_worker() {
+    let reports = {
+        let config = spinners(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
+        let mut handle = WorkloadHandle::spawn(&config).unwrap();
+        handle.start();
+        wait_for_progress(&handle);
+        handle.stop_and_collect()
+    };
+    assert!(
+        reports[..4]
+            .iter()
+            .all(|report| report.completed && report.work_units > 0)
+    );
+    assert_eq!(reports[4].exit_info, Some(WorkerExitInfo::TimedOutKilled));
+    assert_eq!((reports[4].work_units, reports[4].completed), (0, false));
+    assert!(reports[4].unfinished_work_units > 0 && reports[4].cpu_ns > 0);
+
+    let release = Arc::new(AtomicBool::new(false));
+    let held = Arc::clone(&release);
+    let slow = WorkType::custom("slow", move |worker| {
+        worker.done(1);
+        while !held.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let config = spinners(CloneMode::Thread, 4).group(WorkSpec::new().work_type(slow));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let reports = handle.stop_and_collect();
+    release.store(true, Ordering::Relaxed);
+    assert!(
+        reports[..4]
+            .iter()
+            .all(|report| report.completed && report.work_units > 0)
+    );
+    assert_eq!(reports[4].exit_info, Some(WorkerExitInfo::LeftBehind));
+    eventually("the end of the slow thread", || {
+        !is_thread_of_ours(reports[4].tid)
+    });
+}
+
+fn starved_workers() {
+    let cpu = Affinity::Exact(BTreeSet::from([*Topology::read()
+        .unwrap()
+        .cpus
+        .last()
+        .unwrap()]));
+    for mode in MODES {
+        let hog = WorkloadConfig::default().affinity(cpu.clone()).nice(-20);
+        let mut hog = WorkloadHandle::spawn(&hog).unwrap();
+        let config = spinners(mode, 8).affinity(cpu.clone()).nice(19);
+        let mut handle = WorkloadHandle::spawn(&config).unwrap();
+        hog.start();
+        wait_for_progress(&hog);
+        handle.start();
+        std::thread::sleep(Duration::from_millis(100));
+        let reports = handle.stop_and_collect();
+        for report in &reports {
+            assert!(report.completed, "{report:#?}");
+            assert!(report.setting_errors.is_empty() && report.tid > 0);
+            assert!(report.start_delay_ns.is_some(), "{report:#?}");
+        }
+        assert!(
+            reports
+                .iter()
+                .all(|report| !is_thread_of_ours(report.tid) && !exists(report.tid))
+        );
+        assert!(hog.stop_and_collect()[0].completed);
+    }
+}
+
+fn drop_sleeping_thread() {
+    let ended = Arc::new(AtomicBool::new(false));
+    let witness = Arc::clone(&ended);
+    let sleeps = WorkType::custom("sleeps", move |worker| {
+        worker.done(1);
+        worker.sleep(Duration::from_secs(8));
+        witness.store(true, Ordering::Relaxed);
+    });
+    let config = WorkloadConfig::default()
+        .work_type(sleeps)
+        .clone_mode(CloneMode::Thread);
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let tid = handle.worker_pids()[0];
+    drop(handle);
+    assert!(ended.load(Ordering::Relaxed), "the sleep was not cut short");
+    assert!(!is_thread_of_ours(tid));
+}
+
+fn deaf_thread() {
+    let files = open_files();
+    let sleeps = WorkType::custom("sleeps", |worker| {
+        worker.done(1);
+        std::thread::sleep(Duration::from_secs(8));
+        // Writes after the handle is gone.
+        worker.done(1);
+    });
+    let config = WorkloadConfig::default()
+        .work_type(sleeps)
+        .clone_mode(CloneMode::Thread);
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let tid = handle.worker_pids()[0];
+    drop(handle);
+    assert!(
+        is_thread_of_ours(tid),
+        "the worker was to sleep longer than the handle waits"
+    );
+    assert_eq!(
+        shared_regions(),
+        1,
+        "the memory is the worker's as long as it runs"
+    );
+    eventually("the end of the worker", || !is_thread_of_ours(tid));
+    eventually("the release of its memory", || shared_regions() == 0);
+    assert_eq!(open_files(), files);
+}
+
+fn uid_line(task: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{task}/status")).unwrap();
+    status
+        .lines()
+        .find(|line| line.starts_with("Uid:"))
+        .unwrap()
+        .to_owned()
+}
+
+fn uid_of_thread() {
+    let before = uid_line("self");
+    let config = spinners(CloneMode::Thread, 2).first(|spec| spec.uid(65534).gid(65534));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    for tid in handle.worker_pids() {
+        assert_eq!(
+            uid_line(&format!("self/task/{tid}")),
+            "Uid:\t65534\t65534\t65534\t65534"
+        );
+    }
+    assert_eq!(uid_line("self"), before);
+    assert_eq!(uid_line("thread-self"), before);
+    handle.start();
+    wait_for_progress(&handle);
+    let reports = handle.stop_and_collect();
+    assert!(
+        reports
+            .iter()
+            .all(|report| report.completed && report.setting_errors.is_empty())
+    );
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    for task in tasks {
+        let task = format!("self/task/{}", task.file_name().to_string_lossy());
+        assert!(!fs::exists(format!("/proc/{task}")).unwrap() || uid_line(&task) == before);
+    }
+}
+
+fn uid_of_processes() {
+    let other_user = "Uid:\t65534\t65534\t65534\t65534";
+    let config = spinners(CloneMode::Fork, 1).first(|spec| spec.uid(65534));
+    let handle = WorkloadHandle::spawn(&config).unwrap();
+    assert_eq!(uid_line(&handle.worker_pids()[0].to_string()), other_user);
+    assert!(handle.stop_and_collect()[0].completed);
+
+    let specs = [WorkSpec::new().workers(2)];
+    let handle =
+        WorkloadHandle::spawn_pcomm_cgroup("other", Some(65534), Some(65534), &specs).unwrap();
+    assert_eq!(uid_line(&handle.worker_pids()[0].to_string()), other_user);
+    assert!(
+        handle
+            .stop_and_collect()
+            .iter()
+            .all(|report| report.completed)
+    );
+}
+
+fn outlive_spawning_thread() {
+    let config = spinners(CloneMode::Fork, 2).group(WorkSpec::new().workers(2).pcomm("box"));
+    let spawn = move || WorkloadHandle::spawn(&config).unwrap();
+    let mut handle = std::thread::spawn(spawn).join().unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    assert!(
+        handle
+            .stop_and_collect()
+            .iter()
+            .all(|report| report.completed)
+    );
+}
+
+/// A caller with running workers of every kind: prints their pids and then ends in one way or
+/// another.
+fn caller_that_ends(how: &str) {
+    let spec = |spec: WorkSpec| {
+        if how == "other_user" {
+            spec.uid(65534)
+        } else {
+            spec
+        }
+    };
+    let config = spinners(CloneMode::Fork, 3)
+        .first(spec)
+        .group(spec(WorkSpec::new().workers(2).pcomm("box")))
+        .group(spec(WorkSpec::new().work_type(deaf_work())));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let pids: Vec<String> = handle
+        .worker_pids()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    println!("{}", pids.join(" "));
+    std::io::stdout().flush().unwrap();
+    match how {
+        "exit" => std::process::exit(0),
+        "panic" => panic!("on purpose"),
+        _ => std::thread::sleep(Duration::from_secs(600)),
+    }
+}
+
+fn start_caller(how: &str) -> (Child, Vec<i32>) {
+    let mut caller = helper_command(how)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(caller.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let pids: Vec<i32> = line
+        .split_whitespace()
+        .map(|pid| pid.parse().unwrap())
+        .collect();
+    assert_eq!(pids.len(), 5, "{line}");
+    (caller, pids)
+}
+
+fn dies_with(how: &str, signal: Option<Signal>) {
+    let (mut caller, pids) = start_caller(how);
+    if let Some(signal) = signal {
+        assert!(pids.iter().all(|pid| !is_dead(*pid)));
+        kill(i32::try_from(caller.id()).unwrap(), signal);
+    }
+    caller.wait().unwrap();
+    eventually("the death of all workers", || {
+        pids.iter().all(|pid| is_dead(*pid))
+    });
+}
+
+/// The same for a caller whose orphans come to a living process that is not init.
+fn subreaper() {
+    set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let (mut caller, pids) = start_caller("wait");
+    kill(i32::try_from(caller.id()).unwrap(), Signal::KILL);
+    caller.wait().unwrap();
+    for pid in pids {
+        let pid = Pid::from_raw(pid);
+        let (_, status) = rustix::process::waitpid(pid, rustix::process::WaitOptions::empty())
+            .unwrap()
+            .unwrap();
+        assert_eq!(status.terminating_signal(), Some(9));
+    }
+}
+
+fn drop_many() {
+    for mode in MODES {
+        let mut handle = WorkloadHandle::spawn(&spinners(mode, 128)).unwrap();
+        let tids = handle.worker_pids();
+        handle.start();
+        eventually("progress of one", || {
+            handle.snapshot_iterations().iter().any(|count| *count > 0)
+        });
+        drop(handle);
+        assert!(
+            tids.iter()
+                .all(|tid| !exists(*tid) && !is_thread_of_ours(*tid))
+        );
+    }
+}
+
+fn our_kill_and_others() {
+    let config = spinners(CloneMode::Fork, 2).group(WorkSpec::new().work_type(deaf_work()));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let pids = handle.worker_pids();
+    kill(pids[0], Signal::KILL);
+    eventually("the reaping of the killed worker", || !exists(pids[0]));
+    let reports = handle.stop_and_collect();
+    let killed = WorkerExitInfo::Signaled {
+        signal: 9,
+        core_dumped: false,
+    };
+    assert_eq!(reports[0].exit_info, Some(killed));
+    assert!(
+        reports[0].unfinished_work_units > 0 && reports[0].cpu_ns > 0,
+        "{:#?}",
+        reports[0]
+    );
+    assert_eq!(reports[0].work_units, 0);
+    assert!(reports[1].completed);
+    assert_eq!(reports[2].exit_info, Some(WorkerExitInfo::TimedOutKilled));
+}
+
+fn few_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(1024),
+            maximum,
+        },
+    )
+    .unwrap();
+    let files = open_files();
+    // A thousand pairs have two thousand pipes between them.
+    let pairs = WorkType::PipePingPong(PipePingPong::default());
+    for (workers, work) in [(4096, WorkType::SpinWait), (2000, pairs)] {
+        let config = spinners(CloneMode::Fork, workers).work_type(work);
+        let mut handle = WorkloadHandle::spawn(&config).unwrap();
+        assert_eq!(open_files(), files);
+        handle.start();
+        let reports = handle.stop_and_collect();
+        assert_eq!(reports.len(), workers);
+        let not_completed = reports.iter().find(|report| !report.completed);
+        assert!(not_completed.is_none(), "{not_completed:#?}");
+        assert_eq!(open_files(), files);
+    }
+}
+
+/// Spawns while other threads allocate, start threads and hold the standard streams' locks.
+fn busy_caller() {
+    let stop = Arc::new(AtomicBool::new(false));
+    let busy = |work: fn()| {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                work();
+            }
+        })
+    };
+    let threads = [
+        busy(|| drop(std::hint::black_box(vec![vec![0_u8; 100]; 100]))),
+        busy(|| std::thread::spawn(|| ()).join().unwrap()),
+        busy(|| std::io::stdout().lock().flush().unwrap()),
+        busy(|| std::env::set_current_dir("/").unwrap()),
+    ];
+    for round in 0..25 {
+        let config = spinners(CloneMode::Fork, 8)
+            .group(WorkSpec::new().workers(8).pcomm("box"))
+            .group(WorkSpec::new().workers(8).pcomm("another"));
+        let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
+        let failed = reports.iter().find(|report| !report.completed);
+        assert!(failed.is_none(), "round {round}: {failed:#?}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+}
+
+fn other_children() {
+    let mut child = Command::new("sh")
+        .args(["-c", "exit 5"])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let reports = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 8))
+        .unwrap()
+        .stop_and_collect();
+    assert!(reports.iter().all(|report| report.completed));
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
+
+fn ignored_sigchld() {
+    // SAFETY: sets a disposition in a helper process that does nothing else.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    let config = spinners(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let pids = handle.worker_pids();
+    let reports = handle.stop_and_collect();
+    assert!(reports[..4].iter().all(|report| report.completed));
+    assert_eq!(reports[4].exit_info, Some(WorkerExitInfo::StatusLost));
+    assert!(pids.iter().all(|pid| !exists(*pid)));
+}
+
+fn failed_spawn() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let files = open_files();
+    if rustix::process::geteuid().is_root() {
+        // The limit does not hold for root. This user has no other processes.
+        let user = rustix::process::Uid::from_raw(54_321);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+    }
+    let limit = Rlimit {
+        current: Some(12),
+        maximum: Some(12),
+    };
+    setrlimit(Resource::Nproc, limit).unwrap();
+    for config in [
+        spinners(CloneMode::Fork, 64),
+        spinners(CloneMode::Thread, 64),
+        spinners(CloneMode::Fork, 64).first(|spec| spec.pcomm("box")),
+    ] {
+        let error = WorkloadHandle::spawn(&config).unwrap_err().to_string();
+        assert!(error.starts_with("group `group0`"), "{error}");
+        eventually("the end of all workers", || {
+            let children = fs::read_to_string("/proc/thread-self/children").unwrap();
+            fs::read_dir("/proc/self/task").unwrap().count() == 1 && children.is_empty()
+        });
+        eventually("the release of the memory", || shared_regions() == 0);
+        assert_eq!(open_files(), files);
+    }
+}
