@@ -6,16 +6,12 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmError, VmSpec};
 
-/// The exit code of what Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
+use crate::interrupt;
 
 /// Run commands in virtual machines with other kernels
 #[derive(Debug, Args)]
@@ -68,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let interrupt = interrupt_flag()?;
+    let interrupt = interrupt::flag()?;
     let cache = KernelCache::from_environment()?;
     let kernel = match cache.cached(&options.kernel)? {
         Some(kernel) => kernel,
@@ -94,7 +90,7 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
                 pass_on(&remains.stdout, &remains.stderr)?;
             }
             match error {
-                VmError::Interrupted { .. } => Ok(ExitCode::from(INTERRUPTED)),
+                VmError::Interrupted { .. } => Ok(ExitCode::from(interrupt::EXIT_CODE)),
                 error => Err(error.into()),
             }
         }
@@ -115,15 +111,6 @@ fn pass_on(stdout: &[u8], stderr: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
-}
-
-/// A flag that the user's wish to stop sets, so that what was made can be removed.
-fn interrupt_flag() -> io::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
-    }
-    Ok(flag)
 }
 
 /// As a shell gives it: 128 and more for a signal.

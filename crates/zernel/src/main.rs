@@ -1,7 +1,9 @@
 //! Zernel: see what ML processes do, understand it, and let the CPU scheduler act on it.
 
 mod doctor;
+mod interrupt;
 mod lab;
+mod workload;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -19,12 +21,14 @@ struct Cli {
 enum Command {
     Doctor(doctor::Options),
     Lab(lab::Options),
+    Workload(workload::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Doctor(options) => doctor::run(&options),
         Command::Lab(options) => lab::run(&options),
+        Command::Workload(options) => workload::run(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("zernel: {error}");
