@@ -5,6 +5,7 @@
 //! and its workers hold, so it does its work after a normal end and after a `kill -9` of the caller
 //! alike.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -13,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{AtFlags, CWD, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,7 @@ use crate::topology::{CpuSet, format_list};
 /// How long the janitor tries to remove a cgroup whose last processes are still dying.
 const REMOVAL_LIMIT_NS: u64 = 10_000_000_000;
 const RETRY_NS: u64 = 2_000_000;
+const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
 /// A cgroup as a spec file states it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -72,6 +74,11 @@ impl CgroupSpec {
         Ok(())
     }
 
+    /// The controllers that its settings need.
+    fn controllers(&self) -> impl Iterator<Item = &'static str> {
+        self.settings().map(|(_, file, _)| controller_of(file))
+    }
+
     /// The files that hold its settings, and what to write to them.
     fn settings(&self) -> impl Iterator<Item = (&'static str, &'static str, String)> {
         let cpus = self
@@ -92,6 +99,18 @@ impl CgroupSpec {
             .into_iter()
             .flatten()
     }
+}
+
+/// The controller that a file belongs to.
+fn controller_of(file: &str) -> &str {
+    file.split('.').next().unwrap_or(file)
+}
+
+/// Those of our controllers that the children of a cgroup have already.
+fn enabled_in(folder: &Path) -> BTreeSet<&'static str> {
+    let enabled = fs::read_to_string(folder.join(SUBTREE_CONTROL)).unwrap_or_default();
+    let is_enabled = |name: &&str| enabled.split_whitespace().any(|other| other == *name);
+    ["cpu", "cpuset"].into_iter().filter(is_enabled).collect()
 }
 
 /// The cgroups of a running workload.
@@ -125,38 +144,43 @@ impl Cgroups {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let top = parent.join(format!("zernel-{}-{number}", std::process::id()));
         let folders: Vec<PathBuf> = specs.iter().map(|spec| top.join(&spec.name)).collect();
-        let janitor = Janitor::start(folders.iter().chain([&top]));
-        self.janitor = Some(
-            janitor
-                .map_err(|error| format!("cannot start the process that removes them: {error}"))?,
-        );
+        let needed: BTreeSet<&str> = specs.iter().flat_map(CgroupSpec::controllers).collect();
+        let missing: Vec<&str> = needed.difference(&enabled_in(&parent)).copied().collect();
+        let janitor = Janitor::start(folders.iter().chain([&top]), &parent, &missing);
+        let no_janitor = |error| format!("cannot start the process that removes them: {error}");
+        self.janitor = Some(janitor.map_err(no_janitor)?);
         make_folder(&top)?;
-        // Which controllers can be had shows when the settings are written.
-        for folder in [&parent, &top] {
-            for controller in ["+cpu", "+cpuset"] {
-                let _ = fs::write(folder.join("cgroup.subtree_control"), controller);
-            }
-        }
+        // What cannot be had shows when the settings are written.
+        missing
+            .iter()
+            .for_each(|name| drop(write(&parent, SUBTREE_CONTROL, &format!("+{name}"))));
+        needed
+            .iter()
+            .for_each(|name| drop(write(&top, SUBTREE_CONTROL, &format!("+{name}"))));
         if mode == CloneMode::Thread {
-            let _ = fs::write(top.join("cgroup.type"), "threaded");
+            make_threaded(&top)?;
         }
         for (spec, folder) in specs.iter().zip(folders) {
             make_folder(&folder)?;
             if mode == CloneMode::Thread {
-                write(&folder, "cgroup.type", "threaded").map_err(|error| error.to_string())?;
+                make_threaded(&folder)?;
             }
-            for (field, file, text) in spec.settings() {
-                if let Err(error) = write(&folder, file, &text) {
-                    let (name, controller) = (&spec.name, file.split('.').next().unwrap_or(file));
-                    self.not_applied.push(format!(
-                        "cgroup `{name}`, field `{field}`: cannot write `{text}` to {file}: {error}; \
-                         the `{controller}` controller may not be available to this cgroup"
-                    ));
-                }
-            }
+            self.apply_settings(spec, &folder);
             self.made.push((spec.clone(), folder));
         }
         Ok(())
+    }
+
+    fn apply_settings(&mut self, spec: &CgroupSpec, folder: &Path) {
+        for (field, file, text) in spec.settings() {
+            if let Err(error) = write(folder, file, &text) {
+                let (name, controller) = (&spec.name, controller_of(file));
+                self.not_applied.push(format!(
+                    "cgroup `{name}`, field `{field}`: cannot write `{text}` to {file}: {error}; \
+                     the `{controller}` controller may not be available to this cgroup"
+                ));
+            }
+        }
     }
 
     /// Moves the workers of each cgroup's groups into it.
@@ -219,6 +243,11 @@ fn make_folder(folder: &Path) -> std::result::Result<(), String> {
     fs::create_dir(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
 }
 
+fn make_threaded(folder: &Path) -> std::result::Result<(), String> {
+    write(folder, "cgroup.type", "threaded")
+        .map_err(|error| format!("cannot make {} threaded: {error}", folder.display()))
+}
+
 fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
     // Not `fs::write`: that would make the file where the controller is missing, and fail with a
     // riddle.
@@ -238,10 +267,16 @@ struct Janitor {
 }
 
 impl Janitor {
-    fn start<'a>(folders: impl Iterator<Item = &'a PathBuf>) -> io::Result<Self> {
-        let paths: Vec<CString> = folders
-            .map(|folder| CString::new(folder.as_os_str().as_bytes()))
-            .collect::<std::result::Result<_, _>>()?;
+    /// It will remove `folders` and take `controllers` away from the children of `parent` again.
+    fn start<'a>(
+        folders: impl Iterator<Item = &'a PathBuf>,
+        parent: &Path,
+        controllers: &[&str],
+    ) -> io::Result<Self> {
+        let paths = folders.map(|folder| CString::new(folder.as_os_str().as_bytes()));
+        let paths: Vec<CString> = paths.collect::<std::result::Result<_, _>>()?;
+        let control = CString::new(parent.join(SUBTREE_CONTROL).as_os_str().as_bytes())?;
+        let undo: Vec<String> = controllers.iter().map(|name| format!("-{name}")).collect();
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         let mut lifeline = Some(writer);
         let pid = process::fork(|| {
@@ -249,6 +284,7 @@ impl Janitor {
             drop(lifeline.take());
             while rustix::io::read(&reader, &mut [0; 8]) == Err(rustix::io::Errno::INTR) {}
             paths.iter().for_each(remove);
+            undo.iter().for_each(|text| write_to(&control, text));
             0
         })?;
         Ok(Self { pid, lifeline })
@@ -269,5 +305,12 @@ fn remove(path: &CString) {
         && clock::now_ns() < until_ns
     {
         let _ = rustix::thread::nanosleep(&clock::timespec(RETRY_NS));
+    }
+}
+
+/// Writes to a control file, if the kernel lets it. Fork safe.
+fn write_to(file: &CString, text: &str) {
+    if let Ok(file) = openat(CWD, file.as_c_str(), OFlags::WRONLY, Mode::empty()) {
+        let _ = rustix::io::write(&file, text.as_bytes());
     }
 }

@@ -37,7 +37,6 @@ pub(crate) fn run(
     pipes: &TeamPipes,
     caller: pid_t,
 ) -> i32 {
-    BELL.store(0, Ordering::Relaxed);
     let workers = process.workers.clone();
     let count = workers.len();
     let member = |number: usize| {
@@ -52,24 +51,21 @@ pub(crate) fn run(
         BELL.fetch_add(1, Ordering::AcqRel);
         wake_all(&BELL);
     };
-    let hosted = become_leader(leader).and_then(|()| {
-        if !process::die_with(caller) {
-            return Err(Errno::SRCH);
-        }
-        thread::run_all(count, STACK_BYTES, &member, || {
-            wait_for_members(process, shared);
-        })
-    });
-    match hosted {
-        Ok(()) => 0,
-        Err(errno) => {
-            shared
-                .header()
-                .container_errno
-                .store(errno.raw_os_error(), Ordering::Release);
-            1
-        }
+    let failed = |errno: Errno| {
+        let word = &shared.header().container_errno;
+        word.store(errno.raw_os_error(), Ordering::Release);
+    };
+    if let Err(errno) = become_leader(leader) {
+        failed(errno);
+        return 1;
     }
+    // A change of identity has cleared the death signal.
+    if !process::die_with(caller) {
+        return 1;
+    }
+    let meanwhile = || wait_for_members(process, shared);
+    thread::run_all(count, STACK_BYTES, &member, meanwhile, failed);
+    0
 }
 
 fn become_leader(leader: &Container) -> Result<(), Errno> {

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::affinity::Affinity;
 use crate::cgroup::{CgroupSpec, Cgroups};
 use crate::config::{CloneMode, WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
@@ -135,13 +136,12 @@ impl Spec {
             ));
         }
         self.check_cgroups(&names)?;
-        // What depends on the machine is checked where the workload runs.
-        let groups = self
-            .groups
-            .iter()
-            .filter(|group| group.affinity.is_resolved())
-            .cloned()
-            .collect();
+        // Which CPUs are meant is found out where the workload runs.
+        let anywhere = |group: &WorkSpec| match group.affinity.is_resolved() {
+            true => group.clone(),
+            false => group.clone().affinity(Affinity::Inherit),
+        };
+        let groups = self.groups.iter().map(anywhere).collect();
         Plan::new(&WorkloadConfig::from_specs(self.clone_mode, groups)).map(|_| ())
     }
 

@@ -28,43 +28,41 @@ extern "C" fn enter(start: *mut c_void) -> *mut c_void {
 
 /// Runs `body(0)` to `body(count - 1)`, each in its own thread, runs `meanwhile` in this one, and
 /// returns when all have ended.
+///
+/// If a thread cannot be made, `failed` is told why and the process ends: the threads that exist wait
+/// for a start that will not come, and borrow from this one.
 pub(crate) fn run_all(
     count: usize,
     stack_bytes: usize,
     body: &(dyn Fn(usize) + Sync),
     meanwhile: impl FnOnce(),
-) -> Result<(), Errno> {
-    let starts: Vec<Start<'_>> = (0..count)
-        .map(|argument| Start { body, argument })
+    failed: impl FnOnce(Errno),
+) {
+    let start = |argument| Start { body, argument };
+    let starts: Vec<Start<'_>> = (0..count).map(start).collect();
+    let threads: Result<Vec<_>, _> = starts
+        .iter()
+        .map(|start| create(stack_bytes, start))
         .collect();
-    let mut threads = Vec::with_capacity(count);
-    let mut failure = Ok(());
-    for start in &starts {
-        match create(stack_bytes, start) {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                failure = Err(error);
-                break;
+    match threads {
+        Ok(threads) => {
+            meanwhile();
+            for thread in threads {
+                // SAFETY: joined exactly once.
+                unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
             }
         }
-    }
-    if failure.is_ok() {
-        meanwhile();
-        for thread in threads {
-            // SAFETY: joined exactly once.
-            unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
+        Err(errno) => {
+            failed(errno);
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(1) };
         }
-        return Ok(());
     }
-    // The threads that exist wait for a start that will not come and borrow `starts`: the process
-    // has to end now.
-    std::mem::forget(starts);
-    failure
 }
 
 fn create(stack_bytes: usize, start: &Start<'_>) -> Result<libc::pthread_t, Errno> {
     // SAFETY: attribute and handle are initialised by the calls that precede their use; `start`
-    // outlives the thread because `run_all` joins it, or forgets the `Start` where it cannot.
+    // outlives the thread because `run_all` joins it, or ends the process where it cannot.
     let (result, thread) = unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);
