@@ -180,7 +180,9 @@ fn partners_take_turns() {
             let reports = run(host, 2, work, 50);
             let counts: Vec<u64> = reports.iter().map(|report| report.iterations).collect();
             assert!(counts[0].abs_diff(counts[1]) <= 1, "{host:?}: {counts:?}");
-            assert!(reports.iter().all(|report| report.wake_latency.count > 0));
+            // One of them sleeps. The other may find the answer there each time, if its partner
+            // preempts it whenever it is woken.
+            assert!(reports.iter().any(|report| report.wake_latency.count > 0));
         }
     }
 }
