@@ -32,7 +32,7 @@ pub const REQUIRE: &str = "ZERNEL_REQUIRE";
 /// Something a test needs from the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
-    /// What `ZERNEL_REQUIRE` calls it: `root`, `bpf` or `vm`.
+    /// What `ZERNEL_REQUIRE` calls it.
     pub name: &'static str,
     /// Says why it is not there.
     pub check: fn() -> Result<(), String>,
@@ -50,8 +50,8 @@ pub fn root() -> Need {
     }
 }
 
-/// The needs there are.
-const NAMES: [&str; 3] = ["root", "bpf", "vm"];
+/// The needs there are. Of cgroups a machine may have one version or the other.
+const NAMES: [&str; 5] = ["root", "bpf", "vm", "cgroup2", "memory-cgroup"];
 
 /// A test that runs where all its needs are met.
 pub fn trial(name: &str, needs: &[Need], test: impl FnOnce() + Send + 'static) -> Trial {

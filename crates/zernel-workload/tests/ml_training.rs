@@ -3,33 +3,26 @@
 mod common;
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use zernel_testkit::{Need, trial};
+use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::trial;
 use zernel_workload::report::PhaseInterval;
 use zernel_workload::work::{GpuBackend, GpuWait, MlTraining};
 use zernel_workload::{CloneMode, Spec, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
 
-/// Where `make softgpu` puts the software GPU's driver.
-const DRIVER: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../target/softgpu/libcuda.so.1"
-);
-
-const SOFTGPU: Need = Need {
-    name: "softgpu",
-    check: || match std::fs::exists(DRIVER) {
-        Ok(true) => Ok(()),
-        _ => Err("target/softgpu/libcuda.so.1 is not there".into()),
-    },
-};
+/// Where this test puts the software GPU's libraries.
+const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training");
+const DRIVER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training/libcuda.so.1");
 
 fn main() -> ExitCode {
     if common::helper().is_some() {
         software_gpu(CloneMode::Thread);
         return ExitCode::SUCCESS;
     }
+    install(Path::new(LIBRARIES), Prologue::Push).expect("cargo has built the software GPU");
     zernel_testkit::main([
         trial(
             "each_step_goes_through_its_phases_in_order",
@@ -45,16 +38,16 @@ fn main() -> ExitCode {
         trial("steps_beyond_the_trace_are_counted", &[], lost_intervals),
         trial("every_way_to_wait_takes_the_gpus_time", &[], ways_to_wait),
         trial("a_driver_that_is_none_is_refused", &[], bad_driver),
-        trial("trains_on_the_software_gpu", &[SOFTGPU], || {
+        trial("trains_on_the_software_gpu", &[], || {
             software_gpu(CloneMode::Fork);
         }),
         // In a process of its own: a process that has used the driver cannot fork ones that use it.
-        trial("threads_train_on_the_software_gpu", &[SOFTGPU], || {
+        trial("threads_train_on_the_software_gpu", &[], || {
             common::run_helper("threads");
         }),
         trial(
             "the_example_trains_on_the_software_gpu",
-            &[SOFTGPU],
+            &[],
             example_on_software_gpu,
         ),
     ])
