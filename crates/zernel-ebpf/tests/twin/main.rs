@@ -1,0 +1,262 @@
+//! The phase rule in the kernel against the phase rule in userspace: on the same states they must
+//! say the same, bit for bit, and a change to either must be noticed here.
+
+#[path = "../bpf/mod.rs"]
+mod bpf;
+mod layout;
+mod mutants;
+mod states;
+
+use std::env;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin, TrackBatch};
+use zernel_lab::kernel::BadVersion;
+use zernel_lab::{Kernel, KernelCache, KernelRequest, VmSpec};
+use zernel_phase::shared::{
+    RawPhaseConfig, RawPhaseSample, RawTaskState, RawTrackerConfig, raw_event,
+};
+use zernel_phase::tracker::TrackerFaults;
+use zernel_phase::{
+    PhaseDetector, PhaseDetectorConfig, PhaseInterval, PhaseTracker, TrackerConfig, WorkloadPhase,
+    ZernelTaskState, classify,
+};
+use zernel_testkit::{Need, root, trial};
+use zerocopy::FromZeros;
+
+use states::{any_config, any_event, any_state, any_step, any_time, change_inputs, rng};
+
+/// 256 batches of 4096: a little over a million states.
+const CLASSIFY_BATCHES: usize = 256;
+/// Samples of each of 4096 tasks in a row.
+const DETECT_ROUNDS: usize = 64;
+/// Events of each of 4096 threads in a row: a little over a million.
+const TRACK_ROUNDS: usize = 257;
+
+fn main() -> ExitCode {
+    let needs = [root(), bpf::need()];
+    let vm = Need {
+        name: "vm",
+        check: || old_kernel().map(drop),
+    };
+    zernel_testkit::main([
+        trial("the_mirror_has_the_layout_of_the_btf", &needs, || {
+            layout::check(&twin());
+        }),
+        trial("a_million_states_classify_alike", &needs, || {
+            let coverage = classify_alike(&twin(), CLASSIFY_BATCHES).unwrap();
+            let total: usize = coverage.iter().sum();
+            assert!(total >= 1_000_000);
+            for (phase, hits) in WorkloadPhase::ALL.into_iter().zip(coverage) {
+                assert!(hits > total / 100, "{phase} came up only {hits} times");
+            }
+        }),
+        trial("tasks_sampled_in_a_row_move_alike", &needs, || {
+            let transitions = detect_alike(&twin(), DETECT_ROUNDS).unwrap();
+            assert!(transitions > BATCH as u64, "only {transitions} transitions");
+        }),
+        trial("a_million_events_are_tracked_alike", &needs, || {
+            let transitions = track_alike(&twin(), TRACK_ROUNDS).unwrap();
+            assert!(
+                transitions > 100 * BATCH as u64,
+                "only {transitions} transitions"
+            );
+        }),
+        trial("an_old_kernel_agrees_too", &[vm], an_old_kernel_agrees_too),
+        trial(
+            "every_change_to_the_c_rules_is_noticed",
+            &needs,
+            every_mutant_is_noticed,
+        ),
+    ])
+}
+
+fn old_kernel() -> Result<Kernel, String> {
+    let request: KernelRequest = "6.1".parse().map_err(|e: BadVersion| e.to_string())?;
+    zernel_lab::available(&request).map_err(|e| e.to_string())?;
+    let cache = KernelCache::from_environment().map_err(|e| e.to_string())?;
+    cache.obtain(&request).map_err(|e| e.to_string())
+}
+
+/// Runs those tests of this program that compare, in a virtual machine.
+fn an_old_kernel_agrees_too() {
+    let own_program = env::current_exe().unwrap();
+    let arguments = ["alike", "--test-threads=1"];
+    let outcome = VmSpec::new(old_kernel().unwrap())
+        .environment(zernel_testkit::REQUIRE, "root,bpf")
+        .timeout(Duration::from_secs(300))
+        .run(own_program, arguments)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let output = String::from_utf8_lossy(&outcome.stdout);
+    assert!(outcome.status.success(), "{output}");
+    assert!(output.contains("3 passed"), "{output}");
+}
+
+fn twin() -> PhaseTwin {
+    PhaseTwin::load().unwrap()
+}
+
+/// Classifies random states on both sides; gives how often each phase came up.
+fn classify_alike(twin: &PhaseTwin, batches: usize) -> Result<[usize; 5], String> {
+    let mut rng = rng();
+    let mut coverage = [0; 5];
+    let mut batch = ClassifyBatch::new_box_zeroed().unwrap();
+    for _ in 0..batches {
+        let config = any_config(&mut rng);
+        let states: Vec<_> = (0..BATCH).map(|_| any_state(&mut rng, &config)).collect();
+        batch.config = RawPhaseConfig::from(&config);
+        for (sample, state) in batch.samples.iter_mut().zip(&states) {
+            *sample = RawPhaseSample::from(state);
+        }
+        twin.classify(&mut batch).map_err(|e| e.to_string())?;
+        for (state, kernel) in states.iter().zip(batch.phases) {
+            let ours = classify(&config, state);
+            if ours as u8 != kernel {
+                return Err(format!(
+                    "{config:?}\n{state:?}\nkernel: {kernel}, ours: {ours}"
+                ));
+            }
+            coverage[usize::from(kernel)] += 1;
+        }
+    }
+    Ok(coverage)
+}
+
+/// Samples the same tasks round after round on both sides; gives the number of transitions.
+fn detect_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
+    let mut rng = rng();
+    // The kernel's fractions have 16 bits; a threshold that has no more can be met exactly.
+    let q16_threshold = rng.u32(1..65536);
+    let config = PhaseDetectorConfig {
+        io_wait_threshold: q16_threshold as f32 / 65536.0,
+        nccl_detection_enabled: true,
+        ..Default::default()
+    };
+    let mut detector = PhaseDetector::new(config.clone());
+    let mut batch = DetectBatch::new_box_zeroed().unwrap();
+    batch.config = RawPhaseConfig::from(&config);
+    for (pid, task) in batch.tasks.iter_mut().enumerate() {
+        task.pid = pid as u32;
+        task.phase_ns = [rng.u64(..), 0, u64::MAX - rng.u64(0..1 << 20), 0, 1];
+    }
+    for round in 1..=rounds as u64 {
+        let mut expected = Vec::with_capacity(BATCH);
+        for (task, now_ns) in batch.tasks.iter_mut().zip(&mut batch.now_ns) {
+            *now_ns = any_time(&mut rng, round);
+            if rng.u8(0..4) == 0 {
+                change_inputs(&mut rng, task, &config, q16_threshold);
+            }
+            expected.push((task.phase_word.sequence(), ZernelTaskState::from(&*task)));
+        }
+        twin.detect(&mut batch).map_err(|e| e.to_string())?;
+        for ((task, now_ns), (sequence, mut state)) in
+            batch.tasks.iter().zip(&batch.now_ns).zip(expected)
+        {
+            let reported = detector.detect(&state);
+            let moved = reported != state.current_phase;
+            if moved {
+                state.transition_phase(reported, now_ns & !1023);
+            }
+            let kernel = ZernelTaskState::from(task);
+            let sequence = (sequence + u16::from(moved)) % 4096;
+            if kernel != state || task.phase_word.sequence() != sequence {
+                return Err(format!(
+                    "round {round}\nkernel: {kernel:?}\nours:   {state:?}"
+                ));
+            }
+        }
+    }
+    Ok(detector.transition_count)
+}
+
+/// Feeds the same threads event after event on both sides; gives the number of intervals closed.
+fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
+    let mut rng = rng();
+    let mut batch = TrackBatch::new_box_zeroed().unwrap();
+    let config = TrackerConfig {
+        sync_max_ns: 60_000,
+        collective_max_ns: 50_000,
+        blocked_max_ns: 70_000,
+        loading_max_ns: 40_000,
+        launching_max_ns: 30_000,
+        optimizer_max_ns: 20_000,
+        optimizer_burst_max_ns: 10_000,
+        optimizer_launch_max_ns: 5_000,
+        short_wait_max_ns: 3_000,
+    };
+    batch.config = RawTrackerConfig::from(&config);
+    let mut ours: Vec<(PhaseTracker, RoundedSums)> = Vec::new();
+    for (index, at_ns) in batch.at_ns.iter_mut().enumerate() {
+        *at_ns = 1_000_000 + index as u64;
+        let tracker = PhaseTracker::new(config.clone(), *at_ns);
+        ours.push((tracker, RoundedSums::default()));
+    }
+    twin.track(&mut batch).map_err(|e| e.to_string())?;
+    for round in 1..rounds {
+        for (index, (tracker, sums)) in ours.iter_mut().enumerate() {
+            let event = any_event(&mut rng);
+            batch.at_ns[index] = any_step(&mut rng, batch.at_ns[index]);
+            batch.events[index] = raw_event(event);
+            tracker.observe(batch.at_ns[index], event, sums);
+        }
+        twin.track(&mut batch).map_err(|e| e.to_string())?;
+        for (task, (tracker, sums)) in batch.tasks.iter().zip(&ours) {
+            let kernel = (tracked(task), task.phase_ns);
+            let expected = (tracked_by_us(tracker), sums.ns);
+            if kernel != expected {
+                return Err(format!(
+                    "round {round}\nkernel: {kernel:?}\nours:   {expected:?}"
+                ));
+            }
+        }
+    }
+    Ok(ours.iter().map(|(_, sums)| sums.intervals).sum())
+}
+
+/// Sums of intervals whose ends are rounded as the kernel rounds them.
+#[derive(Default)]
+struct RoundedSums {
+    ns: [u64; 5],
+    intervals: u64,
+}
+
+impl Extend<PhaseInterval> for RoundedSums {
+    fn extend<I: IntoIterator<Item = PhaseInterval>>(&mut self, intervals: I) {
+        for interval in intervals {
+            let rounded = (interval.end_ns & !1023) - (interval.start_ns & !1023);
+            self.ns[interval.phase as usize] += rounded;
+            self.intervals += 1;
+        }
+    }
+}
+
+/// What must be equal after each event: phase, deadline, and everything that was wrong so far.
+fn tracked(task: &RawTaskState) -> (WorkloadPhase, u64, TrackerFaults) {
+    let tracker = &task.tracker;
+    let faults = TrackerFaults {
+        lost_leaves: tracker.lost_leaves,
+        lost_enters: tracker.lost_enters,
+        late: tracker.late,
+        expired: tracker.expired,
+    };
+    (task.phase_word.phase(), tracker.deadline_ns, faults)
+}
+
+fn tracked_by_us(tracker: &PhaseTracker) -> (WorkloadPhase, u64, TrackerFaults) {
+    (tracker.phase_at(0), tracker.deadline_ns(), tracker.faults())
+}
+
+fn every_mutant_is_noticed() {
+    for (header, from, to) in mutants::MUTANTS {
+        let object = mutants::build(header, from, to);
+        let mutant = PhaseTwin::load_object(&object).unwrap();
+        let survived = classify_alike(&mutant, 32).is_ok()
+            && detect_alike(&mutant, 16).is_ok()
+            && track_alike(&mutant, 64).is_ok();
+        assert!(
+            !survived,
+            "nobody noticed that {header} says {to:?} instead of {from:?}"
+        );
+    }
+}

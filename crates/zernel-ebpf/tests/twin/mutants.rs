@@ -1,0 +1,222 @@
+//! Small mistakes in the C rules, each of which must be noticed.
+
+use std::path::Path;
+use std::{env, fs};
+
+use libbpf_cargo::SkeletonBuilder;
+
+/// Small mistakes in the C headers: header, what it says, what it would say instead.
+pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
+    ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
+    ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
+    (
+        "phase_rule.h",
+        "gpu > config->gpu_idle_threshold &&",
+        "gpu >= config->gpu_idle_threshold &&",
+    ),
+    (
+        "phase_rule.h",
+        "&& gpu < config->gpu_active_threshold",
+        "&& gpu <= config->gpu_active_threshold",
+    ),
+    ("phase_rule.h", "if (!sample->is_ml)", "if (0)"),
+    ("phase_rule.h", "config->nccl_detection_enabled && ", ""),
+    (
+        "phase_rule.h",
+        "sample->futex_waits > 0",
+        "sample->futex_waits > 1",
+    ),
+    (
+        "phase_rule.h",
+        "config->io_wait_threshold_f32) && gpu_idle",
+        "config->io_wait_half_threshold_f32) && gpu_idle",
+    ),
+    (
+        "phase_rule.h",
+        "sample->cpu_burst_ns == 0",
+        "sample->cpu_burst_ns <= 1",
+    ),
+    (
+        "phase_rule.h",
+        "sample->cpu_burst_ns < config",
+        "sample->cpu_burst_ns <= config",
+    ),
+    (
+        "phase_rule.h",
+        "sample->last_gpu_sync_ns > 0",
+        "sample->last_gpu_sync_ns > 1",
+    ),
+    (
+        "phase_rule.h",
+        "config->io_wait_half_threshold_f32)",
+        "config->io_wait_threshold_f32)",
+    ),
+    ("phase_rule.h", "> 0x7f800000", ">= 0x7f800000"),
+    (
+        "phase_rule.h",
+        "bits >> 31 ? -magnitude : magnitude",
+        "bits >> 31 ? ~magnitude : magnitude",
+    ),
+    (
+        "phase_rule.h",
+        "task->streak >= config",
+        "task->streak > config",
+    ),
+    ("phase_rule.h", "127 - 16 + highest", "127 - 15 + highest"),
+    (
+        "task_state.h",
+        "zernel_word_sequence(word) + 1",
+        "zernel_word_sequence(word) + 2",
+    ),
+    ("task_state.h", "? ~0ULL : sum", "? sum : sum"),
+    ("task_state.h", "WORD_UNIT_SHIFT 10", "WORD_UNIT_SHIFT 9"),
+    (
+        "phase_tracker.h",
+        "max_ns = config->optimizer_max_ns",
+        "max_ns = config->loading_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "max_ns = config->launching_max_ns",
+        "max_ns = config->loading_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->call_shown_ns, config->collective_max_ns",
+        "tracker->call_shown_ns, config->sync_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->wait_since_ns, config->blocked_max_ns",
+        "tracker->wait_since_ns, config->sync_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->now_ns < tracker->deadline_ns",
+        "tracker->now_ns <= tracker->deadline_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "at_ns < task->tracker.now_ns",
+        "at_ns <= task->tracker.now_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->sync_since_ns <= at_ns",
+        "tracker->sync_since_ns < at_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->collective_since_ns <= at_ns",
+        "tracker->collective_since_ns < at_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "? ZERNEL_DRAINED : ZERNEL_BURST",
+        "? ZERNEL_BURST : ZERNEL_BURST",
+    ),
+    (
+        "phase_tracker.h",
+        ">= config->optimizer_launch_max_ns",
+        "> config->optimizer_launch_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity != ZERNEL_IDLE && ",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "return tracker->activity != ZERNEL_IDLE;",
+        "return 1;",
+    ),
+    (
+        "phase_tracker.h",
+        "waited_ns < config->short_wait_max_ns",
+        "waited_ns <= config->short_wait_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "activity != ZERNEL_IDLE && activity != ZERNEL_LOADING",
+        "activity != ZERNEL_LOADING",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->call_shown_ns += waited_ns;",
+        "tracker->call_shown_ns = tracker->now_ns;",
+    ),
+    ("phase_tracker.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
+    (
+        "phase_tracker.h",
+        "if (!(tracker->flags & ZERNEL_LAUNCHED_SINCE_SYNC))",
+        "if (1)",
+    ),
+    (
+        "phase_tracker.h",
+        "!(tracker->flags & ZERNEL_COLLECTIVE_LAUNCHED)",
+        "1",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_LOADING ? ZERNEL_LOADING",
+        "0 ? ZERNEL_LOADING",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity_until_ns <= tracker->now_ns",
+        "tracker->activity_until_ns < tracker->now_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "zernel_transition(task, ZERNEL_UNKNOWN, tracker->deadline_ns)",
+        "zernel_transition(task, ZERNEL_UNKNOWN, tracker->now_ns)",
+    ),
+    (
+        "phase_tracker.h",
+        "zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns)",
+        "zernel_transition(task, ZERNEL_DATA_LOADING, tracker->now_ns)",
+    ),
+    (
+        "phase_tracker.h",
+        "if (tracker->activity == ZERNEL_BURST || tracker->activity == ZERNEL_DRAINED)",
+        "if (tracker->activity == ZERNEL_BURST)",
+    ),
+    (
+        "phase_tracker.h",
+        "after_launches && !(tracker->flags & ZERNEL_DRIVES_STEPS)",
+        "after_launches",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_wait(config, &task->tracker);\n",
+        "",
+    ),
+];
+
+/// Compiles the twin with one text of one header replaced.
+pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    for name in [
+        "kernel.h",
+        "phase_rule.h",
+        "phase_tracker.h",
+        "task_state.h",
+    ] {
+        let mut text = fs::read_to_string(project.join("../../bpf").join(name)).unwrap();
+        if name == header {
+            assert_eq!(text.matches(from).count(), 1, "{header} says {from:?} once");
+            text = text.replace(from, to);
+        }
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    let object = folder.path().join("mutant.bpf.o");
+    SkeletonBuilder::new()
+        .source(project.join("src/twin/phase_twin.bpf.c"))
+        .obj(&object)
+        .clang(env::var("BPF_CLANG").unwrap_or_else(|_| "clang".into()))
+        .clang_args(["-I".as_ref(), folder.path().as_os_str()])
+        .build()
+        .unwrap();
+    fs::read(object).unwrap()
+}

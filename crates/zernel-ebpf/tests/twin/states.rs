@@ -1,0 +1,181 @@
+//! Random states, configurations and events, with a liking for boundaries.
+
+use std::env;
+
+use fastrand::Rng;
+use zernel_phase::shared::{NO_GPU, RawTaskState, TASK_IS_ML, TASK_NCCL_ACTIVE};
+use zernel_phase::{BlockReason, PhaseDetectorConfig, ThreadEvent, ZernelTaskState};
+
+/// The same states every time, unless `ZERNEL_SEED` says otherwise.
+pub(crate) fn rng() -> Rng {
+    let seed = env::var("ZERNEL_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    Rng::with_seed(seed.unwrap_or(42))
+}
+
+pub(crate) fn any_event(rng: &mut Rng) -> ThreadEvent {
+    let reasons = [
+        BlockReason::Io,
+        BlockReason::Futex,
+        BlockReason::Poll,
+        BlockReason::Other,
+    ];
+    let reason = rng.choice(reasons).unwrap();
+    rng.choice([
+        ThreadEvent::GpuSyncEnter,
+        ThreadEvent::GpuSyncLeave,
+        ThreadEvent::CollectiveEnter,
+        ThreadEvent::CollectiveLeave,
+        ThreadEvent::Launch,
+        ThreadEvent::CopyToDevice,
+        ThreadEvent::Block(reason),
+        ThreadEvent::Unblock,
+        ThreadEvent::OptimizerMarker,
+    ])
+    .unwrap()
+}
+
+/// Mostly a little forward, now and then back, or up to a deadline and past it. In whole
+/// microseconds, so that events often fall on each other and on deadlines.
+pub(crate) fn any_step(rng: &mut Rng, at_ns: u64) -> u64 {
+    match rng.u8(0..10) {
+        0 => at_ns - rng.u64(0..8) * 1_000,
+        1 => at_ns + rng.u64(0..100) * 1_000,
+        2 => {
+            at_ns
+                + rng
+                    .choice([0, 5_000, 10_000, 20_000, 40_000, 60_000])
+                    .unwrap()
+        }
+        _ => at_ns + rng.u64(0..4) * 1_000,
+    }
+}
+
+/// Mostly forward, now and then back, once in a while far ahead.
+pub(crate) fn any_time(rng: &mut Rng, round: u64) -> u64 {
+    match rng.u8(0..20) {
+        0 => rng.u64(0..round * 1_000_000),
+        1 => rng.u64(0..1 << 58),
+        _ => round * 1_000_000 + rng.u64(0..1_000_000),
+    }
+}
+
+pub(crate) fn change_inputs(
+    rng: &mut Rng,
+    task: &mut RawTaskState,
+    config: &PhaseDetectorConfig,
+    q16_threshold: u32,
+) {
+    let state = any_state(rng, config);
+    task.last_gpu_sync_ns = state.last_gpu_sync_ns;
+    task.cpu_burst_ns = state.cpu_burst_duration_ns;
+    task.futex_waits = state.futex_wait_count;
+    task.gpu_utilization = state.gpu_utilization;
+    task.gpu_id = rng.choice([0, 1, NO_GPU]).unwrap();
+    task.flags = if state.is_ml_process { TASK_IS_ML } else { 0 };
+    task.flags |= if state.nccl_active {
+        TASK_NCCL_ACTIVE
+    } else {
+        0
+    };
+    task.io_wait_q16 = match rng.u8(0..4) {
+        0 => q16_threshold - 1 + rng.u32(0..3),
+        1 => q16_threshold / 2 + rng.u32(0..2),
+        2 => rng.choice([0, 1, 65535, 65536, 65537, u32::MAX]).unwrap(),
+        _ => rng.u32(0..=65536),
+    };
+}
+
+/// The default, at the ends of what is allowed, a sensible one, or nonsense.
+pub(crate) fn any_config(rng: &mut Rng) -> PhaseDetectorConfig {
+    let nonsense = PhaseDetectorConfig {
+        io_wait_threshold: any_f32(rng, 0.3),
+        optimizer_burst_max_ns: any_u64(rng, 5_000_000),
+        gpu_idle_threshold: rng.u8(..),
+        gpu_active_threshold: rng.u8(..),
+        phase_stability_count: rng.u32(..),
+        nccl_detection_enabled: rng.bool(),
+    };
+    match rng.u8(0..5) {
+        0 => nonsense,
+        1 => PhaseDetectorConfig {
+            io_wait_threshold: rng.choice([0.0, -0.0, 1.0]).unwrap(),
+            ..Default::default()
+        },
+        2 => PhaseDetectorConfig {
+            io_wait_threshold: rng.f32(),
+            gpu_idle_threshold: rng.u8(0..50),
+            gpu_active_threshold: rng.u8(51..=100),
+            ..nonsense
+        },
+        _ => PhaseDetectorConfig {
+            nccl_detection_enabled: rng.bool(),
+            ..Default::default()
+        },
+    }
+}
+
+pub(crate) fn any_state(rng: &mut Rng, config: &PhaseDetectorConfig) -> ZernelTaskState {
+    ZernelTaskState {
+        is_ml_process: rng.u8(0..16) > 0,
+        gpu_utilization: any_utilization(rng, config),
+        last_gpu_sync_ns: any_u64(rng, 1),
+        cpu_burst_duration_ns: any_u64(rng, config.optimizer_burst_max_ns),
+        io_wait_fraction: any_f32(rng, config.io_wait_threshold),
+        nccl_active: rng.bool(),
+        futex_wait_count: rng.choice([0, 0, 0, 1, 2, u32::MAX]).unwrap(),
+        ..ZernelTaskState::new(rng.u32(..))
+    }
+}
+
+/// Around one of the thresholds, at an end, or anywhere.
+pub(crate) fn any_utilization(rng: &mut Rng, config: &PhaseDetectorConfig) -> u8 {
+    let edges = [config.gpu_idle_threshold, config.gpu_active_threshold];
+    let edge = rng.choice(edges).unwrap();
+    match rng.u8(0..4) {
+        0 => edge.wrapping_sub(1).wrapping_add(rng.u8(0..3)),
+        1 => rng.choice([0, 100, 255]).unwrap(),
+        _ => rng.u8(0..=100),
+    }
+}
+
+pub(crate) fn any_u64(rng: &mut Rng, edge: u64) -> u64 {
+    match rng.u8(0..4) {
+        0 => edge.wrapping_sub(1).wrapping_add(rng.u64(0..3)),
+        1 => rng.choice([0, 0, 1, u64::MAX]).unwrap(),
+        2 => rng.u64(0..=edge),
+        _ => rng.u64(..),
+    }
+}
+
+/// Around the threshold and its half, special values, the unit range, or any bit pattern.
+pub(crate) fn any_f32(rng: &mut Rng, edge: f32) -> f32 {
+    let neighbours = |value: f32| {
+        let bits = value.to_bits();
+        [
+            bits.wrapping_sub(1),
+            bits,
+            bits.wrapping_add(1),
+            bits ^ (1 << 31),
+        ]
+        .map(f32::from_bits)
+    };
+    match rng.u8(0..5) {
+        0 => rng.choice(neighbours(edge)).unwrap(),
+        1 => rng.choice(neighbours(edge / 2.0)).unwrap(),
+        2 => rng
+            .choice([
+                0.0,
+                -0.0,
+                f32::NAN,
+                -f32::NAN,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                f32::from_bits(1),
+            ])
+            .unwrap(),
+        3 => rng.f32(),
+        _ => f32::from_bits(rng.u32(..)),
+    }
+}
