@@ -4,9 +4,8 @@
 //! identity, and for each device memory in use and busy time. A process that dies leaves its
 //! slot behind; identity (pid and start time) shows that nobody owns it any more, and it is used again.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,12 +16,15 @@ use crate::busy::{BUSY_WORDS, BusyMeter};
 use crate::config;
 use crate::process::Identity;
 use crate::shared_memory::SharedMemory;
+use crate::state_directory::StateDirectory;
 
 /// The most devices a node may have.
 pub const MAX_DEVICES: usize = 16;
 const MAX_PROCESSES: usize = 2048;
 const DEFAULT_MEMORY: u64 = 16 << 30;
 
+/// The file in the state directory.
+const FILE: &str = "node";
 const MAGIC: u64 = u64::from_le_bytes(*b"zsgnode1");
 const HEADER_WORDS: usize = 8;
 const MAGIC_WORD: usize = 0;
@@ -104,17 +106,7 @@ impl Node {
     /// Opens the node in `directory`, and sets it up with `hardware` if nobody uses it. Otherwise
     /// everybody sees the devices that are already there.
     pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join("node"))?;
+        let file = StateDirectory::open(directory)?.file(FILE)?;
         lock_file(&file)?;
         file.set_len(FILE_BYTES as u64)?;
         let memory = SharedMemory::map(&file, FILE_BYTES)?;
@@ -393,6 +385,16 @@ mod tests {
         let again = node.join().unwrap();
         assert_eq!(node.memory_in_use(0), 0);
         assert!(again.reserve(0, 1000));
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_state_leaves_its_target_alone() {
+        let directory = TestDirectory::new("node-link");
+        let victim = directory.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, directory.path().join(FILE)).unwrap();
+        assert!(Node::open_in(directory.path(), HARDWARE).is_err());
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
 
     #[test]

@@ -6,13 +6,29 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use support::libraries::{MILLISECOND, Program, ok};
-use support::{Stage, publish, published, role, stage_path};
+use support::libraries::{Cuda, MILLISECOND, Program, ok};
+use support::{Stage, alone, publish, published, role, stage_path};
 use zernel_softgpu::config;
 
 fn nvml() -> Nvml {
     let path = stage_path().join("lib/libnvidia-ml.so.1");
     Nvml::builder().lib_path(path.as_os_str()).init().unwrap()
+}
+
+/// As if another user had put a link where the state belongs.
+#[test]
+fn state_that_is_not_our_own_is_refused() {
+    const OPERATING_SYSTEM: i32 = 304;
+    alone("state_that_is_not_our_own_is_refused", || {
+        let elsewhere = stage_path().join("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, stage_path().join("node")).unwrap();
+        assert_eq!((Cuda::load().cuInit)(0), OPERATING_SYSTEM);
+        let library = stage_path().join("lib/libnvidia-ml.so.1");
+        let refused = Nvml::builder().lib_path(library.as_os_str()).init();
+        assert!(matches!(refused, Err(NvmlError::OperatingSystem)));
+        assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
+    });
 }
 
 #[test]
