@@ -12,6 +12,8 @@ use zernel_softgpu::config;
 
 const OUT_OF_MEMORY: i32 = 2;
 const INVALID_VALUE: i32 = 1;
+/// The calling thread's default stream.
+const PER_THREAD: u64 = 2;
 
 #[test]
 fn every_kind_of_memory_is_accounted_to_the_byte() {
@@ -382,6 +384,41 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
             assert_eq!(program.download::<u32>(memory, 2), [round, round]);
         }
         ok((cuda.cuGraphExecDestroy)(executable));
+    });
+}
+
+/// Known ends, unknown ones, and the default stream of a thread that is gone.
+#[test]
+fn the_context_waits_for_destroyed_streams() {
+    static DONE: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn slow(_: *mut c_void) {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        DONE.store(1, SeqCst);
+    }
+    alone("the_context_waits_for_destroyed_streams", || {
+        let program = &Program::new();
+        let cuda = &program.cuda;
+        let (known, unknown, gone) = (program.stream(), program.stream(), program.event(0));
+        let context = got(|context| (cuda.cuCtxGetCurrent)(context));
+        program.launch(known, 500 * MILLISECOND);
+        ok((cuda.cuEventRecord)(gone, known));
+        ok((cuda.cuStreamDestroy_v2)(known));
+        ok((cuda.cuCtxSynchronize)());
+        ok((cuda.cuEventQuery)(gone));
+
+        ok((cuda.cuLaunchHostFunc)(unknown, slow, ptr::null_mut()));
+        ok((cuda.cuStreamDestroy_v2)(unknown));
+        ok((cuda.cuCtxSynchronize)());
+        assert_eq!(DONE.load(SeqCst), 1);
+
+        let short_lived = || {
+            ok((cuda.cuCtxSetCurrent)(context));
+            program.launch(PER_THREAD, 500 * MILLISECOND);
+            ok((cuda.cuEventRecord)(gone, PER_THREAD));
+        };
+        std::thread::scope(|scope| scope.spawn(short_lived).join().unwrap());
+        ok((cuda.cuCtxSynchronize)());
+        ok((cuda.cuEventQuery)(gone));
     });
 }
 
