@@ -387,6 +387,43 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
     });
 }
 
+#[test]
+fn a_capture_with_a_fork_left_aside_is_refused() {
+    const UNJOINED: i32 = 904;
+    alone("a_capture_with_a_fork_left_aside_is_refused", || {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        let (main, side) = (program.stream(), program.stream());
+        let (fork, join) = (program.event(0), program.event(0));
+        let capture = |last: &dyn Fn()| {
+            ok((cuda.cuStreamBeginCapture_v2)(main, 0));
+            program.launch(main, 1);
+            ok((cuda.cuEventRecord)(fork, main));
+            ok((cuda.cuStreamWaitEvent)(side, fork, 0));
+            program.launch(side, 1);
+            ok((cuda.cuEventRecord)(join, side));
+            last();
+            let mut graph = 77;
+            ((cuda.cuStreamEndCapture)(main, &mut graph), graph)
+        };
+        let join_it = || ok((cuda.cuStreamWaitEvent)(main, join, 0));
+        assert_eq!(capture(&|| ()), (UNJOINED, 0));
+        assert_eq!(
+            program.error_name(UNJOINED),
+            "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
+        );
+        // What comes after the join is left aside too.
+        let (status, _) = capture(&|| {
+            join_it();
+            program.launch(side, 1);
+        });
+        assert_eq!(status, UNJOINED);
+        ok((cuda.cuStreamSynchronize)(main));
+        ok((cuda.cuStreamSynchronize)(side));
+        ok(capture(&join_it).0);
+    });
+}
+
 /// Known ends, unknown ones, and the default stream of a thread that is gone.
 #[test]
 fn the_context_waits_for_destroyed_streams() {

@@ -15,8 +15,8 @@ use crate::context::{STREAMS, stream};
 use crate::driver::driver;
 use crate::kernel::function;
 use crate::status::{
-    CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNMATCHED,
-    STREAM_CAPTURE_UNSUPPORTED,
+    CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNJOINED,
+    STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED,
 };
 use crate::types::KernelNode;
 
@@ -140,6 +140,10 @@ exports! { "cuda" =>
                     *capture = None;
                 }
             });
+        }
+        if !point.is_after_everything() {
+            captured.set_if_wanted(0);
+            return Err(STREAM_CAPTURE_UNJOINED);
         }
         let graph = GRAPHS.insert(GraphObject::new(point.capture.graph()));
         Ok(captured.set(graph)?)
