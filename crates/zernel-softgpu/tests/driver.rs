@@ -387,6 +387,42 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
     });
 }
 
+/// Captures a kernel, and launches it in two streams that are idle until the same moment.
+#[test]
+fn launches_of_one_graph_do_not_overlap() {
+    extern "C" fn slow(_: *mut c_void) {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+    }
+    alone("launches_of_one_graph_do_not_overlap", || {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        let (first, second) = (program.stream(), program.stream());
+        ok((cuda.cuStreamBeginCapture_v2)(first, 0));
+        program.launch(first, 7 * MILLISECOND);
+        let graph = got(|graph| (cuda.cuStreamEndCapture)(first, graph));
+        let executable = got(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
+        let (gate, ends) = (program.event(0), [program.event(0), program.event(0)]);
+        // The second time around the first stream's end is not known at the second launch.
+        for is_known in [true, false] {
+            program.launch(first, 1000 * MILLISECOND);
+            if !is_known {
+                ok((cuda.cuLaunchHostFunc)(first, slow, ptr::null_mut()));
+            }
+            ok((cuda.cuEventRecord)(gate, first));
+            if is_known {
+                ok((cuda.cuStreamWaitEvent)(second, gate, 0));
+            }
+            for (stream, end) in [first, second].into_iter().zip(ends) {
+                ok((cuda.cuGraphLaunch)(executable, stream));
+                ok((cuda.cuEventRecord)(end, stream));
+            }
+            ok((cuda.cuCtxSynchronize)());
+            assert_eq!(program.elapsed(gate, ends[0]), 7.0);
+            assert_eq!(program.elapsed(gate, ends[1]), 14.0);
+        }
+    });
+}
+
 #[test]
 fn a_capture_with_a_fork_left_aside_is_refused() {
     const UNJOINED: i32 = 904;
