@@ -48,7 +48,7 @@
 //! The state is in `$XDG_RUNTIME_DIR/zernel-softgpu`, or in `/dev/shm/zernel-softgpu-UID` if there
 //! is none. The directory must belong to the user, and nobody else may write to it; anything else is
 //! refused. The first process on a node sets its devices and memory; while any process uses it they
-//! stay.
+//! stay. The last to end removes the state, unless it is killed.
 //!
 //! # What is simulated
 //!

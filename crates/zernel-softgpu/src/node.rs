@@ -16,15 +16,13 @@ use crate::busy::{BUSY_WORDS, BusyMeter};
 use crate::config;
 use crate::process::Identity;
 use crate::shared_memory::SharedMemory;
-use crate::state_directory::StateDirectory;
+use crate::state_directory::{Afterwards, StateDirectory};
 
 /// The most devices a node may have.
 pub const MAX_DEVICES: usize = 16;
 const MAX_PROCESSES: usize = 2048;
 const DEFAULT_MEMORY: u64 = 16 << 30;
 
-/// The file in the state directory.
-const FILE: &str = "node";
 const MAGIC: u64 = u64::from_le_bytes(*b"zsgnode1");
 const HEADER_WORDS: usize = 8;
 const MAGIC_WORD: usize = 0;
@@ -45,6 +43,7 @@ pub struct Node {
     file: File,
     memory: SharedMemory,
     threads: Mutex<()>,
+    directory: StateDirectory,
 }
 
 /// Held while the shared state must not change under us: by one thread of one process.
@@ -71,11 +70,11 @@ pub struct ProcessUse {
     pub utilization: f64,
 }
 
-/// Where the node's state lives: the given directory, or one per user.
-fn directory() -> PathBuf {
+/// Where the node's state lives if no directory is given: one per user.
+fn default_directory() -> PathBuf {
     let user = rustix::process::getuid().as_raw();
-    config::path(config::DIRECTORY)
-        .or_else(|| config::path("XDG_RUNTIME_DIR").map(|path| path.join("zernel-softgpu")))
+    config::path("XDG_RUNTIME_DIR")
+        .map(|path| path.join("zernel-softgpu"))
         .unwrap_or_else(|| format!("/dev/shm/zernel-softgpu-{user}").into())
 }
 
@@ -100,13 +99,25 @@ impl Hardware {
 impl Node {
     /// Opens the node that the environment names.
     pub fn open() -> io::Result<Arc<Self>> {
-        Self::open_in(&directory(), Hardware::from_environment())
+        let hardware = Hardware::from_environment();
+        match config::path(config::DIRECTORY) {
+            Some(directory) => Self::open_in(&directory, hardware),
+            None => Self::enter(&default_directory(), Afterwards::Remove, hardware),
+        }
     }
 
     /// Opens the node in `directory`, and sets it up with `hardware` if nobody uses it. Otherwise
     /// everybody sees the devices that are already there.
     pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
-        let file = StateDirectory::open(directory)?.file(FILE)?;
+        Self::enter(directory, Afterwards::Keep, hardware)
+    }
+
+    fn enter(
+        directory: &Path,
+        afterwards: Afterwards,
+        hardware: Hardware,
+    ) -> io::Result<Arc<Self>> {
+        let (directory, file) = StateDirectory::enter(directory, afterwards)?;
         lock_file(&file)?;
         file.set_len(FILE_BYTES as u64)?;
         let memory = SharedMemory::map(&file, FILE_BYTES)?;
@@ -119,7 +130,14 @@ impl Node {
             file,
             memory,
             threads: Mutex::new(()),
+            directory,
         }))
+    }
+
+    /// Removes the node's files if nobody else uses them. For the end of a process, where nothing is
+    /// dropped; what still runs then can go on using the node.
+    pub fn leave(&self) {
+        self.directory.leave();
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -359,6 +377,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state_directory::FILE;
     use crate::test_directory::TestDirectory;
 
     const HARDWARE: Hardware = Hardware {
