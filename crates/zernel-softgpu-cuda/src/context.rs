@@ -42,7 +42,8 @@ pub(crate) struct Context {
     pub(crate) flags: AtomicU32,
     tails: Arc<ContextTails>,
     legacy: Arc<StreamObject>,
-    streams: Mutex<Vec<Weak<StreamObject>>>,
+    /// Those the program destroyed as well, until they have done their work.
+    streams: Mutex<Vec<Arc<Stream>>>,
 }
 
 /// A stream as the program knows it. It is closed when the last one lets go of it.
@@ -117,27 +118,25 @@ impl Context {
             Arc::clone(&self.device),
             Arc::clone(&self.tails),
         );
-        let object = Arc::new(StreamObject {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|stream| !stream.is_finished());
+        streams.push(Arc::clone(&stream));
+        Arc::new(StreamObject {
             stream,
             context: Arc::downgrade(self),
             flags,
             priority,
-        });
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.retain(|stream| stream.strong_count() > 0);
-        streams.push(Arc::downgrade(&object));
-        object
+        })
     }
 
-    fn streams(&self) -> Vec<Arc<StreamObject>> {
+    fn streams(&self) -> Vec<Arc<Stream>> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.iter().filter_map(Weak::upgrade).collect()
+        streams.clone()
     }
 
-    fn deferred_blocking_streams(&self) -> Vec<Arc<StreamObject>> {
+    fn deferred_blocking_streams(&self) -> Vec<Arc<Stream>> {
         let mut streams = self.streams();
-        streams
-            .retain(|object| object.stream.role() == Role::Blocking && object.stream.is_deferred());
+        streams.retain(|stream| stream.role() == Role::Blocking && stream.is_deferred());
         streams
     }
 
@@ -153,11 +152,7 @@ impl Context {
 
     /// `cuCtxSynchronize`.
     pub(crate) fn synchronize(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
-        if self
-            .streams()
-            .iter()
-            .any(|object| object.stream.is_capturing())
-        {
+        if self.streams().iter().any(|stream| stream.is_capturing()) {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         self.wait_for_all(symbol);
@@ -167,8 +162,8 @@ impl Context {
     fn wait_for_all(&self, symbol: &'static Symbol) {
         let waiting = self.waiting();
         let streams = self.streams();
-        let all = streams.iter().chain([&self.legacy]);
-        let markers: Vec<_> = all.map(|object| object.stream.marker(symbol)).collect();
+        let all = streams.iter().chain([&self.legacy.stream]);
+        let markers: Vec<_> = all.map(|stream| stream.marker(symbol)).collect();
         markers.iter().for_each(|marker| marker.wait(waiting));
     }
 }
@@ -198,32 +193,27 @@ impl StreamObject {
         let before = match self.stream.role() {
             Role::NonBlocking => return Ok(()),
             Role::Blocking => {
-                let legacy = Arc::clone(&self.context()?.legacy);
-                if !legacy.stream.is_deferred() {
+                let legacy = Arc::clone(&self.context()?.legacy.stream);
+                if !legacy.is_deferred() {
                     return Ok(());
                 }
                 vec![legacy]
             }
             Role::Legacy => {
                 let streams = self.context()?.streams();
-                if streams
-                    .iter()
-                    .any(|object| object.is_capturing_and_blocking())
-                {
+                let captures =
+                    |stream: &Arc<Stream>| stream.role() == Role::Blocking && stream.is_capturing();
+                if streams.iter().any(captures) {
                     return Err(STREAM_CAPTURE_IMPLICIT);
                 }
                 self.context()?.deferred_blocking_streams()
             }
         };
-        for object in before {
-            let marker = object.stream.marker(symbol);
+        for stream in before {
+            let marker = stream.marker(symbol);
             self.stream.submit(Work::Wait(marker), symbol);
         }
         Ok(())
-    }
-
-    fn is_capturing_and_blocking(&self) -> bool {
-        self.stream.role() == Role::Blocking && self.stream.is_capturing()
     }
 
     /// Waits until everything submitted so far is done.

@@ -24,11 +24,18 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 /// The initialised driver.
 #[derive(Debug)]
 pub(crate) struct Driver {
+    node: Arc<Node>,
     devices: Vec<Arc<Device>>,
 }
 
 extern "C" fn mark_forked() {
     FORKED.store(true, Relaxed);
+}
+
+extern "C" fn leave_node() {
+    if let Some(driver) = DRIVER.get() {
+        driver.node.leave();
+    }
 }
 
 /// The driver, if `cuInit` was called.
@@ -49,6 +56,7 @@ pub(crate) fn initialise() -> Result<(), CudaError> {
     if DRIVER.get().is_none() {
         let driver = Driver::new()?;
         process::after_fork_in_child(mark_forked);
+        process::at_exit(leave_node);
         let _ = DRIVER.set(driver);
     }
     Ok(())
@@ -69,6 +77,7 @@ impl Driver {
         let device = |index| Arc::new(Device::new(index, Arc::clone(&membership)));
         Ok(Self {
             devices: visible.into_iter().map(device).collect(),
+            node,
         })
     }
 

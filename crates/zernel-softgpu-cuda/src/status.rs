@@ -69,6 +69,8 @@ errors! {
         c"dependency created on uncaptured work in another capture";
     STREAM_CAPTURE_UNMATCHED = 903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
         c"capture was not initiated in this stream";
+    STREAM_CAPTURE_UNJOINED = 904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+        c"capture contains a fork that was not joined to the primary stream";
     STREAM_CAPTURE_IMPLICIT = 906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
         c"operation would make the legacy stream depend on a capturing blocking stream";
     CAPTURED_EVENT = 907, c"CUDA_ERROR_CAPTURED_EVENT",

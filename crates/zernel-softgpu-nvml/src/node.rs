@@ -1,8 +1,9 @@
 //! The node NVML looks at, between `nvmlInit` and `nvmlShutdown`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use zernel_softgpu::node::Node;
+use zernel_softgpu::process;
 
 use crate::status::NvmlError;
 
@@ -14,9 +15,21 @@ static STATE: Mutex<State> = Mutex::new(State {
     node: None,
 });
 
+static AT_EXIT: Once = Once::new();
+
 struct State {
     users: usize,
     node: Option<Arc<Node>>,
+}
+
+/// A program need not shut NVML down before it ends.
+extern "C" fn leave_node() {
+    // Whoever holds the lock now may hold it for ever: threads do not end before the program.
+    if let Ok(state) = STATE.try_lock()
+        && let Some(node) = &state.node
+    {
+        node.leave();
+    }
 }
 
 /// `nvmlInit`: as often as you like; the node is opened anew after the last shutdown.
@@ -28,6 +41,7 @@ pub(crate) fn initialise() -> Result<(), NvmlError> {
             NvmlError::OperatingSystem
         })?;
         state.node = Some(node);
+        AT_EXIT.call_once(|| process::at_exit(leave_node));
     }
     state.users += 1;
     Ok(())

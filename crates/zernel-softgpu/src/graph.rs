@@ -100,6 +100,21 @@ impl CapturePoint {
         let new: Vec<usize> = new.copied().collect();
         self.after.extend(new);
     }
+
+    /// Whether everything captured comes before this point.
+    #[must_use]
+    pub fn is_after_everything(&self) -> bool {
+        let graph = self.capture.lock();
+        let mut before = vec![false; graph.nodes.len()];
+        self.after.iter().for_each(|index| before[*index] = true);
+        // Backwards, so that all that come after a node have been looked at before it.
+        graph.nodes.iter().enumerate().rev().all(|(index, node)| {
+            node.after
+                .iter()
+                .for_each(|earlier| before[*earlier] = true);
+            before[index]
+        })
+    }
 }
 
 impl Capture {

@@ -46,8 +46,9 @@
 //! | `CUDA_VISIBLE_DEVICES` | as for the real driver: numbers or UUIDs | all |
 //!
 //! The state is in `$XDG_RUNTIME_DIR/zernel-softgpu`, or in `/dev/shm/zernel-softgpu-UID` if there
-//! is none. The first process on a node sets its devices and memory; while any process uses it they
-//! stay.
+//! is none. The directory must belong to the user, and nobody else may write to it; anything else is
+//! refused. The first process on a node sets its devices and memory; while any process uses it they
+//! stay. The last to end removes the state, unless it is killed.
 //!
 //! # What is simulated
 //!
@@ -100,6 +101,7 @@ pub mod node;
 pub mod process;
 pub mod registry;
 pub mod shared_memory;
+mod state_directory;
 pub mod stream;
 mod sys;
 #[cfg(test)]

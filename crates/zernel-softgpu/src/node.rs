@@ -4,9 +4,8 @@
 //! identity, and for each device memory in use and busy time. A process that dies leaves its
 //! slot behind; identity (pid and start time) shows that nobody owns it any more, and it is used again.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +16,7 @@ use crate::busy::{BUSY_WORDS, BusyMeter};
 use crate::config;
 use crate::process::Identity;
 use crate::shared_memory::SharedMemory;
+use crate::state_directory::{Afterwards, StateDirectory};
 
 /// The most devices a node may have.
 pub const MAX_DEVICES: usize = 16;
@@ -43,6 +43,7 @@ pub struct Node {
     file: File,
     memory: SharedMemory,
     threads: Mutex<()>,
+    directory: StateDirectory,
 }
 
 /// Held while the shared state must not change under us: by one thread of one process.
@@ -69,11 +70,11 @@ pub struct ProcessUse {
     pub utilization: f64,
 }
 
-/// Where the node's state lives: the given directory, or one per user.
-fn directory() -> PathBuf {
+/// Where the node's state lives if no directory is given: one per user.
+fn default_directory() -> PathBuf {
     let user = rustix::process::getuid().as_raw();
-    config::path(config::DIRECTORY)
-        .or_else(|| config::path("XDG_RUNTIME_DIR").map(|path| path.join("zernel-softgpu")))
+    config::path("XDG_RUNTIME_DIR")
+        .map(|path| path.join("zernel-softgpu"))
         .unwrap_or_else(|| format!("/dev/shm/zernel-softgpu-{user}").into())
 }
 
@@ -98,23 +99,25 @@ impl Hardware {
 impl Node {
     /// Opens the node that the environment names.
     pub fn open() -> io::Result<Arc<Self>> {
-        Self::open_in(&directory(), Hardware::from_environment())
+        let hardware = Hardware::from_environment();
+        match config::path(config::DIRECTORY) {
+            Some(directory) => Self::open_in(&directory, hardware),
+            None => Self::enter(&default_directory(), Afterwards::Remove, hardware),
+        }
     }
 
     /// Opens the node in `directory`, and sets it up with `hardware` if nobody uses it. Otherwise
     /// everybody sees the devices that are already there.
     pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join("node"))?;
+        Self::enter(directory, Afterwards::Keep, hardware)
+    }
+
+    fn enter(
+        directory: &Path,
+        afterwards: Afterwards,
+        hardware: Hardware,
+    ) -> io::Result<Arc<Self>> {
+        let (directory, file) = StateDirectory::enter(directory, afterwards)?;
         lock_file(&file)?;
         file.set_len(FILE_BYTES as u64)?;
         let memory = SharedMemory::map(&file, FILE_BYTES)?;
@@ -127,7 +130,14 @@ impl Node {
             file,
             memory,
             threads: Mutex::new(()),
+            directory,
         }))
+    }
+
+    /// Removes the node's files if nobody else uses them. For the end of a process, where nothing is
+    /// dropped; what still runs then can go on using the node.
+    pub fn leave(&self) {
+        self.directory.leave();
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -367,6 +377,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state_directory::FILE;
     use crate::test_directory::TestDirectory;
 
     const HARDWARE: Hardware = Hardware {
@@ -393,6 +404,16 @@ mod tests {
         let again = node.join().unwrap();
         assert_eq!(node.memory_in_use(0), 0);
         assert!(again.reserve(0, 1000));
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_state_leaves_its_target_alone() {
+        let directory = TestDirectory::new("node-link");
+        let victim = directory.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, directory.path().join(FILE)).unwrap();
+        assert!(Node::open_in(directory.path(), HARDWARE).is_err());
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
 
     #[test]

@@ -69,6 +69,13 @@ pub fn after_fork_in_child(handler: extern "C" fn()) {
     }
 }
 
+/// Runs `handler` when the program returns from `main` or calls `exit`, in forked children too.
+pub fn at_exit(handler: extern "C" fn()) {
+    // SAFETY: the handler stays valid, as the libraries are linked never to be unloaded. If there is
+    // no room for it, it does not run, as after a crash.
+    let _ = unsafe { libc::atexit(handler) };
+}
+
 fn handler_as_c(handler: extern "C" fn()) -> unsafe extern "C" fn() {
     handler
 }

@@ -227,8 +227,16 @@ impl Stream {
 
     /// No more work comes; what is queued is still done.
     pub fn close(&self) {
+        self.with_capture(|capture| *capture = None);
         self.state().closed = true;
         self.arrived.notify_one();
+    }
+
+    /// Whether it is closed and has nothing left to do.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        let closed = self.state().closed;
+        closed && self.is_idle()
     }
 
     /// The end of its last work. The legacy stream's is that of all it would wait for; a blocking

@@ -1,5 +1,7 @@
 //! A directory for one test, gone with it.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 pub(crate) struct TestDirectory(PathBuf);
@@ -8,7 +10,9 @@ impl TestDirectory {
     pub(crate) fn new(name: &str) -> Self {
         let name = format!("zernel-softgpu-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
+        // Whatever the umask: a node's state may not be open to others.
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&path).unwrap();
         Self(path)
     }
 

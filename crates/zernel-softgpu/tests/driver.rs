@@ -12,6 +12,8 @@ use zernel_softgpu::config;
 
 const OUT_OF_MEMORY: i32 = 2;
 const INVALID_VALUE: i32 = 1;
+/// The calling thread's default stream.
+const PER_THREAD: u64 = 2;
 
 #[test]
 fn every_kind_of_memory_is_accounted_to_the_byte() {
@@ -382,6 +384,114 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
             assert_eq!(program.download::<u32>(memory, 2), [round, round]);
         }
         ok((cuda.cuGraphExecDestroy)(executable));
+    });
+}
+
+/// Captures a kernel, and launches it in two streams that are idle until the same moment.
+#[test]
+fn launches_of_one_graph_do_not_overlap() {
+    extern "C" fn slow(_: *mut c_void) {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+    }
+    alone("launches_of_one_graph_do_not_overlap", || {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        let (first, second) = (program.stream(), program.stream());
+        ok((cuda.cuStreamBeginCapture_v2)(first, 0));
+        program.launch(first, 7 * MILLISECOND);
+        let graph = got(|graph| (cuda.cuStreamEndCapture)(first, graph));
+        let executable = got(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
+        let (gate, ends) = (program.event(0), [program.event(0), program.event(0)]);
+        // The second time around the first stream's end is not known at the second launch.
+        for is_known in [true, false] {
+            program.launch(first, 1000 * MILLISECOND);
+            if !is_known {
+                ok((cuda.cuLaunchHostFunc)(first, slow, ptr::null_mut()));
+            }
+            ok((cuda.cuEventRecord)(gate, first));
+            if is_known {
+                ok((cuda.cuStreamWaitEvent)(second, gate, 0));
+            }
+            for (stream, end) in [first, second].into_iter().zip(ends) {
+                ok((cuda.cuGraphLaunch)(executable, stream));
+                ok((cuda.cuEventRecord)(end, stream));
+            }
+            ok((cuda.cuCtxSynchronize)());
+            assert_eq!(program.elapsed(gate, ends[0]), 7.0);
+            assert_eq!(program.elapsed(gate, ends[1]), 14.0);
+        }
+    });
+}
+
+#[test]
+fn a_capture_with_a_fork_left_aside_is_refused() {
+    const UNJOINED: i32 = 904;
+    alone("a_capture_with_a_fork_left_aside_is_refused", || {
+        let program = Program::new();
+        let cuda = &program.cuda;
+        let (main, side) = (program.stream(), program.stream());
+        let (fork, join) = (program.event(0), program.event(0));
+        let capture = |last: &dyn Fn()| {
+            ok((cuda.cuStreamBeginCapture_v2)(main, 0));
+            program.launch(main, 1);
+            ok((cuda.cuEventRecord)(fork, main));
+            ok((cuda.cuStreamWaitEvent)(side, fork, 0));
+            program.launch(side, 1);
+            ok((cuda.cuEventRecord)(join, side));
+            last();
+            let mut graph = 77;
+            ((cuda.cuStreamEndCapture)(main, &mut graph), graph)
+        };
+        let join_it = || ok((cuda.cuStreamWaitEvent)(main, join, 0));
+        assert_eq!(capture(&|| ()), (UNJOINED, 0));
+        assert_eq!(
+            program.error_name(UNJOINED),
+            "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
+        );
+        // What comes after the join is left aside too.
+        let (status, _) = capture(&|| {
+            join_it();
+            program.launch(side, 1);
+        });
+        assert_eq!(status, UNJOINED);
+        ok((cuda.cuStreamSynchronize)(main));
+        ok((cuda.cuStreamSynchronize)(side));
+        ok(capture(&join_it).0);
+    });
+}
+
+/// Known ends, unknown ones, and the default stream of a thread that is gone.
+#[test]
+fn the_context_waits_for_destroyed_streams() {
+    static DONE: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn slow(_: *mut c_void) {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        DONE.store(1, SeqCst);
+    }
+    alone("the_context_waits_for_destroyed_streams", || {
+        let program = &Program::new();
+        let cuda = &program.cuda;
+        let (known, unknown, gone) = (program.stream(), program.stream(), program.event(0));
+        let context = got(|context| (cuda.cuCtxGetCurrent)(context));
+        program.launch(known, 500 * MILLISECOND);
+        ok((cuda.cuEventRecord)(gone, known));
+        ok((cuda.cuStreamDestroy_v2)(known));
+        ok((cuda.cuCtxSynchronize)());
+        ok((cuda.cuEventQuery)(gone));
+
+        ok((cuda.cuLaunchHostFunc)(unknown, slow, ptr::null_mut()));
+        ok((cuda.cuStreamDestroy_v2)(unknown));
+        ok((cuda.cuCtxSynchronize)());
+        assert_eq!(DONE.load(SeqCst), 1);
+
+        let short_lived = || {
+            ok((cuda.cuCtxSetCurrent)(context));
+            program.launch(PER_THREAD, 500 * MILLISECOND);
+            ok((cuda.cuEventRecord)(gone, PER_THREAD));
+        };
+        std::thread::scope(|scope| scope.spawn(short_lived).join().unwrap());
+        ok((cuda.cuCtxSynchronize)());
+        ok((cuda.cuEventQuery)(gone));
     });
 }
 

@@ -6,13 +6,77 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use support::libraries::{MILLISECOND, Program, ok};
-use support::{Stage, publish, published, role, stage_path};
+use support::libraries::{Cuda, MILLISECOND, Program, ok};
+use support::{Stage, alone, publish, published, role, stage_path};
 use zernel_softgpu::config;
 
 fn nvml() -> Nvml {
     let path = stage_path().join("lib/libnvidia-ml.so.1");
     Nvml::builder().lib_path(path.as_os_str()).init().unwrap()
+}
+
+/// As if another user had put a link where the state belongs.
+#[test]
+fn state_that_is_not_our_own_is_refused() {
+    const OPERATING_SYSTEM: i32 = 304;
+    alone("state_that_is_not_our_own_is_refused", || {
+        let elsewhere = stage_path().join("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, stage_path().join("node")).unwrap();
+        assert_eq!((Cuda::load().cuInit)(0), OPERATING_SYSTEM);
+        let library = stage_path().join("lib/libnvidia-ml.so.1");
+        let refused = Nvml::builder().lib_path(library.as_os_str()).init();
+        assert!(matches!(refused, Err(NvmlError::OperatingSystem)));
+        assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
+    });
+}
+
+/// A process that uses both libraries, and shuts neither down; a forked child of it ends first.
+#[test]
+fn the_last_process_to_end_removes_the_state() {
+    const TEST: &str = "the_last_process_to_end_removes_the_state";
+    let Some(role) = role() else {
+        let stage = Stage::new(TEST);
+        let node = stage.path().join("node/node");
+        let killed = stage.start("killed");
+        support::eventually("it uses the node", || stage.path().join("using").exists());
+        stage.start("ends").succeeds();
+        assert!(node.exists(), "somebody still uses it");
+        killed.kill();
+        assert!(node.exists());
+        stage.start("ends").succeeds();
+        assert!(!node.exists());
+        return;
+    };
+    let _program = Program::new();
+    std::mem::forget(nvml());
+    if role == "killed" {
+        publish("using", b"");
+        loop {
+            std::thread::park();
+        }
+    }
+    // SAFETY: the child only ends, with the handlers of the libraries, which do nothing in a child.
+    let child = support::in_forked_child(|| unsafe { libc::exit(0) });
+    assert!(child);
+    assert!(stage_path().join("node/node").exists());
+}
+
+#[test]
+fn the_default_directory_goes_with_the_state() {
+    const TEST: &str = "the_default_directory_goes_with_the_state";
+    if role().is_some() {
+        let _program = Program::new();
+        assert!(stage_path().join("zernel-softgpu/node").exists());
+        return;
+    }
+    let stage = Stage::new(TEST);
+    let runtime = stage.path().display().to_string();
+    let stage = stage
+        .set(config::DIRECTORY, "")
+        .set("XDG_RUNTIME_DIR", runtime.as_str());
+    stage.play(1);
+    assert!(!stage.path().join("zernel-softgpu").exists());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::completion::Completion;
 use zernel_softgpu::exports;
 use zernel_softgpu::graph::{CapturePoint, Graph, Node};
 use zernel_softgpu::registry::{Registry, new_handle};
@@ -11,18 +12,43 @@ use zernel_softgpu::stream::Role;
 use zernel_softgpu::truth::Symbol;
 use zernel_softgpu::work::Work;
 
-use crate::context::{STREAMS, stream};
+use crate::context::{STREAMS, StreamObject, stream};
 use crate::driver::driver;
 use crate::kernel::function;
 use crate::status::{
-    CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNMATCHED,
-    STREAM_CAPTURE_UNSUPPORTED,
+    CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNJOINED,
+    STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED,
 };
 use crate::types::KernelNode;
 
 static GRAPHS: Registry<GraphObject> = Registry::new();
-static EXECUTABLES: Registry<Arc<Graph>> = Registry::new();
+static EXECUTABLES: Registry<Executable> = Registry::new();
 static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
+
+/// A graph to launch. Its launches come one after another, in whatever streams they are.
+#[derive(Debug)]
+struct Executable {
+    graph: Arc<Graph>,
+    last_launch: Mutex<Arc<Completion>>,
+}
+
+impl Executable {
+    fn launch(&self, stream: &StreamObject, symbol: &'static Symbol) -> Outcome {
+        let graph = Work::Graph(Arc::clone(&self.graph));
+        if stream.stream.is_capturing() {
+            // It becomes part of the graph being recorded, and is never launched itself.
+            return stream.submit(graph, symbol);
+        }
+        let launched = self.last_launch.lock();
+        let mut last = launched.unwrap_or_else(PoisonError::into_inner);
+        let end = Completion::unknown();
+        stream.submit(Work::Wait(Arc::clone(&last)), symbol)?;
+        stream.submit(graph, symbol)?;
+        stream.submit(Work::Mark(Arc::clone(&end)), symbol)?;
+        *last = end;
+        Ok(())
+    }
+}
 
 /// A graph, with a handle for each node.
 #[derive(Debug, Default)]
@@ -73,8 +99,12 @@ fn graph(handle: u64) -> Result<Arc<GraphObject>, CudaError> {
 }
 
 fn instantiate(executable: &Out<u64>, handle: u64) -> Outcome {
-    let graph = Arc::new(graph(handle)?.lock().graph.clone());
-    Ok(executable.set(EXECUTABLES.insert(Arc::new(graph)))?)
+    let graph = graph(handle)?.lock().graph.clone();
+    let object = Executable {
+        graph: Arc::new(graph),
+        last_launch: Mutex::new(Completion::at(0)),
+    };
+    Ok(executable.set(EXECUTABLES.insert(Arc::new(object)))?)
 }
 
 /// `CUgraphNodeType`.
@@ -140,6 +170,10 @@ exports! { "cuda" =>
                     *capture = None;
                 }
             });
+        }
+        if !point.is_after_everything() {
+            captured.set_if_wanted(0);
+            return Err(STREAM_CAPTURE_UNJOINED);
         }
         let graph = GRAPHS.insert(GraphObject::new(point.capture.graph()));
         Ok(captured.set(graph)?)
@@ -217,7 +251,7 @@ exports! { "cuda" =>
         let object = graph(handle)?;
         let mut graph = object.lock();
         let after = graph.indices(dependencies, count)?;
-        let nothing = Work::Mark(zernel_softgpu::completion::Completion::unknown());
+        let nothing = Work::Mark(Completion::unknown());
         Ok(node.set(graph.add(nothing, after, call.symbol()))?)
     }
 
@@ -267,8 +301,8 @@ exports! { "cuda" =>
     fn cuGraphLaunch(call, executable: u64, stream_handle: u64) -> Outcome {
         call.object = executable;
         let stream = stream(call, stream_handle)?;
-        let graph = EXECUTABLES.get(executable).ok_or(INVALID_HANDLE)?;
-        stream.submit(Work::Graph(Arc::clone(&graph)), call.symbol())
+        let executable = EXECUTABLES.get(executable).ok_or(INVALID_HANDLE)?;
+        executable.launch(&stream, call.symbol())
     }
 
     fn cuGraphExecDestroy(call, executable: u64) -> Outcome {

@@ -1,0 +1,258 @@
+//! The directory of the node's state: ours alone, and gone with the last process that uses it.
+//!
+//! Its default name can be guessed, and lies where anybody may create names. So nothing in it is
+//! touched before the directory itself, opened once, turns out to be ours and closed to others.
+//!
+//! Whoever uses the directory holds a shared lock on it, which the kernel takes back from the dead.
+//! Whoever leaves tries for an exclusive one: if he gets it he is the last, and nobody can come in
+//! while he removes the state.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, open, openat, unlinkat,
+};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, geteuid, getpid};
+
+/// The file in it.
+pub(crate) const FILE: &str = "node";
+/// How often the directory may be removed while we come in. Each time a process has to come and
+/// leave at the very moment, so this many times mean that it can never be opened.
+const ATTEMPTS: usize = 1000;
+
+/// What becomes of the directory when the last one leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Afterwards {
+    /// It stays, empty.
+    Keep,
+    /// It goes as well.
+    Remove,
+}
+
+/// An open directory that nobody else can put anything into.
+#[derive(Debug)]
+pub(crate) struct StateDirectory {
+    directory: OwnedFd,
+    path: PathBuf,
+    afterwards: Afterwards,
+    opener: Pid,
+}
+
+impl StateDirectory {
+    /// Opens the directory and the file in it, and makes them if there are none.
+    pub(crate) fn enter(path: &Path, afterwards: Afterwards) -> io::Result<(Self, File)> {
+        // Without a slash at the end, which would follow a link in spite of NOFOLLOW.
+        let path: PathBuf = path.components().collect();
+        let (directory, file) = open_both(&path)?;
+        let entered = Self {
+            directory,
+            path,
+            afterwards,
+            opener: getpid(),
+        };
+        Ok((entered, file))
+    }
+
+    /// Gives up the claim to the file's name, and removes it if nobody else has one. What is open
+    /// can still be used.
+    pub(crate) fn leave(&self) {
+        // A forked child shares the lock with its parent, who still needs it.
+        if getpid() != self.opener {
+            return;
+        }
+        // This lets go of the shared lock first, even if it fails: of several that leave at once
+        // the last one succeeds.
+        if flock(&self.directory, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return;
+        }
+        // If something cannot be removed it stays, and is used again.
+        let _ = unlinkat(&self.directory, FILE, AtFlags::empty());
+        if self.afterwards == Afterwards::Remove {
+            let _ = rustix::fs::rmdir(&self.path);
+        }
+        let _ = flock(&self.directory, FlockOperation::Unlock);
+    }
+}
+
+impl Drop for StateDirectory {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Opens the directory, with a lock, and the file. What is not found was removed on the way.
+fn open_both(path: &Path) -> io::Result<(OwnedFd, File)> {
+    let attempt = || -> io::Result<_> {
+        let directory = open_directory(path)?;
+        let file = open_file(&directory, path)?;
+        Ok((directory, file))
+    };
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        // Something was there: what it is, and whether it still is, shows when it is opened.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        result => result?,
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = open(path, flags, Mode::empty()).map_err(|error| unopened(path, error))?;
+    let stat = fstat(&directory)?;
+    check_owner(path, &stat)?;
+    if Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
+        return Err(refused(path, "others may write to it"));
+    }
+    retry_on_intr(|| flock(&directory, FlockOperation::LockShared))?;
+    Ok(directory)
+}
+
+fn open_file(directory: &OwnedFd, path: &Path) -> io::Result<File> {
+    let path = path.join(FILE);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(directory, FILE, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|error| unopened(&path, error))?;
+    let stat = fstat(&file)?;
+    check_owner(&path, &stat)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(refused(&path, "it is not a plain file"));
+    }
+    Ok(File::from(file))
+}
+
+fn check_owner(path: &Path, stat: &Stat) -> io::Result<()> {
+    match stat.st_uid == geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(refused(path, "it belongs to another user")),
+    }
+}
+
+fn unopened(path: &Path, error: Errno) -> io::Error {
+    let problem = format!(
+        "{}: cannot be opened without links: {error}",
+        path.display()
+    );
+    io::Error::new(io::Error::from(error).kind(), problem)
+}
+
+fn refused(path: &Path, reason: &str) -> io::Error {
+    let problem = format!("{}: {reason}", path.display());
+    io::Error::new(io::ErrorKind::PermissionDenied, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+    use super::*;
+    use crate::test_directory::TestDirectory;
+
+    #[track_caller]
+    fn assert_refused<T>(result: io::Result<T>, reason: &str) {
+        let error = result.err().expect("refused").to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+
+    fn enter(path: &Path) -> io::Result<(StateDirectory, File)> {
+        StateDirectory::enter(path, Afterwards::Keep)
+    }
+
+    #[test]
+    fn what_it_makes_is_closed_to_others() {
+        let test = TestDirectory::new("state-new");
+        let path = test.path().join("new");
+        let _entered = enter(&path).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o700);
+        assert_eq!(mode(&path.join(FILE)), 0o600);
+    }
+
+    #[test]
+    fn a_directory_behind_a_link_or_open_to_others_is_refused() {
+        let test = TestDirectory::new("state-directory");
+        let (real, link) = (test.path().join("real"), test.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        symlink(&real, &link).unwrap();
+        assert_refused(enter(&link), "without links");
+        assert_refused(enter(&link.join("")), "without links");
+        for mode in [0o720, 0o702] {
+            fs::set_permissions(&real, Permissions::from_mode(mode)).unwrap();
+            assert_refused(enter(&real), "others may write");
+        }
+        fs::set_permissions(&real, Permissions::from_mode(0o755)).unwrap();
+        enter(&real).unwrap();
+    }
+
+    #[test]
+    fn a_directory_or_file_of_another_user_is_refused() {
+        let test = TestDirectory::new("state-owner");
+        // Only root can give files away; for everybody else root's own directory is another user's.
+        if !geteuid().is_root() {
+            return assert_refused(enter(Path::new("/")), "another user");
+        }
+        let file = test.path().join(FILE);
+        fs::write(&file, "theirs").unwrap();
+        chown(&file, Some(12345), None).unwrap();
+        assert_refused(enter(test.path()), "node: it belongs to another user");
+        chown(test.path(), Some(12345), None).unwrap();
+        assert_refused(enter(test.path()), "another user");
+    }
+
+    #[test]
+    fn a_file_that_is_a_link_or_no_plain_file_is_refused() {
+        let test = TestDirectory::new("state-file");
+        let (victim, file) = (test.path().join("victim"), test.path().join(FILE));
+        fs::write(&victim, "precious").unwrap();
+        symlink(&victim, &file).unwrap();
+        assert_refused(enter(test.path()), "without links");
+        fs::remove_file(&file).expect("what is refused is left alone");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, mode, 0).unwrap();
+        assert_refused(enter(test.path()), "not a plain file");
+    }
+
+    #[test]
+    fn the_last_to_leave_removes_the_state() {
+        let test = TestDirectory::new("state-leave");
+        for (afterwards, is_kept) in [(Afterwards::Keep, true), (Afterwards::Remove, false)] {
+            let path = test.path().join("directory");
+            let first = StateDirectory::enter(&path, afterwards).unwrap();
+            let second = StateDirectory::enter(&path, afterwards).unwrap();
+            drop(first);
+            assert!(path.join(FILE).exists());
+            drop(second);
+            assert!(!path.join(FILE).exists());
+            assert_eq!(path.exists(), is_kept);
+        }
+    }
+
+    /// Many come and go at once; whoever is inside finds his own file under the name.
+    #[test]
+    fn nobody_is_left_with_a_file_without_a_name() {
+        let test = TestDirectory::new("state-race");
+        let path = test.path().join("directory");
+        let come_and_go = || {
+            for _ in 0..500 {
+                let (_directory, file) = StateDirectory::enter(&path, Afterwards::Remove).unwrap();
+                let named = fs::metadata(path.join(FILE)).unwrap();
+                assert_eq!(named.ino(), file.metadata().unwrap().ino());
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..4).for_each(|_| drop(scope.spawn(come_and_go)));
+        });
+        assert!(!path.exists());
+    }
+}
