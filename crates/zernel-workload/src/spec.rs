@@ -22,7 +22,7 @@
 //!
 //! [`Spec::load`] refuses unknown keys and values that cannot work, [`Spec::run`] runs it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -146,18 +146,49 @@ impl Spec {
     }
 
     fn check_cgroups(&self, groups: &BTreeSet<&str>) -> Result<()> {
-        let mut members = BTreeSet::new();
+        let mut names = BTreeSet::new();
+        let mut members = BTreeMap::new();
         for cgroup in &self.cgroups {
             cgroup.check()?;
+            let name = cgroup.name.as_str();
+            if !names.insert(name) {
+                let problem = "two cgroups have this name; rename one";
+                return Err(Error::invalid(name, "name", problem));
+            }
             for group in &cgroup.groups {
                 if !groups.contains(group.as_str()) {
                     let problem = format!("there is no group `{group}`");
-                    return Err(Error::invalid(&cgroup.name, "groups", problem));
+                    return Err(Error::invalid(name, "groups", problem));
                 }
-                if !members.insert(group) {
+                if members.insert(group.as_str(), name).is_some() {
                     let problem = format!("`{group}` is in another cgroup already");
-                    return Err(Error::invalid(&cgroup.name, "groups", problem));
+                    return Err(Error::invalid(name, "groups", problem));
                 }
+            }
+        }
+        self.check_containers(&members)
+    }
+
+    /// A container is one process, which can be in one cgroup only; `members` has the cgroup of each
+    /// group.
+    fn check_containers(&self, members: &BTreeMap<&str, &str>) -> Result<()> {
+        let mut containers = BTreeMap::new();
+        for group in &self.groups {
+            let Some(pcomm) = &group.pcomm else { continue };
+            let first: &WorkSpec = containers.entry(pcomm).or_insert(group);
+            let cgroup_of = |group: &WorkSpec| members.get(group.name.as_str());
+            if cgroup_of(first) != cgroup_of(group) {
+                let place = |group: &WorkSpec| match cgroup_of(group) {
+                    Some(cgroup) => format!("`{}` in cgroup `{cgroup}`", group.name),
+                    None => format!("`{}` in none", group.name),
+                };
+                let problem = format!(
+                    "the container `{pcomm}` is one process and has one cgroup, but {} and {}; \
+                     put all its groups in the same",
+                    place(first),
+                    place(group)
+                );
+                return Err(Error::invalid(&group.name, "pcomm", problem));
             }
         }
         Ok(())
@@ -309,10 +340,43 @@ mod tests {
                 "[[group]]\nworkers = 3\nwork.ml_training = {}",
                 "group `group0`, field `workers`",
             ),
+            (
+                "[[group]]\n[[cgroup]]\nname = \"c\"\n[[cgroup]]\nname = \"c\"",
+                "group `c`, field `name`: two cgroups have this name",
+            ),
         ] {
             let error = refused(text);
             assert!(error.contains(place), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_container_is_in_one_cgroup() {
+        let groups = "
+            [[group]]
+            name = 'a'
+            pcomm = 'box'
+            [[group]]
+            name = 'b'
+            pcomm = 'box'
+            [[cgroup]]
+            name = 'x'
+            groups = ['a']
+            [[cgroup]]
+            name = 'y'
+            groups = ['b']
+        ";
+        let error = refused(groups);
+        let place = "`a` in cgroup `x` and `b` in cgroup `y`";
+        assert!(error.contains(place), "{error}");
+        let error = refused(&groups.replace("['b']", "[]"));
+        assert!(
+            error.contains("`a` in cgroup `x` and `b` in none"),
+            "{error}"
+        );
+        let together = groups.replace("['a']", "['a', 'b']");
+        let together = together.replace("groups = ['b']", "");
+        assert!(Spec::parse(&together, "job.toml").is_ok());
     }
 
     #[test]
