@@ -344,6 +344,14 @@ mod tests {
                 "[[group]]\n[[cgroup]]\nname = \"c\"\n[[cgroup]]\nname = \"c\"",
                 "group `c`, field `name`: two cgroups have this name",
             ),
+            (
+                "[[group]]\nworkers = 2\nwork.ml_training = { traced_steps = 4611686018427387904 }",
+                "field `work.traced_steps`: 4611686018427387904 is too many; use 0 to 1000000",
+            ),
+            (
+                "[[group]]\nworkers = 2\nwork.ml_training = { gpu = { driver = \"/no/libcuda.so.1\" } }",
+                "field `work.gpu`: there is no GPU driver library at `/no/libcuda.so.1`; `make softgpu` builds",
+            ),
         ] {
             let error = refused(text);
             assert!(error.contains(place), "{text}: {error}");
