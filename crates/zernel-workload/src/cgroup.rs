@@ -18,7 +18,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, access, openat, unlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, Mode, OFlags, XattrFlags, access, getxattr, openat, removexattr,
+    setxattr, unlinkat,
+};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 
@@ -124,11 +127,33 @@ fn listed(folder: &Path, file: &str) -> Controllers {
     ["cpu", "cpuset"].into_iter().filter(is_listed).collect()
 }
 
+/// The attribute of a cgroup that says that its children have a controller only for the sake of
+/// workloads. The last of them takes it back.
+fn mark(controller: &str) -> String {
+    format!("user.zernel.{controller}")
+}
+
+/// The controllers that the children of a cgroup have whether there are workloads or not.
+fn given_by(folder: &Path) -> Controllers {
+    let mut given = listed(folder, SUBTREE_CONTROL);
+    given.retain(|name| getxattr(folder, mark(name), &mut [0; 8]).is_err());
+    given
+}
+
 /// Controllers that a cgroup gives its children for as long as the workload lives.
 #[derive(Debug)]
 struct Change {
     folder: PathBuf,
     controllers: Controllers,
+}
+
+impl Change {
+    /// Where there are no attributes, workloads that overlap may leave controllers behind.
+    fn mark(&self) {
+        for name in &self.controllers {
+            let _ = setxattr(&self.folder, mark(name), b"1", XattrFlags::empty());
+        }
+    }
 }
 
 /// Where the cgroups of a workload are made.
@@ -175,8 +200,8 @@ impl Site {
     }
 }
 
-/// What has to change for a cgroup, the first of `lineage`, to give its children the controllers;
-/// `None` if it cannot, or only by changing a cgroup that holds processes.
+/// What has to change for a cgroup, the first of `lineage`, to give its children the controllers,
+/// which the last of it has; `None` if it cannot, or only by changing a cgroup that holds processes.
 fn changes_for(
     lineage: &[&Path],
     controllers: &Controllers,
@@ -185,7 +210,7 @@ fn changes_for(
     let parent = lineage.first().filter(|parent| can_host(parent, mode))?;
     let mut changes = Vec::new();
     for folder in lineage {
-        let missing = controllers - &listed(folder, SUBTREE_CONTROL);
+        let missing = controllers - &given_by(folder);
         if missing.is_empty() {
             return Some(changes);
         }
@@ -193,16 +218,12 @@ fn changes_for(
         if !(is_thread_root || is_root(folder) || holds_no_processes(folder)) {
             return None;
         }
-        let is_enough = missing.is_subset(&listed(folder, CONTROLLERS));
         changes.push(Change {
             folder: folder.to_path_buf(),
             controllers: missing,
         });
-        if is_enough {
-            return Some(changes);
-        }
     }
-    None
+    Some(changes)
 }
 
 /// Whether this process can make cgroups for such workers below a cgroup.
@@ -272,6 +293,7 @@ impl Cgroups {
             make_threaded(&top)?;
         }
         for change in site.changes.iter().rev() {
+            change.mark();
             enable(&change.folder, &change.controllers);
         }
         enable(&top, &site.controllers);
@@ -398,7 +420,7 @@ impl Janitor {
             drop(lifeline.take());
             while rustix::io::read(&reader, &mut [0; 8]) == Err(rustix::io::Errno::INTR) {}
             folders.iter().for_each(remove);
-            undo.iter().for_each(|(file, text)| write_to(file, text));
+            undo.iter().for_each(Undo::run);
             0
         })?;
         Ok(Self { pid, lifeline })
@@ -414,15 +436,39 @@ impl Drop for Janitor {
     }
 }
 
-/// The files to write to, and what, to undo `changes`.
-fn undo(changes: &[Change]) -> io::Result<Vec<(CString, String)>> {
-    let lines = changes.iter().flat_map(|change| {
+/// Takes one controller away from the children of a cgroup.
+struct Undo {
+    folder: CString,
+    mark: CString,
+    file: CString,
+    text: String,
+}
+
+impl Undo {
+    fn new(folder: &Path, controller: &str) -> io::Result<Self> {
+        Ok(Self {
+            folder: c_path(folder)?,
+            mark: CString::new(mark(controller))?,
+            file: c_path(&folder.join(SUBTREE_CONTROL))?,
+            text: format!("-{controller}"),
+        })
+    }
+
+    /// The kernel refuses while another workload uses the controller. Fork safe.
+    fn run(&self) {
+        let file = openat(CWD, self.file.as_c_str(), OFlags::WRONLY, Mode::empty());
+        if file.is_ok_and(|file| rustix::io::write(&file, self.text.as_bytes()).is_ok()) {
+            let _ = removexattr(self.folder.as_c_str(), self.mark.as_c_str());
+        }
+    }
+}
+
+fn undo(changes: &[Change]) -> io::Result<Vec<Undo>> {
+    let all = changes.iter().flat_map(|change| {
         let names = change.controllers.iter();
-        names.map(|name| (change.folder.join(SUBTREE_CONTROL), format!("-{name}")))
+        names.map(|name| Undo::new(&change.folder, name))
     });
-    lines
-        .map(|(file, text)| Ok((c_path(&file)?, text)))
-        .collect()
+    all.collect()
 }
 
 fn c_path(path: &Path) -> io::Result<CString> {
@@ -436,12 +482,5 @@ fn remove(path: &CString) {
         && clock::now_ns() < until_ns
     {
         let _ = rustix::thread::nanosleep(&clock::timespec(RETRY_NS));
-    }
-}
-
-/// Writes to a control file, if the kernel lets it. Fork safe.
-fn write_to(file: &CString, text: &str) {
-    if let Ok(file) = openat(CWD, file.as_c_str(), OFlags::WRONLY, Mode::empty()) {
-        let _ = rustix::io::write(&file, text.as_bytes());
     }
 }

@@ -77,6 +77,17 @@ fn main() -> ExitCode {
             killed_caller_in_a_session,
         ),
         trial(
+            "settings_hold_until_the_last_of_two_runs_ends",
+            &guest,
+            || {
+                let session = Cgroup::new(&cgroup2_root().unwrap());
+                for mode in ["fork", "thread"] {
+                    run_helper(&format!("concurrent-settings {mode}"));
+                    run_helper(&format!("concurrent-settings {mode} {}", session.0));
+                }
+            },
+        ),
+        trial(
             "settings_hold_only_where_no_busy_cgroup_has_to_change",
             &guest,
             caller_below_a_busy_cgroup,
@@ -96,7 +107,8 @@ fn be(helper: &str) {
         fs::write(format!("{cgroup}/cgroup.procs"), "0").unwrap();
     }
     match words[0] {
-        "concurrent" => concurrent_runs(),
+        "concurrent" => concurrent_runs(SPEC),
+        "concurrent-settings" => concurrent_settings(words[1]),
         "idle" => drop(std::io::stdin().read_line(&mut String::new())),
         "settings" => settings_caller(words[1]),
         "no-settings" => settingless_caller(words[1]),
@@ -402,9 +414,16 @@ fn killed_caller(helper: &str, signal: Signal) {
     });
 }
 
-/// Two runs of one process, of which the first is told to end when the second is under way.
-fn concurrent_runs() {
-    let spec = Spec::parse(SPEC, "job.toml").unwrap();
+/// Two runs of one process, of which the first is told to end when the second is under way. They
+/// must leave the hierarchy as it was.
+fn concurrent_settings(mode: &str) {
+    let before = hierarchy();
+    concurrent_runs(&settings_spec(mode));
+    assert_eq!(hierarchy(), before);
+}
+
+fn concurrent_runs(text: &str) {
+    let spec = Spec::parse(text, "job.toml").unwrap();
     let [is_first_up, is_second_up, is_over] = [const { AtomicBool::new(false) }; 3];
     let run = |is_up: &AtomicBool, is_over: &AtomicBool| {
         spec.run(|_| {
@@ -530,5 +549,5 @@ fn settings_in_a_vm() {
     let output = String::from_utf8_lossy(&outcome.stdout);
     let complaints = String::from_utf8_lossy(&outcome.stderr);
     assert!(outcome.status.success(), "{output}\n{complaints}");
-    assert!(output.contains("4 passed"), "{output}");
+    assert!(output.contains("5 passed"), "{output}");
 }
