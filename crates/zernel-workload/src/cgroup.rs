@@ -1,9 +1,13 @@
 //! The cgroups (version 2) of a workload: made before the workers start, removed when they are
 //! gone.
 //!
-//! A small process, the janitor, removes them. It waits for the end of a pipe that only the caller
-//! and its workers hold, so it does its work after a normal end and after a `kill -9` of the caller
-//! alike.
+//! They are made below the caller's cgroup or, where that cannot give them the controllers they
+//! need, beside it: a cgroup that holds processes cannot have children with settings, except for the
+//! root and for cgroups of threads.
+//!
+//! A small process, the janitor, removes them and takes back what was changed for them. It waits for
+//! a byte from the caller or for the end of the pipe that only the caller and its children hold, so
+//! it does its work after a normal end and after a `kill -9` of the caller alike.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -14,7 +18,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, Mode, OFlags, XattrFlags, access, getxattr, openat, removexattr,
+    setxattr, unlinkat,
+};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 
@@ -28,13 +35,17 @@ use crate::topology::{CpuSet, format_list};
 /// How long the janitor tries to remove a cgroup whose last processes are still dying.
 const REMOVAL_LIMIT_NS: u64 = 10_000_000_000;
 const RETRY_NS: u64 = 2_000_000;
+/// The controllers that a cgroup has.
+const CONTROLLERS: &str = "cgroup.controllers";
+/// The controllers that it gives its children.
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
+const TYPE: &str = "cgroup.type";
 
 /// A cgroup as a spec file states it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CgroupSpec {
-    /// Its name; the folder is made below the caller's own cgroup.
+    /// Its name; the folder is made below the caller's own cgroup, or beside it.
     pub name: String,
     /// The groups whose workers run in it.
     pub groups: Vec<String>,
@@ -106,11 +117,138 @@ fn controller_of(file: &str) -> &str {
     file.split('.').next().unwrap_or(file)
 }
 
-/// Those of our controllers that the children of a cgroup have already.
-fn enabled_in(folder: &Path) -> BTreeSet<&'static str> {
-    let enabled = fs::read_to_string(folder.join(SUBTREE_CONTROL)).unwrap_or_default();
-    let is_enabled = |name: &&str| enabled.split_whitespace().any(|other| other == *name);
-    ["cpu", "cpuset"].into_iter().filter(is_enabled).collect()
+/// Controllers by name.
+type Controllers = BTreeSet<&'static str>;
+
+/// Those of our controllers that a file of a cgroup lists.
+fn listed(folder: &Path, file: &str) -> Controllers {
+    let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let is_listed = |name: &&str| text.split_whitespace().any(|other| other == *name);
+    ["cpu", "cpuset"].into_iter().filter(is_listed).collect()
+}
+
+/// The attribute of a cgroup that says that its children have a controller only for the sake of
+/// workloads. The last of them takes it back.
+fn mark(controller: &str) -> String {
+    format!("user.zernel.{controller}")
+}
+
+/// The controllers that the children of a cgroup have whether there are workloads or not.
+fn given_by(folder: &Path) -> Controllers {
+    let mut given = listed(folder, SUBTREE_CONTROL);
+    given.retain(|name| getxattr(folder, mark(name), &mut [0; 8]).is_err());
+    given
+}
+
+/// Controllers that a cgroup gives its children for as long as the workload lives.
+#[derive(Debug)]
+struct Change {
+    folder: PathBuf,
+    controllers: Controllers,
+}
+
+impl Change {
+    /// Where there are no attributes, workloads that overlap may leave controllers behind.
+    fn mark(&self) {
+        for name in &self.controllers {
+            let _ = setxattr(&self.folder, mark(name), b"1", XattrFlags::empty());
+        }
+    }
+}
+
+/// Where the cgroups of a workload are made.
+#[derive(Debug)]
+struct Site {
+    parent: PathBuf,
+    /// What the children of `parent` can have.
+    controllers: Controllers,
+    /// What has to change for that: `parent` and its ancestors, nearest first.
+    changes: Vec<Change>,
+}
+
+impl Site {
+    /// The place nearest to the caller where the controllers can be had, or else the caller's own
+    /// cgroup, without them.
+    fn find(mut controllers: Controllers, mode: CloneMode) -> Option<Self> {
+        let (root, own) = own_cgroup()?;
+        // What the machine does not have is missed when the settings are written.
+        let available = listed(&root, CONTROLLERS);
+        controllers.retain(|name| available.contains(name));
+        let is_inside = |folder: &&Path| folder.starts_with(&root);
+        let lineage: Vec<&Path> = own.ancestors().take_while(is_inside).collect();
+        // A thread can be moved only within the threaded subtree of its process.
+        let places = match mode {
+            CloneMode::Thread => 1,
+            CloneMode::Fork => lineage.len(),
+        };
+        let place = (0..places).find_map(|place| {
+            let changes = changes_for(&lineage[place..], &controllers, mode)?;
+            Some((lineage[place].to_owned(), changes))
+        });
+        Some(match place {
+            Some((parent, changes)) => Self {
+                parent,
+                controllers,
+                changes,
+            },
+            None => Self {
+                parent: own,
+                controllers: Controllers::new(),
+                changes: Vec::new(),
+            },
+        })
+    }
+}
+
+/// What has to change for a cgroup, the first of `lineage`, to give its children the controllers,
+/// which the last of it has; `None` if it cannot, or only by changing a cgroup that holds processes.
+fn changes_for(
+    lineage: &[&Path],
+    controllers: &Controllers,
+    mode: CloneMode,
+) -> Option<Vec<Change>> {
+    let parent = lineage.first().filter(|parent| can_host(parent, mode))?;
+    let mut changes = Vec::new();
+    for folder in lineage {
+        let missing = controllers - &given_by(folder);
+        if missing.is_empty() {
+            return Some(changes);
+        }
+        let is_thread_root = mode == CloneMode::Thread && folder == parent;
+        if !(is_thread_root || is_root(folder) || holds_no_processes(folder)) {
+            return None;
+        }
+        changes.push(Change {
+            folder: folder.to_path_buf(),
+            controllers: missing,
+        });
+    }
+    Some(changes)
+}
+
+/// Whether this process can make cgroups for such workers below a cgroup.
+fn can_host(folder: &Path, mode: CloneMode) -> bool {
+    let kind = fs::read_to_string(folder.join(TYPE)).unwrap_or_default();
+    // A process cannot be in a threaded subtree that another process has made.
+    let fits = mode == CloneMode::Thread || is_root(folder) || kind.trim_end() == "domain";
+    fits && access(folder, Access::WRITE_OK).is_ok()
+}
+
+/// Whether this is the root of the whole hierarchy, to which the rules for the others do not apply.
+fn is_root(folder: &Path) -> bool {
+    !folder.join(TYPE).exists()
+}
+
+fn holds_no_processes(folder: &Path) -> bool {
+    fs::read_to_string(folder.join("cgroup.procs")).is_ok_and(|pids| pids.is_empty())
+}
+
+/// Gives the children of a cgroup controllers. What cannot be had shows when the settings are
+/// written.
+fn enable(folder: &Path, controllers: &Controllers) {
+    for name in controllers {
+        let _ = write(folder, SUBTREE_CONTROL, &format!("+{name}"));
+    }
 }
 
 /// The cgroups of a running workload.
@@ -140,26 +278,25 @@ impl Cgroups {
 
     fn make(&mut self, specs: &[CgroupSpec], mode: CloneMode) -> std::result::Result<(), String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let parent = own_cgroup().ok_or("no cgroup v2 file system is mounted")?;
+        let needed = specs.iter().flat_map(CgroupSpec::controllers).collect();
+        let site = Site::find(needed, mode).ok_or("no cgroup v2 file system is mounted")?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let top = parent.join(format!("zernel-{}-{number}", std::process::id()));
+        let name = format!("zernel-{}-{number}", std::process::id());
+        let top = site.parent.join(name);
         let folders: Vec<PathBuf> = specs.iter().map(|spec| top.join(&spec.name)).collect();
-        let needed: BTreeSet<&str> = specs.iter().flat_map(CgroupSpec::controllers).collect();
-        let missing: Vec<&str> = needed.difference(&enabled_in(&parent)).copied().collect();
-        let janitor = Janitor::start(folders.iter().chain([&top]), &parent, &missing);
+        let janitor = Janitor::start(folders.iter().chain([&top]), &site.changes);
         let no_janitor = |error| format!("cannot start the process that removes them: {error}");
         self.janitor = Some(janitor.map_err(no_janitor)?);
         make_folder(&top)?;
-        // What cannot be had shows when the settings are written.
-        missing
-            .iter()
-            .for_each(|name| drop(write(&parent, SUBTREE_CONTROL, &format!("+{name}"))));
-        needed
-            .iter()
-            .for_each(|name| drop(write(&top, SUBTREE_CONTROL, &format!("+{name}"))));
+        // Before the controllers: only a threaded subtree may have them beside processes.
         if mode == CloneMode::Thread {
             make_threaded(&top)?;
         }
+        for change in site.changes.iter().rev() {
+            change.mark();
+            enable(&change.folder, &change.controllers);
+        }
+        enable(&top, &site.controllers);
         for (spec, folder) in specs.iter().zip(folders) {
             make_folder(&folder)?;
             if mode == CloneMode::Thread {
@@ -177,7 +314,8 @@ impl Cgroups {
                 let (name, controller) = (&spec.name, controller_of(file));
                 self.not_applied.push(format!(
                     "cgroup `{name}`, field `{field}`: cannot write `{text}` to {file}: {error}; \
-                     the `{controller}` controller may not be available to this cgroup"
+                     the machine does not have the `{controller}` controller, or the caller's cgroup and \
+                     those above it cannot give it: they hold processes or are not ours to change"
                 ));
             }
         }
@@ -224,19 +362,17 @@ fn placements(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str, i32)> 
         .collect()
 }
 
-/// The folder of the caller's own cgroup.
-fn own_cgroup() -> Option<PathBuf> {
+/// The folders of the uppermost cgroup to be seen and of the caller's own.
+fn own_cgroup() -> Option<(PathBuf, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut mounts = mounts
         .lines()
         .map(|line| line.split(' ').collect::<Vec<_>>());
-    let mount = mounts.find(|fields| fields.get(2) == Some(&"cgroup2"))?[1].to_owned();
+    let root = PathBuf::from(mounts.find(|fields| fields.get(2) == Some(&"cgroup2"))?[1]);
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = own
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))?
-        .to_owned();
-    Some(Path::new(&mount).join(own))
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let own = root.join(own);
+    Some((root, own))
 }
 
 fn make_folder(folder: &Path) -> std::result::Result<(), String> {
@@ -244,7 +380,7 @@ fn make_folder(folder: &Path) -> std::result::Result<(), String> {
 }
 
 fn make_threaded(folder: &Path) -> std::result::Result<(), String> {
-    write(folder, "cgroup.type", "threaded")
+    write(folder, TYPE, "threaded")
         .map_err(|error| format!("cannot make {} threaded: {error}", folder.display()))
 }
 
@@ -262,29 +398,29 @@ fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
 #[derive(Debug)]
 struct Janitor {
     pid: libc::pid_t,
-    /// Its end is the sign that the caller is done, or dead.
+    /// Its end is the sign that the caller is dead. A caller that is done says so with a byte: other
+    /// children of its process may hold the pipe open.
     lifeline: Option<OwnedFd>,
 }
 
 impl Janitor {
-    /// It will remove `folders` and take `controllers` away from the children of `parent` again.
+    /// It will remove `folders` and undo `changes`, both in their order.
     fn start<'a>(
         folders: impl Iterator<Item = &'a PathBuf>,
-        parent: &Path,
-        controllers: &[&str],
+        changes: &[Change],
     ) -> io::Result<Self> {
-        let paths = folders.map(|folder| CString::new(folder.as_os_str().as_bytes()));
-        let paths: Vec<CString> = paths.collect::<std::result::Result<_, _>>()?;
-        let control = CString::new(parent.join(SUBTREE_CONTROL).as_os_str().as_bytes())?;
-        let undo: Vec<String> = controllers.iter().map(|name| format!("-{name}")).collect();
+        let folders: Vec<CString> = folders
+            .map(|path| c_path(path))
+            .collect::<io::Result<_>>()?;
+        let undo = undo(changes)?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         let mut lifeline = Some(writer);
         let pid = process::fork(|| {
             signal::block_all();
             drop(lifeline.take());
             while rustix::io::read(&reader, &mut [0; 8]) == Err(rustix::io::Errno::INTR) {}
-            paths.iter().for_each(remove);
-            undo.iter().for_each(|text| write_to(&control, text));
+            folders.iter().for_each(remove);
+            undo.iter().for_each(Undo::run);
             0
         })?;
         Ok(Self { pid, lifeline })
@@ -293,9 +429,50 @@ impl Janitor {
 
 impl Drop for Janitor {
     fn drop(&mut self) {
-        drop(self.lifeline.take());
+        if let Some(lifeline) = self.lifeline.take() {
+            let _ = rustix::io::write(&lifeline, &[1]);
+        }
         let _ = process::reap(self.pid);
     }
+}
+
+/// Takes one controller away from the children of a cgroup.
+struct Undo {
+    folder: CString,
+    mark: CString,
+    file: CString,
+    text: String,
+}
+
+impl Undo {
+    fn new(folder: &Path, controller: &str) -> io::Result<Self> {
+        Ok(Self {
+            folder: c_path(folder)?,
+            mark: CString::new(mark(controller))?,
+            file: c_path(&folder.join(SUBTREE_CONTROL))?,
+            text: format!("-{controller}"),
+        })
+    }
+
+    /// The kernel refuses while another workload uses the controller. Fork safe.
+    fn run(&self) {
+        let file = openat(CWD, self.file.as_c_str(), OFlags::WRONLY, Mode::empty());
+        if file.is_ok_and(|file| rustix::io::write(&file, self.text.as_bytes()).is_ok()) {
+            let _ = removexattr(self.folder.as_c_str(), self.mark.as_c_str());
+        }
+    }
+}
+
+fn undo(changes: &[Change]) -> io::Result<Vec<Undo>> {
+    let all = changes.iter().flat_map(|change| {
+        let names = change.controllers.iter();
+        names.map(|name| Undo::new(&change.folder, name))
+    });
+    all.collect()
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
 /// Removes a cgroup, waiting for its last processes to die. Fork safe.
@@ -305,12 +482,5 @@ fn remove(path: &CString) {
         && clock::now_ns() < until_ns
     {
         let _ = rustix::thread::nanosleep(&clock::timespec(RETRY_NS));
-    }
-}
-
-/// Writes to a control file, if the kernel lets it. Fork safe.
-fn write_to(file: &CString, text: &str) {
-    if let Ok(file) = openat(CWD, file.as_c_str(), OFlags::WRONLY, Mode::empty()) {
-        let _ = rustix::io::write(&file, text.as_bytes());
     }
 }

@@ -174,21 +174,12 @@ pub(crate) struct Shared {
 impl Shared {
     /// Maps room for this many of each.
     pub(crate) fn new(workers: usize, slots: usize, trace_entries: usize) -> io::Result<Self> {
-        let mut end = size_of::<Header>() + workers * size_of::<Counters>();
-        let mut place = |align: usize, bytes: usize| {
-            let start = end.next_multiple_of(align);
-            end = start + bytes;
-            start
-        };
-        let records_at = place(
-            align_of::<WorkerRecord>(),
-            workers * size_of::<WorkerRecord>(),
-        );
-        let slots_at = place(align_of::<Slot>(), slots * size_of::<Slot>());
-        let trace_at = place(
-            align_of::<TraceEntry>(),
-            trace_entries * size_of::<TraceEntry>(),
-        );
+        let too_large = || io::Error::from(rustix::io::Errno::NOMEM);
+        let (_, end) = place::<Header>(0, 1).ok_or_else(too_large)?;
+        let (_, end) = place::<Counters>(end, workers).ok_or_else(too_large)?;
+        let (records_at, end) = place::<WorkerRecord>(end, workers).ok_or_else(too_large)?;
+        let (slots_at, end) = place::<Slot>(end, slots).ok_or_else(too_large)?;
+        let (trace_at, end) = place::<TraceEntry>(end, trace_entries).ok_or_else(too_large)?;
         Ok(Self {
             mapping: SharedMapping::new(end)?,
             workers,
@@ -329,6 +320,14 @@ impl Shared {
     }
 }
 
+/// Where `count` of a type start and end behind what ends at `end`; `None` if no memory is that
+/// large.
+fn place<T>(end: usize, count: usize) -> Option<(usize, usize)> {
+    let start = end.checked_next_multiple_of(align_of::<T>())?;
+    let bytes = count.checked_mul(size_of::<T>())?;
+    Some((start, start.checked_add(bytes)?))
+}
+
 /// Waits while `word` is `seen`, for `limit_ns` at most. Wakes early on any signal. Fork safe.
 pub(crate) fn wait_while(word: &AtomicU32, seen: u32, limit_ns: Option<u64>) {
     let limit = limit_ns.map(clock::timespec);
@@ -378,6 +377,15 @@ mod tests {
                 .all(|record| record.tid.load(Ordering::Relaxed) == 0)
         );
         assert_eq!(shared.trace(&(3..4))[0].end_ns.load(Ordering::Relaxed), 9);
+    }
+
+    #[test]
+    fn what_no_memory_can_hold_is_refused() {
+        for (workers, slots, entries) in
+            [(usize::MAX, 0, 0), (1, usize::MAX / 64, 0), (1, 1, 1 << 62)]
+        {
+            assert!(Shared::new(workers, slots, entries).is_err());
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@
 //!
 //! [`Spec::load`] refuses unknown keys and values that cannot work, [`Spec::run`] runs it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -87,6 +87,8 @@ pub struct Progress {
 pub struct Outcome {
     /// One report per worker.
     pub reports: Vec<WorkerReport>,
+    /// Whether it was ended before its time.
+    pub interrupted: bool,
     /// What was asked of cgroups and could not be had here, each with the reason.
     pub not_applied: Vec<String>,
 }
@@ -146,18 +148,49 @@ impl Spec {
     }
 
     fn check_cgroups(&self, groups: &BTreeSet<&str>) -> Result<()> {
-        let mut members = BTreeSet::new();
+        let mut names = BTreeSet::new();
+        let mut members = BTreeMap::new();
         for cgroup in &self.cgroups {
             cgroup.check()?;
+            let name = cgroup.name.as_str();
+            if !names.insert(name) {
+                let problem = "two cgroups have this name; rename one";
+                return Err(Error::invalid(name, "name", problem));
+            }
             for group in &cgroup.groups {
                 if !groups.contains(group.as_str()) {
                     let problem = format!("there is no group `{group}`");
-                    return Err(Error::invalid(&cgroup.name, "groups", problem));
+                    return Err(Error::invalid(name, "groups", problem));
                 }
-                if !members.insert(group) {
+                if members.insert(group.as_str(), name).is_some() {
                     let problem = format!("`{group}` is in another cgroup already");
-                    return Err(Error::invalid(&cgroup.name, "groups", problem));
+                    return Err(Error::invalid(name, "groups", problem));
                 }
+            }
+        }
+        self.check_containers(&members)
+    }
+
+    /// A container is one process, which can be in one cgroup only; `members` has the cgroup of each
+    /// group.
+    fn check_containers(&self, members: &BTreeMap<&str, &str>) -> Result<()> {
+        let mut containers = BTreeMap::new();
+        for group in &self.groups {
+            let Some(pcomm) = &group.pcomm else { continue };
+            let first: &WorkSpec = containers.entry(pcomm).or_insert(group);
+            let cgroup_of = |group: &WorkSpec| members.get(group.name.as_str());
+            if cgroup_of(first) != cgroup_of(group) {
+                let place = |group: &WorkSpec| match cgroup_of(group) {
+                    Some(cgroup) => format!("`{}` in cgroup `{cgroup}`", group.name),
+                    None => format!("`{}` in none", group.name),
+                };
+                let problem = format!(
+                    "the container `{pcomm}` is one process and has one cgroup, but {} and {}; \
+                     put all its groups in the same",
+                    place(first),
+                    place(group)
+                );
+                return Err(Error::invalid(&group.name, "pcomm", problem));
             }
         }
         Ok(())
@@ -180,15 +213,20 @@ impl Spec {
         let mut handle = WorkloadHandle::spawn(&config)?;
         cgroups.place(&handle);
         handle.start();
-        self.wait(&handle, &mut watch);
+        let interrupted = self.wait(&handle, &mut watch).is_break();
         let reports = handle.stop_and_collect();
         Ok(Outcome {
             reports,
+            interrupted,
             not_applied: cgroups.remove(),
         })
     }
 
-    fn wait(&self, handle: &WorkloadHandle, watch: &mut impl FnMut(&Progress) -> ControlFlow<()>) {
+    fn wait(
+        &self,
+        handle: &WorkloadHandle,
+        watch: &mut impl FnMut(&Progress) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         let (begin, total) = (Instant::now(), Duration::from_millis(self.duration_ms));
         loop {
             let elapsed = begin.elapsed();
@@ -197,22 +235,25 @@ impl Spec {
                 total,
                 rounds: self.rounds(handle),
             };
-            if watch(&progress).is_break() || elapsed >= total {
-                return;
+            let verdict = watch(&progress);
+            if elapsed >= total {
+                return ControlFlow::Continue(());
             }
+            verdict?;
             std::thread::sleep(PROGRESS_EVERY.min(total - elapsed));
         }
     }
 
     fn rounds(&self, handle: &WorkloadHandle) -> Vec<(String, u64)> {
-        let counts = handle.snapshot_iterations();
-        let of_group = |name: &str| -> u64 {
-            let members = counts
-                .iter()
-                .enumerate()
-                .filter(|(worker, _)| handle.plan.group_of(*worker).name == name);
-            members.map(|(_, count)| count).sum()
-        };
+        let plan = &handle.plan;
+        let mut rounds = vec![0; plan.groups.len()];
+        for (worker, count) in plan.workers.iter().zip(handle.snapshot_iterations()) {
+            rounds[worker.group] += count;
+        }
+        // The plan has the groups in an order of its own.
+        let names = plan.groups.iter().map(|group| group.name.as_str());
+        let by_name: BTreeMap<&str, u64> = names.zip(rounds).collect();
+        let of_group = |name: &str| by_name.get(name).copied().unwrap_or_default();
         self.groups
             .iter()
             .map(|group| (group.name.clone(), of_group(&group.name)))
@@ -309,10 +350,51 @@ mod tests {
                 "[[group]]\nworkers = 3\nwork.ml_training = {}",
                 "group `group0`, field `workers`",
             ),
+            (
+                "[[group]]\n[[cgroup]]\nname = \"c\"\n[[cgroup]]\nname = \"c\"",
+                "group `c`, field `name`: two cgroups have this name",
+            ),
+            (
+                "[[group]]\nworkers = 2\nwork.ml_training = { traced_steps = 4611686018427387904 }",
+                "field `work.traced_steps`: 4611686018427387904 is too many; use 0 to 1000000",
+            ),
+            (
+                "[[group]]\nworkers = 2\nwork.ml_training = { gpu = { driver = \"/no/libcuda.so.1\" } }",
+                "field `work.gpu`: there is no GPU driver library at `/no/libcuda.so.1`; `make softgpu` builds",
+            ),
         ] {
             let error = refused(text);
             assert!(error.contains(place), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_container_is_in_one_cgroup() {
+        let groups = "
+            [[group]]
+            name = 'a'
+            pcomm = 'box'
+            [[group]]
+            name = 'b'
+            pcomm = 'box'
+            [[cgroup]]
+            name = 'x'
+            groups = ['a']
+            [[cgroup]]
+            name = 'y'
+            groups = ['b']
+        ";
+        let error = refused(groups);
+        let place = "`a` in cgroup `x` and `b` in cgroup `y`";
+        assert!(error.contains(place), "{error}");
+        let error = refused(&groups.replace("['b']", "[]"));
+        assert!(
+            error.contains("`a` in cgroup `x` and `b` in none"),
+            "{error}"
+        );
+        let together = groups.replace("['a']", "['a', 'b']");
+        let together = together.replace("groups = ['b']", "");
+        assert!(Spec::parse(&together, "job.toml").is_ok());
     }
 
     #[test]
@@ -325,7 +407,8 @@ mod tests {
 
     #[test]
     fn a_run_reports_progress_and_can_be_ended_early() {
-        let spec = Spec::parse("duration_ms = 600000\n[[group]]\nworkers = 2", "job.toml").unwrap();
+        let mut spec =
+            Spec::parse("duration_ms = 600000\n[[group]]\nworkers = 2", "job.toml").unwrap();
         let mut seen = 0;
         let outcome = spec.run(|progress| {
             seen = progress.rounds[0].1;
@@ -337,6 +420,7 @@ mod tests {
         });
         let outcome = outcome.unwrap();
         assert!(outcome.reports.len() == 2 && outcome.not_applied.is_empty());
+        assert!(outcome.interrupted);
         assert!(
             outcome
                 .reports
@@ -345,5 +429,42 @@ mod tests {
                 .sum::<u64>()
                 >= seen
         );
+        spec.duration_ms = 1;
+        let outcome = spec.run(|_| ControlFlow::Continue(())).unwrap();
+        assert!(!outcome.interrupted);
+    }
+
+    #[test]
+    fn progress_is_that_of_each_group() {
+        // Threads of the caller come last in the plan, whatever the order in the file.
+        let text = "
+            duration_ms = 600000
+            clone_mode = 'thread'
+            [[group]]
+            name = 'threads'
+            [[group]]
+            name = 'nobody'
+            workers = 0
+            [[group]]
+            name = 'boxed'
+            pcomm = 'box'
+            workers = 2
+        ";
+        let spec = Spec::parse(text, "job.toml").unwrap();
+        let mut last = Vec::new();
+        let outcome = spec.run(|progress| {
+            last.clone_from(&progress.rounds);
+            match last[0].1 > 0 && last[2].1 > 0 {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        let reports = outcome.unwrap().reports;
+        let names: Vec<&str> = last.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["threads", "nobody", "boxed"]);
+        for (name, rounds) in &last {
+            let members = reports.iter().filter(|report| report.group == *name);
+            assert!(members.map(|report| report.iterations).sum::<u64>() >= *rounds);
+        }
     }
 }

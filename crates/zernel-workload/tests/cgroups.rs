@@ -7,22 +7,27 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{ExitCode, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MODES, eventually, exists, helper_command, kill, spinners, wait_for_progress};
+use common::{
+    MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
+};
 use rustix::process::Signal;
+use zernel_lab::{Kernel, KernelCache, KernelRequest, VmSpec};
 use zernel_testkit::{Need, root, trial};
 use zernel_workload::work::CgroupChurn;
 use zernel_workload::{CloneMode, Spec, WorkType, WorkerExitInfo, WorkloadConfig, WorkloadHandle};
 
 fn main() -> ExitCode {
-    if common::helper().is_some() {
-        spec_caller();
+    if let Some(helper) = common::helper() {
+        be(&helper);
         return ExitCode::SUCCESS;
     }
     let cgroup2 = [root(), CGROUP2];
+    let guest = [root(), GUEST];
     zernel_testkit::main([
         trial(
             "an_oom_kill_is_told_from_others",
@@ -54,7 +59,62 @@ fn main() -> ExitCode {
                 killed_spec_caller(Signal::INT);
             },
         ),
+        trial("a_run_ends_while_another_goes_on", &cgroup2, || {
+            run_helper("concurrent");
+        }),
+        trial("settings_hold_for_a_caller_in_the_root", &guest, || {
+            run_helper("settings fork");
+            run_helper("settings thread");
+        }),
+        trial("settings_hold_for_a_caller_in_a_session", &guest, || {
+            let session = Cgroup::new(&cgroup2_root().unwrap());
+            run_helper(&format!("settings fork {}", session.0));
+            run_helper(&format!("settings thread {}", session.0));
+        }),
+        trial(
+            "settings_hold_for_no_caller_that_was_killed",
+            &guest,
+            killed_caller_in_a_session,
+        ),
+        trial(
+            "settings_hold_until_the_last_of_two_runs_ends",
+            &guest,
+            || {
+                let session = Cgroup::new(&cgroup2_root().unwrap());
+                for mode in ["fork", "thread"] {
+                    run_helper(&format!("concurrent-settings {mode}"));
+                    run_helper(&format!("concurrent-settings {mode} {}", session.0));
+                }
+            },
+        ),
+        trial(
+            "settings_hold_only_where_no_busy_cgroup_has_to_change",
+            &guest,
+            caller_below_a_busy_cgroup,
+        ),
+        trial(
+            "cgroups_work_where_there_are_controllers",
+            &[VM],
+            settings_in_a_vm,
+        ),
     ])
+}
+
+/// What this program does when it is started as a helper.
+fn be(helper: &str) {
+    let words: Vec<&str> = helper.split(' ').collect();
+    if let Some(cgroup) = words.get(2) {
+        fs::write(format!("{cgroup}/cgroup.procs"), "0").unwrap();
+    }
+    match words[0] {
+        "concurrent" => concurrent_runs(SPEC),
+        "concurrent-settings" => concurrent_settings(words[1]),
+        "idle" => drop(std::io::stdin().read_line(&mut String::new())),
+        "settings" => settings_caller(words[1]),
+        "no-settings" => settingless_caller(words[1]),
+        "caller" => spec_caller(&settings_spec(words[1])),
+        _ => spec_caller(SPEC),
+    }
 }
 
 const MEMORY_CGROUP: Need = Need {
@@ -73,6 +133,35 @@ const CGROUP2: Need = Need {
             .ok_or_else(|| "cgroup v2 is not mounted".into())
     },
 };
+
+/// Set in the virtual machine.
+const IN_GUEST: &str = "ZERNEL_CGROUP_GUEST";
+
+/// The need for a hierarchy with controllers in which nobody else makes cgroups.
+const GUEST: Need = Need {
+    name: "guest",
+    check: || match std::env::var_os(IN_GUEST) {
+        Some(_) => Ok(()),
+        None => Err("run in a virtual machine by another test".into()),
+    },
+};
+
+const VM: Need = Need {
+    name: "vm",
+    check: || kernel().map(drop),
+};
+
+fn kernel() -> Result<Kernel, String> {
+    let request = KernelRequest::SchedExt;
+    zernel_lab::available(&request).map_err(|error| error.to_string())?;
+    let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
+    cache.obtain(&request).map_err(|error| error.to_string())
+}
+
+/// A file of a cgroup; empty if it has no such file.
+fn read(folder: &str, file: &str) -> String {
+    fs::read_to_string(format!("{folder}/{file}")).unwrap_or_default()
+}
 
 fn cgroup2_root() -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
@@ -228,14 +317,25 @@ const SPEC: &str = r#"
     weight = 50
 "#;
 
-/// The cgroups that workloads of this process have made.
+/// The cgroups that workloads of this process have made, wherever they are.
 fn cgroups_of(pid: u32) -> Vec<String> {
     let prefix = format!("zernel-{pid}-");
-    let own = format!("{}{}", cgroup2_root().unwrap(), cgroup_of("self"));
-    let entries = fs::read_dir(own).unwrap().flatten();
-    entries
+    let name = |path: &String| path.rsplit('/').next().unwrap().to_owned();
+    let mut all = folders_below(&cgroup2_root().unwrap());
+    all.retain(|path| name(path).starts_with(&prefix));
+    all
+}
+
+fn folders_below(folder: &str) -> Vec<String> {
+    // It may be removed meanwhile.
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders
         .map(|entry| entry.path().to_string_lossy().into_owned())
-        .filter(|path| path.contains(&prefix))
+        .flat_map(|path| {
+            let inner = folders_below(&path);
+            [path].into_iter().chain(inner)
+        })
         .collect()
 }
 
@@ -280,8 +380,8 @@ fn spec_cgroups() {
     }
 }
 
-fn spec_caller() {
-    let spec = Spec::parse(SPEC, "job.toml").unwrap();
+fn spec_caller(text: &str) {
+    let spec = Spec::parse(text, "job.toml").unwrap();
     let mut told = false;
     let _ = spec.run(|progress| {
         if !told && progress.rounds.iter().all(|(_, rounds)| *rounds > 0) {
@@ -293,7 +393,11 @@ fn spec_caller() {
 }
 
 fn killed_spec_caller(signal: Signal) {
-    let mut caller = helper_command("spec")
+    killed_caller("spec", signal);
+}
+
+fn killed_caller(helper: &str, signal: Signal) {
+    let mut caller = helper_command(helper)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -308,4 +412,142 @@ fn killed_spec_caller(signal: Signal) {
     eventually("the removal of its cgroups", || {
         cgroups_of(caller.id()).is_empty()
     });
+}
+
+/// Two runs of one process, of which the first is told to end when the second is under way. They
+/// must leave the hierarchy as it was.
+fn concurrent_settings(mode: &str) {
+    let before = hierarchy();
+    concurrent_runs(&settings_spec(mode));
+    assert_eq!(hierarchy(), before);
+}
+
+fn concurrent_runs(text: &str) {
+    let spec = Spec::parse(text, "job.toml").unwrap();
+    let [is_first_up, is_second_up, is_over] = [const { AtomicBool::new(false) }; 3];
+    let run = |is_up: &AtomicBool, is_over: &AtomicBool| {
+        spec.run(|_| {
+            is_up.store(true, Ordering::Relaxed);
+            match is_over.load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })
+        .unwrap();
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| run(&is_first_up, &is_second_up));
+        eventually("the first run", || is_first_up.load(Ordering::Relaxed));
+        scope.spawn(|| run(&is_second_up, &is_over));
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            eventually("the end of the first run", || first.is_finished());
+        }));
+        is_over.store(true, Ordering::Relaxed);
+        ended.unwrap();
+    });
+}
+
+fn settings_spec(mode: &str) -> String {
+    format!(
+        r#"
+        duration_ms = 600000
+        clone_mode = "{mode}"
+        [[group]]
+        name = "spinners"
+        workers = 2
+        [[cgroup]]
+        name = "inner"
+        groups = ["spinners"]
+        weight = 50
+        max_ms_per_100ms = 70
+        cpus = [0]
+        "#
+    )
+}
+
+/// What a workload must leave as it was: every cgroup with its type and its controllers.
+fn hierarchy() -> Vec<[String; 3]> {
+    let root = cgroup2_root().unwrap();
+    let mut folders = folders_below(&root);
+    folders.push(root);
+    folders.sort();
+    let describe = |folder: String| {
+        let kind = read(&folder, "cgroup.type");
+        let controllers = read(&folder, "cgroup.subtree_control");
+        [folder, kind, controllers]
+    };
+    folders.into_iter().map(describe).collect()
+}
+
+/// Runs a spec with settings, which must leave the hierarchy as it was. Gives the settings that
+/// were there meanwhile, and those that were not applied.
+fn run_with_settings(mode: &str) -> ([String; 3], Vec<String>) {
+    let before = hierarchy();
+    let spec = Spec::parse(&settings_spec(mode), "job.toml").unwrap();
+    let mut settings = [const { String::new() }; 3];
+    let mut members = 0;
+    let outcome = spec.run(|_| {
+        let inner = format!("{}/inner", cgroups_of(std::process::id())[0]);
+        settings = ["cpu.weight", "cpu.max", "cpuset.cpus"].map(|file| read(&inner, file));
+        members = read(&inner, "cgroup.threads").lines().count();
+        ControlFlow::Break(())
+    });
+    assert_eq!(members, 2);
+    assert_eq!(hierarchy(), before);
+    (settings, outcome.unwrap().not_applied)
+}
+
+fn settings_caller(mode: &str) {
+    let (settings, not_applied) = run_with_settings(mode);
+    assert_eq!(settings, ["50\n", "70000 100000\n", "0\n"]);
+    assert!(not_applied.is_empty(), "{not_applied:?}");
+}
+
+fn settingless_caller(mode: &str) {
+    let (settings, not_applied) = run_with_settings(mode);
+    assert_eq!(settings, ["", "", ""]);
+    for field in ["`weight`", "`max_ms_per_100ms`", "`cpus`"] {
+        let is_named = not_applied.iter().any(|text| text.contains(field));
+        assert!(is_named, "{field} is not in {not_applied:?}");
+    }
+}
+
+/// Threads stay below the caller's cgroup, which gets its controllers from one with processes.
+fn caller_below_a_busy_cgroup() {
+    let busy = Cgroup::new(&cgroup2_root().unwrap());
+    let session = Cgroup::new(&busy.0);
+    let mut idle = helper_command("idle")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    busy.write("cgroup.procs", &idle.id().to_string());
+    run_helper(&format!("settings fork {}", session.0));
+    run_helper(&format!("no-settings thread {}", session.0));
+    drop(idle.stdin.take());
+    idle.wait().unwrap();
+}
+
+fn killed_caller_in_a_session() {
+    let session = Cgroup::new(&cgroup2_root().unwrap());
+    let before = hierarchy();
+    for mode in ["fork", "thread"] {
+        killed_caller(&format!("caller {mode} {}", session.0), Signal::KILL);
+        eventually("the hierarchy as it was", || hierarchy() == before);
+    }
+}
+
+/// Runs those tests of this program that need controllers, in a virtual machine.
+fn settings_in_a_vm() {
+    let outcome = VmSpec::new(kernel().unwrap())
+        .environment(IN_GUEST, "1")
+        .timeout(Duration::from_secs(300))
+        .run(
+            std::env::current_exe().unwrap(),
+            ["settings_hold", "--test-threads=1"],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+    let output = String::from_utf8_lossy(&outcome.stdout);
+    let complaints = String::from_utf8_lossy(&outcome.stderr);
+    assert!(outcome.status.success(), "{output}\n{complaints}");
+    assert!(output.contains("5 passed"), "{output}");
 }

@@ -30,7 +30,7 @@ enum Command {
 /// Run the workload that a file describes, and report on each of its workers
 ///
 /// Ctrl-C ends it early, with reports. Exits with 1 when a worker did not end as it should, with 2
-/// when the file cannot be used.
+/// when the file cannot be used on this machine.
 #[derive(Debug, Args)]
 struct RunOptions {
     /// The file; examples are in the folder examples/
@@ -49,16 +49,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let spec = match Spec::load(&options.file) {
-        Ok(spec) => spec,
-        Err(error) => {
-            eprintln!("zernel: {error}");
-            return Ok(ExitCode::from(2));
-        }
-    };
     let interrupt = interrupt::flag()?;
     let shows_progress = io::stderr().is_terminal();
-    let outcome = spec.run(|progress| {
+    let watch = |progress: &Progress| {
         if shows_progress {
             show(progress);
         }
@@ -66,7 +59,14 @@ fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
-    })?;
+    };
+    let outcome = match Spec::load(&options.file).and_then(|spec| spec.run(watch)) {
+        Err(error) if is_the_specs(&error) => {
+            eprintln!("zernel: {error}");
+            return Ok(ExitCode::from(2));
+        }
+        outcome => outcome?,
+    };
     if shows_progress {
         eprint!("\r\x1b[K");
     }
@@ -78,6 +78,12 @@ fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
+/// Whether an error says that the spec cannot be used, at all or on this machine.
+fn is_the_specs(error: &zernel_workload::Error) -> bool {
+    use zernel_workload::Error::{Invalid, SpecFile, Topology};
+    matches!(error, SpecFile { .. } | Invalid { .. } | Topology { .. })
+}
+
 fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut text = Vec::new();
     if as_json {
@@ -85,6 +91,9 @@ fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
         writeln!(text)?;
     } else {
         write!(text, "{}", ReportTable(&outcome.reports))?;
+        if outcome.interrupted {
+            writeln!(text, "interrupted: it was ended before its time")?;
+        }
         for problem in &outcome.not_applied {
             writeln!(text, "not applied: {problem}")?;
         }

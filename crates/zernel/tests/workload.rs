@@ -53,6 +53,8 @@ fn every_worker_is_reported() {
     let table = run(SPINNERS, &[]);
     let text = String::from_utf8(table.stdout).unwrap();
     assert_eq!(text.matches("spinners").count(), 2, "{text}");
+    assert_eq!(outcome["interrupted"], false);
+    assert!(!text.contains("interrupted"), "{text}");
 }
 
 #[test]
@@ -72,16 +74,34 @@ fn a_spec_that_cannot_be_used_is_explained() {
         );
         assert!(output.stdout.is_empty());
     }
+    let nowhere = format!("{SPINNERS}affinity = {{ numa_node = 1000 }}\n");
+    let output = run(&nowhere, &[]);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(complaint.contains("NUMA node 1000"), "{complaint}");
     let missing = zernel(&["run", "/no/such/file.toml"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(2));
 }
 
 #[test]
 fn an_interrupt_ends_it_early_with_reports() {
+    let outcome = json(&interrupted(&["--json"]));
+    assert_eq!(outcome["reports"].as_array().unwrap().len(), 2);
+    assert_eq!(outcome["interrupted"], true);
+    let table = String::from_utf8(interrupted(&[]).stdout).unwrap();
+    assert!(
+        table.lines().any(|line| line.starts_with("interrupted: ")),
+        "{table}"
+    );
+}
+
+/// What comes of a long run that is interrupted.
+fn interrupted(options: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("spec.toml");
     fs::write(&file, SPINNERS.replace("= 100", "= 3600000")).unwrap();
-    let child = zernel(&["run", "--json", file.to_str().unwrap()])
+    let child = zernel(&["run", file.to_str().unwrap()])
+        .args(options)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -92,8 +112,7 @@ fn an_interrupt_ends_it_early_with_reports() {
         thread::sleep(Duration::from_millis(10));
     }
     kill_process(pid, Signal::INT).unwrap();
-    let outcome = json(&child.wait_with_output().unwrap());
-    assert_eq!(outcome["reports"].as_array().unwrap().len(), 2);
+    child.wait_with_output().unwrap()
 }
 
 #[test]

@@ -35,6 +35,8 @@ const OPTIMIZER: u32 = 4;
 
 /// Size of one read of a loader.
 const READ: usize = 64 << 10;
+/// Steps whose phases can be noted: shared memory holds them all, some 100 MB a trainer.
+const MAX_TRACED_STEPS: usize = 1_000_000;
 /// Phases that a trainer goes through in a step.
 const PHASES_PER_STEP: usize = 4;
 
@@ -75,7 +77,7 @@ pub struct MlTraining {
     pub all_reduce_us: u64,
     /// CPU time of the optimizer.
     pub optimizer_us: u64,
-    /// Steps whose phases are noted; later ones are only counted.
+    /// Steps whose phases are noted, a million at most; later ones are only counted.
     pub traced_steps: usize,
 }
 
@@ -132,6 +134,13 @@ impl Work for MlTraining {
         if let Some((field, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
             return Err((field, "0 does not work; use at least 1".to_owned()));
         }
+        if self.traced_steps > MAX_TRACED_STEPS {
+            let problem = format!(
+                "{} is too many; use 0 to {MAX_TRACED_STEPS}",
+                self.traced_steps
+            );
+            return Err(("work.traced_steps", problem));
+        }
         super::check_kib("work.file_kib", self.file_kib)?;
         super::check_kib("work.batch_kib", self.batch_kib)?;
         super::check_kib("work.copy_kib", self.copy_kib)?;
@@ -140,7 +149,7 @@ impl Work for MlTraining {
     }
 
     fn team_size(&self, _workers: usize) -> usize {
-        self.ranks.saturating_mul(1 + self.loaders)
+        self.ranks.saturating_mul(self.loaders.saturating_add(1))
     }
 
     fn slots(&self, _team_size: usize) -> usize {

@@ -35,7 +35,11 @@ impl GpuBackend {
         match self {
             Self::Driver(path) if !path.is_file() => Err((
                 "work.gpu",
-                format!("there is no driver at `{}`", path.display()),
+                format!(
+                    "there is no GPU driver library at `{}`; `make softgpu` builds the software GPU, \
+                     with target/softgpu/libcuda.so.1",
+                    path.display()
+                ),
             )),
             _ => Ok(()),
         }
