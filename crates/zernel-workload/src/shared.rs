@@ -102,10 +102,14 @@ pub(crate) struct WorkerRecord {
     pub(crate) setting_errno: [AtomicI32; 8],
     pub(crate) first_run_ns: AtomicU64,
     pub(crate) last_seen_ns: AtomicU64,
+    /// When its work returned, or when it was found to be gone.
+    pub(crate) ended_ns: AtomicU64,
     pub(crate) kernel: KernelCounters,
     pub(crate) gap_ns: AtomicU64,
     pub(crate) gap_at_ns: AtomicU64,
     pub(crate) gap_cpu: AtomicU32,
+    /// The CPU it was last seen on.
+    pub(crate) cpu: AtomicU32,
     pub(crate) migrations: AtomicU64,
     pub(crate) cpus: [AtomicU64; MAX_CPUS / 64],
     /// Not 0 while the worker is blocked in one of our own calls.
@@ -233,6 +237,11 @@ impl Shared {
     /// Notes that a worker has passed `stage` and all before it. Whoever knows says it: the worker,
     /// or who reaped it.
     pub(crate) fn advance(&self, worker: usize, stage: Stage) {
+        if stage == Stage::Gone {
+            let ended_ns = &self.record(worker).ended_ns;
+            let now = clock::now_ns();
+            let _ = ended_ns.compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire);
+        }
         let before = self
             .record(worker)
             .stage

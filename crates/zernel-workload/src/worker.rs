@@ -141,9 +141,10 @@ impl<'a> Worker<'a> {
     }
 
     /// The worker's last act: its final numbers.
-    pub(crate) fn end(&self) {
-        self.record.last_seen_ns.store(clock::now_ns(), Relaxed);
+    pub(crate) fn end(&mut self) {
+        self.checkpoint();
         self.refresh();
+        self.record.ended_ns.store(self.last_seen_ns, Relaxed);
     }
 
     pub(crate) fn team(&self) -> Team<'a> {
@@ -163,6 +164,7 @@ impl<'a> Worker<'a> {
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         let command = self.record.command.load(Acquire);
+        self.checkpoint();
         if command & command::STOP != 0 && !self.is_fresh {
             return false;
         }
@@ -170,7 +172,6 @@ impl<'a> Worker<'a> {
         if command & command::GIVE_WAY != 0 {
             rustix::thread::sched_yield();
         }
-        self.checkpoint();
         true
     }
 
@@ -336,6 +337,9 @@ impl<'a> Worker<'a> {
 
     fn after_block(&mut self, began_ns: u64, woken_at_ns: Option<u64>) {
         let now = clock::now_ns();
+        // Time spent blocked is no gap.
+        self.last_seen_ns = now;
+        self.record.last_seen_ns.store(now, Relaxed);
         self.record.is_blocked.store(0, Relaxed);
         self.record.blocked.record(now.saturating_sub(began_ns));
         if let Some(woken_at_ns) = woken_at_ns {
@@ -343,8 +347,6 @@ impl<'a> Worker<'a> {
                 .wake_latency
                 .record(now.saturating_sub(woken_at_ns.max(began_ns)));
         }
-        // Time spent blocked is no gap.
-        self.last_seen_ns = now;
     }
 
     fn checkpoint(&mut self) {
@@ -370,6 +372,7 @@ impl<'a> Worker<'a> {
     }
 
     fn note_cpu(&self) {
+        self.record.cpu.store(self.cpu as u32, Relaxed);
         let cpu = self.cpu.min(MAX_CPUS - 1);
         self.record.cpus[cpu / 64].fetch_or(1 << (cpu % 64), Relaxed);
     }
@@ -411,6 +414,26 @@ mod tests {
             worker.done(1);
         }
         counters.iterations.load(Relaxed)
+    }
+
+    #[test]
+    fn the_gap_before_a_stop_and_the_one_before_the_end_count() {
+        let shared = Shared::new(1, 0, 0).unwrap();
+        let record = shared.record(0);
+        let team = Team {
+            index: 0,
+            size: 1,
+            slots: &[],
+            pipes: &[],
+        };
+        let mut worker = Worker::begin(0, record, &shared.counters()[0], team, &[]);
+        shared.tell_all_to_stop();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!worker.proceed());
+        assert!(record.gap_ns.load(Relaxed) >= 20_000_000);
+        std::thread::sleep(Duration::from_millis(40));
+        worker.end();
+        assert!(record.gap_ns.load(Relaxed) >= 40_000_000);
     }
 
     #[test]

@@ -86,6 +86,11 @@ fn main() -> ExitCode {
         }),
         trial("dropping_many_running_workers_leaves_none", &[], drop_many),
         trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
+        trial(
+            "the_last_gap_of_a_killed_worker_counts",
+            &[],
+            last_gap_of_killed,
+        ),
         trial("many_forked_workers_need_few_files", &[], || {
             run_helper("few_files");
         }),
@@ -464,6 +469,31 @@ fn our_kill_and_others() {
     assert_eq!(reports[0].work_units, 0);
     assert!(reports[1].completed);
     assert_eq!(reports[2].exit_info, Some(WorkerExitInfo::TimedOutKilled));
+    for report in &reports {
+        assert!(report.wall_ns >= report.cpu_ns, "{report:#?}");
+        assert_eq!(report.off_cpu_ns, report.wall_ns - report.cpu_ns);
+    }
+}
+
+fn last_gap_of_killed() {
+    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 1)).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let pid = handle.worker_pids()[0];
+    kill(pid, Signal::STOP);
+    eventually("the halt of the worker", || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        status.contains("State:\tT")
+    });
+    let halt = Duration::from_millis(300);
+    std::thread::sleep(halt);
+    kill(pid, Signal::KILL);
+    eventually("the reaping of the killed worker", || !exists(pid));
+    let report = &handle.stop_and_collect()[0];
+    let gap = report.largest_gap.unwrap();
+    assert!(u128::from(gap.ns) >= halt.as_nanos(), "{report:#?}");
+    assert!(u128::from(report.off_cpu_ns) >= halt.as_nanos());
+    assert!(report.cpus_used.contains(&(gap.cpu as usize)));
 }
 
 fn few_files() {
