@@ -24,10 +24,6 @@ pub(crate) const MAX_CPUS: usize = 1024;
 /// Written by a worker when it becomes ready, so that a record overwritten with rubbish is noticed.
 pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
 
-/// How long after the start a worker is waited for that has not run yet. One that had more time than
-/// that is starved, and its report has to say so.
-pub(crate) const FIRST_RUN_LIMIT_NS: u64 = 5_000_000_000;
-
 /// What a worker is told through the bits of its command word. None of them: work.
 pub(crate) mod command {
     /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
@@ -44,11 +40,13 @@ pub(crate) enum Stage {
     Ready = 1,
     /// It has run after the start.
     Running = 2,
+    /// It has done its first round, or will do none.
+    Worked = 3,
     /// It is gone: its process is reaped, or its thread is about to return.
-    Gone = 3,
+    Gone = 4,
 }
 
-const STAGES: usize = 3;
+const STAGES: usize = 4;
 
 /// How a worker's body ended.
 pub(crate) mod outcome {
@@ -319,7 +317,7 @@ impl Shared {
             .for_each(|record| wake_all(&record.command));
     }
 
-    /// Tells every worker to give way until [`tell_all_to_run`](Self::tell_all_to_run).
+    /// Tells every worker to give way until it is told to run or to stop.
     pub(crate) fn tell_all_to_give_way(&self) {
         for record in self.records() {
             record

@@ -14,8 +14,8 @@ use rustix::thread::sched_getcpu;
 use crate::clock;
 use crate::procfs;
 use crate::shared::{
-    Counters, FIRST_RUN_LIMIT_NS, MAX_CPUS, Slot, TraceEntry, WorkerRecord, command, wait_while,
-    wake, wake_all,
+    Counters, MAX_CPUS, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while, wake,
+    wake_all,
 };
 use crate::sys::sched::context_switches;
 
@@ -101,6 +101,9 @@ impl Step {
 /// threads use. Memory allocation is safe with the system allocator.
 #[derive(Debug)]
 pub struct Worker<'a> {
+    shared: &'a Shared,
+    number: usize,
+    index: usize,
     record: &'a WorkerRecord,
     counters: &'a Counters,
     team: Team<'a>,
@@ -108,35 +111,38 @@ pub struct Worker<'a> {
     last_seen_ns: u64,
     refreshed_ns: u64,
     cpu: usize,
-    is_fresh: bool,
 }
 
 impl<'a> Worker<'a> {
-    /// The worker at its first run, after a start at `started_ns`.
+    /// The worker `number` of the handle, `index` of its group, at its first run.
     pub(crate) fn begin(
-        started_ns: u64,
-        record: &'a WorkerRecord,
-        counters: &'a Counters,
+        shared: &'a Shared,
+        number: usize,
+        index: usize,
         team: Team<'a>,
         trace: &'a [TraceEntry],
     ) -> Self {
         let now = clock::now_ns();
         let cpu = sched_getcpu();
+        let record = shared.record(number);
         let worker = Self {
+            shared,
+            number,
+            index,
             record,
-            counters,
+            counters: &shared.counters()[number],
             team,
             trace,
             last_seen_ns: now,
             refreshed_ns: now,
             cpu,
-            is_fresh: now.saturating_sub(started_ns) < FIRST_RUN_LIMIT_NS,
         };
         record.first_run_ns.store(now, Relaxed);
         record.last_seen_ns.store(now, Relaxed);
         worker.note_cpu();
         worker.refresh();
         record.kernel.remember_first_run();
+        shared.advance(number, Stage::Running);
         worker
     }
 
@@ -145,6 +151,13 @@ impl<'a> Worker<'a> {
         self.checkpoint();
         self.refresh();
         self.record.ended_ns.store(self.last_seen_ns, Relaxed);
+        self.shared.advance(self.number, Stage::Worked);
+    }
+
+    /// Its place among the workers of its group.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
     }
 
     pub(crate) fn team(&self) -> Team<'a> {
@@ -157,28 +170,26 @@ impl<'a> Worker<'a> {
         self.record.command.load(Acquire) & command::STOP != 0
     }
 
-    /// Whether to go on; to be asked once per round. The first time it says yes even if the worker
-    /// is to stop already, so that each works one round at least; not so if it first ran seconds
-    /// after the start, for then it was starved, and its count has to say so. It also measures the
-    /// gap since the last time and notices migrations.
+    /// Whether to go on; to be asked once per round. It also measures the gap since the last time
+    /// and notices migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         let command = self.record.command.load(Acquire);
         self.checkpoint();
-        if command & command::STOP != 0 && !self.is_fresh {
-            return false;
-        }
-        self.is_fresh = false;
         if command & command::GIVE_WAY != 0 {
             rustix::thread::sched_yield();
         }
-        true
+        command & command::STOP == 0
     }
 
     /// Counts a round that did `work_units` units of work.
     pub fn done(&self, work_units: u64) {
+        let is_first = self.counters.iterations.load(Relaxed) == 0;
         add(&self.counters.iterations, 1);
         add(&self.counters.work_units, work_units);
+        if is_first {
+            self.shared.advance(self.number, Stage::Worked);
+        }
     }
 
     /// Uses `cpu_time` of CPU time, or less if told to stop.
@@ -397,36 +408,19 @@ fn add(counter: &AtomicU64, value: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::Shared;
 
-    fn rounds_after_a_stop(started_ns: u64) -> u64 {
-        let shared = Shared::new(1, 0, 0).unwrap();
-        shared.tell_all_to_stop();
-        let team = Team {
-            index: 0,
-            size: 1,
-            slots: &[],
-            pipes: &[],
-        };
-        let counters = &shared.counters()[0];
-        let mut worker = Worker::begin(started_ns, shared.record(0), counters, team, &[]);
-        while worker.proceed() {
-            worker.done(1);
-        }
-        counters.iterations.load(Relaxed)
-    }
+    const ALONE: Team<'_> = Team {
+        index: 0,
+        size: 1,
+        slots: &[],
+        pipes: &[],
+    };
 
     #[test]
     fn the_gap_before_a_stop_and_the_one_before_the_end_count() {
         let shared = Shared::new(1, 0, 0).unwrap();
         let record = shared.record(0);
-        let team = Team {
-            index: 0,
-            size: 1,
-            slots: &[],
-            pipes: &[],
-        };
-        let mut worker = Worker::begin(0, record, &shared.counters()[0], team, &[]);
+        let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
         shared.tell_all_to_stop();
         std::thread::sleep(Duration::from_millis(20));
         assert!(!worker.proceed());
@@ -437,8 +431,16 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_to_stop_at_once_works_one_round_unless_it_was_starved() {
-        assert_eq!(rounds_after_a_stop(clock::now_ns()), 1);
-        assert_eq!(rounds_after_a_stop(clock::now_ns() - FIRST_RUN_LIMIT_NS), 0);
+    fn a_worker_has_worked_after_its_first_round_or_at_its_end() {
+        let shared = Shared::new(2, 0, 0).unwrap();
+        let busy = Worker::begin(&shared, 0, 0, ALONE, &[]);
+        let mut idle = Worker::begin(&shared, 1, 1, ALONE, &[]);
+        assert_eq!(shared.passed(Stage::Running), 2);
+        assert_eq!(shared.passed(Stage::Worked), 0);
+        busy.done(1);
+        busy.done(1);
+        assert_eq!(shared.passed(Stage::Worked), 1);
+        idle.end();
+        assert_eq!(shared.passed(Stage::Worked), 2);
     }
 }
