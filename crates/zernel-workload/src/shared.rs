@@ -131,15 +131,41 @@ pub(crate) struct KernelCounters {
     pub(crate) at_first_run: [AtomicU64; 4],
 }
 
-/// A futex word with what its waker leaves behind, on a cache line of its own: the stuff
-/// multi-party work is made of.
+/// A futex word with what its wakers leave behind: the stuff multi-party work is made of.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {
     /// The word that is waited on.
     pub(crate) word: AtomicU32,
-    /// When the last waker was about to wake.
-    pub(crate) stamp_ns: AtomicU64,
+    /// When the word was about to change, by the value that it had. One stamp would not do: a waiter
+    /// that gets the CPU late has to find the change that woke it, not the last of many.
+    stamps_ns: [AtomicU64; STAMPS as usize],
+}
+
+/// How many changes of its word a slot remembers.
+const STAMPS: u32 = 256;
+
+impl Slot {
+    /// Notes that the word is about to change from `value`.
+    pub(crate) fn stamp(&self, value: u32) {
+        self.stamp_of(value)
+            .store(clock::now_ns(), Ordering::Release);
+    }
+
+    /// When the word changed from `seen`. For a waiter that missed more changes than are remembered
+    /// it is the oldest of these.
+    pub(crate) fn changed_from_ns(&self, seen: u32) -> u64 {
+        let word = self.word.load(Ordering::Acquire);
+        let missed = word.wrapping_sub(seen);
+        // A word that went down has missed nothing. The stamp of `word` may be written just now.
+        let is_lost = (STAMPS..u32::MAX / 2).contains(&missed);
+        let value = if is_lost { word.wrapping_add(1) } else { seen };
+        self.stamp_of(value).load(Ordering::Acquire)
+    }
+
+    fn stamp_of(&self, value: u32) -> &AtomicU64 {
+        &self.stamps_ns[(value % STAMPS) as usize]
+    }
 }
 
 /// One interval of a training job's ground truth.
@@ -371,11 +397,28 @@ mod tests {
     }
 
     #[test]
+    fn a_waiter_finds_the_first_change_since_it_looked_or_the_oldest_known() {
+        let shared = Shared::new(1, 1, 0).unwrap();
+        let slot = &shared.slots(&(0..1))[0];
+        let mut moments_ns = Vec::new();
+        for value in 0..2 * STAMPS {
+            slot.stamp(value);
+            slot.word.store(value + 1, Ordering::Release);
+            moments_ns.push(slot.stamp_of(value).load(Ordering::Acquire));
+            let first_kept = (value + 1).saturating_sub(STAMPS - 1) as usize;
+            let first_ns = match value < STAMPS - 1 {
+                true => moments_ns[0],
+                false => moments_ns[first_kept],
+            };
+            assert_eq!(slot.changed_from_ns(0), first_ns, "after {value}");
+            assert_eq!(slot.changed_from_ns(value), moments_ns[value as usize]);
+        }
+    }
+
+    #[test]
     fn regions_do_not_overlap() {
         let shared = Shared::new(3, 2, 4).unwrap();
-        shared.slots(&(0..2))[1]
-            .stamp_ns
-            .store(u64::MAX, Ordering::Relaxed);
+        shared.slots(&(0..2))[1].stamp(STAMPS - 1);
         shared.trace(&(1..4))[2].end_ns.store(9, Ordering::Relaxed);
         shared.counters()[2].work_units.store(5, Ordering::Relaxed);
         assert!(

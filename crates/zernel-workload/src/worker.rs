@@ -15,7 +15,6 @@ use crate::clock;
 use crate::procfs;
 use crate::shared::{
     Counters, MAX_CPUS, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while, wake,
-    wake_all,
 };
 use crate::sys::sched::context_switches;
 
@@ -236,7 +235,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Waits while the slot's word is `seen`; false when told to stop. The wake-up latency counts
-    /// from the waker's stamp.
+    /// from the first change since.
     pub(crate) fn wait_while(&mut self, slot: &Slot, seen: u32) -> bool {
         if slot.word.load(Acquire) != seen {
             return !self.is_stopped();
@@ -249,7 +248,7 @@ impl<'a> Worker<'a> {
             }
             wait_while(&slot.word, seen, None);
         }
-        self.after_block(began, Some(slot.stamp_ns.load(Acquire)));
+        self.after_block(began, Some(slot.changed_from_ns(seen)));
         true
     }
 
@@ -274,16 +273,14 @@ impl<'a> Worker<'a> {
 
     /// Changes the slot's word by one and wakes up to `count` waiters.
     pub(crate) fn post(&self, slot: &Slot, count: u32) {
-        slot.stamp_ns.store(clock::now_ns(), Release);
+        slot.stamp(slot.word.load(Acquire));
         slot.word.fetch_add(1, AcqRel);
         wake(&slot.word, count);
     }
 
     /// Changes the slot's word by one and wakes every waiter.
     pub(crate) fn post_all(&self, slot: &Slot) {
-        slot.stamp_ns.store(clock::now_ns(), Release);
-        slot.word.fetch_add(1, AcqRel);
-        wake_all(&slot.word);
+        self.post(slot, i32::MAX as u32);
     }
 
     /// Sends the present moment through a pipe. False when told to stop.

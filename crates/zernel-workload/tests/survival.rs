@@ -17,7 +17,7 @@ use common::{
 };
 use rustix::process::{Pid, Signal, set_child_subreaper};
 use zernel_testkit::{root, trial};
-use zernel_workload::work::PipePingPong;
+use zernel_workload::work::{PipePingPong, ThunderingHerd};
 use zernel_workload::{
     Affinity, CloneMode, Topology, WorkSpec, WorkType, WorkerExitInfo, WorkloadConfig,
     WorkloadHandle,
@@ -86,6 +86,11 @@ fn main() -> ExitCode {
         }),
         trial("dropping_many_running_workers_leaves_none", &[], drop_many),
         trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
+        trial(
+            "wake_latency_counts_from_the_first_of_many_wake_ups",
+            &[],
+            late_after_many_wake_ups,
+        ),
         trial(
             "the_last_gap_of_a_killed_worker_counts",
             &[],
@@ -475,24 +480,59 @@ fn our_kill_and_others() {
     }
 }
 
-fn last_gap_of_killed() {
-    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 1)).unwrap();
-    handle.start();
-    wait_for_progress(&handle);
-    let pid = handle.worker_pids()[0];
+/// Halts a process, and returns when it stands still.
+fn halt(pid: i32) {
     kill(pid, Signal::STOP);
     eventually("the halt of the worker", || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         status.contains("State:\tT")
     });
-    let halt = Duration::from_millis(300);
-    std::thread::sleep(halt);
+}
+
+fn late_after_many_wake_ups() {
+    let herd = ThunderingHerd {
+        interval_us: 5_000,
+        compute_us: 0,
+    };
+    let config = spinners(CloneMode::Fork, 2).work_type(WorkType::ThunderingHerd(herd));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let waiter = handle.worker_pids()[1];
+    let span = Duration::from_millis(200);
+    // More than once, because it may be halted in one of the rare moments when it does not wait.
+    for _ in 0..3 {
+        halt(waiter);
+        let stampedes = handle.snapshot_iterations()[0];
+        eventually("a stampede", || handle.snapshot_iterations()[0] > stampedes);
+        std::thread::sleep(span);
+        kill(waiter, Signal::CONT);
+        let rounds = handle.snapshot_iterations()[1];
+        eventually("another round", || {
+            handle.snapshot_iterations()[1] > rounds + 1
+        });
+    }
+    let report = &handle.stop_and_collect()[1];
+    assert!(
+        u128::from(report.wake_latency.max_ns) >= span.as_nanos(),
+        "{report:#?}"
+    );
+}
+
+fn last_gap_of_killed() {
+    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 1)).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let pid = handle.worker_pids()[0];
+    halt(pid);
+    let span = Duration::from_millis(300);
+    std::thread::sleep(span);
     kill(pid, Signal::KILL);
     eventually("the reaping of the killed worker", || !exists(pid));
     let report = &handle.stop_and_collect()[0];
     let gap = report.largest_gap.unwrap();
-    assert!(u128::from(gap.ns) >= halt.as_nanos(), "{report:#?}");
-    assert!(u128::from(report.off_cpu_ns) >= halt.as_nanos());
+    assert!(u128::from(gap.ns) >= span.as_nanos(), "{report:#?}");
+    assert!(u128::from(report.off_cpu_ns) >= span.as_nanos());
     assert!(report.cpus_used.contains(&(gap.cpu as usize)));
 }
 
