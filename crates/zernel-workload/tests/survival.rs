@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{
     MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
@@ -84,6 +84,11 @@ fn main() -> ExitCode {
         trial("workers_die_under_a_subreaper", &[], || {
             run_helper("subreaper");
         }),
+        trial(
+            "signals_to_the_process_group_are_the_callers_business",
+            &[],
+            group_signals,
+        ),
         trial("dropping_many_running_workers_leaves_none", &[], drop_many),
         trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
         trial(
@@ -436,6 +441,24 @@ fn subreaper() {
     }
 }
 
+fn group_signals() {
+    let config = spinners(CloneMode::Fork, 1).group(WorkSpec::new().workers(2).pcomm("box"));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    for signal in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP] {
+        handle
+            .worker_pids()
+            .iter()
+            .for_each(|pid| kill(*pid, signal));
+    }
+    let reports = handle.stop_and_collect();
+    assert!(
+        reports.iter().all(|report| report.completed),
+        "{reports:#?}"
+    );
+}
+
 fn drop_many() {
     for mode in MODES {
         let mut handle = WorkloadHandle::spawn(&spinners(mode, 128)).unwrap();
@@ -444,7 +467,10 @@ fn drop_many() {
         eventually("progress of one", || {
             handle.snapshot_iterations().iter().any(|count| *count > 0)
         });
+        let dropped = Instant::now();
         drop(handle);
+        // Milliseconds, unless it waits for each of them to get its turn.
+        assert!(dropped.elapsed() < Duration::from_secs(3), "{mode:?}");
         assert!(
             tids.iter()
                 .all(|tid| !exists(*tid) && !is_thread_of_ours(*tid))
