@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::pid_t;
-use rustix::process::Pid;
+use rustix::process::{DumpableBehavior, Pid, dumpable_behavior, set_dumpable_behavior};
 use rustix::thread::sched_setaffinity;
 
 use crate::clock;
@@ -96,9 +96,14 @@ impl WorkloadHandle {
             keeper,
             threads: Threads::default(),
         };
+        let was_dumpable = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
         handle.threads = Threads::spawn(&handle.plan, &handle.shared)?;
-        handle.wait_until_ready()?;
-        Ok(handle)
+        let ready = handle.wait_until_ready();
+        // A thread that changes its identity takes this from the whole calling process.
+        if was_dumpable {
+            let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
+        }
+        ready.map(|()| handle)
     }
 
     fn wait_until_ready(&self) -> Result<()> {

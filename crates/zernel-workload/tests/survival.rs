@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{
     MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
 };
-use rustix::process::{Pid, Signal, set_child_subreaper};
+use rustix::process::{DumpableBehavior, Pid, Signal, dumpable_behavior, set_child_subreaper};
 use zernel_testkit::{root, trial};
 use zernel_workload::work::{PipePingPong, ThunderingHerd};
 use zernel_workload::{
@@ -307,6 +307,7 @@ fn uid_line(task: &str) -> String {
 
 fn uid_of_thread() {
     let before = uid_line("self");
+    assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
     let config = spinners(CloneMode::Thread, 2).first(|spec| spec.uid(65534).gid(65534));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     for tid in handle.worker_pids() {
@@ -315,6 +316,7 @@ fn uid_of_thread() {
             "Uid:\t65534\t65534\t65534\t65534"
         );
     }
+    assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
     assert_eq!(uid_line("self"), before);
     assert_eq!(uid_line("thread-self"), before);
     handle.start();
