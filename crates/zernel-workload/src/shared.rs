@@ -9,6 +9,7 @@
 //! futexes in this memory.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -296,11 +297,10 @@ impl Shared {
             if passed as usize >= self.workers {
                 return true;
             }
-            let now = clock::now_ns();
-            if now >= until_ns {
+            if clock::now_ns() >= until_ns {
                 return false;
             }
-            wait_while(word, passed, Some(until_ns - now));
+            wait_while(word, passed, Some(until_ns));
         }
     }
 
@@ -362,12 +362,20 @@ impl Shared {
     }
 }
 
-/// Waits while `word` is `seen`, for `limit_ns` at most. Wakes early on any signal. Fork safe.
-pub(crate) fn wait_while(word: &AtomicU32, seen: u32, limit_ns: Option<u64>) {
-    let limit = limit_ns.map(clock::timespec);
-    // Every outcome (woken, changed, timed out, interrupted) means the same to the callers: look
-    // again.
-    let _ = futex::wait(word, futex::Flags::empty(), seen, limit.as_ref());
+/// Waits while `word` is `seen`, until the moment `until_ns` at most. Wakes early on any signal. Fork
+/// safe.
+pub(crate) fn wait_while(word: &AtomicU32, seen: u32, until_ns: Option<u64>) {
+    let until = until_ns.map(clock::timespec);
+    // With a bit set the kernel takes a moment, not a span: time lost on the way does not make the
+    // wait longer. Every outcome (woken, changed, timed out, interrupted) means the same to the
+    // callers: look again.
+    let _ = futex::wait_bitset(
+        word,
+        futex::Flags::empty(),
+        seen,
+        until.as_ref(),
+        NonZeroU32::MAX,
+    );
 }
 
 /// Wakes up to `count` waiters of `word`. Fork safe.
@@ -413,6 +421,17 @@ mod tests {
             assert_eq!(slot.changed_from_ns(0), first_ns, "after {value}");
             assert_eq!(slot.changed_from_ns(value), moments_ns[value as usize]);
         }
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_moment_and_not_before() {
+        let word = AtomicU32::new(1);
+        let until_ns = clock::now_ns() + 20_000_000;
+        while clock::now_ns() < until_ns {
+            wait_while(&word, 1, Some(until_ns));
+        }
+        // A moment that has passed is no wait, however large it is as a span.
+        wait_while(&word, 1, Some(until_ns));
     }
 
     #[test]

@@ -230,7 +230,7 @@ impl<'a> Worker<'a> {
                 );
                 return;
             }
-            wait_while(&self.record.command, command, Some(deadline_ns - now));
+            wait_while(&self.record.command, command, Some(deadline_ns));
         }
     }
 
