@@ -33,13 +33,12 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
         pipes,
     };
     let mut worker = Worker::begin(
-        shared.header().started_ns.load(Relaxed),
-        record,
-        &shared.counters()[index],
+        shared,
+        index,
+        worker_plan.group_index,
         team,
         shared.trace(&worker_plan.trace),
     );
-    shared.advance(index, Stage::Running);
     let result = plan.group_of(index).work.as_work().run(&mut worker);
     worker.end();
     let ended = match result {

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::thread::set_name;
 
 use crate::body;
+use crate::clock;
 use crate::plan::{Container, Plan, ProcessPlan};
 use crate::settings::{set_gid, set_uid};
 use crate::shared::{Shared, command, wait_while, wake_all};
@@ -85,7 +86,8 @@ fn wait_for_members(process: &ProcessPlan, shared: &Shared) {
         if stopping {
             stop_members(process, shared);
         }
-        wait_while(&BELL, bell, stopping.then_some(INTERRUPT_EVERY_NS));
+        let until_ns = stopping.then(|| clock::now_ns() + INTERRUPT_EVERY_NS);
+        wait_while(&BELL, bell, until_ns);
     }
 }
 

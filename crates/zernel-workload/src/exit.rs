@@ -28,8 +28,10 @@ pub enum WorkerExitInfo {
     },
     /// It did not stop in time, and the handle killed it.
     TimedOutKilled,
-    /// The kernel killed it for want of memory, as far as can be told: the machine's count of such
-    /// kills went up with its death.
+    /// Possibly the kernel killed it for want of memory: the machine's count of such kills has gone
+    /// up since its handle was made, or since the last worker that was killed. A worker killed by
+    /// hand looks the same if the kernel killed any process meanwhile, unless its own cgroup
+    /// (version 2) knows of no such kill.
     OomKilled,
     /// Its thread panicked.
     Panicked,
@@ -79,7 +81,7 @@ impl fmt::Display for WorkerExitInfo {
                 write!(f, "ended by signal {signal}{core}")
             }
             Self::TimedOutKilled => f.write_str("did not stop and was killed by us"),
-            Self::OomKilled => f.write_str("killed for want of memory"),
+            Self::OomKilled => f.write_str("killed, possibly for want of memory"),
             Self::Panicked => f.write_str("panicked"),
             Self::Failed { step, error } => write!(f, "could not {step}: {error}"),
             Self::LeftBehind => f.write_str("did not stop and was left behind"),

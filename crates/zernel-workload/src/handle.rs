@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::pid_t;
-use rustix::process::Pid;
+use rustix::process::{DumpableBehavior, Pid, dumpable_behavior, set_dumpable_behavior};
 use rustix::thread::sched_setaffinity;
 
 use crate::clock;
@@ -96,9 +96,14 @@ impl WorkloadHandle {
             keeper,
             threads: Threads::default(),
         };
+        let was_dumpable = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
         handle.threads = Threads::spawn(&handle.plan, &handle.shared)?;
-        handle.wait_until_ready()?;
-        Ok(handle)
+        let ready = handle.wait_until_ready();
+        // A thread that changes its identity takes this from the whole calling process.
+        if was_dumpable {
+            let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
+        }
+        ready.map(|()| handle)
     }
 
     fn wait_until_ready(&self) -> Result<()> {
@@ -223,8 +228,8 @@ impl WorkloadHandle {
     /// Stops all workers and reports on each, in the order of
     /// [`snapshot_iterations`](Self::snapshot_iterations).
     ///
-    /// Workers that were never started are started. It waits until each has run (5 s at most),
-    /// tells all to stop, and collects them together. One that does not stop within the grace
+    /// Workers that were never started are started. It waits until each has done a round or ended (for
+    /// 5 s after the start at most), tells all to stop, and collects them together. One that does not stop within the grace
     /// period is killed (a process) or left behind (a thread).
     #[must_use]
     pub fn stop_and_collect(mut self) -> Vec<WorkerReport> {

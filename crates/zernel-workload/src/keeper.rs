@@ -312,6 +312,7 @@ impl Duty {
     fn reap(&self, table: &mut Table, index: usize) {
         let Process { pid, killed, .. } = table.processes[index];
         self.save_last_numbers(pid, index);
+        let may_be_oom = self.may_be_oom_victim(pid, index);
         let end = match process::reap(pid) {
             Ok(ChildEnd::Signaled {
                 signal: libc::SIGKILL,
@@ -320,7 +321,7 @@ impl Duty {
             Ok(ChildEnd::Signaled {
                 signal: libc::SIGKILL,
                 ..
-            }) if table.oom_kill_happened() => ProcessEnd::OutOfMemory,
+            }) if may_be_oom && table.oom_kill_happened() => ProcessEnd::OutOfMemory,
             Ok(end) => ProcessEnd::Child(end),
             Err(_) => ProcessEnd::TakenByOthers,
         };
@@ -336,6 +337,14 @@ impl Duty {
         if process.container.is_none() && record.outcome.load(Acquire) == outcome::NONE {
             procfs::read_counters(pid, pid, &record.kernel);
         }
+    }
+
+    /// Whether the kernel may have killed an ended process for want of memory: not if it came to its
+    /// end, and not if there was no such kill in its cgroup.
+    fn may_be_oom_victim(&self, pid: pid_t, index: usize) -> bool {
+        let mut workers = self.plan.processes[index].workers.clone();
+        workers.any(|worker| self.shared.record(worker).outcome.load(Acquire) == outcome::NONE)
+            && procfs::cgroup_oom_kills(pid) != Some(0)
     }
 
     fn gone(&self, index: usize) {

@@ -1,5 +1,6 @@
 //! What `/proc` tells about a thread: CPU time, run-queue delay and context switches.
 
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::pid_t;
@@ -63,12 +64,33 @@ pub(crate) fn read_counters(process: pid_t, thread: pid_t, counters: &KernelCoun
 
 /// How many processes the kernel has killed for want of memory since it booted.
 pub(crate) fn oom_kills() -> u64 {
-    let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    let line = vmstat
+    oom_kills_in(Path::new("/proc/vmstat")).unwrap_or(0)
+}
+
+/// The same for the cgroup that accounts for the memory of a process, dead but not reaped. Only
+/// version 2 tells: elsewhere the dead belong to the root.
+pub(crate) fn cgroup_oom_kills(process: pid_t) -> Option<u64> {
+    let membership = std::fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+    cgroup_oom_kills_below(Path::new("/sys/fs/cgroup"), &membership)
+}
+
+fn cgroup_oom_kills_below(mount: &Path, membership: &str) -> Option<u64> {
+    let cgroup = membership
         .lines()
-        .find_map(|line| line.strip_prefix("oom_kill "));
-    line.and_then(|number| parse_number(number.trim().as_bytes()))
-        .unwrap_or(0)
+        .find_map(|line| line.strip_prefix("0::/"))?;
+    mount
+        .join(cgroup)
+        .ancestors()
+        .take_while(|folder| folder.starts_with(mount))
+        .find_map(|folder| oom_kills_in(&folder.join("memory.events")))
+}
+
+fn oom_kills_in(file: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let count = text
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill "))?;
+    parse_number(count.trim().as_bytes())
 }
 
 impl KernelCounters {
@@ -113,6 +135,20 @@ impl KernelCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_nearest_cgroup_that_accounts_for_memory_tells_its_oom_kills() {
+        let mount = tempfile::tempdir().unwrap();
+        let mount = mount.path();
+        std::fs::create_dir_all(mount.join("job/part")).unwrap();
+        let kills = || cgroup_oom_kills_below(mount, "4:memory:/\n0::/job/part\n");
+        assert_eq!(kills(), None);
+        std::fs::write(mount.join("job/memory.events"), "oom 4\noom_kill 3\n").unwrap();
+        assert_eq!(kills(), Some(3));
+        std::fs::write(mount.join("job/part/memory.events"), "oom 0\noom_kill 0\n").unwrap();
+        assert_eq!(kills(), Some(0));
+        assert_eq!(cgroup_oom_kills_below(mount, "4:memory:/job\n"), None);
+    }
 
     #[test]
     fn schedstat_is_read_or_refused_whole() {

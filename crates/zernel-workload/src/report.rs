@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
 use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::histogram::Histogram;
@@ -38,7 +39,7 @@ pub struct WorkerReport {
     pub unfinished_work_units: u64,
     /// From the start until it first ran; `None` if it never ran.
     pub start_delay_ns: Option<u64>,
-    /// From its first run until it was last seen.
+    /// From its first run until its end, or until the report for one that was left behind.
     pub wall_ns: u64,
     /// CPU time used.
     pub cpu_ns: u64,
@@ -113,10 +114,11 @@ impl WorkerReport {
         let completed = exit_info.is_none();
         let has_run = handle.shared.has_passed(worker, Stage::Running)
             && record.first_run_ns.load(Relaxed) > 0;
-        let wall_ns = record
-            .last_seen_ns
-            .load(Relaxed)
-            .saturating_sub(record.first_run_ns.load(Relaxed));
+        let ended_ns = ended_ns(record);
+        let wall_ns = match has_run {
+            true => ended_ns.saturating_sub(record.first_run_ns.load(Relaxed)),
+            false => 0,
+        };
         let cpu_ns = record.kernel.cpu_ns();
         let (voluntary_switches, involuntary_switches) = record.kernel.switches();
         let traced = record.trace_entries.load(Acquire);
@@ -136,7 +138,7 @@ impl WorkerReport {
             cpu_ns,
             off_cpu_ns: wall_ns.saturating_sub(cpu_ns),
             run_delay_ns: record.kernel.run_delay_ns(),
-            largest_gap: has_run.then(|| largest_gap(record)),
+            largest_gap: has_run.then(|| largest_gap(record, ended_ns)),
             migrations: record.migrations.load(Relaxed),
             cpus_used: cpus_used(record),
             voluntary_switches,
@@ -161,11 +163,30 @@ fn start_delay(handle: &WorkloadHandle, record: &WorkerRecord) -> u64 {
         .saturating_sub(handle.shared.header().started_ns.load(Relaxed))
 }
 
-fn largest_gap(record: &WorkerRecord) -> Gap {
-    Gap {
+/// When a worker ended; now, for one that has not.
+fn ended_ns(record: &WorkerRecord) -> u64 {
+    match record.ended_ns.load(Acquire) {
+        0 => clock::now_ns(),
+        ended_ns => ended_ns,
+    }
+}
+
+/// The longest gap, be it the one that a worker was in when it ended.
+fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> Gap {
+    let last_seen_ns = record.last_seen_ns.load(Relaxed);
+    let closed = Gap {
         ns: record.gap_ns.load(Relaxed),
         at_ns: record.gap_at_ns.load(Relaxed),
         cpu: record.gap_cpu.load(Relaxed),
+    };
+    let open = Gap {
+        ns: ended_ns.saturating_sub(last_seen_ns),
+        at_ns: last_seen_ns,
+        cpu: record.cpu.load(Relaxed),
+    };
+    match record.is_blocked.load(Relaxed) == 0 && open.ns > closed.ns {
+        true => open,
+        false => closed,
     }
 }
 

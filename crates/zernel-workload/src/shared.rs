@@ -9,6 +9,7 @@
 //! futexes in this memory.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -23,10 +24,6 @@ use crate::sys::signal::STOP_BIT;
 pub(crate) const MAX_CPUS: usize = 1024;
 /// Written by a worker when it becomes ready, so that a record overwritten with rubbish is noticed.
 pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
-
-/// How long after the start a worker is waited for that has not run yet. One that had more time than
-/// that is starved, and its report has to say so.
-pub(crate) const FIRST_RUN_LIMIT_NS: u64 = 5_000_000_000;
 
 /// What a worker is told through the bits of its command word. None of them: work.
 pub(crate) mod command {
@@ -44,11 +41,13 @@ pub(crate) enum Stage {
     Ready = 1,
     /// It has run after the start.
     Running = 2,
+    /// It has done its first round, or will do none.
+    Worked = 3,
     /// It is gone: its process is reaped, or its thread is about to return.
-    Gone = 3,
+    Gone = 4,
 }
 
-const STAGES: usize = 3;
+const STAGES: usize = 4;
 
 /// How a worker's body ended.
 pub(crate) mod outcome {
@@ -102,10 +101,14 @@ pub(crate) struct WorkerRecord {
     pub(crate) setting_errno: [AtomicI32; 8],
     pub(crate) first_run_ns: AtomicU64,
     pub(crate) last_seen_ns: AtomicU64,
+    /// When its work returned, or when it was found to be gone.
+    pub(crate) ended_ns: AtomicU64,
     pub(crate) kernel: KernelCounters,
     pub(crate) gap_ns: AtomicU64,
     pub(crate) gap_at_ns: AtomicU64,
     pub(crate) gap_cpu: AtomicU32,
+    /// The CPU it was last seen on.
+    pub(crate) cpu: AtomicU32,
     pub(crate) migrations: AtomicU64,
     pub(crate) cpus: [AtomicU64; MAX_CPUS / 64],
     /// Not 0 while the worker is blocked in one of our own calls.
@@ -129,15 +132,41 @@ pub(crate) struct KernelCounters {
     pub(crate) at_first_run: [AtomicU64; 4],
 }
 
-/// A futex word with what its waker leaves behind, on a cache line of its own: the stuff
-/// multi-party work is made of.
+/// A futex word with what its wakers leave behind: the stuff multi-party work is made of.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {
     /// The word that is waited on.
     pub(crate) word: AtomicU32,
-    /// When the last waker was about to wake.
-    pub(crate) stamp_ns: AtomicU64,
+    /// When the word was about to change, by the value that it had. One stamp would not do: a waiter
+    /// that gets the CPU late has to find the change that woke it, not the last of many.
+    stamps_ns: [AtomicU64; STAMPS as usize],
+}
+
+/// How many changes of its word a slot remembers.
+const STAMPS: u32 = 256;
+
+impl Slot {
+    /// Notes that the word is about to change from `value`.
+    pub(crate) fn stamp(&self, value: u32) {
+        self.stamp_of(value)
+            .store(clock::now_ns(), Ordering::Release);
+    }
+
+    /// When the word changed from `seen`. For a waiter that missed more changes than are remembered
+    /// it is the oldest of these.
+    pub(crate) fn changed_from_ns(&self, seen: u32) -> u64 {
+        let word = self.word.load(Ordering::Acquire);
+        let missed = word.wrapping_sub(seen);
+        // A word that went down has missed nothing. The stamp of `word` may be written just now.
+        let is_lost = (STAMPS..u32::MAX / 2).contains(&missed);
+        let value = if is_lost { word.wrapping_add(1) } else { seen };
+        self.stamp_of(value).load(Ordering::Acquire)
+    }
+
+    fn stamp_of(&self, value: u32) -> &AtomicU64 {
+        &self.stamps_ns[(value % STAMPS) as usize]
+    }
 }
 
 /// One interval of a training job's ground truth.
@@ -224,6 +253,11 @@ impl Shared {
     /// Notes that a worker has passed `stage` and all before it. Whoever knows says it: the worker,
     /// or who reaped it.
     pub(crate) fn advance(&self, worker: usize, stage: Stage) {
+        if stage == Stage::Gone {
+            let ended_ns = &self.record(worker).ended_ns;
+            let now = clock::now_ns();
+            let _ = ended_ns.compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire);
+        }
         let before = self
             .record(worker)
             .stage
@@ -254,11 +288,10 @@ impl Shared {
             if passed as usize >= self.workers {
                 return true;
             }
-            let now = clock::now_ns();
-            if now >= until_ns {
+            if clock::now_ns() >= until_ns {
                 return false;
             }
-            wait_while(word, passed, Some(until_ns - now));
+            wait_while(word, passed, Some(until_ns));
         }
     }
 
@@ -301,7 +334,7 @@ impl Shared {
             .for_each(|record| wake_all(&record.command));
     }
 
-    /// Tells every worker to give way until [`tell_all_to_run`](Self::tell_all_to_run).
+    /// Tells every worker to give way until it is told to run or to stop.
     pub(crate) fn tell_all_to_give_way(&self) {
         for record in self.records() {
             record
@@ -328,12 +361,20 @@ fn place<T>(end: usize, count: usize) -> Option<(usize, usize)> {
     Some((start, start.checked_add(bytes)?))
 }
 
-/// Waits while `word` is `seen`, for `limit_ns` at most. Wakes early on any signal. Fork safe.
-pub(crate) fn wait_while(word: &AtomicU32, seen: u32, limit_ns: Option<u64>) {
-    let limit = limit_ns.map(clock::timespec);
-    // Every outcome (woken, changed, timed out, interrupted) means the same to the callers: look
-    // again.
-    let _ = futex::wait(word, futex::Flags::empty(), seen, limit.as_ref());
+/// Waits while `word` is `seen`, until the moment `until_ns` at most. Wakes early on any signal. Fork
+/// safe.
+pub(crate) fn wait_while(word: &AtomicU32, seen: u32, until_ns: Option<u64>) {
+    let until = until_ns.map(clock::timespec);
+    // With a bit set the kernel takes a moment, not a span: time lost on the way does not make the
+    // wait longer. Every outcome (woken, changed, timed out, interrupted) means the same to the
+    // callers: look again.
+    let _ = futex::wait_bitset(
+        word,
+        futex::Flags::empty(),
+        seen,
+        until.as_ref(),
+        NonZeroU32::MAX,
+    );
 }
 
 /// Wakes up to `count` waiters of `word`. Fork safe.
@@ -363,11 +404,39 @@ mod tests {
     }
 
     #[test]
+    fn a_waiter_finds_the_first_change_since_it_looked_or_the_oldest_known() {
+        let shared = Shared::new(1, 1, 0).unwrap();
+        let slot = &shared.slots(&(0..1))[0];
+        let mut moments_ns = Vec::new();
+        for value in 0..2 * STAMPS {
+            slot.stamp(value);
+            slot.word.store(value + 1, Ordering::Release);
+            moments_ns.push(slot.stamp_of(value).load(Ordering::Acquire));
+            let first_kept = (value + 1).saturating_sub(STAMPS - 1) as usize;
+            let first_ns = match value < STAMPS - 1 {
+                true => moments_ns[0],
+                false => moments_ns[first_kept],
+            };
+            assert_eq!(slot.changed_from_ns(0), first_ns, "after {value}");
+            assert_eq!(slot.changed_from_ns(value), moments_ns[value as usize]);
+        }
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_moment_and_not_before() {
+        let word = AtomicU32::new(1);
+        let until_ns = clock::now_ns() + 20_000_000;
+        while clock::now_ns() < until_ns {
+            wait_while(&word, 1, Some(until_ns));
+        }
+        // A moment that has passed is no wait, however large it is as a span.
+        wait_while(&word, 1, Some(until_ns));
+    }
+
+    #[test]
     fn regions_do_not_overlap() {
         let shared = Shared::new(3, 2, 4).unwrap();
-        shared.slots(&(0..2))[1]
-            .stamp_ns
-            .store(u64::MAX, Ordering::Relaxed);
+        shared.slots(&(0..2))[1].stamp(STAMPS - 1);
         shared.trace(&(1..4))[2].end_ns.store(9, Ordering::Relaxed);
         shared.counters()[2].work_units.store(5, Ordering::Relaxed);
         assert!(

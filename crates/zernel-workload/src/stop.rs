@@ -11,12 +11,15 @@ use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::keeper::ProcessEnd;
 use crate::procfs;
-use crate::shared::{FIRST_RUN_LIMIT_NS, Stage, WorkerRecord, outcome};
+use crate::shared::{Shared, Stage, WorkerRecord, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::sched::{self, SchedAttributes};
 use crate::threads::Threads;
 
 const MILLISECOND: u64 = 1_000_000;
+/// How long after the start a worker may take to its first round. One that had more time than that
+/// is starved, and its report has to say so.
+const FIRST_ROUND_LIMIT_NS: u64 = 5_000 * MILLISECOND;
 /// How long to wait between two rounds of interrupting what does not stop.
 const ROUND_NS: u64 = 20 * MILLISECOND;
 /// How long a killed process may take to die; only one stuck in the kernel takes longer.
@@ -63,21 +66,33 @@ pub(crate) fn start(handle: &WorkloadHandle) {
     handle.shared.tell_all_to_run();
 }
 
-/// Tells all workers to stop and waits for them. Each works one round at least, unless it had seconds
-/// for that and did not get the CPU: one that has not run yet is waited for until it has.
+/// Waits until each worker has done a round, starts them if need be, then tells all to stop and
+/// waits for them.
 pub(crate) fn stop(handle: &mut WorkloadHandle) {
-    start(handle);
     let _urgency = Urgency::new();
+    wait_for_first_rounds(&handle.shared);
     handle.shared.tell_all_to_stop();
-    let started_ns = handle.shared.header().started_ns.load(Relaxed);
-    let first_run_until_ns = started_ns.saturating_add(FIRST_RUN_LIMIT_NS);
     let grace_ns = clock::span_ns(handle.plan.stop_grace);
-    if !wait_until_gone(handle, grace_ns, first_run_until_ns) {
+    if !wait_until_gone(handle, grace_ns) {
         handle.keeper.kill(|process| is_unfinished(handle, process));
-        wait_until_gone(handle, DEATH_LIMIT_NS, 0);
+        wait_until_gone(handle, DEATH_LIMIT_NS);
     }
     handle.threads.join_gone(&handle.shared);
     handle.keeper.dismiss();
+}
+
+/// Those that have done theirs give way to the others, but work on: their team may need them.
+fn wait_for_first_rounds(shared: &Shared) {
+    if shared.wait_all(Stage::Worked, 0) {
+        return;
+    }
+    shared.tell_all_to_give_way();
+    shared.start();
+    let started_ns = shared.header().started_ns.load(Relaxed);
+    shared.wait_all(
+        Stage::Worked,
+        started_ns.saturating_add(FIRST_ROUND_LIMIT_NS),
+    );
 }
 
 /// Ends every worker as fast as possible, for a handle whose reports nobody wants.
@@ -91,7 +106,7 @@ pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     } else {
         clock::span_ns(handle.plan.stop_grace)
     };
-    wait_until_gone(handle, limit, 0);
+    wait_until_gone(handle, limit);
     handle.threads.join_gone(&handle.shared);
     handle.keeper.dismiss();
 }
@@ -105,9 +120,8 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
 
 /// Waits until all workers are gone, and says whether they are. Gives up when none has gone in as
 /// many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU
-/// itself does not take it out on its workers. Rounds before `first_run_until_ns` do not count
-/// while a worker has not run.
-fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64, first_run_until_ns: u64) -> bool {
+/// itself does not take it out on its workers.
+fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let shared = &handle.shared;
     let mut stragglers = Stragglers::new(shared.workers());
     let mut gone = shared.passed(Stage::Gone);
@@ -117,10 +131,9 @@ fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64, first_run_until
     interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
     while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
         let now_gone = shared.passed(Stage::Gone);
-        let all_ran = shared.passed(Stage::Running) >= shared.workers();
         if now_gone > gone {
             (gone, quiet_rounds) = (now_gone, 0);
-        } else if all_ran || clock::now_ns() >= first_run_until_ns {
+        } else {
             quiet_rounds += 1;
             stragglers.help(handle);
         }

@@ -14,8 +14,7 @@ use rustix::thread::sched_getcpu;
 use crate::clock;
 use crate::procfs;
 use crate::shared::{
-    Counters, FIRST_RUN_LIMIT_NS, MAX_CPUS, Slot, TraceEntry, WorkerRecord, command, wait_while,
-    wake, wake_all,
+    Counters, MAX_CPUS, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while, wake,
 };
 use crate::sys::sched::context_switches;
 
@@ -101,6 +100,9 @@ impl Step {
 /// threads use. Memory allocation is safe with the system allocator.
 #[derive(Debug)]
 pub struct Worker<'a> {
+    shared: &'a Shared,
+    number: usize,
+    index: usize,
     record: &'a WorkerRecord,
     counters: &'a Counters,
     team: Team<'a>,
@@ -108,42 +110,53 @@ pub struct Worker<'a> {
     last_seen_ns: u64,
     refreshed_ns: u64,
     cpu: usize,
-    is_fresh: bool,
 }
 
 impl<'a> Worker<'a> {
-    /// The worker at its first run, after a start at `started_ns`.
+    /// The worker `number` of the handle, `index` of its group, at its first run.
     pub(crate) fn begin(
-        started_ns: u64,
-        record: &'a WorkerRecord,
-        counters: &'a Counters,
+        shared: &'a Shared,
+        number: usize,
+        index: usize,
         team: Team<'a>,
         trace: &'a [TraceEntry],
     ) -> Self {
         let now = clock::now_ns();
         let cpu = sched_getcpu();
+        let record = shared.record(number);
         let worker = Self {
+            shared,
+            number,
+            index,
             record,
-            counters,
+            counters: &shared.counters()[number],
             team,
             trace,
             last_seen_ns: now,
             refreshed_ns: now,
             cpu,
-            is_fresh: now.saturating_sub(started_ns) < FIRST_RUN_LIMIT_NS,
         };
         record.first_run_ns.store(now, Relaxed);
         record.last_seen_ns.store(now, Relaxed);
         worker.note_cpu();
         worker.refresh();
         record.kernel.remember_first_run();
+        shared.advance(number, Stage::Running);
         worker
     }
 
     /// The worker's last act: its final numbers.
-    pub(crate) fn end(&self) {
-        self.record.last_seen_ns.store(clock::now_ns(), Relaxed);
+    pub(crate) fn end(&mut self) {
+        self.checkpoint();
         self.refresh();
+        self.record.ended_ns.store(self.last_seen_ns, Relaxed);
+        self.shared.advance(self.number, Stage::Worked);
+    }
+
+    /// Its place among the workers of its group.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
     }
 
     pub(crate) fn team(&self) -> Team<'a> {
@@ -156,28 +169,26 @@ impl<'a> Worker<'a> {
         self.record.command.load(Acquire) & command::STOP != 0
     }
 
-    /// Whether to go on; to be asked once per round. The first time it says yes even if the worker
-    /// is to stop already, so that each works one round at least; not so if it first ran seconds
-    /// after the start, for then it was starved, and its count has to say so. It also measures the
-    /// gap since the last time and notices migrations.
+    /// Whether to go on; to be asked once per round. It also measures the gap since the last time
+    /// and notices migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         let command = self.record.command.load(Acquire);
-        if command & command::STOP != 0 && !self.is_fresh {
-            return false;
-        }
-        self.is_fresh = false;
+        self.checkpoint();
         if command & command::GIVE_WAY != 0 {
             rustix::thread::sched_yield();
         }
-        self.checkpoint();
-        true
+        command & command::STOP == 0
     }
 
     /// Counts a round that did `work_units` units of work.
     pub fn done(&self, work_units: u64) {
+        let is_first = self.counters.iterations.load(Relaxed) == 0;
         add(&self.counters.iterations, 1);
         add(&self.counters.work_units, work_units);
+        if is_first {
+            self.shared.advance(self.number, Stage::Worked);
+        }
     }
 
     /// Uses `cpu_time` of CPU time, or less if told to stop.
@@ -219,12 +230,12 @@ impl<'a> Worker<'a> {
                 );
                 return;
             }
-            wait_while(&self.record.command, command, Some(deadline_ns - now));
+            wait_while(&self.record.command, command, Some(deadline_ns));
         }
     }
 
     /// Waits while the slot's word is `seen`; false when told to stop. The wake-up latency counts
-    /// from the waker's stamp.
+    /// from the first change since.
     pub(crate) fn wait_while(&mut self, slot: &Slot, seen: u32) -> bool {
         if slot.word.load(Acquire) != seen {
             return !self.is_stopped();
@@ -237,7 +248,7 @@ impl<'a> Worker<'a> {
             }
             wait_while(&slot.word, seen, None);
         }
-        self.after_block(began, Some(slot.stamp_ns.load(Acquire)));
+        self.after_block(began, Some(slot.changed_from_ns(seen)));
         true
     }
 
@@ -262,16 +273,14 @@ impl<'a> Worker<'a> {
 
     /// Changes the slot's word by one and wakes up to `count` waiters.
     pub(crate) fn post(&self, slot: &Slot, count: u32) {
-        slot.stamp_ns.store(clock::now_ns(), Release);
+        slot.stamp(slot.word.load(Acquire));
         slot.word.fetch_add(1, AcqRel);
         wake(&slot.word, count);
     }
 
     /// Changes the slot's word by one and wakes every waiter.
     pub(crate) fn post_all(&self, slot: &Slot) {
-        slot.stamp_ns.store(clock::now_ns(), Release);
-        slot.word.fetch_add(1, AcqRel);
-        wake_all(&slot.word);
+        self.post(slot, i32::MAX as u32);
     }
 
     /// Sends the present moment through a pipe. False when told to stop.
@@ -336,6 +345,9 @@ impl<'a> Worker<'a> {
 
     fn after_block(&mut self, began_ns: u64, woken_at_ns: Option<u64>) {
         let now = clock::now_ns();
+        // Time spent blocked is no gap.
+        self.last_seen_ns = now;
+        self.record.last_seen_ns.store(now, Relaxed);
         self.record.is_blocked.store(0, Relaxed);
         self.record.blocked.record(now.saturating_sub(began_ns));
         if let Some(woken_at_ns) = woken_at_ns {
@@ -343,8 +355,6 @@ impl<'a> Worker<'a> {
                 .wake_latency
                 .record(now.saturating_sub(woken_at_ns.max(began_ns)));
         }
-        // Time spent blocked is no gap.
-        self.last_seen_ns = now;
     }
 
     fn checkpoint(&mut self) {
@@ -370,6 +380,7 @@ impl<'a> Worker<'a> {
     }
 
     fn note_cpu(&self) {
+        self.record.cpu.store(self.cpu as u32, Relaxed);
         let cpu = self.cpu.min(MAX_CPUS - 1);
         self.record.cpus[cpu / 64].fetch_or(1 << (cpu % 64), Relaxed);
     }
@@ -394,28 +405,39 @@ fn add(counter: &AtomicU64, value: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::Shared;
 
-    fn rounds_after_a_stop(started_ns: u64) -> u64 {
+    const ALONE: Team<'_> = Team {
+        index: 0,
+        size: 1,
+        slots: &[],
+        pipes: &[],
+    };
+
+    #[test]
+    fn the_gap_before_a_stop_and_the_one_before_the_end_count() {
         let shared = Shared::new(1, 0, 0).unwrap();
+        let record = shared.record(0);
+        let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
         shared.tell_all_to_stop();
-        let team = Team {
-            index: 0,
-            size: 1,
-            slots: &[],
-            pipes: &[],
-        };
-        let counters = &shared.counters()[0];
-        let mut worker = Worker::begin(started_ns, shared.record(0), counters, team, &[]);
-        while worker.proceed() {
-            worker.done(1);
-        }
-        counters.iterations.load(Relaxed)
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!worker.proceed());
+        assert!(record.gap_ns.load(Relaxed) >= 20_000_000);
+        std::thread::sleep(Duration::from_millis(40));
+        worker.end();
+        assert!(record.gap_ns.load(Relaxed) >= 40_000_000);
     }
 
     #[test]
-    fn a_worker_that_is_to_stop_at_once_works_one_round_unless_it_was_starved() {
-        assert_eq!(rounds_after_a_stop(clock::now_ns()), 1);
-        assert_eq!(rounds_after_a_stop(clock::now_ns() - FIRST_RUN_LIMIT_NS), 0);
+    fn a_worker_has_worked_after_its_first_round_or_at_its_end() {
+        let shared = Shared::new(2, 0, 0).unwrap();
+        let busy = Worker::begin(&shared, 0, 0, ALONE, &[]);
+        let mut idle = Worker::begin(&shared, 1, 1, ALONE, &[]);
+        assert_eq!(shared.passed(Stage::Running), 2);
+        assert_eq!(shared.passed(Stage::Worked), 0);
+        busy.done(1);
+        busy.done(1);
+        assert_eq!(shared.passed(Stage::Worked), 1);
+        idle.end();
+        assert_eq!(shared.passed(Stage::Worked), 2);
     }
 }

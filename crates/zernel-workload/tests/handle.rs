@@ -191,6 +191,20 @@ fn sigusr1_stops_a_forked_worker() {
 }
 
 #[test]
+fn each_worker_knows_its_place_in_its_group() {
+    let place = WorkType::custom("place", |worker| worker.done(worker.index() as u64 + 1));
+    for mode in MODES {
+        let config = spinners(mode, 2).group(WorkSpec::new().workers(3).work_type(place.clone()));
+        let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
+        let places: Vec<u64> = reports[2..]
+            .iter()
+            .map(|report| report.work_units)
+            .collect();
+        assert_eq!(places, [1, 2, 3]);
+    }
+}
+
+#[test]
 fn a_panic_is_reported_and_costs_only_the_one_who_panicked() {
     let panics = WorkType::custom("panics", |worker| {
         worker.done(3);

@@ -10,14 +10,14 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{
     MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
 };
-use rustix::process::{Pid, Signal, set_child_subreaper};
+use rustix::process::{DumpableBehavior, Pid, Signal, dumpable_behavior, set_child_subreaper};
 use zernel_testkit::{root, trial};
-use zernel_workload::work::PipePingPong;
+use zernel_workload::work::{PipePingPong, ThunderingHerd};
 use zernel_workload::{
     Affinity, CloneMode, Topology, WorkSpec, WorkType, WorkerExitInfo, WorkloadConfig,
     WorkloadHandle,
@@ -84,8 +84,23 @@ fn main() -> ExitCode {
         trial("workers_die_under_a_subreaper", &[], || {
             run_helper("subreaper");
         }),
+        trial(
+            "signals_to_the_process_group_are_the_callers_business",
+            &[],
+            group_signals,
+        ),
         trial("dropping_many_running_workers_leaves_none", &[], drop_many),
         trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
+        trial(
+            "wake_latency_counts_from_the_first_of_many_wake_ups",
+            &[],
+            late_after_many_wake_ups,
+        ),
+        trial(
+            "the_last_gap_of_a_killed_worker_counts",
+            &[],
+            last_gap_of_killed,
+        ),
         trial("many_forked_workers_need_few_files", &[], || {
             run_helper("few_files");
         }),
@@ -292,6 +307,7 @@ fn uid_line(task: &str) -> String {
 
 fn uid_of_thread() {
     let before = uid_line("self");
+    assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
     let config = spinners(CloneMode::Thread, 2).first(|spec| spec.uid(65534).gid(65534));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     for tid in handle.worker_pids() {
@@ -300,6 +316,7 @@ fn uid_of_thread() {
             "Uid:\t65534\t65534\t65534\t65534"
         );
     }
+    assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
     assert_eq!(uid_line("self"), before);
     assert_eq!(uid_line("thread-self"), before);
     handle.start();
@@ -426,6 +443,24 @@ fn subreaper() {
     }
 }
 
+fn group_signals() {
+    let config = spinners(CloneMode::Fork, 1).group(WorkSpec::new().workers(2).pcomm("box"));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    for signal in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP] {
+        handle
+            .worker_pids()
+            .iter()
+            .for_each(|pid| kill(*pid, signal));
+    }
+    let reports = handle.stop_and_collect();
+    assert!(
+        reports.iter().all(|report| report.completed),
+        "{reports:#?}"
+    );
+}
+
 fn drop_many() {
     for mode in MODES {
         let mut handle = WorkloadHandle::spawn(&spinners(mode, 128)).unwrap();
@@ -434,7 +469,10 @@ fn drop_many() {
         eventually("progress of one", || {
             handle.snapshot_iterations().iter().any(|count| *count > 0)
         });
+        let dropped = Instant::now();
         drop(handle);
+        // Milliseconds, unless it waits for each of them to get its turn.
+        assert!(dropped.elapsed() < Duration::from_secs(3), "{mode:?}");
         assert!(
             tids.iter()
                 .all(|tid| !exists(*tid) && !is_thread_of_ours(*tid))
@@ -464,6 +502,66 @@ fn our_kill_and_others() {
     assert_eq!(reports[0].work_units, 0);
     assert!(reports[1].completed);
     assert_eq!(reports[2].exit_info, Some(WorkerExitInfo::TimedOutKilled));
+    for report in &reports {
+        assert!(report.wall_ns >= report.cpu_ns, "{report:#?}");
+        assert_eq!(report.off_cpu_ns, report.wall_ns - report.cpu_ns);
+    }
+}
+
+/// Halts a process, and returns when it stands still.
+fn halt(pid: i32) {
+    kill(pid, Signal::STOP);
+    eventually("the halt of the worker", || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        status.contains("State:\tT")
+    });
+}
+
+fn late_after_many_wake_ups() {
+    let herd = ThunderingHerd {
+        interval_us: 5_000,
+        compute_us: 0,
+    };
+    let config = spinners(CloneMode::Fork, 2).work_type(WorkType::ThunderingHerd(herd));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let waiter = handle.worker_pids()[1];
+    let span = Duration::from_millis(200);
+    // More than once, because it may be halted in one of the rare moments when it does not wait.
+    for _ in 0..3 {
+        halt(waiter);
+        let stampedes = handle.snapshot_iterations()[0];
+        eventually("a stampede", || handle.snapshot_iterations()[0] > stampedes);
+        std::thread::sleep(span);
+        kill(waiter, Signal::CONT);
+        let rounds = handle.snapshot_iterations()[1];
+        eventually("another round", || {
+            handle.snapshot_iterations()[1] > rounds + 1
+        });
+    }
+    let report = &handle.stop_and_collect()[1];
+    assert!(
+        u128::from(report.wake_latency.max_ns) >= span.as_nanos(),
+        "{report:#?}"
+    );
+}
+
+fn last_gap_of_killed() {
+    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 1)).unwrap();
+    handle.start();
+    wait_for_progress(&handle);
+    let pid = handle.worker_pids()[0];
+    halt(pid);
+    let span = Duration::from_millis(300);
+    std::thread::sleep(span);
+    kill(pid, Signal::KILL);
+    eventually("the reaping of the killed worker", || !exists(pid));
+    let report = &handle.stop_and_collect()[0];
+    let gap = report.largest_gap.unwrap();
+    assert!(u128::from(gap.ns) >= span.as_nanos(), "{report:#?}");
+    assert!(u128::from(report.off_cpu_ns) >= span.as_nanos());
+    assert!(report.cpus_used.contains(&(gap.cpu as usize)));
 }
 
 fn few_files() {

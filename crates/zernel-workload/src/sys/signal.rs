@@ -67,8 +67,9 @@ pub(crate) fn caught() -> Vec<i32> {
 }
 
 /// Runs `body` with the signals of a fresh worker process made its own: the handlers of the signals
-/// that the caller `caught` are gone, Ctrl-C is the caller's business, and `SIGUSR1` sets
-/// [`STOP_BIT`] in `stop_word` and interrupts a blocking call. Fork safe.
+/// that the caller `caught` are gone, what is sent to a whole process group (Ctrl-C, the end of a
+/// terminal or a service) is the caller's business, and `SIGUSR1` sets [`STOP_BIT`] in `stop_word`
+/// and interrupts a blocking call. Fork safe.
 pub(crate) fn in_worker_process(
     caught: &[i32],
     stop_word: &AtomicU32,
@@ -78,7 +79,7 @@ pub(crate) fn in_worker_process(
     for signal in caught {
         set_handler(*signal, libc::SIG_DFL);
     }
-    for signal in [libc::SIGINT, libc::SIGQUIT] {
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
         set_handler(signal, libc::SIG_IGN);
     }
     set_handler(

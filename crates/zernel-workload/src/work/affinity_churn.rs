@@ -33,7 +33,7 @@ impl Work for AffinityChurn {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let allowed = sched_getaffinity(None).map_err(Step::SetAffinity.failed())?;
-        let mut cpu = worker.team().index;
+        let mut cpu = worker.index();
         while worker.proceed() {
             cpu = next_cpu(&allowed, cpu);
             let mut only = CpuSet::new();

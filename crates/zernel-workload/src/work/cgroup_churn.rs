@@ -64,7 +64,7 @@ impl Work for CgroupChurn {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let mut turn = worker.team().index;
+        let mut turn = worker.index();
         while worker.proceed() {
             enter(&self.cgroups[turn % self.cgroups.len()])?;
             turn += 1;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::{About, Work};
-use crate::clock::{self, us};
+use crate::clock::us;
 use crate::shared::{Slot, wake};
 use crate::worker::{Failure, Worker};
 
@@ -83,8 +83,7 @@ fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
 }
 
 fn release(lock: &Slot) {
-    lock.stamp_ns
-        .store(clock::now_ns(), std::sync::atomic::Ordering::Release);
+    lock.stamp(CONTENDED);
     if lock.word.swap(FREE, AcqRel) == CONTENDED {
         wake(&lock.word, 1);
     }

@@ -53,7 +53,7 @@ impl Work for RandomRead {
         worker
             .blocking(|| fdatasync(&file))
             .map_err(Step::WriteFile.failed())?;
-        let mut random = Random(self.seed.wrapping_add(worker.team().index as u64));
+        let mut random = Random(self.seed.wrapping_add(worker.index() as u64));
         let mut block = [0; BLOCK];
         while worker.proceed() {
             let offset = random.below((bytes as usize / BLOCK).max(1)) as u64 * BLOCK as u64;
