@@ -39,8 +39,7 @@ pub enum Accelerator {
 
 impl Accelerator {
     /// What to try, in order. The emulator gets several chances: QEMU 7.2's now and then leaves rubbish in
-    /// the flags register of a booting guest. Debian's 6.12 crashed of it in one boot of five; 6.1, 6.18 and
-    /// 7.2 did not.
+    /// the flags register of a booting guest, of which some kernels crash (6.12 is known to).
     fn attempts(self) -> &'static [Self] {
         use Accelerator::{Auto, Kvm, Tcg};
         match self {
