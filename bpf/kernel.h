@@ -25,9 +25,17 @@ enum {
 };
 
 enum bpf_map_type {
+	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_QUEUE = 22,
 	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_MAP_TYPE_TASK_STORAGE = 29,
+};
+
+enum {
+	BPF_ANY = 0,
+	BPF_NOEXIST = 1,
 };
 
 enum {
@@ -39,11 +47,28 @@ enum {
 	BPF_LOCAL_STORAGE_GET_F_CREATE = 1 << 0,
 };
 
+/* The registers of a thread in userspace: what an uprobe is given. An ABI, so nothing to relocate. */
+struct pt_regs {
+	unsigned long r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8;
+	unsigned long rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss;
+};
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct signal_struct {
+	atomic_t live;
+};
+
 struct task_struct {
+	struct signal_struct *signal;
 	int pid;
 	int tgid;
+	__u64 start_boottime;
+	struct task_struct *group_leader;
 };
 
 struct vm_area_struct {

@@ -5,7 +5,11 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 2] = ["src/capability/capability", "src/twin/phase_twin"];
+const OBJECTS: [&str; 3] = [
+    "src/capability/capability",
+    "src/probes/observe",
+    "src/twin/phase_twin",
+];
 
 fn main() {
     let headers =
@@ -25,6 +29,7 @@ fn main() {
             .clang_args([
                 "-I".as_ref(),
                 headers.as_os_str(),
+                "-mcpu=v3".as_ref(),
                 "-Wall".as_ref(),
                 "-Werror".as_ref(),
             ])

@@ -65,6 +65,22 @@ impl LatencyHistogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
+    /// Adds `count` durations of about `ns`, which [`Self::account`] is told the rest of.
+    pub(crate) fn record_about(&mut self, ns: u64, count: u64) {
+        self.count += count;
+        self.buckets[bucket(ns)] += count;
+    }
+
+    /// Tells the sum and the extremes of what was recorded as being about something.
+    pub(crate) fn account(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
+        self.sum_ns = self.sum_ns.saturating_add(sum_ns);
+        self.min_ns = match self.max_ns {
+            0 => min_ns,
+            _ => self.min_ns.min(min_ns),
+        };
+        self.max_ns = self.max_ns.max(max_ns);
+    }
+
     /// Adds everything that `other` recorded.
     pub fn merge(&mut self, other: &Self) {
         if other.count == 0 {

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Calls under way: what a function was called with, kept until it returns.
+ *
+ * A thread's open calls are a stack of their own, matched by the thread's stack pointer: a call is
+ * entered with it at S and returns with it at S + 8. So a call left by longjmp, or by a link that was
+ * detached meanwhile, is recognised and dropped as soon as the thread calls or returns again.
+ */
+#ifndef ZERNEL_CALL_H
+#define ZERNEL_CALL_H
+
+#include "observe.h"
+
+#define ZERNEL_REGISTERS 6
+
+/* The arguments in registers. Each is loaded by itself, because the verifier refuses a context with a
+ * variable offset, which the compiler would make of a choice between them. */
+static __always_inline void zernel_load_registers(struct pt_regs *ctx, __u64 *registers)
+{
+	__u64 first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx), third = PT_REGS_PARM3(ctx);
+	__u64 fourth = PT_REGS_PARM4(ctx), fifth = PT_REGS_PARM5(ctx), sixth = PT_REGS_PARM6(ctx);
+
+	barrier_var(first);
+	barrier_var(second);
+	barrier_var(third);
+	barrier_var(fourth);
+	barrier_var(fifth);
+	barrier_var(sixth);
+	registers[0] = first;
+	registers[1] = second;
+	registers[2] = third;
+	registers[3] = fourth;
+	registers[4] = fifth;
+	registers[5] = sixth;
+}
+
+/* The nth argument of a C function, from 1, as the System V ABI passes integers and pointers. */
+static __always_inline __u64 zernel_argument(const __u64 *registers, __u64 stack, __u32 nth)
+{
+	__u64 value = 0;
+
+	barrier_var(nth);
+	if (nth - 1 < ZERNEL_REGISTERS)
+		return registers[nth - 1];
+	/* The rest is on the stack, behind the address to return to. */
+	bpf_probe_read_user(&value, sizeof(value),
+			    (void *)(stack + 8 * (__u64)(nth - ZERNEL_REGISTERS)));
+	return value;
+}
+
+static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_thread *thread)
+{
+	__u32 depth = thread->depth;
+
+	return depth ? &thread->calls[(depth - 1) % ZERNEL_CALL_DEPTH] : NULL;
+}
+
+static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_thread *thread,
+								 __u64 stack)
+{
+	struct zernel_open_call *call;
+
+	for (int i = 0; i < ZERNEL_CALL_DEPTH; i++) {
+		call = zernel_top_call(thread);
+		if (!call || call->stack > stack)
+			break;
+		/* Its frame is gone: whoever it was, it cannot return any more. */
+		thread->depth--;
+		ZERNEL_LOST(calls);
+	}
+	if (thread->depth >= ZERNEL_CALL_DEPTH) {
+		ZERNEL_LOST(calls);
+		return NULL;
+	}
+	call = &thread->calls[thread->depth % ZERNEL_CALL_DEPTH];
+	thread->depth++;
+	call->stack = stack;
+	return call;
+}
+
+static __always_inline struct zernel_open_call *zernel_pop_call(struct zernel_thread *thread,
+								__u64 stack)
+{
+	for (int i = 0; i < ZERNEL_CALL_DEPTH; i++) {
+		struct zernel_open_call *call = zernel_top_call(thread);
+
+		if (!call || call->stack + 8 > stack)
+			return NULL;
+		thread->depth--;
+		if (call->stack + 8 == stack)
+			return call;
+		ZERNEL_LOST(calls);
+	}
+	return NULL;
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * A distribution of durations in under 2 KiB: log-linear (H2) buckets, sixteen to a power of two from
+ * 256 ns to 275 s. Below, buckets are 16 ns wide; the last one holds everything longer. Above 256 ns
+ * they are those of userspace's LatencyHistogram. Counters of a bucket wrap; a reader takes
+ * differences often enough.
+ */
+#ifndef ZERNEL_HISTOGRAM_H
+#define ZERNEL_HISTOGRAM_H
+
+#define ZERNEL_H2_GROUPING 4
+#define ZERNEL_H2_UNIT_SHIFT 4
+#define ZERNEL_H2_BUCKETS 496
+
+/* Zeroed memory is an empty histogram. */
+struct zernel_histogram {
+	__u64 sum_ns; /* wraps too, after 584 years of waiting */
+	__u64 max_ns;
+	__u64 min_inverted; /* ~min_ns */
+	__u32 buckets[ZERNEL_H2_BUCKETS];
+};
+
+/* Not inlined, and so verified once: its paths would multiply with those of every caller. */
+__noinline __u32 zernel_log2(__u64 value)
+{
+	__u32 log = 0;
+
+	for (__u32 bits = 32; bits; bits >>= 1) {
+		if (value >> bits) {
+			value >>= bits;
+			log += bits;
+		}
+	}
+	return log;
+}
+
+static inline __u32 zernel_h2_bucket(__u64 ns)
+{
+	__u64 units = ns >> ZERNEL_H2_UNIT_SHIFT;
+	__u32 power = zernel_log2(units);
+	__u64 bucket = units;
+
+	if (power > ZERNEL_H2_GROUPING) {
+		power -= ZERNEL_H2_GROUPING;
+		bucket = ((__u64)power << ZERNEL_H2_GROUPING) + (units >> power);
+	}
+	return bucket < ZERNEL_H2_BUCKETS ? bucket : ZERNEL_H2_BUCKETS - 1;
+}
+
+/* Raises `*most` to `value`. Gives up when others raise it all the time. */
+static inline void zernel_raise(__u64 *most, __u64 value)
+{
+	for (int tries = 0; tries < 8; tries++) {
+		__u64 seen = *(volatile __u64 *)most;
+
+		if (seen >= value || __sync_val_compare_and_swap(most, seen, value) == seen)
+			return;
+	}
+}
+
+static inline void zernel_record(struct zernel_histogram *histogram, __u64 ns)
+{
+	__u32 bucket = zernel_h2_bucket(ns);
+
+	barrier_var(bucket);
+	if (bucket >= ZERNEL_H2_BUCKETS)
+		return;
+	__sync_fetch_and_add(&histogram->sum_ns, ns);
+	zernel_raise(&histogram->max_ns, ns);
+	zernel_raise(&histogram->min_inverted, ~ns);
+	/* Last, so that a reader who sees it counted finds its time in the sum. */
+	__sync_fetch_and_add(&histogram->buckets[bucket], 1);
+}
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the probes write and userspace reads, and how a probe finds its place in it.
+ *
+ * Processes, their counters and their histograms are arrays that userspace maps. A process has an
+ * index from its first event on; its threads remember it, so that a pid that is used again, or a
+ * program that executes another, is never taken for what was there before.
+ *
+ * Functions that take numbers only are global, and so verified once and not on every path to them.
+ */
+#ifndef ZERNEL_OBSERVE_H
+#define ZERNEL_OBSERVE_H
+
+#include "histogram.h"
+#include "phase_tracker.h"
+
+#define ZERNEL_PROCESSES 2048
+#define ZERNEL_SYMBOLS 96
+#define ZERNEL_HISTOGRAMS 4096
+#define ZERNEL_ARGUMENTS 4
+#define ZERNEL_CALL_DEPTH 8
+#define ZERNEL_NONE 0xff
+
+/* What a probe keeps of durations, per process. */
+enum zernel_family {
+	ZERNEL_LAUNCH_CALL,
+	ZERNEL_STREAM_WAIT,
+	ZERNEL_EVENT_WAIT,
+	ZERNEL_CONTEXT_WAIT,
+	ZERNEL_COPY_WAIT,
+	ZERNEL_DATALOAD,
+	ZERNEL_DIST_SYNC,
+	ZERNEL_RUN_DELAY,
+	ZERNEL_COLLECTIVE_ENQUEUE, /* and one for each of the operations after it */
+	ZERNEL_COLLECTIVE_UNTIL_SYNC = ZERNEL_COLLECTIVE_ENQUEUE + 12, /* likewise */
+	ZERNEL_FAMILIES = ZERNEL_COLLECTIVE_UNTIL_SYNC + 12,
+};
+
+/* The probe that a function belongs to. */
+enum zernel_probe {
+	ZERNEL_CUDA_TRACE,
+	ZERNEL_CUDA_CONTEXT,
+	ZERNEL_GPU_MEM,
+	ZERNEL_NCCL,
+};
+
+enum zernel_symbol_flags {
+	ZERNEL_HAS_RESULT = 1 << 0, /* 0 is success */
+	ZERNEL_SAMPLED = 1 << 1, /* counts only while a window is open */
+};
+
+/* A function that is probed, as a row of userspace's table. */
+struct zernel_symbol {
+	__u8 probe; /* enum zernel_probe */
+	__u8 role; /* what that probe takes it for */
+	__u8 family; /* enum zernel_family of its duration, or ZERNEL_NONE */
+	__u8 enter_event; /* enum zernel_event, or ZERNEL_NONE */
+	__u8 leave_event;
+	__u8 flags; /* enum zernel_symbol_flags */
+	__u8 bytes; /* which of the arguments kept counts as bytes, from 1; 0: none */
+	__u8 reserved;
+	__u8 arguments[ZERNEL_ARGUMENTS]; /* which are kept, from 1; 0: none */
+};
+
+struct zernel_settings {
+	struct zernel_tracker_config tracker;
+	__u32 window_open; /* whether sampled functions count */
+	__u32 observer; /* the pid whose own calls are not counted */
+};
+
+struct zernel_counter {
+	__u64 calls;
+	__u64 failed;
+	__u64 bytes; /* of those that did not fail */
+};
+
+struct zernel_counters {
+	struct zernel_counter of[ZERNEL_SYMBOLS];
+};
+
+enum zernel_process_flags {
+	ZERNEL_SAW_INIT = 1 << 0, /* its first call was seen */
+	ZERNEL_SEVERAL_DEVICES = 1 << 1,
+	ZERNEL_IS_LOADER = 1 << 2,
+};
+
+struct zernel_process {
+	__u64 start_ns; /* when it started, since boot: with the pid, who it is */
+	__u64 first_ns; /* its first event */
+	__u64 ended_ns; /* 0: it lives */
+	__u64 busiest_hits; /* probes per second of its busiest thread; the reader resets it */
+	__u64 hits; /* probes hit */
+	__u32 pid;
+	__u32 flags; /* enum zernel_process_flags */
+	__u32 device; /* CUDA's number of the first device it opened, or ZERNEL_NO_GPU */
+	__u32 trainer; /* index of the process that it loads data for, or 0 */
+	__u32 histograms[ZERNEL_FAMILIES]; /* where they are; 0: none yet */
+};
+
+/* What could not be kept, by cause. */
+struct zernel_losses {
+	__u64 processes; /* events of processes beyond ZERNEL_PROCESSES */
+	__u64 histograms; /* durations beyond ZERNEL_HISTOGRAMS */
+	__u64 calls; /* calls nested too deep, or whose return never came */
+	__u64 allocations; /* memory beyond the map of allocations */
+	__u64 memory_accounts; /* memory of call sites beyond the map of accounts */
+	__u64 communicators; /* collectives of communicators beyond their map */
+	__u64 threads; /* events of threads that got no storage */
+};
+
+struct zernel_open_call {
+	__u64 stack; /* the stack pointer when it was entered */
+	__u64 since_ns;
+	__u64 caller; /* the address it returns to */
+	__u64 arguments[ZERNEL_ARGUMENTS];
+	__u64 noted; /* what the probe noted when it was entered */
+	__u64 noted_too;
+	__u32 symbol;
+	__u32 reserved;
+};
+
+struct zernel_thread {
+	__u64 window_ns; /* since when hits are counted */
+	__u64 hits;
+	__u64 context; /* the CUDA context that is current */
+	__u32 process; /* index; 0: none yet */
+	__u32 depth;
+	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct zernel_settings);
+} settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ZERNEL_SYMBOLS);
+	__type(key, __u32);
+	__type(value, struct zernel_symbol);
+} symbols SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct zernel_losses);
+} losses SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, ZERNEL_PROCESSES);
+	__type(key, __u32);
+	__type(value, struct zernel_process);
+} processes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, ZERNEL_PROCESSES);
+	__type(key, __u32);
+	__type(value, struct zernel_counters);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, ZERNEL_HISTOGRAMS);
+	__type(key, __u32);
+	__type(value, struct zernel_histogram);
+} histograms SEC(".maps");
+
+/* Indices that nobody uses. Index 0 stands for none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, ZERNEL_PROCESSES);
+	__type(value, __u32);
+} free_processes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, ZERNEL_HISTOGRAMS);
+	__type(value, __u32);
+} free_histograms SEC(".maps");
+
+struct zernel_process_key {
+	__u64 start_ns;
+	__u32 pid;
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, ZERNEL_PROCESSES);
+	__type(key, struct zernel_process_key);
+	__type(value, __u32);
+} process_indices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct zernel_thread);
+} threads SEC(".maps");
+
+/* The state that a scheduler reads: by itself, so that it can outlive this object. */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct zernel_task_state);
+} zernel_tasks SEC(".maps");
+
+static __always_inline void zernel_lost(__u64 *cause)
+{
+	__sync_fetch_and_add(cause, 1);
+}
+
+#define ZERNEL_LOST(cause)                                                                         \
+	({                                                                                         \
+		__u32 zero = 0;                                                                    \
+		struct zernel_losses *all = bpf_map_lookup_elem(&losses, &zero);                   \
+		if (all)                                                                           \
+			zernel_lost(&all->cause);                                                  \
+	})
+
+static __always_inline struct zernel_settings *zernel_settings(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&settings, &zero);
+}
+
+static __always_inline struct zernel_process *zernel_process(__u32 index)
+{
+	return index ? bpf_map_lookup_elem(&processes, &index) : NULL;
+}
+
+/* A place for a process that has none. */
+__noinline __u32 zernel_admit(__u64 start_ns, __u32 pid)
+{
+	struct zernel_process_key key = { .start_ns = start_ns, .pid = pid };
+	struct zernel_process *process;
+	__u32 index = 0;
+
+	if (bpf_map_pop_elem(&free_processes, &index)) {
+		ZERNEL_LOST(processes);
+		return 0;
+	}
+	process = zernel_process(index);
+	if (!process)
+		return 0;
+	process->start_ns = start_ns;
+	process->first_ns = bpf_ktime_get_ns();
+	process->device = ZERNEL_NO_GPU;
+	/* Userspace takes a place for used once it has a pid. */
+	*(volatile __u32 *)&process->pid = pid;
+	if (bpf_map_update_elem(&process_indices, &key, &index, BPF_NOEXIST)) {
+		__u32 *winner = bpf_map_lookup_elem(&process_indices, &key);
+
+		process->pid = 0;
+		bpf_map_push_elem(&free_processes, &index, BPF_ANY);
+		return winner ? *winner : 0;
+	}
+	return index;
+}
+
+static __always_inline struct zernel_process_key zernel_key_of(struct task_struct *task)
+{
+	return (struct zernel_process_key){
+		.start_ns = BPF_CORE_READ(task, group_leader, start_boottime),
+		.pid = task->tgid,
+	};
+}
+
+static __always_inline __u32 zernel_process_index(struct task_struct *task)
+{
+	struct zernel_process_key key = zernel_key_of(task);
+	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
+
+	return index ? *index : zernel_admit(key.start_ns, key.pid);
+}
+
+/* Marks the process of a task as ended; false if it is not a known one. */
+static __always_inline bool zernel_end_process(struct task_struct *task)
+{
+	struct zernel_process_key key = zernel_key_of(task);
+	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
+	struct zernel_process *process = index ? zernel_process(*index) : NULL;
+
+	if (!process)
+		return false;
+	*(volatile __u64 *)&process->ended_ns = bpf_ktime_get_ns();
+	bpf_map_delete_elem(&process_indices, &key);
+	return true;
+}
+
+/* What is known of the current thread, which belongs to an ML process from now on. */
+static __always_inline struct zernel_thread *zernel_current_thread(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0,
+							    BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!thread) {
+		ZERNEL_LOST(threads);
+		return NULL;
+	}
+	if (!thread->process)
+		thread->process = zernel_process_index(task);
+	return thread;
+}
+
+static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_process *process,
+								 __u32 family)
+{
+	__u32 *place;
+	__u32 index = 0, winner;
+
+	if (family >= ZERNEL_FAMILIES)
+		return NULL;
+	place = &process->histograms[family];
+	index = *(volatile __u32 *)place;
+	if (index)
+		return bpf_map_lookup_elem(&histograms, &index);
+	if (bpf_map_pop_elem(&free_histograms, &index))
+		return NULL;
+	winner = __sync_val_compare_and_swap(place, 0, index);
+	if (winner) {
+		bpf_map_push_elem(&free_histograms, &index, BPF_ANY);
+		index = winner;
+	}
+	return bpf_map_lookup_elem(&histograms, &index);
+}
+
+__noinline int zernel_observe_duration(__u32 process_index, __u32 family, __u64 ns)
+{
+	struct zernel_process *process = zernel_process(process_index);
+	struct zernel_histogram *histogram;
+
+	if (!process)
+		return 0;
+	histogram = zernel_histogram(process, family);
+	if (histogram)
+		zernel_record(histogram, ns);
+	else
+		ZERNEL_LOST(histograms);
+	return 0;
+}
+
+static __always_inline struct zernel_counter *zernel_counter(__u32 process, __u32 symbol)
+{
+	struct zernel_counters *own = bpf_map_lookup_elem(&counters, &process);
+
+	if (!own || symbol >= ZERNEL_SYMBOLS)
+		return NULL;
+	/* The verifier wants the check before the arithmetic, the compiler does not. */
+	barrier_var(own);
+	return &own->of[symbol];
+}
+
+/* The state of a task that is known to belong to an ML process. */
+static __always_inline struct zernel_task_state *zernel_task(struct task_struct *task, __u64 now_ns)
+{
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0,
+							       BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (state && !state->phase_word) {
+		state->pid = task->pid;
+		state->tgid = task->tgid;
+		state->gpu_id = ZERNEL_NO_GPU;
+		state->flags = ZERNEL_TASK_IS_ML;
+		zernel_track_begin(state, now_ns);
+	}
+	return state;
+}
+
+/* Tells the tracker what the current thread did. */
+__noinline int zernel_observe_event(__u64 now_ns, __u32 event)
+{
+	struct zernel_settings *set = zernel_settings();
+	struct zernel_task_state *state = zernel_task(bpf_get_current_task_btf(), now_ns);
+
+	if (!state || !set)
+		return 0;
+	zernel_track(&set->tracker, state, now_ns, event);
+	if (event == ZERNEL_GPU_SYNC_LEAVE)
+		state->last_gpu_sync_ns = now_ns;
+	if (event == ZERNEL_COLLECTIVE_ENTER)
+		state->flags |= ZERNEL_TASK_NCCL_ACTIVE;
+	else if (event == ZERNEL_COLLECTIVE_LEAVE)
+		state->flags &= ~ZERNEL_TASK_NCCL_ACTIVE;
+	return 0;
+}
+
+#endif

@@ -1,0 +1,116 @@
+//! The kernel's histograms, taken over bit by bit.
+
+use crate::aggregation::LatencyHistogram;
+use crate::probes::layout::{BUCKETS, Histogram};
+
+/// Below this, the kernel's buckets are wider than ours.
+const UNIT_SHIFT: u32 = 4;
+const GROUPING: u32 = 4;
+
+/// What was read of a histogram of the kernel so far: its counters wrap, so differences count.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    buckets: Box<[u32; BUCKETS]>,
+    sum_ns: u64,
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Self {
+            buckets: Box::new([0; BUCKETS]),
+            sum_ns: 0,
+        }
+    }
+}
+
+impl Taken {
+    /// Adds to `total` what came since the last time; returns how many durations that were.
+    pub(crate) fn take(&mut self, now: &Histogram, total: &mut LatencyHistogram) -> u64 {
+        let mut taken = 0;
+        for (bucket, (before, now_count)) in self.buckets.iter_mut().zip(now.buckets).enumerate() {
+            let count = u64::from(now_count.wrapping_sub(*before));
+            if count > 0 {
+                total.record_about(middle(bucket).min(now.max_ns), count);
+                taken += count;
+            }
+            *before = now_count;
+        }
+        if taken > 0 {
+            let sum_ns = now.sum_ns.wrapping_sub(self.sum_ns);
+            total.account(sum_ns, !now.min_inverted, now.max_ns);
+            self.sum_ns = now.sum_ns;
+        }
+        taken
+    }
+}
+
+/// The middle of a bucket of the kernel; of the last one, which has no end, the greatest there is.
+fn middle(bucket: usize) -> u64 {
+    if bucket == BUCKETS - 1 {
+        return u64::MAX;
+    }
+    let (low, width) = match bucket >> GROUPING {
+        0 | 1 => (bucket as u64, 1),
+        group => {
+            let shift = group - 1;
+            let within = (bucket & ((1 << GROUPING) - 1)) as u64 | 1 << GROUPING;
+            (within << shift, 1 << shift)
+        }
+    };
+    (low << UNIT_SHIFT) + (width << UNIT_SHIFT) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `zernel_h2_bucket` computes it.
+    fn bucket_of(ns: u64) -> usize {
+        let units = ns >> UNIT_SHIFT;
+        let power = (units | 1).ilog2();
+        let bucket = match power.checked_sub(GROUPING) {
+            None | Some(0) => units as usize,
+            Some(shift) => ((shift as usize) << GROUPING) + (units >> shift) as usize,
+        };
+        bucket.min(BUCKETS - 1)
+    }
+
+    #[test]
+    fn the_middle_of_a_bucket_is_in_it() {
+        for bucket in 0..BUCKETS {
+            assert_eq!(bucket_of(middle(bucket)), bucket);
+        }
+    }
+
+    #[test]
+    fn a_middle_is_within_the_stated_error_from_256_ns_to_275_s() {
+        for power in 8..38 {
+            for part in 0..1000 {
+                let ns = (1_u64 << power) + ((1_u64 << power) / 1000 * part);
+                let error = middle(bucket_of(ns)).abs_diff(ns) as f64 / ns as f64;
+                assert!(error <= LatencyHistogram::MAX_ERROR, "{error} at {ns} ns");
+            }
+        }
+    }
+
+    #[test]
+    fn counters_that_wrap_are_taken_over_right() {
+        let mut kernel = Histogram {
+            sum_ns: 1000,
+            max_ns: 1000,
+            min_inverted: !1000,
+            buckets: [0; BUCKETS],
+        };
+        let bucket = bucket_of(1000);
+        kernel.buckets[bucket] = u32::MAX;
+        let mut taken = Taken::default();
+        let mut total = LatencyHistogram::default();
+        taken.take(&kernel, &mut total);
+        kernel.buckets[bucket] = 4;
+        kernel.sum_ns += 5000;
+        assert_eq!(taken.take(&kernel, &mut total), 5);
+        assert_eq!(total.count, u64::from(u32::MAX) + 5);
+        assert_eq!(total.sum_ns, 6000);
+        assert_eq!((total.min_ns, total.max_ns), (1000, 1000));
+    }
+}

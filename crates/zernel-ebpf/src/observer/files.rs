@@ -1,0 +1,280 @@
+//! The library files that probes are attached to.
+//!
+//! A file stays attached while it may be used again, so that a process that starts later is seen from
+//! its first call on. Functions that busy programs call rarely share one link; each of the others has
+//! its own, so that the governor can take it off, or put it on for a moment.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::Link;
+
+use super::kernel::{Kernel, Target};
+use crate::capability::reason;
+use crate::library::{FileIdentity, Library, LibraryError, LibraryKind, Site, TrapCost};
+use crate::probes::SYMBOLS;
+
+/// How a function of a file is watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watch {
+    /// All the time.
+    Always,
+    /// In windows.
+    Sampled,
+    /// Not at all, and why.
+    Not(String),
+}
+
+/// A function of a file.
+#[derive(Debug)]
+pub(crate) struct Function {
+    /// As the file exports it.
+    pub(crate) name: &'static str,
+    /// Its row in [`SYMBOLS`].
+    pub(crate) symbol: usize,
+    pub(crate) site: Option<Site>,
+    pub(crate) watch: Watch,
+}
+
+/// A file that probes are attached to.
+pub(crate) struct AttachedFile {
+    pub(crate) kind: LibraryKind,
+    /// What people call it.
+    pub(crate) path: PathBuf,
+    pub(crate) functions: Vec<Function>,
+    file: File,
+    identity: FileIdentity,
+    steady: Vec<Link>,
+    /// Of the functions that may have to be sampled, those that are watched all the time.
+    frequent: BTreeMap<usize, Vec<Link>>,
+    window: Vec<Link>,
+}
+
+impl AttachedFile {
+    /// Opens the file at `access`, known to people as `path`, and attaches to all its functions.
+    pub(crate) fn attach(
+        kernel: &Kernel,
+        kind: LibraryKind,
+        access: &Path,
+        path: &Path,
+    ) -> Result<Self, LibraryError> {
+        let library = Library::open(access)?;
+        let functions = find_functions(kind, &library);
+        let (file, identity) = library.into_file();
+        let mut attached = Self {
+            kind,
+            path: path.to_owned(),
+            functions,
+            file,
+            identity,
+            steady: Vec::new(),
+            frequent: BTreeMap::new(),
+            window: Vec::new(),
+        };
+        attached.attach_steady(kernel);
+        for symbol in attached.frequent_symbols() {
+            attached.watch_always(kernel, symbol);
+        }
+        Ok(attached)
+    }
+
+    pub(crate) fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+
+    /// Whether the file is still what was attached to. If somebody wrote to it, the probes are where
+    /// they should not be.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        FileIdentity::of(&self.file).is_ok_and(|now| now == self.identity)
+    }
+
+    /// Whether the file has no name any more: nobody new can use it.
+    pub(crate) fn is_deleted(&self) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        self.file.metadata().is_ok_and(|status| status.nlink() == 0)
+    }
+
+    /// The numbers of its functions that may have to be sampled.
+    pub(crate) fn frequent_symbols(&self) -> Vec<usize> {
+        let mut symbols: Vec<_> = self
+            .functions
+            .iter()
+            .filter(|function| function.site.is_some() && SYMBOLS[function.symbol].frequent)
+            .map(|function| function.symbol)
+            .collect();
+        symbols.dedup();
+        symbols
+    }
+
+    fn attach_steady(&mut self, kernel: &Kernel) {
+        let targets = self.targets(|function| !SYMBOLS[function.symbol].frequent);
+        match self.link(kernel, &targets) {
+            Ok(links) => self.steady = links,
+            Err(problem) => {
+                for function in &mut self.functions {
+                    if function.site.is_some() && !SYMBOLS[function.symbol].frequent {
+                        function.watch = Watch::Not(problem.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Watches a frequent function all the time.
+    pub(crate) fn watch_always(&mut self, kernel: &Kernel, symbol: usize) {
+        let targets = self.targets(|function| function.symbol == symbol);
+        let watch = match self.link(kernel, &targets) {
+            Ok(links) => {
+                self.frequent.insert(symbol, links);
+                Watch::Always
+            }
+            Err(problem) => Watch::Not(problem),
+        };
+        self.set_watch(symbol, &watch);
+    }
+
+    /// Takes a frequent function off, to be watched in windows from now on.
+    pub(crate) fn watch_sampled(&mut self, symbol: usize) {
+        self.frequent.remove(&symbol);
+        self.set_watch(symbol, &Watch::Sampled);
+    }
+
+    /// Takes everything off, and says why.
+    pub(crate) fn detach(&mut self, why: &str) {
+        self.window.clear();
+        self.frequent.clear();
+        self.steady.clear();
+        for function in &mut self.functions {
+            if function.site.is_some() {
+                function.watch = Watch::Not(why.to_owned());
+            }
+        }
+    }
+
+    /// Attaches to all sampled functions at once; returns whether there are any.
+    pub(crate) fn open_window(&mut self, kernel: &Kernel) -> Result<bool, String> {
+        let targets = self.targets(|function| function.watch == Watch::Sampled);
+        self.window = self.link(kernel, &targets)?;
+        Ok(!targets.is_empty())
+    }
+
+    /// Takes them off again.
+    pub(crate) fn close_window(&mut self) {
+        self.window.clear();
+    }
+
+    fn set_watch(&mut self, symbol: usize, watch: &Watch) {
+        for function in &mut self.functions {
+            if function.symbol == symbol && function.site.is_some() {
+                function.watch = watch.clone();
+            }
+        }
+    }
+
+    fn targets(&self, wanted: impl Fn(&Function) -> bool) -> Vec<Target> {
+        let wanted = self.functions.iter().filter(|function| wanted(function));
+        wanted
+            .filter_map(|function| {
+                Some(Target {
+                    offset: function.site?.file_offset,
+                    symbol: function.symbol,
+                })
+            })
+            .collect()
+    }
+
+    fn link(&self, kernel: &Kernel, targets: &[Target]) -> Result<Vec<Link>, String> {
+        // Through our own descriptor: the process that led us here may be gone, and the path may
+        // lead to another file by now.
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        kernel
+            .attach(Path::new(&path), targets)
+            .map_err(|error| format!("the kernel does not attach ({})", reason(&error)))
+    }
+}
+
+/// The rows of [`SYMBOLS`] that belong to a library, and where the file has them.
+fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
+    let rows = SYMBOLS.iter().enumerate();
+    let wanted: Vec<(usize, &'static str)> = rows
+        .filter(|(_, row)| row.library == kind)
+        .flat_map(|(symbol, row)| row.names.iter().map(move |name| (symbol, *name)))
+        .collect();
+    let names: Vec<&str> = wanted.iter().map(|(_, name)| *name).collect();
+    let mut functions: Vec<Function> = wanted
+        .iter()
+        .zip(library.sites(&names))
+        .map(|((symbol, name), site)| Function {
+            name,
+            symbol: *symbol,
+            watch: match &site {
+                Ok(_) => Watch::Always,
+                Err(error) => Watch::Not(error.to_string()),
+            },
+            site: site.ok(),
+        })
+        .collect();
+    refuse_the_second_of_two_at_one_place(&mut functions);
+    refuse_expensive_ones(&mut functions);
+    functions
+}
+
+/// Two names of one function would count its calls twice.
+fn refuse_the_second_of_two_at_one_place(functions: &mut [Function]) {
+    let mut taken: BTreeMap<u64, &'static str> = BTreeMap::new();
+    for function in functions {
+        let Some(site) = function.site else { continue };
+        match taken.get(&site.file_offset) {
+            None => {
+                taken.insert(site.file_offset, function.name);
+            }
+            Some(first) => {
+                function.site = None;
+                function.watch = Watch::Not(format!("is the same function as {first}"));
+            }
+        }
+    }
+}
+
+/// A frequent function that can only be single-stepped costs more than it tells.
+fn refuse_expensive_ones(functions: &mut [Function]) {
+    for function in functions {
+        let stepped = function
+            .site
+            .is_some_and(|site| site.trap == TrapCost::SingleStepped);
+        if stepped && SYMBOLS[function.symbol].frequent {
+            function.site = None;
+            function.watch = Watch::Not(
+                "is called often, and the kernel would have to single-step its first instruction"
+                    .to_owned(),
+            );
+        }
+    }
+}
+
+/// Why a file could not be attached to, for the ledger.
+#[derive(Debug)]
+pub(crate) struct RefusedFile {
+    pub(crate) path: PathBuf,
+    pub(crate) reason: String,
+}
+
+impl RefusedFile {
+    pub(crate) fn new(path: &Path, error: &LibraryError) -> Self {
+        Self {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// The identity of a file that is not open, to see whether it is attached already.
+pub(crate) fn identity_at(access: &Path) -> io::Result<FileIdentity> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let file = rustix::fs::open(access, flags, Mode::empty())?;
+    FileIdentity::of(&File::from(file))
+}

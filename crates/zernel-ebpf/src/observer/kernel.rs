@@ -1,0 +1,302 @@
+//! The kernel's half of observing: the loaded programs, and the maps they share with us.
+
+use std::mem::offset_of;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, UprobeMultiOpts,
+    UprobeOpts,
+};
+use zernel_phase::shared::RawTrackerConfig;
+use zernel_phase::tracker::TrackerConfig;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::mapped::MappedArray;
+use crate::capability::{Capability, quietly};
+use crate::probes::{SYMBOLS, layout};
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
+
+/// How functions are attached to: the rungs of the ladder, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rung {
+    /// Entry and return in one link for many functions.
+    Session,
+    /// One link for many entries, another for the returns.
+    Multi,
+    /// Two perf events for each function.
+    PerfEvent,
+}
+
+impl Rung {
+    /// All of them.
+    pub const LADDER: [Self; 3] = [Self::Session, Self::Multi, Self::PerfEvent];
+
+    /// What it is called in the ledger, as the doctor spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.capability().name()
+    }
+
+    fn capability(self) -> Capability {
+        match self {
+            Self::Session => Capability::UprobeSession,
+            Self::Multi => Capability::UprobeMulti,
+            Self::PerfEvent => Capability::UprobePerf,
+        }
+    }
+
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::Session => &["call_session"],
+            Self::Multi => &["call_enter_multi", "call_leave_multi"],
+            Self::PerfEvent => &["call_enter_perf", "call_leave_perf"],
+        }
+    }
+}
+
+/// Where a function is probed: the offset in the file, and the function's number in [`SYMBOLS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) offset: u64,
+    pub(crate) symbol: usize,
+}
+
+/// The loaded object.
+pub(crate) struct Kernel {
+    object: Object,
+    _tracepoints: Vec<Link>,
+    pub(crate) rung: Rung,
+    pub(crate) settings: MappedArray<layout::Settings>,
+    pub(crate) losses: MappedArray<layout::Losses>,
+    pub(crate) processes: MappedArray<layout::Process>,
+    pub(crate) counters: MappedArray<layout::Counters>,
+    pub(crate) histograms: MappedArray<layout::Histogram>,
+}
+
+impl Kernel {
+    /// Loads the programs for the best rung of `rungs` that works here.
+    pub(crate) fn load(rungs: &[Rung], tracker: &TrackerConfig) -> libbpf_rs::Result<Self> {
+        let works = |rung: &Rung| rung.capability().try_out().is_ok();
+        let rung = rungs.iter().copied().find(works).ok_or_else(|| {
+            std::io::Error::other(
+                "the kernel lets us attach to no function of a process; `zernel doctor` says why",
+            )
+        })?;
+        let kernel = Self::load_rung(rung)?;
+        kernel.fill(tracker)?;
+        Ok(kernel)
+    }
+
+    fn load_rung(rung: Rung) -> libbpf_rs::Result<Self> {
+        let object = (|f: &dyn Fn() -> libbpf_rs::Result<Object>| f())(&|| {
+            let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
+            for mut program in object.progs_mut() {
+                let name = program.name().to_string_lossy().into_owned();
+                let other_rung = name.starts_with("call_") && !rung.programs().contains(&&*name);
+                program.set_autoload(!other_rung);
+            }
+            object.load()
+        })?;
+        let tracepoints = ["process_exit", "process_exec"]
+            .into_iter()
+            .map(|name| quietly(|| find_program(&object, name)?.attach()))
+            .collect::<libbpf_rs::Result<_>>()?;
+        Ok(Self {
+            rung,
+            _tracepoints: tracepoints,
+            settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
+            losses: MappedArray::new(find_map(&object, "losses")?, 1)?,
+            processes: MappedArray::new(find_map(&object, "processes")?, layout::PROCESSES)?,
+            counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
+            histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
+            object,
+        })
+    }
+
+    /// Writes the tables that the programs read.
+    fn fill(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
+        let settings = layout::Settings {
+            tracker: RawTrackerConfig::from(tracker),
+            window_open: 0,
+            observer: std::process::id(),
+        };
+        self.settings.write(0, &settings);
+        for symbol in 0..SYMBOLS.len() {
+            self.set_sampled(symbol, false)?;
+        }
+        for index in 1..layout::PROCESSES as u32 {
+            self.free_process(index)?;
+        }
+        for index in 1..layout::HISTOGRAMS as u32 {
+            self.free_histogram(index)?;
+        }
+        Ok(())
+    }
+
+    /// Says whether a function counts only while a window is open.
+    pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
+        let row = SYMBOLS[symbol].raw(sampled);
+        let key = (symbol as u32).to_ne_bytes();
+        find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)
+    }
+
+    /// Lets sampled functions count, or not.
+    pub(crate) fn open_window(&self, open: bool) {
+        let offset = offset_of!(layout::Settings, window_open);
+        let word = self.settings.word(0, offset);
+        let observer = word.load(Ordering::Relaxed) >> 32;
+        word.store(observer << 32 | u64::from(open), Ordering::Release);
+    }
+
+    fn free_process(&self, index: u32) -> libbpf_rs::Result<()> {
+        let queue = find_map(&self.object, "free_processes")?;
+        queue.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
+    }
+
+    fn free_histogram(&self, index: u32) -> libbpf_rs::Result<()> {
+        let queue = find_map(&self.object, "free_histograms")?;
+        queue.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
+    }
+
+    /// Gives a place back whose process has ended and has been read for the last time.
+    pub(crate) fn forget_process(&self, index: u32) -> libbpf_rs::Result<()> {
+        let place = index as usize;
+        let process = self.processes.read(place);
+        self.delete_where("allocations", |key: &layout::AllocationKey| {
+            key.process == index
+        })?;
+        self.delete_where("memory_accounts", |key: &layout::AccountKey| {
+            key.process == index
+        })?;
+        self.delete_where("communicators", |key: &layout::CommunicatorKey| {
+            key.process == index
+        })?;
+        let _ = find_map(&self.object, "pending_collectives")?.delete(&index.to_ne_bytes());
+        for histogram in process.histograms.into_iter().filter(|slot| *slot != 0) {
+            self.histograms
+                .write(histogram as usize, &layout::Histogram::new_zeroed());
+            self.free_histogram(histogram)?;
+        }
+        self.counters.write(place, &layout::Counters::new_zeroed());
+        self.processes.write(place, &layout::Process::new_zeroed());
+        self.free_process(index)
+    }
+
+    fn delete_where<K: FromBytes>(
+        &self,
+        map: &str,
+        condition: impl Fn(&K) -> bool,
+    ) -> libbpf_rs::Result<()> {
+        let map = find_map(&self.object, map)?;
+        let doomed: Vec<Vec<u8>> = map
+            .keys()
+            .filter(|key| K::read_from_bytes(key).is_ok_and(|key| condition(&key)))
+            .collect();
+        for key in doomed {
+            let _ = map.delete(&key);
+        }
+        Ok(())
+    }
+
+    /// All entries of a hash map.
+    pub(crate) fn entries<K: FromBytes, V: FromBytes>(
+        &self,
+        map: &str,
+    ) -> libbpf_rs::Result<Vec<(K, V)>> {
+        let map = find_map(&self.object, map)?;
+        let mut entries = Vec::new();
+        for key in map.keys() {
+            let Some(value) = map.lookup(&key, MapFlags::ANY)? else {
+                continue; // deleted meanwhile
+            };
+            let key = K::read_from_bytes(&key).map_err(|_| wrong_size(map.name()))?;
+            let value = V::read_from_bytes(&value).map_err(|_| wrong_size(map.name()))?;
+            entries.push((key, value));
+        }
+        Ok(entries)
+    }
+
+    /// Attaches to functions of one file. Dropping the links detaches.
+    pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
+        if targets.is_empty() {
+            return Ok(Vec::new());
+        }
+        quietly(|| match self.rung {
+            Rung::Session => Ok(vec![self.attach_multi("call_session", file, targets, false)?]),
+            // Returns first: a return without its entry is nothing, an entry without its return is
+            // a call that never ends.
+            Rung::Multi => Ok(vec![
+                self.attach_multi("call_leave_multi", file, targets, true)?,
+                self.attach_multi("call_enter_multi", file, targets, false)?,
+            ]),
+            Rung::PerfEvent => {
+                let mut links = Vec::with_capacity(2 * targets.len());
+                for target in targets {
+                    links.push(self.attach_perf("call_leave_perf", file, target, true)?);
+                    links.push(self.attach_perf("call_enter_perf", file, target, false)?);
+                }
+                Ok(links)
+            }
+        })
+    }
+
+    fn attach_multi(
+        &self,
+        program: &str,
+        file: &Path,
+        targets: &[Target],
+        retprobe: bool,
+    ) -> libbpf_rs::Result<Link> {
+        let options = UprobeMultiOpts {
+            offsets: targets.iter().map(|target| target.offset as usize).collect(),
+            cookies: targets.iter().map(|target| target.symbol as u64).collect(),
+            session: self.rung == Rung::Session,
+            retprobe,
+            ..Default::default()
+        };
+        self.program(program)?
+            .attach_uprobe_multi_with_opts(-1, file, "", options)
+    }
+
+    fn attach_perf(
+        &self,
+        program: &str,
+        file: &Path,
+        target: &Target,
+        retprobe: bool,
+    ) -> libbpf_rs::Result<Link> {
+        let options = UprobeOpts {
+            cookie: target.symbol as u64,
+            retprobe,
+            ..Default::default()
+        };
+        self.program(program)?
+            .attach_uprobe_with_opts(-1, file, target.offset as usize, options)
+    }
+
+    fn program(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {
+        find_program(&self.object, name)
+    }
+}
+
+fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<ProgramMut<'a>> {
+    let mut programs = object.progs_mut();
+    let found = programs.find(|program| program.name() == name);
+    found.ok_or_else(|| missing("program", name))
+}
+
+fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
+    let map = object.maps().find(|map| *map.name() == *name);
+    MapHandle::try_from(&map.ok_or_else(|| missing("map", name))?)
+}
+
+fn missing(what: &str, name: &str) -> libbpf_rs::Error {
+    std::io::Error::other(format!("the BPF object has no {what} {name}")).into()
+}
+
+fn wrong_size(map: &std::ffi::OsStr) -> libbpf_rs::Error {
+    let map = map.to_string_lossy();
+    std::io::Error::other(format!("entries of the BPF map {map} are of another size")).into()
+}

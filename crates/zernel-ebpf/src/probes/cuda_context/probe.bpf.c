@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * On which device a thread works: contexts belong to devices, and a thread has a current context.
+ */
+enum cuda_context_role {
+	CONTEXT_INIT,
+	CONTEXT_OPEN, /* arguments: where the context is stored, the device */
+	CONTEXT_CREATE, /* the same; it becomes current */
+	CONTEXT_SET, /* argument: the context that becomes current */
+};
+
+struct context_key {
+	__u64 context;
+	__u32 process;
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct context_key);
+	__type(value, __u32);
+} contexts SEC(".maps");
+
+/* CUDA's number of the device that the thread works on, or ZERNEL_NO_GPU. */
+static __always_inline __u32 current_device(struct zernel_thread *thread)
+{
+	struct context_key key = { .context = thread->context, .process = thread->process };
+	__u32 *device = key.context ? bpf_map_lookup_elem(&contexts, &key) : NULL;
+	struct zernel_process *process;
+
+	if (device)
+		return *device;
+	process = zernel_process(thread->process);
+	return process ? process->device : ZERNEL_NO_GPU;
+}
+
+__noinline int open_context(__u32 index, __u64 context, __u32 device)
+{
+	struct context_key key = { .context = context, .process = index };
+	struct zernel_process *process = zernel_process(index);
+
+	if (!process)
+		return 0;
+	bpf_map_update_elem(&contexts, &key, &device, BPF_ANY);
+	if (process->device == ZERNEL_NO_GPU)
+		process->device = device;
+	else if (process->device != device)
+		process->flags |= ZERNEL_SEVERAL_DEVICES;
+	return 0;
+}
+
+static __always_inline void cuda_context_leave(const struct zernel_symbol *symbol,
+					       struct zernel_thread *thread,
+					       struct zernel_open_call *call)
+{
+	struct zernel_process *process = zernel_process(thread->process);
+	__u64 context = 0;
+
+	if (!process)
+		return;
+	switch (symbol->role) {
+	case CONTEXT_INIT:
+		process->flags |= ZERNEL_SAW_INIT;
+		break;
+	case CONTEXT_OPEN:
+	case CONTEXT_CREATE:
+		bpf_probe_read_user(&context, sizeof(context), (void *)call->arguments[0]);
+		open_context(thread->process, context, call->arguments[1]);
+		if (symbol->role == CONTEXT_CREATE)
+			thread->context = context;
+		break;
+	case CONTEXT_SET:
+		thread->context = call->arguments[0];
+		break;
+	}
+}

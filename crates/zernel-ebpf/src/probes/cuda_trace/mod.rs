@@ -1,0 +1,150 @@
+//! Launches, copies and waits.
+
+use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
+
+use super::{Counts, Direction, Family, Probe, Symbol};
+use crate::library::LibraryKind::Cuda;
+
+// In the order of `enum cuda_trace_role`.
+const CALL: u8 = 0;
+const COPY_2D: u8 = 1;
+const STREAM_WAIT: u8 = 2;
+const EVENT_WAIT: u8 = 3;
+const CONTEXT_WAIT: u8 = 4;
+const EVENT_RECORD: u8 = 5;
+const STREAM_WAITS_FOR_EVENT: u8 = 6;
+
+const fn trace(role: u8, names: &'static [&'static str]) -> Symbol {
+    Symbol::new(Cuda, Probe::CudaTrace, role, names)
+}
+
+const fn launches(names: &'static [&'static str]) -> Symbol {
+    trace(CALL, names)
+        .counts(Counts::Launch)
+        .lasts(Family::Launch)
+        .tells(Launch)
+        .frequent()
+}
+
+/// Its third argument is how many bytes.
+const fn copies(direction: Direction, names: &'static [&'static str]) -> Symbol {
+    let symbol = trace(CALL, names)
+        .counts(Counts::Copy(direction))
+        .keeps([3, 0, 0, 0])
+        .bytes(1);
+    match direction {
+        Direction::HostToDevice => symbol.tells(CopyToDevice),
+        _ => symbol.frequent(),
+    }
+}
+
+/// A copy that returns when it is done.
+const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) -> Symbol {
+    let mut symbol = copies(direction, names).lasts(Family::CopyWait);
+    if let Direction::DeviceToHost = direction {
+        symbol = symbol.tells_until(GpuSyncEnter, GpuSyncLeave);
+    }
+    symbol
+}
+
+const fn waits(role: u8, family: Family, names: &'static [&'static str]) -> Symbol {
+    trace(role, names)
+        .keeps([1, 0, 0, 0])
+        .counts(Counts::Wait)
+        .lasts(family)
+        .tells_until(GpuSyncEnter, GpuSyncLeave)
+}
+
+pub(super) const SYMBOLS: &[Symbol] = &[
+    launches(&["cuLaunchKernel", "cuLaunchKernel_ptsz"]),
+    launches(&["cuLaunchKernelEx", "cuLaunchKernelEx_ptsz"]),
+    launches(&[
+        "cuLaunchCooperativeKernel",
+        "cuLaunchCooperativeKernel_ptsz",
+    ]),
+    launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"]),
+    waits(
+        STREAM_WAIT,
+        Family::StreamWait,
+        &["cuStreamSynchronize", "cuStreamSynchronize_ptsz"],
+    ),
+    waits(EVENT_WAIT, Family::EventWait, &["cuEventSynchronize"]),
+    waits(
+        CONTEXT_WAIT,
+        Family::ContextWait,
+        &["cuCtxSynchronize", "cuCtxSynchronize_v2"],
+    ),
+    copies_and_waits(
+        Direction::HostToDevice,
+        &["cuMemcpyHtoD_v2", "cuMemcpyHtoD_v2_ptds"],
+    ),
+    copies(
+        Direction::HostToDevice,
+        &["cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync_v2_ptsz"],
+    ),
+    copies_and_waits(
+        Direction::DeviceToHost,
+        &["cuMemcpyDtoH_v2", "cuMemcpyDtoH_v2_ptds"],
+    ),
+    copies(
+        Direction::DeviceToHost,
+        &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
+    ),
+    copies(
+        Direction::DeviceToDevice,
+        &["cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds"],
+    ),
+    copies(
+        Direction::DeviceToDevice,
+        &["cuMemcpyDtoDAsync_v2", "cuMemcpyDtoDAsync_v2_ptsz"],
+    ),
+    copies(
+        Direction::DeviceToDevice,
+        &[
+            "cuMemcpyPeer",
+            "cuMemcpyPeer_ptds",
+            "cuMemcpyPeerAsync",
+            "cuMemcpyPeerAsync_ptsz",
+        ],
+    )
+    .keeps([5, 0, 0, 0]),
+    copies(Direction::Unified, &["cuMemcpy", "cuMemcpy_ptds"]),
+    copies(Direction::Unified, &["cuMemcpyAsync", "cuMemcpyAsync_ptsz"]),
+    trace(
+        COPY_2D,
+        &[
+            "cuMemcpy2D_v2",
+            "cuMemcpy2D_v2_ptds",
+            "cuMemcpy2DUnaligned_v2",
+            "cuMemcpy2DUnaligned_v2_ptds",
+        ],
+    )
+    .counts(Counts::Copy(Direction::Unified))
+    .keeps([1, 0, 0, 0])
+    .bytes(2),
+    trace(
+        COPY_2D,
+        &["cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"],
+    )
+    .counts(Counts::Copy(Direction::Unified))
+    .keeps([1, 0, 0, 0])
+    .bytes(2)
+    .frequent(),
+    trace(
+        EVENT_RECORD,
+        &[
+            "cuEventRecord",
+            "cuEventRecord_ptsz",
+            "cuEventRecordWithFlags",
+            "cuEventRecordWithFlags_ptsz",
+        ],
+    )
+    .keeps([1, 2, 0, 0])
+    .frequent(),
+    trace(
+        STREAM_WAITS_FOR_EVENT,
+        &["cuStreamWaitEvent", "cuStreamWaitEvent_ptsz"],
+    )
+    .keeps([1, 2, 0, 0])
+    .frequent(),
+];

@@ -1,0 +1,43 @@
+//! GPU memory: who holds how much, by device and by calling library.
+
+use super::{Probe, Symbol};
+use crate::library::LibraryKind::Cuda;
+
+// In the order of `enum gpu_mem_role`.
+const ALLOCATE: u8 = 0;
+const ALLOCATE_PITCHED: u8 = 1;
+const FREE: u8 = 2;
+const CREATE: u8 = 3;
+const RETAIN: u8 = 4;
+const RELEASE: u8 = 5;
+
+const fn memory(role: u8, names: &'static [&'static str]) -> Symbol {
+    Symbol::new(Cuda, Probe::GpuMem, role, names)
+}
+
+/// Stores an address, takes a size next.
+const fn allocates(names: &'static [&'static str]) -> Symbol {
+    memory(ALLOCATE, names).keeps([1, 2, 0, 0]).bytes(2)
+}
+
+/// What was freed is noted in the fourth place.
+const fn frees(names: &'static [&'static str]) -> Symbol {
+    memory(FREE, names).keeps([1, 0, 0, 0]).bytes(4)
+}
+
+pub(super) const SYMBOLS: &[Symbol] = &[
+    allocates(&["cuMemAlloc_v2"]),
+    allocates(&["cuMemAllocAsync", "cuMemAllocAsync_ptsz"]),
+    allocates(&["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"]),
+    allocates(&["cuMemAllocManaged"]),
+    memory(ALLOCATE_PITCHED, &["cuMemAllocPitch_v2"])
+        .keeps([1, 2, 4, 0])
+        .bytes(4),
+    frees(&["cuMemFree_v2"]),
+    frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]),
+    memory(CREATE, &["cuMemCreate"])
+        .keeps([1, 2, 3, 0])
+        .bytes(2),
+    memory(RETAIN, &["cuMemRetainAllocationHandle"]).keeps([1, 0, 0, 0]),
+    memory(RELEASE, &["cuMemRelease"]).keeps([1, 0, 0, 0]),
+];

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * GPU memory: who holds how much, by device and by the place in the code that asked for it.
+ *
+ * What is freed is taken out of the map when the call begins, and put back if it fails: once the
+ * driver has freed an address, another thread may be given it before this one returns.
+ */
+enum gpu_mem_role {
+	MEMORY_ALLOCATE, /* arguments: where the address is stored, bytes */
+	MEMORY_ALLOCATE_PITCHED, /* where the address is stored, where the pitch is, height */
+	MEMORY_FREE, /* the address */
+	MEMORY_CREATE, /* where the handle is stored, bytes, properties */
+	MEMORY_RETAIN, /* where the handle is stored */
+	MEMORY_RELEASE, /* the handle */
+};
+
+enum memory_kind {
+	MEMORY_ADDRESS,
+	MEMORY_HANDLE,
+};
+
+struct allocation_key {
+	__u64 object; /* an address, or a handle */
+	__u32 process;
+	__u32 kind;
+};
+
+struct allocation {
+	__u64 bytes;
+	__u64 caller;
+	__u32 device;
+	__u32 references;
+};
+
+struct account_key {
+	__u64 caller; /* 0: all callers together */
+	__u32 process;
+	__u32 device;
+};
+
+struct account {
+	__u64 current_bytes;
+	__u64 peak_bytes;
+	__u64 allocations;
+	__u64 frees;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 20);
+	__type(key, struct allocation_key);
+	__type(value, struct allocation);
+} allocations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct account_key);
+	__type(value, struct account);
+} memory_accounts SEC(".maps");
+
+static __always_inline struct account *find_account(__u32 process, __u32 device, __u64 caller)
+{
+	struct account_key key = { .caller = caller, .process = process, .device = device };
+	struct account *account = bpf_map_lookup_elem(&memory_accounts, &key);
+	struct account empty = {};
+
+	if (account)
+		return account;
+	bpf_map_update_elem(&memory_accounts, &key, &empty, BPF_NOEXIST);
+	account = bpf_map_lookup_elem(&memory_accounts, &key);
+	if (!account)
+		ZERNEL_LOST(memory_accounts);
+	return account;
+}
+
+__noinline int book_allocation(__u32 process, __u32 device, __u64 caller, __u64 bytes)
+{
+	struct account *account = find_account(process, device, caller);
+
+	if (!account)
+		return 0;
+	zernel_raise(&account->peak_bytes,
+		     __sync_fetch_and_add(&account->current_bytes, bytes) + bytes);
+	__sync_fetch_and_add(&account->allocations, 1);
+	return 0;
+}
+
+__noinline int book_free(__u32 process, __u32 device, __u64 caller, __u64 bytes)
+{
+	struct account *account = find_account(process, device, caller);
+
+	if (!account)
+		return 0;
+	__sync_fetch_and_add(&account->current_bytes, -bytes);
+	__sync_fetch_and_add(&account->frees, 1);
+	return 0;
+}
+
+static __always_inline void allocated(struct zernel_thread *thread, struct zernel_open_call *call,
+				      __u32 kind, __u32 device, __u64 bytes)
+{
+	struct allocation_key key = { .process = thread->process, .kind = kind };
+	struct allocation allocation = {
+		.bytes = bytes,
+		.caller = call->caller,
+		.device = device,
+		.references = 1,
+	};
+
+	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
+	if (bpf_map_update_elem(&allocations, &key, &allocation, BPF_ANY)) {
+		ZERNEL_LOST(allocations);
+		return;
+	}
+	book_allocation(thread->process, device, 0, bytes);
+	book_allocation(thread->process, device, call->caller, bytes);
+}
+
+static __always_inline void freed(__u32 process, const struct allocation *allocation)
+{
+	book_free(process, allocation->device, 0, allocation->bytes);
+	book_free(process, allocation->device, allocation->caller, allocation->bytes);
+}
+
+/* The device that memory is created on; false if it is not a device. */
+static __always_inline bool created_on(__u64 properties, __u32 *device)
+{
+	struct {
+		__u32 type, handle_types, location_type, location;
+	} asked = {};
+
+	bpf_probe_read_user(&asked, sizeof(asked), (void *)properties);
+	*device = asked.location;
+	return asked.location_type == 1;
+}
+
+/* One reference more or less to a handle; the memory is freed with the last. */
+static __always_inline void change_references(__u32 process, __u64 handle, __s32 change)
+{
+	struct allocation_key key = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
+	struct allocation *found = bpf_map_lookup_elem(&allocations, &key);
+	struct allocation gone;
+
+	if (!found || (__s32)__sync_fetch_and_add(&found->references, change) + change > 0)
+		return;
+	gone = *found;
+	if (!bpf_map_delete_elem(&allocations, &key))
+		freed(process, &gone);
+}
+
+static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
+					  struct zernel_thread *thread,
+					  struct zernel_open_call *call)
+{
+	struct allocation_key key = { .process = thread->process, .kind = MEMORY_ADDRESS };
+	struct allocation *found;
+
+	bpf_probe_read_user(&call->caller, sizeof(call->caller), (void *)call->stack);
+	if (symbol->role != MEMORY_FREE)
+		return;
+	key.object = call->arguments[0];
+	found = bpf_map_lookup_elem(&allocations, &key);
+	if (!found)
+		return;
+	call->noted = found->bytes;
+	call->noted_too = found->device;
+	call->caller = found->caller;
+	if (bpf_map_delete_elem(&allocations, &key))
+		call->noted = 0;
+}
+
+static __always_inline void free_leave(struct zernel_thread *thread, struct zernel_open_call *call,
+				       bool failed)
+{
+	struct allocation_key key = {
+		.object = call->arguments[0],
+		.process = thread->process,
+		.kind = MEMORY_ADDRESS,
+	};
+	struct allocation allocation = {
+		.bytes = call->noted,
+		.caller = call->caller,
+		.device = call->noted_too,
+		.references = 1,
+	};
+
+	call->arguments[3] = call->noted;
+	if (!call->noted)
+		return;
+	if (failed)
+		bpf_map_update_elem(&allocations, &key, &allocation, BPF_NOEXIST);
+	else
+		freed(thread->process, &allocation);
+}
+
+static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
+					  struct zernel_thread *thread,
+					  struct zernel_open_call *call, bool failed)
+{
+	__u64 handle = 0, pitch = 0;
+	__u32 device;
+
+	if (symbol->role == MEMORY_FREE) {
+		free_leave(thread, call, failed);
+		return;
+	}
+	if (failed)
+		return;
+	switch (symbol->role) {
+	case MEMORY_ALLOCATE:
+		allocated(thread, call, MEMORY_ADDRESS, current_device(thread), call->arguments[1]);
+		break;
+	case MEMORY_ALLOCATE_PITCHED:
+		bpf_probe_read_user(&pitch, sizeof(pitch), (void *)call->arguments[1]);
+		call->arguments[3] = pitch * call->arguments[2];
+		allocated(thread, call, MEMORY_ADDRESS, current_device(thread), call->arguments[3]);
+		break;
+	case MEMORY_CREATE:
+		if (created_on(call->arguments[2], &device))
+			allocated(thread, call, MEMORY_HANDLE, device, call->arguments[1]);
+		break;
+	case MEMORY_RETAIN:
+		bpf_probe_read_user(&handle, sizeof(handle), (void *)call->arguments[0]);
+		change_references(thread->process, handle, 1);
+		break;
+	case MEMORY_RELEASE:
+		change_references(thread->process, call->arguments[0], -1);
+		break;
+	}
+}

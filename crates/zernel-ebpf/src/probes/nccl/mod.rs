@@ -1,0 +1,86 @@
+//! Collectives and messages: what, how much, and how far every rank got.
+
+use zernel_phase::tracker::ThreadEvent::{CollectiveEnter, CollectiveLeave};
+
+use super::{Counts, Family, Operation, Probe, Symbol};
+use crate::library::LibraryKind::Nccl;
+
+// In the order of `enum nccl_role`.
+const COLLECTIVE: u8 = 0;
+const POINT_TO_POINT: u8 = 1;
+const GROUP: u8 = 2;
+const INIT_RANK: u8 = 3;
+const INIT_SCALABLE: u8 = 4;
+const INIT_ALL: u8 = 5;
+const SPLIT: u8 = 6;
+const RANK: u8 = 7;
+const RANKS: u8 = 8;
+const DESTROY: u8 = 9;
+
+const fn nccl(role: u8, names: &'static [&'static str]) -> Symbol {
+    Symbol::new(Nccl, Probe::Nccl, role, names)
+}
+
+/// `arguments` are those of the elements, their type, the communicator and the stream.
+const fn communicates(
+    role: u8,
+    operation: Operation,
+    names: &'static [&'static str],
+    arguments: [u8; 4],
+) -> Symbol {
+    nccl(role, names)
+        .keeps(arguments)
+        .bytes(1)
+        .counts(Counts::Communication(operation))
+        .lasts(Family::Enqueue(operation))
+        .tells_until(CollectiveEnter, CollectiveLeave)
+}
+
+const fn collective(
+    operation: Operation,
+    names: &'static [&'static str],
+    arguments: [u8; 4],
+) -> Symbol {
+    communicates(COLLECTIVE, operation, names, arguments)
+}
+
+const fn message(
+    operation: Operation,
+    names: &'static [&'static str],
+    arguments: [u8; 4],
+) -> Symbol {
+    communicates(POINT_TO_POINT, operation, names, arguments)
+}
+
+pub(super) const SYMBOLS: &[Symbol] = &[
+    collective(Operation::AllReduce, &["ncclAllReduce"], [3, 4, 6, 7]),
+    collective(Operation::Broadcast, &["ncclBroadcast"], [3, 4, 6, 7]),
+    collective(Operation::Broadcast, &["ncclBcast"], [2, 3, 5, 6]),
+    collective(Operation::Reduce, &["ncclReduce"], [3, 4, 7, 8]),
+    collective(Operation::AllGather, &["ncclAllGather"], [3, 4, 5, 6]),
+    collective(
+        Operation::ReduceScatter,
+        &["ncclReduceScatter"],
+        [3, 4, 6, 7],
+    ),
+    collective(Operation::AllToAll, &["ncclAlltoAll"], [3, 4, 5, 6]),
+    collective(Operation::Gather, &["ncclGather"], [3, 4, 6, 7]),
+    collective(Operation::Scatter, &["ncclScatter"], [3, 4, 6, 7]),
+    message(Operation::Send, &["ncclSend"], [2, 3, 5, 6]),
+    message(Operation::Recv, &["ncclRecv"], [2, 3, 5, 6]),
+    nccl(GROUP, &["ncclGroupStart"]),
+    nccl(GROUP, &["ncclGroupEnd"])
+        .lasts(Family::Enqueue(Operation::Group))
+        .tells_until(CollectiveEnter, CollectiveLeave),
+    nccl(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"]).keeps([1, 2, 3, 0]),
+    nccl(INIT_SCALABLE, &["ncclCommInitRankScalable"]).keeps([1, 2, 3, 5]),
+    nccl(INIT_ALL, &["ncclCommInitAll"]).keeps([1, 2, 0, 0]),
+    nccl(SPLIT, &["ncclCommSplit"]).keeps([1, 2, 3, 4]),
+    nccl(RANK, &["ncclCommUserRank"]).keeps([1, 2, 0, 0]),
+    nccl(RANKS, &["ncclCommCount"]).keeps([1, 2, 0, 0]),
+    nccl(
+        DESTROY,
+        &["ncclCommDestroy", "ncclCommAbort", "ncclCommFinalize"],
+    )
+    .keeps([1, 0, 0, 0]),
+];

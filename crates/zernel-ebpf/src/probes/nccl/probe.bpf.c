@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * NCCL: what is communicated, by whom, and how far everyone got.
+ *
+ * A call only hands the work to the GPU; its duration is the enqueue's. When the work is done shows
+ * at the next wait that covers it: a wait for its stream, for an event recorded on that stream later, or
+ * for another stream that was made to wait for such an event.
+ */
+enum nccl_role {
+	NCCL_COLLECTIVE, /* arguments: elements, type of an element, communicator, stream */
+	NCCL_POINT_TO_POINT, /* the same */
+	NCCL_GROUP,
+	NCCL_INIT_RANK, /* where the communicator is stored, ranks, rank; the unique id on the stack */
+	NCCL_INIT_SCALABLE, /* where the communicator is stored, ranks, rank, unique ids */
+	NCCL_INIT_ALL, /* where the communicators are stored, ranks */
+	NCCL_SPLIT, /* communicator, color, key, where the new one is stored */
+	NCCL_RANK, /* communicator, where the rank is stored */
+	NCCL_RANKS, /* communicator, where the number of ranks is stored */
+	NCCL_DESTROY, /* communicator */
+};
+
+#define NCCL_UNIQUE_ID_WORDS 16
+#define NCCL_PENDING 64
+#define NCCL_NO_RANK 0xffffffffU
+#define NCCL_RANKS_OF_ALL 16 /* of ncclCommInitAll, which one process calls for its own devices */
+
+struct communicator_key {
+	__u64 communicator;
+	__u32 process;
+	__u32 reserved;
+};
+
+struct communicator {
+	__u64 hash; /* of the unique id: the same for all ranks, on every node */
+	__u64 sequence; /* collectives entered */
+	__u64 bytes; /* of the last one */
+	__u64 entered_ns; /* when it was entered */
+	__u64 left_ns; /* when the call returned; 0: it has not */
+	__u64 done_ns; /* when a wait showed that all of them were done */
+	__u32 operation;
+	__u32 rank; /* NCCL_NO_RANK: not known */
+	__u32 ranks;
+	__u32 splits;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct communicator_key);
+	__type(value, struct communicator);
+} communicators SEC(".maps");
+
+/* The last collectives of a process, for the wait that will show them done. */
+struct pending {
+	__u64 entered; /* how many there were */
+	__u64 done; /* of how many the end was seen */
+	struct {
+		__u64 since_ns;
+		__u64 operation;
+	} last[NCCL_PENDING];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, ZERNEL_PROCESSES);
+	__type(key, __u32);
+	__type(value, struct pending);
+} pending_collectives SEC(".maps");
+
+/* Up to which collective a wait for a stream or an event covers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct communicator_key);
+	__type(value, __u64);
+} covers SEC(".maps");
+
+/* A row of NCCL's table of types: int8, uint8, int32, uint32, int64, uint64, half, float, double,
+ * bfloat16, float8e4m3, float8e5m2. */
+static __always_inline __u64 element_bytes(__u32 type)
+{
+	switch (type) {
+	case 2:
+	case 3:
+	case 7:
+		return 4;
+	case 4:
+	case 5:
+	case 8:
+		return 8;
+	case 6:
+	case 9:
+		return 2;
+	default:
+		return 1;
+	}
+}
+
+static __always_inline __u64 hash_word(__u64 hash, __u64 word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+	return hash ^ hash >> 32;
+}
+
+static __always_inline __u64 hash_unique_id(__u64 address)
+{
+	__u64 words[NCCL_UNIQUE_ID_WORDS] = {};
+	__u64 hash = 1;
+
+	bpf_probe_read_user(words, sizeof(words), (void *)address);
+	for (int i = 0; i < NCCL_UNIQUE_ID_WORDS; i++)
+		hash = hash_word(hash, words[i]);
+	return hash;
+}
+
+static __always_inline struct communicator *find_communicator(__u32 process, __u64 address)
+{
+	struct communicator_key key = { .communicator = address, .process = process };
+
+	return bpf_map_lookup_elem(&communicators, &key);
+}
+
+__noinline int add_communicator(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
+				       __u32 ranks)
+{
+	struct communicator_key key = { .process = process };
+	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
+
+	bpf_probe_read_user(&key.communicator, sizeof(key.communicator), (void *)stored_at);
+	if (key.communicator &&
+	    bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
+		ZERNEL_LOST(communicators);
+	return 0;
+}
+
+__noinline int cover(__u32 process, __u64 object, __u64 upto)
+{
+	struct communicator_key key = { .communicator = object, .process = process };
+	__u64 *covered = bpf_map_lookup_elem(&covers, &key);
+
+	if (!covered)
+		bpf_map_update_elem(&covers, &key, &upto, BPF_ANY);
+	else if (*covered < upto)
+		*covered = upto;
+	return 0;
+}
+
+static __always_inline __u64 covered_by(__u32 process, __u64 object)
+{
+	struct communicator_key key = { .communicator = object, .process = process };
+	__u64 *covered = bpf_map_lookup_elem(&covers, &key);
+
+	return covered ? *covered : 0;
+}
+
+/* Notes a collective on a stream, for the wait to come. */
+__noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
+{
+	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	__u64 place;
+
+	if (!pending) {
+		static const struct pending none;
+
+		bpf_map_update_elem(&pending_collectives, &process, &none, BPF_NOEXIST);
+		pending = bpf_map_lookup_elem(&pending_collectives, &process);
+		if (!pending)
+			return 0;
+	}
+	place = __sync_fetch_and_add(&pending->entered, 1);
+	pending->last[place % NCCL_PENDING].since_ns = since_ns;
+	pending->last[place % NCCL_PENDING].operation = operation;
+	cover(process, stream, place + 1);
+	return 0;
+}
+
+/* A wait has returned that covers the first `upto` collectives of the process. */
+__noinline int collectives_done(__u32 process, __u64 upto, __u64 now_ns)
+{
+	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	__u64 done;
+
+	if (!pending)
+		return 0;
+	if (upto > pending->entered)
+		upto = pending->entered;
+	done = pending->done;
+	if (done >= upto)
+		return 0;
+	if (upto - done > NCCL_PENDING)
+		done = upto - NCCL_PENDING;
+	pending->done = upto;
+	for (int i = 0; i < NCCL_PENDING && done < upto; i++, done++) {
+		__u64 since_ns = pending->last[done % NCCL_PENDING].since_ns;
+		__u32 operation = pending->last[done % NCCL_PENDING].operation;
+
+		zernel_observe_duration(process, ZERNEL_COLLECTIVE_UNTIL_SYNC + operation,
+					now_ns - since_ns);
+	}
+	return 0;
+}
+
+static __always_inline __u32 operation_of(const struct zernel_symbol *symbol)
+{
+	__u32 operation = symbol->family - ZERNEL_COLLECTIVE_ENQUEUE;
+
+	return operation < 12 ? operation : 11;
+}
+
+static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_symbol *symbol,
+				       struct zernel_thread *thread, struct zernel_open_call *call)
+{
+	struct communicator *communicator;
+
+	switch (symbol->role) {
+	case NCCL_COLLECTIVE:
+	case NCCL_POINT_TO_POINT:
+		call->arguments[0] *= element_bytes(call->arguments[1]);
+		communicator = find_communicator(thread->process, call->arguments[2]);
+		if (!communicator || symbol->role == NCCL_POINT_TO_POINT)
+			break;
+		communicator->sequence++;
+		communicator->bytes = call->arguments[0];
+		communicator->operation = operation_of(symbol);
+		communicator->left_ns = 0;
+		communicator->entered_ns = bpf_ktime_get_ns();
+		break;
+	case NCCL_INIT_RANK:
+		/* A struct of 128 bytes passed by value lies behind the address to return to. */
+		call->noted = hash_unique_id(call->stack + 8);
+		break;
+	case NCCL_INIT_SCALABLE:
+		call->noted = hash_unique_id(call->arguments[3]);
+		break;
+	case NCCL_DESTROY:
+		/* Before the call, because its memory is another's as soon as that returns. */
+		bpf_map_delete_elem(&communicators,
+				    &(struct communicator_key){
+					    .communicator = call->arguments[0],
+					    .process = thread->process });
+		break;
+	}
+}
+
+static __always_inline void split_communicator(struct zernel_thread *thread,
+					       struct zernel_open_call *call)
+{
+	struct communicator *parent = find_communicator(thread->process, call->arguments[0]);
+	__u64 hash;
+
+	if (!parent)
+		return;
+	/* All ranks split in the same order, so the new hash is the same for all of a color. */
+	parent->splits++;
+	hash = hash_word(hash_word(parent->hash, parent->splits), (__u32)call->arguments[1]);
+	add_communicator(thread->process, call->arguments[3], hash, NCCL_NO_RANK, 0);
+}
+
+static __always_inline void communicators_of_all(struct zernel_thread *thread,
+						 struct zernel_open_call *call, __u64 now_ns)
+{
+	__u32 ranks = call->arguments[1];
+
+	for (__u32 rank = 0; rank < NCCL_RANKS_OF_ALL && rank < ranks; rank++)
+		add_communicator(thread->process, call->arguments[0] + 8 * rank, now_ns, rank,
+				 ranks);
+}
+
+static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
+				       struct zernel_thread *thread, struct zernel_open_call *call,
+				       __u64 now_ns)
+{
+	struct communicator *communicator;
+
+	switch (symbol->role) {
+	case NCCL_COLLECTIVE:
+		communicator = find_communicator(thread->process, call->arguments[2]);
+		if (communicator)
+			communicator->left_ns = now_ns;
+		/* fallthrough */
+	case NCCL_POINT_TO_POINT:
+		await_collective(thread->process, call->arguments[3], operation_of(symbol),
+				 call->since_ns);
+		break;
+	case NCCL_INIT_RANK:
+	case NCCL_INIT_SCALABLE:
+		add_communicator(thread->process, call->arguments[0], call->noted,
+				 call->arguments[2], call->arguments[1]);
+		break;
+	case NCCL_INIT_ALL:
+		communicators_of_all(thread, call, now_ns);
+		break;
+	case NCCL_SPLIT:
+		split_communicator(thread, call);
+		break;
+	case NCCL_RANK:
+		communicator = find_communicator(thread->process, call->arguments[0]);
+		if (communicator)
+			bpf_probe_read_user(&communicator->rank, sizeof(communicator->rank),
+					    (void *)call->arguments[1]);
+		break;
+	case NCCL_RANKS:
+		communicator = find_communicator(thread->process, call->arguments[0]);
+		if (communicator)
+			bpf_probe_read_user(&communicator->ranks, sizeof(communicator->ranks),
+					    (void *)call->arguments[1]);
+		break;
+	}
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * All probes in one object: every probed function runs the same programs, which do what all calls
+ * have in common, as a row of the table of functions says, and then ask the probe it belongs to.
+ */
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+#include "call.h"
+
+#include "cuda_context/probe.bpf.c"
+#include "gpu_mem/probe.bpf.c"
+#include "nccl/probe.bpf.c"
+#include "cuda_trace/probe.bpf.c"
+
+/* Counts a probe for what observing costs, by thread, because a budget is a thread's. */
+static __always_inline void count_hit(struct zernel_thread *thread, struct zernel_process *process,
+				      __u64 now_ns)
+{
+	__u64 elapsed_ns = now_ns - thread->window_ns;
+
+	__sync_fetch_and_add(&process->hits, 1);
+	thread->hits++;
+	if (elapsed_ns < 1000000000ULL)
+		return;
+	if (thread->window_ns && elapsed_ns < 2000000000ULL)
+		zernel_raise(&process->busiest_hits, thread->hits * 1000000000ULL / elapsed_ns);
+	thread->window_ns = now_ns;
+	thread->hits = 0;
+}
+
+static __always_inline void probe_enter(struct pt_regs *ctx, const struct zernel_symbol *symbol,
+					struct zernel_thread *thread, struct zernel_open_call *call)
+{
+	switch (symbol->probe) {
+	case ZERNEL_GPU_MEM:
+		gpu_mem_enter(symbol, thread, call);
+		break;
+	case ZERNEL_NCCL:
+		nccl_enter(ctx, symbol, thread, call);
+		break;
+	case ZERNEL_CUDA_TRACE:
+		cuda_trace_enter(symbol, call);
+		break;
+	}
+}
+
+static __always_inline void probe_leave(const struct zernel_symbol *symbol,
+					struct zernel_thread *thread, struct zernel_open_call *call,
+					__u64 now_ns, bool failed)
+{
+	switch (symbol->probe) {
+	case ZERNEL_CUDA_CONTEXT:
+		if (!failed)
+			cuda_context_leave(symbol, thread, call);
+		break;
+	case ZERNEL_GPU_MEM:
+		gpu_mem_leave(symbol, thread, call, failed);
+		break;
+	case ZERNEL_NCCL:
+		if (!failed)
+			nccl_leave(symbol, thread, call, now_ns);
+		break;
+	case ZERNEL_CUDA_TRACE:
+		if (!failed)
+			cuda_trace_leave(symbol, thread, call, now_ns);
+		break;
+	}
+}
+
+static __always_inline const struct zernel_symbol *find_symbol(__u32 id)
+{
+	return bpf_map_lookup_elem(&symbols, &id);
+}
+
+/* Whether the function counts now: sampled ones only while a window is open. */
+static __always_inline bool counts(const struct zernel_symbol *symbol)
+{
+	struct zernel_settings *set = zernel_settings();
+
+	return set && (!(symbol->flags & ZERNEL_SAMPLED) || *(volatile __u32 *)&set->window_open);
+}
+
+/* Returns 1 if nobody cares for the return. */
+static __always_inline int enter(struct pt_regs *ctx)
+{
+	__u32 id = bpf_get_attach_cookie(ctx);
+	const struct zernel_symbol *symbol = find_symbol(id);
+	__u64 now_ns = bpf_ktime_get_ns();
+	__u64 stack = PT_REGS_SP(ctx);
+	struct zernel_open_call *call;
+	struct zernel_process *process;
+	struct zernel_thread *thread;
+	__u64 registers[ZERNEL_REGISTERS];
+
+	if (!symbol || !counts(symbol))
+		return 1;
+	thread = zernel_current_thread();
+	if (!thread)
+		return 1;
+	process = zernel_process(thread->process);
+	if (!process)
+		return 1;
+	count_hit(thread, process, now_ns);
+	call = zernel_push_call(thread, stack);
+	if (!call)
+		return 1;
+	call->symbol = id;
+	call->noted = 0;
+	call->noted_too = 0;
+	call->caller = 0;
+	zernel_load_registers(ctx, registers);
+	for (int i = 0; i < ZERNEL_ARGUMENTS; i++) {
+		__u32 nth = symbol->arguments[i];
+
+		call->arguments[i] = nth ? zernel_argument(registers, stack, nth) : 0;
+	}
+	probe_enter(ctx, symbol, thread, call);
+	if (symbol->enter_event != ZERNEL_NONE)
+		zernel_observe_event(now_ns, symbol->enter_event);
+	/* What the probe itself takes is not the call's. */
+	call->since_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+static __always_inline int leave(struct pt_regs *ctx)
+{
+	__u64 now_ns = bpf_ktime_get_ns();
+	__u64 stack = PT_REGS_SP(ctx);
+	int result = PT_REGS_RC(ctx);
+	struct zernel_thread *thread =
+		bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	const struct zernel_symbol *symbol;
+	struct zernel_open_call *call;
+	struct zernel_counter *counter;
+	bool failed;
+
+	call = thread ? zernel_pop_call(thread, stack) : NULL;
+	symbol = call ? find_symbol(call->symbol) : NULL;
+	counter = call ? zernel_counter(thread->process, call->symbol) : NULL;
+	if (!symbol || !counter)
+		return 0;
+	failed = symbol->flags & ZERNEL_HAS_RESULT && result;
+	probe_leave(symbol, thread, call, now_ns, failed);
+	if (failed)
+		__sync_fetch_and_add(&counter->failed, 1);
+	else if (symbol->bytes)
+		__sync_fetch_and_add(&counter->bytes,
+				     call->arguments[(symbol->bytes - 1U) % ZERNEL_ARGUMENTS]);
+	__sync_fetch_and_add(&counter->calls, 1);
+	if (symbol->family != ZERNEL_NONE)
+		zernel_observe_duration(thread->process, symbol->family, now_ns - call->since_ns);
+	if (symbol->leave_event != ZERNEL_NONE)
+		zernel_observe_event(now_ns, symbol->leave_event);
+	return 0;
+}
+
+/* Since 7.0 or so this takes the program's context. */
+extern bool bpf_session_is_return(void) __weak __ksym;
+extern bool bpf_session_is_return___ctx(void *ctx) __weak __ksym;
+
+static __always_inline bool is_return(void *ctx)
+{
+	if (bpf_ksym_exists(bpf_session_is_return___ctx))
+		return bpf_session_is_return___ctx(ctx);
+	return bpf_session_is_return();
+}
+
+/* The three rungs of the ladder: entry and return in one link, in a link each, in a perf event each. */
+SEC("uprobe.session")
+int call_session(struct pt_regs *ctx)
+{
+	return is_return(ctx) ? leave(ctx) : enter(ctx);
+}
+
+SEC("uprobe.multi")
+int call_enter_multi(struct pt_regs *ctx)
+{
+	enter(ctx);
+	return 0;
+}
+
+SEC("uprobe.multi")
+int call_leave_multi(struct pt_regs *ctx)
+{
+	return leave(ctx);
+}
+
+SEC("uprobe")
+int call_enter_perf(struct pt_regs *ctx)
+{
+	enter(ctx);
+	return 0;
+}
+
+SEC("uprobe")
+int call_leave_perf(struct pt_regs *ctx)
+{
+	return leave(ctx);
+}
+
+/* The last thread of a process is gone. */
+SEC("tp_btf/sched_process_exit")
+int process_exit(__u64 *ctx)
+{
+	struct task_struct *task = (struct task_struct *)ctx[0];
+
+	if (BPF_CORE_READ(task, signal, live.counter) == 0)
+		zernel_end_process(task);
+	return 0;
+}
+
+/* The program is another one now; the process is a new one to us. */
+SEC("tp_btf/sched_process_exec")
+int process_exec(__u64 *ctx)
+{
+	struct task_struct *task = (struct task_struct *)ctx[0];
+
+	if (zernel_end_process(task)) {
+		bpf_task_storage_delete(&threads, bpf_get_current_task_btf());
+		bpf_task_storage_delete(&zernel_tasks, bpf_get_current_task_btf());
+	}
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,100 @@
+//! Probes on the software GPU, held against its own log of what really happened.
+
+#[path = "../bpf/mod.rs"]
+mod bpf;
+mod target;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use target::{Stage, Target};
+use zernel_ebpf::library::LibraryKind;
+use zernel_ebpf::observer::{CallCount, ObservedProcess, Observer, Rung, Seen};
+use zernel_ebpf::probes::SYMBOLS;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::{root, trial};
+
+fn main() -> ExitCode {
+    let roles: &[(&str, target::Role)] = &[
+        ("everything", target::everything),
+        ("launches", target::launches),
+    ];
+    if let Some(code) = target::act(roles) {
+        return code;
+    }
+    let needs = [root(), bpf::need()];
+    zernel_testkit::main([
+        trial("every_call_is_counted_on_every_rung", &needs, counts_on_every_rung),
+    ])
+}
+
+/// Attaches to the libraries of a stage.
+fn watch(observer: &mut Observer, stage: &Stage) {
+    for (kind, name) in [
+        (LibraryKind::Cuda, "libcuda.so.1"),
+        (LibraryKind::Nccl, "libnccl.so.2"),
+    ] {
+        let path = stage.library(name);
+        observer.watch_file(kind, &path, &path).expect("it opens");
+    }
+}
+
+fn run(targets: &mut [Target]) {
+    for target in &mut *targets {
+        target.go();
+    }
+    for target in targets {
+        target.wait_until_done();
+    }
+}
+
+/// What the software GPU says of a process, by the names we use.
+fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCount> {
+    let names: BTreeMap<&str, &'static str> = SYMBOLS
+        .iter()
+        .flat_map(|symbol| symbol.names.iter().map(|name| (*name, symbol.name())))
+        .collect();
+    let mut calls: BTreeMap<&'static str, CallCount> = BTreeMap::new();
+    for process in stage.truth().processes.iter().filter(|p| p.pid == pid) {
+        for ((_, symbol, result), count) in &process.returned {
+            let Some(name) = names.get(&**symbol) else {
+                continue;
+            };
+            let total = calls.entry(name).or_default();
+            total.calls += count.calls;
+            if *result == 0 {
+                total.bytes += count.bytes;
+            } else {
+                total.failed += count.calls;
+            }
+        }
+    }
+    calls
+}
+
+fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
+    let mut processes = observer.processes();
+    let found = processes.find(|process| process.pid == pid);
+    found.expect("the process was observed")
+}
+
+fn counts_on_every_rung() {
+    for rung in Rung::LADDER {
+        let stage = Stage::new(Prologue::Push);
+        let mut observer = Observer::start_on(&[rung]).expect("the rung works here");
+        watch(&mut observer, &stage);
+        let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 200)).collect();
+        run(&mut targets);
+        observer.read().expect("maps can be read");
+        for target in &targets {
+            let process = find(&observer, target.pid());
+            let seen: BTreeMap<_, _> = process.calls().collect();
+            assert_eq!(seen, truth_of(&stage, target.pid()), "{}", rung.name());
+            assert_eq!(process.seen, Seen::Complete);
+            assert_eq!(process.memory[&0].total.current_bytes, 4096);
+        }
+        assert_eq!(observer.losses(), Default::default());
+        assert!(Path::new("/proc/self").exists());
+    }
+}
