@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     let needs = [root(), bpf::need()];
     zernel_testkit::main([
         trial("every_call_is_counted_on_every_rung", &needs, counts_on_every_rung),
+        trial("a_million_calls_of_four_processes_are_counted", &needs, a_million_calls),
     ])
 }
 
@@ -79,8 +80,32 @@ fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
     found.expect("the process was observed")
 }
 
+fn a_million_calls() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = Observer::start().expect("this machine can observe");
+    watch(&mut observer, &stage);
+    let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 14_000)).collect();
+    let t = std::time::Instant::now();
+    run(&mut targets);
+    eprintln!("ran {:?}", t.elapsed());
+    let t = std::time::Instant::now();
+    observer.read().expect("maps can be read");
+    eprintln!("read {:?}", t.elapsed());
+    let mut calls = 0;
+    for target in &targets {
+        let process = find(&observer, target.pid());
+        let seen: BTreeMap<_, _> = process.calls().collect();
+        assert_eq!(seen, truth_of(&stage, target.pid()));
+        assert_eq!(process.seen, Seen::Complete);
+        calls += seen.values().map(|count| count.calls).sum::<u64>();
+    }
+    assert!(calls >= 1_000_000, "{calls}");
+    assert_eq!(observer.losses(), Default::default());
+}
+
 fn counts_on_every_rung() {
     for rung in Rung::LADDER {
+        let t = std::time::Instant::now();
         let stage = Stage::new(Prologue::Push);
         let mut observer = Observer::start_on(&[rung]).expect("the rung works here");
         watch(&mut observer, &stage);
@@ -95,6 +120,8 @@ fn counts_on_every_rung() {
             assert_eq!(process.memory[&0].total.current_bytes, 4096);
         }
         assert_eq!(observer.losses(), Default::default());
-        assert!(Path::new("/proc/self").exists());
+        eprintln!("{} {:?}", rung.name(), t.elapsed());
+        drop(observer);
+        eprintln!("{} {:?}", rung.name(), t.elapsed());
     }
 }
