@@ -56,8 +56,9 @@ pub(super) fn first_emulated(code: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whether the kernel emulates the instruction at the start of `code`. Prefixed forms are left out:
-/// which of them it takes differs between kernels.
+/// Whether the kernel emulates the instruction at the start of `code`. Prefixed forms and longer `nop`s
+/// are left out: what becomes of them differs between kernels, and one that turns a probe on the
+/// five-byte `nop` into a call overwrites what a function keeps below its stack pointer.
 fn is_emulated(code: &[u8]) -> bool {
     matches!(
         code,

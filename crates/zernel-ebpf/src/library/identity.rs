@@ -8,7 +8,8 @@ use std::os::unix::fs::MetadataExt;
 /// change of the content.
 ///
 /// Compare identities of files that were opened in the same way: in an overlay file system, a file has
-/// another inode under its path than through `/proc/PID/map_files`.
+/// another inode under its path than through `/proc/PID/map_files`. A second change within the same
+/// tick of the file system's clock, a few milliseconds, goes unnoticed if the length stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     /// The file system's device number.

@@ -213,34 +213,38 @@ fn read_segments(
     Ok(Array::read(file, header.e_phoff.get(LE), count.into())?)
 }
 
-/// The segments that are mapped as code. A file in which one overlaps another is refused, because
-/// an address would then mean two places.
-fn code_segments(segments: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, ImageError> {
+/// The segments that are mapped as code. A file in which segments overlap is refused, because an
+/// address would then mean two places.
+fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, ImageError> {
     let mut code = Vec::new();
-    let mut end_of_last = 0;
-    for segment in segments {
-        if segment.p_type.get(LE) != PT_LOAD {
-            continue;
-        }
-        let start = segment.p_vaddr.get(LE);
-        let in_file = segment.p_filesz.get(LE);
-        let file_offset = segment.p_offset.get(LE);
-        let end = start.checked_add(segment.p_memsz.get(LE).max(in_file));
+    let mut extents = Vec::new();
+    let loaded = headers
+        .iter()
+        .filter(|header| header.p_type.get(LE) == PT_LOAD);
+    for header in loaded {
+        let start = header.p_vaddr.get(LE);
+        let in_file = header.p_filesz.get(LE);
+        let in_memory = header.p_memsz.get(LE).max(in_file);
+        let file_offset = header.p_offset.get(LE);
+        let end = start.checked_add(in_memory);
         let (Some(end), Some(_)) = (end, file_offset.checked_add(in_file)) else {
             return Err(Malformed("a segment of it is longer than memory"));
         };
-        if start < end_of_last {
-            return Err(Malformed("its segments overlap or are out of order"));
-        }
-        end_of_last = end;
-        if segment.p_flags.get(LE).contains(PF_X) {
+        extents.push(start..end);
+        if header.p_flags.get(LE).contains(PF_X) {
             code.push(CodeSegment {
                 addresses: start..start + in_file,
                 file_offset,
             });
         }
     }
-    Ok(code)
+    extents.retain(|extent| !extent.is_empty());
+    extents.sort_unstable_by_key(|extent| extent.start);
+    if extents.is_sorted_by(|one, next| one.end <= next.start) {
+        Ok(code)
+    } else {
+        Err(Malformed("its segments overlap"))
+    }
 }
 
 /// The table of what a library exports. A program need not export what is linked into it, so there

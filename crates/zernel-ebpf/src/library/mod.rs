@@ -18,6 +18,7 @@ mod tests;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -145,23 +146,20 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens a library and reads its symbols. The path may lead through `/proc/PID/root`, or be
-    /// `/proc/PID/map_files/START-END`, which finds the mapped file even after its deletion.
+    /// Opens a library and reads its symbols.
+    ///
+    /// The path may be `/proc/PID/map_files/START-END`, which leads to the very file that a process has
+    /// mapped, even after its deletion. It may also lead through `/proc/PID/root`, but absolute links
+    /// on the way then lead out of there.
     pub fn open(path: &Path) -> Result<Self, LibraryError> {
         let unreadable = |source| LibraryError::Unreadable {
             path: path.to_owned(),
             source,
         };
-        // Without waiting: opening a pipe would last until somebody writes into it.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|error| unreadable(error.into()))?;
-        let file = File::from(file);
-        if !file.metadata().map_err(unreadable)?.is_file() {
-            return Err(LibraryError::NotAFile {
-                path: path.to_owned(),
-            });
-        }
+        let file = open_regular(path).map_err(unreadable)?;
+        let file = file.ok_or_else(|| LibraryError::NotAFile {
+            path: path.to_owned(),
+        })?;
         let identity = FileIdentity::of(&file).map_err(unreadable)?;
         let image = Image::read(&file);
         if FileIdentity::of(&file).map_err(unreadable)? != identity {
@@ -189,8 +187,8 @@ impl Library {
         self.identity
     }
 
-    /// The names of all exported functions, as the linker knows them. A name comes once for each of
-    /// its versions.
+    /// The names of all exported functions, as the linker knows them. Those with several versions
+    /// come several times.
     pub fn functions(&self) -> impl Iterator<Item = &str> {
         self.image.functions()
     }
@@ -311,4 +309,18 @@ impl Library {
         self.file.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
     }
+}
+
+/// Opens a file, unless it is no regular one. Merely opening a device may set it in motion, and opening
+/// a pipe waits for a writer, so what it is gets asked through a handle that opens nothing.
+fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let handle = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let handle = File::from(handle);
+    if !handle.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    // Without waiting for whoever holds a lease on it.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    Ok(Some(rustix::fs::open(path, flags, Mode::empty())?.into()))
 }
