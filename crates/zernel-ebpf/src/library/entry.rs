@@ -1,0 +1,213 @@
+//! Where near its entry a function is cheapest to probe.
+//!
+//! A probe replaces an instruction by a trap. The kernel then either *emulates* the instruction, which
+//! it can do for `push` of a register, one-byte `nop` and relative branches, or has the processor step
+//! over a copy of it, which costs a second trap and about ten times the time. So where a function does
+//! not begin with an instruction of the first sort, the first such one after it will do, as long as
+//! nothing a probe looks at has changed on the way: the stack pointer, the argument registers, memory,
+//! and how often the place is passed per call.
+//!
+//! A decoder that knows what every instruction writes, and not a list of harmless encodings: the list
+//! would have to be right about all others too, and could not find the branches of a whole function.
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess,
+    Register,
+};
+
+/// How far from the entry a cheaper instruction is looked for.
+pub(super) const REACH: usize = 16;
+
+/// Bytes of a function that decide which instruction to probe: the reach, and the longest instruction.
+pub(super) const WINDOW: usize = REACH + 15;
+
+/// What a probe reads of a call, or needs to find the way back to the caller.
+const KEPT: [Register; 7] = [
+    Register::RSP,
+    Register::RDI,
+    Register::RSI,
+    Register::RDX,
+    Register::RCX,
+    Register::R8,
+    Register::R9,
+];
+
+/// How far after its entry a function's first instruction stands that the kernel emulates, if the
+/// call still looks there as it did at the entry.
+pub(super) fn first_emulated(code: &[u8]) -> Option<usize> {
+    let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
+    let mut effects = InstructionInfoFactory::new();
+    loop {
+        let displacement = decoder.position();
+        let rest = code.get(displacement..)?;
+        if displacement > REACH || !decoder.can_decode() {
+            return None;
+        }
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            return None;
+        }
+        if is_emulated(rest) && !(displacement > 0 && is_call(&instruction)) {
+            return Some(displacement);
+        }
+        if !keeps_the_call(&instruction, &mut effects) {
+            return None;
+        }
+    }
+}
+
+/// Whether the kernel emulates the instruction at the start of `code`. Prefixed forms and longer `nop`s
+/// are left out: what becomes of them differs between kernels, and one that turns a probe on the
+/// five-byte `nop` into a call overwrites what a function keeps below its stack pointer.
+fn is_emulated(code: &[u8]) -> bool {
+    matches!(
+        code,
+        [0x50..=0x57, ..]               // push
+            | [0x41, 0x50..=0x57, ..]   // push of r8 to r15
+            | [0x90, ..]                // nop
+            | [0xe8 | 0xe9 | 0xeb, ..]  // call, jmp
+            | [0x70..=0x7f, ..]         // conditional jumps
+            | [0x0f, 0x80..=0x8f, ..]
+    )
+}
+
+/// An emulated call does not keep a shadow stack up to date, so none is sought.
+fn is_call(instruction: &Instruction) -> bool {
+    instruction.flow_control() == FlowControl::Call
+}
+
+/// Whether the call still looks the same to a probe after this instruction.
+fn keeps_the_call(instruction: &Instruction, effects: &mut InstructionInfoFactory) -> bool {
+    if instruction.flow_control() != FlowControl::Next {
+        return false;
+    }
+    if is_move_to_itself(instruction) {
+        return true;
+    }
+    let effects = effects.info(instruction);
+    let registers = effects.used_registers().iter();
+    let memory = effects.used_memory().iter();
+    registers
+        .filter(|used| KEPT.contains(&used.register().full_register()))
+        .map(iced_x86::UsedRegister::access)
+        .chain(memory.map(iced_x86::UsedMemory::access))
+        .all(|access| {
+            matches!(
+                access,
+                OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess | OpAccess::None
+            )
+        })
+}
+
+/// `mov %rdi,%rdi`, which leaves room for a patch. The 32-bit form would clear the upper half.
+fn is_move_to_itself(instruction: &Instruction) -> bool {
+    matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64)
+        && instruction.op0_register() != Register::None
+        && instruction.op0_register() == instruction.op1_register()
+}
+
+/// Whether no branch of the function leads to an instruction after the entry, up to and including
+/// the one at `displacement`. `function` is the whole of it.
+pub(super) fn is_passed_once(function: &[u8], displacement: usize) -> bool {
+    // An address in the middle, so that branches in both directions stay clear of zero.
+    const ENTRY: u64 = 1 << 40;
+    let skipped = ENTRY + 1..=ENTRY + displacement as u64;
+    let mut decoder = Decoder::with_ip(64, function, ENTRY, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        if instruction.is_invalid() || skipped.contains(&instruction.near_branch_target()) {
+            return false;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_emulated_first_instruction_is_the_place() {
+        for code in [
+            &[0x55, 0x48, 0x89, 0xe5][..], // push %rbp
+            &[0x41, 0x57, 0x41, 0x56],     // push %r15
+            &[0x90, 0xc3],                 // nop
+            &[0xe9, 0, 0, 0, 0],           // jmp
+            &[0xeb, 0xfe],                 // jmp, short
+            &[0xe8, 0, 0, 0, 0, 0xc3],     // call
+        ] {
+            assert_eq!(first_emulated(code), Some(0), "{code:02x?}");
+        }
+    }
+
+    #[test]
+    fn harmless_instructions_are_skipped() {
+        for (code, expected) in [
+            (&[0xf3, 0x0f, 0x1e, 0xfa, 0x55][..], 4), // endbr64
+            (&[0xf3, 0x0f, 0x1e, 0xfa, 0x41, 0x57], 4),
+            (&[0x48, 0x89, 0xff, 0x55], 3),       // mov %rdi,%rdi
+            (&[0x48, 0x89, 0xf8, 0x53], 3),       // mov %rdi,%rax
+            (&[0x31, 0xc0, 0x53], 2),             // xor %eax,%eax
+            (&[0x0f, 0x1f, 0x44, 0, 0, 0x55], 5), // five-byte nop
+            (&[0x48, 0x85, 0xff, 0x74, 0x05], 3), // test %rdi,%rdi; je
+            (&[0x48, 0x85, 0xff, 0x0f, 0x84, 0, 0, 0, 1], 3),
+            (&[0x48, 0xb8, 1, 2, 3, 4, 5, 6, 7, 8, 0x55], 10), // movabs to %rax
+            (&[0x4c, 0x8d, 0x54, 0x24, 0x08, 0x55], 5),        // lea 8(%rsp),%r10
+            (&[0x8b, 0x07, 0x55], 2),                          // mov (%rdi),%eax
+        ] {
+            assert_eq!(first_emulated(code), Some(expected), "{code:02x?}");
+        }
+    }
+
+    #[test]
+    fn what_changes_the_call_is_not_skipped() {
+        for code in [
+            &[][..],
+            &[0x48, 0x83, 0xec, 0x08, 0x55],       // sub $8,%rsp
+            &[0x89, 0xff, 0x55],                   // mov %edi,%edi
+            &[0x31, 0xff, 0x55],                   // xor %edi,%edi
+            &[0x40, 0xb6, 0x01, 0x55],             // mov $1,%sil
+            &[0x48, 0x0f, 0x44, 0xf8, 0x55],       // cmove %rax,%rdi
+            &[0x48, 0x87, 0xc1, 0x55],             // xchg %rax,%rcx
+            &[0x48, 0x99, 0x55],                   // cqo writes %rdx
+            &[0xc7, 0x07, 0, 0, 0, 0, 0x55],       // movl $0,(%rdi)
+            &[0x48, 0x89, 0x7c, 0x24, 0xf8, 0x55], // mov %rdi,-8(%rsp)
+            &[0x6a, 0x00, 0x55],                   // push $0
+            &[0xff, 0x37, 0x55],                   // push (%rdi)
+            &[0x5d, 0x55],                         // pop
+            &[0xff, 0xe0, 0x55],                   // jmp *%rax
+            &[0xe3, 0x00, 0x55],                   // jrcxz
+            &[0xc3, 0x55],                         // ret
+            &[0x0f, 0x05, 0x55],                   // syscall
+            &[0xcc, 0x55],                         // int3
+            &[0x31, 0xc0, 0xe8, 0, 0, 0, 0],       // a call that is not the first
+            &[0x06, 0x55],                         // no instruction
+            &[0x48],                               // half of one
+            &[0xe9, 0, 0],
+        ] {
+            assert_eq!(first_emulated(code), None, "{code:02x?}");
+        }
+    }
+
+    #[test]
+    fn the_reach_is_bounded() {
+        let nops = |count: usize| {
+            let mut code = [0x66, 0x90].repeat(count);
+            code.push(0x55);
+            code
+        };
+        assert_eq!(first_emulated(&nops(REACH / 2)), Some(REACH));
+        assert_eq!(first_emulated(&nops(REACH / 2 + 1)), None);
+    }
+
+    #[test]
+    fn a_branch_to_what_is_skipped_is_found() {
+        // xor %eax,%eax; push %rbx; nop; then a jump that far back.
+        let function = |back: i8| [0x31, 0xc0, 0x53, 0x90, 0xeb, (back - 6) as u8];
+        assert!(is_passed_once(&function(0), 2), "to the entry");
+        assert!(!is_passed_once(&function(2), 2), "to the push");
+        assert!(is_passed_once(&function(3), 2), "past the push");
+        assert!(!is_passed_once(&[0x31, 0xc0, 0x53, 0x06], 2), "undecodable");
+    }
+}

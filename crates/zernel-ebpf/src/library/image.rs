@@ -1,0 +1,345 @@
+//! What an ELF file says about its functions, read without trusting it.
+//!
+//! Everything is read with `pread`, never mapped: the file belongs to somebody else, and a mapping of
+//! a file that is cut short kills the reader. Every count is checked against a limit before memory is
+//! taken for it.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use object::LittleEndian as LE;
+use object::elf::{
+    ELFMAG, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PF_X, PN_XNUM, PT_INTERP, PT_LOAD,
+    ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_GNU_VERSYM, SHT_STRTAB, SHT_SYMTAB, STB_LOCAL,
+    STT_FUNC, STT_GNU_IFUNC, SectionHeader64, Sym64, Versym,
+};
+use object::pod::{self, Pod};
+use object::read::elf::FileHeader;
+use thiserror::Error;
+
+/// More than any real library has: the largest of `PyTorch` hold a few hundred thousand symbols.
+const MOST_SYMBOLS: u64 = 4 << 20;
+const LONGEST_STRINGS: u64 = 256 << 20;
+/// Names of C++ templates may be longer; nobody asks for those.
+const LONGEST_NAME: usize = 4096;
+
+/// Why a file's content is of no use.
+#[derive(Debug, Error)]
+pub(super) enum ImageError {
+    #[error(transparent)]
+    Unreadable(io::Error),
+    #[error("{0}")]
+    Malformed(&'static str),
+}
+
+use ImageError::Malformed;
+
+impl From<io::Error> for ImageError {
+    fn from(error: io::Error) -> Self {
+        if is_beyond_the_end(&error) {
+            Malformed("it ends before what its headers point to")
+        } else {
+            Self::Unreadable(error)
+        }
+    }
+}
+
+/// Whether reading failed for want of file: at an offset past its end, or past that of any file.
+pub(super) fn is_beyond_the_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | InvalidInput)
+}
+
+/// A piece of the file that is mapped as code.
+#[derive(Debug)]
+struct CodeSegment {
+    addresses: Range<u64>,
+    file_offset: u64,
+}
+
+/// A symbol that others may link to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Symbol {
+    pub(super) kind: SymbolKind,
+    pub(super) address: u64,
+    /// Zero where the file does not say.
+    pub(super) size: u64,
+    /// Whether it is what a name without a version means.
+    pub(super) is_default: bool,
+}
+
+/// What a symbol names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SymbolKind {
+    Function,
+    IndirectFunction,
+    Other,
+}
+
+/// What is needed of an ELF file to find functions in it.
+#[derive(Debug)]
+pub(super) struct Image {
+    pub(super) is_x86_64: bool,
+    code: Vec<CodeSegment>,
+    tables: Vec<SymbolTable>,
+}
+
+impl Image {
+    pub(super) fn read(file: &File) -> Result<Self, ImageError> {
+        let header = read_header(file)?;
+        let segments = read_segments(file, &header)?;
+        let is_program = segments
+            .as_slice()
+            .iter()
+            .any(|segment| segment.p_type.get(LE) == PT_INTERP);
+        Ok(Self {
+            is_x86_64: header.e_machine.get(LE) == EM_X86_64,
+            code: code_segments(segments.as_slice())?,
+            tables: read_tables(file, &header, is_program)?,
+        })
+    }
+
+    /// All exported symbols, with their names where these are no longer than `longest_name`.
+    pub(super) fn symbols(
+        &self,
+        longest_name: usize,
+    ) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
+        self.tables
+            .iter()
+            .flat_map(move |table| table.symbols(longest_name))
+    }
+
+    /// The names of all exported functions.
+    pub(super) fn functions(&self) -> impl Iterator<Item = &str> {
+        self.symbols(LONGEST_NAME)
+            .filter(|(_, symbol)| symbol.kind == SymbolKind::Function)
+            .filter_map(|(name, _)| str::from_utf8(name?).ok())
+    }
+
+    /// Whether a symbol leads to one of these addresses.
+    pub(super) fn has_symbol_in(&self, addresses: &Range<u64>) -> bool {
+        self.symbols(0)
+            .any(|(_, symbol)| addresses.contains(&symbol.address))
+    }
+
+    /// Where in the file the code at an address stands, up to the end of its segment.
+    pub(super) fn code_at(&self, address: u64) -> Option<Range<u64>> {
+        let segment = self
+            .code
+            .iter()
+            .find(|segment| segment.addresses.contains(&address))?;
+        let length = segment.addresses.end - segment.addresses.start;
+        let start = segment.file_offset + (address - segment.addresses.start);
+        Some(start..segment.file_offset + length)
+    }
+}
+
+/// A symbol table with the names and, if there are any, the versions that belong to it.
+#[derive(Debug)]
+struct SymbolTable {
+    symbols: Array<Sym64<LE>>,
+    strings: Array<u8>,
+    versions: Option<Array<Versym<LE>>>,
+}
+
+impl SymbolTable {
+    fn symbols(&self, longest_name: usize) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
+        let versions = self.versions.as_ref().map_or(&[][..], Array::as_slice);
+        let symbols = self.symbols.as_slice().iter().enumerate();
+        symbols.filter_map(move |(index, symbol)| {
+            if symbol.st_bind() == STB_LOCAL || symbol.st_shndx.get(LE) == SHN_UNDEF {
+                return None;
+            }
+            let kind = match symbol.st_type() {
+                STT_FUNC => SymbolKind::Function,
+                STT_GNU_IFUNC => SymbolKind::IndirectFunction,
+                _ => SymbolKind::Other,
+            };
+            let symbol_of_name = Symbol {
+                kind,
+                address: symbol.st_value.get(LE),
+                size: symbol.st_size.get(LE),
+                is_default: !versions
+                    .get(index)
+                    .is_some_and(|version| version.0.get(LE).is_hidden()),
+            };
+            let name = self.name(symbol.st_name.get(LE), longest_name);
+            Some((name, symbol_of_name))
+        })
+    }
+
+    /// Looks no further than asked, so that a table of a million names without an end takes no hours.
+    fn name(&self, offset: u32, longest: usize) -> Option<&[u8]> {
+        let rest = self.strings.as_slice().get(offset as usize..)?;
+        let rest = rest.get(..=longest).unwrap_or(rest);
+        CStr::from_bytes_until_nul(rest).ok().map(CStr::to_bytes)
+    }
+}
+
+fn read_header(file: &File) -> Result<FileHeader64<LE>, ImageError> {
+    let header = match Array::<FileHeader64<LE>>::read(file, 0, 1) {
+        Ok(header) => header.as_slice()[0],
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(Malformed("it is too short for an ELF header"));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if header.e_ident.magic != ELFMAG {
+        return Err(Malformed("it does not begin like an ELF file"));
+    }
+    if !header.is_supported() || header.endian().is_err() {
+        return Err(Malformed("it is not a 64-bit little-endian ELF file"));
+    }
+    if ![ET_DYN, ET_EXEC].contains(&header.e_type.get(LE)) {
+        return Err(Malformed("it is neither a shared library nor a program"));
+    }
+    Ok(header)
+}
+
+fn read_segments(
+    file: &File,
+    header: &FileHeader64<LE>,
+) -> Result<Array<ProgramHeader64<LE>>, ImageError> {
+    let count = header.e_phnum.get(LE);
+    if count == PN_XNUM
+        || usize::from(header.e_phentsize.get(LE)) != size_of::<ProgramHeader64<LE>>()
+    {
+        return Err(Malformed("its program headers have an unknown form"));
+    }
+    Ok(Array::read(file, header.e_phoff.get(LE), count.into())?)
+}
+
+/// The segments that are mapped as code. A file in which segments overlap is refused, because an
+/// address would then mean two places.
+fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, ImageError> {
+    let mut code = Vec::new();
+    let mut extents = Vec::new();
+    let loaded = headers
+        .iter()
+        .filter(|header| header.p_type.get(LE) == PT_LOAD);
+    for header in loaded {
+        let start = header.p_vaddr.get(LE);
+        let in_file = header.p_filesz.get(LE);
+        let in_memory = header.p_memsz.get(LE).max(in_file);
+        let file_offset = header.p_offset.get(LE);
+        let end = start.checked_add(in_memory);
+        let (Some(end), Some(_)) = (end, file_offset.checked_add(in_file)) else {
+            return Err(Malformed("a segment of it is longer than memory"));
+        };
+        extents.push(start..end);
+        if header.p_flags.get(LE).contains(PF_X) {
+            code.push(CodeSegment {
+                addresses: start..start + in_file,
+                file_offset,
+            });
+        }
+    }
+    extents.retain(|extent| !extent.is_empty());
+    extents.sort_unstable_by_key(|extent| extent.start);
+    if extents.is_sorted_by(|one, next| one.end <= next.start) {
+        Ok(code)
+    } else {
+        Err(Malformed("its segments overlap"))
+    }
+}
+
+/// The table of what a library exports. A program need not export what is linked into it, so there
+/// the full table counts as well, if it was left in.
+fn read_tables(
+    file: &File,
+    header: &FileHeader64<LE>,
+    is_program: bool,
+) -> Result<Vec<SymbolTable>, ImageError> {
+    let count = header.e_shnum.get(LE);
+    if count > 0 && usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LE>>() {
+        return Err(Malformed("its section headers have an unknown form"));
+    }
+    let sections = Array::read(file, header.e_shoff.get(LE), count.into())?;
+    let sections: &[SectionHeader64<LE>] = sections.as_slice();
+    let find = |kind| {
+        sections
+            .iter()
+            .position(|section| section.sh_type.get(LE) == kind)
+    };
+    let exported = find(SHT_DYNSYM);
+    let full = find(SHT_SYMTAB).filter(|_| is_program || exported.is_none());
+    if exported.or(full).is_none() {
+        return Err(Malformed("it has no symbol table"));
+    }
+    let tables = exported.into_iter().chain(full);
+    tables
+        .map(|table| read_table(file, sections, table))
+        .collect()
+}
+
+fn read_table(
+    file: &File,
+    sections: &[SectionHeader64<LE>],
+    index: usize,
+) -> Result<SymbolTable, ImageError> {
+    let table = &sections[index];
+    let strings = sections
+        .get(table.sh_link.get(LE) as usize)
+        .filter(|section| section.sh_type.get(LE) == SHT_STRTAB)
+        .ok_or(Malformed("a symbol table of it has no names"))?;
+    let versions = sections.iter().find(|section| {
+        section.sh_type.get(LE) == SHT_GNU_VERSYM && section.sh_link.get(LE) as usize == index
+    });
+    Ok(SymbolTable {
+        symbols: read_section(file, table, MOST_SYMBOLS)?,
+        strings: read_section(file, strings, LONGEST_STRINGS)?,
+        versions: versions
+            .map(|section| read_section(file, section, MOST_SYMBOLS))
+            .transpose()?,
+    })
+}
+
+fn read_section<T: Pod>(
+    file: &File,
+    section: &SectionHeader64<LE>,
+    limit: u64,
+) -> Result<Array<T>, ImageError> {
+    let count = section.sh_size.get(LE) / size_of::<T>() as u64;
+    if count > limit {
+        return Err(Malformed(
+            "it claims to have more symbols than any library has",
+        ));
+    }
+    Ok(Array::read(
+        file,
+        section.sh_offset.get(LE),
+        count as usize,
+    )?)
+}
+
+/// A piece of the file as records, in memory that is aligned for them.
+#[derive(Debug)]
+struct Array<T> {
+    words: Vec<u64>,
+    count: usize,
+    record: PhantomData<T>,
+}
+
+impl<T: Pod> Array<T> {
+    fn read(file: &File, offset: u64, count: usize) -> io::Result<Self> {
+        const { assert!(align_of::<T>() <= align_of::<u64>()) };
+        let bytes = count * size_of::<T>();
+        let mut words = vec![0; bytes.div_ceil(size_of::<u64>())];
+        file.read_exact_at(&mut pod::bytes_of_slice_mut(&mut words)[..bytes], offset)?;
+        Ok(Self {
+            words,
+            count,
+            record: PhantomData,
+        })
+    }
+
+    fn as_slice(&self) -> &[T] {
+        // Cannot fail: there is memory for that many, and it is aligned. Nothing is the harmless answer.
+        pod::slice_from_bytes(pod::bytes_of_slice(&self.words), self.count)
+            .map_or(&[], |(records, _)| records)
+    }
+}

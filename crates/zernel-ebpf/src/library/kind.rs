@@ -1,0 +1,131 @@
+//! Which library a file is, by its name.
+
+use std::ffi::OsStr;
+
+/// A library whose calls say what an ML process is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LibraryKind {
+    /// The CUDA driver, `libcuda`.
+    Cuda,
+    /// The CUDA runtime, `libcudart`.
+    CudaRuntime,
+    /// NVIDIA's collectives, `libnccl`.
+    Nccl,
+    /// The part of `PyTorch` that needs no GPU, `libtorch_cpu`.
+    TorchCpu,
+    /// `PyTorch`'s GPU part, `libtorch_cuda`.
+    TorchCuda,
+    /// `PyTorch`'s binding to Python, `libtorch_python`.
+    TorchPython,
+}
+
+impl LibraryKind {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Cuda,
+        Self::CudaRuntime,
+        Self::Nccl,
+        Self::TorchCpu,
+        Self::TorchCuda,
+        Self::TorchPython,
+    ];
+
+    /// The file's name up to its version: `libcuda`.
+    #[must_use]
+    pub fn stem(self) -> &'static str {
+        match self {
+            Self::Cuda => "libcuda",
+            Self::CudaRuntime => "libcudart",
+            Self::Nccl => "libnccl",
+            Self::TorchCpu => "libtorch_cpu",
+            Self::TorchCuda => "libtorch_cuda",
+            Self::TorchPython => "libtorch_python",
+        }
+    }
+
+    /// The kind of a file with that name, as a list of mappings shows it: with any version, with the
+    /// hash that Python wheels put into the names of their own copies, and after its deletion.
+    ///
+    /// Cheap enough for every mapping of every process. What the file really holds shows when it is
+    /// opened.
+    #[must_use]
+    pub fn from_file_name(name: &OsStr) -> Option<Self> {
+        let name = name.to_str()?;
+        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+        let (stem, version) = name.split_once(".so")?;
+        if !is_version(version) {
+            return None;
+        }
+        let stem = match stem.split_once('-') {
+            Some((stem, hash)) if is_hash(hash) => stem,
+            Some(_) => return None,
+            None => stem,
+        };
+        Self::ALL.into_iter().find(|kind| kind.stem() == stem)
+    }
+}
+
+/// Nothing, or numbers that each follow a dot.
+fn is_version(text: &str) -> bool {
+    text.is_empty()
+        || text.strip_prefix('.').is_some_and(|numbers| {
+            numbers.split('.').all(|number| {
+                !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+            })
+        })
+}
+
+/// Long enough to be no word such as the `net` of NCCL's plugins.
+fn is_hash(text: &str) -> bool {
+    text.len() >= 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(name: &str) -> Option<LibraryKind> {
+        LibraryKind::from_file_name(OsStr::new(name))
+    }
+
+    #[test]
+    fn names_with_versions_and_hashes_are_known() {
+        for (name, expected) in [
+            ("libcuda.so", LibraryKind::Cuda),
+            ("libcuda.so.1", LibraryKind::Cuda),
+            ("libcuda.so.580.65.06", LibraryKind::Cuda),
+            ("libcuda.so.580.1 (deleted)", LibraryKind::Cuda),
+            ("libcudart.so.12", LibraryKind::CudaRuntime),
+            ("libcudart-9335f6a2.so.12.1.105", LibraryKind::CudaRuntime),
+            ("libnccl.so.2", LibraryKind::Nccl),
+            ("libnccl.so.2.28.9", LibraryKind::Nccl),
+            ("libnccl-1a2b3c4d.so.2", LibraryKind::Nccl),
+            ("libtorch_cpu.so", LibraryKind::TorchCpu),
+            ("libtorch_cuda.so", LibraryKind::TorchCuda),
+            ("libtorch_python.so", LibraryKind::TorchPython),
+        ] {
+            assert_eq!(kind(name), Some(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_that_only_look_alike_are_not() {
+        for name in [
+            "",
+            "libcuda",
+            "libcuda.socket",
+            "libcuda.so.",
+            "libcuda.so.1.",
+            "libcuda.so.1.debug",
+            "libcudadebugger.so.1",
+            "libnccl-net.so",
+            "libnccl-tuner.so.2",
+            "libnccl-.so.2",
+            "libtorch.so",
+            "[heap]",
+            ".so",
+        ] {
+            assert_eq!(kind(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+mod broken;
+mod elf;
+mod real;
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+use zernel_softgpu::install::{Prologue, install};
+
+/// The software GPU's libraries with a prologue of choice.
+fn softgpu(prologue: Prologue) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    install(directory.path(), prologue).unwrap();
+    directory
+}
+
+fn cuda(directory: &TempDir) -> PathBuf {
+    directory.path().join("libcuda.so.1")
+}
