@@ -5,7 +5,12 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 2] = ["src/capability/capability", "src/twin/phase_twin"];
+const OBJECTS: [&str; 4] = [
+    "src/capability/capability",
+    "src/discovery/discovery",
+    "src/discovery/mappings",
+    "src/twin/phase_twin",
+];
 
 fn main() {
     let headers =

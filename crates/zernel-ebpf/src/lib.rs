@@ -4,8 +4,10 @@
 //! |---|---|
 //! | [`aggregation`] | what was observed, summed up: histograms, Prometheus text, live snapshots |
 //! | [`capability`] | which kinds of BPF program and map this machine really accepts, found by trying |
+//! | [`discovery`] | which processes map which ML libraries, from when on |
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
 pub mod aggregation;
 pub mod capability;
+pub mod discovery;
 pub mod twin;

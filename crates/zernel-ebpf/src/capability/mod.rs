@@ -242,7 +242,7 @@ impl Refusal {
 }
 
 /// The innermost cause: what the kernel said, without Rust's ` (os error N)`.
-fn reason(error: &libbpf_rs::Error) -> String {
+pub(crate) fn reason(error: &libbpf_rs::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
@@ -296,7 +296,7 @@ fn map_and_unmap(array: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Runs `action` with libbpf's own messages off: a refusal is an answer here, not an error.
-fn quietly<T>(action: impl FnOnce() -> T) -> T {
+pub(crate) fn quietly<T>(action: impl FnOnce() -> T) -> T {
     // The printer belongs to the whole process: whoever changes it must be alone until it is restored.
     static PRINTER: Mutex<()> = Mutex::new(());
     let _alone = PRINTER.lock().unwrap_or_else(PoisonError::into_inner);
