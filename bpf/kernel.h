@@ -51,6 +51,12 @@ enum {
 struct pt_regs {
 	unsigned long r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8;
 	unsigned long rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss;
+enum {
+	EEXIST = 17,
+};
+
+enum {
+	VM_EXEC = 0x4,
 };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -61,6 +67,23 @@ typedef struct {
 
 struct signal_struct {
 	atomic_t live;
+struct ns_common {
+	unsigned int inum;
+};
+
+struct mnt_namespace {
+	struct ns_common ns;
+};
+
+struct nsproxy {
+	struct mnt_namespace *mnt_ns;
+};
+
+struct mm_struct;
+
+	struct {
+		int counter;
+	} live;
 };
 
 struct task_struct {
@@ -69,13 +92,65 @@ struct task_struct {
 	int tgid;
 	__u64 start_boottime;
 	struct task_struct *group_leader;
+	struct mm_struct *mm;
+	struct nsproxy *nsproxy;
+	struct signal_struct *signal;
+};
+
+struct super_block {
+	__u32 s_dev;
+};
+
+struct inode {
+	struct super_block *i_sb;
+	unsigned long i_ino;
+};
+
+struct qstr {
+	const unsigned char *name;
+};
+
+struct dentry {
+	struct qstr d_name;
+};
+
+struct path {
+	struct dentry *dentry;
+};
+
+struct file {
+	struct path f_path;
+	struct inode *f_inode;
+};
+
+struct linux_binprm {
+	struct file *file;
 };
 
 struct vm_area_struct {
 	unsigned long vm_start;
+	unsigned long vm_end;
+	unsigned long vm_flags;
+	unsigned long vm_pgoff;
+	struct file *vm_file;
+};
+
+struct pt_regs {
+#ifdef __TARGET_ARCH_arm64
+	__u64 pc;
+#else
+	unsigned long ip;
+#endif
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
 };
 
 struct bpf_iter__task_vma {
+	struct bpf_iter_meta *meta;
 	struct task_struct *task;
 	struct vm_area_struct *vma;
 };

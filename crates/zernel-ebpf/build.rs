@@ -8,6 +8,9 @@ use libbpf_cargo::SkeletonBuilder;
 const OBJECTS: [&str; 3] = [
     "src/capability/capability",
     "src/probes/observe",
+const OBJECTS: [&str; 4] = [
+    "src/discovery/discovery",
+    "src/discovery/mappings",
     "src/twin/phase_twin",
 ];
 

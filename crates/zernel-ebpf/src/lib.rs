@@ -7,6 +7,7 @@
 //! | [`library`] | a shared library file, and where in it a probe may go |
 //! | [`observer`] | watches ML processes: probes attached, read and governed |
 //! | [`probes`] | which functions are watched, and what is kept of their calls |
+//! | [`discovery`] | which processes map which ML libraries, from when on |
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
 pub mod aggregation;
@@ -14,4 +15,5 @@ pub mod capability;
 pub mod library;
 pub mod observer;
 pub mod probes;
+pub mod discovery;
 pub mod twin;

@@ -1,0 +1,86 @@
+//! Processes and the files they map.
+
+use std::path::PathBuf;
+
+use procfs::process::Process;
+
+/// The unit in which procfs tells start times, the same on every machine.
+const TICK_NS: u64 = 10_000_000;
+
+/// A process, told from others that had the same pid before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessKey {
+    /// Its pid in the initial pid namespace: the thread group.
+    pub pid: u32,
+    /// When it was started, in ns since boot (suspended time included), rounded down to the 10 ms
+    /// that procfs shows.
+    pub start_ns: u64,
+}
+
+impl ProcessKey {
+    /// From the `start_boottime` of the kernel's task.
+    #[must_use]
+    pub fn new(pid: u32, start_boottime_ns: u64) -> Self {
+        Self {
+            pid,
+            start_ns: start_boottime_ns / TICK_NS * TICK_NS,
+        }
+    }
+
+    /// From `/proc/PID/stat`; `None` when nothing of the process is left but its exit code.
+    pub(super) fn of(process: &Process) -> Option<Self> {
+        let stat = process.stat().ok()?;
+        let is_dead = matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1;
+        let pid = u32::try_from(stat.pid).ok()?;
+        (!is_dead).then(|| Self::new(pid, stat.starttime.saturating_mul(TICK_NS)))
+    }
+
+    /// Whether the process is still there: not dead, and not another one of the same pid.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        let pid = i32::try_from(self.pid).unwrap_or(i32::MAX);
+        let process = Process::new(pid).ok();
+        process.and_then(|process| Self::of(&process)) == Some(self)
+    }
+}
+
+/// A file as a process maps it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MappedFile {
+    /// The device of the mapped inode, encoded as `stat` does it. On overlayfs and btrfs this and the inode are
+    /// not those that `stat` shows.
+    pub device: u64,
+    /// The mapped inode: the one that a uprobe on the file is attached to.
+    pub inode: u64,
+    /// The path as `/proc/PID/maps` shows it, perhaps with ` (deleted)` behind it. What it names in
+    /// our mount namespace may be something else.
+    pub path: PathBuf,
+    /// `/proc/PID/map_files/START-END`: opens exactly the mapped file, whatever the mount namespace
+    /// of the process, and also after it was deleted.
+    pub map_files: PathBuf,
+    /// The first address of the mapping.
+    pub start: u64,
+    /// The address behind it.
+    pub end: u64,
+    /// Where in the file the mapping starts, in bytes.
+    pub offset: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_itself_and_not_its_successor() {
+        let own = ProcessKey::of(&Process::myself().unwrap()).unwrap();
+        assert_eq!(own.pid, std::process::id());
+        assert!(own.is_alive());
+        let predecessor = ProcessKey::new(own.pid, own.start_ns - 1);
+        assert!(!predecessor.is_alive());
+    }
+
+    #[test]
+    fn both_sources_of_a_start_time_agree() {
+        assert_eq!(ProcessKey::new(1, 123_456_789).start_ns, 120_000_000);
+    }
+}

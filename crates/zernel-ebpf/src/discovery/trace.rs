@@ -1,0 +1,237 @@
+//! The events of `discovery.bpf.c`, and the probes on dynamic loaders that make some of them.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, RingBuffer,
+    RingBufferBuilder, UprobeMultiOpts, UprobeOpts,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::Error;
+use super::loader::LoaderSymbols;
+use super::process::ProcessKey;
+use super::sys;
+use crate::capability::quietly;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/discovery.bpf.o"));
+const TRACEPOINTS: [&str; 3] = ["executed", "forked", "exited"];
+const LOADER_MULTI: &str = "loader_multi";
+const LOADER_PERF: &str = "loader_perf";
+
+/// libbpf takes milliseconds in an `int`.
+const LONGEST_WAIT: Duration = Duration::from_millis(i32::MAX as u64);
+
+/// What happened to a process.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Notice {
+    /// It executes another program; it may have been of interest before.
+    Executed(ProcessKey, Executable),
+    /// A process of interest forked.
+    Forked {
+        parent: ProcessKey,
+        child: ProcessKey,
+    },
+    /// A process of interest is gone.
+    Exited(ProcessKey),
+    /// Its loader loaded or unloaded something.
+    Loaded(ProcessKey),
+}
+
+/// An executable in a mount namespace.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Executable {
+    inode: u64,
+    device: u32,
+    mount_namespace: u32,
+}
+
+/// `struct event` of `discovery.bpf.c`.
+#[derive(FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawEvent {
+    start_boottime_ns: u64,
+    child_start_boottime_ns: u64,
+    executable: Executable,
+    tgid: u32,
+    child_tgid: u32,
+    kind: u32,
+    reserved: u32,
+}
+
+impl RawEvent {
+    fn notice(&self) -> Option<Notice> {
+        let process = ProcessKey::new(self.tgid, self.start_boottime_ns);
+        match self.kind {
+            0 => Some(Notice::Executed(process, self.executable)),
+            1 => Some(Notice::Forked {
+                parent: process,
+                child: ProcessKey::new(self.child_tgid, self.child_start_boottime_ns),
+            }),
+            2 => Some(Notice::Exited(process)),
+            3 => Some(Notice::Loaded(process)),
+            _ => None,
+        }
+    }
+}
+
+/// The loaded and attached programs. The links and the ring come first: fields are dropped in order.
+pub(super) struct Trace {
+    _tracepoints: Vec<Link>,
+    ring: RingBuffer<'static>,
+    queue: Arc<Mutex<Vec<Notice>>>,
+    interesting: MapHandle,
+    pending: MapHandle,
+    seen: MapHandle,
+    counters: MapHandle,
+    object: Object,
+}
+
+impl Trace {
+    /// Loads and attaches everything but the probes on loaders.
+    pub(super) fn start() -> Result<Self, Error> {
+        let object = quietly(|| load(true).or_else(|_| load(false))).map_err(Error::load)?;
+        let tracepoints = TRACEPOINTS
+            .map(|name| program(&object, name).and_then(|program| program.attach()))
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .map_err(Error::Attach)?;
+        let queue = Arc::default();
+        let ring = ring(&object, &queue).map_err(Error::Ring)?;
+        Ok(Self {
+            _tracepoints: tracepoints,
+            ring,
+            queue,
+            interesting: map(&object, "interesting").map_err(Error::Ring)?,
+            pending: map(&object, "pending").map_err(Error::Ring)?,
+            seen: map(&object, "seen").map_err(Error::Ring)?,
+            counters: map(&object, ".bss").map_err(Error::Ring)?,
+            object,
+        })
+    }
+
+    /// What happened since the last call; waits for something to happen, `timeout` at most.
+    pub(super) fn wait(&self, timeout: Duration) -> Result<Vec<Notice>, Error> {
+        match self.ring.poll(timeout.min(LONGEST_WAIT)) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
+                return Err(Error::Ring(error));
+            }
+            _ => {}
+        }
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let notices = std::mem::take(&mut *queue);
+        drop(queue);
+        for notice in &notices {
+            if let Notice::Loaded(process) = notice {
+                // Not there is what it shall be.
+                let _ = self.pending.delete(&process.pid.to_ne_bytes());
+            }
+        }
+        Ok(notices)
+    }
+
+    /// Readable when something has happened.
+    pub(super) fn file_descriptor(&self) -> BorrowedFd<'_> {
+        sys::file_descriptor(&self.ring)
+    }
+
+    /// How many events found the ring buffer full.
+    pub(super) fn lost(&self) -> u64 {
+        let counters = self.counters.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY);
+        let counters = counters.ok().flatten().unwrap_or_default();
+        u64::read_from_prefix(&counters).map_or(0, |(lost, _)| lost)
+    }
+
+    /// Reports forks and death of the process from now on. Where the table is full, only a full
+    /// scan will tell of its death.
+    pub(super) fn watch(&self, process: ProcessKey) {
+        let _ = self
+            .interesting
+            .update(&process.pid.to_ne_bytes(), &[1], MapFlags::ANY);
+    }
+
+    /// Takes [`Self::watch`] back.
+    pub(super) fn unwatch(&self, process: ProcessKey) {
+        let _ = self.interesting.delete(&process.pid.to_ne_bytes());
+    }
+
+    /// Reports the next execution of this executable as if it were the first.
+    pub(super) fn forget(&self, executable: &Executable) {
+        let _ = self.seen.delete(executable.as_bytes());
+    }
+
+    /// Attaches to the function that the loader in `file` calls when it has loaded something.
+    pub(super) fn attach_loader(
+        &self,
+        file: &Path,
+        symbols: LoaderSymbols,
+    ) -> libbpf_rs::Result<Link> {
+        let multi = UprobeMultiOpts {
+            offsets: vec![symbols.offset],
+            cookies: vec![symbols.state_distance],
+            ..Default::default()
+        };
+        let perf = UprobeOpts {
+            cookie: symbols.state_distance,
+            ..Default::default()
+        };
+        quietly(|| {
+            program(&self.object, LOADER_MULTI)
+                .and_then(|program| program.attach_uprobe_multi_with_opts(-1, file, "", multi))
+                .or_else(|_| {
+                    program(&self.object, LOADER_PERF)?.attach_uprobe_with_opts(
+                        -1,
+                        file,
+                        symbols.offset,
+                        perf,
+                    )
+                })
+        })
+    }
+}
+
+fn load(with_multi: bool) -> libbpf_rs::Result<Object> {
+    let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
+    for mut program in object.progs_mut() {
+        let wanted = with_multi || program.name() != LOADER_MULTI;
+        program.set_autoload(wanted);
+    }
+    object.load()
+}
+
+fn program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<ProgramMut<'a>> {
+    object
+        .progs_mut()
+        .find(|program| program.name() == name)
+        .ok_or_else(|| std::io::Error::other(format!("no program {name}")).into())
+}
+
+/// The map whose name ends so: libbpf puts the object's name before `.bss`.
+fn map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
+    let map = object
+        .maps()
+        .find(|map| map.name().as_encoded_bytes().ends_with(name.as_bytes()))
+        .ok_or_else(|| std::io::Error::other(format!("no map {name}")))?;
+    MapHandle::try_from(&map)
+}
+
+fn ring(
+    object: &Object,
+    queue: &Arc<Mutex<Vec<Notice>>>,
+) -> libbpf_rs::Result<RingBuffer<'static>> {
+    let events = map(object, "events")?;
+    let queue = Arc::clone(queue);
+    let mut builder = RingBufferBuilder::new();
+    builder.add(&events, move |bytes| {
+        let notice = RawEvent::read_from_prefix(bytes).ok();
+        let notice = notice.and_then(|(event, _)| event.notice());
+        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.extend(notice);
+        0
+    })?;
+    builder.build()
+}

@@ -1,0 +1,149 @@
+//! The process that is discovered: this test program, run again, doing what it is told.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::thread;
+
+/// The argument that makes this program a helper.
+pub(crate) const ARGUMENT: &str = "be-the-helper";
+
+/// A helper under control.
+pub(crate) struct Helper {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    pub(crate) fn spawn() -> Self {
+        Self::spawn_with(&mut Self::command())
+    }
+
+    /// What runs a helper.
+    pub(crate) fn command() -> Command {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.arg(ARGUMENT);
+        command
+    }
+
+    /// Runs a command that becomes a helper in the end; returns when it has.
+    pub(crate) fn spawn_with(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut helper = Self {
+            child,
+            stdin,
+            stdout,
+        };
+        helper.expect_done();
+        helper
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it map a library.
+    pub(crate) fn load(&mut self, library: &Path) {
+        self.tell(&format!("load {}", library.display()));
+    }
+
+    /// Has it do something; returns when it is done.
+    pub(crate) fn tell(&mut self, order: &str) {
+        self.order(order);
+        self.expect_done();
+    }
+
+    /// Has it do something from which it does not return.
+    pub(crate) fn order(&mut self, order: &str) {
+        writeln!(self.stdin, "{order}").unwrap();
+    }
+
+    fn expect_done(&mut self) {
+        let mut answer = String::new();
+        self.stdout.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "done\n", "the helper failed");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The helper's side.
+pub(crate) fn main() -> ExitCode {
+    done();
+    for order in io::stdin().lock().lines() {
+        let order = order.unwrap();
+        match order.split_once(' ') {
+            Some(("load", path)) => load(OsStr::new(path)),
+            _ => obey(&order),
+        }
+        done();
+    }
+    ExitCode::SUCCESS
+}
+
+fn done() {
+    println!("done");
+}
+
+fn load(path: &OsStr) {
+    // SAFETY: the software GPU's libraries do nothing when they are loaded.
+    let library = unsafe { libloading::Library::new(path) }.unwrap();
+    std::mem::forget(library);
+}
+
+fn obey(order: &str) {
+    match order {
+        "fork" => fork_one_that_waits(),
+        "execute" => {
+            let error = Command::new("sleep").arg("1000").exec();
+            panic!("sleep does not run: {error}");
+        }
+        "lose-the-leader" => lose_the_leader(),
+        _ => panic!("what is {order}?"),
+    }
+}
+
+/// Its standard input is the helper's: it ends with it.
+fn fork_one_that_waits() {
+    // SAFETY: this program has one thread, and the child only waits.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: a system call without arguments that could be wrong.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        }
+        loop {
+            thread::park();
+        }
+    }
+}
+
+/// Ends this thread but not the process.
+fn lose_the_leader() {
+    thread::spawn(|| {
+        loop {
+            thread::park();
+        }
+    });
+    done();
+    // SAFETY: ends this thread alone; nothing that it owns is used by the other one.
+    unsafe {
+        libc::syscall(libc::SYS_exit, 0);
+    }
+}

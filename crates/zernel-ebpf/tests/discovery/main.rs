@@ -1,0 +1,383 @@
+//! Discovery on the machine that runs the tests, with a process that does as it is told.
+
+#[path = "../bpf/mod.rs"]
+mod bpf;
+mod helper;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use tempfile::TempDir;
+use zernel_ebpf::discovery::{Discovery, Event, LibraryKind, MappedFile, ProcessKey};
+use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::{root, trial};
+
+use helper::Helper;
+
+/// When an event is not coming any more.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn main() -> ExitCode {
+    if env::args().nth(1).as_deref() == Some(helper::ARGUMENT) {
+        return helper::main();
+    }
+    let needs = [root(), bpf::need()];
+    zernel_testkit::main([
+        trial("what_is_there_is_found", &needs, what_is_there_is_found),
+        trial("a_late_dlopen_is_told", &needs, a_late_dlopen_is_told),
+        trial(
+            "a_preloaded_library_is_told",
+            &needs,
+            a_preloaded_library_is_told,
+        ),
+        trial("forks_and_exits_are_told", &needs, forks_and_exits_are_told),
+        trial("an_execution_is_told", &needs, an_execution_is_told),
+        trial(
+            "a_replaced_file_is_another",
+            &needs,
+            a_replaced_file_is_another,
+        ),
+        trial(
+            "a_mount_namespace_hides_nothing",
+            &needs,
+            a_mount_namespace_hides_nothing,
+        ),
+        trial(
+            "a_loader_of_its_own_is_watched",
+            &needs,
+            a_loader_of_its_own_is_watched,
+        ),
+        trial(
+            "a_process_without_leader_is_found",
+            &needs,
+            a_process_without_leader_is_found,
+        ),
+        trial(
+            "procfs_says_what_the_iterator_says",
+            &needs,
+            procfs_says_what_the_iterator_says,
+        ),
+        trial(
+            "a_thousand_short_processes_leave_nothing",
+            &needs,
+            a_thousand_short_processes,
+        ),
+        trial("an_overflow_is_made_good", &needs, an_overflow_is_made_good),
+        trial(
+            "lacking_privilege_is_said",
+            &needs,
+            lacking_privilege_is_said,
+        ),
+    ])
+}
+
+/// The software GPU's libraries in a directory of their own.
+struct Libraries(TempDir);
+
+impl Libraries {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        install(directory.path(), Prologue::Push).unwrap();
+        Self(directory)
+    }
+
+    fn cuda(&self) -> PathBuf {
+        self.0.path().canonicalize().unwrap().join("libcuda.so.1")
+    }
+}
+
+/// The CUDA driver that a process was reported to map.
+fn cuda_of(events: &[Event], pid: u32) -> Option<(ProcessKey, MappedFile)> {
+    events.iter().find_map(|event| match event {
+        Event::Mapped {
+            process,
+            kind: LibraryKind::Cuda,
+            file,
+        } if process.pid == pid => Some((*process, file.clone())),
+        _ => None,
+    })
+}
+
+/// Polls until `wanted` finds something among all events so far.
+fn poll_until<T>(discovery: &mut Discovery, wanted: impl Fn(&[Event]) -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    let mut events = Vec::new();
+    loop {
+        events.extend(discovery.poll(Duration::from_millis(100)).unwrap());
+        if let Some(found) = wanted(&events) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it never came: {events:#?}");
+    }
+}
+
+fn poll_for_cuda(discovery: &mut Discovery, pid: u32) -> (ProcessKey, MappedFile) {
+    poll_until(discovery, |events| cuda_of(events, pid))
+}
+
+fn poll_for(discovery: &mut Discovery, wanted: &Event) {
+    poll_until(discovery, |events| events.contains(wanted).then_some(()));
+}
+
+fn is_same(file: &MappedFile, library: &Path) {
+    assert_eq!(file.path, library);
+    assert!(fs::read(&file.map_files).unwrap() == fs::read(library).unwrap());
+}
+
+fn what_is_there_is_found() {
+    let libraries = Libraries::new();
+    let mut helper = Helper::spawn();
+    helper.load(&libraries.cuda());
+    let mut discovery = Discovery::start().unwrap();
+    let (process, file) = cuda_of(&discovery.scan().unwrap(), helper.pid()).unwrap();
+    is_same(&file, &libraries.cuda());
+    assert!(process.is_alive());
+    assert_eq!(cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
+    helper.kill();
+    assert!(!process.is_alive());
+    let events = discovery.scan().unwrap();
+    assert!(events.contains(&Event::Exited { process }), "{events:#?}");
+}
+
+fn a_late_dlopen_is_told() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = Helper::spawn();
+    assert_eq!(cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
+    helper.load(&libraries.cuda());
+    let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
+    is_same(&file, &libraries.cuda());
+    assert_eq!(cuda_of(&discovery.scan().unwrap(), helper.pid()), None);
+    assert_eq!(discovery.missed_by_events(), 0);
+}
+
+fn a_preloaded_library_is_told() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let helper = Helper::spawn_with(Helper::command().env("LD_PRELOAD", libraries.cuda()));
+    let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
+    is_same(&file, &libraries.cuda());
+}
+
+fn forks_and_exits_are_told() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = Helper::spawn();
+    helper.load(&libraries.cuda());
+    let (parent, _) = poll_for_cuda(&mut discovery, helper.pid());
+    helper.tell("fork");
+    let child = poll_until(&mut discovery, |events| {
+        let child = events.iter().find_map(|event| match event {
+            Event::Forked { parent: p, child } if *p == parent => Some(*child),
+            _ => None,
+        })?;
+        cuda_of(events, child.pid)
+    });
+    is_same(&child.1, &libraries.cuda());
+    helper.kill();
+    poll_until(&mut discovery, |events| {
+        let gone = |process| events.contains(&Event::Exited { process });
+        (gone(parent) && gone(child.0)).then_some(())
+    });
+}
+
+fn an_execution_is_told() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = Helper::spawn();
+    helper.load(&libraries.cuda());
+    let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
+    helper.order("execute");
+    poll_for(&mut discovery, &Event::Executed { process });
+    assert!(process.is_alive());
+    let events = discovery.scan().unwrap();
+    assert_eq!(cuda_of(&events, process.pid), None);
+}
+
+fn a_replaced_file_is_another() {
+    let libraries = Libraries::new();
+    let library = libraries.cuda();
+    let mut old = Helper::spawn();
+    old.load(&library);
+    let old_content = fs::read(&library).unwrap();
+    install(libraries.0.path(), Prologue::Sub).unwrap();
+    let mut new = Helper::spawn();
+    new.load(&library);
+    let events = Discovery::start().unwrap().scan().unwrap();
+    let (_, old_file) = cuda_of(&events, old.pid()).unwrap();
+    let (_, new_file) = cuda_of(&events, new.pid()).unwrap();
+    assert_eq!(old_file.device, new_file.device);
+    assert_ne!(old_file.inode, new_file.inode);
+    assert_eq!(
+        old_file.path,
+        PathBuf::from(format!("{} (deleted)", library.display()))
+    );
+    assert!(fs::read(&old_file.map_files).unwrap() == old_content);
+    is_same(&new_file, &library);
+}
+
+/// Runs a shell script in a mount namespace of its own, and then a helper there.
+fn helper_in_namespace(script: &str) -> Helper {
+    let program = env::current_exe().unwrap();
+    let script = format!(
+        "set -e; {script}; exec {} {}",
+        program.display(),
+        helper::ARGUMENT
+    );
+    Helper::spawn_with(Command::new("unshare").args(["--mount", "sh", "-c", &script]))
+}
+
+fn a_mount_namespace_hides_nothing() {
+    let libraries = Libraries::new();
+    let outside = libraries.cuda();
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path().display();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = helper_in_namespace(&format!(
+        "mount -t tmpfs tmpfs {place}; cp {} {place}/libcuda.so.1",
+        outside.display()
+    ));
+    let inside = PathBuf::from(format!("{place}/libcuda.so.1"));
+    helper.load(&inside);
+    let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
+    assert_eq!(file.path, inside);
+    assert!(!inside.exists());
+    assert!(fs::read(&file.map_files).unwrap() == fs::read(outside).unwrap());
+}
+
+fn a_loader_of_its_own_is_watched() {
+    let libraries = Libraries::new();
+    let loader = interpreter();
+    let place = tempfile::tempdir().unwrap();
+    let copy = place.path().join(loader.file_name().unwrap());
+    fs::copy(&loader, &copy).unwrap();
+    let mut discovery = Discovery::start().unwrap();
+    let inode = fs::metadata(&copy).unwrap().ino();
+    let is_watched = |discovery: &Discovery| {
+        let mut loaders = discovery.loaders();
+        loaders.any(|loader| loader.inode == inode && loader.refusal.is_none())
+    };
+    let mut helper = helper_in_namespace(&format!(
+        "mount --bind {} {}",
+        copy.display(),
+        loader.display()
+    ));
+    // Its start is the only sign of the new loader.
+    poll_while(&mut discovery, |discovery| !is_watched(discovery));
+    helper.load(&libraries.cuda());
+    let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
+    is_same(&file, &libraries.cuda());
+    helper.kill();
+    discovery.scan().unwrap();
+    assert!(!is_watched(&discovery));
+}
+
+/// The loader that this program was started by.
+fn interpreter() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    let mut loaders = path.filter(|path| path.contains("/ld-"));
+    loaders.next().expect("a dynamic program").into()
+}
+
+fn poll_while(discovery: &mut Discovery, condition: impl Fn(&Discovery) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while condition(discovery) {
+        assert!(Instant::now() < deadline, "nothing changed");
+        discovery.poll(Duration::from_millis(100)).unwrap();
+    }
+}
+
+fn a_process_without_leader_is_found() {
+    let libraries = Libraries::new();
+    let mut helper = Helper::spawn();
+    helper.load(&libraries.cuda());
+    helper.tell("lose-the-leader");
+    let stat = format!("/proc/{}/stat", helper.pid());
+    let deadline = Instant::now() + PATIENCE;
+    while !fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        assert!(Instant::now() < deadline, "the leader lives on");
+        thread::sleep(Duration::from_millis(1));
+    }
+    for start in [Discovery::start, Discovery::start_without_iterator] {
+        let mut discovery = start().unwrap();
+        let (process, file) = cuda_of(&discovery.scan().unwrap(), helper.pid()).unwrap();
+        is_same(&file, &libraries.cuda());
+        assert!(process.is_alive());
+    }
+}
+
+fn procfs_says_what_the_iterator_says() {
+    let libraries = Libraries::new();
+    let mut helper = Helper::spawn();
+    let mut iterator = Discovery::start().unwrap();
+    let mut procfs = Discovery::start_without_iterator().unwrap();
+    assert!(iterator.uses_iterator() && !procfs.uses_iterator());
+    helper.load(&libraries.cuda());
+    let told_by_iterator = poll_for_cuda(&mut iterator, helper.pid());
+    let told_by_procfs = poll_for_cuda(&mut procfs, helper.pid());
+    assert_eq!(told_by_iterator, told_by_procfs);
+    let mut procfs = Discovery::start_without_iterator().unwrap();
+    let scanned = cuda_of(&procfs.scan().unwrap(), helper.pid());
+    assert_eq!(scanned, Some(told_by_iterator));
+}
+
+/// Runs a program that does nothing.
+fn short_process() {
+    let status = Command::new("true").stdin(Stdio::null()).status().unwrap();
+    assert!(status.success());
+}
+
+fn a_thousand_short_processes() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let storm = thread::spawn(|| (0..1000).for_each(|_| short_process()));
+    while !storm.is_finished() {
+        let _ = discovery.poll(Duration::from_millis(10)).unwrap();
+    }
+    storm.join().unwrap();
+    let mut helper = Helper::spawn();
+    helper.load(&libraries.cuda());
+    let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
+    helper.kill();
+    poll_for(&mut discovery, &Event::Exited { process });
+}
+
+fn an_overflow_is_made_good() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = Helper::spawn();
+    let mut left = 20_000;
+    while discovery.lost() == 0 {
+        assert!(left > 0, "nothing was lost");
+        short_process();
+        left -= 1;
+    }
+    // Nobody can tell of this one.
+    helper.load(&libraries.cuda());
+    let events = discovery.poll(Duration::ZERO).unwrap();
+    let (process, _) = cuda_of(&events, helper.pid()).unwrap();
+    helper.kill();
+    poll_for(&mut discovery, &Event::Exited { process });
+}
+
+fn lacking_privilege_is_said() {
+    let start = || {
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        };
+        rustix::thread::set_capabilities(None, none).unwrap();
+        Discovery::start().err().map(|error| error.to_string())
+    };
+    // Capabilities belong to a thread.
+    let refusal = thread::spawn(start).join().unwrap().unwrap();
+    assert!(refusal.contains("run as root"), "{refusal}");
+}
