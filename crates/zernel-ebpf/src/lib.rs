@@ -4,8 +4,10 @@
 //! |---|---|
 //! | [`aggregation`] | what was observed, summed up: histograms, Prometheus text, live snapshots |
 //! | [`capability`] | which kinds of BPF program and map this machine really accepts, found by trying |
+//! | [`identity`] | who a process is: job, rank, pod, container |
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
 pub mod aggregation;
 pub mod capability;
+pub mod identity;
 pub mod twin;
