@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`aggregation`] | what was observed, summed up: histograms, Prometheus text, live snapshots |
 //! | [`capability`] | which kinds of BPF program and map this machine really accepts, found by trying |
+//! | [`gpu`] | the GPUs of this machine, and which of them a process means by which number |
 //! | [`identity`] | who a process is: job, rank, pod, container |
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
 pub mod aggregation;
 pub mod capability;
+pub mod gpu;
 pub mod identity;
 pub mod twin;
