@@ -8,6 +8,8 @@
 //! | [`observer`] | watches ML processes: probes attached, read and governed |
 //! | [`probes`] | which functions are watched, and what is kept of their calls |
 //! | [`discovery`] | which processes map which ML libraries, from when on |
+//! | [`gpu`] | the GPUs of this machine, and which of them a process means by which number |
+//! | [`identity`] | who a process is: job, rank, pod, container |
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
 pub mod aggregation;
@@ -16,4 +18,6 @@ pub mod library;
 pub mod observer;
 pub mod probes;
 pub mod discovery;
+pub mod gpu;
+pub mod identity;
 pub mod twin;

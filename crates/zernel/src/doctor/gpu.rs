@@ -7,9 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nvml_wrapper::Nvml;
-use nvml_wrapper::error::NvmlError;
 use procfs::process::{MMapPath, all_processes};
+use zernel_ebpf::gpu::{Absence, Gpus};
 
 use super::row::Row;
 
@@ -23,39 +22,38 @@ pub(super) fn rows() -> Vec<Row> {
 
 fn nvml() -> Row {
     let name = "NVIDIA GPUs";
-    match describe_gpus() {
-        Ok((0, finding)) => Row::missing(name, finding, "there is no GPU to observe"),
-        Ok((_, finding)) => Row::ok(name, finding),
-        Err(NvmlError::LibloadingError(_)) => Row::missing(
-            name,
-            "libnvidia-ml.so.1 is not on this machine",
-            "no GPU utilisation and memory from the driver",
-        )
-        .remedy("install the NVIDIA driver, if this machine has such a GPU"),
-        Err(error) => Row::missing(
-            name,
-            format!("NVML does not answer: {error}"),
-            "no GPU utilisation and memory from the driver",
-        )
-        .remedy("see whether nvidia-smi works"),
-    }
+    let gpus = Gpus::open();
+    let Some(absence) = gpus.absence() else {
+        let (count, finding) = describe(&gpus);
+        return match count {
+            0 => Row::missing(name, finding, "there is no GPU to observe"),
+            _ => Row::ok(name, finding),
+        };
+    };
+    Row::missing(
+        name,
+        absence.to_string(),
+        "no GPU utilisation and memory from the driver",
+    )
+    .remedy(match absence {
+        Absence::NoLibrary(_) => "install the NVIDIA driver, if this machine has such a GPU",
+        Absence::NotAnswering(_) => "see whether nvidia-smi works",
+    })
 }
 
 /// How many there are, and what to say of them.
-fn describe_gpus() -> Result<(u32, String), NvmlError> {
-    let nvml = Nvml::builder()
-        .lib_path(OsStr::new("libnvidia-ml.so.1"))
-        .init()?;
-    let driver = nvml.sys_driver_version()?;
-    let count = nvml.device_count()?;
-    let name = |index| nvml.device_by_index(index)?.name();
-    let names: Vec<_> = (0..count)
-        .map(|index| name(index).unwrap_or_else(|error| format!("number {index}: {error}")))
-        .collect();
-    Ok((
+fn describe(gpus: &Gpus) -> (u32, String) {
+    let (count, driver) = (gpus.count(), gpus.driver_version());
+    let mut names: Vec<_> = gpus.facts().into_iter().map(|gpu| gpu.name).collect();
+    match (count as usize).saturating_sub(names.len()) {
+        0 => {}
+        silent => names.push(format!("{silent} not answering")),
+    }
+    let driver = driver.as_deref().unwrap_or("of unknown version");
+    (
         count,
         format!("{count} ({}), driver {driver}", names.join(", ")),
-    ))
+    )
 }
 
 fn library(name: &'static str, file: &str, source: &str) -> Row {

@@ -1,0 +1,267 @@
+//! What the path of a cgroup tells: pod, container, Slurm job, systemd unit.
+//!
+//! Container runtimes and batch systems name cgroups by convention only, and nest in each other. So
+//! a path is read segment by segment, wherever the hierarchy begins: a reader in a cgroup namespace
+//! sees `/../..` before the part that matters.
+
+use super::text::{NAME_BYTES, clean};
+
+/// The kernel's own limit for a path.
+const PATH_BYTES: usize = 4096;
+
+/// A cgroup, by its path.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Cgroup {
+    /// The path within its hierarchy, as the kernel shows it.
+    pub path: String,
+    /// UID of the Kubernetes pod, spelled with hyphens.
+    pub pod_uid: Option<String>,
+    /// Id of the container: the pod's own where there is a pod, else the innermost.
+    pub container: Option<String>,
+    /// Id of the Slurm job.
+    pub slurm_job: Option<String>,
+    /// The innermost systemd service or scope that is not itself a container's.
+    pub unit: Option<String>,
+}
+
+impl Cgroup {
+    /// Reads a path.
+    #[must_use]
+    pub fn parse(path: &str) -> Self {
+        // What the kernel adds once the cgroup of a dying process is removed.
+        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+        let mut cgroup = Self {
+            path: clean(path.as_bytes(), PATH_BYTES),
+            ..Self::default()
+        };
+        let mut in_slurm = false;
+        // A runtime told to use systemd's naming without systemd writes `slice:prefix:name`.
+        for segment in path.split(['/', ':']) {
+            in_slurm |= segment.contains("slurm");
+            if let Some(uid) = pod_uid(segment) {
+                cgroup.pod_uid = Some(uid);
+                cgroup.container = None;
+            } else if let Some(id) = container(segment) {
+                // A container that a pod's container has started is no one's the cluster knows.
+                if cgroup.pod_uid.is_none() || cgroup.container.is_none() {
+                    cgroup.container = Some(id);
+                }
+            } else if in_slurm && let Some(job) = slurm_job(segment) {
+                cgroup.slurm_job = Some(job);
+            } else if is_unit(segment) {
+                cgroup.unit = Some(clean(segment.as_bytes(), NAME_BYTES));
+            }
+        }
+        cgroup
+    }
+
+    /// The most telling of a process's cgroups: with version 1 it has one per hierarchy, and batch
+    /// systems use only some of them.
+    #[must_use]
+    pub fn choose<'a>(paths: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let cgroups = paths.into_iter().map(Self::parse);
+        // The last of equals is the one of version 2, which the kernel lists last.
+        cgroups.max_by_key(Self::tells)
+    }
+
+    /// How much it tells, to compare by.
+    fn tells(&self) -> (u32, usize) {
+        let pod = u32::from(self.pod_uid.is_some());
+        let container = u32::from(self.container.is_some());
+        let job = u32::from(self.slurm_job.is_some());
+        let unit = u32::from(self.unit.is_some());
+        let depth = self.path.split('/').filter(|part| !part.is_empty());
+        (8 * pod + 4 * container + 4 * job + unit, depth.count())
+    }
+}
+
+/// `pod<uid>` below `kubepods`, or systemd's `kubepods-burstable-pod<uid with underscores>.slice`.
+fn pod_uid(segment: &str) -> Option<String> {
+    let name = segment.strip_suffix(".slice").unwrap_or(segment);
+    let uid = match name.strip_prefix("pod") {
+        Some(uid) => uid,
+        None => name.rsplit_once("-pod")?.1,
+    };
+    let uid = uid.replace('_', "-");
+    let digits: String = uid.chars().filter(|letter| *letter != '-').collect();
+    // Pods from files on the node have a hash for a UID, without hyphens.
+    is_hex(&digits, 32).then_some(uid)
+}
+
+/// `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`,
+/// `libpod-<id>.scope`, `lxc.payload.<name>`.
+fn container(segment: &str) -> Option<String> {
+    const ID: usize = 64;
+    if let Some(name) = segment.strip_prefix("lxc.payload.") {
+        return (!name.is_empty()).then(|| clean(name.as_bytes(), NAME_BYTES));
+    }
+    let name = segment.strip_suffix(".scope").unwrap_or(segment);
+    let (runtime, id) = name.rsplit_once('-').unwrap_or(("", name));
+    // conmon watches over a container from outside.
+    (is_hex(id, ID) && !runtime.ends_with("conmon")).then(|| id.to_owned())
+}
+
+/// `job_<number>`.
+fn slurm_job(segment: &str) -> Option<String> {
+    let number = segment.strip_prefix("job_")?;
+    number.parse::<u32>().is_ok().then(|| number.to_owned())
+}
+
+fn is_unit(segment: &str) -> bool {
+    let is_conmon = segment.contains("conmon-");
+    !is_conmon && (segment.ends_with(".service") || segment.ends_with(".scope"))
+}
+
+fn is_hex(text: &str, length: usize) -> bool {
+    text.len() == length && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
+    const INNER: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    const UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
+    const UNDERSCORED: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
+
+    /// A path, in which `{id}`, `{inner}`, `{uid}` and `{uid_}` stand for the above; then pod,
+    /// container, Slurm job, unit.
+    type Case = (
+        &'static str,
+        Option<&'static str>,
+        Option<&'static str>,
+        Option<&'static str>,
+        Option<&'static str>,
+    );
+
+    #[rustfmt::skip] // a table
+    const CASES: &[Case] = &[
+        // containerd
+        ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid_}.slice/cri-containerd-{id}.scope",
+            Some(UID), Some(ID), None, None),
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(UID), Some(ID), None, None),
+        ("/kubepods/burstable/pod{uid}/{id}", Some(UID), Some(ID), None, None),
+        ("/kubepods/pod{uid}/{id}", Some(UID), Some(ID), None, None),
+        ("/system.slice/containerd.service/kubepods-besteffort-pod{uid_}.slice:cri-containerd:{id}",
+            Some(UID), Some(ID), None, Some("containerd.service")),
+        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid_}.slice", Some(UID), None, None, None),
+        // A pod from a file on the node
+        ("/kubepods/burstable/podd4e5f60718293a4b5c6d7e8f90a1b2c3/{id}",
+            Some("d4e5f60718293a4b5c6d7e8f90a1b2c3"), Some(ID), None, None),
+        // CRI-O, and its monitor
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-{id}.scope", Some(UID), Some(ID), None, None),
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-{id}.scope/container", Some(UID), Some(ID), None, None),
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-conmon-{id}.scope", Some(UID), None, None, None),
+        // Docker, under Kubernetes and alone
+        ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid_}.slice/docker-{id}.scope",
+            Some(UID), Some(ID), None, None),
+        ("/system.slice/docker-{id}.scope", None, Some(ID), None, None),
+        ("/system.slice/docker-{id}.scope/init", None, Some(ID), None, None),
+        ("/docker/{id}", None, Some(ID), None, None),
+        ("/system.slice:docker:{id}", None, Some(ID), None, None),
+        // Docker in Docker; a cluster in Docker; Docker in a pod
+        ("/docker/{inner}/docker/{id}", None, Some(ID), None, None),
+        ("/docker/{inner}/kubelet/kubepods/besteffort/pod{uid}/{id}", Some(UID), Some(ID), None, None),
+        ("/system.slice/docker-{inner}.scope/kubelet.slice/kubelet-kubepods.slice/\
+          kubelet-kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(UID), Some(ID), None, None),
+        ("/kubepods/burstable/pod{uid}/{id}/docker/{inner}", Some(UID), Some(ID), None, None),
+        // Podman, as root and as a user, and its monitor
+        ("/machine.slice/libpod-{id}.scope/container", None, Some(ID), None, None),
+        ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{id}.scope/container",
+            None, Some(ID), None, Some("user@1000.service")),
+        ("/machine.slice/libpod-conmon-{id}.scope", None, None, None, None),
+        // nerdctl, ECS, LXC
+        ("/system.slice/nerdctl-{id}.scope", None, Some(ID), None, None),
+        ("/ecs/cluster/0123456789abcdef0123456789abcdef/{id}", None, Some(ID), None, None),
+        ("/lxc.payload.trainer/system.slice/ssh.service", None, Some("trainer"), None, Some("ssh.service")),
+        ("/lxc.monitor.trainer", None, None, None, None),
+        // Slurm, with cgroups of version 1 and 2, and with several daemons on a node
+        ("/slurm/uid_1000/job_42/step_0/task_1", None, None, Some("42"), None),
+        ("/slurm_node7/uid_1000/job_42/step_batch/task_0", None, None, Some("42"), None),
+        ("/system.slice/slurmstepd.scope/job_42/step_0/user/task_1", None, None, Some("42"), Some("slurmstepd.scope")),
+        ("/system.slice/node7_slurmstepd.scope/job_42/step_extern/user/task_special",
+            None, None, Some("42"), Some("node7_slurmstepd.scope")),
+        ("/system.slice/slurmd.service", None, None, None, Some("slurmd.service")),
+        ("/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/docker/{id}",
+            None, Some(ID), Some("42"), Some("slurmstepd.scope")),
+        // systemd
+        ("/user.slice/user-1000.slice/session-3.scope", None, None, None, Some("session-3.scope")),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", None, None, None, Some("jupyter.service")),
+        ("/init.scope", None, None, None, Some("init.scope")),
+        // From within a namespace, and after the cgroup's end
+        ("/../../kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(UID), Some(ID), None, None),
+        ("/../{id}", None, Some(ID), None, None),
+        ("/system.slice/docker-{id}.scope (deleted)", None, Some(ID), None, None),
+        // Nothing to tell
+        ("/", None, None, None, None),
+        ("", None, None, None, None),
+        ("/home/job_42/step_0", None, None, None, None),
+        ("/slurm/uid_1000/job_x/step_0", None, None, None, None),
+        ("/podracing/pod-bay", None, None, None, None),
+        ("/kubepods/podbeef/short-deadbeef.scope/x", None, None, None, Some("short-deadbeef.scope")),
+        ("/docker/{id}0", None, None, None, None),
+    ];
+
+    fn expand(pattern: &str) -> String {
+        pattern
+            .replace("{id}", ID)
+            .replace("{inner}", INNER)
+            .replace("{uid}", UID)
+            .replace("{uid_}", UNDERSCORED)
+    }
+
+    #[test]
+    fn paths_of_the_real_world_are_understood() {
+        for (pattern, pod, container, job, unit) in CASES {
+            let cgroup = Cgroup::parse(&expand(pattern));
+            assert_eq!(cgroup.pod_uid.as_deref(), *pod, "pod of {pattern}");
+            assert_eq!(
+                cgroup.container.as_deref(),
+                *container,
+                "container of {pattern}"
+            );
+            assert_eq!(cgroup.slurm_job.as_deref(), *job, "job of {pattern}");
+            assert_eq!(cgroup.unit.as_deref(), *unit, "unit of {pattern}");
+        }
+    }
+
+    #[test]
+    fn the_most_telling_hierarchy_is_chosen() {
+        let cases: [(&[&str], Option<&str>); 6] = [
+            // Version 1, Slurm: only some controllers are used, to different depths.
+            (
+                &[
+                    "/",
+                    "/slurm/uid_0/job_7",
+                    "/slurm/uid_0/job_7/step_0/task_1",
+                    "/slurm/uid_0/job_7/step_0",
+                    "/system.slice/slurmd.service",
+                ],
+                Some("/slurm/uid_0/job_7/step_0/task_1"),
+            ),
+            // Version 1, Docker under Kubernetes.
+            (
+                &["/", "/kubepods/pod{uid}/{id}", "/docker/{id}"],
+                Some("/kubepods/pod{uid}/{id}"),
+            ),
+            // Hybrid: version 2 knows the unit, version 1 the container.
+            (
+                &["/docker/{id}", "/system.slice/containerd.service"],
+                Some("/docker/{id}"),
+            ),
+            (
+                &["/", "/", "/user.slice/user-0.slice/session-1.scope"],
+                Some("/user.slice/user-0.slice/session-1.scope"),
+            ),
+            // Equals: version 2, the last.
+            (&["/a.service", "/b.service"], Some("/b.service")),
+            (&[], None),
+        ];
+        for (paths, expected) in cases {
+            let paths: Vec<_> = paths.iter().map(|path| expand(path)).collect();
+            let chosen = Cgroup::choose(paths.iter().map(String::as_str));
+            assert_eq!(chosen.map(|cgroup| cgroup.path), expected.map(expand));
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Text that the observed processes control, made fit to print.
+
+/// The longest name kept, in bytes.
+pub(super) const NAME_BYTES: usize = 128;
+
+/// At most `limit` bytes of valid text, without control characters: it goes to terminals and labels.
+pub(super) fn clean(bytes: &[u8], limit: usize) -> String {
+    // A few bytes more than the limit, so that the cut is at a character and not in one.
+    let head = &bytes[..bytes.len().min(limit + 4)];
+    let mut text = String::new();
+    for character in String::from_utf8_lossy(head).chars() {
+        let printable = match character.is_control() {
+            true => char::REPLACEMENT_CHARACTER,
+            false => character,
+        };
+        if text.len() + printable.len_utf8() > limit {
+            break;
+        }
+        text.push(printable);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_bounded_and_printable() {
+        let cases: [(&[u8], usize, &str); 7] = [
+            (b"resnet", 128, "resnet"),
+            (b"resnet", 3, "res"),
+            (b"a\nb\x1b[2J\0", 128, "a\u{fffd}b\u{fffd}[2J\u{fffd}"),
+            (b"\xff\xfe", 128, "\u{fffd}\u{fffd}"),
+            ("äöü".as_bytes(), 3, "ä"),
+            ("äöü".as_bytes(), 4, "äö"),
+            (b"", 128, ""),
+        ];
+        for (bytes, limit, expected) in cases {
+            assert_eq!(clean(bytes, limit), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn replacing_does_not_exceed_the_limit() {
+        assert!(clean(&[b'\n'; 1000], NAME_BYTES).len() <= NAME_BYTES);
+    }
+}
