@@ -1,0 +1,309 @@
+//! Who may ask at all.
+//!
+//! A page in a browser can reach loopback addresses too, under a name of its own that it lets point
+//! there, so every TCP request must name a host that we are, and must not come from a foreign page.
+//! Where a token is set, it must be shown. A unix socket needs none of this: browsers cannot reach
+//! it, and the kernel says who is there.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use percent_encoding::percent_decode_str;
+
+use crate::host::Host;
+use crate::{Scope, Secret};
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Peer {
+    /// Someone who reached this address of ours.
+    Tcp { local: IpAddr },
+    /// A user of this machine.
+    Unix { scope: Scope },
+}
+
+impl Peer {
+    pub(crate) fn scope(self) -> Scope {
+        match self {
+            Self::Tcp { .. } => Scope::All,
+            Self::Unix { scope } => scope,
+        }
+    }
+}
+
+/// Whether a request may be told everything. Others get here only for what all may know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Trusted(pub(crate) bool);
+
+/// What a request must show.
+pub(crate) struct Guard {
+    pub(crate) token: Option<Secret>,
+    pub(crate) hosts: Vec<Host>,
+}
+
+/// Why a request is turned away.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    #[error(
+        "the request must have one Host header, and it must name localhost, a loopback address, the address connected to, \
+         or a host that the daemon was told to allow"
+    )]
+    Host,
+    #[error("the request comes from a page of another host (its Origin header says which)")]
+    Origin,
+    #[error(
+        "this daemon wants a token: send `Authorization: Bearer …`, or for a WebSocket `?token=…`"
+    )]
+    Token,
+}
+
+/// The paths that need no token.
+const OPEN_PATHS: [&str; 1] = ["/healthz"];
+
+/// Lets through what may pass.
+pub(crate) async fn check(
+    State(guard): State<Arc<Guard>>,
+    Extension(peer): Extension<Peer>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match guard.judge(peer, request.uri(), request.headers()) {
+        Ok(trusted) => {
+            request.extensions_mut().insert(trusted);
+            next.run(request).await
+        }
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+impl Guard {
+    fn judge(&self, peer: Peer, uri: &Uri, headers: &HeaderMap) -> Result<Trusted, Refusal> {
+        let Peer::Tcp { local } = peer else {
+            return Ok(Trusted(true));
+        };
+        let host = self.check_host(local, uri, headers)?;
+        check_origin(&host, headers)?;
+        let trusted = self.knows_token(uri, headers);
+        match trusted || OPEN_PATHS.contains(&uri.path()) {
+            true => Ok(Trusted(trusted)),
+            false => Err(Refusal::Token),
+        }
+    }
+
+    fn check_host(&self, local: IpAddr, uri: &Uri, headers: &HeaderMap) -> Result<Host, Refusal> {
+        let is_ours = |host: &Host| {
+            host.is_loopback() || *host == Host::Address(local) || self.hosts.contains(host)
+        };
+        let mut named = headers.get_all(header::HOST).iter();
+        let (Some(host), None) = (named.next(), named.next()) else {
+            return Err(Refusal::Host);
+        };
+        // A request line may name a host as well, and then that one counts.
+        let also = uri
+            .authority()
+            .map(|authority| Host::parse(authority.as_str()));
+        if also.is_some_and(|host| !host.is_some_and(|host| is_ours(&host))) {
+            return Err(Refusal::Host);
+        }
+        let host = host.to_str().ok().and_then(Host::parse);
+        host.filter(is_ours).ok_or(Refusal::Host)
+    }
+
+    fn knows_token(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        let Some(token) = &self.token else {
+            return true;
+        };
+        let in_header = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| bearer(value.as_bytes()))
+            .is_some_and(|offered| token.matches(offered));
+        // Browsers let no page set a header of a WebSocket. Elsewhere a token in an address would
+        // only end up in logs.
+        let in_query = || {
+            is_websocket(headers) && query_token(uri).is_some_and(|offered| token.matches(&offered))
+        };
+        in_header || in_query()
+    }
+}
+
+/// A page may ask its own host, and pages of this machine may ask it too.
+fn check_origin(host: &Host, headers: &HeaderMap) -> Result<(), Refusal> {
+    for origin in headers.get_all(header::ORIGIN) {
+        let origin = origin.to_str().ok().and_then(Host::parse_origin);
+        if !origin.is_some_and(|origin| origin.is_loopback() || origin == *host) {
+            return Err(Refusal::Origin);
+        }
+    }
+    Ok(())
+}
+
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked("Bearer ".len())?;
+    scheme
+        .eq_ignore_ascii_case(b"Bearer ")
+        .then_some(token.trim_ascii())
+}
+
+fn is_websocket(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::UPGRADE)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
+}
+
+fn query_token(uri: &Uri) -> Option<Vec<u8>> {
+    let token = uri
+        .query()?
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("token="))?;
+    Some(percent_decode_str(token).collect())
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let text = format!("{self}\n");
+        match self {
+            Self::Host | Self::Origin => (StatusCode::FORBIDDEN, text).into_response(),
+            Self::Token => {
+                let challenge = [(header::WWW_AUTHENTICATE, "Bearer realm=\"zernel\"")];
+                (StatusCode::UNAUTHORIZED, challenge, text).into_response()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    const TOKEN: &str = "0123456789/+=abcdef";
+
+    fn judge(
+        token: Option<&str>,
+        uri: &'static str,
+        headers: &[(&'static str, &'static str)],
+    ) -> Result<Trusted, Refusal> {
+        let guard = Guard {
+            token: token.map(|token| Secret::new(token).unwrap()),
+            hosts: vec![Host::Name("gpu7".into())],
+        };
+        let local = "10.0.0.7".parse().unwrap();
+        let headers: HeaderMap = headers
+            .iter()
+            .map(|(name, value)| {
+                let name = HeaderName::from_static(name);
+                (name, HeaderValue::from_static(value))
+            })
+            .fold(HeaderMap::new(), |mut map, (name, value)| {
+                map.append(name, value);
+                map
+            });
+        guard.judge(Peer::Tcp { local }, &Uri::from_static(uri), &headers)
+    }
+
+    #[test]
+    fn a_host_must_be_one_that_we_are() {
+        for host in ["localhost", "10.0.0.7:9091", "gpu7:9091", "[::1]:9091"] {
+            assert_eq!(
+                judge(None, "/", &[("host", host)]),
+                Ok(Trusted(true)),
+                "{host}"
+            );
+        }
+        for host in ["evil.example", "10.0.0.8", "gpu77", "", "a b"] {
+            assert_eq!(
+                judge(None, "/", &[("host", host)]),
+                Err(Refusal::Host),
+                "{host}"
+            );
+        }
+        assert_eq!(judge(None, "/", &[]), Err(Refusal::Host));
+        let two = [("host", "localhost"), ("host", "localhost")];
+        assert_eq!(judge(None, "/", &two), Err(Refusal::Host));
+    }
+
+    #[test]
+    fn a_host_in_the_request_line_counts_too() {
+        let host = [("host", "localhost")];
+        assert_eq!(judge(None, "http://localhost/", &host), Ok(Trusted(true)));
+        assert_eq!(
+            judge(None, "http://evil.example/", &host),
+            Err(Refusal::Host)
+        );
+    }
+
+    #[test]
+    fn pages_of_other_hosts_are_turned_away() {
+        let from = |origin| judge(None, "/", &[("host", "gpu7"), ("origin", origin)]);
+        for origin in ["http://gpu7", "https://gpu7:3000", "http://localhost:3000"] {
+            assert_eq!(from(origin), Ok(Trusted(true)), "{origin}");
+        }
+        // Allowed as a host, it is no page's licence to read another.
+        for origin in ["http://evil.example", "null", "", "http://10.0.0.8"] {
+            assert_eq!(from(origin), Err(Refusal::Origin), "{origin}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_wanted_in_the_header() {
+        let with = |value| {
+            let headers = [("host", "gpu7"), ("authorization", value)];
+            judge(Some(TOKEN), "/metrics", &headers)
+        };
+        assert_eq!(with("Bearer 0123456789/+=abcdef"), Ok(Trusted(true)));
+        assert_eq!(with("bearer  0123456789/+=abcdef"), Ok(Trusted(true)));
+        for value in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Basic 0123456789/+=abcdef",
+            "Bearer 1",
+        ] {
+            assert_eq!(with(value), Err(Refusal::Token), "{value}");
+        }
+    }
+
+    #[test]
+    fn only_a_websocket_may_show_it_in_its_address() {
+        let host = ("host", "gpu7");
+        let upgrade = ("upgrade", "WebSocket");
+        for uri in [
+            "/ws?token=0123456789/+=abcdef",
+            "/ws?a=b&token=0123456789%2F%2B%3Dabcdef",
+        ] {
+            assert_eq!(judge(Some(TOKEN), uri, &[host, upgrade]), Ok(Trusted(true)));
+            assert_eq!(judge(Some(TOKEN), uri, &[host]), Err(Refusal::Token));
+        }
+        let wrong = judge(Some(TOKEN), "/ws?token=", &[host, upgrade]);
+        assert_eq!(wrong, Err(Refusal::Token));
+    }
+
+    #[test]
+    fn health_needs_no_token_and_earns_no_trust() {
+        let health = judge(Some(TOKEN), "/healthz", &[("host", "gpu7")]);
+        assert_eq!(health, Ok(Trusted(false)));
+        assert_eq!(
+            judge(Some(TOKEN), "/healthz", &[("host", "x")]),
+            Err(Refusal::Host)
+        );
+    }
+
+    #[test]
+    fn the_kernel_vouches_for_users_of_the_machine() {
+        let guard = Guard {
+            token: Some(Secret::new(TOKEN).unwrap()),
+            hosts: Vec::new(),
+        };
+        let peer = Peer::Unix {
+            scope: Scope::User(1),
+        };
+        let judged = guard.judge(peer, &Uri::from_static("/"), &HeaderMap::new());
+        assert_eq!(judged, Ok(Trusted(true)));
+    }
+}

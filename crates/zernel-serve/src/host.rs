@@ -1,0 +1,100 @@
+//! The names by which clients call this machine.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use axum::http::uri::Authority;
+
+/// A name or an address, without a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// In lower case.
+    Name(String),
+    /// IPv4, also where IPv6 wraps it.
+    Address(IpAddr),
+}
+
+impl Host {
+    /// Reads what stands in a `Host` header.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        if text.contains('@') {
+            return None;
+        }
+        let authority: Authority = text.parse().ok()?;
+        let host = authority.host();
+        if let Some(inner) = host.strip_prefix('[') {
+            let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;
+            return Some(Self::Address(address.to_canonical()));
+        }
+        match host.parse() {
+            _ if host.is_empty() => None,
+            Ok(address) => Some(Self::Address(address)),
+            Err(_) => Some(Self::Name(host.to_ascii_lowercase())),
+        }
+    }
+
+    /// Reads what stands in an `Origin` header.
+    pub(crate) fn parse_origin(text: &str) -> Option<Self> {
+        let host = text
+            .strip_prefix("http://")
+            .or_else(|| text.strip_prefix("https://"))?;
+        Self::parse(host)
+    }
+
+    /// Whether only this machine can be meant.
+    pub(crate) fn is_loopback(&self) -> bool {
+        match self {
+            Self::Name(name) => name == "localhost",
+            Self::Address(address) => address.is_loopback(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_many_names_and_imitators() {
+        let loopback = |text: &str| Host::parse(text).is_some_and(|host| host.is_loopback());
+        for text in [
+            "localhost",
+            "LocalHost:9091",
+            "127.0.0.1",
+            "127.0.0.1:80",
+            "127.8.8.8:1",
+            "[::1]",
+            "[::1]:9091",
+            "[::ffff:127.0.0.1]:9091",
+        ] {
+            assert!(loopback(text), "{text}");
+        }
+        for text in [
+            "",
+            ":80",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "localhost@evil.example",
+            "evil.example@localhost",
+            "::1",
+            "[::1",
+            "[evil]",
+            "0.0.0.0",
+            "10.0.0.1",
+            "localhost/",
+            "local host",
+        ] {
+            assert!(!loopback(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_a_scheme_and_a_host() {
+        assert_eq!(
+            Host::parse_origin("https://Example.org:8443"),
+            Some(Host::Name("example.org".into()))
+        );
+        for text in ["null", "file://", "localhost", "http://", "ftp://localhost"] {
+            assert_eq!(Host::parse_origin(text), None, "{text}");
+        }
+    }
+}

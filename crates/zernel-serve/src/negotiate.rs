@@ -1,0 +1,90 @@
+//! Which format of metrics a scraper prefers.
+
+use axum::http::{HeaderMap, header};
+
+use crate::Format;
+
+/// OpenMetrics if it is asked for and plain text is not liked better, else plain text, which
+/// everything understands.
+pub(crate) fn preferred(headers: &HeaderMap) -> Format {
+    let (mut open_metrics, mut plain) = (0.0, 0.0);
+    let ranges = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','));
+    for range in ranges {
+        let (kind, parameters) = range.split_once(';').unwrap_or((range, ""));
+        let parameter = |name| parameter(parameters, name);
+        let quality = match parameter("q").map(str::parse::<f32>) {
+            None => 1.0,
+            Some(quality) => quality.unwrap_or(0.0),
+        };
+        match kind.trim().to_ascii_lowercase().as_str() {
+            "application/openmetrics-text" if parameter("version").is_none_or(|v| v == "1.0.0") => {
+                open_metrics = quality.max(open_metrics);
+            }
+            "text/plain" => plain = quality.max(plain),
+            _ => {}
+        }
+    }
+    match open_metrics > 0.0 && open_metrics >= plain {
+        true => Format::OpenMetrics,
+        false => Format::Prometheus,
+    }
+}
+
+/// The content type of a format.
+pub(crate) fn content_type(format: Format) -> &'static str {
+    match format {
+        Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        Format::Prometheus | Format::Quantiles => "text/plain; version=0.0.4; charset=utf-8",
+    }
+}
+
+fn parameter<'a>(parameters: &'a str, wanted: &str) -> Option<&'a str> {
+    parameters
+        .split(';')
+        .filter_map(|parameter| parameter.split_once('='))
+        .find(|(name, _)| name.trim().eq_ignore_ascii_case(wanted))
+        .map(|(_, value)| value.trim().trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(accept: &'static str) -> Format {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT, accept.parse().unwrap());
+        preferred(&headers)
+    }
+
+    #[test]
+    fn what_prometheus_sends_gets_open_metrics() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+            application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        assert_eq!(of(prometheus), Format::OpenMetrics);
+        assert_eq!(of("application/openmetrics-text"), Format::OpenMetrics);
+        assert_eq!(
+            of("Application/OpenMetrics-Text; Version=\"1.0.0\""),
+            Format::OpenMetrics
+        );
+    }
+
+    #[test]
+    fn everything_else_gets_plain_text() {
+        assert_eq!(preferred(&HeaderMap::new()), Format::Prometheus);
+        for accept in [
+            "*/*",
+            "text/html",
+            "text/plain;q=0.9, application/openmetrics-text;q=0.8",
+            "application/openmetrics-text;q=0",
+            "application/openmetrics-text;q=x",
+            "application/openmetrics-text;version=2.0.0",
+            ";;,=",
+        ] {
+            assert_eq!(of(accept), Format::Prometheus, "{accept}");
+        }
+    }
+}

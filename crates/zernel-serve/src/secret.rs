@@ -1,0 +1,173 @@
+//! The token that clients from other machines must show.
+
+use std::fmt;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// A token shorter than this can be guessed.
+const SHORTEST: usize = 16;
+/// No token is longer than this; a file that is was named by mistake.
+const LONGEST: usize = 4096;
+
+/// A token; its text is never printed.
+#[derive(Clone)]
+pub struct Secret(String);
+
+/// Why a token is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// The file does not open, or is not text.
+    #[error("cannot read the token file {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Every user of the machine could read the token.
+    #[error("the token file {} is readable by every user: run chmod o= on it", path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is no token.
+    #[error(
+        "the token is empty: write one of at least {SHORTEST} bytes, e.g. from `openssl rand -hex 32`"
+    )]
+    Empty,
+    /// It could be guessed.
+    #[error(
+        "the token has {length} bytes, fewer than {SHORTEST}: take a longer one, e.g. from `openssl rand -hex 32`"
+    )]
+    Short {
+        /// How many bytes it has.
+        length: usize,
+    },
+    /// It is no token at all.
+    #[error("the token has more than {LONGEST} bytes: is this the right file?")]
+    Long,
+    /// It does not fit into a header.
+    #[error(
+        "the token has a space or a character that is not ASCII, which no HTTP header can carry"
+    )]
+    Unprintable,
+}
+
+impl Secret {
+    /// Takes a token, without the white space around it.
+    pub fn new(text: &str) -> Result<Self, SecretError> {
+        let token = text.trim();
+        match token.len() {
+            0 => Err(SecretError::Empty),
+            length @ 1..SHORTEST => Err(SecretError::Short { length }),
+            length if length > LONGEST => Err(SecretError::Long),
+            _ if !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Err(SecretError::Unprintable)
+            }
+            _ => Ok(Self(token.to_owned())),
+        }
+    }
+
+    /// Reads a token from a file that not every user can read.
+    pub fn from_file(path: &Path) -> Result<Self, SecretError> {
+        let unreadable = |source| SecretError::Unreadable {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(unreadable)?;
+        let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+        if mode & 0o004 != 0 {
+            return Err(SecretError::Exposed {
+                path: path.to_owned(),
+            });
+        }
+        let mut text = String::new();
+        file.take(2 * LONGEST as u64)
+            .read_to_string(&mut text)
+            .map_err(unreadable)?;
+        Self::new(&text)
+    }
+
+    /// Whether `offered` is the token. How long it takes tells nothing but its length.
+    pub(crate) fn matches(&self, offered: &[u8]) -> bool {
+        let token = self.0.as_bytes();
+        let different = token
+            .iter()
+            .zip(offered)
+            .fold(0, |different, (a, b)| black_box(different | (a ^ b)));
+        token.len() == offered.len() && different == 0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "0123456789abcdef";
+
+    #[test]
+    fn only_the_token_matches() {
+        let secret = Secret::new(TOKEN).unwrap();
+        assert!(secret.matches(TOKEN.as_bytes()));
+        for other in [
+            "",
+            "0123456789abcde",
+            "0123456789abcdeF",
+            "0123456789abcdef0",
+        ] {
+            assert!(!secret.matches(other.as_bytes()), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_guessed_or_not_be_sent_is_refused() {
+        assert!(matches!(Secret::new(" \n"), Err(SecretError::Empty)));
+        assert!(matches!(
+            Secret::new("0123456789abcde\n"),
+            Err(SecretError::Short { length: 15 })
+        ));
+        assert!(matches!(
+            Secret::new("0123456789 abcdef"),
+            Err(SecretError::Unprintable)
+        ));
+        assert!(matches!(
+            Secret::new(&"x".repeat(LONGEST + 1)),
+            Err(SecretError::Long)
+        ));
+    }
+
+    #[test]
+    fn a_file_every_user_can_read_keeps_no_secret() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("  {TOKEN}\n")).unwrap();
+        let chmod = |mode| {
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(file.path(), mode).unwrap();
+        };
+        chmod(0o644);
+        let error = Secret::from_file(file.path()).unwrap_err();
+        assert!(error.to_string().contains("chmod"), "{error}");
+        chmod(0o640);
+        assert!(
+            Secret::from_file(file.path())
+                .unwrap()
+                .matches(TOKEN.as_bytes())
+        );
+        let error = Secret::from_file(Path::new("/nowhere/token")).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/token"), "{error}");
+    }
+
+    #[test]
+    fn printing_it_tells_nothing() {
+        assert_eq!(format!("{:?}", Secret::new(TOKEN).unwrap()), "Secret");
+    }
+}

@@ -1,0 +1,194 @@
+//! The unix socket as a file: there while the server is, and no longer.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::ServeError;
+
+/// Removes the file when it is dropped, unless someone else has put theirs in its place.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    /// Listens on `path` for every user of the machine. Takes the place of a socket whose daemon is
+    /// dead.
+    pub(crate) fn listen(path: &Path) -> Result<(UnixListener, Self), ServeError> {
+        let refused = |source| ServeError::Socket {
+            path: path.to_owned(),
+            source,
+        };
+        create_folder(path).map_err(refused)?;
+        make_room(path)?;
+        let listener = UnixListener::bind(path).map_err(|source| match source.kind() {
+            // Someone else was faster.
+            ErrorKind::AddrInUse => ServeError::SocketInUse {
+                path: path.to_owned(),
+            },
+            _ => refused(source),
+        })?;
+        let identity = identity(path).map_err(refused)?;
+        let file = Self {
+            path: path.to_owned(),
+            identity,
+        };
+        fs::set_permissions(path, Permissions::from_mode(0o666)).map_err(refused)?;
+        listener.set_nonblocking(true).map_err(refused)?;
+        Ok((listener, file))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+            // If it cannot be removed, the next daemon finds that no one answers and replaces it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+fn create_folder(path: &Path) -> io::Result<()> {
+    let Some(folder) = path.parent().filter(|folder| !folder.exists()) else {
+        return Ok(());
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)?;
+    // The mask of the process may have taken bits away.
+    fs::set_permissions(folder, Permissions::from_mode(0o755))
+}
+
+/// Removes a socket that no one listens on; anything else is left alone.
+fn make_room(path: &Path) -> Result<(), ServeError> {
+    let path_owned = || path.to_owned();
+    let refused = |source| ServeError::Socket {
+        path: path_owned(),
+        source,
+    };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(refused(error)),
+        Ok(there) if !there.file_type().is_socket() => {
+            return Err(ServeError::NotASocket { path: path_owned() });
+        }
+        Ok(_) => {}
+    }
+    match someone_listens(path) {
+        Ok(true) => Err(ServeError::SocketInUse { path: path_owned() }),
+        Ok(false) => fs::remove_file(path).map_err(refused),
+        Err(error) => Err(refused(error)),
+    }
+}
+
+/// Tries to connect, without waiting for a daemon that is too busy to accept.
+fn someone_listens(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&client, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/observe.sock");
+        (folder, path)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn every_user_may_connect_while_it_is_there() {
+        let (_folder, path) = folder();
+        let (_listener, file) = SocketFile::listen(&path).unwrap();
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o666, 0o755));
+        drop(file);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_dead_daemons_socket_is_replaced_and_a_live_ones_is_not() {
+        let (_folder, path) = folder();
+        let (listener, file) = SocketFile::listen(&path).unwrap();
+        let error = SocketFile::listen(&path).unwrap_err();
+        assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
+        assert!(path.exists());
+        // As after `kill -9`: no one listens, and the file stays.
+        drop(listener);
+        std::mem::forget(file);
+        let (_listener, _file) = SocketFile::listen(&path).unwrap();
+    }
+
+    #[test]
+    fn a_daemon_too_busy_to_accept_is_alive() {
+        let (_folder, path) = folder();
+        let (_listener, _file) = SocketFile::listen(&path).unwrap();
+        let mut waiting = Vec::new();
+        // The kernel's queue is finite, and no one accepts.
+        for _ in 0..100_000 {
+            let flags = SocketFlags::NONBLOCK;
+            let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+            if connect(&client, &SocketAddrUnix::new(&path).unwrap()) == Err(Errno::AGAIN) {
+                assert!(someone_listens(&path).unwrap());
+                return;
+            }
+            waiting.push(client);
+        }
+        panic!("the queue never filled");
+    }
+
+    #[test]
+    fn what_is_not_a_socket_is_left_alone() {
+        let (_folder, path) = folder();
+        create_folder(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        let error = SocketFile::listen(&path).unwrap_err();
+        assert!(matches!(error, ServeError::NotASocket { .. }), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn anothers_socket_in_its_place_stays() {
+        let (_folder, path) = folder();
+        let (_listener, file) = SocketFile::listen(&path).unwrap();
+        let elsewhere = path.with_extension("moved");
+        fs::rename(&path, elsewhere).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(file);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_named() {
+        let (folder, _) = folder();
+        let path = folder.path().join("x".repeat(200));
+        let error = SocketFile::listen(&path).unwrap_err().to_string();
+        assert!(error.contains("xxx"), "{error}");
+    }
+}

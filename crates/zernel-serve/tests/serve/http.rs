@@ -1,0 +1,272 @@
+//! Requests and answers.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use zernel_serve::Secret;
+
+use crate::client::{Answer, ask, exchange, get, read_all};
+use crate::fixture::{Fake, start};
+
+const LOCAL: &str = "Host: localhost\r\n";
+
+pub(crate) async fn every_endpoint_in_the_index_is_there() {
+    let server = start(Fake::default(), |_| {});
+    let index = get(server.http, "/").await;
+    assert_eq!(index.status, 200);
+    let paths: Vec<_> = index
+        .body
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|word| word.starts_with('/'))
+        .collect();
+    assert_eq!(paths.len(), 6, "{paths:?}");
+    for path in paths {
+        let expected = if path == "/ws" { 400 } else { 200 };
+        assert_eq!(get(server.http, path).await.status, expected, "{path}");
+    }
+}
+
+pub(crate) async fn the_format_of_metrics_is_negotiated() {
+    let server = start(Fake::default(), |_| {});
+    let plain = get(server.http, "/metrics").await;
+    assert_eq!(
+        (plain.status, plain.body.as_str()),
+        (200, "All Prometheus\n")
+    );
+    assert_eq!(
+        plain.header("content-type"),
+        Some("text/plain; version=0.0.4; charset=utf-8")
+    );
+    let headers = "Host: localhost\r\nAccept: application/openmetrics-text; version=1.0.0\r\n";
+    let open = ask(server.http, "GET /metrics", headers).await;
+    assert_eq!(
+        (open.status, open.body.as_str()),
+        (200, "All OpenMetrics\n")
+    );
+    assert_eq!(
+        open.header("content-type"),
+        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    assert_eq!(open.header("vary"), Some("Accept"));
+}
+
+pub(crate) async fn quantiles_snapshot_and_ledger_are_served() {
+    let server = start(Fake::default(), |_| {});
+    let quantiles = get(server.http, "/metrics/quantiles").await;
+    assert_eq!(quantiles.body, "All Quantiles\n");
+    let snapshot = get(server.http, "/api/v1/snapshot").await;
+    assert_eq!(snapshot.header("content-type"), Some("application/json"));
+    assert_eq!(snapshot.header("cache-control"), Some("no-store"));
+    let snapshot: Value = serde_json::from_str(&snapshot.body).unwrap();
+    assert_eq!(snapshot["scope"], "All");
+    let ledger = get(server.http, "/api/v1/ledger").await;
+    let ledger: Value = serde_json::from_str(&ledger.body).unwrap();
+    assert_eq!(ledger["ledger"], "All");
+}
+
+pub(crate) async fn head_is_get_without_the_body() {
+    let server = start(Fake::default(), |_| {});
+    let head = ask(server.http, "HEAD /metrics", LOCAL).await;
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    assert_eq!(head.header("content-length"), Some("15"));
+}
+
+pub(crate) async fn nothing_can_be_written() {
+    let server = start(Fake::default(), |_| {});
+    for method in ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"] {
+        let answer = ask(server.http, &format!("{method} /metrics"), LOCAL).await;
+        assert_eq!(answer.status, 405, "{method}");
+        assert_eq!(answer.header("allow"), Some("GET,HEAD"), "{method}");
+    }
+    let body = "Host: localhost\r\nContent-Length: 1000000000000\r\n";
+    assert_eq!(ask(server.http, "POST /metrics", body).await.status, 405);
+}
+
+pub(crate) async fn unknown_paths_get_a_hint() {
+    let server = start(Fake::default(), |_| {});
+    for address in [server.http, server.websocket] {
+        for path in ["/metric", "/metrics/", "/../etc/passwd", "/%00", "/api"] {
+            let answer = get(address, path).await;
+            assert_eq!(answer.status, 404, "{path}");
+            assert!(answer.body.contains("nothing here"), "{}", answer.body);
+        }
+    }
+}
+
+pub(crate) async fn health_says_what_is_wrong() {
+    let well = start(Fake::default(), |_| {});
+    let health = get(well.http, "/healthz").await;
+    assert_eq!(health.status, 200);
+    assert_eq!(
+        health.body,
+        json!({ "ok": true, "problems": [] }).to_string()
+    );
+
+    let ailing = Fake {
+        problems: vec!["no probe is attached".into()],
+        ..Fake::default()
+    };
+    let ailing = start(ailing, |_| {});
+    let health = get(ailing.http, "/healthz").await;
+    assert_eq!(health.status, 503);
+    assert!(
+        health.body.contains("no probe is attached"),
+        "{}",
+        health.body
+    );
+}
+
+pub(crate) async fn foreign_hosts_and_origins_are_refused() {
+    let server = start(Fake::default(), |options| {
+        options.hosts = vec!["gpu7".into()];
+    });
+    for headers in [
+        "Host: 127.0.0.1\r\n",
+        "Host: [::1]:9091\r\n",
+        "Host: gpu7:9091\r\n",
+        "Host: localhost\r\nOrigin: http://127.0.0.1:3000\r\n",
+    ] {
+        assert_eq!(
+            ask(server.http, "GET /metrics", headers).await.status,
+            200,
+            "{headers}"
+        );
+    }
+    for (headers, why) in [
+        ("", "Host"),
+        ("Host: evil.example\r\n", "Host"),
+        ("Host: localhost\r\nHost: evil.example\r\n", "Host"),
+        (
+            "Host: localhost\r\nOrigin: http://evil.example\r\n",
+            "Origin",
+        ),
+        ("Host: localhost\r\nOrigin: null\r\n", "Origin"),
+    ] {
+        for path in ["/metrics", "/healthz", "/nowhere"] {
+            let answer = ask(server.http, &format!("GET {path}"), headers).await;
+            assert_eq!(answer.status, 403, "{headers}");
+            assert!(answer.body.contains(why), "{}", answer.body);
+        }
+    }
+}
+
+pub(crate) async fn a_token_is_asked_for() {
+    let ailing = Fake {
+        problems: vec!["the disk of alice is full".into()],
+        ..Fake::default()
+    };
+    let server = start(ailing, |options| {
+        options.token = Some(Secret::new("0123456789abcdef").unwrap());
+    });
+    let without = get(server.http, "/metrics").await;
+    assert_eq!(without.status, 401);
+    assert!(
+        without
+            .header("www-authenticate")
+            .unwrap()
+            .starts_with("Bearer")
+    );
+    assert_eq!(
+        get(server.http, "/metrics?token=0123456789abcdef")
+            .await
+            .status,
+        401
+    );
+
+    let token = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
+    assert_eq!(ask(server.http, "GET /metrics", token).await.status, 200);
+    let health = get(server.http, "/healthz").await;
+    assert_eq!(
+        (health.status, health.body.as_str()),
+        (503, "{\"ok\":false}")
+    );
+    let health = ask(server.http, "GET /healthz", token).await;
+    assert!(health.body.contains("alice"), "{}", health.body);
+}
+
+pub(crate) async fn rubbish_is_refused_and_does_no_harm() {
+    let server = start(Fake::default(), |_| {});
+    let binary: Vec<u8> = (0..=255).collect();
+    let tls_hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n";
+    for bytes in [
+        binary.as_slice(),
+        tls_hello,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: local\0host\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5, 6\r\n\r\n",
+    ] {
+        let stream = TcpStream::connect(server.http).await.unwrap();
+        let answer = exchange(stream, bytes).await;
+        if !answer.is_empty() {
+            assert_eq!(Answer::parse(&answer).status, 400, "{bytes:?}");
+        }
+    }
+    assert_eq!(get(server.http, "/metrics").await.status, 200);
+}
+
+pub(crate) async fn floods_of_headers_are_cut_off() {
+    let server = start(Fake::default(), |_| {});
+    let many: String = (0..1000).map(|n| format!("X-{n}: y\r\n")).collect();
+    let many = ask(server.http, "GET /", &format!("{LOCAL}{many}")).await;
+    assert_eq!(many.status, 431);
+    // Sent bit by bit and never ended: whatever the server reads, it is too much.
+    for start in ["GET /", "GET / HTTP/1.1\r\nHost: localhost\r\nX: "] {
+        let mut stream = TcpStream::connect(server.http).await.unwrap();
+        stream.write_all(start.as_bytes()).await.unwrap();
+        let mut sent = 0;
+        while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 64 << 20 {
+            sent += 1024;
+        }
+        assert!(sent < 64 << 20, "it read everything after {start:?}");
+    }
+    assert_eq!(get(server.http, "/metrics").await.status, 200);
+}
+
+pub(crate) async fn who_never_finishes_a_request_is_cut_off() {
+    let server = start(Fake::default(), |options| {
+        options.limits.request_head = Duration::from_millis(50);
+    });
+    let whole = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for begun in ["", "GET / HTTP/1.1\r\nHost: localh", whole] {
+        let mut stream = TcpStream::connect(server.http).await.unwrap();
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        // Ends only if the server ends it.
+        read_all(&mut stream).await;
+    }
+}
+
+pub(crate) async fn who_never_reads_an_answer_is_cut_off() {
+    let long = Fake {
+        padding: 64 << 20,
+        ..Fake::default()
+    };
+    let server = start(long, |options| {
+        options.limits.stall = Duration::from_millis(50);
+        options.limits.connections = 1;
+    });
+    let mut stream = TcpStream::connect(server.http).await.unwrap();
+    let request = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    // There is room for one, so this is answered only if the other is out.
+    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    let received = read_all(&mut stream).await;
+    assert!(received.len() < 64 << 20, "{}", received.len());
+}
+
+pub(crate) async fn a_source_that_panics_is_an_error_of_the_server() {
+    let source = Fake::default();
+    source.broken.store(true, Ordering::SeqCst);
+    let broken = source.broken.clone();
+    let server = start(source, |_| {});
+    assert_eq!(get(server.http, "/api/v1/ledger").await.status, 500);
+    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    broken.store(false, Ordering::SeqCst);
+    assert_eq!(get(server.http, "/api/v1/ledger").await.status, 200);
+}

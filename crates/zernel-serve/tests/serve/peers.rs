@@ -1,0 +1,73 @@
+//! Users of the machine: each sees their own.
+
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+
+use rustix::process::Uid;
+use rustix::thread::set_thread_uid;
+use serde_json::Value;
+use tokio_tungstenite::client_async;
+
+use crate::client::{Answer, exchange};
+use crate::fixture::{Fake, Running, start};
+use crate::websocket;
+
+const NOBODY: u32 = 65534;
+
+/// Connects as another user. The kernel keeps users per thread, so this needs no other process.
+fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
+    let path = path.to_owned();
+    let thread = thread::spawn(move || {
+        set_thread_uid(Uid::from_raw(user)).unwrap();
+        UnixStream::connect(path).unwrap()
+    });
+    let stream = thread.join().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    tokio::net::UnixStream::from_std(stream).unwrap()
+}
+
+/// A server whose socket every user can get to.
+fn start_for_all() -> Running {
+    let server = start(Fake::default(), |_| {});
+    let folder = server.unix.parent().unwrap();
+    set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+    server
+}
+
+async fn get(stream: tokio::net::UnixStream, path: &str) -> Answer {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n");
+    Answer::parse(&exchange(stream, request.as_bytes()).await)
+}
+
+pub(crate) async fn the_daemons_own_user_sees_all() {
+    let server = start(Fake::default(), |_| {});
+    let stream = tokio::net::UnixStream::connect(&server.unix).await.unwrap();
+    assert_eq!(get(stream, "/metrics").await.body, "All Prometheus\n");
+}
+
+pub(crate) async fn other_users_see_their_own() {
+    let server = start_for_all();
+    let stream = || connect_as(NOBODY, &server.unix);
+    let metrics = get(stream(), "/metrics").await;
+    assert_eq!(metrics.body, "User(65534) Prometheus\n");
+    let quantiles = get(stream(), "/metrics/quantiles").await;
+    assert_eq!(quantiles.body, "User(65534) Quantiles\n");
+    for (path, key) in [("/api/v1/snapshot", "scope"), ("/api/v1/ledger", "ledger")] {
+        let answer: Value = serde_json::from_str(&get(stream(), path).await.body).unwrap();
+        assert_eq!(answer[key], "User(65534)", "{path}");
+    }
+    let root = tokio::net::UnixStream::connect(&server.unix).await.unwrap();
+    assert_eq!(get(root, "/metrics").await.body, "All Prometheus\n");
+}
+
+pub(crate) async fn other_users_watch_their_own() {
+    let server = start_for_all();
+    let mut everyone = websocket::connect(server.websocket, "/").await.unwrap();
+    let stream = connect_as(NOBODY, &server.unix);
+    let (mut nobody, _) = client_async("ws://anything/ws", stream).await.unwrap();
+    assert_eq!(websocket::next(&mut nobody).await["scope"], "User(65534)");
+    assert_eq!(websocket::next(&mut everyone).await["scope"], "All");
+}

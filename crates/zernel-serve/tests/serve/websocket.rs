@@ -1,0 +1,265 @@
+//! Live clients.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::{WebSocketStream, client_async};
+use zernel_serve::Secret;
+
+use crate::client::{ask, ask_upgrade, get, read_all, upgrade_request};
+use crate::fixture::{Fake, start};
+
+/// How often to look whether something has come about.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+pub(crate) async fn connect(
+    address: SocketAddr,
+    path: &str,
+) -> Result<WebSocketStream<TcpStream>, Error> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (socket, _) = client_async(format!("ws://localhost{path}"), stream).await?;
+    Ok(socket)
+}
+
+/// The next snapshot.
+pub(crate) async fn next<S>(socket: &mut WebSocketStream<S>) -> Value
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    match socket.next().await {
+        Some(Ok(Message::Text(text))) => serde_json::from_str(&text).unwrap(),
+        other => panic!("no snapshot: {other:?}"),
+    }
+}
+
+/// Connects as soon as there is a place.
+async fn connect_when_possible(address: SocketAddr) -> WebSocketStream<TcpStream> {
+    loop {
+        match connect(address, "/").await {
+            Ok(socket) => return socket,
+            Err(Error::Http(answer)) if answer.status() == 503 => sleep(LOOK_AGAIN).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub(crate) async fn the_first_snapshot_comes_at_once_on_every_path() {
+    let server = start(Fake::default(), |_| {});
+    for (address, path) in [
+        (server.websocket, "/"),
+        (server.websocket, "/ws"),
+        (server.http, "/ws"),
+    ] {
+        let mut socket = connect(address, path).await.unwrap();
+        assert_eq!(next(&mut socket).await["scope"], "All", "{path}");
+    }
+}
+
+pub(crate) async fn further_ones_follow() {
+    let server = start(Fake::default(), |options| {
+        options.interval = Duration::from_millis(5);
+    });
+    let mut socket = connect(server.websocket, "/").await.unwrap();
+    let mut last = 0;
+    for _ in 0..20 {
+        let number = next(&mut socket).await["number"].as_u64().unwrap();
+        assert!(number > last, "{number} after {last}");
+        last = number;
+    }
+}
+
+pub(crate) async fn one_snapshot_serves_all() {
+    let source = Fake::default();
+    let snapshots = source.snapshots.clone();
+    let server = start(source, |_| {});
+    let mut sockets = Vec::new();
+    for _ in 0..10 {
+        sockets.push(connect(server.websocket, "/").await.unwrap());
+    }
+    for socket in &mut sockets {
+        assert_eq!(next(socket).await["number"], 1);
+    }
+    assert_eq!(snapshots.load(Ordering::SeqCst), 1);
+}
+
+pub(crate) async fn without_clients_no_snapshot_is_taken() {
+    let source = Fake::default();
+    let snapshots = source.snapshots.clone();
+    let server = start(source, |options| {
+        options.interval = Duration::from_millis(1);
+    });
+    sleep(LOOK_AGAIN).await;
+    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    assert_eq!(snapshots.load(Ordering::SeqCst), 0);
+
+    let mut socket = connect(server.websocket, "/").await.unwrap();
+    next(&mut socket).await;
+    drop(socket);
+    // Snapshots come to an end; how soon is not for a test to say.
+    let mut before = u64::MAX;
+    while before != snapshots.load(Ordering::SeqCst) {
+        before = snapshots.load(Ordering::SeqCst);
+        sleep(10 * LOOK_AGAIN).await;
+    }
+}
+
+pub(crate) async fn a_slow_reader_delays_no_one_and_skips() {
+    let long = Fake {
+        padding: 1 << 20,
+        ..Fake::default()
+    };
+    let server = start(long, |options| {
+        options.interval = Duration::from_millis(1);
+    });
+    let mut slow = connect(server.websocket, "/").await.unwrap();
+    let mut quick = connect(server.websocket, "/").await.unwrap();
+    let mut last = 0;
+    for _ in 0..50 {
+        last = next(&mut quick).await["number"].as_u64().unwrap();
+    }
+    let (mut received, mut number) = (0, 0);
+    while number < last {
+        number = next(&mut slow).await["number"].as_u64().unwrap();
+        received += 1;
+    }
+    assert!(
+        received < last,
+        "got {received} of {last}, so all were kept for it"
+    );
+}
+
+pub(crate) async fn who_accepts_nothing_is_dropped() {
+    let long = Fake {
+        padding: 1 << 20,
+        ..Fake::default()
+    };
+    let server = start(long, |options| {
+        options.interval = Duration::from_millis(1);
+        options.limits.websockets = 1;
+        options.limits.stall = Duration::from_millis(50);
+    });
+    let _stalled = connect(server.websocket, "/").await.unwrap();
+    let mut other = connect_when_possible(server.websocket).await;
+    next(&mut other).await;
+}
+
+pub(crate) async fn pings_are_answered_and_words_ignored() {
+    let server = start(Fake::default(), |_| {});
+    let mut socket = connect(server.websocket, "/").await.unwrap();
+    next(&mut socket).await;
+    for message in [Message::text("hello"), Message::binary(vec![0; 4000])] {
+        socket.send(message).await.unwrap();
+    }
+    socket.send(Message::Ping("here?".into())).await.unwrap();
+    let answer = socket.next().await.unwrap().unwrap();
+    assert_eq!(answer, Message::Pong("here?".into()));
+    socket.close(None).await.unwrap();
+    assert!(matches!(socket.next().await, Some(Ok(Message::Close(_)))));
+    assert!(socket.next().await.is_none());
+}
+
+pub(crate) async fn malformed_and_big_frames_end_the_connection() {
+    let server = start(Fake::default(), |_| {});
+    let big_header = [
+        0x82, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
+    ];
+    let mut too_big = vec![0x82, 0xfe, 0x20, 0x00, 0, 0, 0, 0];
+    too_big.resize(too_big.len() + 0x2000, 0);
+    let frames: [(&str, &[u8]); 8] = [
+        ("unmasked", &[0x81, 0x01, b'x']),
+        ("reserved opcode", &[0x83, 0x80, 0, 0, 0, 0]),
+        ("reserved bits", &[0xf1, 0x80, 0, 0, 0, 0]),
+        ("ping in pieces", &[0x09, 0x80, 0, 0, 0, 0]),
+        ("nothing to continue", &[0x80, 0x80, 0, 0, 0, 0]),
+        ("not UTF-8", &[0x81, 0x81, 0, 0, 0, 0, 0xff]),
+        ("announced as huge", &big_header),
+        ("too big", &too_big),
+    ];
+    for (what, bytes) in frames {
+        let mut stream = TcpStream::connect(server.websocket).await.unwrap();
+        let request = upgrade_request("/", "Host: localhost\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        while stream.read_u8().await.unwrap() != b'}' {}
+        stream.write_all(bytes).await.unwrap();
+        // It ends only if the server ends it, after a close frame with the code 1002.
+        let farewell = read_all(&mut stream).await;
+        assert_eq!(farewell.first(), Some(&0x88), "{what}: {farewell:?}");
+        assert_eq!(farewell[2..4], 1002_u16.to_be_bytes(), "{what}");
+    }
+    connect(server.websocket, "/").await.unwrap();
+}
+
+pub(crate) async fn there_are_64_places() {
+    let server = start(Fake::default(), |_| {});
+    let mut sockets = Vec::new();
+    for index in 0..64 {
+        let (address, path) = match index % 2 {
+            0 => (server.websocket, "/"),
+            _ => (server.http, "/ws"),
+        };
+        sockets.push(connect(address, path).await.unwrap());
+    }
+    let answer = ask_upgrade(server.websocket, "/", "Host: localhost\r\n").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.header("retry-after").is_some());
+    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    sockets.pop();
+    connect_when_possible(server.websocket).await;
+}
+
+pub(crate) async fn foreign_pages_are_refused() {
+    let server = start(Fake::default(), |_| {});
+    for (address, path) in [(server.websocket, "/"), (server.http, "/ws")] {
+        for (headers, status) in [
+            ("Host: localhost\r\nOrigin: http://localhost:3000\r\n", 101),
+            ("Host: localhost\r\nOrigin: http://evil.example\r\n", 403),
+            ("Host: evil.example\r\nOrigin: http://evil.example\r\n", 403),
+            ("Host: evil.example\r\n", 403),
+        ] {
+            assert_eq!(
+                ask_upgrade(address, path, headers).await.status,
+                status,
+                "{headers}"
+            );
+        }
+    }
+}
+
+pub(crate) async fn a_token_may_stand_in_the_address() {
+    let server = start(Fake::default(), |options| {
+        options.token = Some(Secret::new("0123456789abcd/+").unwrap());
+    });
+    for (path, status) in [
+        ("/", 401),
+        ("/?token=wrong", 401),
+        ("/?token=0123456789abcd%2F%2B", 101),
+    ] {
+        let answer = ask_upgrade(server.websocket, path, "Host: localhost\r\n").await;
+        assert_eq!(answer.status, status, "{path}");
+    }
+    let headers = "Host: localhost\r\nAuthorization: Bearer 0123456789abcd/+\r\n";
+    assert_eq!(
+        ask_upgrade(server.websocket, "/", headers).await.status,
+        101
+    );
+}
+
+pub(crate) async fn other_requests_are_told_what_this_is() {
+    let server = start(Fake::default(), |_| {});
+    assert_eq!(get(server.websocket, "/").await.status, 400);
+    assert_eq!(
+        ask(server.websocket, "POST /", "Host: localhost\r\n")
+            .await
+            .status,
+        405
+    );
+    let hint = get(server.websocket, "/metrics").await;
+    assert!(hint.body.contains("WebSocket"), "{}", hint.body);
+}
