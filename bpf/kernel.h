@@ -51,6 +51,8 @@ enum {
 struct pt_regs {
 	unsigned long r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8;
 	unsigned long rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss;
+};
+
 enum {
 	EEXIST = 17,
 };
@@ -67,6 +69,8 @@ typedef struct {
 
 struct signal_struct {
 	atomic_t live;
+};
+
 struct ns_common {
 	unsigned int inum;
 };
@@ -81,13 +85,7 @@ struct nsproxy {
 
 struct mm_struct;
 
-	struct {
-		int counter;
-	} live;
-};
-
 struct task_struct {
-	struct signal_struct *signal;
 	int pid;
 	int tgid;
 	__u64 start_boottime;
@@ -133,14 +131,6 @@ struct vm_area_struct {
 	unsigned long vm_flags;
 	unsigned long vm_pgoff;
 	struct file *vm_file;
-};
-
-struct pt_regs {
-#ifdef __TARGET_ARCH_arm64
-	__u64 pc;
-#else
-	unsigned long ip;
-#endif
 };
 
 struct seq_file;

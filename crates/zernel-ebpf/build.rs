@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 3] = [
+const OBJECTS: [&str; 5] = [
     "src/capability/capability",
-    "src/probes/observe",
-const OBJECTS: [&str; 4] = [
     "src/discovery/discovery",
     "src/discovery/mappings",
+    "src/probes/observe",
     "src/twin/phase_twin",
 ];
 

@@ -9,12 +9,6 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-#ifdef __TARGET_ARCH_arm64
-#define INSTRUCTION_POINTER(ctx) ((ctx)->pc)
-#else
-#define INSTRUCTION_POINTER(ctx) ((ctx)->ip)
-#endif
-
 /* The loader's list of objects is complete: <link.h>. */
 #define RT_CONSISTENT 0
 
@@ -161,7 +155,7 @@ static __always_inline int loader_called(struct pt_regs *ctx)
 		.kind = LOADED,
 		.tgid = bpf_get_current_pid_tgid() >> 32,
 	};
-	void *address = (void *)(INSTRUCTION_POINTER(ctx) + distance);
+	void *address = (void *)(PT_REGS_IP(ctx) + distance);
 	__u32 state = RT_CONSISTENT;
 
 	if (distance && !bpf_probe_read_user(&state, sizeof(state), address) &&

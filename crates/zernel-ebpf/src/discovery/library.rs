@@ -1,67 +1,15 @@
 //! Which files are of interest, told by their names.
 
-/// A library whose calls tell what an ML process does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LibraryKind {
-    /// `libcuda.so`: the CUDA driver.
-    Cuda,
-    /// `libcudart.so`: the CUDA runtime.
-    CudaRuntime,
-    /// `libnccl.so`: collectives between GPUs.
-    Nccl,
-    /// `libtorch_cpu.so`: PyTorch's operators and autograd.
-    TorchCpu,
-    /// `libtorch_cuda.so`: PyTorch's operators on GPUs.
-    TorchCuda,
-    /// `libtorch_python.so`: PyTorch's Python bindings.
-    TorchPython,
-    /// `libc10_cuda.so`: PyTorch's GPU memory and streams.
-    C10Cuda,
-}
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
-/// The names up to `.so` or a hash.
-const STEMS: [(&[u8], LibraryKind); 7] = [
-    (b"libcuda", LibraryKind::Cuda),
-    (b"libcudart", LibraryKind::CudaRuntime),
-    (b"libnccl", LibraryKind::Nccl),
-    (b"libtorch_cpu", LibraryKind::TorchCpu),
-    (b"libtorch_cuda", LibraryKind::TorchCuda),
-    (b"libtorch_python", LibraryKind::TorchPython),
-    (b"libc10_cuda", LibraryKind::C10Cuda),
-];
+use crate::library::LibraryKind;
 
 /// What the dynamic loader's file name begins with: glibc's, the one of glibc up to 2.33, musl's.
 const LOADER_PREFIXES: [&[u8]; 4] = [b"ld-linux", b"ld64.so", b"ld-2.", b"ld-musl-"];
 
 /// The loader of Debian's musl, which other names are links to. Nothing may follow.
 const LOADER_NAME: &[u8] = b"libc.so";
-
-impl LibraryKind {
-    /// What a file of that name is: `libcuda.so.1` and `libcuda.so.580.159.04` are the driver, and
-    /// `libnccl-1a2b3c4d.so.2` is NCCL as a Python wheel bundles it. The name is taken without its
-    /// directory.
-    #[must_use]
-    pub fn from_file_name(name: &[u8]) -> Option<Self> {
-        let of_stem =
-            |(stem, _): &&(&[u8], Self)| name.strip_prefix(*stem).is_some_and(is_shared_object);
-        STEMS.iter().find(of_stem).map(|(_, kind)| *kind)
-    }
-}
-
-/// Whether this is all that follows a library's stem: perhaps a hash, `.so`, perhaps a version.
-fn is_shared_object(rest: &[u8]) -> bool {
-    let rest = match rest.strip_prefix(b"-") {
-        Some(hashed) => {
-            let end = hashed.iter().position(|c| !c.is_ascii_hexdigit());
-            &hashed[end.unwrap_or(hashed.len())..]
-        }
-        None => rest,
-    };
-    rest.strip_prefix(b".so").is_some_and(|version| {
-        version.is_empty()
-            || version.starts_with(b".") && version.iter().all(|c| c.is_ascii_digit() || *c == b'.')
-    })
-}
 
 /// Why a file is of interest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,7 +27,7 @@ impl Subject {
                 .any(|prefix| name.starts_with(prefix));
         match is_loader {
             true => Some(Self::Loader),
-            false => LibraryKind::from_file_name(name).map(Self::Library),
+            false => LibraryKind::from_file_name(OsStr::from_bytes(name)).map(Self::Library),
         }
     }
 }
@@ -112,7 +60,7 @@ impl Prefix {
 pub(super) fn prefixes() -> Vec<Prefix> {
     let mut loader_name = LOADER_NAME.to_vec();
     loader_name.push(0);
-    let stems = STEMS.iter().map(|(stem, _)| *stem);
+    let stems = LibraryKind::ALL.into_iter().map(|kind| kind.stem().as_bytes());
     let mut prefixes: Vec<Prefix> = Vec::new();
     for text in stems.chain(LOADER_PREFIXES).chain([loader_name.as_slice()]) {
         let prefix = Prefix::new(text);
@@ -126,51 +74,6 @@ pub(super) fn prefixes() -> Vec<Prefix> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn libraries_are_known_by_the_names_they_really_have() {
-        for (name, kind) in [
-            ("libcuda.so", LibraryKind::Cuda),
-            ("libcuda.so.1", LibraryKind::Cuda),
-            ("libcuda.so.580.159.04", LibraryKind::Cuda),
-            ("libcudart.so.12", LibraryKind::CudaRuntime),
-            ("libcudart-d0da41ae.so.11.0", LibraryKind::CudaRuntime),
-            ("libnccl.so.2", LibraryKind::Nccl),
-            ("libnccl.so.2.28.9", LibraryKind::Nccl),
-            ("libnccl-1a2b3c4d.so.2", LibraryKind::Nccl),
-            ("libtorch_cpu.so", LibraryKind::TorchCpu),
-            ("libtorch_cuda.so", LibraryKind::TorchCuda),
-            ("libtorch_python.so", LibraryKind::TorchPython),
-            ("libc10_cuda.so", LibraryKind::C10Cuda),
-        ] {
-            assert_eq!(
-                LibraryKind::from_file_name(name.as_bytes()),
-                Some(kind),
-                "{name}"
-            );
-        }
-    }
-
-    #[test]
-    fn names_that_only_look_alike_are_not_taken() {
-        for name in [
-            "",
-            "lib",
-            "libcuda",
-            "libcuda.so.1.debug",
-            "libcuda.so1",
-            "libcuda.sox",
-            "libcuda-tests.so",
-            "libcudadebugger.so.1",
-            "libcudnn.so.9",
-            "libtorch_cuda_linalg.so",
-            "libtorch.so",
-            "libc10.so",
-            "/lib/libcuda.so.1",
-        ] {
-            assert_eq!(LibraryKind::from_file_name(name.as_bytes()), None, "{name}");
-        }
-    }
 
     #[test]
     fn loaders_are_known_too() {
@@ -198,8 +101,8 @@ mod tests {
                 .iter()
                 .any(|prefix| word & prefix.mask == prefix.bytes)
         };
-        for (stem, _) in STEMS {
-            assert!(passes(std::str::from_utf8(stem).unwrap()));
+        for kind in LibraryKind::ALL {
+            assert!(passes(kind.stem()));
         }
         assert!(passes("ld-linux-x86-64.so.2") && passes("libc.so"));
         assert!(!passes("libc.so.6") && !passes("libm.so.6") && !passes("ld"));

@@ -25,11 +25,11 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 use std::{fs, io};
 
-pub use library::LibraryKind;
 pub use loader::Loader;
 pub use process::{MappedFile, ProcessKey};
 
 use crate::capability::reason;
+use crate::library::LibraryKind;
 use library::Subject;
 use loader::Loaders;
 use scan::{Mapping, Scanner};

@@ -187,6 +187,12 @@ impl Library {
         self.identity
     }
 
+    /// The open file, when its symbols are not needed any more.
+    #[must_use]
+    pub fn into_file(self) -> (File, FileIdentity) {
+        (self.file, self.identity)
+    }
+
     /// The names of all exported functions, as the linker knows them. Those with several versions
     /// come several times.
     pub fn functions(&self) -> impl Iterator<Item = &str> {
