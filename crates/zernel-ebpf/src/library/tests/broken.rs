@@ -140,6 +140,14 @@ fn an_address_outside_the_code_is_no_site() {
 }
 
 #[test]
+fn what_is_mapped_as_data_is_no_site() {
+    let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+    bytes[68] = 6; // readable and writable
+    let site = open(&bytes).unwrap().site("f");
+    assert!(matches!(site, Err(SiteError::OutsideCode { .. })));
+}
+
+#[test]
 fn code_beyond_the_end_of_the_file_is_no_site() {
     let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 0)]).bytes();
     for offset in [1 << 20, i64::MAX as u64 - 100] {

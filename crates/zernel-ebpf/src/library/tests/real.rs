@@ -1,7 +1,8 @@
 //! Libraries as they are: this machine's C library, and those of the software GPU.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -144,7 +145,9 @@ fn what_is_no_regular_file_is_refused_without_waiting() {
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
     let looped = directory.path().join("loop");
     symlink(&looped, &looped).unwrap();
-    for path in [&pipe, directory.path(), Path::new("/dev/null")] {
+    let socket = directory.path().join("socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    for path in [&pipe, &socket, directory.path(), Path::new("/dev/null")] {
         assert!(matches!(
             Library::open(path),
             Err(LibraryError::NotAFile { .. })
@@ -160,13 +163,31 @@ fn what_is_no_regular_file_is_refused_without_waiting() {
 
 #[test]
 fn an_identity_survives_a_rename_and_notices_a_change() {
-    let directory = softgpu(Prologue::Push);
-    let (old, new) = (cuda(&directory), directory.path().join("renamed"));
-    let identity = Library::open(&old).unwrap().identity();
-    fs::rename(&old, &new).unwrap();
-    assert_eq!(Library::open(&new).unwrap().identity(), identity);
-    fs::copy(&new, &old).unwrap();
-    assert_ne!(Library::open(&old).unwrap().identity(), identity);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name| directory.path().join(name);
+    let open = |name| File::options().write(true).open(path(name)).unwrap();
+    let identity = |file: &File| FileIdentity::of(file).unwrap();
+    fs::write(path("old"), "content").unwrap();
+    let original = identity(&open("old"));
+    fs::rename(path("old"), path("new")).unwrap();
+    assert_eq!(identity(&open("new")), original);
+
+    let modified = open("new").metadata().unwrap().modified().unwrap();
+    fs::copy(path("new"), path("copy")).unwrap();
+    open("copy").set_modified(modified).unwrap();
+    assert_ne!(identity(&open("copy")), original, "replaced");
+
+    let changed = open("new");
+    changed.set_len(3).unwrap();
+    changed.set_modified(modified).unwrap();
+    assert_ne!(identity(&changed), original, "shortened");
+    changed.set_len(7).unwrap();
+    changed.set_modified(modified).unwrap();
+    assert_eq!(identity(&changed), original);
+    changed
+        .set_modified(modified + Duration::from_secs(1))
+        .unwrap();
+    assert_ne!(identity(&changed), original, "written to");
 }
 
 #[test]
