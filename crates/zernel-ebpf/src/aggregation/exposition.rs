@@ -2,33 +2,59 @@
 
 use std::fmt::{Display, Write};
 
+use super::LatencyHistogram;
+
+/// The upper edges of the exposed buckets, as powers of two in nanoseconds: 1 µs to 69 s, by fours.
+const EDGES: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+
 /// The kinds of family we write.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
+    Counter,
     Gauge,
     Histogram,
     Summary,
 }
 
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+            Self::Summary => "summary",
+        }
+    }
+}
+
 /// A text in the making.
 #[derive(Debug, Default)]
-pub(super) struct Exposition {
+pub(crate) struct Exposition {
     text: String,
+    open_metrics: bool,
 }
 
 impl Exposition {
+    /// In OpenMetrics, whose counters are called by what they count.
+    pub(crate) fn open_metrics() -> Self {
+        Self {
+            text: String::new(),
+            open_metrics: true,
+        }
+    }
+
     /// Begins a family; its samples must follow.
-    pub(super) fn family(&mut self, name: &str, kind: Kind, help: &str) {
-        let kind = match kind {
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
-            Kind::Summary => "summary",
+    pub(crate) fn family(&mut self, name: &str, kind: Kind, help: &str) {
+        let name = match kind {
+            Kind::Counter if self.open_metrics => name.trim_end_matches("_total"),
+            _ => name,
         };
+        let kind = kind.name();
         self.line(format_args!("# HELP {name} {help}"));
         self.line(format_args!("# TYPE {name} {kind}"));
     }
 
-    pub(super) fn sample(
+    pub(crate) fn sample(
         &mut self,
         name: &str,
         suffix: &str,
@@ -45,13 +71,59 @@ impl Exposition {
         ));
     }
 
-    pub(super) fn finish(self) -> String {
+    /// The samples of one histogram.
+    pub(crate) fn histogram(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &dyn Display)],
+        histogram: &LatencyHistogram,
+    ) {
+        for (power, count) in EDGES.into_iter().zip(histogram.counts_below(EDGES)) {
+            // Durations are whole nanoseconds, so "shorter than the edge" is "at most one less".
+            let edge = seconds((1 << power) - 1);
+            let labels = [labels, &[("le", &edge)]].concat();
+            self.sample(name, "_bucket", &labels, count);
+        }
+        let endless = [labels, &[("le", &"+Inf")]].concat();
+        self.sample(name, "_bucket", &endless, histogram.count);
+        self.sum_and_count(name, labels, histogram);
+    }
+
+    /// The samples of one histogram as a summary.
+    pub(crate) fn summary(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &dyn Display)],
+        histogram: &LatencyHistogram,
+    ) {
+        for share in [0.5, 0.99] {
+            let labels = [labels, &[("quantile", &share)]].concat();
+            self.sample(name, "", &labels, seconds(histogram.quantile_ns(share)));
+        }
+        self.sum_and_count(name, labels, histogram);
+    }
+
+    fn sum_and_count(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &dyn Display)],
+        histogram: &LatencyHistogram,
+    ) {
+        self.sample(name, "_sum", labels, seconds(histogram.sum_ns));
+        self.sample(name, "_count", labels, histogram.count);
+    }
+
+    pub(crate) fn finish(self) -> String {
         self.text
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
         writeln!(self.text, "{line}").expect("a String takes everything");
     }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
 }
 
 fn escape(value: &str) -> String {

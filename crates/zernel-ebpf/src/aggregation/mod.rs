@@ -3,7 +3,7 @@
 //! Durations become histograms, keyed by what must not be mixed: a pid, or the name of a collective.
 //! Nothing here knows where the numbers come from.
 
-mod exposition;
+pub(crate) mod exposition;
 mod histogram;
 
 use std::collections::BTreeMap;
@@ -44,9 +44,6 @@ pub struct AggregatedMetrics {
     /// When something was last recorded, in milliseconds since 1970.
     pub last_update_ms: u64,
 }
-
-/// The upper edges of the exposed buckets, as powers of two in nanoseconds: 1 µs to 69 s, by fours.
-const EDGES: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
 impl AggregatedMetrics {
     /// The memory that `pid` has in use on `gpu_id`, and the most it ever had.
@@ -243,6 +240,11 @@ impl AggregatedMetrics {
         );
     }
 
+    /// Says that what it holds is of this moment.
+    pub(crate) fn updated_now(&mut self) {
+        self.touch();
+    }
+
     fn touch(&mut self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         self.last_update_ms = now.map_or(0, |now| now.as_millis() as u64);
@@ -270,18 +272,7 @@ fn expose_histograms(
 ) {
     out.family(name, Kind::Histogram, help);
     for (key, histogram) in histograms {
-        for (power, count) in EDGES.into_iter().zip(histogram.counts_below(EDGES)) {
-            // Durations are whole nanoseconds, so "shorter than the edge" is "at most one less".
-            let edge = seconds((1 << power) - 1);
-            out.sample(name, "_bucket", &[(label, key), ("le", &edge)], count);
-        }
-        out.sample(
-            name,
-            "_bucket",
-            &[(label, key), ("le", &"+Inf")],
-            histogram.count,
-        );
-        sum_and_count(out, name, label, *key, histogram);
+        out.histogram(name, &[(label, key)], histogram);
     }
 }
 
@@ -294,27 +285,8 @@ fn expose_summaries(
 ) {
     out.family(name, Kind::Summary, help);
     for (key, histogram) in histograms {
-        for share in [0.5, 0.99] {
-            let value = seconds(histogram.quantile_ns(share));
-            out.sample(name, "", &[(label, key), ("quantile", &share)], value);
-        }
-        sum_and_count(out, name, label, *key, histogram);
+        out.summary(name, &[(label, key)], histogram);
     }
-}
-
-fn sum_and_count(
-    out: &mut Exposition,
-    name: &str,
-    label: &str,
-    key: &dyn Display,
-    histogram: &LatencyHistogram,
-) {
-    out.sample(name, "_sum", &[(label, key)], seconds(histogram.sum_ns));
-    out.sample(name, "_count", &[(label, key)], histogram.count);
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
 }
 
 fn merged<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> LatencyHistogram {

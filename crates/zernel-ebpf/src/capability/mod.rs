@@ -316,7 +316,12 @@ const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
 /// Where [`probe_target`] stands in this program's file.
 fn probe_target_offset() -> io::Result<usize> {
-    let address = probe_target as *const () as u64;
+    own_offset(probe_target as *const ())
+}
+
+/// Where one of our own functions stands in this program's file.
+pub(crate) fn own_offset(function: *const ()) -> io::Result<usize> {
+    let address = function as u64;
     let maps = Process::myself().and_then(|process| process.maps());
     let maps = maps.map_err(io::Error::other)?;
     let map = maps

@@ -65,6 +65,20 @@ pub enum LibraryError {
     },
 }
 
+impl LibraryError {
+    /// Whether there is nothing any more at that path, as of a process that has ended.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Unreadable { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound
+                    || source.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+            }
+            _ => false,
+        }
+    }
+}
+
 /// Why a symbol has no place for a probe.
 #[derive(Debug, Error)]
 pub enum SiteError {

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use libbpf_rs::Link;
 
@@ -41,6 +42,8 @@ pub(crate) struct Function {
 
 /// A file that probes are attached to.
 pub(crate) struct AttachedFile {
+    /// Never given to another.
+    pub(crate) number: u64,
     pub(crate) kind: LibraryKind,
     /// What people call it.
     pub(crate) path: PathBuf,
@@ -60,11 +63,14 @@ impl AttachedFile {
         kind: LibraryKind,
         access: &Path,
         path: &Path,
+        number: u64,
+        is_sampled: impl Fn(usize) -> bool,
     ) -> Result<Self, LibraryError> {
         let library = Library::open(access)?;
         let functions = find_functions(kind, &library);
         let (file, identity) = library.into_file();
         let mut attached = Self {
+            number,
             kind,
             path: path.to_owned(),
             functions,
@@ -74,10 +80,15 @@ impl AttachedFile {
             frequent: BTreeMap::new(),
             window: Vec::new(),
         };
-        attached.attach_steady(kernel);
         for symbol in attached.frequent_symbols() {
-            attached.watch_always(kernel, symbol);
+            if is_sampled(symbol) {
+                attached.watch_sampled(symbol);
+            } else {
+                attached.watch_always(kernel, symbol);
+            }
         }
+        // Last, because a process whose first call was seen counts as seen completely.
+        attached.attach_steady(kernel);
         Ok(attached)
     }
 
@@ -138,15 +149,17 @@ impl AttachedFile {
 
     /// Takes a frequent function off, to be watched in windows from now on.
     pub(crate) fn watch_sampled(&mut self, symbol: usize) {
-        self.frequent.remove(&symbol);
+        detach(self.frequent.remove(&symbol).unwrap_or_default());
         self.set_watch(symbol, &Watch::Sampled);
     }
 
     /// Takes everything off, and says why.
     pub(crate) fn detach(&mut self, why: &str) {
-        self.window.clear();
-        self.frequent.clear();
-        self.steady.clear();
+        let frequent = std::mem::take(&mut self.frequent);
+        let mut links: Vec<Link> = frequent.into_values().flatten().collect();
+        links.append(&mut self.steady);
+        links.append(&mut self.window);
+        detach(links);
         for function in &mut self.functions {
             if function.site.is_some() {
                 function.watch = Watch::Not(why.to_owned());
@@ -161,9 +174,9 @@ impl AttachedFile {
         Ok(!targets.is_empty())
     }
 
-    /// Takes them off again.
-    pub(crate) fn close_window(&mut self) {
-        self.window.clear();
+    /// The links of the window; dropping them takes it off again, which takes a while.
+    pub(crate) fn close_window(&mut self) -> Vec<Link> {
+        std::mem::take(&mut self.window)
     }
 
     fn set_watch(&mut self, symbol: usize, watch: &Watch) {
@@ -194,6 +207,21 @@ impl AttachedFile {
             .attach(Path::new(&path), targets)
             .map_err(|error| format!("the kernel does not attach ({})", reason(&error)))
     }
+}
+
+impl Drop for AttachedFile {
+    fn drop(&mut self) {
+        self.detach("");
+    }
+}
+
+/// Detaches links side by side: each waits for the same moment of rest of the whole machine.
+pub(crate) fn detach(links: Vec<Link>) {
+    thread::scope(|scope| {
+        for link in links {
+            scope.spawn(|| drop(link));
+        }
+    });
 }
 
 /// The rows of [`SYMBOLS`] that belong to a library, and where the file has them.

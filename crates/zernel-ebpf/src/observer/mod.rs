@@ -1,25 +1,49 @@
 //! Watches ML processes: attaches the probes, reads what they keep, and governs what they cost.
+//!
+//! | part | subject |
+//! |---|---|
+//! | `kernel` | the loaded programs and the maps shared with them |
+//! | `files` | the library files that probes are attached to |
+//! | `process` | what is known of one process |
+//! | `governor` | what observing costs, and how it is kept within a budget |
+//! | `driver` | the loop that makes an [`Observer`] do its work |
+//! | `metrics`, `ledger` | what it tells |
 
+mod callers;
+mod driver;
 mod durations;
+mod estimate;
 mod files;
+mod governor;
 mod kernel;
+mod ledger;
 mod mapped;
+mod metrics;
 mod process;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::io;
-use std::path::Path;
 
+pub use driver::run;
+pub use estimate::Estimate;
 pub use files::Watch;
 use files::{AttachedFile, RefusedFile};
+pub use governor::{Cost, GovernorOptions, ProcessCost};
+use governor::Governor;
 use kernel::Kernel;
 pub use kernel::Rung;
-pub use process::{CallCount, MemoryUse, ObservedProcess, Seen};
+pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
+pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Seen};
 use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
+use crate::discovery::{self, Discovery, Event, ProcessKey};
+use crate::gpu::{GpuFacts, Gpus};
 use crate::library::LibraryKind;
-use crate::probes::layout;
+use crate::probes::{SYMBOLS, layout};
 
 /// Why nothing can be observed.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +54,33 @@ pub enum ObserveError {
     /// A map cannot be read.
     #[error("what the probes keep cannot be read ({})", reason(.0))]
     Read(#[source] libbpf_rs::Error),
+    /// Processes cannot be found.
+    #[error(transparent)]
+    Discovery(#[from] discovery::Error),
+}
+
+/// How to observe.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The ways to attach that may be tried, best first.
+    pub rungs: Vec<Rung>,
+    /// Libraries to attach to at once, before any process uses them.
+    pub libraries: Vec<PathBuf>,
+    /// How long a process that has ended is still told of.
+    pub grace: Duration,
+    /// What observing may cost.
+    pub governor: GovernorOptions,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            rungs: Rung::LADDER.to_vec(),
+            libraries: Vec::new(),
+            grace: Duration::from_secs(60),
+            governor: GovernorOptions::default(),
+        }
+    }
 }
 
 /// What the kernel had no room for, by cause.
@@ -45,29 +96,66 @@ pub struct Losses {
     pub threads: u64,
 }
 
+impl Losses {
+    /// The causes by name.
+    #[must_use]
+    pub fn by_cause(&self) -> [(&'static str, u64); 7] {
+        [
+            ("processes", self.processes),
+            ("histograms", self.histograms),
+            ("calls", self.calls),
+            ("allocations", self.allocations),
+            ("memory_accounts", self.memory_accounts),
+            ("communicators", self.communicators),
+            ("threads", self.threads),
+        ]
+    }
+}
+
 /// The probes, attached. Dropping it detaches everything.
 pub struct Observer {
-    kernel: Kernel,
     files: Vec<AttachedFile>,
     refused: Vec<RefusedFile>,
+    /// Which files a process maps, by their place in `files`.
+    maps: BTreeMap<ProcessKey, BTreeSet<u64>>,
     processes: BTreeMap<u32, ObservedProcess>,
+    /// Those that have ended, until their grace is over.
+    ended: Vec<ObservedProcess>,
+    discovery: Discovery,
+    governor: Governor,
+    gpus: Gpus,
+    gpu_facts: Vec<GpuFacts>,
+    grace: Duration,
+    next_file: u64,
+    kernel: Kernel,
 }
 
 impl Observer {
-    /// Loads the probes; nothing is attached yet.
-    pub fn start() -> Result<Self, ObserveError> {
-        Self::start_on(&Rung::LADDER)
-    }
-
-    /// The same with the best that works of these ways to attach.
-    pub fn start_on(rungs: &[Rung]) -> Result<Self, ObserveError> {
-        let kernel = Kernel::load(rungs, &TrackerConfig::default()).map_err(ObserveError::Load)?;
-        Ok(Self {
-            kernel,
+    /// Loads the probes, attaches to what is there, and measures what a probe costs.
+    pub fn start(options: &Options) -> Result<Self, ObserveError> {
+        let kernel = Kernel::load(&options.rungs, &TrackerConfig::default())
+            .map_err(ObserveError::Load)?;
+        let governor = Governor::calibrated(&kernel, options.governor);
+        let gpus = Gpus::open();
+        let mut observer = Self {
             files: Vec::new(),
             refused: Vec::new(),
+            maps: BTreeMap::new(),
             processes: BTreeMap::new(),
-        })
+            ended: Vec::new(),
+            discovery: Discovery::start()?,
+            governor,
+            gpu_facts: gpus.facts(),
+            gpus,
+            grace: options.grace,
+            next_file: 0,
+            kernel,
+        };
+        for path in &options.libraries {
+            observer.watch_named_file(path);
+        }
+        observer.scan()?;
+        Ok(observer)
     }
 
     /// How functions are attached to.
@@ -76,37 +164,128 @@ impl Observer {
         self.kernel.rung
     }
 
-    /// Attaches to a library file, unless it is attached already.
-    pub fn watch_file(&mut self, kind: LibraryKind, access: &Path, path: &Path) -> io::Result<()> {
-        let identity = files::identity_at(access)?;
-        if self.files.iter().any(|file| file.identity() == identity) {
-            return Ok(());
+    /// Attaches to a library that a person named. Nothing may use it yet.
+    fn watch_named_file(&mut self, path: &Path) {
+        let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let kind = [path, &name]
+            .into_iter()
+            .find_map(|path| LibraryKind::from_file_name(path.file_name()?));
+        match kind {
+            Some(kind) => {
+                self.watch_file(kind, path, path);
+            }
+            None => self.refused.push(RefusedFile {
+                path: path.to_owned(),
+                reason: "its name is none of a library that we know".to_owned(),
+            }),
         }
-        match AttachedFile::attach(&self.kernel, kind, access, path) {
+    }
+
+    /// Attaches to a library file, unless it is attached already; returns its number.
+    fn watch_file(&mut self, kind: LibraryKind, access: &Path, path: &Path) -> Option<u64> {
+        if !SYMBOLS.iter().any(|symbol| symbol.library == kind) {
+            return None;
+        }
+        // A process that is gone has nothing to attach to.
+        let identity = files::identity_at(access).ok()?;
+        if let Some(known) = self.files.iter().find(|file| file.identity() == identity) {
+            return Some(known.number);
+        }
+        self.next_file += 1;
+        let is_sampled = |symbol| self.governor.is_sampled(symbol);
+        let number = self.next_file;
+        match AttachedFile::attach(&self.kernel, kind, access, path, number, is_sampled) {
             Ok(file) => self.files.push(file),
-            Err(error) => self.refused.push(RefusedFile::new(path, &error)),
+            Err(error) if error.is_gone() => return None,
+            Err(error) => {
+                self.refused.retain(|refused| refused.path != path);
+                self.refused.push(RefusedFile::new(path, &error));
+                return None;
+            }
         }
+        Some(self.next_file)
+    }
+
+    /// A descriptor that is readable when [`Self::discover`] has something to do.
+    pub fn discovery_descriptor(&self) -> io::Result<OwnedFd> {
+        self.discovery.file_descriptor().try_clone_to_owned()
+    }
+
+    /// Takes in what happened to processes, and attaches to what they map.
+    pub fn discover(&mut self) -> Result<(), ObserveError> {
+        let events = self.discovery.poll(Duration::ZERO)?;
+        self.take(&events);
         Ok(())
+    }
+
+    /// Looks at every process of the machine.
+    pub fn scan(&mut self) -> Result<(), ObserveError> {
+        let events = self.discovery.scan()?;
+        self.take(&events);
+        self.drop_changed_files();
+        self.gpu_facts = self.gpus.facts();
+        Ok(())
+    }
+
+    fn take(&mut self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Mapped {
+                    process,
+                    kind,
+                    file,
+                } => {
+                    if let Some(number) = self.watch_file(*kind, &file.map_files, &file.path) {
+                        self.maps.entry(*process).or_default().insert(number);
+                    }
+                }
+                Event::Executed { process } | Event::Exited { process } => {
+                    self.maps.remove(process);
+                }
+                Event::Forked { parent, child } => {
+                    if let Some(files) = self.maps.get(parent).cloned() {
+                        self.maps.insert(*child, files);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the probes off files that were written to, and off those that nobody can use any more.
+    fn drop_changed_files(&mut self) {
+        let used: BTreeSet<u64> = self.maps.values().flatten().copied().collect();
+        for file in &mut self.files {
+            if !file.is_unchanged() {
+                file.detach("the file was written to after it was attached to");
+            }
+        }
+        self.files.retain(|file| {
+            let useful = file.is_unchanged() && !file.is_deleted();
+            useful || used.contains(&file.number)
+        });
     }
 
     /// Takes over what the kernel has kept since the last time.
     pub fn read(&mut self) -> Result<(), ObserveError> {
+        let own = std::process::id();
         for index in 1..layout::PROCESSES {
             let raw = self.kernel.processes.read(index);
-            if raw.pid == 0 {
+            if raw.pid == 0 || raw.pid == own {
                 continue;
             }
-            self.processes
+            let process = self
+                .processes
                 .entry(index as u32)
-                .or_insert_with(|| ObservedProcess::new(&raw))
-                .read(&self.kernel, index, &raw);
+                .or_insert_with(|| ObservedProcess::new(&raw));
+            process.read(&self.kernel, index, &raw);
         }
-        self.read_memory().map_err(ObserveError::Read)
+        self.read_memory().map_err(ObserveError::Read)?;
+        self.read_communicators().map_err(ObserveError::Read)?;
+        self.let_go().map_err(ObserveError::Read)
     }
 
     fn read_memory(&mut self) -> libbpf_rs::Result<()> {
-        let accounts = self.kernel.entries("memory_accounts")?;
-        for (key, account) in accounts {
+        for (key, account) in self.kernel.entries("memory_accounts")? {
             let key: layout::AccountKey = key;
             if let Some(process) = self.processes.get_mut(&key.process) {
                 process.set_memory(&key, &account);
@@ -115,9 +294,47 @@ impl Observer {
         Ok(())
     }
 
+    fn read_communicators(&mut self) -> libbpf_rs::Result<()> {
+        for process in self.processes.values_mut() {
+            process.communicators.clear();
+        }
+        for (key, communicator) in self.kernel.entries("communicators")? {
+            let key: layout::CommunicatorKey = key;
+            if let Some(process) = self.processes.get_mut(&key.process) {
+                process.set_communicator(&communicator);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the places of processes that have ended, and forgets those that ended long ago.
+    fn let_go(&mut self) -> libbpf_rs::Result<()> {
+        let ended: Vec<u32> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.ended_ns.is_some())
+            .map(|(index, _)| *index)
+            .collect();
+        for index in ended {
+            // Its last calls may have come after it was read, but before it ended.
+            let raw = self.kernel.processes.read(index as usize);
+            if let Some(mut process) = self.processes.remove(&index) {
+                process.read(&self.kernel, index as usize, &raw);
+                process.end();
+                self.ended.push(process);
+            }
+            self.kernel.forget_process(index)?;
+        }
+        let now_ns = monotonic_ns();
+        let grace_ns = self.grace.as_nanos() as u64;
+        self.ended
+            .retain(|process| process.ended_ns.is_none_or(|end| now_ns - end < grace_ns));
+        Ok(())
+    }
+
     /// Every process that was seen, those that ended a short while ago included.
     pub fn processes(&self) -> impl Iterator<Item = &ObservedProcess> {
-        self.processes.values()
+        self.processes.values().chain(&self.ended)
     }
 
     /// What could not be kept.
@@ -134,4 +351,10 @@ impl Observer {
             threads: raw.threads,
         }
     }
+}
+
+/// CLOCK_MONOTONIC, which the probes stamp with.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

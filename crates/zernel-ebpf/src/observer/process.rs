@@ -2,10 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use zerocopy::FromZeros;
+
+use super::callers::Callers;
 use super::durations::Taken;
+use super::estimate::Estimate;
+use super::governor::ProcessCost;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
-use crate::probes::{Family, SYMBOLS, layout};
+use crate::identity::{Identity, identify};
+use crate::probes::{Counts, Family, Operation, SYMBOLS, layout};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +31,8 @@ pub struct CallCount {
     pub failed: u64,
     /// Bytes that the others were about.
     pub bytes: u64,
+    /// By how much `calls` may be off, 19 times out of 20: more than 0 only if the function was sampled.
+    pub error: u64,
 }
 
 /// GPU memory of a process on one device.
@@ -36,6 +44,41 @@ pub struct MemoryUse {
     pub by_caller: BTreeMap<u64, GpuMemMetrics>,
 }
 
+/// A communicator of a process, and how far it got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Communicator {
+    /// The same for all its ranks, on every node.
+    pub hash: u64,
+    /// Its own rank, where that is known.
+    pub rank: Option<u32>,
+    /// How many ranks there are, where that is known.
+    pub ranks: Option<u32>,
+    /// Collectives entered so far.
+    pub sequence: u64,
+    /// What the last one was.
+    pub operation: Operation,
+    /// Bytes of the last one.
+    pub bytes: u64,
+    /// When it was entered, in nanoseconds of CLOCK_MONOTONIC.
+    pub entered_ns: u64,
+    /// When the call returned; 0: it has not.
+    pub left_ns: u64,
+}
+
+/// A sampled function: what was exact, what the windows counted, and what they stand for.
+#[derive(Debug, Clone, Copy)]
+struct Sampling {
+    /// Counted in windows, which the estimate replaces.
+    windowed: layout::Counter,
+    /// The counter when it was last looked at.
+    last: layout::Counter,
+    /// Up to when the estimate goes.
+    until_ns: u64,
+    /// Whether it goes on.
+    open: bool,
+    estimate: Estimate,
+}
+
 /// A process as far as it was observed.
 #[derive(Debug)]
 pub struct ObservedProcess {
@@ -43,15 +86,31 @@ pub struct ObservedProcess {
     pub pid: u32,
     /// When it started, in nanoseconds since boot.
     pub start_ns: u64,
+    /// Its first event, in nanoseconds of CLOCK_MONOTONIC.
+    pub first_ns: u64,
     /// When it ended, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: Option<u64>,
     /// From when on it is known.
     pub seen: Seen,
-    /// Probes hit by its threads.
-    pub hits: u64,
+    /// Whether it loads data for another.
+    pub is_loader: bool,
+    /// Who it is, if it lived long enough to be asked.
+    pub identity: Option<Identity>,
     /// By CUDA's number of the device.
     pub memory: BTreeMap<u32, MemoryUse>,
+    /// Those it has made and not destroyed.
+    pub communicators: Vec<Communicator>,
+    /// What it pays for being observed.
+    pub cost: ProcessCost,
+    pub(super) callers: Callers,
+    /// Calls that ran into probes.
+    hits: u64,
+    hits_before: u64,
     counters: layout::Counters,
+    /// The counters a round ago, and calls per second since.
+    counters_before: layout::Counters,
+    rates: BTreeMap<usize, f64>,
+    sampling: BTreeMap<usize, Sampling>,
     durations: BTreeMap<Family, (Taken, LatencyHistogram)>,
 }
 
@@ -60,11 +119,21 @@ impl ObservedProcess {
         Self {
             pid: raw.pid,
             start_ns: raw.start_ns,
+            first_ns: raw.first_ns,
             ended_ns: None,
             seen: Seen::Since(raw.first_ns),
-            hits: 0,
+            is_loader: false,
+            identity: identify(raw.pid).ok(),
             memory: BTreeMap::new(),
-            counters: zerocopy::FromZeros::new_zeroed(),
+            communicators: Vec::new(),
+            cost: ProcessCost::default(),
+            callers: Callers::default(),
+            hits: 0,
+            hits_before: 0,
+            counters: FromZeros::new_zeroed(),
+            counters_before: FromZeros::new_zeroed(),
+            rates: BTreeMap::new(),
+            sampling: BTreeMap::new(),
             durations: BTreeMap::new(),
         }
     }
@@ -72,6 +141,7 @@ impl ObservedProcess {
     pub(super) fn read(&mut self, kernel: &Kernel, index: usize, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
+        self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
         if raw.flags & layout::Process::SAW_INIT != 0 {
             self.seen = Seen::Complete;
         }
@@ -83,6 +153,9 @@ impl ObservedProcess {
             let (taken, total) = self.durations.entry(family).or_default();
             taken.take(&kernel.histograms.read(slot as usize), total);
         }
+        let addresses = self.memory.values();
+        let addresses = addresses.flat_map(|memory| memory.by_caller.keys().copied());
+        self.callers.resolve(self.pid, addresses);
     }
 
     pub(super) fn set_memory(&mut self, key: &layout::AccountKey, account: &layout::Account) {
@@ -99,24 +172,210 @@ impl ObservedProcess {
         };
     }
 
+    pub(super) fn set_communicator(&mut self, raw: &layout::Communicator) {
+        let rank = (raw.rank != u32::MAX).then_some(raw.rank);
+        let ranks = (raw.ranks != 0).then_some(raw.ranks);
+        if let (Some(rank), Some(ranks), Some(identity)) = (rank, ranks, self.identity.take()) {
+            self.identity = Some(identity.with_rank(rank, ranks));
+        }
+        self.communicators.push(Communicator {
+            hash: raw.hash,
+            rank,
+            ranks,
+            sequence: raw.sequence,
+            operation: *Operation::ALL
+                .get(raw.operation as usize)
+                .unwrap_or(&Operation::Other),
+            bytes: raw.bytes,
+            entered_ns: raw.entered_ns,
+            left_ns: raw.left_ns,
+        });
+    }
+
+    /// It has ended: what it held is free.
+    pub(super) fn end(&mut self) {
+        for memory in self.memory.values_mut() {
+            memory.total.current_bytes = 0;
+            for caller in memory.by_caller.values_mut() {
+                caller.current_bytes = 0;
+            }
+        }
+        self.communicators.clear();
+    }
+
     /// Calls of every function that was called, by name.
     pub fn calls(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
-        let counted = SYMBOLS.iter().zip(&self.counters.of);
-        counted
-            .filter(|(_, counter)| counter.calls > 0)
-            .map(|(symbol, counter)| {
-                let count = CallCount {
-                    calls: counter.calls,
-                    failed: counter.failed,
-                    bytes: counter.bytes,
-                };
-                (symbol.name(), count)
-            })
+        self.counted().map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
+    }
+
+    /// Calls and bytes of everything that counts as the same.
+    #[must_use]
+    pub fn count(&self, what: impl Fn(Counts) -> bool) -> CallCount {
+        let of_kind = self
+            .counted()
+            .filter(|(symbol, _)| what(SYMBOLS[*symbol].counts));
+        of_kind.fold(CallCount::default(), |sum, (_, count)| CallCount {
+            calls: sum.calls + count.calls,
+            failed: sum.failed + count.failed,
+            bytes: sum.bytes + count.bytes,
+            // Of independent estimates, variances add up.
+            error: (sum.error as f64).hypot(count.error as f64).round() as u64,
+        })
+    }
+
+    fn counted(&self) -> impl Iterator<Item = (usize, CallCount)> {
+        (0..SYMBOLS.len())
+            .map(|symbol| (symbol, self.call_count(symbol)))
+            .filter(|(_, count)| count.calls > 0)
+    }
+
+    fn call_count(&self, symbol: usize) -> CallCount {
+        let counter = &self.counters.of[symbol];
+        let mut count = CallCount {
+            calls: counter.calls,
+            failed: counter.failed,
+            bytes: counter.bytes,
+            error: 0,
+        };
+        if let Some(sampling) = self.sampling.get(&symbol) {
+            let estimate = &sampling.estimate;
+            count.calls = count.calls.saturating_sub(sampling.windowed.calls) + estimate.calls();
+            count.bytes = count.bytes.saturating_sub(sampling.windowed.bytes) + estimate.bytes();
+            count.error = estimate.error();
+        }
+        count
     }
 
     /// How long something took.
     #[must_use]
     pub fn duration(&self, family: Family) -> Option<&LatencyHistogram> {
         self.durations.get(&family).map(|(_, total)| total)
+    }
+
+    /// Every kind of duration that was observed.
+    pub fn durations(&self) -> impl Iterator<Item = (Family, &LatencyHistogram)> {
+        let durations = self.durations.iter();
+        durations.map(|(family, (_, total))| (*family, total))
+    }
+
+    /// How many threads call at once, as far as that makes a call dearer.
+    pub(super) fn threads(&self) -> usize {
+        if self.total_rate() > 1.5 * self.busiest_rate() {
+            2
+        } else {
+            1
+        }
+    }
+
+    fn busiest_rate(&self) -> f64 {
+        self.cost.busiest_calls_per_second
+    }
+
+    /// Notes what it paid in the last `elapsed` seconds, and its rates.
+    pub(super) fn note_cost(&mut self, busiest: f64, ns_per_call: f64, elapsed: f64) {
+        let calls = self.hits.saturating_sub(self.hits_before);
+        self.hits_before = self.hits;
+        self.cost = ProcessCost {
+            busiest_calls_per_second: busiest,
+            busiest_thread: busiest * ns_per_call / 1e9,
+            seconds: self.cost.seconds + calls as f64 * ns_per_call / 1e9,
+        };
+        self.rates.clear();
+        let counters = self.counters.of.iter().zip(&self.counters_before.of);
+        for (symbol, (now, before)) in counters.enumerate() {
+            let calls = now.calls.wrapping_sub(before.calls);
+            if calls > 0 && elapsed > 0.0 {
+                self.rates.insert(symbol, calls as f64 / elapsed);
+            }
+        }
+        self.counters_before = self.counters;
+    }
+
+    /// Probed calls per second of all its threads in the last round.
+    pub(super) fn total_rate(&self) -> f64 {
+        self.rates.values().sum()
+    }
+
+    /// Its frequent functions with their calls per second, the most frequent first.
+    pub(super) fn frequent_rates(&self, wanted: impl Fn(usize) -> bool) -> Vec<(usize, f64)> {
+        let mut rates: Vec<(usize, f64)> = self
+            .rates
+            .iter()
+            .filter(|(symbol, _)| SYMBOLS[**symbol].frequent && wanted(**symbol))
+            .map(|(symbol, rate)| (*symbol, *rate))
+            .collect();
+        rates.sort_by(|a, b| b.1.total_cmp(&a.1));
+        rates
+    }
+
+    /// Calls per second of a sampled function.
+    pub(super) fn sampled_rate(&self, symbol: usize) -> f64 {
+        let sampling = self.sampling.get(&symbol).filter(|sampling| sampling.open);
+        sampling.map_or(0.0, |sampling| sampling.estimate.recent_rate())
+    }
+
+    pub(super) fn begin_sampling(&mut self, symbol: usize, counters: &layout::Counters) {
+        self.counters = *counters;
+        let now_ns = super::monotonic_ns();
+        let counter = counters.of[symbol];
+        let sampling = self.sampling.entry(symbol).or_insert_with(|| Sampling {
+            windowed: FromZeros::new_zeroed(),
+            last: counter,
+            until_ns: now_ns,
+            open: true,
+            estimate: Estimate::default(),
+        });
+        sampling.last = counter;
+        sampling.until_ns = now_ns;
+        sampling.open = true;
+    }
+
+    /// It is counted exactly again; the time since the last window is taken to be like it.
+    pub(super) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
+        if let Some(sampling) = self.sampling.get_mut(&symbol) {
+            let span_s = now_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
+            sampling.estimate.extend(span_s);
+            sampling.until_ns = now_ns;
+            sampling.open = false;
+        }
+    }
+
+    /// Takes in what a window counted, for all functions that are sampled.
+    pub(super) fn take_window(
+        &mut self,
+        symbols: &[usize],
+        counters: &layout::Counters,
+        from_ns: u64,
+        to_ns: u64,
+    ) {
+        self.counters = *counters;
+        // A process that came during the window was seen for the rest of it.
+        let from_ns = from_ns.max(self.first_ns);
+        let window_s = to_ns.saturating_sub(from_ns) as f64 / 1e9;
+        for symbol in symbols {
+            let counter = counters.of[*symbol];
+            let first_ns = self.first_ns;
+            let sampling = self.sampling.entry(*symbol).or_insert_with(|| Sampling {
+                windowed: FromZeros::new_zeroed(),
+                last: FromZeros::new_zeroed(),
+                until_ns: first_ns,
+                open: true,
+                estimate: Estimate::default(),
+            });
+            let calls = counter.calls - sampling.last.calls;
+            let bytes = counter.bytes - sampling.last.bytes;
+            sampling.windowed.calls += calls;
+            sampling.windowed.bytes += bytes;
+            sampling.last = counter;
+            let span_s = to_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
+            sampling.estimate.add(calls, bytes, window_s, span_s);
+            sampling.until_ns = to_ns;
+        }
+    }
+
+    /// Whether any of its functions is sampled, or was.
+    #[must_use]
+    pub fn is_sampled(&self) -> bool {
+        !self.sampling.is_empty()
     }
 }

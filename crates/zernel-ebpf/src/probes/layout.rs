@@ -79,12 +79,6 @@ mirrors! {
         buckets: [u32; BUCKETS],
     }
 
-    struct ProcessKey {
-        start_ns: u64,
-        pid: u32,
-        reserved: u32,
-    }
-
     struct AllocationKey {
         object: u64,
         process: u32,
@@ -126,6 +120,5 @@ mirrors! {
 
 impl Process {
     pub(crate) const SAW_INIT: u32 = 1 << 0;
-    pub(crate) const SEVERAL_DEVICES: u32 = 1 << 1;
     pub(crate) const IS_LOADER: u32 = 1 << 2;
 }

@@ -14,6 +14,8 @@
 #include "nccl/probe.bpf.c"
 #include "cuda_trace/probe.bpf.c"
 
+#define COST_WINDOW_NS 250000000ULL
+
 /* Counts a probe for what observing costs, by thread, because a budget is a thread's. */
 static __always_inline void count_hit(struct zernel_thread *thread, struct zernel_process *process,
 				      __u64 now_ns)
@@ -22,9 +24,9 @@ static __always_inline void count_hit(struct zernel_thread *thread, struct zerne
 
 	__sync_fetch_and_add(&process->hits, 1);
 	thread->hits++;
-	if (elapsed_ns < 1000000000ULL)
+	if (elapsed_ns < COST_WINDOW_NS)
 		return;
-	if (thread->window_ns && elapsed_ns < 2000000000ULL)
+	if (thread->window_ns)
 		zernel_raise(&process->busiest_hits, thread->hits * 1000000000ULL / elapsed_ns);
 	thread->window_ns = now_ns;
 	thread->hits = 0;

@@ -5,12 +5,12 @@ mod bpf;
 mod target;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::ExitCode;
 
 use target::{Stage, Target};
-use zernel_ebpf::library::LibraryKind;
-use zernel_ebpf::observer::{CallCount, ObservedProcess, Observer, Rung, Seen};
+use zernel_ebpf::observer::{
+    CallCount, GovernorOptions, ObservedProcess, Observer, Options, Rung, Seen,
+};
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::{root, trial};
@@ -30,15 +30,17 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Attaches to the libraries of a stage.
-fn watch(observer: &mut Observer, stage: &Stage) {
-    for (kind, name) in [
-        (LibraryKind::Cuda, "libcuda.so.1"),
-        (LibraryKind::Nccl, "libnccl.so.2"),
-    ] {
-        let path = stage.library(name);
-        observer.watch_file(kind, &path, &path).expect("it opens");
-    }
+/// Observes with the libraries of a stage attached before anyone uses them, and counts everything.
+fn observe(stage: &Stage, rungs: &[Rung]) -> Observer {
+    let options = Options {
+        rungs: rungs.to_vec(),
+        libraries: ["libcuda.so.1", "libnccl.so.2"]
+            .map(|name| stage.library(name))
+            .to_vec(),
+        governor: GovernorOptions::EXACT,
+        ..Options::default()
+    };
+    Observer::start(&options).expect("this machine can observe")
 }
 
 fn run(targets: &mut [Target]) {
@@ -82,15 +84,12 @@ fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
 
 fn a_million_calls() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = Observer::start().expect("this machine can observe");
-    watch(&mut observer, &stage);
-    let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 14_000)).collect();
-    let t = std::time::Instant::now();
+    let mut observer = observe(&stage, &Rung::LADDER);
+    let mut targets: Vec<_> = (0..4)
+        .map(|_| stage.target("everything", 14_000))
+        .collect();
     run(&mut targets);
-    eprintln!("ran {:?}", t.elapsed());
-    let t = std::time::Instant::now();
     observer.read().expect("maps can be read");
-    eprintln!("read {:?}", t.elapsed());
     let mut calls = 0;
     for target in &targets {
         let process = find(&observer, target.pid());
@@ -105,10 +104,8 @@ fn a_million_calls() {
 
 fn counts_on_every_rung() {
     for rung in Rung::LADDER {
-        let t = std::time::Instant::now();
         let stage = Stage::new(Prologue::Push);
-        let mut observer = Observer::start_on(&[rung]).expect("the rung works here");
-        watch(&mut observer, &stage);
+        let mut observer = observe(&stage, &[rung]);
         let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 200)).collect();
         run(&mut targets);
         observer.read().expect("maps can be read");
@@ -120,8 +117,5 @@ fn counts_on_every_rung() {
             assert_eq!(process.memory[&0].total.current_bytes, 4096);
         }
         assert_eq!(observer.losses(), Default::default());
-        eprintln!("{} {:?}", rung.name(), t.elapsed());
-        drop(observer);
-        eprintln!("{} {:?}", rung.name(), t.elapsed());
     }
 }

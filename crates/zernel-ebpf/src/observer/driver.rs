@@ -1,0 +1,74 @@
+//! The loop that makes an observer do its work.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::files::detach;
+use super::{ObserveError, Observer};
+
+/// How often the kernel's maps are read and costs are looked at.
+const ROUND: Duration = Duration::from_millis(500);
+/// How often every process of the machine is looked at.
+const SCAN: Duration = Duration::from_secs(10);
+
+/// Observes until `stop` is set. Others may ask `observer` meanwhile: it is locked for milliseconds
+/// at a time.
+pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveError> {
+    let descriptor = lock(observer)
+        .discovery_descriptor()
+        .map_err(|error| ObserveError::Read(error.into()))?;
+    let mut next_round = Instant::now() + ROUND;
+    let mut next_scan = Instant::now() + SCAN;
+    while !stop.load(Ordering::Relaxed) {
+        let next_window = lock(observer).governor.next_window();
+        let until = next_window.map_or(next_round, |window| window.min(next_round));
+        if wait(&descriptor, until) {
+            lock(observer).discover()?;
+        }
+        if Instant::now() >= next_round {
+            let mut observer = lock(observer);
+            observer.read()?;
+            observer.govern();
+            next_round = Instant::now() + ROUND;
+        }
+        if Instant::now() >= next_scan {
+            lock(observer).scan()?;
+            next_scan = Instant::now() + SCAN;
+        }
+        watch_a_window(observer);
+    }
+    Ok(())
+}
+
+/// Watches the sampled functions for a moment, if it is time.
+fn watch_a_window(observer: &Mutex<Observer>) {
+    let Some(end) = lock(observer).open_window() else {
+        return;
+    };
+    thread::sleep(end.saturating_duration_since(Instant::now()));
+    let links = lock(observer).close_window();
+    detach(links);
+}
+
+/// Waits until the descriptor is readable, `until` at most; says whether it is.
+fn wait(descriptor: &OwnedFd, until: Instant) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    let timeout = Timespec::try_from(left).unwrap_or_default();
+    let mut descriptors = [PollFd::new(descriptor, PollFlags::IN)];
+    match poll(&mut descriptors, Some(&timeout)) {
+        Ok(ready) => ready > 0,
+        // A signal: look around.
+        Err(error) => io::Error::from(error).kind() != io::ErrorKind::Interrupted,
+    }
+}
+
+/// A panic elsewhere leaves nothing half done that would matter here.
+fn lock(observer: &Mutex<Observer>) -> MutexGuard<'_, Observer> {
+    observer.lock().unwrap_or_else(PoisonError::into_inner)
+}

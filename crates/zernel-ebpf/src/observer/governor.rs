@@ -1,0 +1,376 @@
+//! What observing costs, and how it is kept within a budget.
+//!
+//! A probe costs the thread that runs into it about a microsecond. The governor measures that at the start,
+//! on this machine, and then knows what every process pays from how often its threads run into
+//! probes. A thread that pays more than the budget has its most frequent functions *sampled*: they
+//! are taken off, and put back on for windows of 50 ms, so seldom that the budget holds. What the
+//! windows count stands for the time between them, with an error taken from how far they lie apart.
+//! A function that cannot be sampled and still costs more than the ceiling is left alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hint::black_box;
+use std::mem::offset_of;
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::Link;
+
+use super::files::{Watch, detach};
+use super::kernel::{Kernel, Target};
+use super::{Observer, monotonic_ns};
+use crate::capability::own_offset;
+use crate::probes::{SYMBOLS, layout};
+
+/// What observing may cost.
+#[derive(Debug, Clone, Copy)]
+pub struct GovernorOptions {
+    /// The share of its time that any observed thread may pay.
+    pub budget: f64,
+    /// The share at which what cannot be sampled is left alone.
+    pub ceiling: f64,
+}
+
+impl Default for GovernorOptions {
+    fn default() -> Self {
+        Self {
+            budget: 0.005,
+            ceiling: 0.05,
+        }
+    }
+}
+
+impl GovernorOptions {
+    /// Everything is counted, whatever it costs.
+    pub const EXACT: Self = Self {
+        budget: f64::INFINITY,
+        ceiling: f64::INFINITY,
+    };
+}
+
+/// How long sampled functions are watched at a time: shorter ones do not pay for attaching.
+const WINDOW: Duration = Duration::from_millis(50);
+/// The largest share of the time that windows may take: two a second.
+const DUTY: f64 = 0.1;
+/// Of a budget, what the functions that are watched all the time may use.
+const STEADY: f64 = 0.5;
+/// A sampled function is watched all the time again when that would cost less than this of the budget.
+const CALM: f64 = 0.2;
+/// ... for so many rounds.
+const CALM_ROUNDS: u32 = 20;
+
+/// What a probe costs here, and what was done about it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Cost {
+    /// Nanoseconds that a call takes longer, with one thread calling.
+    pub ns_per_call: f64,
+    /// The same with as many threads as there are CPUs (up to 8) calling at once.
+    pub ns_per_call_contended: f64,
+    /// How many threads those were.
+    pub threads: usize,
+    /// Windows so far.
+    pub windows: u64,
+}
+
+impl Cost {
+    /// Of a call in a process in which `threads` threads call.
+    fn of_call(&self, threads: usize) -> f64 {
+        if threads > 1 {
+            self.ns_per_call_contended.max(self.ns_per_call)
+        } else {
+            self.ns_per_call
+        }
+    }
+}
+
+/// Keeps observing within its budget.
+#[derive(Debug)]
+pub(super) struct Governor {
+    pub(super) options: GovernorOptions,
+    pub(super) cost: Cost,
+    /// The functions that are sampled, and for how many rounds each could have been left on.
+    pub(super) sampled: BTreeMap<usize, u32>,
+    last_round: Instant,
+    next_window: Option<Instant>,
+    window: Option<Instant>,
+    window_from_ns: u64,
+    over_ceiling: u32,
+}
+
+impl Governor {
+    /// Measures what a probe costs here.
+    pub(super) fn calibrated(kernel: &Kernel, options: GovernorOptions) -> Self {
+        Self {
+            options,
+            cost: measure(kernel).unwrap_or_default(),
+            sampled: BTreeMap::new(),
+            last_round: Instant::now(),
+            next_window: None,
+            window: None,
+            window_from_ns: 0,
+            over_ceiling: 0,
+        }
+    }
+
+    pub(super) fn is_sampled(&self, symbol: usize) -> bool {
+        self.sampled.contains_key(&symbol)
+    }
+
+    /// When the next window is due.
+    pub(super) fn next_window(&self) -> Option<Instant> {
+        self.next_window.filter(|_| !self.sampled.is_empty())
+    }
+}
+
+/// The cost of the probes to one process.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ProcessCost {
+    /// Probed calls per second of its busiest thread.
+    pub busiest_calls_per_second: f64,
+    /// The share of its time that its busiest thread pays.
+    pub busiest_thread: f64,
+    /// CPU seconds that all its threads have paid so far.
+    pub seconds: f64,
+}
+
+impl Observer {
+    /// What a probe costs here, and what was done about it.
+    #[must_use]
+    pub fn cost(&self) -> Cost {
+        self.governor.cost
+    }
+
+    /// Looks at what everyone pays, and changes what is sampled.
+    pub fn govern(&mut self) {
+        let elapsed = self.governor.last_round.elapsed().as_secs_f64();
+        self.governor.last_round = Instant::now();
+        let mut hot = BTreeSet::new();
+        let mut stuck = false;
+        for (index, process) in &mut self.processes {
+            let word = self
+                .kernel
+                .processes
+                .word(*index as usize, offset_of!(layout::Process, busiest_hits));
+            let busiest = word.swap(0, Ordering::Relaxed) as f64;
+            let ns = self.governor.cost.of_call(process.threads());
+            process.note_cost(busiest, ns, elapsed);
+            let share = process.cost.busiest_thread;
+            if share <= self.governor.options.budget {
+                continue;
+            }
+            let candidates = process.frequent_rates(|symbol| !self.governor.is_sampled(symbol));
+            let rate: f64 = process.total_rate().max(1.0);
+            let mut left = share;
+            for (symbol, calls) in candidates {
+                if left <= self.governor.options.budget * STEADY {
+                    break;
+                }
+                left -= share * calls / rate;
+                hot.insert(symbol);
+            }
+            stuck |= left > self.governor.options.ceiling;
+        }
+        for symbol in hot {
+            self.sample(symbol);
+        }
+        self.watch_calm_ones_again();
+        self.give_up_if_stuck(stuck);
+    }
+
+    /// Takes a function off, to be watched in windows.
+    fn sample(&mut self, symbol: usize) {
+        if self.kernel.set_sampled(symbol, true).is_err() {
+            return;
+        }
+        // Nothing is counted any more: what was counted up to here is exact.
+        for (index, process) in &mut self.processes {
+            process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
+        }
+        for file in &mut self.files {
+            file.watch_sampled(symbol);
+        }
+        self.governor.sampled.insert(symbol, 0);
+        if self.governor.next_window.is_none() {
+            self.governor.next_window = Some(Instant::now());
+        }
+    }
+
+    /// Puts a function on for good.
+    fn watch_always(&mut self, symbol: usize) {
+        for file in &mut self.files {
+            file.watch_always(&self.kernel, symbol);
+        }
+        for process in self.processes.values_mut() {
+            process.end_sampling(symbol, monotonic_ns());
+        }
+        let _ = self.kernel.set_sampled(symbol, false);
+        self.governor.sampled.remove(&symbol);
+    }
+
+    fn watch_calm_ones_again(&mut self) {
+        if self.governor.window.is_some() {
+            return;
+        }
+        let limit = self.governor.options.budget * CALM;
+        let mut calm = Vec::new();
+        for (symbol, rounds) in &mut self.governor.sampled {
+            let busy = self.processes.values().any(|process| {
+                let ns = self.governor.cost.of_call(process.threads());
+                process.sampled_rate(*symbol) * ns / 1e9 > limit
+            });
+            *rounds = if busy { 0 } else { *rounds + 1 };
+            if *rounds >= CALM_ROUNDS {
+                calm.push(*symbol);
+            }
+        }
+        for symbol in calm {
+            self.watch_always(symbol);
+        }
+    }
+
+    /// When the ceiling stays exceeded with everything sampled that can be, lets go of all files.
+    fn give_up_if_stuck(&mut self, stuck: bool) {
+        self.governor.over_ceiling = if stuck { self.governor.over_ceiling + 1 } else { 0 };
+        if self.governor.over_ceiling < 4 {
+            return;
+        }
+        for file in &mut self.files {
+            file.detach("watching it cost more than the ceiling");
+        }
+    }
+
+    /// Attaches to all sampled functions for a moment, if it is time. Returns when to close.
+    pub(super) fn open_window(&mut self) -> Option<Instant> {
+        let due = self.governor.next_window()?;
+        if Instant::now() < due {
+            return None;
+        }
+        for file in &mut self.files {
+            if let Err(problem) = file.open_window(&self.kernel) {
+                file.detach(&problem);
+            }
+        }
+        self.governor.window_from_ns = monotonic_ns();
+        self.kernel.open_window(true);
+        let end = Instant::now() + WINDOW;
+        self.governor.window = Some(end);
+        Some(end)
+    }
+
+    /// Ends the window; dropping the links detaches, which takes a while.
+    pub(super) fn close_window(&mut self) -> Vec<Link> {
+        self.kernel.open_window(false);
+        let to_ns = monotonic_ns();
+        self.governor.window = None;
+        self.governor.cost.windows += 1;
+        let symbols: Vec<usize> = self.governor.sampled.keys().copied().collect();
+        for (index, process) in &mut self.processes {
+            let counters = self.kernel.counters.read(*index as usize);
+            process.take_window(&symbols, &counters, self.governor.window_from_ns, to_ns);
+        }
+        self.plan_next_window();
+        let windows = self.files.iter_mut();
+        windows.flat_map(|file| file.close_window()).collect()
+    }
+
+    /// The next window comes so late that the busiest thread pays no more than its budget.
+    fn plan_next_window(&mut self) {
+        let budget = self.governor.options.budget;
+        let duty = self.processes.values().map(|process| {
+            let ns = self.governor.cost.of_call(process.threads());
+            let calls: f64 = self
+                .governor
+                .sampled
+                .keys()
+                .map(|symbol| process.sampled_rate(*symbol))
+                .sum();
+            let left = (budget - process.cost.busiest_thread).max(budget * (1.0 - STEADY));
+            left / (calls * ns / 1e9)
+        });
+        let duty = duty.fold(DUTY, f64::min).max(1e-4);
+        // Not in step with anything that the program does regularly.
+        let jitter = 0.5 + fastrand::f64();
+        let pause = WINDOW.div_f64(duty).mul_f64(jitter).max(WINDOW);
+        self.governor.next_window = Some(Instant::now() + pause);
+    }
+
+    /// Which functions are sampled now.
+    pub fn sampled(&self) -> impl Iterator<Item = &'static str> {
+        let sampled = self.governor.sampled.keys();
+        sampled.map(|symbol| SYMBOLS[*symbol].name())
+    }
+
+    /// The functions that were let go of because of what they cost.
+    #[must_use]
+    pub fn is_over_ceiling(&self) -> bool {
+        self.governor.over_ceiling >= 4
+    }
+}
+
+impl super::files::AttachedFile {
+    /// Whether any function of it is watched at all.
+    pub(crate) fn is_watched(&self) -> bool {
+        let mut functions = self.functions.iter();
+        functions.any(|function| !matches!(function.watch, Watch::Not(_)))
+    }
+}
+
+/// The function that calibration calls: begins like the functions of a driver.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+extern "C" fn calibration_target() {
+    std::arch::naked_asm!("push rbp", "pop rbp", "ret");
+}
+
+/// How often it is called for one measurement.
+const CALIBRATION_CALLS: u32 = 400;
+const CALIBRATION_ROUNDS: usize = 7;
+
+/// What a probed call takes longer than one that is not.
+fn measure(kernel: &Kernel) -> Option<Cost> {
+    let symbol = SYMBOLS.iter().position(|row| row.name() == "cuLaunchKernel")?;
+    let offset = own_offset(calibration_target as *const ()).ok()? as u64;
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
+    let plain = ns_per_call(1);
+    let plain_contended = ns_per_call(threads);
+    let links = kernel
+        .attach(Path::new("/proc/self/exe"), &[Target { offset, symbol }])
+        .ok()?;
+    let cost = Cost {
+        ns_per_call: (ns_per_call(1) - plain).max(0.0),
+        ns_per_call_contended: (ns_per_call(threads) - plain_contended).max(0.0),
+        threads,
+        windows: 0,
+    };
+    detach(links);
+    Some(cost)
+}
+
+/// The median over a few rounds, with so many threads calling at once.
+fn ns_per_call(threads: usize) -> f64 {
+    let barrier = Barrier::new(threads);
+    let mut rounds: Vec<f64> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    (0..CALIBRATION_ROUNDS).map(|_| time_calls()).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let results = workers.into_iter().filter_map(|worker| worker.join().ok());
+        results.flatten().collect()
+    });
+    rounds.sort_by(f64::total_cmp);
+    rounds.get(rounds.len() / 2).copied().unwrap_or_default()
+}
+
+fn time_calls() -> f64 {
+    let start = Instant::now();
+    for _ in 0..CALIBRATION_CALLS {
+        black_box(calibration_target)();
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(CALIBRATION_CALLS)
+}

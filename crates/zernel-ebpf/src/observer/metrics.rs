@@ -1,0 +1,577 @@
+//! What was observed, as metrics.
+//!
+//! The families of [`AggregatedMetrics`] come first; [`FAMILIES`] lists what comes after them.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use serde_json::{Value, json};
+
+use super::callers::UNKNOWN;
+use super::process::{ObservedProcess, Seen};
+use super::{Observer, monotonic_ns};
+use crate::aggregation::exposition::{Exposition, Kind};
+use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
+use crate::gpu::VisibleDevices;
+use crate::probes::{Counts, Direction, Family, Operation};
+
+/// Whose processes are told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Everybody's.
+    All,
+    /// Those of the user with this id.
+    User(u32),
+}
+
+/// The text formats of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextFormat {
+    /// Prometheus text, durations as histograms.
+    Prometheus,
+    /// OpenMetrics.
+    OpenMetrics,
+    /// Prometheus text, durations as quantiles.
+    Quantiles,
+}
+
+/// A family of metrics, as it is documented.
+#[derive(Debug, Clone, Copy)]
+pub struct Documented {
+    /// Its name.
+    pub name: &'static str,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// The labels of its series.
+    pub labels: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+macro_rules! families {
+    ($($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(const $constant: (&str, Kind, &str) = ($name, Kind::$kind, $help);)*
+
+        /// Every family besides those of [`AggregatedMetrics`].
+        pub const FAMILIES: &[Documented] = &[$(Documented {
+            name: $name,
+            kind: kind_name(Kind::$kind),
+            labels: &[$($label),*],
+            help: $help,
+        }),*];
+    };
+}
+
+const fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+        Kind::Histogram => "histogram",
+        Kind::Summary => "summary",
+    }
+}
+
+families! {
+    LAUNCHES = Counter "zernel_cuda_launches_total" ["pid"]
+        "Launches of kernels and graphs.";
+    LAUNCHES_ERROR = Gauge "zernel_cuda_launches_error" ["pid"]
+        "By how much zernel_cuda_launches_total may be off (95 %), because launches were sampled.";
+    COPIES = Counter "zernel_cuda_copies_total" ["pid", "direction"]
+        "Copies between host and device memory.";
+    COPY_BYTES = Counter "zernel_cuda_copy_bytes_total" ["pid", "direction"]
+        "Bytes copied.";
+    WAITS = Histogram "zernel_cuda_wait_seconds" ["pid", "kind"]
+        "Time in calls that wait for the GPU, by what they wait for.";
+    FAILED = Counter "zernel_cuda_failed_calls_total" ["pid"]
+        "CUDA and NCCL calls that returned an error.";
+    NCCL_CALLS = Counter "zernel_nccl_calls_total" ["pid", "op"]
+        "Collectives and messages handed to NCCL.";
+    NCCL_BYTES = Counter "zernel_nccl_bytes_total" ["pid", "op"]
+        "Bytes handed to NCCL, as its arguments count them.";
+    NCCL_ENQUEUE = Histogram "zernel_nccl_enqueue_seconds" ["op"]
+        "Time a NCCL call takes to hand its work to the GPU.";
+    NCCL_UNTIL_SYNC = Histogram "zernel_nccl_until_sync_seconds" ["op"]
+        "From a NCCL call to the end of the wait that shows its work done: not shorter than the work.";
+    NCCL_SEQUENCE = Gauge "zernel_nccl_sequence" ["pid", "communicator", "rank"]
+        "Collectives entered on a communicator.";
+    ALLOCATIONS = Counter "zernel_gpu_memory_allocations_total" ["pid", "gpu_id"]
+        "Successful allocations of GPU memory.";
+    FREES = Counter "zernel_gpu_memory_frees_total" ["pid", "gpu_id"]
+        "Allocations of GPU memory that were freed.";
+    CALLER_BYTES = Gauge "zernel_gpu_memory_caller_bytes" ["pid", "gpu_id", "caller"]
+        "GPU memory in use, by the library that asked the driver for it.";
+    UNEXPLAINED = Gauge "zernel_gpu_memory_unexplained_bytes" ["pid", "gpu_id"]
+        "What NVML says a process has in use beyond what it was seen to allocate: its context.";
+    GPU_INFO = Gauge "zernel_gpu_info" ["gpu_id", "UUID", "name"]
+        "A GPU of this machine; always 1.";
+    GPU_UTILIZATION = Gauge "zernel_gpu_utilization_ratio" ["gpu_id"]
+        "Share of the time in which something ran on the GPU, as NVML says.";
+    GPU_TOTAL = Gauge "zernel_gpu_device_memory_total_bytes" ["gpu_id"]
+        "Memory of the GPU, as NVML says.";
+    GPU_USED = Gauge "zernel_gpu_device_memory_used_bytes" ["gpu_id"]
+        "Memory of the GPU in use by anyone, as NVML says.";
+    PROCESS_INFO = Gauge "zernel_process_info"
+        ["pid", "comm", "job", "rank", "local_rank", "cgroup", "namespace", "pod", "container", "UUID", "role"]
+        "Who an observed process is; always 1. Join on pid.";
+    COMPLETE = Gauge "zernel_process_complete" ["pid"]
+        "1 if the process was observed from its first CUDA call on, else 0.";
+    COST_RATIO = Gauge "zernel_observe_cost_ratio" ["pid"]
+        "Share of its time that the busiest thread of a process pays for being observed.";
+    COST_SECONDS = Counter "zernel_observe_cost_seconds_total" ["pid"]
+        "Time that all threads of a process have paid for being observed.";
+    NS_PER_CALL = Gauge "zernel_observe_ns_per_call" ["threads"]
+        "What an observed call takes longer, as measured at the start with so many threads calling.";
+    WINDOWS = Counter "zernel_observe_windows_total" []
+        "Windows in which sampled functions were watched.";
+    RUNG = Gauge "zernel_observe_rung" ["rung"]
+        "The way functions are attached to; always 1.";
+    SAMPLED = Gauge "zernel_observe_sampled" ["symbol"]
+        "A function that is sampled now; always 1.";
+    LOST = Counter "zernel_observe_lost_total" ["cause"]
+        "What the kernel had no room for.";
+    FILES = Gauge "zernel_observe_files" []
+        "Library files that probes are attached to.";
+    MISSED = Counter "zernel_observe_missed_by_events_total" []
+        "Mappings of libraries that no event told of, and only a scan found.";
+}
+
+const DIRECTIONS: [Direction; 4] = [
+    Direction::HostToDevice,
+    Direction::DeviceToHost,
+    Direction::DeviceToDevice,
+    Direction::Unified,
+];
+
+const WAIT_KINDS: [(Family, &str); 4] = [
+    (Family::StreamWait, "stream"),
+    (Family::EventWait, "event"),
+    (Family::ContextWait, "context"),
+    (Family::CopyWait, "copy"),
+];
+
+/// A process with what is looked up for it once per text.
+struct Told<'a> {
+    process: &'a ObservedProcess,
+    devices: VisibleDevices,
+}
+
+impl Told<'_> {
+    /// NVML's number of the device that the process knows by `ordinal`; without NVML, that.
+    fn gpu_id(&self, ordinal: u32) -> u32 {
+        self.devices.index(ordinal).unwrap_or(ordinal)
+    }
+
+    fn uuid(&self) -> &str {
+        let first = self.process.memory.keys().next();
+        let device = first.and_then(|ordinal| self.devices.devices.get(*ordinal as usize));
+        device.map_or("", |device| &device.uuid)
+    }
+
+    fn memory(&self) -> BTreeMap<u32, &GpuMemMetrics> {
+        let memory = self.process.memory.iter();
+        memory
+            .map(|(ordinal, memory)| (self.gpu_id(*ordinal), &memory.total))
+            .collect()
+    }
+}
+
+impl Observer {
+    fn told(&self, whose: Whose) -> Vec<Told<'_>> {
+        let belongs = |process: &&ObservedProcess| match whose {
+            Whose::All => true,
+            Whose::User(uid) => process
+                .identity
+                .as_ref()
+                .is_some_and(|identity| identity.uid == uid),
+        };
+        self.processes()
+            .filter(belongs)
+            .map(|process| Told {
+                process,
+                devices: match &process.identity {
+                    Some(identity) => VisibleDevices::of(identity, &self.gpu_facts),
+                    None => VisibleDevices::parse(None, &self.gpu_facts),
+                },
+            })
+            .collect()
+    }
+
+    /// The numbers that every client of the aggregation knows.
+    #[must_use]
+    pub fn aggregated(&self, whose: Whose) -> AggregatedMetrics {
+        aggregate(&self.told(whose))
+    }
+
+    /// All metrics as text.
+    #[must_use]
+    pub fn metrics(&self, whose: Whose, format: TextFormat) -> String {
+        let told = self.told(whose);
+        let aggregated = aggregate(&told);
+        let (mut text, mut out) = match format {
+            TextFormat::Prometheus => (aggregated.to_prometheus(), Exposition::default()),
+            TextFormat::OpenMetrics => (aggregated.to_prometheus(), Exposition::open_metrics()),
+            TextFormat::Quantiles => return aggregated.to_prometheus_quantiles(),
+        };
+        drop(aggregated);
+        expose_calls(&mut out, &told);
+        expose_collectives(&mut out, &told);
+        self.expose_memory(&mut out, &told, whose);
+        expose_processes(&mut out, &told);
+        if whose == Whose::All {
+            self.expose_gpus(&mut out);
+            self.expose_observer(&mut out);
+        }
+        text.push_str(&out.finish());
+        if format == TextFormat::OpenMetrics {
+            text.push_str("# EOF\n");
+        }
+        text
+    }
+
+    /// The state of this moment, for live clients.
+    #[must_use]
+    pub fn snapshot(&self, whose: Whose) -> Value {
+        let told = self.told(whose);
+        let mut snapshot = aggregate(&told).to_ws_snapshot();
+        snapshot["observed"] = told.iter().map(describe).collect();
+        snapshot["sampled"] = self.sampled().collect();
+        snapshot["rung"] = self.rung().name().into();
+        snapshot
+    }
+
+    fn expose_memory(&self, out: &mut Exposition, told: &[Told<'_>], whose: Whose) {
+        series(out, ALLOCATIONS, told, |told, add| {
+            for (gpu, memory) in told.memory() {
+                add(&[("gpu_id", &gpu)], memory.alloc_count as f64);
+            }
+        });
+        series(out, FREES, told, |told, add| {
+            for (gpu, memory) in told.memory() {
+                add(&[("gpu_id", &gpu)], memory.free_count as f64);
+            }
+        });
+        series(out, CALLER_BYTES, told, |told, add| {
+            for ((gpu, caller), bytes) in by_caller(told) {
+                add(&[("gpu_id", &gpu), ("caller", &caller)], bytes as f64);
+            }
+        });
+        let (name, kind, help) = UNEXPLAINED;
+        out.family(name, kind, help);
+        for used in self.gpus.process_memory() {
+            let known = told.iter().find(|told| told.process.pid == used.pid);
+            let (Some(bytes), true) = (used.bytes, known.is_some() || whose == Whose::All) else {
+                continue;
+            };
+            let explained = known
+                .and_then(|told| told.memory().get(&used.index).map(|m| m.current_bytes))
+                .unwrap_or(0);
+            let labels: [(&str, &dyn Display); 2] = [("pid", &used.pid), ("gpu_id", &used.index)];
+            out.sample(name, "", &labels, bytes as f64 - explained as f64);
+        }
+    }
+
+    fn expose_gpus(&self, out: &mut Exposition) {
+        let (name, kind, help) = GPU_INFO;
+        out.family(name, kind, help);
+        for gpu in &self.gpu_facts {
+            let labels: [(&str, &dyn Display); 3] = [
+                ("gpu_id", &gpu.index),
+                ("UUID", &gpu.uuid),
+                ("name", &gpu.name),
+            ];
+            out.sample(name, "", &labels, 1);
+        }
+        let gauges: [(_, fn(&crate::gpu::GpuFacts) -> Option<f64>); 3] = [
+            (GPU_UTILIZATION, |gpu| Some(f64::from(gpu.utilization?) / 100.0)),
+            (GPU_TOTAL, |gpu| Some(gpu.memory_total? as f64)),
+            (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
+        ];
+        for ((name, kind, help), value) in gauges {
+            out.family(name, kind, help);
+            for gpu in &self.gpu_facts {
+                if let Some(value) = value(gpu) {
+                    out.sample(name, "", &[("gpu_id", &gpu.index)], value);
+                }
+            }
+        }
+    }
+
+    fn expose_observer(&self, out: &mut Exposition) {
+        let cost = self.cost();
+        let (name, kind, help) = NS_PER_CALL;
+        out.family(name, kind, help);
+        out.sample(name, "", &[("threads", &1)], cost.ns_per_call);
+        if cost.threads > 1 {
+            let threads: [(&str, &dyn Display); 1] = [("threads", &cost.threads)];
+            out.sample(name, "", &threads, cost.ns_per_call_contended);
+        }
+        single(out, WINDOWS, &[], cost.windows as f64);
+        single(out, RUNG, &[("rung", &self.rung().name())], 1.0);
+        let (name, kind, help) = SAMPLED;
+        out.family(name, kind, help);
+        for symbol in self.sampled() {
+            out.sample(name, "", &[("symbol", &symbol)], 1);
+        }
+        let (name, kind, help) = LOST;
+        out.family(name, kind, help);
+        for (cause, lost) in self.losses().by_cause() {
+            out.sample(name, "", &[("cause", &cause)], lost);
+        }
+        let files = self.files.iter().filter(|file| file.is_watched()).count();
+        single(out, FILES, &[], files as f64);
+        single(out, MISSED, &[], self.discovery.missed_by_events() as f64);
+    }
+}
+
+type Named = (&'static str, Kind, &'static str);
+
+fn single(out: &mut Exposition, family: Named, labels: &[(&str, &dyn Display)], value: f64) {
+    let (name, kind, help) = family;
+    out.family(name, kind, help);
+    out.sample(name, "", labels, value);
+}
+
+/// A family with the series that `each` adds for every process, to whose labels the pid is put.
+fn series(
+    out: &mut Exposition,
+    family: Named,
+    told: &[Told<'_>],
+    each: impl Fn(&Told<'_>, &mut dyn FnMut(&[(&str, &dyn Display)], f64)),
+) {
+    let (name, kind, help) = family;
+    out.family(name, kind, help);
+    for told in told {
+        let pid = told.process.pid;
+        each(told, &mut |labels, value| {
+            let labels = [&[("pid", &pid as &dyn Display)], labels].concat();
+            out.sample(name, "", &labels, value);
+        });
+    }
+}
+
+fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
+    let launches = |told: &Told<'_>| told.process.count(|what| what == Counts::Launch);
+    series(out, LAUNCHES, told, |told, add| {
+        let count = launches(told);
+        if count.calls > 0 {
+            add(&[], count.calls as f64);
+        }
+    });
+    series(out, LAUNCHES_ERROR, told, |told, add| {
+        let count = launches(told);
+        if count.calls > 0 {
+            add(&[], count.error as f64);
+        }
+    });
+    let copies: [(Named, fn(&super::CallCount) -> u64); 2] =
+        [(COPIES, |count| count.calls), (COPY_BYTES, |count| count.bytes)];
+    for (family, value) in copies {
+        series(out, family, told, |told, add| {
+            for direction in DIRECTIONS {
+                let count = told.process.count(|what| what == Counts::Copy(direction));
+                if count.calls > 0 {
+                    add(&[("direction", &direction.name())], value(&count) as f64);
+                }
+            }
+        });
+    }
+    let (name, kind, help) = WAITS;
+    out.family(name, kind, help);
+    for told in told {
+        for (family, wait) in WAIT_KINDS {
+            if let Some(histogram) = told.process.duration(family) {
+                out.histogram(name, &[("pid", &told.process.pid), ("kind", &wait)], histogram);
+            }
+        }
+    }
+    series(out, FAILED, told, |told, add| {
+        let count = told.process.count(|_| true);
+        if count.calls > 0 {
+            add(&[], count.failed as f64);
+        }
+    });
+}
+
+fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
+    let counters: [(Named, fn(&super::CallCount) -> u64); 2] =
+        [(NCCL_CALLS, |count| count.calls), (NCCL_BYTES, |count| count.bytes)];
+    for (family, value) in counters {
+        series(out, family, told, |told, add| {
+            for operation in Operation::ALL {
+                let communication = Counts::Communication(operation);
+                let count = told.process.count(|what| what == communication);
+                if count.calls > 0 {
+                    add(&[("op", &operation.name())], value(&count) as f64);
+                }
+            }
+        });
+    }
+    type OfOperation = fn(Operation) -> Family;
+    let durations: [(Named, OfOperation); 2] = [
+        (NCCL_ENQUEUE, Family::Enqueue),
+        (NCCL_UNTIL_SYNC, Family::UntilSync),
+    ];
+    for ((name, kind, help), family) in durations {
+        out.family(name, kind, help);
+        for operation in Operation::ALL {
+            if let Some(histogram) = merged(told, family(operation)) {
+                out.histogram(name, &[("op", &operation.name())], &histogram);
+            }
+        }
+    }
+    series(out, NCCL_SEQUENCE, told, |told, add| {
+        for communicator in &told.process.communicators {
+            let hash = format!("{:016x}", communicator.hash);
+            let rank = communicator.rank.map_or(String::new(), |rank| rank.to_string());
+            add(
+                &[("communicator", &hash), ("rank", &rank)],
+                communicator.sequence as f64,
+            );
+        }
+    });
+}
+
+fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
+    series(out, PROCESS_INFO, told, |told, add| {
+        let text = |value: Option<&String>| value.cloned().unwrap_or_default();
+        let number = |value: Option<u32>| value.map_or(String::new(), |value| value.to_string());
+        let identity = told.process.identity.as_ref();
+        let role = if told.process.is_loader { "loader" } else { "trainer" };
+        add(
+            &[
+                ("comm", &text(identity.map(|identity| &identity.comm))),
+                ("job", &text(identity.and_then(|identity| identity.job.as_ref()))),
+                ("rank", &number(identity.and_then(|identity| identity.rank))),
+                ("local_rank", &number(identity.and_then(|identity| identity.local_rank))),
+                ("cgroup", &text(identity.map(|identity| &identity.cgroup))),
+                ("namespace", &text(identity.and_then(|identity| identity.namespace.as_ref()))),
+                ("pod", &text(identity.and_then(|identity| identity.pod.as_ref()))),
+                ("container", &text(identity.and_then(|identity| identity.container.as_ref()))),
+                ("UUID", &told.uuid()),
+                ("role", &role),
+            ],
+            1.0,
+        );
+    });
+    series(out, COMPLETE, told, |told, add| {
+        if !told.process.is_loader {
+            add(&[], f64::from(u8::from(told.process.seen == Seen::Complete)));
+        }
+    });
+    series(out, COST_RATIO, told, |told, add| {
+        if !told.process.is_loader {
+            add(&[], told.process.cost.busiest_thread);
+        }
+    });
+    series(out, COST_SECONDS, told, |told, add| {
+        if !told.process.is_loader {
+            add(&[], told.process.cost.seconds);
+        }
+    });
+}
+
+fn aggregate(told: &[Told<'_>]) -> AggregatedMetrics {
+    let mut metrics = AggregatedMetrics::default();
+    for told in told {
+        let process = told.process;
+        for (gpu, memory) in told.memory() {
+            metrics
+                .gpu_memory
+                .insert(format!("{}:{gpu}", process.pid), memory.clone());
+        }
+        for (family, histogram) in process.durations() {
+            let by_pid = match family {
+                Family::Launch => &mut metrics.cuda_latency,
+                Family::Dataload => &mut metrics.dataloader_wait,
+                Family::DistSync => &mut metrics.dist_sync,
+                Family::UntilSync(operation) => {
+                    let of_operation = metrics.nccl_duration.entry(operation.name().to_owned());
+                    of_operation.or_default().merge(histogram);
+                    continue;
+                }
+                _ => continue,
+            };
+            by_pid.insert(process.pid, histogram.clone());
+        }
+    }
+    metrics.updated_now();
+    metrics
+}
+
+fn merged(told: &[Told<'_>], family: Family) -> Option<LatencyHistogram> {
+    let mut histograms = told
+        .iter()
+        .filter_map(|told| told.process.duration(family));
+    let mut all = histograms.next()?.clone();
+    histograms.for_each(|histogram| all.merge(histogram));
+    Some(all)
+}
+
+/// Bytes in use by GPU and calling library.
+fn by_caller(told: &Told<'_>) -> BTreeMap<(u32, String), u64> {
+    let mut bytes = BTreeMap::new();
+    for (ordinal, memory) in &told.process.memory {
+        for (address, caller) in &memory.by_caller {
+            let name = told.process.callers.name(*address).to_owned();
+            *bytes.entry((told.gpu_id(*ordinal), name)).or_default() += caller.current_bytes;
+        }
+    }
+    bytes.retain(|(_, caller), bytes| *bytes > 0 || caller != UNKNOWN);
+    bytes
+}
+
+/// A process in a snapshot.
+fn describe(told: &Told<'_>) -> Value {
+    let process = told.process;
+    let calls: BTreeMap<_, _> = process
+        .calls()
+        .map(|(name, count)| {
+            let count = json!({
+                "calls": count.calls, "failed": count.failed, "bytes": count.bytes,
+                "error": count.error,
+            });
+            (name, count)
+        })
+        .collect();
+    let memory: Vec<_> = by_caller(told)
+        .into_iter()
+        .map(|((gpu, caller), bytes)| json!({"gpu_id": gpu, "caller": caller, "bytes": bytes}))
+        .collect();
+    let communicators: Vec<_> = process
+        .communicators
+        .iter()
+        .map(|communicator| {
+            json!({
+                "communicator": format!("{:016x}", communicator.hash),
+                "rank": communicator.rank, "ranks": communicator.ranks,
+                "sequence": communicator.sequence, "op": communicator.operation.name(),
+                "bytes": communicator.bytes,
+                "in_call": communicator.entered_ns != 0 && communicator.left_ns == 0,
+                "entered_seconds_ago": seconds_ago(communicator.entered_ns),
+            })
+        })
+        .collect();
+    json!({
+        "pid": process.pid,
+        "identity": process.identity,
+        "role": if process.is_loader { "loader" } else { "trainer" },
+        "complete": process.seen == Seen::Complete,
+        "since_seconds_ago": match process.seen {
+            Seen::Complete => None,
+            Seen::Since(ns) => seconds_ago(ns),
+        },
+        "ended_seconds_ago": process.ended_ns.and_then(seconds_ago),
+        "calls": calls,
+        "memory_by_caller": memory,
+        "communicators": communicators,
+        "cost": {
+            "busiest_thread_ratio": process.cost.busiest_thread,
+            "seconds": process.cost.seconds,
+        },
+        "sampled": process.is_sampled(),
+    })
+}
+
+fn seconds_ago(ns: u64) -> Option<f64> {
+    (ns != 0).then(|| monotonic_ns().saturating_sub(ns) as f64 / 1e9)
+}
