@@ -3,7 +3,9 @@
 //! The rules for `CUDA_VISIBLE_DEVICES` are those of the driver (580), found by asking it: a list is
 //! of numbers or of UUIDs, as its first entry is; it ends at the first entry that names no device; one
 //! that names a device twice leaves none. Numbers are read as C's `strtol` does, what follows
-//! them is ignored. Of a UUID the first digits are enough if only one device has them.
+//! them is ignored. Of a UUID the first digits are enough. It was asked on a machine with one whole
+//! GPU; that digits which several devices share name none, and that a process has no more than one part
+//! of a divided GPU, is what NVIDIA's documentation says.
 
 use serde::Serialize;
 

@@ -118,6 +118,8 @@ fn is_hex(text: &str, length: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
@@ -223,6 +225,19 @@ mod tests {
             );
             assert_eq!(cgroup.slurm_job.as_deref(), *job, "job of {pattern}");
             assert_eq!(cgroup.unit.as_deref(), *unit, "unit of {pattern}");
+        }
+    }
+
+    proptest! {
+        /// Names of cgroups are anybody's who may make some.
+        #[test]
+        fn no_path_is_too_odd(path in "(/|:|pod|job_|slurm|-|_|conmon|\\.scope|\\.slice|[0-9a-f]{32}|\\PC|\\n){0,40}") {
+            let cgroup = Cgroup::parse(&path);
+            let names = [&cgroup.container, &cgroup.slurm_job, &cgroup.unit];
+            for name in names.into_iter().flatten() {
+                prop_assert!(!name.is_empty() && name.len() <= NAME_BYTES);
+                prop_assert!(!name.contains(char::is_control));
+            }
         }
     }
 

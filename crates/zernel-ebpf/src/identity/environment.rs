@@ -259,6 +259,10 @@ fn whole_entries(list: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
     use super::*;
 
     fn environment(text: &str) -> Environment {
@@ -282,6 +286,27 @@ mod tests {
             environment("RANK=1 RANK=2").rank().map(|rank| rank.rank),
             Some(1)
         );
+    }
+
+    /// What odd environments are made of.
+    const PIECES: [&[u8]; 7] = [
+        b"RANK=",
+        b"CUDA_VISIBLE_DEVICES=",
+        b"\0",
+        b"\xff",
+        b",",
+        b"7",
+        &[b'x'; 3000],
+    ];
+
+    proptest! {
+        #[test]
+        fn no_environment_is_too_odd(pieces in vec(select(&PIECES), 0..40)) {
+            let kept = Environment::parse(&pieces.concat());
+            kept.rank();
+            prop_assert!(kept.variables.len() <= NAMES.len() + LISTS.len());
+            prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= LIST_BYTES));
+        }
     }
 
     #[test]

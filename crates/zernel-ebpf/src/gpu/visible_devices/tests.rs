@@ -1,5 +1,7 @@
 //! Tables of environments, and the devices they leave.
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// The GPU whose driver was asked.
@@ -81,6 +83,19 @@ fn the_answers_are_the_drivers() {
         let value = pattern.replace("{}", digits);
         let visible = VisibleDevices::parse(Some(&value), &one);
         assert_eq!(visible.devices.len(), *count, "{value:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_device_is_there_twice(list in "(GPU-|MIG-|MIG-GPU-|-|,|/| |\\+|[0-9]|[a-f]|aaaa|\\PC){0,30}") {
+        for gpus in [four(), divided()] {
+            let visible = VisibleDevices::parse(Some(&list), &gpus);
+            let mut uuids: Vec<_> = visible.devices.iter().map(|device| &device.uuid).collect();
+            uuids.sort();
+            uuids.dedup();
+            prop_assert_eq!(uuids.len(), visible.devices.len());
+        }
     }
 }
 
