@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::time::sleep;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use zernel_serve::{Secret, ServeError, Server};
@@ -55,6 +56,12 @@ pub(crate) async fn the_open_network_needs_a_token() {
             assert!(error.to_string().contains("token"), "{error}");
         }
     }
+    let folder = tempfile::tempdir().unwrap();
+    let mut wrapped = options(&folder);
+    wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
+    // Where there is no IPv6, it fails for that.
+    let result = Server::bind(wrapped, Fake::default());
+    assert!(!matches!(result, Err(ServeError::TokenRequired { .. })));
     let server = start(Fake::default(), |options| {
         options.http = Some("0.0.0.0:0".parse().unwrap());
         options.token = Some(Secret::new("0123456789abcdef").unwrap());
@@ -162,6 +169,27 @@ pub(crate) async fn live_clients_get_a_farewell() {
         Some(Ok(Message::Close(Some(frame)))) => assert_eq!(frame.code, CloseCode::Away),
         other => panic!("no farewell: {other:?}"),
     }
+    assert!(socket.next().await.is_none());
+    stopped.await.unwrap();
+}
+
+pub(crate) async fn one_that_lags_behind_gets_it_too() {
+    let long = Fake {
+        padding: 12 << 20,
+        ..Fake::default()
+    };
+    let server = start(long, |options| options.limits.grace = NEVER);
+    let mut socket = websocket::connect_slow(server.websocket).await;
+    // In the middle of the snapshot, which is more than the kernel takes.
+    socket.get_mut().readable().await.unwrap();
+    let stopped = tokio::spawn(server.stop());
+    sleep(Duration::from_millis(50)).await;
+    websocket::next(&mut socket).await;
+    let farewell = socket.next().await;
+    assert!(
+        matches!(farewell, Some(Ok(Message::Close(_)))),
+        "{farewell:?}"
+    );
     assert!(socket.next().await.is_none());
     stopped.await.unwrap();
 }
