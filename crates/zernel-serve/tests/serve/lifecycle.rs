@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use zernel_serve::{Secret, ServeError, Server};
 
-use crate::client::{Answer, exchange, get, read_all};
+use crate::client::{Answer, exchange, get, read_all, upgrade_request};
 use crate::fixture::{Fake, Gate, NEVER, options, start};
 use crate::websocket;
 
@@ -171,6 +171,23 @@ pub(crate) async fn live_clients_get_a_farewell() {
     }
     assert!(socket.next().await.is_none());
     stopped.await.unwrap();
+}
+
+pub(crate) async fn a_farewell_waits_for_its_answer() {
+    let server = start(Fake::default(), |options| options.limits.grace = NEVER);
+    let mut stream = TcpStream::connect(server.websocket).await.unwrap();
+    let request = upgrade_request("/", "Host: localhost\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    while stream.read_u8().await.unwrap() != b'}' {}
+    let stopped = tokio::spawn(server.stop());
+    assert_eq!(stream.read_u8().await.unwrap(), 0x88);
+    let mut farewell = vec![0; stream.read_u8().await.unwrap().into()];
+    stream.read_exact(&mut farewell).await.unwrap();
+    sleep(Duration::from_millis(50)).await;
+    assert!(!stopped.is_finished());
+    stream.write_all(&[0x88, 0x80, 0, 0, 0, 0]).await.unwrap();
+    stopped.await.unwrap();
+    assert_eq!(read_all(&mut stream).await, b"");
 }
 
 pub(crate) async fn one_that_lags_behind_gets_it_too() {
