@@ -57,12 +57,16 @@ impl Accept for UnixListener {
 
     async fn next(&self) -> io::Result<(UnixStream, Peer)> {
         let (stream, _) = self.accept().await?;
-        let scope = match stream.peer_cred()?.uid() {
-            0 => Scope::All,
-            user if user == geteuid().as_raw() => Scope::All,
-            user => Scope::User(user),
-        };
+        let scope = scope_of(stream.peer_cred()?.uid(), geteuid().as_raw());
         Ok((stream, Peer::Unix { scope }))
+    }
+}
+
+/// What a user may see of a daemon that runs as `own`.
+fn scope_of(user: u32, own: u32) -> Scope {
+    match user == 0 || user == own {
+        true => Scope::All,
+        false => Scope::User(user),
     }
 }
 
@@ -152,4 +156,18 @@ async fn answer(
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(peer);
     router.oneshot(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_and_the_daemons_own_user_see_all() {
+        assert_eq!(scope_of(0, 0), Scope::All);
+        assert_eq!(scope_of(0, 7), Scope::All);
+        assert_eq!(scope_of(7, 7), Scope::All);
+        assert_eq!(scope_of(8, 7), Scope::User(8));
+        assert_eq!(scope_of(8, 0), Scope::User(8));
+    }
 }

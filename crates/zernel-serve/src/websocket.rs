@@ -62,7 +62,8 @@ async fn attend(mut socket: WebSocket, newest: Newest, mut ending: Ending, limit
     let Some(farewell) = farewell else { return };
     let parting = async {
         if socket.send(Message::Close(Some(farewell))).await.is_ok() {
-            // Closing with something unread would make the kernel throw the farewell away.
+            // Its answer is the proof that it arrived: closing with something unread could make the
+            // kernel throw the farewell away.
             while let Some(Ok(_)) = socket.recv().await {}
         }
     };

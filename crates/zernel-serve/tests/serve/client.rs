@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// An answer, taken apart.
 #[derive(Debug)]
@@ -32,6 +32,13 @@ impl Answer {
             .find(|(name, _)| name.eq_ignore_ascii_case(wanted))
             .map(|(_, value)| value)
     }
+}
+
+/// Connects as a client for which the kernel keeps little that it has not read.
+pub(crate) async fn connect_narrow(address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.connect(address).await.unwrap()
 }
 
 /// Sends a few bytes and returns all that comes back until the connection ends, in whatever way.
@@ -68,9 +75,8 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
 
 /// Asks to speak WebSocket.
 pub(crate) async fn ask_upgrade(address: SocketAddr, path: &str, headers: &str) -> Answer {
-    let stream = TcpStream::connect(address).await.unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
     let request = upgrade_request(path, headers);
-    let mut stream = stream;
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use zernel_serve::{Addresses, Format, Health, Options, Scope, ServeError, Server, Source};
+use zernel_serve::{Addresses, Format, Health, Limits, Options, Scope, ServeError, Server, Source};
 
 /// An interval after which no test waits for anything.
 pub(crate) const NEVER: Duration = Duration::from_secs(100_000);
@@ -99,13 +99,18 @@ pub(crate) struct Running {
     folder: TempDir,
 }
 
-/// What does not disturb another server of the same machine.
+/// What does not disturb another server of the same machine, and is patient where that is busy.
 pub(crate) fn options(folder: &TempDir) -> Options {
     Options {
         http: Some("127.0.0.1:0".parse().unwrap()),
         websocket: Some("127.0.0.1:0".parse().unwrap()),
         unix: Some(folder.path().join("observe.sock")),
         interval: NEVER,
+        limits: Limits {
+            request_head: NEVER,
+            stall: NEVER,
+            ..Limits::default()
+        },
         ..Options::default()
     }
 }

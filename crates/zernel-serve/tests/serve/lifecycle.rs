@@ -7,21 +7,21 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::time::sleep;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use zernel_serve::{Secret, ServeError, Server};
 
-use crate::client::{Answer, exchange, get, read_all};
+use crate::client::{Answer, exchange, get, read_all, upgrade_request};
 use crate::fixture::{Fake, Gate, NEVER, options, start};
 use crate::websocket;
 
 pub(crate) async fn a_port_in_use_is_named_and_nothing_is_left_behind() {
     let folder = tempfile::tempdir().unwrap();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let free = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // An address of this test's own, so that no other takes the port that is free.
+    let bind = || TcpListener::bind("127.0.0.77:0").unwrap();
+    let taken = bind();
+    let free = bind().local_addr().unwrap();
     let mut options = options(&folder);
     options.http = Some(free);
     options.websocket = Some(taken.local_addr().unwrap());
@@ -55,6 +55,12 @@ pub(crate) async fn the_open_network_needs_a_token() {
             assert!(error.to_string().contains("token"), "{error}");
         }
     }
+    let folder = tempfile::tempdir().unwrap();
+    let mut wrapped = options(&folder);
+    wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
+    // Where there is no IPv6, it fails for that.
+    let result = Server::bind(wrapped, Fake::default());
+    assert!(!matches!(result, Err(ServeError::TokenRequired { .. })));
     let server = start(Fake::default(), |options| {
         options.http = Some("0.0.0.0:0".parse().unwrap());
         options.token = Some(Secret::new("0123456789abcdef").unwrap());
@@ -166,10 +172,47 @@ pub(crate) async fn live_clients_get_a_farewell() {
     stopped.await.unwrap();
 }
 
+pub(crate) async fn a_farewell_waits_for_its_answer() {
+    let server = start(Fake::default(), |options| options.limits.grace = NEVER);
+    let mut stream = TcpStream::connect(server.websocket).await.unwrap();
+    let request = upgrade_request("/", "Host: localhost\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    while stream.read_u8().await.unwrap() != b'}' {}
+    let stopped = tokio::spawn(server.stop());
+    assert_eq!(stream.read_u8().await.unwrap(), 0x88);
+    let mut farewell = vec![0; stream.read_u8().await.unwrap().into()];
+    stream.read_exact(&mut farewell).await.unwrap();
+    sleep(Duration::from_millis(50)).await;
+    assert!(!stopped.is_finished());
+    stream.write_all(&[0x88, 0x80, 0, 0, 0, 0]).await.unwrap();
+    stopped.await.unwrap();
+    assert_eq!(read_all(&mut stream).await, b"");
+}
+
+pub(crate) async fn one_that_lags_behind_gets_it_too() {
+    let long = Fake {
+        padding: 12 << 20,
+        ..Fake::default()
+    };
+    let server = start(long, |options| options.limits.grace = NEVER);
+    let mut socket = websocket::connect_slow(server.websocket).await;
+    // In the middle of the snapshot, which is more than the kernel takes.
+    socket.get_mut().readable().await.unwrap();
+    let stopped = tokio::spawn(server.stop());
+    sleep(Duration::from_millis(50)).await;
+    websocket::next(&mut socket).await;
+    let farewell = socket.next().await;
+    assert!(
+        matches!(farewell, Some(Ok(Message::Close(_)))),
+        "{farewell:?}"
+    );
+    assert!(socket.next().await.is_none());
+    stopped.await.unwrap();
+}
+
 pub(crate) async fn idle_and_half_begun_connections_do_not_keep_it() {
     let server = start(Fake::default(), |options| {
         options.limits.grace = Duration::from_millis(50);
-        options.limits.request_head = NEVER;
     });
     let _silent = TcpStream::connect(server.http).await.unwrap();
     let mut half = TcpStream::connect(server.http).await.unwrap();
@@ -201,7 +244,6 @@ pub(crate) async fn a_thread_is_enough() {
 pub(crate) async fn a_crowd_at_one_address_keeps_no_one_from_another() {
     let server = start(Fake::default(), |options| {
         options.limits.connections = 2;
-        options.limits.request_head = NEVER;
     });
     let mut crowd = Vec::new();
     for _ in 0..10 {

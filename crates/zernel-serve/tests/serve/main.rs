@@ -73,6 +73,8 @@ fn main() -> ExitCode {
         lifecycle::requests_in_flight_end_first,
         lifecycle::a_source_that_hangs_does_not_keep_the_server,
         lifecycle::live_clients_get_a_farewell,
+        lifecycle::a_farewell_waits_for_its_answer,
+        lifecycle::one_that_lags_behind_gets_it_too,
         lifecycle::idle_and_half_begun_connections_do_not_keep_it,
         lifecycle::a_thread_is_enough,
         lifecycle::a_crowd_at_one_address_keeps_no_one_from_another,

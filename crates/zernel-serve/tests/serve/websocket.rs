@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 use zernel_serve::Secret;
 
-use crate::client::{ask, ask_upgrade, get, read_all, upgrade_request};
+use crate::client::{ask, ask_upgrade, connect_narrow, get, read_all, upgrade_request};
 use crate::fixture::{Fake, start};
 
 /// How often to look whether something has come about.
@@ -26,6 +26,12 @@ pub(crate) async fn connect(
     let stream = TcpStream::connect(address).await.unwrap();
     let (socket, _) = client_async(format!("ws://localhost{path}"), stream).await?;
     Ok(socket)
+}
+
+/// Connects as a client that soon has enough if it does not read.
+pub(crate) async fn connect_slow(address: SocketAddr) -> WebSocketStream<TcpStream> {
+    let stream = connect_narrow(address).await;
+    client_async("ws://localhost/", stream).await.unwrap().0
 }
 
 /// The next snapshot.
@@ -108,20 +114,24 @@ pub(crate) async fn without_clients_no_snapshot_is_taken() {
         before = snapshots.load(Ordering::SeqCst);
         sleep(10 * LOOK_AGAIN).await;
     }
+    // Who comes then sees nothing old.
+    let mut socket = connect(server.websocket, "/").await.unwrap();
+    let number = next(&mut socket).await["number"].as_u64().unwrap();
+    assert!(number > before, "{number} is not newer than {before}");
 }
 
 pub(crate) async fn a_slow_reader_delays_no_one_and_skips() {
     let long = Fake {
-        padding: 1 << 20,
+        padding: 256 << 10,
         ..Fake::default()
     };
     let server = start(long, |options| {
         options.interval = Duration::from_millis(1);
     });
-    let mut slow = connect(server.websocket, "/").await.unwrap();
+    let mut slow = connect_slow(server.websocket).await;
     let mut quick = connect(server.websocket, "/").await.unwrap();
     let mut last = 0;
-    for _ in 0..50 {
+    for _ in 0..100 {
         last = next(&mut quick).await["number"].as_u64().unwrap();
     }
     let (mut received, mut number) = (0, 0);
@@ -137,7 +147,7 @@ pub(crate) async fn a_slow_reader_delays_no_one_and_skips() {
 
 pub(crate) async fn who_accepts_nothing_is_dropped() {
     let long = Fake {
-        padding: 1 << 20,
+        padding: 256 << 10,
         ..Fake::default()
     };
     let server = start(long, |options| {
@@ -145,7 +155,7 @@ pub(crate) async fn who_accepts_nothing_is_dropped() {
         options.limits.websockets = 1;
         options.limits.stall = Duration::from_millis(50);
     });
-    let _stalled = connect(server.websocket, "/").await.unwrap();
+    let _stalled = connect_slow(server.websocket).await;
     let mut other = connect_when_possible(server.websocket).await;
     next(&mut other).await;
 }
@@ -172,7 +182,10 @@ pub(crate) async fn malformed_and_big_frames_end_the_connection() {
     ];
     let mut too_big = vec![0x82, 0xfe, 0x20, 0x00, 0, 0, 0, 0];
     too_big.resize(too_big.len() + 0x2000, 0);
-    let frames: [(&str, &[u8]); 8] = [
+    // More than fits into a single read, so that some of it waits in the kernel.
+    let mut much_too_big = big_header.to_vec();
+    much_too_big.resize(1 << 20, 0);
+    let frames: [(&str, &[u8]); 9] = [
         ("unmasked", &[0x81, 0x01, b'x']),
         ("reserved opcode", &[0x83, 0x80, 0, 0, 0, 0]),
         ("reserved bits", &[0xf1, 0x80, 0, 0, 0, 0]),
@@ -181,6 +194,7 @@ pub(crate) async fn malformed_and_big_frames_end_the_connection() {
         ("not UTF-8", &[0x81, 0x81, 0, 0, 0, 0, 0xff]),
         ("announced as huge", &big_header),
         ("too big", &too_big),
+        ("much too big", &much_too_big),
     ];
     for (what, bytes) in frames {
         let mut stream = TcpStream::connect(server.websocket).await.unwrap();
