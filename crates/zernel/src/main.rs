@@ -3,6 +3,7 @@
 mod doctor;
 mod interrupt;
 mod lab;
+mod observe;
 mod workload;
 
 use std::io::{self, Write};
@@ -21,6 +22,7 @@ struct Cli {
 enum Command {
     Doctor(doctor::Options),
     Lab(lab::Options),
+    Observe(observe::Options),
     Workload(workload::Options),
 }
 
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Doctor(options) => doctor::run(&options),
         Command::Lab(options) => lab::run(&options),
+        Command::Observe(options) => observe::run(&options),
         Command::Workload(options) => workload::run(&options),
     };
     result.unwrap_or_else(|error| {

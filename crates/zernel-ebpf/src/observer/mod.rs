@@ -337,6 +337,21 @@ impl Observer {
         self.processes.values().chain(&self.ended)
     }
 
+    /// What makes the numbers less than they should be, one sentence each.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.is_over_ceiling() {
+            problems.push("probes were taken off because they cost more than the ceiling".into());
+        }
+        for (cause, lost) in self.losses().by_cause() {
+            if lost > 0 {
+                problems.push(format!("{lost} {} lost", cause.replace('_', " ")));
+            }
+        }
+        problems
+    }
+
     /// What could not be kept.
     #[must_use]
     pub fn losses(&self) -> Losses {
