@@ -68,6 +68,11 @@ fn main() -> ExitCode {
         ),
         trial("an_overflow_is_made_good", &needs, an_overflow_is_made_good),
         trial(
+            "loading_in_a_loop_loses_nothing",
+            &needs,
+            loading_in_a_loop_loses_nothing,
+        ),
+        trial(
             "lacking_privilege_is_said",
             &needs,
             lacking_privilege_is_said,
@@ -86,20 +91,36 @@ impl Libraries {
     }
 
     fn cuda(&self) -> PathBuf {
-        self.0.path().canonicalize().unwrap().join("libcuda.so.1")
+        self.named("libcuda.so.1")
+    }
+
+    fn nccl(&self) -> PathBuf {
+        self.named("libnccl.so.2")
+    }
+
+    fn named(&self, name: &str) -> PathBuf {
+        self.0.path().canonicalize().unwrap().join(name)
     }
 }
 
-/// The CUDA driver that a process was reported to map.
-fn cuda_of(events: &[Event], pid: u32) -> Option<(ProcessKey, MappedFile)> {
+/// A library that a process was reported to map.
+fn find_library(
+    events: &[Event],
+    pid: u32,
+    wanted: LibraryKind,
+) -> Option<(ProcessKey, MappedFile)> {
     events.iter().find_map(|event| match event {
         Event::Mapped {
             process,
-            kind: LibraryKind::Cuda,
+            kind,
             file,
-        } if process.pid == pid => Some((*process, file.clone())),
+        } if process.pid == pid && *kind == wanted => Some((*process, file.clone())),
         _ => None,
     })
+}
+
+fn cuda_of(events: &[Event], pid: u32) -> Option<(ProcessKey, MappedFile)> {
+    find_library(events, pid, LibraryKind::Cuda)
 }
 
 /// Polls until `wanted` finds something among all events so far.
@@ -363,8 +384,24 @@ fn an_overflow_is_made_good() {
     helper.load(&libraries.cuda());
     let events = discovery.poll(Duration::ZERO).unwrap();
     let (process, _) = cuda_of(&events, helper.pid()).unwrap();
+    // And from now on events tell again.
+    helper.load(&libraries.nccl());
+    poll_until(&mut discovery, |events| {
+        find_library(events, helper.pid(), LibraryKind::Nccl)
+    });
     helper.kill();
     poll_for(&mut discovery, &Event::Exited { process });
+}
+
+/// As long as nobody looks, one event says it all.
+fn loading_in_a_loop_loses_nothing() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = Helper::spawn();
+    helper.tell("load-and-unload libutil.so.1");
+    helper.load(&libraries.cuda());
+    assert_eq!(discovery.lost(), 0);
+    poll_for_cuda(&mut discovery, helper.pid());
 }
 
 fn lacking_privilege_is_said() {
