@@ -3,6 +3,7 @@
 #[path = "../bpf/mod.rs"]
 mod bpf;
 mod helper;
+mod other_kernels;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use tempfile::TempDir;
 use zernel_ebpf::discovery::{Discovery, Event, LibraryKind, MappedFile, ProcessKey};
 use zernel_softgpu::install::{Prologue, install};
-use zernel_testkit::{root, trial};
+use zernel_testkit::{Need, root, trial};
 
 use helper::Helper;
 
@@ -26,6 +27,9 @@ fn main() -> ExitCode {
         return helper::main();
     }
     let needs = [root(), bpf::need()];
+    let vm = |check| [Need { name: "vm", check }];
+    let oldest = vm(|| other_kernels::kernel("6.1").map(drop));
+    let newest = vm(|| other_kernels::kernel("7.2").map(drop));
     zernel_testkit::main([
         trial("what_is_there_is_found", &needs, what_is_there_is_found),
         trial("a_late_dlopen_is_told", &needs, a_late_dlopen_is_told),
@@ -77,6 +81,12 @@ fn main() -> ExitCode {
             &needs,
             lacking_privilege_is_said,
         ),
+        trial("all_this_holds_on_an_old_kernel", &oldest, || {
+            other_kernels::run("6.1");
+        }),
+        trial("all_this_holds_on_a_new_kernel", &newest, || {
+            other_kernels::run("7.2");
+        }),
     ])
 }
 
