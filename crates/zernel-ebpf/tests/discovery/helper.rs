@@ -114,13 +114,17 @@ fn load(path: &str) -> Library {
 fn obey(order: &str) {
     match order {
         "fork" => fork_one_that_waits(),
-        "execute" => {
-            let error = Command::new("sleep").arg("1000").exec();
-            panic!("sleep does not run: {error}");
-        }
+        "execute" => execute(),
+        "execute-in-a-thread" => thread::spawn(execute).join().unwrap(),
+        "end-a-thread" => thread::spawn(|| ()).join().unwrap(),
         "lose-the-leader" => lose_the_leader(),
         _ => panic!("what is {order}?"),
     }
+}
+
+fn execute() {
+    let error = Command::new("sleep").arg("1000").exec();
+    panic!("sleep does not run: {error}");
 }
 
 /// The child lives as long as the helper does.

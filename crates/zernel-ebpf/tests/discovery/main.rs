@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         ),
         trial("forks_and_exits_are_told", &needs, forks_and_exits_are_told),
         trial("an_execution_is_told", &needs, an_execution_is_told),
+        trial("threads_are_no_processes", &needs, threads_are_no_processes),
         trial(
             "a_replaced_file_is_another",
             &needs,
@@ -49,6 +50,11 @@ fn main() -> ExitCode {
             "a_mount_namespace_hides_nothing",
             &needs,
             a_mount_namespace_hides_nothing,
+        ),
+        trial(
+            "on_overlayfs_the_real_file_is_told",
+            &[root(), bpf::need(), overlayfs()],
+            on_overlayfs_the_real_file_is_told,
         ),
         trial(
             "a_loader_of_its_own_is_watched",
@@ -218,15 +224,35 @@ fn forks_and_exits_are_told() {
 
 fn an_execution_is_told() {
     let libraries = Libraries::new();
+    for order in ["execute", "execute-in-a-thread"] {
+        let mut discovery = Discovery::start().unwrap();
+        let mut helper = Helper::spawn();
+        helper.load(&libraries.cuda());
+        let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
+        helper.order(order);
+        poll_for(&mut discovery, &Event::Executed { process });
+        assert!(process.is_alive());
+        let events = discovery.scan().unwrap();
+        assert_eq!(cuda_of(&events, process.pid), None);
+    }
+}
+
+fn threads_are_no_processes() {
+    let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
     helper.load(&libraries.cuda());
     let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
-    helper.order("execute");
-    poll_for(&mut discovery, &Event::Executed { process });
-    assert!(process.is_alive());
-    let events = discovery.scan().unwrap();
-    assert_eq!(cuda_of(&events, process.pid), None);
+    helper.tell("end-a-thread");
+    helper.load(&libraries.nccl());
+    poll_until(&mut discovery, |events| {
+        let of_thread = |event: &&Event| match event {
+            Event::Forked { parent, .. } => *parent == process,
+            event => **event == Event::Exited { process },
+        };
+        assert_eq!(events.iter().find(of_thread), None);
+        find_library(events, process.pid, LibraryKind::Nccl)
+    });
 }
 
 fn a_replaced_file_is_another() {
@@ -278,6 +304,39 @@ fn a_mount_namespace_hides_nothing() {
     assert_eq!(file.path, inside);
     assert!(!inside.exists());
     assert!(fs::read(&file.map_files).unwrap() == fs::read(outside).unwrap());
+}
+
+/// Container images are layers: the probe goes on the file in its layer.
+fn on_overlayfs_the_real_file_is_told() {
+    let libraries = Libraries::new();
+    let lower = libraries.cuda();
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path().display();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = helper_in_namespace(&format!(
+        "mount -t tmpfs tmpfs {place}; mkdir {place}/upper {place}/work {place}/merged; \
+         mount -t overlay -o lowerdir={},upperdir={place}/upper,workdir={place}/work overlay \
+         {place}/merged",
+        libraries.0.path().display(),
+    ));
+    let merged = PathBuf::from(format!("{place}/merged/libcuda.so.1"));
+    helper.load(&merged);
+    let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
+    let real = fs::metadata(&lower).unwrap();
+    assert_eq!((file.device, file.inode), (real.dev(), real.ino()));
+    assert_eq!(file.path, merged);
+    assert!(fs::read(&file.map_files).unwrap() == fs::read(lower).unwrap());
+}
+
+fn overlayfs() -> Need {
+    let check = || match fs::read_to_string("/proc/filesystems") {
+        Ok(list) if list.contains("\toverlay\n") => Ok(()),
+        _ => Err("this kernel has no overlayfs".to_owned()),
+    };
+    Need {
+        name: "overlayfs",
+        check,
+    }
 }
 
 fn a_loader_of_its_own_is_watched() {

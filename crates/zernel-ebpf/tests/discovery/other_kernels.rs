@@ -8,8 +8,9 @@ use zernel_lab::{Initramfs, Kernel, KernelCache, KernelRequest, VmSpec};
 use zernel_softgpu::install::{LIBRARIES, built_libraries};
 
 /// What the trials run.
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 7] = [
     "/bin/cp",
+    "/bin/mkdir",
     "/bin/mount",
     "/bin/sh",
     "/bin/sleep",
@@ -44,7 +45,7 @@ pub(crate) fn run(version: &str) {
         .unwrap_or_else(|error| panic!("{error}"));
     let output = String::from_utf8_lossy(&outcome.stdout);
     assert!(outcome.status.success(), "{output}");
-    assert!(output.contains("12 passed"), "{output}");
+    assert!(output.contains("13 passed"), "{output}");
 }
 
 fn files() -> Initramfs {
