@@ -154,6 +154,11 @@ impl Observer {
         for path in &options.libraries {
             observer.watch_named_file(path);
         }
+        for kind in [LibraryKind::Cuda, LibraryKind::Nccl] {
+            for path in kind.installed() {
+                observer.watch_file(kind, &path, &path);
+            }
+        }
         observer.scan()?;
         Ok(observer)
     }
@@ -224,6 +229,9 @@ impl Observer {
         self.take(&events);
         self.drop_changed_files();
         self.gpu_facts = self.gpus.facts();
+        for process in self.processes.values_mut() {
+            process.identify_again();
+        }
         Ok(())
     }
 

@@ -192,6 +192,22 @@ impl ObservedProcess {
         });
     }
 
+    /// Asks again who it is: programs name themselves, and change their user, after they start.
+    pub(super) fn identify_again(&mut self) {
+        let Ok(mut identity) = identify(self.pid) else {
+            return;
+        };
+        if let Some(known) = &self.identity {
+            if known.start_time != identity.start_time {
+                return;
+            }
+            if let (Some(rank), Some(ranks)) = (known.rank, known.world_size) {
+                identity = identity.with_rank(rank, ranks);
+            }
+        }
+        self.identity = Some(identity);
+    }
+
     /// It has ended: what it held is free.
     pub(super) fn end(&mut self) {
         for memory in self.memory.values_mut() {
