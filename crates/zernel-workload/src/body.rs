@@ -26,9 +26,11 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
 
     let worker_plan = &plan.workers[index];
     let team_plan = &plan.teams[worker_plan.team];
+    let work = plan.group_of(index).work.as_work();
     let team = Team {
         index: worker_plan.team_index,
         size: team_plan.size,
+        can_spare_members: work.can_be_spared(team_plan.size),
         slots: shared.slots(&team_plan.slots),
         pipes,
     };
@@ -39,7 +41,7 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
         team,
         shared.trace(&worker_plan.trace),
     );
-    let result = plan.group_of(index).work.as_work().run(&mut worker);
+    let result = work.run(&mut worker);
     worker.end();
     let ended = match result {
         Ok(()) => outcome::FINISHED,

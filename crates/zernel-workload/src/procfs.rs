@@ -94,16 +94,30 @@ fn oom_kills_in(file: &Path) -> Option<u64> {
 }
 
 impl KernelCounters {
-    /// Keeps the present values as those of the first run, from which a report counts.
-    pub(crate) fn remember_first_run(&self) {
-        let now = [
+    /// The present values.
+    pub(crate) fn values(&self) -> [u64; 4] {
+        [
             &self.cpu_ns,
             &self.run_delay_plus_one,
             &self.voluntary_switches,
             &self.involuntary_switches,
-        ];
-        for (kept, counter) in self.at_first_run.iter().zip(now) {
-            kept.store(counter.load(Relaxed), Relaxed);
+        ]
+        .map(|counter| counter.load(Relaxed))
+    }
+
+    /// Keeps the present values as those of the first run, from which a report counts.
+    pub(crate) fn remember_first_run(&self) {
+        for (kept, value) in self.at_first_run.iter().zip(self.values()) {
+            kept.store(value, Relaxed);
+        }
+    }
+
+    /// Leaves out of the report what was counted since the values were `before`: as if it had been
+    /// counted before the first run.
+    pub(crate) fn leave_out_since(&self, before: [u64; 4]) {
+        for ((kept, value), before) in self.at_first_run.iter().zip(self.values()).zip(before) {
+            let left_out = value.saturating_sub(before);
+            kept.store(kept.load(Relaxed).saturating_add(left_out), Relaxed);
         }
     }
 
@@ -148,6 +162,27 @@ mod tests {
         std::fs::write(mount.join("job/part/memory.events"), "oom 0\noom_kill 0\n").unwrap();
         assert_eq!(kills(), Some(0));
         assert_eq!(cgroup_oom_kills_below(mount, "4:memory:/job\n"), None);
+    }
+
+    #[test]
+    fn what_was_left_out_is_not_in_the_report() {
+        let shared = crate::shared::Shared::new(1, 0, 0).unwrap();
+        let kernel = &shared.record(0).kernel;
+        let set = |value: u64| {
+            kernel.cpu_ns.store(value, Relaxed);
+            kernel.run_delay_plus_one.store(value + 1, Relaxed);
+            kernel.voluntary_switches.store(value, Relaxed);
+            kernel.involuntary_switches.store(value, Relaxed);
+        };
+        set(10);
+        kernel.remember_first_run();
+        set(30);
+        let before = kernel.values();
+        set(100);
+        kernel.leave_out_since(before);
+        set(101);
+        assert_eq!((kernel.cpu_ns(), kernel.run_delay_ns()), (21, Some(21)));
+        assert_eq!(kernel.switches(), (21, 21));
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
 pub(crate) mod command {
     /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
     pub(crate) const GIVE_WAY: u32 = 1;
+    /// Sleep until the stop, if a round is done and nobody else needs this worker.
+    pub(crate) const HOLD: u32 = 2;
     /// Stop.
     pub(crate) const STOP: u32 = super::STOP_BIT;
 }
@@ -103,6 +105,10 @@ pub(crate) struct WorkerRecord {
     pub(crate) last_seen_ns: AtomicU64,
     /// When its work returned, or when it was found to be gone.
     pub(crate) ended_ns: AtomicU64,
+    /// Since when it has been held; 0 while it is not.
+    pub(crate) held_since_ns: AtomicU64,
+    /// How long it was held, up to the end of the last time.
+    pub(crate) held_ns: AtomicU64,
     pub(crate) kernel: KernelCounters,
     pub(crate) gap_ns: AtomicU64,
     pub(crate) gap_at_ns: AtomicU64,
@@ -340,6 +346,16 @@ impl Shared {
             record
                 .command
                 .fetch_or(command::GIVE_WAY, Ordering::Release);
+        }
+    }
+
+    /// Tells every worker to let those go first that have not done a round: who can be spared sleeps
+    /// until the stop, the others give way.
+    pub(crate) fn tell_all_to_hold(&self) {
+        for record in self.records() {
+            record
+                .command
+                .fetch_or(command::HOLD | command::GIVE_WAY, Ordering::Release);
         }
     }
 

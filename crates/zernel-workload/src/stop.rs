@@ -81,12 +81,13 @@ pub(crate) fn stop(handle: &mut WorkloadHandle) {
     handle.keeper.dismiss();
 }
 
-/// Those that have done theirs give way to the others, but work on: their team may need them.
+/// Those that have done theirs are held, so that the CPU goes to the others; members of a team give way
+/// and work on: their partners need them.
 fn wait_for_first_rounds(shared: &Shared) {
     if shared.wait_all(Stage::Worked, 0) {
         return;
     }
-    shared.tell_all_to_give_way();
+    shared.tell_all_to_hold();
     shared.start();
     let started_ns = shared.header().started_ns.load(Relaxed);
     shared.wait_all(

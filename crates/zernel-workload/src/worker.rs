@@ -38,6 +38,8 @@ pub(crate) struct Team<'a> {
     pub(crate) index: usize,
     /// How many there are.
     pub(crate) size: usize,
+    /// Whether a member may sleep without keeping another from its work.
+    pub(crate) can_spare_members: bool,
     pub(crate) slots: &'a [Slot],
     pub(crate) pipes: &'a [Pipe],
 }
@@ -175,10 +177,49 @@ impl<'a> Worker<'a> {
     pub fn proceed(&mut self) -> bool {
         let command = self.record.command.load(Acquire);
         self.checkpoint();
-        if command & command::GIVE_WAY != 0 {
+        if command == 0 {
+            return true;
+        }
+        if command & command::STOP == 0 {
+            self.let_others_go_first(command);
+        }
+        !self.is_stopped()
+    }
+
+    fn let_others_go_first(&mut self, command: u32) {
+        let has_worked = self.counters.iterations.load(Relaxed) > 0;
+        if command & command::HOLD != 0 && has_worked && self.team.can_spare_members {
+            self.hold();
+        } else {
             rustix::thread::sched_yield();
         }
-        command & command::STOP == 0
+    }
+
+    /// Sleeps until told to stop.
+    ///
+    /// That is the handle's doing, not the work's, so a report leaves it out: its time is taken off the
+    /// wall time, what the kernel counted meanwhile is put before the first run, and it is neither a gap
+    /// nor a migration nor blocked time nor a wake-up.
+    fn hold(&mut self) {
+        self.refresh();
+        let before = self.record.kernel.values();
+        let since_ns = self.last_seen_ns;
+        self.record.held_since_ns.store(since_ns, Relaxed);
+        while !self.is_stopped() {
+            wait_while(
+                &self.record.command,
+                self.record.command.load(Acquire) & !command::STOP,
+                None,
+            );
+        }
+        self.refresh();
+        self.record.kernel.leave_out_since(before);
+        self.cpu = sched_getcpu();
+        let now = clock::now_ns();
+        (self.last_seen_ns, self.refreshed_ns) = (now, now);
+        self.record.last_seen_ns.store(now, Relaxed);
+        add(&self.record.held_ns, now.saturating_sub(since_ns));
+        self.record.held_since_ns.store(0, Relaxed);
     }
 
     /// Counts a round that did `work_units` units of work.
@@ -409,6 +450,7 @@ mod tests {
     const ALONE: Team<'_> = Team {
         index: 0,
         size: 1,
+        can_spare_members: true,
         slots: &[],
         pipes: &[],
     };
@@ -425,6 +467,46 @@ mod tests {
         std::thread::sleep(Duration::from_millis(40));
         worker.end();
         assert!(record.gap_ns.load(Relaxed) >= 40_000_000);
+    }
+
+    /// Holds a worker that has done a round for 30 ms; returns its shared memory.
+    fn held(team: Team<'static>) -> Shared {
+        let shared = Shared::new(1, 0, 0).unwrap();
+        let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
+        shared.tell_all_to_hold();
+        assert!(worker.proceed(), "who has done no round is not held");
+        worker.done(1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                shared.tell_all_to_stop();
+            });
+            while worker.proceed() {}
+        });
+        worker.end();
+        shared
+    }
+
+    #[test]
+    fn a_held_worker_sleeps_until_the_stop_and_its_numbers_do_not_show_it() {
+        let shared = held(ALONE);
+        let record = shared.record(0);
+        let held_ns = record.held_ns.load(Relaxed);
+        assert!(held_ns > 0 && record.held_since_ns.load(Relaxed) == 0);
+        let wall_ns = record.ended_ns.load(Relaxed) - record.first_run_ns.load(Relaxed);
+        assert!(wall_ns >= held_ns);
+        assert!(record.gap_ns.load(Relaxed) <= wall_ns - held_ns);
+        assert_eq!(record.blocked.snapshot().count, 0);
+        assert_eq!(record.wake_latency.snapshot().count, 0);
+    }
+
+    #[test]
+    fn a_worker_that_others_need_is_not_held() {
+        let team = Team {
+            can_spare_members: false,
+            ..ALONE
+        };
+        assert_eq!(held(team).record(0).held_ns.load(Relaxed), 0);
     }
 
     #[test]
