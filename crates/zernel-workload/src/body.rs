@@ -54,4 +54,5 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
         }
     };
     record.outcome.store(ended, Release);
+    shared.advance(index, Stage::Ended);
 }

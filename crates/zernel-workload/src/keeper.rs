@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use libc::pid_t;
 
@@ -27,6 +28,11 @@ use crate::team_pipes::TeamPipes;
 
 /// The stack of the keeper, which is also the stack that a forked worker runs on.
 const STACK_BYTES: usize = 2 << 20;
+
+/// How long the keeper lets the ended gather before it looks again, for each process that is left.
+/// A look costs time for each of these too: one for every process that ends would make the whole
+/// quadratic.
+const PAUSE_PER_PROCESS: Duration = Duration::from_micros(1);
 
 /// How a worker process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,6 +291,9 @@ impl Duty {
                 None => drop(process::reap(pid)),
             }
             self.reap_finished(&mut table);
+            let left = table.living();
+            drop(table);
+            std::thread::sleep(PAUSE_PER_PROCESS.saturating_mul(left));
         }
         let mut table = lock(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
@@ -334,7 +343,7 @@ impl Duty {
     fn save_last_numbers(&self, pid: pid_t, index: usize) {
         let process = &self.plan.processes[index];
         let record = self.shared.record(process.workers.start);
-        if process.container.is_none() && record.outcome.load(Acquire) == outcome::NONE {
+        if process.container.is_none() && record.ended_ns.load(Acquire) == 0 {
             procfs::read_counters(pid, pid, &record.kernel);
         }
     }
@@ -356,6 +365,12 @@ impl Duty {
 }
 
 impl Table {
+    /// How many processes have not ended.
+    fn living(&self) -> u32 {
+        let living = |process: &&Process| process.end.is_none();
+        self.processes.iter().filter(living).count() as u32
+    }
+
     /// Whether the kernel has killed a process for want of memory since the last time this was
     /// asked. The count is the whole machine's: at the same moment another process may have been
     /// the victim, and a worker killed by hand.

@@ -39,8 +39,8 @@ pub struct WorkerReport {
     pub unfinished_work_units: u64,
     /// From the start until it first ran; `None` if it never ran.
     pub start_delay_ns: Option<u64>,
-    /// From its first run until its end, or until the report for one that was left behind. Not
-    /// counted is the time that it was held at the end because others had not done a round yet.
+    /// From its first run until its end, or until the report for one that was left behind. One that
+    /// is held when it is to stop, because others have not done a round yet, ends there.
     pub wall_ns: u64,
     /// CPU time used.
     pub cpu_ns: u64,
@@ -117,9 +117,7 @@ impl WorkerReport {
             && record.first_run_ns.load(Relaxed) > 0;
         let ended_ns = ended_ns(record);
         let wall_ns = match has_run {
-            true => ended_ns
-                .saturating_sub(record.first_run_ns.load(Relaxed))
-                .saturating_sub(held_ns(record, ended_ns)),
+            true => ended_ns.saturating_sub(record.first_run_ns.load(Relaxed)),
             false => 0,
         };
         let cpu_ns = record.kernel.cpu_ns();
@@ -174,15 +172,6 @@ fn ended_ns(record: &WorkerRecord) -> u64 {
     }
 }
 
-/// How long a worker was held, be it until its end.
-fn held_ns(record: &WorkerRecord, ended_ns: u64) -> u64 {
-    let open_ns = match record.held_since_ns.load(Relaxed) {
-        0 => 0,
-        since_ns => ended_ns.saturating_sub(since_ns),
-    };
-    record.held_ns.load(Relaxed).saturating_add(open_ns)
-}
-
 /// The longest gap, be it the one that a worker was in when it ended.
 fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> Gap {
     let last_seen_ns = record.last_seen_ns.load(Relaxed);
@@ -196,9 +185,7 @@ fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> Gap {
         at_ns: last_seen_ns,
         cpu: record.cpu.load(Relaxed),
     };
-    let is_waiting =
-        record.is_blocked.load(Relaxed) != 0 || record.held_since_ns.load(Relaxed) != 0;
-    match !is_waiting && open.ns > closed.ns {
+    match record.is_blocked.load(Relaxed) == 0 && open.ns > closed.ns {
         true => open,
         false => closed,
     }

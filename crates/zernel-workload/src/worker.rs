@@ -14,7 +14,8 @@ use rustix::thread::sched_getcpu;
 use crate::clock;
 use crate::procfs;
 use crate::shared::{
-    Counters, MAX_CPUS, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while, wake,
+    Counters, MAX_CPUS, Pace, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while,
+    wake,
 };
 use crate::sys::sched::context_switches;
 
@@ -149,9 +150,11 @@ impl<'a> Worker<'a> {
 
     /// The worker's last act: its final numbers.
     pub(crate) fn end(&mut self) {
-        self.checkpoint();
-        self.refresh();
-        self.record.ended_ns.store(self.last_seen_ns, Relaxed);
+        if self.record.ended_ns.load(Relaxed) == 0 {
+            self.checkpoint();
+            self.refresh();
+            self.record.ended_ns.store(self.last_seen_ns, Relaxed);
+        }
         self.shared.advance(self.number, Stage::Worked);
     }
 
@@ -175,20 +178,17 @@ impl<'a> Worker<'a> {
     /// and notices migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
-        let command = self.record.command.load(Acquire);
         self.checkpoint();
-        if command == 0 {
-            return true;
-        }
-        if command & command::STOP == 0 {
-            self.let_others_go_first(command);
+        let pace = self.shared.pace();
+        if pace != Pace::Full && !self.is_stopped() {
+            self.let_others_go_first(pace);
         }
         !self.is_stopped()
     }
 
-    fn let_others_go_first(&mut self, command: u32) {
+    fn let_others_go_first(&mut self, pace: Pace) {
         let has_worked = self.counters.iterations.load(Relaxed) > 0;
-        if command & command::HOLD != 0 && has_worked && self.team.can_spare_members {
+        if pace == Pace::Hold && has_worked && self.team.can_spare_members {
             self.hold();
         } else {
             rustix::thread::sched_yield();
@@ -197,29 +197,16 @@ impl<'a> Worker<'a> {
 
     /// Sleeps until told to stop.
     ///
-    /// That is the handle's doing, not the work's, so a report leaves it out: its time is taken off the
-    /// wall time, what the kernel counted meanwhile is put before the first run, and it is neither a gap
-    /// nor a migration nor blocked time nor a wake-up.
+    /// That is the handle's doing, not the work's, so its report ends here: what comes after is no wall
+    /// time, gap, blocked time, wake-up or context switch of it. Built-in work has nothing left to do but
+    /// to return.
     fn hold(&mut self) {
         self.refresh();
-        let before = self.record.kernel.values();
-        let since_ns = self.last_seen_ns;
-        self.record.held_since_ns.store(since_ns, Relaxed);
+        self.record.ended_ns.store(self.last_seen_ns, Relaxed);
         while !self.is_stopped() {
-            wait_while(
-                &self.record.command,
-                self.record.command.load(Acquire) & !command::STOP,
-                None,
-            );
+            wait_while(&self.record.command, 0, None);
         }
-        self.refresh();
-        self.record.kernel.leave_out_since(before);
-        self.cpu = sched_getcpu();
-        let now = clock::now_ns();
-        (self.last_seen_ns, self.refreshed_ns) = (now, now);
-        self.record.last_seen_ns.store(now, Relaxed);
-        add(&self.record.held_ns, now.saturating_sub(since_ns));
-        self.record.held_since_ns.store(0, Relaxed);
+        self.last_seen_ns = clock::now_ns();
     }
 
     /// Counts a round that did `work_units` units of work.
@@ -469,44 +456,53 @@ mod tests {
         assert!(record.gap_ns.load(Relaxed) >= 40_000_000);
     }
 
-    /// Holds a worker that has done a round for 30 ms; returns its shared memory.
-    fn held(team: Team<'static>) -> Shared {
-        let shared = Shared::new(1, 0, 0).unwrap();
-        let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
-        shared.tell_all_to_hold();
-        assert!(worker.proceed(), "who has done no round is not held");
-        worker.done(1);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(30));
-                shared.tell_all_to_stop();
-            });
-            while worker.proceed() {}
-        });
-        worker.end();
-        shared
-    }
-
     #[test]
     fn a_held_worker_sleeps_until_the_stop_and_its_numbers_do_not_show_it() {
-        let shared = held(ALONE);
+        let shared = Shared::new(1, 0, 0).unwrap();
         let record = shared.record(0);
-        let held_ns = record.held_ns.load(Relaxed);
-        assert!(held_ns > 0 && record.held_since_ns.load(Relaxed) == 0);
-        let wall_ns = record.ended_ns.load(Relaxed) - record.first_run_ns.load(Relaxed);
-        assert!(wall_ns >= held_ns);
-        assert!(record.gap_ns.load(Relaxed) <= wall_ns - held_ns);
+        let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
+        shared.set_pace(Pace::Hold);
+        assert!(worker.proceed(), "who has done no round is not held");
+        worker.done(1);
+        let stop = || {
+            while record.ended_ns.load(Relaxed) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            let stopped_ns = clock::now_ns();
+            shared.tell_all_to_stop();
+            stopped_ns
+        };
+        let stopped_ns = std::thread::scope(|scope| {
+            let stopping = scope.spawn(stop);
+            assert!(!worker.proceed());
+            stopping.join().unwrap()
+        });
+        assert!(
+            clock::now_ns() >= stopped_ns,
+            "it came back before the stop"
+        );
+        worker.end();
+        let ended_ns = record.ended_ns.load(Relaxed);
+        assert!(ended_ns + 20_000_000 <= stopped_ns);
+        assert!(record.gap_ns.load(Relaxed) <= ended_ns - record.first_run_ns.load(Relaxed));
         assert_eq!(record.blocked.snapshot().count, 0);
         assert_eq!(record.wake_latency.snapshot().count, 0);
+        assert_eq!(shared.passed(Stage::Worked), 1);
     }
 
     #[test]
     fn a_worker_that_others_need_is_not_held() {
+        let shared = Shared::new(1, 0, 0).unwrap();
         let team = Team {
             can_spare_members: false,
             ..ALONE
         };
-        assert_eq!(held(team).record(0).held_ns.load(Relaxed), 0);
+        let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
+        shared.set_pace(Pace::Hold);
+        worker.done(1);
+        assert!(worker.proceed());
+        assert_eq!(shared.record(0).ended_ns.load(Relaxed), 0);
     }
 
     #[test]
