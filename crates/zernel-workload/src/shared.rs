@@ -185,6 +185,18 @@ impl Slot {
         self.stamp_of(value).load(Ordering::Acquire)
     }
 
+    /// Leaves a message, in a slot that is used for nothing else: it takes the place of the stamps.
+    pub(crate) fn leave_message(&self, message: &[u64]) {
+        for (place, word) in self.stamps_ns.iter().zip(message) {
+            place.store(*word, Ordering::Release);
+        }
+    }
+
+    /// The message that was left.
+    pub(crate) fn message<const WORDS: usize>(&self) -> [u64; WORDS] {
+        std::array::from_fn(|index| self.stamps_ns[index].load(Ordering::Acquire))
+    }
+
     fn stamp_of(&self, value: u32) -> &AtomicU64 {
         &self.stamps_ns[(value % STAMPS) as usize]
     }

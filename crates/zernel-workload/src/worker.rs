@@ -69,11 +69,13 @@ pub(crate) enum Step {
     MoveToCgroup,
     LoadDriver,
     UseGpu,
+    LoadNccl,
+    UseNccl,
 }
 
 impl Step {
     /// What each step does, in the order of the variants.
-    pub(crate) const NAMES: [&'static str; 12] = [
+    pub(crate) const NAMES: [&'static str; 14] = [
         "map memory",
         "make a temporary file",
         "write to its file",
@@ -86,6 +88,8 @@ impl Step {
         "move to a cgroup",
         "load the GPU driver and find its functions",
         "use the GPU",
+        "load libnccl.so.2 (from beside the GPU driver, or where the loader looks) and find its functions",
+        "use NCCL",
     ];
 
     /// Turns the kernel's refusal of this step into a [`Failure`].
