@@ -264,7 +264,7 @@ impl Duty {
             &self.plan,
             &self.shared,
             worker,
-            pipes.of_team(self.plan.workers[worker].team),
+            pipes.of_team(self.plan.worker(worker).team),
         );
         0
     }

@@ -207,7 +207,7 @@ fn cpus_used(record: &WorkerRecord) -> BTreeSet<usize> {
 }
 
 fn phase_intervals(handle: &WorkloadHandle, worker: usize, traced: u64) -> Vec<PhaseInterval> {
-    let entries = handle.shared.trace(&handle.plan.workers[worker].trace);
+    let entries = handle.shared.trace(&handle.plan.worker(worker).trace);
     let name = |phase: u32| PHASE_NAMES.get(phase as usize).unwrap_or(&PHASE_NAMES[0]);
     let interval = |entry: &TraceEntry| PhaseInterval {
         step: entry.step.load(Relaxed),
