@@ -280,20 +280,23 @@ impl Duty {
     fn reap_all(&self) {
         while let Ok(pid) = process::wait_own_child() {
             let mut table = lock(&self.table);
-            match table
+            let index = table
                 .processes
                 .iter()
-                .position(|process| process.pid == pid && process.end.is_none())
-            {
-                Some(index) => self.reap(&mut table, index),
-                // Not one of ours, yet a child of this thread: it must not be found again and
-                // again.
-                None => drop(process::reap(pid)),
-            }
+                .position(|process| process.pid == pid && process.end.is_none());
+            let Some(index) = index else {
+                // Not one of ours, yet a child of this thread: it must not be found again and again.
+                drop(process::reap(pid));
+                continue;
+            };
+            let more_may_follow = self.is_to_end(&table, index);
+            self.reap(&mut table, index);
             self.reap_finished(&mut table);
             let left = table.living();
             drop(table);
-            std::thread::sleep(PAUSE_PER_PROCESS.saturating_mul(left));
+            if more_may_follow {
+                std::thread::sleep(PAUSE_PER_PROCESS.saturating_mul(left));
+            }
         }
         let mut table = lock(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
@@ -304,18 +307,25 @@ impl Duty {
         }
     }
 
-    /// Reaps the processes that have said goodbye and ended. To find an ended child the kernel
-    /// looks at all of them, one after another; asking for each by name takes time linear in their
-    /// number.
+    /// Reaps the processes that are to end and have. To find an ended child the kernel looks at all of
+    /// them, one after another; asking for each by name takes time linear in their number.
     fn reap_finished(&self, table: &mut Table) {
         for index in 0..table.processes.len() {
             let process = &table.processes[index];
-            let first_worker = self.plan.processes[index].workers.start;
-            let finished = self.shared.record(first_worker).outcome.load(Acquire) != outcome::NONE;
-            if process.end.is_none() && finished && process::has_ended(process.pid) {
+            if process.end.is_none()
+                && self.is_to_end(table, index)
+                && process::has_ended(process.pid)
+            {
                 self.reap(table, index);
             }
         }
+    }
+
+    /// Whether a process has said goodbye or was killed by the handle: seldom the only one.
+    fn is_to_end(&self, table: &Table, index: usize) -> bool {
+        let first_worker = self.plan.processes[index].workers.start;
+        let outcome = self.shared.record(first_worker).outcome.load(Acquire);
+        outcome != outcome::NONE || table.processes[index].killed
     }
 
     fn reap(&self, table: &mut Table, index: usize) {
