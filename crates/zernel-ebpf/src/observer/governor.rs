@@ -339,8 +339,11 @@ extern "C" fn calibration_target() {
 }
 
 /// How often it is called for one measurement.
-const CALIBRATION_CALLS: u32 = 400;
-const CALIBRATION_ROUNDS: usize = 7;
+const CALIBRATION_CALLS: usize = 1500;
+/// What a program touches between two calls, in cache lines of a buffer of this size. A trap into the kernel
+/// costs a program more than its own time: its caches are not what they were.
+const FOOTPRINT_BYTES: usize = 512 * 1024;
+const FOOTPRINT_LINES: usize = 1500;
 
 /// What a probed call takes longer than one that is not.
 fn measure(kernel: &Kernel) -> Option<Cost> {
@@ -362,29 +365,47 @@ fn measure(kernel: &Kernel) -> Option<Cost> {
     Some(cost)
 }
 
-/// The median over a few rounds, with so many threads calling at once.
+/// The median time of a call and of the work around it, with so many threads at it.
 fn ns_per_call(threads: usize) -> f64 {
     let barrier = Barrier::new(threads);
-    let mut rounds: Vec<f64> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|_| {
-                scope.spawn(|| {
-                    barrier.wait();
-                    (0..CALIBRATION_ROUNDS).map(|_| time_calls()).collect::<Vec<_>>()
-                })
-            })
-            .collect();
+    let mut times: Vec<u64> = thread::scope(|scope| {
+        let time = || {
+            let mut work = Work::new();
+            barrier.wait();
+            (0..CALIBRATION_CALLS).map(|_| work.time()).collect::<Vec<_>>()
+        };
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(time)).collect();
         let results = workers.into_iter().filter_map(|worker| worker.join().ok());
         results.flatten().collect()
     });
-    rounds.sort_by(f64::total_cmp);
-    rounds.get(rounds.len() / 2).copied().unwrap_or_default()
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(0.0, |median| *median as f64)
 }
 
-fn time_calls() -> f64 {
-    let start = Instant::now();
-    for _ in 0..CALIBRATION_CALLS {
-        black_box(calibration_target)();
+/// What a program does between two calls.
+struct Work {
+    memory: Vec<u64>,
+    place: usize,
+}
+
+impl Work {
+    fn new() -> Self {
+        Self {
+            memory: vec![1; FOOTPRINT_BYTES / 8],
+            place: 0,
+        }
     }
-    start.elapsed().as_nanos() as f64 / f64::from(CALIBRATION_CALLS)
+
+    /// The time of one call and of the work after it.
+    fn time(&mut self) -> u64 {
+        let start = Instant::now();
+        black_box(calibration_target)();
+        for _ in 0..FOOTPRINT_LINES {
+            // Far apart, and each place known only from the one before.
+            let step = 8 * 1021 * self.memory[self.place] as usize;
+            self.place = (self.place + step) % self.memory.len();
+        }
+        black_box(self.place);
+        start.elapsed().as_nanos() as u64
+    }
 }
