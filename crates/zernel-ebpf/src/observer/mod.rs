@@ -15,6 +15,7 @@ use files::{AttachedFile, RefusedFile};
 use kernel::Kernel;
 pub use kernel::Rung;
 pub use process::{CallCount, MemoryUse, ObservedProcess, Seen};
+use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
@@ -87,6 +88,17 @@ impl Observer {
             Err(error) => self.refused.push(RefusedFile::new(path, &error)),
         }
         Ok(())
+    }
+
+    /// Takes in the threads and the children that known processes had before they were known. To be
+    /// called when a process becomes known, and now and then; what is forked later is taken in at once.
+    pub fn adopt(&self) -> Result<(), ObserveError> {
+        self.kernel.adopt().map_err(ObserveError::Read)
+    }
+
+    /// The state of a thread, as a scheduler sees it; `None` if it belongs to no ML process.
+    pub fn task_state(&self, tid: u32) -> Result<Option<RawTaskState>, ObserveError> {
+        self.kernel.task_state(tid).map_err(ObserveError::Read)
     }
 
     /// Takes over what the kernel has kept since the last time.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::durations::Taken;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
-use crate::probes::{Family, SYMBOLS, layout};
+use crate::probes::{DataloadCauses, Family, SYMBOLS, Scheduling, layout};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,12 @@ pub struct ObservedProcess {
     pub hits: u64,
     /// By CUDA's number of the device.
     pub memory: BTreeMap<u32, MemoryUse>,
+    /// The pid of the process that it loads data for.
+    pub loads_for: Option<u32>,
+    /// Where its threads have been.
+    pub scheduling: Scheduling,
+    /// Why its steps waited for data.
+    pub dataload: DataloadCauses,
     counters: layout::Counters,
     durations: BTreeMap<Family, (Taken, LatencyHistogram)>,
 }
@@ -64,6 +70,9 @@ impl ObservedProcess {
             seen: Seen::Since(raw.first_ns),
             hits: 0,
             memory: BTreeMap::new(),
+            loads_for: None,
+            scheduling: Scheduling::default(),
+            dataload: DataloadCauses::default(),
             counters: zerocopy::FromZeros::new_zeroed(),
             durations: BTreeMap::new(),
         }
@@ -75,6 +84,10 @@ impl ObservedProcess {
         if raw.flags & layout::Process::SAW_INIT != 0 {
             self.seen = Seen::Complete;
         }
+        let loads = raw.flags & layout::Process::IS_LOADER != 0;
+        self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
+        self.scheduling = Scheduling::new(raw);
+        self.dataload = DataloadCauses::new(raw);
         self.counters = kernel.counters.read(index);
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = Family::from_index(number).filter(|_| slot != 0) else {

@@ -7,9 +7,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::{env, fs, ptr};
 
 use libloading::{Library, Symbol};
+use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::TruthLog;
-use zernel_softgpu::config;
 
 const ROLE: &str = "ZERNEL_TARGET_ROLE";
 const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -177,7 +177,12 @@ impl Driver {
         let image = CString::new("softgpu kernel nothing 1\n").expect("no zero inside");
         let name = CString::new("nothing").expect("no zero inside");
         let (mut module, mut function) = (0_u64, 0_u64);
-        call!(self.cuda, "cuModuleLoadData", out(&mut module), image.as_ptr());
+        call!(
+            self.cuda,
+            "cuModuleLoadData",
+            out(&mut module),
+            image.as_ptr()
+        );
         call!(
             self.cuda,
             "cuModuleGetFunction",
@@ -190,7 +195,19 @@ impl Driver {
 
     pub(crate) fn launch(&self, function: u64) {
         call!(
-            self.cuda, "cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0
+            self.cuda,
+            "cuLaunchKernel",
+            function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+            0,
+            0
         );
     }
 
@@ -239,7 +256,14 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
         try_call!(cuda, "cuMemFree_v2", 12345);
         call!(cuda, "cuMemcpyHtoD_v2", device, host.as_mut_ptr(), bytes);
         call!(cuda, "cuMemcpyDtoH_v2", host.as_mut_ptr(), device, bytes);
-        call!(cuda, "cuMemcpyHtoDAsync_v2", device, host.as_mut_ptr(), bytes / 2, 0);
+        call!(
+            cuda,
+            "cuMemcpyHtoDAsync_v2",
+            device,
+            host.as_mut_ptr(),
+            bytes / 2,
+            0
+        );
         call!(cuda, "cuMemcpyDtoDAsync_v2", device, second, bytes / 3, 0);
         driver.launch(function);
         driver.launch(function);
