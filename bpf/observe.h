@@ -175,12 +175,12 @@ struct zernel_wait {
 	__u64 since_ns; /* 0: none */
 	__u64 until_ns; /* the end of its last block */
 	__u64 cpu_ns; /* on a CPU since then */
+	__u64 armed_ns; /* when a call was entered whose blocks are part of it; 0: none */
 	__u64 work_before[ZERNEL_WORKS];
 	__u64 work_after[ZERNEL_WORKS]; /* at until_ns */
-	__u8 is_armed; /* blocks from now on are part of it */
 	__u8 is_tentative; /* only a copy to the device makes it one */
 	__u8 is_by_loaders; /* whose work it is */
-	__u8 reserved[5];
+	__u8 reserved[6];
 };
 
 struct zernel_thread {

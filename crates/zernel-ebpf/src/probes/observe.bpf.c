@@ -92,7 +92,7 @@ static __always_inline void end_waits(struct zernel_thread *thread, struct zerne
 {
 	if (thread->data.since_ns)
 		data_used(thread, process, event, now_ns);
-	if (thread->peers.is_armed)
+	if (thread->peers.armed_ns)
 		end_peer_wait(thread);
 }
 
@@ -199,7 +199,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	count_hit(thread, process, now_ns);
 	__sync_fetch_and_add(&counter->calls, 1);
 	end_waits(thread, process, symbol->enter_event, now_ns);
-	torch_mark(symbol, thread, process);
+	torch_mark(symbol, thread, process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		zernel_observe_event(now_ns, symbol->enter_event, zernel_burst_ns(thread, now_ns));
 	else

@@ -211,6 +211,15 @@ impl Driver {
         );
     }
 
+    pub(crate) fn copy_to(&self, device: u64, batch: &mut [u8]) {
+        let bytes = batch.len();
+        call!(self.cuda, "cuMemcpyHtoD_v2", device, batch.as_mut_ptr(), bytes);
+    }
+
+    pub(crate) fn synchronize(&self) {
+        call!(self.cuda, "cuStreamSynchronize", 0);
+    }
+
     pub(crate) fn allocate(&self, bytes: u64) -> u64 {
         let mut address = 0_u64;
         call!(self.cuda, "cuMemAlloc_v2", out(&mut address), bytes);

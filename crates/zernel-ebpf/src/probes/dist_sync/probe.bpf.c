@@ -2,18 +2,18 @@
 /*
  * Waits for peers: in a GPU sync that nothing but collectives are queued for, and in the futex that a
  * collective of the CPU (c10d's gloo) waits on. When such a call returns is not seen, because an
- * exception may leave it; so the wait is the blocks that follow its entry, with no more than a
- * millisecond of CPU time between them.
+ * exception may leave it; so the wait lasts from its entry to the end of the last block that follows
+ * with no more than a millisecond of CPU time before it.
  */
 
 /* The thread begins to wait for a collective of the CPU. */
-static __always_inline void await_peers(struct zernel_thread *thread)
+static __always_inline void await_peers(struct zernel_thread *thread, __u64 now_ns)
 {
-	thread->peers.is_armed = true;
+	thread->peers.armed_ns = now_ns;
 	thread->peers.cpu_ns = 0;
 	/* What it ran so far is not its wait's. */
 	if (thread->run.state == ZERNEL_ON_CPU)
-		thread->peers.cpu_ns -= bpf_ktime_get_ns() - thread->run.since_ns;
+		thread->peers.cpu_ns -= now_ns - thread->run.since_ns;
 }
 
 static __noinline int end_peer_wait(struct zernel_thread *thread)
@@ -24,16 +24,16 @@ static __noinline int end_peer_wait(struct zernel_thread *thread)
 		zernel_observe_duration(thread->process, ZERNEL_DIST_SYNC,
 					wait->until_ns - wait->since_ns);
 	wait->since_ns = 0;
-	wait->is_armed = false;
+	wait->armed_ns = 0;
 	return 0;
 }
 
 /* The thread blocks; whether that is for peers. */
-static __always_inline bool peer_block(struct zernel_thread *thread, __u64 now_ns)
+static __always_inline bool peer_block(struct zernel_thread *thread)
 {
 	struct zernel_wait *wait = &thread->peers;
 
-	if (!wait->is_armed)
+	if (!wait->armed_ns)
 		return false;
 	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_NS ||
 	    thread->run.reason != ZERNEL_BLOCKED_FUTEX) {
@@ -41,7 +41,7 @@ static __always_inline bool peer_block(struct zernel_thread *thread, __u64 now_n
 		return false;
 	}
 	if (!wait->since_ns)
-		wait->since_ns = now_ns;
+		wait->since_ns = wait->armed_ns;
 	thread->run.awaits = ZERNEL_AWAITS_PEERS;
 	return true;
 }

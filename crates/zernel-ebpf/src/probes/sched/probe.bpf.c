@@ -233,7 +233,7 @@ static __noinline int tell_block(struct zernel_thread *thread, struct zernel_pro
 				 struct zernel_task_state *state, __u64 now_ns)
 {
 	thread->run.awaits = ZERNEL_AWAITS_NOTHING;
-	if (peer_block(thread, now_ns)) {
+	if (peer_block(thread)) {
 		tell_tracker(state, now_ns, ZERNEL_COLLECTIVE_ENTER);
 		tell_tracker(state, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;

@@ -10,11 +10,11 @@ enum torch_role {
 
 static __always_inline void torch_mark(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread,
-				       struct zernel_process *process)
+				       struct zernel_process *process, __u64 now_ns)
 {
 	thread->run.steps = true;
 	if (process->flags & ZERNEL_IS_LOADER)
 		zernel_is_trainer(process);
 	if (symbol->role == TORCH_AWAIT_PEERS)
-		await_peers(thread);
+		await_peers(thread, now_ns);
 }
