@@ -98,10 +98,19 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
+/* The kernel's own account of how long a task waits for a CPU. */
+struct sched_info {
+	unsigned long long run_delay;
+	unsigned long long last_arrival;
+	unsigned long long last_queued;
+};
+
 struct task_struct {
 	int pid;
 	int tgid;
 	unsigned in_iowait : 1;
+	struct sched_info sched_info;
+	void *bpf_storage;
 	__u64 start_boottime;
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;

@@ -152,6 +152,7 @@ enum zernel_run_state {
 struct zernel_run {
 	__u64 since_ns; /* when it came to be there */
 	__u64 burst_ns; /* on a CPU since it last blocked, up to since_ns */
+	__u64 delayed_ns; /* sched_info.run_delay when it blocked */
 	__u64 recent_since_ns; /* the second that counts as recent next */
 	__u64 recent_io_ns;
 	__u32 recent_futex_waits;

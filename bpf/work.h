@@ -34,6 +34,13 @@ static inline void zernel_end_work(__u64 *work, __u64 now_ns)
 	__sync_fetch_and_add(work, zernel_work_moment(now_ns) - 1);
 }
 
+/* Takes what was booked as one work for another. */
+static inline void zernel_move_work(__u64 *from, __u64 *to, __u64 ns)
+{
+	__sync_fetch_and_add(from, -zernel_work_moment(ns));
+	__sync_fetch_and_add(to, zernel_work_moment(ns));
+}
+
 /* The sum up to now, of which only differences mean something. */
 static inline __u64 zernel_work_until(const __u64 *work, __u64 now_ns)
 {

@@ -102,7 +102,9 @@ impl Partner {
         let mut byte = [0];
         for _ in 0..ROUND_TRIPS {
             self.there.write_all(&byte).expect("the partner listens");
-            self.back.read_exact(&mut byte).expect("the partner answers");
+            self.back
+                .read_exact(&mut byte)
+                .expect("the partner answers");
         }
     }
 }

@@ -23,13 +23,11 @@ use crate::probes::{SYMBOLS, layout};
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
 /// The programs that are attached from the beginning.
-const TRACEPOINTS: [&str; 6] = [
+const TRACEPOINTS: [&str; 4] = [
     "process_exit",
     "process_exec",
     "process_fork",
     "sched_switch",
-    "sched_wakeup",
-    "sched_wakeup_new",
 ];
 
 /// How functions are attached to: the rungs of the ladder, best first.

@@ -213,7 +213,13 @@ impl Driver {
 
     pub(crate) fn copy_to(&self, device: u64, batch: &mut [u8]) {
         let bytes = batch.len();
-        call!(self.cuda, "cuMemcpyHtoD_v2", device, batch.as_mut_ptr(), bytes);
+        call!(
+            self.cuda,
+            "cuMemcpyHtoD_v2",
+            device,
+            batch.as_mut_ptr(),
+            bytes
+        );
     }
 
     pub(crate) fn synchronize(&self) {

@@ -32,13 +32,21 @@ fn main() -> ExitCode {
         trial("reading_loaders_are_waited_for", &needs, reading_loaders),
         trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
         trial("who_loads_alone_waits_too", &needs, alone),
-        trial("a_training_jobs_waits_for_data_are_its_own", &needs, workload::waits),
+        trial(
+            "a_training_jobs_waits_for_data_are_its_own",
+            &needs,
+            workload::waits,
+        ),
         trial("preemption_is_not_a_block", &needs, preemption),
         trial("children_are_loaders_until_they_execute", &needs, children),
         trial("other_processes_get_no_state", &needs, others),
         trial("torch_loaders_are_waited_for", &with_torch, torch::loaders),
         trial("torch_loading_alone", &with_torch, torch::alone),
-        trial("torch_ranks_wait_for_the_slowest", &with_torch, torch::ranks),
+        trial(
+            "torch_ranks_wait_for_the_slowest",
+            &with_torch,
+            torch::ranks,
+        ),
         trial("torch_survives_exceptions", &with_torch, torch::exceptions),
     ])
 }
@@ -97,26 +105,44 @@ fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 4] {
 }
 
 fn busy_loaders() {
-    observe("trains_with_busy_loaders", 50, |observer, target, report| {
-        let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
-        // On a crowded machine they also wait for a CPU.
-        assert!(prepare > 0.02 && prepare + sched > 0.8, "{prepare} {sched}");
-        assert!(fetch < 0.1 && other < 0.2, "{fetch} {other}");
-    });
+    observe(
+        "trains_with_busy_loaders",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
+            // On a crowded machine they also wait for a CPU.
+            assert!(prepare > 0.02 && prepare + sched > 0.8, "{prepare} {sched}");
+            assert!(fetch < 0.1 && other < 0.2, "{fetch} {other}");
+        },
+    );
 }
 
 fn reading_loaders() {
-    observe("trains_with_reading_loaders", 50, |observer, target, report| {
-        let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
-        assert!(fetch > prepare && fetch + prepare + sched > 0.8, "{fetch} {prepare} {other}");
-    });
+    observe(
+        "trains_with_reading_loaders",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
+            assert!(
+                fetch > prepare && fetch + prepare + sched > 0.8,
+                "{fetch} {prepare} {other}"
+            );
+        },
+    );
 }
 
 fn sleeping_loaders() {
-    observe("trains_with_sleeping_loaders", 50, |observer, target, report| {
-        let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
-        assert!(other > 0.6 && fetch < 0.1 && prepare < 0.3, "{other} {fetch} {prepare}");
-    });
+    observe(
+        "trains_with_sleeping_loaders",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
+            assert!(
+                other > 0.6 && fetch < 0.1 && prepare < 0.3,
+                "{other} {fetch} {prepare}"
+            );
+        },
+    );
 }
 
 fn alone() {
@@ -131,7 +157,9 @@ fn preemption() {
     let cpus = std::thread::available_parallelism().expect("some").get();
     let mut rivals: Vec<_> = (0..cpus)
         .map(|_| {
-            let rival = Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+            let rival = Command::new("sh")
+                .args(["-c", "while :; do :; done"])
+                .spawn();
             rival.expect("a shell")
         })
         .collect();
@@ -148,6 +176,11 @@ fn preemption() {
         assert!(blocked_ns < report.cpu_ns / 4, "{blocked_ns}");
         let delays = process.duration(Family::RunDelay).expect("it waited");
         assert_eq!(delays.sum_ns, seen.run_delay_ns);
+        // The kernel also counts what was before its first call.
+        let pid = target.pid();
+        let truth = fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("it lives");
+        let truth = truth.split(' ').nth(1).and_then(|delay| delay.parse().ok());
+        assert_about("run delay", seen.run_delay_ns, truth.expect("a number"));
     });
     for rival in &mut rivals {
         rival.kill().expect("our child");
@@ -178,7 +211,11 @@ fn others() {
         observer.adopt().expect("the iterator runs");
         assert_eq!(observer.task_state(target.pid()).expect("readable"), None);
         assert_eq!(observer.task_state(1).expect("readable"), None);
-        assert!(observer.processes().all(|process| process.pid != target.pid()));
+        assert!(
+            observer
+                .processes()
+                .all(|process| process.pid != target.pid())
+        );
         std::thread::sleep(Duration::from_millis(1));
     });
 }

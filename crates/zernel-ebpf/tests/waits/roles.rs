@@ -79,15 +79,22 @@ fn read_from_disk(how_long: Duration) {
     let path = folder.join(format!("data-{}", std::process::id()));
     if !path.exists() {
         fs::write(&path, vec![7; BYTES as usize]).expect("a writable folder");
-        File::open(&path).and_then(|file| file.sync_all()).expect("a disk");
+        File::open(&path)
+            .and_then(|file| file.sync_all())
+            .expect("a disk");
     }
     let mut options = OpenOptions::new();
-    let file = options.read(true).custom_flags(libc::O_DIRECT).open(&path).expect("a disk");
+    let file = options
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(&path)
+        .expect("a disk");
     let mut buffer = Box::new(Aligned([0; READ]));
     let end = now(ClockId::Monotonic) + how_long;
     let mut offset = 0;
     while now(ClockId::Monotonic) < end {
-        file.read_exact_at(&mut buffer.0, offset).expect("a file that stays");
+        file.read_exact_at(&mut buffer.0, offset)
+            .expect("a file that stays");
         offset = (offset + READ as u64) % BYTES;
     }
 }
@@ -117,10 +124,7 @@ impl Loader {
             }
             std::process::exit(0);
         }
-        Self {
-            asked: ask,
-            given,
-        }
+        Self { asked: ask, given }
     }
 
     fn ask(&mut self) {

@@ -178,7 +178,9 @@ fn load(workers: &str) -> (u64, u64, Observer, Script) {
 pub(crate) fn loaders() {
     let (seen, truth, observer, script) = load("2");
     let process = find(&observer, script.child.id());
-    let loaders = observer.processes().filter(|other| other.loads_for == Some(process.pid));
+    let loaders = observer
+        .processes()
+        .filter(|other| other.loads_for == Some(process.pid));
     assert_eq!(loaders.count(), 2);
     eprintln!("{:?}", process.dataload);
     assert_about("waits for torch's loaders", seen, truth);
@@ -266,6 +268,8 @@ pub(crate) fn exceptions() {
     assert_eq!(script.numbers(), [100]);
     observer.read().expect("maps can be read");
     let process = find(&observer, script.child.id());
-    let backward = process.calls().find(|(name, _)| name.contains("Engine::execute"));
+    let backward = process
+        .calls()
+        .find(|(name, _)| name.contains("Engine::execute"));
     assert_eq!(backward.map(|(_, count)| count.calls), Some(100));
 }

@@ -32,7 +32,10 @@ pub(crate) fn waits() {
     handle.start();
     let limit = Instant::now() + Duration::from_secs(120);
     while handle.snapshot_iterations()[0] < STEPS {
-        assert!(Instant::now() < limit, "{STEPS} steps were not done in time");
+        assert!(
+            Instant::now() < limit,
+            "{STEPS} steps were not done in time"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     let reports = handle.stop_and_collect();

@@ -7,8 +7,11 @@
  * when they are forked, or found by an iterator. All others have none, which is the first thing that
  * every switch asks, and for most the last.
  *
- * A thread's own storage is written while it is being switched or woken, which the kernel never does
- * on two CPUs at once.
+ * When a thread is woken is not watched, because that would cost every thread of the system as much
+ * again: when it runs, the kernel's own account says since when it could have.
+ *
+ * A thread's own storage is written while it is being switched, which the kernel never does on two
+ * CPUs at once.
  */
 #define TASK_DEAD 0x80
 #define RECENT_NS (1ULL << 30)
@@ -28,6 +31,9 @@ enum {
 	AF_INET = 2,
 	AF_INET6 = 10,
 };
+
+/* How far the scheduler's clock is ahead of ours, as last seen: the two drift apart slowly. */
+static volatile __u64 scheduler_clock_ahead_ns;
 
 /* What a system call says of why its caller is blocked, as x86-64 numbers them. */
 static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
@@ -195,6 +201,15 @@ static __noinline int turn_run(struct zernel_thread *thread, struct zernel_proce
 	return 0;
 }
 
+/* Some of the time that a thread was taken for blocked, it could have run. */
+static __always_inline void queue_instead(__u64 *of, __u32 work, __u64 ns)
+{
+	if (work == ZERNEL_FETCHES)
+		zernel_move_work(&of[ZERNEL_FETCHES], &of[ZERNEL_QUEUES], ns);
+	else
+		__sync_fetch_and_add(&of[ZERNEL_QUEUES], zernel_work_moment(ns));
+}
+
 /* What counts as recent is half of the last whole second and half of what was recent before. */
 static __always_inline void keep_recent(struct zernel_run *run, struct zernel_task_state *state,
 					__u64 now_ns)
@@ -269,6 +284,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	if (run->state == ZERNEL_ON_CPU) {
 		__u64 stretch_ns = now_ns - run->since_ns;
 
+		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
 		__sync_fetch_and_add(&process->on_cpu_ns, stretch_ns);
 		run->burst_ns += stretch_ns;
 		thread->data.cpu_ns += stretch_ns;
@@ -286,6 +302,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		return;
 	}
 	run->burst_ns = 0;
+	run->delayed_ns = task->sched_info.run_delay;
 	run->reason = why_blocked(task);
 	run->has_blocked = true;
 	turn_run(thread, process, ZERNEL_BLOCKED, now_ns);
@@ -293,6 +310,46 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		run->recent_futex_waits++;
 	if (state)
 		tell_block(thread, process, state, now_ns);
+}
+
+/* How long a thread that is being switched in could have run. */
+static __always_inline __u64 delay_of(struct task_struct *task, struct zernel_run *run, __u64 now_ns)
+{
+	__u64 absent_ns = now_ns - run->since_ns;
+	__u64 queued = task->sched_info.last_queued;
+	__u64 delay_ns = task->sched_info.run_delay - run->delayed_ns;
+	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
+
+	if (run->state == ZERNEL_RUNNABLE)
+		return absent_ns;
+	if (queued && clock_ahead_ns && (__s64)(now_ns + clock_ahead_ns - queued) > 0)
+		delay_ns += now_ns + clock_ahead_ns - queued;
+	return delay_ns < absent_ns ? delay_ns : absent_ns;
+}
+
+/* The thread was away; of that, it could have run for `delay_ns`. */
+static __noinline int end_absence(struct zernel_thread *thread, struct zernel_process *process,
+				  __u64 delay_ns, __u64 now_ns)
+{
+	struct zernel_run *run = &thread->run;
+	struct zernel_process *trainer = zernel_process(run->trainer);
+	__u64 blocked_ns = now_ns - run->since_ns - delay_ns;
+	__u32 reason = run->reason;
+	__u32 work = work_of(run);
+
+	__sync_fetch_and_add(&process->run_delay_ns, delay_ns);
+	zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
+	if (run->state != ZERNEL_BLOCKED)
+		return 0;
+	barrier_var(reason);
+	if (reason < ZERNEL_BLOCK_REASONS)
+		__sync_fetch_and_add(&process->blocked_ns[reason], blocked_ns);
+	if (reason == ZERNEL_BLOCKED_IO)
+		run->recent_io_ns += blocked_ns;
+	queue_instead(process->own_work, work, delay_ns);
+	if (trainer)
+		queue_instead(trainer->loader_work, work, delay_ns);
+	return 0;
 }
 
 static __always_inline void switched_in(struct task_struct *task, struct zernel_thread *thread,
@@ -304,12 +361,8 @@ static __always_inline void switched_in(struct task_struct *task, struct zernel_
 
 	if (!process)
 		return;
-	if (run->state == ZERNEL_RUNNABLE) {
-		__u64 delay_ns = now_ns - run->since_ns;
-
-		__sync_fetch_and_add(&process->run_delay_ns, delay_ns);
-		zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
-	}
+	if (run->state != ZERNEL_NOT_SEEN)
+		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
 	turn_run(thread, process, ZERNEL_ON_CPU, now_ns);
 	if (!state)
 		return;
@@ -320,6 +373,12 @@ static __always_inline void switched_in(struct task_struct *task, struct zernel_
 	run->has_blocked = false;
 }
 
+/* What is known of a thread; most have no storage at all, which is cheaper to see than to ask. */
+static __always_inline struct zernel_thread *known_thread(struct task_struct *task)
+{
+	return task->bpf_storage ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
+}
+
 SEC("tp_btf/sched_switch")
 int sched_switch(__u64 *ctx)
 {
@@ -327,57 +386,15 @@ int sched_switch(__u64 *ctx)
 	struct task_struct *from = (struct task_struct *)ctx[1];
 	struct task_struct *to = (struct task_struct *)ctx[2];
 	unsigned int state = ctx[3];
-	struct zernel_thread *thread = bpf_task_storage_get(&threads, from, 0, 0);
+	struct zernel_thread *thread = known_thread(from);
 
 	if (thread)
 		switched_out(from, thread, bpf_ktime_get_ns(),
 			     !preempted && state && !(state & TASK_DEAD), state & TASK_DEAD);
-	thread = bpf_task_storage_get(&threads, to, 0, 0);
+	thread = known_thread(to);
 	if (thread)
 		switched_in(to, thread, bpf_ktime_get_ns());
 	return 0;
-}
-
-static __always_inline int woken(struct task_struct *task)
-{
-	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0, 0);
-	struct zernel_process *process;
-	struct zernel_run *run;
-	__u64 now_ns, blocked_ns;
-	__u32 reason;
-
-	if (!thread)
-		return 0;
-	run = &thread->run;
-	/* A wake-up may come before the block that it ends. */
-	if (run->state == ZERNEL_ON_CPU || run->state == ZERNEL_RUNNABLE)
-		return 0;
-	process = zernel_process(thread->process);
-	if (!process)
-		return 0;
-	now_ns = bpf_ktime_get_ns();
-	reason = run->reason;
-	barrier_var(reason);
-	if (run->state == ZERNEL_BLOCKED && reason < ZERNEL_BLOCK_REASONS) {
-		blocked_ns = now_ns - run->since_ns;
-		__sync_fetch_and_add(&process->blocked_ns[reason], blocked_ns);
-		if (reason == ZERNEL_BLOCKED_IO)
-			run->recent_io_ns += blocked_ns;
-	}
-	turn_run(thread, process, ZERNEL_RUNNABLE, now_ns);
-	return 0;
-}
-
-SEC("tp_btf/sched_wakeup")
-int sched_wakeup(__u64 *ctx)
-{
-	return woken((struct task_struct *)ctx[0]);
-}
-
-SEC("tp_btf/sched_wakeup_new")
-int sched_wakeup_new(__u64 *ctx)
-{
-	return woken((struct task_struct *)ctx[0]);
 }
 
 /* A place for a process that was forked by a known one. */
@@ -397,17 +414,18 @@ static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked
 	return index;
 }
 
-static __always_inline void give_storage(struct task_struct *task, __u32 index)
+static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 index)
 {
 	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0,
 							    BPF_LOCAL_STORAGE_GET_F_CREATE);
 
 	if (!thread) {
 		ZERNEL_LOST(threads);
-		return;
+		return NULL;
 	}
 	thread->process = index;
 	zernel_task(task, bpf_ktime_get_ns());
+	return thread;
 }
 
 /* The current thread is nobody's we know any more. */
@@ -427,6 +445,8 @@ int process_fork(__u64 *ctx)
 	struct task_struct *parent = (struct task_struct *)ctx[0];
 	struct task_struct *child = (struct task_struct *)ctx[1];
 	__u32 index = zernel_known_process(parent);
+	struct zernel_process *process;
+	struct zernel_thread *thread;
 
 	if (!index)
 		return 0;
@@ -436,8 +456,10 @@ int process_fork(__u64 *ctx)
 			return 0;
 		index = admit_loader(child, index);
 	}
-	if (index)
-		give_storage(child, index);
+	process = zernel_process(index);
+	thread = process ? give_storage(child, index) : NULL;
+	if (thread)
+		turn_run(thread, process, ZERNEL_RUNNABLE, bpf_ktime_get_ns());
 	return 0;
 }
 
