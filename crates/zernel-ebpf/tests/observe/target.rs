@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::{env, fs, ptr};
 
-use libloading::{Library, Symbol};
+use libloading::Library;
 use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::TruthLog;
@@ -64,6 +64,7 @@ impl Stage {
             .env(ROUNDS, rounds.to_string())
             .env(LIBRARIES, self.directory.path().join("lib"))
             .env(config::DIRECTORY, self.directory.path().join("node"))
+            .env(config::DEVICES, "2")
             .env(config::LOG, self.directory.path().join("log"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -134,7 +135,7 @@ macro_rules! try_call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
         // SAFETY: the software GPU's functions take integers and pointers, as the real ones do.
         unsafe {
-            let function: Symbol<'_, unsafe extern "C" fn($(as_word!($argument)),*) -> i32> =
+            let function: libloading::Symbol<'_, unsafe extern "C" fn($(as_word!($argument)),*) -> i32> =
                 $library.get(concat!($name, "\0").as_bytes()).expect($name);
             function($($argument as u64),*)
         }
@@ -167,9 +168,19 @@ impl Driver {
 
     /// Opens the device and makes its context current.
     pub(crate) fn open(&self) {
+        self.open_device(0);
+    }
+
+    /// The same with another device than the first.
+    pub(crate) fn open_device(&self, device: u64) {
         let mut context = 0_u64;
         call!(self.cuda, "cuInit", 0);
-        call!(self.cuda, "cuDevicePrimaryCtxRetain", out(&mut context), 0);
+        call!(
+            self.cuda,
+            "cuDevicePrimaryCtxRetain",
+            out(&mut context),
+            device
+        );
         call!(self.cuda, "cuCtxSetCurrent", context);
     }
 

@@ -37,6 +37,13 @@ fn main() -> ExitCode {
             &needs,
             workload::waits,
         ),
+        trial("ranks_wait_for_the_slowest", &needs, ranks),
+        trial("blocks_are_told_apart", &needs, blocks),
+        trial(
+            "threads_that_were_there_before_are_adopted",
+            &needs,
+            adoption,
+        ),
         trial("preemption_is_not_a_block", &needs, preemption),
         trial("children_are_loaders_until_they_execute", &needs, children),
         trial("other_processes_get_no_state", &needs, others),
@@ -52,10 +59,19 @@ fn main() -> ExitCode {
 }
 
 fn watch(observer: &mut Observer, stage: &Stage) {
-    let path = stage.library("libcuda.so.1");
-    observer
-        .watch_file(LibraryKind::Cuda, &path, &path)
-        .expect("it opens");
+    for (kind, name) in [
+        (LibraryKind::Cuda, "libcuda.so.1"),
+        (LibraryKind::Nccl, "libnccl.so.2"),
+    ] {
+        let path = stage.library(name);
+        observer.watch_file(kind, &path, &path).expect("it opens");
+    }
+}
+
+fn read_report(stage: &Stage, target: &Target) -> Report {
+    let path = roles::report_path(&stage.library(""), target.pid());
+    let report = fs::read(path).expect("a report");
+    serde_json::from_slice(&report).expect("our own")
 }
 
 fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
@@ -73,9 +89,7 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
     target.go();
     target.wait_until_done();
     observer.read().expect("maps can be read");
-    let libraries = stage.library("");
-    let report = fs::read(roles::report_path(&libraries, target.pid())).expect("a report");
-    let report = serde_json::from_slice(&report).expect("our own");
+    let report = read_report(&stage, &target);
     check(&mut observer, &target, report);
     assert_eq!(observer.losses(), Default::default());
 }
@@ -149,6 +163,48 @@ fn alone() {
     observe("trains_alone", 40, |observer, target, report| {
         let [prepare, fetch, ..] = check_waits(find(observer, target.pid()), &report);
         assert!(fetch > 0.05 && prepare > 0.05, "{fetch} {prepare}");
+    });
+}
+
+fn ranks() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = Observer::start().expect("this machine can observe");
+    watch(&mut observer, &stage);
+    let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.target(role, 40));
+    ranks.iter_mut().for_each(Target::go);
+    ranks.iter_mut().for_each(Target::wait_until_done);
+    observer.read().expect("maps can be read");
+    let report = read_report(&stage, &ranks[1]);
+    let waits = find(&observer, ranks[1].pid()).duration(Family::DistSync);
+    let waits = waits.expect("it waited");
+    assert_eq!(waits.count, report.waits);
+    assert_about("waits for a rank", waits.sum_ns, report.waited_ns);
+}
+
+fn blocks() {
+    observe("blocks", 20, |observer, target, report| {
+        let seen = find(observer, target.pid()).scheduling;
+        for by in BlockedBy::ALL {
+            let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
+            match by {
+                // While it reads, it is on its CPU as well.
+                BlockedBy::Io => assert!(seen_ns > truth_ns / 5 && seen_ns < truth_ns * 11 / 10),
+                BlockedBy::PageFault => assert!(seen_ns < 20_000_000),
+                _ => assert_about(by.name(), seen_ns, truth_ns),
+            }
+        }
+    });
+}
+
+fn adoption() {
+    observe("has_threads", 1, |observer, _, report| {
+        for tid in &report.children {
+            assert_eq!(observer.task_state(*tid).expect("readable"), None);
+        }
+        observer.adopt().expect("the iterator runs");
+        for tid in &report.children {
+            assert!(observer.task_state(*tid).expect("readable").is_some());
+        }
     });
 }
 

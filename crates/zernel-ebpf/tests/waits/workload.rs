@@ -6,7 +6,7 @@ use zernel_ebpf::observer::Observer;
 use zernel_ebpf::probes::Family;
 use zernel_softgpu::install::Prologue;
 use zernel_workload::work::{GpuBackend, MlTraining};
-use zernel_workload::{CloneMode, WorkType, WorkloadConfig, WorkloadHandle};
+use zernel_workload::{CloneMode, SchedPolicy, WorkType, WorkloadConfig, WorkloadHandle};
 
 use crate::target::Stage;
 use crate::{assert_about, find, watch};
@@ -27,6 +27,8 @@ pub(crate) fn waits() {
     let config = WorkloadConfig::default()
         .workers(1 + job.loaders)
         .work_type(WorkType::MlTraining(job))
+        // So that what they note is what they do, and not that others run.
+        .policy(SchedPolicy::Fifo { priority: 1 })
         .clone_mode(CloneMode::Fork);
     let mut handle = WorkloadHandle::spawn(&config).expect("workers start");
     handle.start();
