@@ -25,8 +25,16 @@ fn main() -> ExitCode {
     }
     let needs = [root(), bpf::need()];
     zernel_testkit::main([
-        trial("every_call_is_counted_on_every_rung", &needs, counts_on_every_rung),
-        trial("a_million_calls_of_four_processes_are_counted", &needs, a_million_calls),
+        trial(
+            "every_call_is_counted_on_every_rung",
+            &needs,
+            counts_on_every_rung,
+        ),
+        trial(
+            "a_million_calls_of_four_processes_are_counted",
+            &needs,
+            a_million_calls,
+        ),
     ])
 }
 

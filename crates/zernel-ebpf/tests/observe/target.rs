@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::{env, fs, ptr};
 
-use libloading::{Library, Symbol};
+use libloading::Library;
+use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::TruthLog;
-use zernel_softgpu::config;
 
 const ROLE: &str = "ZERNEL_TARGET_ROLE";
 const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -64,6 +64,7 @@ impl Stage {
             .env(ROUNDS, rounds.to_string())
             .env(LIBRARIES, self.directory.path().join("lib"))
             .env(config::DIRECTORY, self.directory.path().join("node"))
+            .env(config::DEVICES, "2")
             .env(config::LOG, self.directory.path().join("log"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -134,7 +135,7 @@ macro_rules! try_call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
         // SAFETY: the software GPU's functions take integers and pointers, as the real ones do.
         unsafe {
-            let function: Symbol<'_, unsafe extern "C" fn($(as_word!($argument)),*) -> i32> =
+            let function: libloading::Symbol<'_, unsafe extern "C" fn($(as_word!($argument)),*) -> i32> =
                 $library.get(concat!($name, "\0").as_bytes()).expect($name);
             function($($argument as u64),*)
         }
@@ -167,9 +168,19 @@ impl Driver {
 
     /// Opens the device and makes its context current.
     pub(crate) fn open(&self) {
+        self.open_device(0);
+    }
+
+    /// The same with another device than the first.
+    pub(crate) fn open_device(&self, device: u64) {
         let mut context = 0_u64;
         call!(self.cuda, "cuInit", 0);
-        call!(self.cuda, "cuDevicePrimaryCtxRetain", out(&mut context), 0);
+        call!(
+            self.cuda,
+            "cuDevicePrimaryCtxRetain",
+            out(&mut context),
+            device
+        );
         call!(self.cuda, "cuCtxSetCurrent", context);
     }
 
@@ -177,7 +188,12 @@ impl Driver {
         let image = CString::new("softgpu kernel nothing 1\n").expect("no zero inside");
         let name = CString::new("nothing").expect("no zero inside");
         let (mut module, mut function) = (0_u64, 0_u64);
-        call!(self.cuda, "cuModuleLoadData", out(&mut module), image.as_ptr());
+        call!(
+            self.cuda,
+            "cuModuleLoadData",
+            out(&mut module),
+            image.as_ptr()
+        );
         call!(
             self.cuda,
             "cuModuleGetFunction",
@@ -190,8 +206,35 @@ impl Driver {
 
     pub(crate) fn launch(&self, function: u64) {
         call!(
-            self.cuda, "cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0
+            self.cuda,
+            "cuLaunchKernel",
+            function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+            0,
+            0
         );
+    }
+
+    pub(crate) fn copy_to(&self, device: u64, batch: &mut [u8]) {
+        let bytes = batch.len();
+        call!(
+            self.cuda,
+            "cuMemcpyHtoD_v2",
+            device,
+            batch.as_mut_ptr(),
+            bytes
+        );
+    }
+
+    pub(crate) fn synchronize(&self) {
+        call!(self.cuda, "cuStreamSynchronize", 0);
     }
 
     pub(crate) fn allocate(&self, bytes: u64) -> u64 {
@@ -239,7 +282,14 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
         try_call!(cuda, "cuMemFree_v2", 12345);
         call!(cuda, "cuMemcpyHtoD_v2", device, host.as_mut_ptr(), bytes);
         call!(cuda, "cuMemcpyDtoH_v2", host.as_mut_ptr(), device, bytes);
-        call!(cuda, "cuMemcpyHtoDAsync_v2", device, host.as_mut_ptr(), bytes / 2, 0);
+        call!(
+            cuda,
+            "cuMemcpyHtoDAsync_v2",
+            device,
+            host.as_mut_ptr(),
+            bytes / 2,
+            0
+        );
         call!(cuda, "cuMemcpyDtoDAsync_v2", device, second, bytes / 3, 0);
         driver.launch(function);
         driver.launch(function);
