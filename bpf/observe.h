@@ -117,6 +117,7 @@ struct zernel_process {
 	__u64 own_work[ZERNEL_WORKS]; /* of its threads, see work.h */
 	__u64 loader_work[ZERNEL_WORKS]; /* of the threads of its loaders */
 	__u64 loaders; /* how many processes load data for it */
+	__u64 phase_ns[ZERNEL_PHASES]; /* of its threads that drove steps and are gone */
 };
 
 /* What could not be kept, by cause. */
@@ -283,6 +284,21 @@ struct {
 	__type(key, int);
 	__type(value, struct zernel_task_state);
 } zernel_tasks SEC(".maps");
+
+/* A sign of life: who reads the state of tasks can tell whether anyone still writes it. */
+struct zernel_heartbeat {
+	__u64 beat_ns;
+	__u32 owner;
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct zernel_heartbeat);
+} zernel_heartbeats SEC(".maps");
 
 static __always_inline void zernel_lost(__u64 *cause)
 {

@@ -16,6 +16,9 @@ pub const TASK_IS_ML: u8 = 1 << 0;
 /// Flag: a NCCL collective is under way.
 pub const TASK_NCCL_ACTIVE: u8 = 1 << 1;
 
+/// Flag of a tracker: the thread copies, syncs or marks, and so drives steps.
+pub const DRIVES_STEPS: u16 = 1 << 8;
+
 /// Phase, sequence and start of a phase in one `u64`.
 ///
 /// Written with one store, so a reader on another CPU never sees half of a change. The start is

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use libbpf_rs::{
@@ -17,6 +17,8 @@ use zernel_phase::tracker::{ThreadEvent, TrackerConfig};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::mapped::MappedArray;
+use super::monotonic_ns;
+use super::shared_state::SharedState;
 use crate::capability::{Capability, quietly};
 use crate::probes::{Counts, Direction, SYMBOLS, layout};
 
@@ -78,6 +80,9 @@ pub(crate) struct Target {
 /// The loaded object.
 pub(crate) struct Kernel {
     object: Object,
+    /// Where a scheduler finds the states of tasks, or why it does not.
+    shared: Result<SharedState, String>,
+    heartbeat: MappedArray<layout::Heartbeat>,
     _tracepoints: Vec<Link>,
     pub(crate) rung: Rung,
     pub(crate) settings: MappedArray<layout::Settings>,
@@ -89,34 +94,51 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Loads the programs for the best rung of `rungs` that works here.
-    pub(crate) fn load(rungs: &[Rung], tracker: &TrackerConfig) -> libbpf_rs::Result<Self> {
+    ///
+    /// The states of tasks are pinned in `directory`, if that can be.
+    pub(crate) fn load(
+        rungs: &[Rung],
+        tracker: &TrackerConfig,
+        directory: &Path,
+    ) -> libbpf_rs::Result<Self> {
         let works = |rung: &Rung| rung.capability().try_out().is_ok();
         let rung = rungs.iter().copied().find(works).ok_or_else(|| {
             std::io::Error::other(
                 "the kernel lets us attach to no function of a process; `zernel doctor` says why",
             )
         })?;
-        let kernel = Self::load_rung(rung)?;
+        let kernel = Self::load_rung(rung, directory)?;
         kernel.fill(tracker)?;
         Ok(kernel)
     }
 
-    fn load_rung(rung: Rung) -> libbpf_rs::Result<Self> {
-        let object = (|f: &dyn Fn() -> libbpf_rs::Result<Object>| f())(&|| {
+    fn load_rung(rung: Rung, directory: &Path) -> libbpf_rs::Result<Self> {
+        let (object, shared) = quietly(|| {
             let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
             for mut program in object.progs_mut() {
                 let name = program.name().to_string_lossy().into_owned();
                 let other_rung = name.starts_with("call_") && !rung.programs().contains(&&*name);
                 program.set_autoload(!other_rung);
             }
-            object.load()
+            let shared = SharedState::claim(directory, &mut object);
+            Ok::<_, libbpf_rs::Error>((object.load()?, shared))
         })?;
+        let tasks = find_map(&object, "zernel_tasks")?;
+        let heartbeats = find_map(&object, "zernel_heartbeats")?;
+        let heartbeat = MappedArray::new(&heartbeats, 1)?;
+        beat(&heartbeat);
+        let shared = shared.and_then(|shared| {
+            shared.pin(tasks, heartbeats)?;
+            Ok(shared)
+        });
         let tracepoints = TRACEPOINTS
             .into_iter()
             .map(|name| quietly(|| find_program(&object, name)?.attach()))
             .collect::<libbpf_rs::Result<_>>()?;
         Ok(Self {
             rung,
+            shared,
+            heartbeat,
             _tracepoints: tracepoints,
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
             losses: MappedArray::new(find_map(&object, "losses")?, 1)?,
@@ -352,6 +374,30 @@ impl Kernel {
             .attach_uprobe_with_opts(-1, file, target.offset as usize, options)
     }
 
+    /// Says that somebody still writes the states of tasks.
+    pub(crate) fn beat(&self) {
+        beat(&self.heartbeat);
+    }
+
+    /// Where a scheduler finds the states of tasks, or why it does not.
+    pub(crate) fn shared_state(&self) -> Result<PathBuf, &str> {
+        match &self.shared {
+            Ok(shared) => Ok(shared.tasks()),
+            Err(reason) => Err(reason),
+        }
+    }
+
+    /// The states of all threads of ML processes.
+    pub(crate) fn task_states(&self) -> libbpf_rs::Result<Vec<RawTaskState>> {
+        let link = quietly(|| self.program("dump_tasks")?.attach())?;
+        let mut bytes = Vec::new();
+        Iter::new(&link)?.read_to_end(&mut bytes)?;
+        let states = bytes.chunks_exact(size_of::<RawTaskState>());
+        Ok(states
+            .filter_map(|state| RawTaskState::read_from_bytes(state).ok())
+            .collect())
+    }
+
     /// Gives storage to the threads and children that known processes had before they were known.
     pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
         let link = quietly(|| self.program("adopt_tasks")?.attach())?;
@@ -378,6 +424,15 @@ impl Kernel {
     fn program(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {
         find_program(&self.object, name)
     }
+}
+
+fn beat(heartbeat: &MappedArray<layout::Heartbeat>) {
+    let beat = layout::Heartbeat {
+        beat_ns: monotonic_ns(),
+        owner: std::process::id(),
+        reserved: 0,
+    };
+    heartbeat.write(0, &beat);
 }
 
 fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<ProgramMut<'a>> {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use serde_json::{Value, json};
+use zernel_phase::task_state::WorkloadPhase;
 
 use super::callers::UNKNOWN;
 use super::process::{ObservedProcess, Seen};
@@ -13,7 +14,7 @@ use super::{Observer, monotonic_ns};
 use crate::aggregation::exposition::{Exposition, Kind};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
 use crate::gpu::VisibleDevices;
-use crate::probes::{Counts, Direction, Family, Operation};
+use crate::probes::{BlockedBy, Counts, Direction, Family, Operation};
 
 /// Whose processes are told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,14 +114,26 @@ families! {
     PROCESS_INFO = Gauge "zernel_process_info"
         ["pid", "comm", "job", "rank", "local_rank", "cgroup", "namespace", "pod", "container", "UUID", "role"]
         "Who an observed process is; always 1. Join on pid.";
+    PHASE = Gauge "zernel_phase" ["pid", "phase"]
+        "The phase that the thread is in that drives the steps of a process; always 1.";
+    PHASE_SECONDS = Counter "zernel_phase_seconds_total" ["pid", "phase"]
+        "Time that the thread that drives the steps of a process has spent in each phase.";
+    CPU = Counter "zernel_cpu_seconds_total" ["pid"]
+        "Time that the threads of a process have spent on CPUs.";
+    RUN_DELAY = Counter "zernel_run_delay_seconds_total" ["pid"]
+        "Time that the threads of a process could have run, and did not.";
+    BLOCKED = Counter "zernel_blocked_seconds_total" ["pid", "reason"]
+        "Time that the threads of a process were blocked, by what they waited for.";
+    DATALOAD_CAUSE = Counter "zernel_dataloader_wait_cause_seconds_total" ["pid", "cause"]
+        "Waits for data, by what those who load it did meanwhile: prepare (on a CPU), fetch (disk, network), sched (could run, and did not), other.";
     COMPLETE = Gauge "zernel_process_complete" ["pid"]
         "1 if the process was observed from its first CUDA call on, else 0.";
     COST_RATIO = Gauge "zernel_observe_cost_ratio" ["pid"]
         "Share of its time that the busiest thread of a process pays for being observed.";
     COST_SECONDS = Counter "zernel_observe_cost_seconds_total" ["pid"]
         "Time that all threads of a process have paid for being observed.";
-    NS_PER_CALL = Gauge "zernel_observe_ns_per_call" ["threads"]
-        "What an observed call takes longer, as measured at the start with so many threads calling.";
+    CALL_COST = Gauge "zernel_observe_call_cost_seconds" ["threads"]
+        "What an observed call costs its thread, as measured at the start with so many threads calling.";
     WINDOWS = Counter "zernel_observe_windows_total" []
         "Windows in which sampled functions were watched.";
     RUNG = Gauge "zernel_observe_rung" ["rung"]
@@ -235,6 +248,10 @@ impl Observer {
         let mut snapshot = aggregate(&told).to_ws_snapshot();
         snapshot["observed"] = told.iter().map(describe).collect();
         snapshot["sampled"] = self.sampled().collect();
+        snapshot["shared_state"] = match self.shared_state() {
+            Ok(path) => json!({ "path": path }),
+            Err(reason) => json!({ "missing": reason }),
+        };
         snapshot["rung"] = self.rung().name().into();
         snapshot
     }
@@ -298,12 +315,12 @@ impl Observer {
 
     fn expose_observer(&self, out: &mut Exposition) {
         let cost = self.cost();
-        let (name, kind, help) = NS_PER_CALL;
+        let (name, kind, help) = CALL_COST;
         out.family(name, kind, help);
-        out.sample(name, "", &[("threads", &1)], cost.ns_per_call);
+        out.sample(name, "", &[("threads", &1)], cost.ns_per_call / 1e9);
         if cost.threads > 1 {
             let threads: [(&str, &dyn Display); 1] = [("threads", &cost.threads)];
-            out.sample(name, "", &threads, cost.ns_per_call_contended);
+            out.sample(name, "", &threads, cost.ns_per_call_contended / 1e9);
         }
         single(out, WINDOWS, &[], cost.windows as f64);
         single(out, RUNG, &[("rung", &self.rung().name())], 1.0);
@@ -453,6 +470,47 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
             1.0,
         );
     });
+    series(out, PHASE, told, |told, add| {
+        if let Some(phases) = told.process.phases.as_ref() {
+            add(&[("phase", &phases.current)], 1.0);
+        }
+    });
+    series(out, PHASE_SECONDS, told, |told, add| {
+        let Some(phases) = told.process.phases.as_ref() else {
+            return;
+        };
+        for phase in WorkloadPhase::ALL {
+            add(&[("phase", &phase)], phases.times.phase_ns(phase) as f64 / 1e9);
+        }
+    });
+    series(out, CPU, told, |told, add| {
+        add(&[], told.process.scheduling.on_cpu_ns as f64 / 1e9);
+    });
+    series(out, RUN_DELAY, told, |told, add| {
+        add(&[], told.process.scheduling.run_delay_ns as f64 / 1e9);
+    });
+    series(out, BLOCKED, told, |told, add| {
+        for reason in BlockedBy::ALL {
+            let ns = told.process.scheduling.blocked_ns(reason);
+            if ns > 0 {
+                add(&[("reason", &reason.name())], ns as f64 / 1e9);
+            }
+        }
+    });
+    series(out, DATALOAD_CAUSE, told, |told, add| {
+        let causes = &told.process.dataload;
+        if causes.total_ns() == 0 {
+            return;
+        }
+        for (cause, ns) in [
+            ("prepare", causes.prepare_ns),
+            ("fetch", causes.fetch_ns),
+            ("sched", causes.sched_ns),
+            ("other", causes.other_ns),
+        ] {
+            add(&[("cause", &cause)], ns as f64 / 1e9);
+        }
+    });
     series(out, COMPLETE, told, |told, add| {
         if !told.process.is_loader {
             add(&[], f64::from(u8::from(told.process.seen == Seen::Complete)));
@@ -561,6 +619,8 @@ fn describe(told: &Told<'_>) -> Value {
             Seen::Since(ns) => seconds_ago(ns),
         },
         "ended_seconds_ago": process.ended_ns.and_then(seconds_ago),
+        "phase": process.phases.as_ref().map(|phases| phases.current),
+        "phase_times": process.phases.as_ref().map(|phases| &phases.times),
         "calls": calls,
         "memory_by_caller": memory,
         "communicators": communicators,

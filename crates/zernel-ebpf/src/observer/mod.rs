@@ -20,6 +20,7 @@ mod ledger;
 mod mapped;
 mod metrics;
 mod process;
+mod shared_state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -36,7 +37,7 @@ use governor::Governor;
 use kernel::Kernel;
 pub use kernel::Rung;
 pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
-pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Seen};
+pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Phases, Seen};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
@@ -71,6 +72,8 @@ pub struct Options {
     pub grace: Duration,
     /// What observing may cost.
     pub governor: GovernorOptions,
+    /// Where in a bpffs the states of tasks are pinned, for a scheduler.
+    pub pins: PathBuf,
 }
 
 impl Default for Options {
@@ -80,6 +83,7 @@ impl Default for Options {
             libraries: Vec::new(),
             grace: Duration::from_secs(60),
             governor: GovernorOptions::default(),
+            pins: shared_state::DIRECTORY.into(),
         }
     }
 }
@@ -146,8 +150,9 @@ pub struct Observer {
 impl Observer {
     /// Loads the probes, attaches to what is there, and measures what a probe costs.
     pub fn start(options: &Options) -> Result<Self, ObserveError> {
-        let kernel = Kernel::load(&options.rungs, &TrackerConfig::default())
-            .map_err(ObserveError::Load)?;
+        let tracker = TrackerConfig::default();
+        let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
+        let kernel = kernel.map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
         let gpus = Gpus::open();
         let mut observer = Self {
@@ -251,7 +256,7 @@ impl Observer {
         for process in self.processes.values_mut() {
             process.identify_again();
         }
-        Ok(())
+        self.adopt()
     }
 
     fn take(&mut self, events: &[Event]) {
@@ -298,6 +303,11 @@ impl Observer {
         self.kernel.adopt().map_err(ObserveError::Read)
     }
 
+    /// Where a scheduler finds the states of tasks, or why it does not.
+    pub fn shared_state(&self) -> Result<PathBuf, &str> {
+        self.kernel.shared_state()
+    }
+
     /// The state of a thread, as a scheduler sees it; `None` if it belongs to no ML process.
     pub fn task_state(&self, tid: u32) -> Result<Option<RawTaskState>, ObserveError> {
         self.kernel.task_state(tid).map_err(ObserveError::Read)
@@ -305,6 +315,7 @@ impl Observer {
 
     /// Takes over what the kernel has kept since the last time.
     pub fn read(&mut self) -> Result<(), ObserveError> {
+        self.kernel.beat();
         let own = std::process::id();
         for index in 1..layout::PROCESSES {
             let raw = self.kernel.processes.read(index);
@@ -319,6 +330,7 @@ impl Observer {
         }
         self.read_memory().map_err(ObserveError::Read)?;
         self.read_communicators().map_err(ObserveError::Read)?;
+        self.read_phases().map_err(ObserveError::Read)?;
         self.let_go().map_err(ObserveError::Read)
     }
 
@@ -341,6 +353,18 @@ impl Observer {
             if let Some(process) = self.processes.get_mut(&key.process) {
                 process.set_communicator(&communicator);
             }
+        }
+        Ok(())
+    }
+
+    /// Of each process the thread that drives its steps tells the phase.
+    fn read_phases(&mut self) -> libbpf_rs::Result<()> {
+        let now_ns = monotonic_ns();
+        let states = self.kernel.task_states()?;
+        for process in self.processes.values_mut() {
+            let pid = process.pid;
+            let own = states.iter().filter(|state| state.tgid == pid);
+            process.set_phases(own, now_ns);
         }
         Ok(())
     }

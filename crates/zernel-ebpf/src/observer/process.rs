@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
+use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 use zerocopy::FromZeros;
 
 use super::callers::Callers;
@@ -67,6 +69,17 @@ pub struct Communicator {
     pub left_ns: u64,
 }
 
+/// The phases of the thread that drives the steps of a process.
+#[derive(Debug, Clone, Default)]
+pub struct Phases {
+    /// The thread.
+    pub tid: u32,
+    /// The phase it is in.
+    pub current: WorkloadPhase,
+    /// Time in each phase so far, that of earlier threads included.
+    pub times: PhaseTimeAccumulator,
+}
+
 /// A sampled function: what was exact, what the windows counted, and what they stand for.
 #[derive(Debug, Clone, Copy)]
 struct Sampling {
@@ -106,11 +119,15 @@ pub struct ObservedProcess {
     pub scheduling: Scheduling,
     /// Why its steps waited for data.
     pub dataload: DataloadCauses,
+    /// Its phases, if one of its threads drives steps.
+    pub phases: Option<Phases>,
     /// Those it has made and not destroyed.
     pub communicators: Vec<Communicator>,
     /// What it pays for being observed.
     pub cost: ProcessCost,
     pub(super) callers: Callers,
+    /// Time in each phase of threads that are gone.
+    gone_phases_ns: [u64; 5],
     /// Whether there was a time in which it was not watched.
     missed: bool,
     /// The share of its time that its busiest thread pays for what is watched all the time.
@@ -140,6 +157,8 @@ impl ObservedProcess {
             loads_for: None,
             scheduling: Scheduling::default(),
             dataload: DataloadCauses::default(),
+            phases: None,
+            gone_phases_ns: [0; 5],
             communicators: Vec::new(),
             cost: ProcessCost::default(),
             callers: Callers::default(),
@@ -158,6 +177,10 @@ impl ObservedProcess {
     pub(super) fn read(&mut self, kernel: &Kernel, index: usize, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
+        self.gone_phases_ns = raw.phase_ns;
+        if raw.ended_ns != 0 {
+            self.set_phases([].into_iter(), raw.ended_ns);
+        }
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
         if raw.flags & layout::Process::SAW_INIT != 0 && !self.missed {
             self.seen = Seen::Complete;
@@ -227,6 +250,44 @@ impl ObservedProcess {
             }
         }
         self.identity = Some(identity);
+    }
+
+    /// Takes the phases from the threads of the process that are there, and from those that were.
+    pub(super) fn set_phases<'a>(
+        &mut self,
+        threads: impl Iterator<Item = &'a RawTaskState>,
+        now_ns: u64,
+    ) {
+        let drives = |state: &&RawTaskState| state.tracker.flags & DRIVES_STEPS != 0;
+        let driver = threads.filter(drives).max_by_key(|state| {
+            let known = &state.phase_ns[1..];
+            known.iter().sum::<u64>()
+        });
+        let mut times = PhaseTimeAccumulator::default();
+        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.gone_phases_ns) {
+            times.record(phase, ns);
+        }
+        let Some(driver) = driver else {
+            if times.total_ns() > 0 {
+                let tid = self.phases.as_ref().map_or(self.pid, |phases| phases.tid);
+                self.phases = Some(Phases {
+                    tid,
+                    current: WorkloadPhase::Unknown,
+                    times,
+                });
+            }
+            return;
+        };
+        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(driver.phase_ns) {
+            times.record(phase, ns);
+        }
+        let current = driver.phase_word.phase();
+        times.record(current, now_ns.saturating_sub(driver.phase_word.start_ns()));
+        self.phases = Some(Phases {
+            tid: driver.pid,
+            current,
+            times,
+        });
     }
 
     /// It has ended: what it held is free.

@@ -68,6 +68,13 @@ mirrors! {
         own_work: [u64; 3],
         loader_work: [u64; 3],
         loaders: u64,
+        phase_ns: [u64; 5],
+    }
+
+    struct Heartbeat {
+        beat_ns: u64,
+        owner: u32,
+        reserved: u32,
     }
 
     struct Losses {

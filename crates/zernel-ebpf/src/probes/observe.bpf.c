@@ -267,12 +267,27 @@ int call_mark_perf(struct pt_regs *ctx)
 	return mark(ctx);
 }
 
-/* The last thread of a process is gone. */
+/* Adds the phases of a thread that drove steps to those of its process. */
+static __always_inline void keep_phases(struct task_struct *task)
+{
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0, 0);
+	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
+
+	if (!state || !process || !(state->tracker.flags & ZERNEL_DRIVES_STEPS))
+		return;
+	zernel_transition(state, ZERNEL_UNKNOWN, bpf_ktime_get_ns());
+	for (int phase = 0; phase < ZERNEL_PHASES; phase++)
+		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
+}
+
+/* A thread is gone, perhaps the last one of its process. */
 SEC("tp_btf/sched_process_exit")
 int process_exit(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
 
+	keep_phases(bpf_get_current_task_btf());
 	if (BPF_CORE_READ(task, signal, live.counter) == 0)
 		zernel_end_process(task);
 	return 0;
@@ -289,6 +304,21 @@ int process_exec(__u64 *ctx)
 		bpf_task_storage_delete(&threads, bpf_get_current_task_btf());
 		bpf_task_storage_delete(&zernel_tasks, bpf_get_current_task_btf());
 	}
+	return 0;
+}
+
+/* Writes the state of every task that has one. */
+SEC("iter/task")
+int dump_tasks(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct zernel_task_state *state;
+
+	if (!task)
+		return 0;
+	state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	if (state)
+		bpf_seq_write(ctx->meta->seq, state, sizeof(*state));
 	return 0;
 }
 

@@ -1,0 +1,126 @@
+//! The state of tasks, where a scheduler finds it.
+//!
+//! Observer and scheduler live and die apart. So the map of task states is pinned, under a name that
+//! says how its values are laid out, beside a heartbeat: without one, nobody writes the states any
+//! more, and they are to be taken for unknown. A map that an observer left behind when it was killed is
+//! taken over, because a scheduler may be reading it.
+
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject};
+use zernel_phase::shared::RawTaskState;
+use zerocopy::FromBytes;
+
+use super::monotonic_ns;
+use crate::capability::reason;
+use crate::probes::layout::Heartbeat;
+
+/// Where the maps are pinned.
+pub(super) const DIRECTORY: &str = "/sys/fs/bpf/zernel";
+/// A heart that has not beaten for so long is dead.
+const DEAD_NS: u64 = 3_000_000_000;
+const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+
+/// The pins of this observer; dropping it removes them.
+#[derive(Debug)]
+pub(super) struct SharedState {
+    directory: PathBuf,
+}
+
+impl SharedState {
+    /// Prepares an object that is not loaded yet to use what is pinned. An error says why nothing is
+    /// shared.
+    pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
+        let parent = directory.parent().unwrap_or(directory);
+        let is_bpffs = rustix::fs::statfs(parent)
+            .is_ok_and(|status| i64::from(status.f_type) == BPF_FS_MAGIC);
+        if !is_bpffs {
+            return Err(format!("no bpffs is mounted at {}", parent.display()));
+        }
+        let shared = Self {
+            directory: directory.to_owned(),
+        };
+        if let Some(owner) = shared.living_owner() {
+            std::mem::forget(shared);
+            return Err(format!("another observer shares its own, pid {owner}"));
+        }
+        match fs::create_dir(directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(format!("{} cannot be made: {error}", directory.display()));
+            }
+            _ => {}
+        }
+        let tasks = shared.tasks();
+        if tasks.exists() {
+            for mut map in object.maps_mut() {
+                if map.name() == "zernel_tasks" && map.reuse_pinned_map(&tasks).is_err() {
+                    let _ = fs::remove_file(&tasks);
+                }
+            }
+        }
+        Ok(shared)
+    }
+
+    /// Pins the maps of the loaded object.
+    pub(super) fn pin(
+        &self,
+        mut tasks: MapHandle,
+        mut heartbeat: MapHandle,
+    ) -> Result<(), String> {
+        let problem = |error: libbpf_rs::Error| format!("pinning failed ({})", reason(&error));
+        let _ = fs::remove_file(self.heartbeat());
+        heartbeat.pin(self.heartbeat()).map_err(problem)?;
+        if !self.tasks().exists() {
+            tasks.pin(self.tasks()).map_err(problem)?;
+        }
+        Ok(())
+    }
+
+    /// Where the states are.
+    pub(super) fn tasks(&self) -> PathBuf {
+        self.directory.join(format!("tasks-{:08x}", layout_hash()))
+    }
+
+    fn heartbeat(&self) -> PathBuf {
+        self.directory.join("heartbeat")
+    }
+
+    /// The pid of another observer that uses the directory, if its heart beats.
+    fn living_owner(&self) -> Option<u32> {
+        let map = MapHandle::from_pinned_path(self.heartbeat()).ok()?;
+        let value = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()??;
+        let beat = Heartbeat::read_from_bytes(&value).ok()?;
+        let beats = monotonic_ns().saturating_sub(beat.beat_ns) < DEAD_NS;
+        beats.then_some(beat.owner)
+    }
+}
+
+impl Drop for SharedState {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.tasks());
+        let _ = fs::remove_file(self.heartbeat());
+        let _ = fs::remove_dir(&self.directory);
+    }
+}
+
+/// Changes whenever a field of the state moves.
+fn layout_hash() -> u32 {
+    let places = [
+        size_of::<RawTaskState>(),
+        offset_of!(RawTaskState, phase_word),
+        offset_of!(RawTaskState, last_gpu_sync_ns),
+        offset_of!(RawTaskState, cpu_burst_ns),
+        offset_of!(RawTaskState, phase_ns),
+        offset_of!(RawTaskState, pid),
+        offset_of!(RawTaskState, gpu_id),
+        offset_of!(RawTaskState, io_wait_q16),
+        offset_of!(RawTaskState, flags),
+        offset_of!(RawTaskState, tracker),
+    ];
+    // FNV-1a, over words.
+    places.iter().fold(0x811c_9dc5, |hash: u32, place| {
+        (hash ^ *place as u32).wrapping_mul(0x0100_0193)
+    })
+}
