@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Runs zernel observe beside PyTorch on a real GPU, and prints what came of it as a table.
 
-    scripts/gpu/check.py --zernel target/release/zernel [--windows 20] [--seconds 3]
+    scripts/gpu/check.py --zernel target/release/zernel [--windows 20] [--seconds 2]
 
 Needs root, a CUDA GPU and PyTorch. What it measures:
 
 - memory: bytes whose caller is libcudart against torch.cuda.memory_reserved(), and NVML's number for
-  the process against what was seen and what a bare context takes;
-- cost: the time of a step with and without zernel, switched on and off beside one running process.
+  the process less what was seen, against the same of a job on small data;
+- cost: the time of a step with the probes on and off, switched beside one running process.
 """
 
 import argparse
@@ -71,108 +71,109 @@ def series(text, name):
             for line in text.splitlines() if line.startswith(name + "{")]
 
 
-def bare_context():
-    """What NVML charges a process that only opens the GPU."""
-    program = ("import torch,time;torch.cuda.init();torch.cuda.current_stream().synchronize();"
-               "torch.zeros(1).pin_memory();print('ready',flush=True);time.sleep(20)")
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    child.stdout.readline()
-    time.sleep(1.5)
-    return child
-
-
-def check_memory(options, ddp):
-    arguments = ["--ddp"] if ddp else []
+def observed_memory(options, *arguments):
+    """What zernel and PyTorch say of one training job's memory at its end."""
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
         zernel = Zernel(options.zernel, "--budget", "none")
-        context = None
         try:
-            training = start_training(log, 12, *arguments)
+            training = start_training(log, 8, *arguments)
             wait_for_steps(log, 20)
-            context = bare_context()
             while not any("reserved" in line for line in read_log(log)):
                 time.sleep(0.1)
             time.sleep(0.7)
-            text = fetch("/metrics")
-            ledger = json.loads(fetch("/api/v1/ledger"))
-            snapshot = json.loads(fetch("/api/v1/snapshot"))
+            found = {"text": fetch("/metrics"), "ledger": json.loads(fetch("/api/v1/ledger")),
+                     "snapshot": json.loads(fetch("/api/v1/snapshot"))}
             training.wait()
         finally:
-            if context:
-                context.kill()
             zernel.stop()
         lines = read_log(log)
-    pid = lines[0]["pid"]
-    final = lines[-1]
-    own = f'pid="{pid}"'
-    callers = {labels: value for labels, value in series(text, "zernel_gpu_memory_caller_bytes") if own in labels}
-    cudart = sum(value for labels, value in callers.items() if "libcudart" in labels)
-    unexplained = {labels: value for labels, value in series(text, "zernel_gpu_memory_unexplained_bytes")}
-    mine = sum(value for labels, value in unexplained.items() if own in labels)
-    bare = sum(value for labels, value in unexplained.items() if f'pid="{context.pid}"' in labels)
+    found["own"] = f'pid="{lines[0]["pid"]}"'
+    found["pid"] = lines[0]["pid"]
+    found["final"] = lines[-1]
+    return found
+
+
+def total(found, name, *labels):
+    return sum(value for written, value in series(found["text"], name)
+               if found["own"] in written and all(label in written for label in labels))
+
+
+def check_memory(options, ddp):
     kind = "DDP+NCCL" if ddp else "eager"
-    print(f"| {kind}: memory, caller libcudart vs torch reserved | {cudart:.0f} | {final['reserved']} | "
-          f"{'equal' if cudart == final['reserved'] else 'DIFFERENT'} |")
-    print(f"| {kind}: NVML minus seen, against a bare context's | {mine:.0f} | {bare:.0f} | "
-          f"{(mine - bare) / 2**20:+.1f} MiB left |")
-    observed = [process for process in snapshot["observed"] if process["pid"] == pid]
-    for process in observed:
-        calls = {name: count["calls"] for name, count in process["calls"].items()}
-        print(f"  {kind}: complete={process['complete']} steps={final['steps']} calls per step:",
-              {name: round(count / final["steps"], 2) for name, count in calls.items() if count > final["steps"] / 20})
-        print("  callers:", {labels: value for labels, value in callers.items()})
-    refused = [(function["symbol"], function["reason"]) for file in ledger["files"]
-               for function in file["functions"] if function["state"] == "not attached"]
-    print("  not attached:", refused)
-
-
-def check_cost(options, ddp, *daemon):
     arguments = ["--ddp"] if ddp else []
-    seconds = options.windows * (2 * options.seconds + 2.5) + 15
+    full = observed_memory(options, *arguments)
+    # The same program on small data: what its context and its code take.
+    tiny = observed_memory(options, *arguments, "--batch", "32", "--width", "256")
+    final = full["final"]
+    cudart = total(full, "zernel_gpu_memory_caller_bytes", 'caller="libcudart"')
+    print(f"| {kind}: memory, caller libcudart against torch reserved | {cudart:.0f} | {final['reserved']} | "
+          f"{'equal' if cudart == final['reserved'] else 'DIFFERENT'} |")
+    mine = total(full, "zernel_gpu_memory_unexplained_bytes")
+    base = total(tiny, "zernel_gpu_memory_unexplained_bytes")
+    seen = total(full, "zernel_gpu_memory_used_bytes")
+    print(f"| {kind}: NVML minus seen, against the same on small data | {mine:.0f} | {base:.0f} | "
+          f"{(mine - base) / 2**20:+.1f} MiB left of {(mine + seen) / 2**20:.0f} MiB |")
+    for process in full["snapshot"]["observed"]:
+        if process["pid"] != full["pid"]:
+            continue
+        calls = {name: round(count["calls"] / final["steps"], 2) for name, count in process["calls"].items()
+                 if count["calls"] > final["steps"] / 20}
+        print(f"  {kind}: complete={process['complete']}, {final['steps']} steps, calls per step: {calls}")
+        print(f"  by caller: {process['memory_by_caller']}")
+    refused = [(function["symbol"], function["reason"]) for file in full["ledger"]["files"]
+               for function in file["functions"] if function["state"] == "not attached"]
+    print(f"  not attached: {refused}")
+
+
+def check_cost(options, ddp):
+    """Switches the probes off and on beside one process, in the order off on on off."""
+    arguments = ["--ddp"] if ddp else []
+    seconds = 2 * options.windows * (options.seconds + 0.6) + 40
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
+        zernel = Zernel(options.zernel)
         training = start_training(log, seconds, *arguments)
         wait_for_steps(log, 100)
-        intervals = []
-        ratio = 0
-        for _ in range(options.windows):
+        # Long enough for the governor to have found what must be sampled.
+        time.sleep(6)
+        intervals, ratios = [], []
+        for index in range(2 * options.windows):
+            on = index % 4 in (1, 2)
+            zernel.process.send_signal(signal.SIGUSR2 if on else signal.SIGUSR1)
+            time.sleep(0.4)
             begin = time.monotonic_ns()
             time.sleep(options.seconds)
-            intervals.append(("off", begin, time.monotonic_ns()))
-            zernel = Zernel(options.zernel, *daemon)
-            time.sleep(0.5 + random.random() / 4)
-            begin = time.monotonic_ns()
-            time.sleep(options.seconds)
-            intervals.append(("on", begin, time.monotonic_ns()))
-            costs = [value for labels, value in series(fetch("/metrics"), "zernel_observe_cost_ratio")
-                     if f'pid="{training.pid}"' in labels]
-            ratio = max([ratio] + costs)
-            zernel.stop()
-            time.sleep(0.3)
+            intervals.append((on, begin, time.monotonic_ns()))
+            if on:
+                ratios += [value for labels, value in series(fetch("/metrics"), "zernel_observe_cost_ratio")
+                           if f'pid="{training.pid}"' in labels]
+        sampled = [labels for labels, _ in series(fetch("/metrics"), "zernel_observe_sampled")]
         training.kill()
         training.wait()
+        zernel.stop()
         stamps = [line["at"] for line in read_log(log) if "at" in line]
-    medians = {"on": [], "off": []}
-    for state, begin, end in intervals:
+    medians = {True: [], False: []}
+    for on, begin, end in intervals:
         inside = [stamp for stamp in stamps if begin <= stamp <= end]
         steps = [later - earlier for earlier, later in zip(inside, inside[1:])]
-        if len(steps) > 10:
-            medians[state].append(statistics.median(steps) / 1e6)
-    # Neighbouring windows are compared, so that slow drift cancels.
-    ratios = sorted(on / off for on, off in zip(medians["on"], medians["off"]))
-    resampled = sorted(statistics.mean(random.choices(ratios, k=len(ratios))) for _ in range(2000))
+        medians[on].append(statistics.mean(steps) / 1e6)
+    # Each pair of neighbouring windows is compared, so that slow drift cancels.
+    pairs = [on / off for on, off in zip(medians[True], medians[False])]
+    means = sorted(statistics.median(random.choices(pairs, k=len(pairs))) for _ in range(4000))
     kind = "DDP+NCCL" if ddp else "eager"
-    print(f"| {kind}: step with {' '.join(daemon) or 'default budget'} | {statistics.median(medians['on']):.3f} ms | "
-          f"{statistics.median(medians['off']):.3f} ms | {statistics.mean(ratios):.4f} "
-          f"(95 %: {resampled[50]:.4f} to {resampled[1949]:.4f}), {len(ratios)} windows each, own estimate {ratio:.4f} |")
+    print(f"| {kind}: step with and without | {statistics.median(medians[True]):.3f} ms | "
+          f"{statistics.median(medians[False]):.3f} ms | {statistics.median(pairs):.4f} "
+          f"(95 %: {means[100]:.4f} to {means[3899]:.4f}), {len(pairs)} windows each |")
+    print(f"  {kind}: own estimate {statistics.mean(ratios):.4f}; sampled: {sampled}")
+    print(f"  {kind}: ratios {[round(pair, 3) for pair in pairs]}")
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--zernel", default="target/release/zernel")
     arguments.add_argument("--windows", type=int, default=20)
-    arguments.add_argument("--seconds", type=float, default=3)
+    arguments.add_argument("--seconds", type=float, default=2)
     arguments.add_argument("--only", choices=["memory", "cost"])
     options = arguments.parse_args()
     random.seed(1)

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::Value;
+use signal_hook::consts::{SIGUSR1, SIGUSR2};
+use signal_hook::iterator::{Handle, Signals};
 use zernel_ebpf::observer::{self, GovernorOptions, Observer, TextFormat, Whose};
 use zernel_serve::{Format, Health, Scope, Secret, Server, Source};
 
@@ -21,6 +23,8 @@ use crate::{interrupt, print};
 /// attached for later ones. Nothing is changed in the programs. The numbers are served as Prometheus
 /// metrics on /metrics, as JSON on /api/v1/snapshot and /api/v1/ledger, and pushed to WebSocket clients.
 /// Users without privilege see their own processes over the unix socket.
+///
+/// SIGUSR1 takes all probes off, SIGUSR2 puts them on again.
 ///
 /// Needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYS_ADMIN; `zernel doctor` tells what
 /// this machine lacks.
@@ -86,6 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let ended = Arc::clone(&daemon.ended);
     let server = Server::bind(server_options(options)?, daemon)?;
     announce(&server, &observer);
+    let pausing = pause_on_signals(&observer)?;
     let end = options
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
@@ -97,10 +102,27 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         });
         let served = server.run_on_this_thread(until_stopped(&stop, &ended, end));
         stop.store(true, Ordering::Relaxed);
+        pausing.close();
         watching.join().map_err(|_| "watching broke off")??;
         served?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Takes all probes off on SIGUSR1 and puts them on again on SIGUSR2, until the handle is closed.
+fn pause_on_signals(observer: &Arc<Mutex<Observer>>) -> std::io::Result<Handle> {
+    let mut signals = Signals::new([SIGUSR1, SIGUSR2])?;
+    let handle = signals.handle();
+    let observer = Arc::clone(observer);
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            match signal {
+                SIGUSR1 => lock(&observer).pause(),
+                _ => lock(&observer).resume(),
+            }
+        }
+    });
+    Ok(handle)
 }
 
 fn observer_options(options: &Options) -> observer::Options {

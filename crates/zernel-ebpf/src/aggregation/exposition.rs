@@ -65,10 +65,11 @@ impl Exposition {
             .iter()
             .map(|(name, value)| format!("{name}=\"{}\"", escape(&value.to_string())))
             .collect();
-        self.line(format_args!(
-            "{name}{suffix}{{{}}} {value}",
-            labels.join(",")
-        ));
+        if labels.is_empty() {
+            return self.line(format_args!("{name}{suffix} {value}"));
+        }
+        let labels = labels.join(",");
+        self.line(format_args!("{name}{suffix}{{{labels}}} {value}"));
     }
 
     /// The samples of one histogram.

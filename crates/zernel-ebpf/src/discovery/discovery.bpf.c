@@ -84,6 +84,17 @@ static bool emit(const struct event *event)
 	return false;
 }
 
+/*
+ * Puts a key into a set; false if it was there already. Kernels before 6.4 return an int where the
+ * helper says long: its upper half means nothing.
+ */
+static __always_inline bool put(void *set, const void *key)
+{
+	int result = bpf_map_update_elem(set, key, &present, BPF_NOEXIST);
+
+	return result != -EEXIST;
+}
+
 static __u64 start_boottime_ns(struct task_struct *task)
 {
 	return BPF_CORE_READ(task, group_leader, start_boottime);
@@ -103,8 +114,7 @@ int BPF_PROG(executed, struct task_struct *task, int old_pid, struct linux_binpr
 		},
 	};
 	bool was_interesting = !bpf_map_delete_elem(&interesting, &event.tgid);
-	bool is_new = bpf_map_update_elem(&seen, &event.executable, &present, BPF_NOEXIST) !=
-		      -EEXIST;
+	bool is_new = put(&seen, &event.executable);
 
 	if ((was_interesting || is_new) && !emit(&event) && is_new)
 		bpf_map_delete_elem(&seen, &event.executable);
@@ -161,7 +171,7 @@ static __always_inline int loader_called(struct pt_regs *ctx)
 	if (distance && !bpf_probe_read_user(&state, sizeof(state), address) &&
 	    state != RT_CONSISTENT)
 		return 0;
-	if (bpf_map_update_elem(&pending, &event.tgid, &present, BPF_NOEXIST) == -EEXIST)
+	if (!put(&pending, &event.tgid))
 		return 0;
 	event.start_boottime_ns = start_boottime_ns((void *)bpf_get_current_task());
 	if (!emit(&event))

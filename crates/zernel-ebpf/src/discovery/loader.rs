@@ -19,6 +19,11 @@ const STATE: &[u8] = b"_r_debug";
 /// Where in `struct r_debug` its `r_state` is, on 64 bits.
 const STATE_FIELD: u64 = 24;
 
+/// Anyone may name a file like a loader: so large are not even those with debug information,
+const LARGEST: u64 = 32 << 20;
+/// and so many different ones are not on any machine.
+const MOST: usize = 1024;
+
 /// What the probe on a loader needs to know of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LoaderSymbols {
@@ -37,13 +42,14 @@ impl LoaderSymbols {
             symbol.map(|symbol| symbol.address())
         };
         let hook = address(HOOK).ok_or("it has no _dl_debug_state")?;
-        let segment = file
-            .segments()
-            .find(|segment| (segment.address()..segment.address() + segment.size()).contains(&hook))
-            .ok_or("its _dl_debug_state is in no segment")?;
-        let offset = hook - segment.address() + segment.file_range().0;
+        let offset = file.segments().find_map(|segment| {
+            let within = hook.checked_sub(segment.address())?;
+            let (start, size) = segment.file_range();
+            let offset = start.checked_add(within).filter(|_| within < size)?;
+            usize::try_from(offset).ok()
+        });
         Ok(Self {
-            offset: usize::try_from(offset).map_err(|error| error.to_string())?,
+            offset: offset.ok_or("its _dl_debug_state is in no segment")?,
             state_distance: address(STATE).map_or(0, |state| {
                 state.wrapping_add(STATE_FIELD).wrapping_sub(hook)
             }),
@@ -81,7 +87,7 @@ impl Loaders {
         let mut attached = false;
         for mapping in mappings.iter().filter(|m| m.subject == Subject::Loader) {
             let file = (mapping.device, mapping.inode);
-            if self.0.contains_key(&file) {
+            if self.0.contains_key(&file) || self.0.len() >= MOST {
                 continue;
             }
             // A process that is gone shows nothing; another one may show the same file.
@@ -104,7 +110,10 @@ impl Loaders {
 fn attach(mapping: &Mapping, trace: &Trace) -> io::Result<Loader> {
     let file = mapping.map_files();
     let path = fs::read_link(&file)?;
-    let symbols = LoaderSymbols::read(&fs::read(&file)?);
+    let symbols = match fs::metadata(&file)?.len() {
+        0..=LARGEST => LoaderSymbols::read(&fs::read(&file)?),
+        size => Err(format!("it has {size} bytes, which no loader has")),
+    };
     let link = symbols.and_then(|symbols| {
         let link = trace.attach_loader(&file, symbols);
         link.map_err(|error| reason(&error))

@@ -11,6 +11,7 @@
 mod entry;
 mod identity;
 mod image;
+mod installed;
 mod kind;
 #[cfg(test)]
 mod tests;

@@ -121,7 +121,9 @@ impl AttachedFile {
     }
 
     fn attach_steady(&mut self, kernel: &Kernel) {
-        let targets = self.targets(|function| !SYMBOLS[function.symbol].frequent);
+        let targets = self.targets(|function| {
+            !SYMBOLS[function.symbol].frequent && function.watch == Watch::Always
+        });
         match self.link(kernel, &targets) {
             Ok(links) => self.steady = links,
             Err(problem) => {
@@ -153,13 +155,29 @@ impl AttachedFile {
         self.set_watch(symbol, &Watch::Sampled);
     }
 
-    /// Takes everything off, and says why.
-    pub(crate) fn detach(&mut self, why: &str) {
+    /// Takes everything off for a while.
+    pub(crate) fn pause(&mut self) {
         let frequent = std::mem::take(&mut self.frequent);
         let mut links: Vec<Link> = frequent.into_values().flatten().collect();
         links.append(&mut self.steady);
         links.append(&mut self.window);
         detach(links);
+    }
+
+    /// Puts on again what was on before a pause.
+    pub(crate) fn resume(&mut self, kernel: &Kernel) {
+        for symbol in self.frequent_symbols() {
+            let mut functions = self.functions.iter();
+            if functions.any(|it| it.symbol == symbol && it.watch == Watch::Always) {
+                self.watch_always(kernel, symbol);
+            }
+        }
+        self.attach_steady(kernel);
+    }
+
+    /// Takes everything off, and says why.
+    pub(crate) fn detach(&mut self, why: &str) {
+        self.pause();
         for function in &mut self.functions {
             if function.site.is_some() {
                 function.watch = Watch::Not(why.to_owned());

@@ -22,7 +22,7 @@ use super::files::{Watch, detach};
 use super::kernel::{Kernel, Target};
 use super::{Observer, monotonic_ns};
 use crate::capability::own_offset;
-use crate::probes::{SYMBOLS, layout};
+use crate::probes::{Counts, SYMBOLS, layout};
 
 /// What observing may cost.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,7 @@ const WINDOW: Duration = Duration::from_millis(50);
 /// The largest share of the time that windows may take: two a second.
 const DUTY: f64 = 0.1;
 /// Of a budget, what the functions that are watched all the time may use.
-const STEADY: f64 = 0.5;
+const STEADY: f64 = 0.8;
 /// A sampled function is watched all the time again when that would cost less than this of the budget.
 const CALM: f64 = 0.2;
 /// ... for so many rounds.
@@ -146,6 +146,7 @@ impl Observer {
     pub fn govern(&mut self) {
         let elapsed = self.governor.last_round.elapsed().as_secs_f64();
         self.governor.last_round = Instant::now();
+        let budget = self.governor.options.budget;
         let mut hot = BTreeSet::new();
         let mut stuck = false;
         for (index, process) in &mut self.processes {
@@ -156,19 +157,20 @@ impl Observer {
             let busiest = word.swap(0, Ordering::Relaxed) as f64;
             let ns = self.governor.cost.of_call(process.threads());
             process.note_cost(busiest, ns, elapsed);
-            let share = process.cost.busiest_thread;
-            if share <= self.governor.options.budget {
+            // What is watched all the time; windows are planned to fit beside it.
+            let rates = process.rates(|symbol| !self.governor.is_sampled(symbol));
+            let steady: f64 = rates.iter().map(|(_, rate)| rate).sum();
+            let share = steady.min(busiest) * ns / 1e9;
+            process.steady_cost = share;
+            if share <= budget {
                 continue;
             }
-            let candidates = process.frequent_rates(|symbol| !self.governor.is_sampled(symbol));
-            let rate: f64 = process.total_rate().max(1.0);
             let mut left = share;
-            for (symbol, calls) in candidates {
-                if left <= self.governor.options.budget * STEADY {
-                    break;
+            for (symbol, rate) in rates {
+                if left > budget * STEADY && SYMBOLS[symbol].frequent {
+                    left -= share * rate / steady;
+                    hot.insert(symbol);
                 }
-                left -= share * calls / rate;
-                hot.insert(symbol);
             }
             stuck |= left > self.governor.options.ceiling;
         }
@@ -192,6 +194,7 @@ impl Observer {
             file.watch_sampled(symbol);
         }
         self.governor.sampled.insert(symbol, 0);
+        self.presume_launches();
         if self.governor.next_window.is_none() {
             self.governor.next_window = Some(Instant::now());
         }
@@ -207,6 +210,17 @@ impl Observer {
         }
         let _ = self.kernel.set_sampled(symbol, false);
         self.governor.sampled.remove(&symbol);
+        self.presume_launches();
+    }
+
+    /// While launches are not all seen, a thread that has copied its batch to the GPU is taken to
+    /// launch from then on: else it would seem to load data until its next wait.
+    fn presume_launches(&self) {
+        let mut sampled = self.governor.sampled.keys();
+        let presumed = sampled.any(|symbol| SYMBOLS[*symbol].counts == Counts::Launch);
+        if presumed != self.kernel.presumes_launches() {
+            let _ = self.kernel.presume_launches(presumed);
+        }
     }
 
     fn watch_calm_ones_again(&mut self) {
@@ -243,7 +257,7 @@ impl Observer {
 
     /// Attaches to all sampled functions for a moment, if it is time. Returns when to close.
     pub(super) fn open_window(&mut self) -> Option<Instant> {
-        let due = self.governor.next_window()?;
+        let due = self.governor.next_window().filter(|_| !self.paused)?;
         if Instant::now() < due {
             return None;
         }
@@ -286,7 +300,7 @@ impl Observer {
                 .keys()
                 .map(|symbol| process.sampled_rate(*symbol))
                 .sum();
-            let left = (budget - process.cost.busiest_thread).max(budget * (1.0 - STEADY));
+            let left = (budget - process.steady_cost).max(budget * (1.0 - STEADY));
             left / (calls * ns / 1e9)
         });
         let duty = duty.fold(DUTY, f64::min).max(1e-4);

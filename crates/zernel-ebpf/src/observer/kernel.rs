@@ -8,13 +8,13 @@ use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, UprobeMultiOpts,
     UprobeOpts,
 };
-use zernel_phase::shared::RawTrackerConfig;
-use zernel_phase::tracker::TrackerConfig;
+use zernel_phase::shared::{RawTrackerConfig, raw_event};
+use zernel_phase::tracker::{ThreadEvent, TrackerConfig};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::mapped::MappedArray;
 use crate::capability::{Capability, quietly};
-use crate::probes::{SYMBOLS, layout};
+use crate::probes::{Counts, Direction, SYMBOLS, layout};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
@@ -137,9 +137,32 @@ impl Kernel {
 
     /// Says whether a function counts only while a window is open.
     pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
-        let row = SYMBOLS[symbol].raw(sampled);
+        let mut row = SYMBOLS[symbol].raw(sampled);
+        if self.presumes_launches() && is_copy_to_device(symbol) {
+            row.leave_event = raw_event(ThreadEvent::Launch);
+        }
         let key = (symbol as u32).to_ne_bytes();
         find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)
+    }
+
+    /// Whether a copy to the device is taken for the beginning of launches.
+    pub(crate) fn presumes_launches(&self) -> bool {
+        self.settings.read(0).tracker.launching_max_ns == PRESUMED_LAUNCHING_NS
+    }
+
+    /// Takes a copy to the device for the beginning of launches, or not.
+    pub(crate) fn presume_launches(&self, presume: bool) -> libbpf_rs::Result<()> {
+        let offset = offset_of!(layout::Settings, tracker.launching_max_ns);
+        let launching_ns = match presume {
+            true => PRESUMED_LAUNCHING_NS,
+            false => TrackerConfig::default().launching_max_ns,
+        };
+        let word = self.settings.word(0, offset);
+        word.store(launching_ns, Ordering::Relaxed);
+        for symbol in (0..SYMBOLS.len()).filter(|symbol| is_copy_to_device(*symbol)) {
+            self.set_sampled(symbol, false)?;
+        }
+        Ok(())
     }
 
     /// Lets sampled functions count, or not.
@@ -285,6 +308,13 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
     let mut programs = object.progs_mut();
     let found = programs.find(|program| program.name() == name);
     found.ok_or_else(|| missing("program", name))
+}
+
+/// How long a thread is taken to launch when only the copy before its launches is seen.
+const PRESUMED_LAUNCHING_NS: u64 = 1_000_000_000;
+
+fn is_copy_to_device(symbol: usize) -> bool {
+    SYMBOLS[symbol].counts == Counts::Copy(Direction::HostToDevice)
 }
 
 fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {

@@ -127,6 +127,7 @@ pub struct Observer {
     gpu_facts: Vec<GpuFacts>,
     grace: Duration,
     next_file: u64,
+    paused: bool,
     kernel: Kernel,
 }
 
@@ -149,10 +150,16 @@ impl Observer {
             gpus,
             grace: options.grace,
             next_file: 0,
+            paused: false,
             kernel,
         };
         for path in &options.libraries {
             observer.watch_named_file(path);
+        }
+        for kind in [LibraryKind::Cuda, LibraryKind::Nccl] {
+            for path in kind.installed() {
+                observer.watch_file(kind, &path, &path);
+            }
         }
         observer.scan()?;
         Ok(observer)
@@ -195,7 +202,12 @@ impl Observer {
         let is_sampled = |symbol| self.governor.is_sampled(symbol);
         let number = self.next_file;
         match AttachedFile::attach(&self.kernel, kind, access, path, number, is_sampled) {
-            Ok(file) => self.files.push(file),
+            Ok(mut file) => {
+                if self.paused {
+                    file.pause();
+                }
+                self.files.push(file);
+            }
             Err(error) if error.is_gone() => return None,
             Err(error) => {
                 self.refused.retain(|refused| refused.path != path);
@@ -224,6 +236,9 @@ impl Observer {
         self.take(&events);
         self.drop_changed_files();
         self.gpu_facts = self.gpus.facts();
+        for process in self.processes.values_mut() {
+            process.identify_again();
+        }
         Ok(())
     }
 
@@ -332,6 +347,33 @@ impl Observer {
         Ok(())
     }
 
+    /// Takes all probes off until [`Self::resume`]. What happens meanwhile is not seen.
+    pub fn pause(&mut self) {
+        self.paused = true;
+        for file in &mut self.files {
+            file.pause();
+        }
+    }
+
+    /// Puts the probes on again. No process counts as seen completely that was there before.
+    pub fn resume(&mut self) {
+        if !std::mem::take(&mut self.paused) {
+            return;
+        }
+        for file in &mut self.files {
+            file.resume(&self.kernel);
+        }
+        for process in self.processes.values_mut() {
+            process.miss(monotonic_ns());
+        }
+    }
+
+    /// Whether the probes are off.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
     /// Every process that was seen, those that ended a short while ago included.
     pub fn processes(&self) -> impl Iterator<Item = &ObservedProcess> {
         self.processes.values().chain(&self.ended)
@@ -341,6 +383,9 @@ impl Observer {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
+        if self.paused {
+            problems.push("all probes are off until SIGUSR2 comes".into());
+        }
         if self.is_over_ceiling() {
             problems.push("probes were taken off because they cost more than the ceiling".into());
         }

@@ -103,12 +103,16 @@ pub struct ObservedProcess {
     /// What it pays for being observed.
     pub cost: ProcessCost,
     pub(super) callers: Callers,
+    /// Whether there was a time in which it was not watched.
+    missed: bool,
+    /// The share of its time that its busiest thread pays for what is watched all the time.
+    pub(super) steady_cost: f64,
     /// Calls that ran into probes.
     hits: u64,
     hits_before: u64,
     counters: layout::Counters,
-    /// The counters a round ago, and calls per second since.
     counters_before: layout::Counters,
+    /// Calls per second in the last round.
     rates: BTreeMap<usize, f64>,
     sampling: BTreeMap<usize, Sampling>,
     durations: BTreeMap<Family, (Taken, LatencyHistogram)>,
@@ -128,6 +132,8 @@ impl ObservedProcess {
             communicators: Vec::new(),
             cost: ProcessCost::default(),
             callers: Callers::default(),
+            missed: false,
+            steady_cost: 0.0,
             hits: 0,
             hits_before: 0,
             counters: FromZeros::new_zeroed(),
@@ -142,7 +148,7 @@ impl ObservedProcess {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
-        if raw.flags & layout::Process::SAW_INIT != 0 {
+        if raw.flags & layout::Process::SAW_INIT != 0 && !self.missed {
             self.seen = Seen::Complete;
         }
         self.counters = kernel.counters.read(index);
@@ -190,6 +196,22 @@ impl ObservedProcess {
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
         });
+    }
+
+    /// Asks again who it is: programs name themselves, and change their user, after they start.
+    pub(super) fn identify_again(&mut self) {
+        let Ok(mut identity) = identify(self.pid) else {
+            return;
+        };
+        if let Some(known) = &self.identity {
+            if known.start_time != identity.start_time {
+                return;
+            }
+            if let (Some(rank), Some(ranks)) = (known.rank, known.world_size) {
+                identity = identity.with_rank(rank, ranks);
+            }
+        }
+        self.identity = Some(identity);
     }
 
     /// It has ended: what it held is free.
@@ -275,11 +297,6 @@ impl ObservedProcess {
     pub(super) fn note_cost(&mut self, busiest: f64, ns_per_call: f64, elapsed: f64) {
         let calls = self.hits.saturating_sub(self.hits_before);
         self.hits_before = self.hits;
-        self.cost = ProcessCost {
-            busiest_calls_per_second: busiest,
-            busiest_thread: busiest * ns_per_call / 1e9,
-            seconds: self.cost.seconds + calls as f64 * ns_per_call / 1e9,
-        };
         self.rates.clear();
         let counters = self.counters.of.iter().zip(&self.counters_before.of);
         for (symbol, (now, before)) in counters.enumerate() {
@@ -289,6 +306,13 @@ impl ObservedProcess {
             }
         }
         self.counters_before = self.counters;
+        // Windows make it jump: what matters is what it is on average.
+        let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
+        self.cost = ProcessCost {
+            busiest_calls_per_second: busiest,
+            busiest_thread: 0.9 * self.cost.busiest_thread + 0.1 * share,
+            seconds: self.cost.seconds + calls as f64 * ns_per_call / 1e9,
+        };
     }
 
     /// Probed calls per second of all its threads in the last round.
@@ -296,12 +320,11 @@ impl ObservedProcess {
         self.rates.values().sum()
     }
 
-    /// Its frequent functions with their calls per second, the most frequent first.
-    pub(super) fn frequent_rates(&self, wanted: impl Fn(usize) -> bool) -> Vec<(usize, f64)> {
-        let mut rates: Vec<(usize, f64)> = self
-            .rates
-            .iter()
-            .filter(|(symbol, _)| SYMBOLS[**symbol].frequent && wanted(**symbol))
+    /// Its functions with their calls per second in the last round, the most frequent first.
+    pub(super) fn rates(&self, wanted: impl Fn(usize) -> bool) -> Vec<(usize, f64)> {
+        let rates = self.rates.iter();
+        let mut rates: Vec<(usize, f64)> = rates
+            .filter(|(symbol, _)| wanted(**symbol))
             .map(|(symbol, rate)| (*symbol, *rate))
             .collect();
         rates.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -371,6 +394,12 @@ impl ObservedProcess {
             sampling.estimate.add(calls, bytes, window_s, span_s);
             sampling.until_ns = to_ns;
         }
+    }
+
+    /// It was not watched for a while.
+    pub(super) fn miss(&mut self, now_ns: u64) {
+        self.seen = Seen::Since(now_ns);
+        self.missed = true;
     }
 
     /// Whether any of its functions is sampled, or was.

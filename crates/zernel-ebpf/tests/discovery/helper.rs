@@ -1,15 +1,19 @@
 //! The process that is discovered: this test program, run again, doing what it is told.
 
 use std::env;
-use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::thread;
 
+use libloading::Library;
+
 /// The argument that makes this program a helper.
 pub(crate) const ARGUMENT: &str = "be-the-helper";
+
+/// More than the events that fit into the ring buffer.
+const MANY: usize = 5000;
 
 /// A helper under control.
 pub(crate) struct Helper {
@@ -89,7 +93,8 @@ pub(crate) fn main() -> ExitCode {
     for order in io::stdin().lock().lines() {
         let order = order.unwrap();
         match order.split_once(' ') {
-            Some(("load", path)) => load(OsStr::new(path)),
+            Some(("load", path)) => std::mem::forget(load(path)),
+            Some(("load-and-unload", path)) => (0..MANY).for_each(|_| drop(load(path))),
             _ => obey(&order),
         }
         done();
@@ -101,37 +106,43 @@ fn done() {
     println!("done");
 }
 
-fn load(path: &OsStr) {
-    // SAFETY: the software GPU's libraries do nothing when they are loaded.
-    let library = unsafe { libloading::Library::new(path) }.unwrap();
-    std::mem::forget(library);
+fn load(path: &str) -> Library {
+    // SAFETY: the libraries that tests name do nothing when they are loaded.
+    unsafe { Library::new(path) }.unwrap()
 }
 
 fn obey(order: &str) {
     match order {
         "fork" => fork_one_that_waits(),
-        "execute" => {
-            let error = Command::new("sleep").arg("1000").exec();
-            panic!("sleep does not run: {error}");
-        }
+        "execute" => execute(),
+        "execute-in-a-thread" => thread::spawn(execute).join().unwrap(),
+        "end-a-thread" => thread::spawn(|| ()).join().unwrap(),
         "lose-the-leader" => lose_the_leader(),
         _ => panic!("what is {order}?"),
     }
 }
 
-/// Its standard input is the helper's: it ends with it.
+fn execute() {
+    let error = Command::new("sleep").arg("1000").exec();
+    panic!("sleep does not run: {error}");
+}
+
+/// The child lives as long as the helper does.
 fn fork_one_that_waits() {
-    // SAFETY: this program has one thread, and the child only waits.
+    let parent = std::process::id();
+    // SAFETY: this program has one thread.
     let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        // SAFETY: a system call without arguments that could be wrong.
-        unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        }
-        loop {
-            thread::park();
-        }
+    assert!(pid >= 0, "{}", io::Error::last_os_error());
+    if pid > 0 {
+        return;
     }
+    // SAFETY: a system call whose arguments are plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // The helper may have died before the kernel knew that its death matters.
+    while std::os::unix::process::parent_id() == parent {
+        thread::park();
+    }
+    std::process::exit(0);
 }
 
 /// Ends this thread but not the process.

@@ -3,6 +3,7 @@
 #[path = "../bpf/mod.rs"]
 mod bpf;
 mod helper;
+mod other_kernels;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use tempfile::TempDir;
 use zernel_ebpf::discovery::{Discovery, Event, MappedFile, ProcessKey};
 use zernel_ebpf::library::LibraryKind;
 use zernel_softgpu::install::{Prologue, install};
-use zernel_testkit::{root, trial};
+use zernel_testkit::{Need, root, trial};
 
 use helper::Helper;
 
@@ -27,6 +28,9 @@ fn main() -> ExitCode {
         return helper::main();
     }
     let needs = [root(), bpf::need()];
+    let vm = |check| [Need { name: "vm", check }];
+    let oldest = vm(|| other_kernels::kernel("6.1").map(drop));
+    let newest = vm(|| other_kernels::kernel("7.2").map(drop));
     zernel_testkit::main([
         trial("what_is_there_is_found", &needs, what_is_there_is_found),
         trial("a_late_dlopen_is_told", &needs, a_late_dlopen_is_told),
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         ),
         trial("forks_and_exits_are_told", &needs, forks_and_exits_are_told),
         trial("an_execution_is_told", &needs, an_execution_is_told),
+        trial("threads_are_no_processes", &needs, threads_are_no_processes),
         trial(
             "a_replaced_file_is_another",
             &needs,
@@ -46,6 +51,11 @@ fn main() -> ExitCode {
             "a_mount_namespace_hides_nothing",
             &needs,
             a_mount_namespace_hides_nothing,
+        ),
+        trial(
+            "on_overlayfs_the_real_file_is_told",
+            &[root(), bpf::need(), overlayfs()],
+            on_overlayfs_the_real_file_is_told,
         ),
         trial(
             "a_loader_of_its_own_is_watched",
@@ -69,10 +79,21 @@ fn main() -> ExitCode {
         ),
         trial("an_overflow_is_made_good", &needs, an_overflow_is_made_good),
         trial(
+            "loading_in_a_loop_loses_nothing",
+            &needs,
+            loading_in_a_loop_loses_nothing,
+        ),
+        trial(
             "lacking_privilege_is_said",
             &needs,
             lacking_privilege_is_said,
         ),
+        trial("all_this_holds_on_an_old_kernel", &oldest, || {
+            other_kernels::run("6.1");
+        }),
+        trial("all_this_holds_on_a_new_kernel", &newest, || {
+            other_kernels::run("7.2");
+        }),
     ])
 }
 
@@ -87,20 +108,36 @@ impl Libraries {
     }
 
     fn cuda(&self) -> PathBuf {
-        self.0.path().canonicalize().unwrap().join("libcuda.so.1")
+        self.named("libcuda.so.1")
+    }
+
+    fn nccl(&self) -> PathBuf {
+        self.named("libnccl.so.2")
+    }
+
+    fn named(&self, name: &str) -> PathBuf {
+        self.0.path().canonicalize().unwrap().join(name)
     }
 }
 
-/// The CUDA driver that a process was reported to map.
-fn cuda_of(events: &[Event], pid: u32) -> Option<(ProcessKey, MappedFile)> {
+/// A library that a process was reported to map.
+fn find_library(
+    events: &[Event],
+    pid: u32,
+    wanted: LibraryKind,
+) -> Option<(ProcessKey, MappedFile)> {
     events.iter().find_map(|event| match event {
         Event::Mapped {
             process,
-            kind: LibraryKind::Cuda,
+            kind,
             file,
-        } if process.pid == pid => Some((*process, file.clone())),
+        } if process.pid == pid && *kind == wanted => Some((*process, file.clone())),
         _ => None,
     })
+}
+
+fn cuda_of(events: &[Event], pid: u32) -> Option<(ProcessKey, MappedFile)> {
+    find_library(events, pid, LibraryKind::Cuda)
 }
 
 /// Polls until `wanted` finds something among all events so far.
@@ -188,15 +225,35 @@ fn forks_and_exits_are_told() {
 
 fn an_execution_is_told() {
     let libraries = Libraries::new();
+    for order in ["execute", "execute-in-a-thread"] {
+        let mut discovery = Discovery::start().unwrap();
+        let mut helper = Helper::spawn();
+        helper.load(&libraries.cuda());
+        let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
+        helper.order(order);
+        poll_for(&mut discovery, &Event::Executed { process });
+        assert!(process.is_alive());
+        let events = discovery.scan().unwrap();
+        assert_eq!(cuda_of(&events, process.pid), None);
+    }
+}
+
+fn threads_are_no_processes() {
+    let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
     helper.load(&libraries.cuda());
     let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
-    helper.order("execute");
-    poll_for(&mut discovery, &Event::Executed { process });
-    assert!(process.is_alive());
-    let events = discovery.scan().unwrap();
-    assert_eq!(cuda_of(&events, process.pid), None);
+    helper.tell("end-a-thread");
+    helper.load(&libraries.nccl());
+    poll_until(&mut discovery, |events| {
+        let of_thread = |event: &&Event| match event {
+            Event::Forked { parent, .. } => *parent == process,
+            event => **event == Event::Exited { process },
+        };
+        assert_eq!(events.iter().find(of_thread), None);
+        find_library(events, process.pid, LibraryKind::Nccl)
+    });
 }
 
 fn a_replaced_file_is_another() {
@@ -248,6 +305,39 @@ fn a_mount_namespace_hides_nothing() {
     assert_eq!(file.path, inside);
     assert!(!inside.exists());
     assert!(fs::read(&file.map_files).unwrap() == fs::read(outside).unwrap());
+}
+
+/// Container images are layers: the probe goes on the file in its layer.
+fn on_overlayfs_the_real_file_is_told() {
+    let libraries = Libraries::new();
+    let lower = libraries.cuda();
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path().display();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = helper_in_namespace(&format!(
+        "mount -t tmpfs tmpfs {place}; mkdir {place}/upper {place}/work {place}/merged; \
+         mount -t overlay -o lowerdir={},upperdir={place}/upper,workdir={place}/work overlay \
+         {place}/merged",
+        libraries.0.path().display(),
+    ));
+    let merged = PathBuf::from(format!("{place}/merged/libcuda.so.1"));
+    helper.load(&merged);
+    let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
+    let real = fs::metadata(&lower).unwrap();
+    assert_eq!((file.device, file.inode), (real.dev(), real.ino()));
+    assert_eq!(file.path, merged);
+    assert!(fs::read(&file.map_files).unwrap() == fs::read(lower).unwrap());
+}
+
+fn overlayfs() -> Need {
+    let check = || match fs::read_to_string("/proc/filesystems") {
+        Ok(list) if list.contains("\toverlay\n") => Ok(()),
+        _ => Err("this kernel has no overlayfs".to_owned()),
+    };
+    Need {
+        name: "overlayfs",
+        check,
+    }
 }
 
 fn a_loader_of_its_own_is_watched() {
@@ -364,8 +454,24 @@ fn an_overflow_is_made_good() {
     helper.load(&libraries.cuda());
     let events = discovery.poll(Duration::ZERO).unwrap();
     let (process, _) = cuda_of(&events, helper.pid()).unwrap();
+    // And from now on events tell again.
+    helper.load(&libraries.nccl());
+    poll_until(&mut discovery, |events| {
+        find_library(events, helper.pid(), LibraryKind::Nccl)
+    });
     helper.kill();
     poll_for(&mut discovery, &Event::Exited { process });
+}
+
+/// As long as nobody looks, one event says it all.
+fn loading_in_a_loop_loses_nothing() {
+    let libraries = Libraries::new();
+    let mut discovery = Discovery::start().unwrap();
+    let mut helper = Helper::spawn();
+    helper.tell("load-and-unload libutil.so.1");
+    helper.load(&libraries.cuda());
+    assert_eq!(discovery.lost(), 0);
+    poll_for_cuda(&mut discovery, helper.pid());
 }
 
 fn lacking_privilege_is_said() {

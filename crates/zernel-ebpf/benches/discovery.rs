@@ -1,0 +1,64 @@
+//! What discovery costs: others, whose execs and `dlopen`s it is told of, and the one who scans.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use zernel_ebpf::discovery::Discovery;
+use zernel_testkit::bench::Comparison;
+
+fn main() {
+    if let Err(error) = Discovery::start() {
+        println!("skipped: {error}");
+        return;
+    }
+    let mut comparison = Comparison::from_args();
+    comparison.measure("exec", 1, run_true);
+    comparison.measure("dlopen and dlclose", 1, load_and_unload);
+    while_polled(|| {
+        comparison.measure("exec, discovered", 1, run_true);
+        comparison.measure("dlopen and dlclose, discovered", 1, load_and_unload);
+    });
+    let mut iterator = Discovery::start().expect("it did before");
+    comparison.measure("scan by the iterator", 1, || scan(&mut iterator));
+    let mut procfs = Discovery::start_without_iterator().expect("it did before");
+    comparison.measure("scan by procfs", 1, || scan(&mut procfs));
+    println!();
+    comparison.ratio("exec, discovered", "exec");
+    comparison.ratio("dlopen and dlclose, discovered", "dlopen and dlclose");
+    comparison.ratio("scan by the iterator", "scan by procfs");
+}
+
+/// Does something while another thread discovers processes.
+fn while_polled(action: impl FnOnce()) {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mut discovery = Discovery::start().expect("it did before");
+        let done = &done;
+        scope.spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                discovery
+                    .poll(Duration::from_millis(10))
+                    .expect("events can be read");
+            }
+        });
+        action();
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+fn run_true() {
+    let status = Command::new("true").status().expect("true runs");
+    assert!(status.success());
+}
+
+fn load_and_unload() {
+    // SAFETY: glibc's empty library does nothing when it is loaded.
+    let library = unsafe { libloading::Library::new("libutil.so.1") };
+    drop(library.expect("glibc has it"));
+}
+
+fn scan(discovery: &mut Discovery) {
+    discovery.scan().expect("processes can be scanned");
+}

@@ -1,0 +1,92 @@
+//! Where libraries are installed.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::LibraryKind;
+
+impl LibraryKind {
+    /// The files of this kind that programs of this machine would find: what the linker knows, what
+    /// `LD_LIBRARY_PATH` names, what Python has. Those in containers are not among them.
+    #[must_use]
+    pub fn installed(self) -> BTreeSet<PathBuf> {
+        let paths = linker_cache()
+            .into_iter()
+            .chain(library_path())
+            .chain(python_packages());
+        paths
+            .filter(|path| path.file_name().and_then(Self::from_file_name) == Some(self))
+            .filter_map(|path| path.canonicalize().ok())
+            .collect()
+    }
+}
+
+fn linker_cache() -> Vec<PathBuf> {
+    // Not in every user's PATH.
+    let output = ["ldconfig", "/sbin/ldconfig"]
+        .into_iter()
+        .find_map(|program| Command::new(program).arg("-p").output().ok());
+    let text = output.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&text)
+        .lines()
+        .filter_map(|line| Some(PathBuf::from(line.split_once(" => ")?.1)))
+        .collect()
+}
+
+fn library_path() -> Vec<PathBuf> {
+    let variable = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    env::split_paths(&variable)
+        .flat_map(|folder| entries(&folder))
+        .collect()
+}
+
+/// Where pip and conda put NVIDIA's libraries: beside every Python in the PATH, in the system's own
+/// places, and per user.
+fn python_packages() -> Vec<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let beside_python = env::split_paths(&path).filter_map(|folder| {
+        let python = folder.join("python3");
+        python
+            .exists()
+            .then(|| folder.parent().map(Path::to_owned))?
+    });
+    let prefixes: BTreeSet<_> = beside_python
+        .chain(env::var_os("CONDA_PREFIX").map(PathBuf::from))
+        .chain(env::var_os("HOME").map(|home| Path::new(&home).join(".local")))
+        .chain(["/usr", "/usr/local"].map(PathBuf::from))
+        .collect();
+    let folders = prefixes
+        .into_iter()
+        .flat_map(|prefix| ["lib", "lib64"].map(|lib| prefix.join(lib)));
+    folders
+        .flat_map(|folder| with_python_packages(&folder))
+        .collect()
+}
+
+/// The files of a library folder, and of NVIDIA's packages in the Pythons below it.
+fn with_python_packages(folder: &Path) -> Vec<PathBuf> {
+    let files = entries(folder);
+    let pythons = files.iter().filter(|entry| {
+        let name = entry.file_name().and_then(OsStr::to_str);
+        name.is_some_and(|name| name.starts_with("python3"))
+    });
+    let libraries: Vec<_> = pythons
+        .flat_map(|python| {
+            ["site-packages", "dist-packages"].map(|kind| python.join(kind).join("nvidia"))
+        })
+        .flat_map(|packages| entries(&packages))
+        .flat_map(|package| entries(&package.join("lib")))
+        .collect();
+    files.into_iter().chain(libraries).collect()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect()
+}

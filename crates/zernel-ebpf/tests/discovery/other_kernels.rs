@@ -1,0 +1,64 @@
+//! The same trials in virtual machines with other kernels.
+
+use std::env;
+use std::time::Duration;
+
+use zernel_lab::kernel::BadVersion;
+use zernel_lab::{Initramfs, Kernel, KernelCache, KernelRequest, VmSpec};
+use zernel_softgpu::install::{LIBRARIES, built_libraries};
+
+/// What the trials run.
+const PROGRAMS: [&str; 7] = [
+    "/bin/cp",
+    "/bin/mkdir",
+    "/bin/mount",
+    "/bin/sh",
+    "/bin/sleep",
+    "/bin/true",
+    "/usr/bin/unshare",
+];
+/// Loaded by a trial, not linked to anything.
+const LIBRARY: &str = "libutil.so.1";
+
+/// The kernel, if it and the means to boot it are there.
+pub(crate) fn kernel(version: &str) -> Result<Kernel, String> {
+    let request: KernelRequest = version.parse().map_err(|e: BadVersion| e.to_string())?;
+    zernel_lab::available(&request).map_err(|e| e.to_string())?;
+    let cache = KernelCache::from_environment().map_err(|e| e.to_string())?;
+    cache.obtain(&request).map_err(|e| e.to_string())
+}
+
+/// Runs the trials that take no thousands of processes on that kernel.
+pub(crate) fn run(version: &str) {
+    let own_program = env::current_exe().unwrap();
+    let arguments = [
+        "--test-threads=1",
+        "--skip=overflow",
+        "--skip=thousand",
+        "--skip=kernel",
+    ];
+    let outcome = VmSpec::new(kernel(version).unwrap())
+        .files(files())
+        .environment(zernel_testkit::REQUIRE, "root,bpf")
+        .timeout(Duration::from_secs(300))
+        .run(own_program, arguments)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let output = String::from_utf8_lossy(&outcome.stdout);
+    assert!(outcome.status.success(), "{output}");
+    assert!(output.contains("13 passed"), "{output}");
+}
+
+fn files() -> Initramfs {
+    let mut files = Initramfs::new();
+    for program in PROGRAMS {
+        files.add_program(program).unwrap();
+    }
+    let built = built_libraries().unwrap();
+    for (library, _) in LIBRARIES {
+        let path = built.join(library);
+        files.add_file(&path, &path).unwrap();
+    }
+    let system = super::interpreter().with_file_name(LIBRARY);
+    files.add_file(&system, &system).unwrap();
+    files
+}
