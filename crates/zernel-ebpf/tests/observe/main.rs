@@ -3,19 +3,30 @@
 #[path = "../bpf/mod.rs"]
 mod bpf;
 mod counts;
+mod files;
 mod governor;
+mod harm;
 mod harness;
 mod memory;
 mod nccl;
+mod processes;
 mod prologues;
 mod target;
 
 use std::process::ExitCode;
 
-use zernel_testkit::{root, trial};
+use zernel_testkit::{Need, root, trial};
 
 fn main() -> ExitCode {
-    let roles = [counts::ROLES, governor::ROLES, memory::ROLES, nccl::ROLES].concat();
+    let roles = [
+        counts::ROLES,
+        files::ROLES,
+        governor::ROLES,
+        memory::ROLES,
+        nccl::ROLES,
+        processes::ROLES,
+    ]
+    .concat();
     if let Some(code) = target::act(&roles) {
         return code;
     }
@@ -32,6 +43,22 @@ fn main() -> ExitCode {
         ("ranks_and_their_collectives_are_seen", nccl::ranks),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
+        ("an_executed_program_is_a_new_process", processes::execution),
+        ("a_child_without_cuda_is_no_trainer", processes::child_without_cuda),
+        ("a_killed_process_is_told_of_for_a_while", processes::killed),
+        ("thousands_of_short_processes_are_counted", processes::thousands_of_short_ones),
+        ("ending_while_being_attached_to_is_no_error", processes::gone_meanwhile),
+        ("a_replaced_library_is_attached_to_anew", files::replaced),
+        ("a_library_that_was_written_to_is_let_go", files::written_to),
+        ("garbage_is_refused_and_disturbs_nothing", files::garbage),
+        ("a_mount_namespace_hides_nothing", files::hidden),
     ];
-    zernel_testkit::main(trials.iter().map(|(name, test)| trial(name, &needs, test)))
+    let more: [(&str, Need, fn()); 3] = [
+        ("a_pid_used_again_is_another_process", processes::next_pid(), processes::a_pid_used_again),
+        ("a_stripped_library_is_counted", files::strip(), files::stripped),
+        ("programs_are_not_harmed", harm::compiler(), harm::unruly),
+    ];
+    let more = more.map(|(name, need, test)| trial(name, &[needs[0], needs[1], need], test));
+    let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
+    zernel_testkit::main(trials.chain(more))
 }

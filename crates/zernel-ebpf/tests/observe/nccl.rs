@@ -19,7 +19,7 @@ const RANK: &str = "ZERNEL_TARGET_RANK";
 const RANKS: u64 = 2;
 /// Elements of a message: with the bandwidth below, some milliseconds.
 const ELEMENTS: u64 = 50_000;
-const BANDWIDTH: &str = "20e6";
+const BANDWIDTH: &str = "100000000";
 /// `ncclDataType_t`, less the last two, which the software GPU does not have.
 const TYPES: u64 = 10;
 
@@ -153,7 +153,7 @@ fn hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
 }
 
 pub(crate) fn ranks() {
-    const ROUNDS: u64 = 20;
+    const ROUNDS: u64 = TYPES;
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
     let mut targets: Vec<_> = (0..RANKS)

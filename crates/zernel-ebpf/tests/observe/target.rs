@@ -1,7 +1,9 @@
 //! Programs to be observed: this test program again, told by its environment what to be.
 
 use std::ffi::{CString, c_void};
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -38,8 +40,11 @@ pub(crate) fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
 }
 
 fn wait_for_line() {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).expect("a pipe");
+    let input = std::io::stdin().as_fd().try_clone_to_owned();
+    // Byte by byte: what follows is for whoever is executed next.
+    let mut input = File::from(input.expect("a pipe"));
+    let mut byte = [0];
+    while byte != *b"\n" && input.read(&mut byte).expect("a pipe") > 0 {}
 }
 
 /// Says that a part of the work is done, and waits to be told to go on.
