@@ -119,7 +119,7 @@ families! {
         "Share of its time that the busiest thread of a process pays for being observed.";
     COST_SECONDS = Counter "zernel_observe_cost_seconds_total" ["pid"]
         "Time that all threads of a process have paid for being observed.";
-    NS_PER_CALL = Gauge "zernel_observe_ns_per_call" ["threads"]
+    CALL_COST = Gauge "zernel_observe_call_cost_seconds" ["threads"]
         "What an observed call takes longer, as measured at the start with so many threads calling.";
     WINDOWS = Counter "zernel_observe_windows_total" []
         "Windows in which sampled functions were watched.";
@@ -311,12 +311,12 @@ impl Observer {
 
     fn expose_observer(&self, out: &mut Exposition) {
         let cost = self.cost();
-        let (name, kind, help) = NS_PER_CALL;
+        let (name, kind, help) = CALL_COST;
         out.family(name, kind, help);
-        out.sample(name, "", &[("threads", &1)], cost.ns_per_call);
+        out.sample(name, "", &[("threads", &1)], cost.ns_per_call / 1e9);
         if cost.threads > 1 {
             let threads: [(&str, &dyn Display); 1] = [("threads", &cost.threads)];
-            out.sample(name, "", &threads, cost.ns_per_call_contended);
+            out.sample(name, "", &threads, cost.ns_per_call_contended / 1e9);
         }
         single(out, WINDOWS, &[], cost.windows as f64);
         single(out, RUNG, &[("rung", &self.rung().name())], 1.0);
