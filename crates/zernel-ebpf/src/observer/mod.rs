@@ -134,6 +134,8 @@ pub struct Observer {
 impl Observer {
     /// Loads the probes, attaches to what is there, and measures what a probe costs.
     pub fn start(options: &Options) -> Result<Self, ObserveError> {
+        // First, because it says which privilege is lacking.
+        let discovery = Discovery::start()?;
         let kernel = Kernel::load(&options.rungs, &TrackerConfig::default())
             .map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
@@ -144,7 +146,7 @@ impl Observer {
             maps: BTreeMap::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
-            discovery: Discovery::start()?,
+            discovery,
             governor,
             gpu_facts: gpus.facts(),
             gpus,
