@@ -11,7 +11,7 @@ use crate::worker::{Pipe, Team, Worker};
 
 /// Applies the worker's settings to the calling thread. Fork safe.
 pub(crate) fn set_up(plan: &Plan, shared: &Shared, worker: usize) {
-    let index = plan.workers[worker].group_index;
+    let index = plan.worker(worker).group_index;
     let settings = &plan.group_of(worker).settings;
     settings.apply(index, shared.record(worker));
 }
@@ -24,11 +24,13 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
     shared.advance(index, Stage::Ready);
     shared.wait_for_start(index);
 
-    let worker_plan = &plan.workers[index];
-    let team_plan = &plan.teams[worker_plan.team];
+    let worker_plan = plan.worker(index);
+    let team_plan = plan.team(worker_plan.team);
+    let work = plan.group_of(index).work.as_work();
     let team = Team {
         index: worker_plan.team_index,
         size: team_plan.size,
+        can_spare_members: work.can_be_spared(team_plan.size),
         slots: shared.slots(&team_plan.slots),
         pipes,
     };
@@ -39,7 +41,7 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
         team,
         shared.trace(&worker_plan.trace),
     );
-    let result = plan.group_of(index).work.as_work().run(&mut worker);
+    let result = work.run(&mut worker);
     worker.end();
     let ended = match result {
         Ok(()) => outcome::FINISHED,
@@ -52,4 +54,5 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
         }
     };
     record.outcome.store(ended, Release);
+    shared.advance(index, Stage::Ended);
 }

@@ -58,9 +58,10 @@ impl WorkerExitInfo {
         let step = record.failed_step.load(Relaxed);
         let code = record.failed_errno.load(Relaxed);
         let name = Step::NAMES.get(step as usize).unwrap_or(&"go on");
-        let error = match step == Step::UseGpu as u32 {
-            true => format!("CUDA error {code}"),
-            false => io::Error::from_raw_os_error(code).to_string(),
+        let error = match step {
+            step if step == Step::UseGpu as u32 => format!("CUDA error {code}"),
+            step if step == Step::UseNccl as u32 => format!("NCCL error {code}"),
+            _ => io::Error::from_raw_os_error(code).to_string(),
         };
         Self::Failed {
             step: (*name).to_owned(),

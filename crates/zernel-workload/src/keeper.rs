@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use libc::pid_t;
 
@@ -27,6 +28,11 @@ use crate::team_pipes::TeamPipes;
 
 /// The stack of the keeper, which is also the stack that a forked worker runs on.
 const STACK_BYTES: usize = 2 << 20;
+
+/// How long the keeper lets the ended gather before it looks again, for each process that is left.
+/// A look costs time for each of these too: one for every process that ends would make the whole
+/// quadratic.
+const PAUSE_PER_PROCESS: Duration = Duration::from_micros(1);
 
 /// How a worker process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,7 +264,7 @@ impl Duty {
             &self.plan,
             &self.shared,
             worker,
-            pipes.of_team(self.plan.workers[worker].team),
+            pipes.of_team(self.plan.worker(worker).team),
         );
         0
     }
@@ -274,17 +280,23 @@ impl Duty {
     fn reap_all(&self) {
         while let Ok(pid) = process::wait_own_child() {
             let mut table = lock(&self.table);
-            match table
+            let index = table
                 .processes
                 .iter()
-                .position(|process| process.pid == pid && process.end.is_none())
-            {
-                Some(index) => self.reap(&mut table, index),
-                // Not one of ours, yet a child of this thread: it must not be found again and
-                // again.
-                None => drop(process::reap(pid)),
-            }
+                .position(|process| process.pid == pid && process.end.is_none());
+            let Some(index) = index else {
+                // Not one of ours, yet a child of this thread: it must not be found again and again.
+                drop(process::reap(pid));
+                continue;
+            };
+            let more_may_follow = self.is_to_end(&table, index);
+            self.reap(&mut table, index);
             self.reap_finished(&mut table);
+            let left = table.living();
+            drop(table);
+            if more_may_follow {
+                std::thread::sleep(PAUSE_PER_PROCESS.saturating_mul(left));
+            }
         }
         let mut table = lock(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
@@ -295,18 +307,25 @@ impl Duty {
         }
     }
 
-    /// Reaps the processes that have said goodbye and ended. To find an ended child the kernel
-    /// looks at all of them, one after another; asking for each by name takes time linear in their
-    /// number.
+    /// Reaps the processes that are to end and have. To find an ended child the kernel looks at all of
+    /// them, one after another; asking for each by name takes time linear in their number.
     fn reap_finished(&self, table: &mut Table) {
         for index in 0..table.processes.len() {
             let process = &table.processes[index];
-            let first_worker = self.plan.processes[index].workers.start;
-            let finished = self.shared.record(first_worker).outcome.load(Acquire) != outcome::NONE;
-            if process.end.is_none() && finished && process::has_ended(process.pid) {
+            if process.end.is_none()
+                && self.is_to_end(table, index)
+                && process::has_ended(process.pid)
+            {
                 self.reap(table, index);
             }
         }
+    }
+
+    /// Whether a process has said goodbye or was killed by the handle: seldom the only one.
+    fn is_to_end(&self, table: &Table, index: usize) -> bool {
+        let first_worker = self.plan.processes[index].workers.start;
+        let outcome = self.shared.record(first_worker).outcome.load(Acquire);
+        outcome != outcome::NONE || table.processes[index].killed
     }
 
     fn reap(&self, table: &mut Table, index: usize) {
@@ -334,7 +353,7 @@ impl Duty {
     fn save_last_numbers(&self, pid: pid_t, index: usize) {
         let process = &self.plan.processes[index];
         let record = self.shared.record(process.workers.start);
-        if process.container.is_none() && record.outcome.load(Acquire) == outcome::NONE {
+        if process.container.is_none() && record.ended_ns.load(Acquire) == 0 {
             procfs::read_counters(pid, pid, &record.kernel);
         }
     }
@@ -356,6 +375,12 @@ impl Duty {
 }
 
 impl Table {
+    /// How many processes have not ended.
+    fn living(&self) -> u32 {
+        let living = |process: &&Process| process.end.is_none();
+        self.processes.iter().filter(living).count() as u32
+    }
+
     /// Whether the kernel has killed a process for want of memory since the last time this was
     /// asked. The count is the whole machine's: at the same moment another process may have been
     /// the victim, and a worker killed by hand.

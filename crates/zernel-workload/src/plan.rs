@@ -1,8 +1,8 @@
 //! A checked configuration laid out: which worker does what, in which process or thread, with which
 //! shared memory.
 //!
-//! Made completely before the first worker exists: a forked worker only reads it. What there is one
-//! of per worker is kept small, because every fork copies the page tables of it all.
+//! Made completely before the first worker exists: a forked worker only reads it. What can be worked out
+//! for a worker from its group is not stored, because every fork copies the page tables of it all.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -18,7 +18,6 @@ use crate::work::WorkType;
 /// One worker.
 #[derive(Debug)]
 pub(crate) struct WorkerPlan {
-    pub(crate) group: usize,
     pub(crate) group_index: usize,
     pub(crate) team: usize,
     pub(crate) team_index: usize,
@@ -31,6 +30,50 @@ pub(crate) struct GroupPlan {
     pub(crate) name: String,
     pub(crate) work: WorkType,
     pub(crate) settings: Settings,
+    pub(crate) workers: Range<usize>,
+    team_size: usize,
+    first_team: usize,
+    first_slot: usize,
+    first_trace_entry: usize,
+    trace_entries_of_team: usize,
+}
+
+impl GroupPlan {
+    fn teams(&self) -> usize {
+        self.workers.len().div_ceil(self.team_size)
+    }
+
+    fn team(&self, number: usize) -> TeamPlan {
+        let work = self.work.as_work();
+        let slots = work.slots(self.team_size);
+        let first_slot = self.first_slot + number * slots;
+        TeamPlan {
+            size: self.team_size,
+            slots: first_slot..first_slot + slots,
+            pipes: work.pipes(self.team_size),
+        }
+    }
+
+    fn worker(&self, group_index: usize) -> WorkerPlan {
+        let (team, team_index) = (group_index / self.team_size, group_index % self.team_size);
+        WorkerPlan {
+            group_index,
+            team: self.first_team + team,
+            team_index,
+            trace: self.trace(team, team_index),
+        }
+    }
+
+    fn trace(&self, team: usize, team_index: usize) -> Range<usize> {
+        if self.trace_entries_of_team == 0 {
+            return 0..0;
+        }
+        let entries = |index| self.work.as_work().trace_entries(index);
+        let first = self.first_trace_entry
+            + team * self.trace_entries_of_team
+            + (0..team_index).map(entries).sum::<usize>();
+        first..first + entries(team_index)
+    }
 }
 
 /// Workers that work together.
@@ -61,8 +104,8 @@ pub(crate) struct Container {
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) groups: Vec<GroupPlan>,
-    pub(crate) teams: Vec<TeamPlan>,
-    pub(crate) workers: Vec<WorkerPlan>,
+    /// How many workers there are.
+    pub(crate) workers: usize,
     pub(crate) processes: Vec<ProcessPlan>,
     pub(crate) threads: Range<usize>,
     pub(crate) slots: usize,
@@ -93,14 +136,14 @@ impl Plan {
                 None => {}
             }
         }
-        let first_thread = plan.workers.len();
+        let first_thread = plan.workers;
         if config.clone_mode == CloneMode::Thread {
             specs
                 .iter()
                 .filter(|spec| spec.pcomm.is_none())
                 .for_each(|spec| plan.add_group(spec));
         }
-        plan.threads = first_thread..plan.workers.len();
+        plan.threads = first_thread..plan.workers;
         Ok(plan)
     }
 
@@ -123,7 +166,7 @@ impl Plan {
             ..Self::default()
         };
         plan.add_container(pcomm, uid, gid, specs.iter());
-        plan.threads = plan.workers.len()..plan.workers.len();
+        plan.threads = plan.workers..plan.workers;
         Ok(plan)
     }
 
@@ -134,9 +177,9 @@ impl Plan {
         gid: Option<u32>,
         specs: impl Iterator<Item = &'a WorkSpec>,
     ) {
-        let first = self.workers.len();
+        let first = self.workers;
         specs.for_each(|spec| self.add_group(spec));
-        let workers = first..self.workers.len();
+        let workers = first..self.workers;
         if !workers.is_empty() {
             let container = Some(Box::new(Container {
                 pcomm: c_string(pcomm),
@@ -148,46 +191,38 @@ impl Plan {
     }
 
     fn add_processes(&mut self, spec: &WorkSpec) {
-        let first = self.workers.len();
+        let first = self.workers;
         self.add_group(spec);
         let single = |worker| ProcessPlan {
             workers: worker..worker + 1,
             container: None,
         };
         self.processes.reserve_exact(spec.workers);
-        self.processes
-            .extend((first..self.workers.len()).map(single));
+        self.processes.extend((first..self.workers).map(single));
     }
 
     fn add_group(&mut self, spec: &WorkSpec) {
         let work = spec.work_type.as_work();
         let team_size = work.team_size(spec.workers).max(1);
-        let group = self.groups.len();
+        let teams = spec.workers.div_ceil(team_size);
+        let trace_entries_of_team = (0..team_size.min(spec.workers))
+            .map(|index| work.trace_entries(index))
+            .sum();
+        let first_team = self
+            .groups
+            .last()
+            .map_or(0, |group| group.first_team + group.teams());
         self.groups.push(GroupPlan {
             name: spec.name.clone(),
             work: spec.work_type.clone(),
             settings: settings(spec),
+            workers: take(&mut self.workers, spec.workers),
+            team_size,
+            first_team,
+            first_slot: take(&mut self.slots, teams * work.slots(team_size)).start,
+            first_trace_entry: take(&mut self.trace_entries, teams * trace_entries_of_team).start,
+            trace_entries_of_team,
         });
-        self.workers.reserve_exact(spec.workers);
-        self.teams.reserve_exact(spec.workers / team_size);
-        for worker in 0..spec.workers {
-            if worker % team_size == 0 {
-                let slots = take(&mut self.slots, work.slots(team_size));
-                self.teams.push(TeamPlan {
-                    size: team_size,
-                    slots,
-                    pipes: work.pipes(team_size),
-                });
-            }
-            let team_index = worker % team_size;
-            self.workers.push(WorkerPlan {
-                group,
-                group_index: worker,
-                team: self.teams.len() - 1,
-                team_index,
-                trace: take(&mut self.trace_entries, work.trace_entries(team_index)),
-            });
-        }
     }
 
     /// The process that hosts a worker; `None` if it is a thread of the caller.
@@ -200,7 +235,25 @@ impl Plan {
 
     /// The group that a worker belongs to.
     pub(crate) fn group_of(&self, worker: usize) -> &GroupPlan {
-        &self.groups[self.workers[worker].group]
+        let group = self
+            .groups
+            .partition_point(|group| group.workers.end <= worker);
+        &self.groups[group]
+    }
+
+    /// What a worker is.
+    pub(crate) fn worker(&self, worker: usize) -> WorkerPlan {
+        let group = self.group_of(worker);
+        group.worker(worker - group.workers.start)
+    }
+
+    /// What the members of a team share.
+    pub(crate) fn team(&self, team: usize) -> TeamPlan {
+        let group = self
+            .groups
+            .partition_point(|group| group.first_team + group.teams() <= team);
+        let group = &self.groups[group];
+        group.team(team - group.first_team)
     }
 }
 

@@ -10,16 +10,20 @@ use crate::shared::KernelCounters;
 
 /// The run-queue delay of the calling thread; `None` where the kernel has no schedstat. Fork safe.
 pub(crate) fn own_run_delay_ns() -> Option<u64> {
-    let file = openat(
-        CWD,
-        c"/proc/thread-self/schedstat",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .ok()?;
+    // The short path makes the kernel build half as many entries of /proc, of which thousands of workers
+    // would each have their own.
+    let path = match is_main_thread() {
+        true => c"/proc/self/schedstat",
+        false => c"/proc/thread-self/schedstat",
+    };
+    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut text = [0; 96];
     let length = rustix::io::read(&file, &mut text).ok()?;
     parse_schedstat(&text[..length]).map(|(_, run_delay)| run_delay)
+}
+
+fn is_main_thread() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
 }
 
 /// The first two numbers of a schedstat file: time on the CPU and time on the run queue. Fork safe.

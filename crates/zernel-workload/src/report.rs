@@ -39,7 +39,8 @@ pub struct WorkerReport {
     pub unfinished_work_units: u64,
     /// From the start until it first ran; `None` if it never ran.
     pub start_delay_ns: Option<u64>,
-    /// From its first run until its end, or until the report for one that was left behind.
+    /// From its first run until its end, or until the report for one that was left behind. One that
+    /// is held when it is to stop, because others have not done a round yet, ends there.
     pub wall_ns: u64,
     /// CPU time used.
     pub cpu_ns: u64,
@@ -206,7 +207,7 @@ fn cpus_used(record: &WorkerRecord) -> BTreeSet<usize> {
 }
 
 fn phase_intervals(handle: &WorkloadHandle, worker: usize, traced: u64) -> Vec<PhaseInterval> {
-    let entries = handle.shared.trace(&handle.plan.workers[worker].trace);
+    let entries = handle.shared.trace(&handle.plan.worker(worker).trace);
     let name = |phase: u32| PHASE_NAMES.get(phase as usize).unwrap_or(&PHASE_NAMES[0]);
     let interval = |entry: &TraceEntry| PhaseInterval {
         step: entry.step.load(Relaxed),

@@ -25,12 +25,25 @@ pub(crate) const MAX_CPUS: usize = 1024;
 /// Written by a worker when it becomes ready, so that a record overwritten with rubbish is noticed.
 pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
 
-/// What a worker is told through the bits of its command word. None of them: work.
+/// What a worker is told through its command word. Nothing: work.
 pub(crate) mod command {
-    /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
-    pub(crate) const GIVE_WAY: u32 = 1;
     /// Stop.
     pub(crate) const STOP: u32 = super::STOP_BIT;
+}
+
+/// How eagerly all workers are to work.
+///
+/// One word for all: a caller who had to tell thousands one by one would lose the CPU to the first of
+/// them before the last knew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Pace {
+    /// As fast as they can.
+    Full = 0,
+    /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
+    GiveWay = 1,
+    /// Who has done a round and is needed by nobody sleeps until the stop; the others give way.
+    Hold = 2,
 }
 
 /// How far a worker has come. Stages are passed in this order and never left backwards.
@@ -43,11 +56,13 @@ pub(crate) enum Stage {
     Running = 2,
     /// It has done its first round, or will do none.
     Worked = 3,
+    /// Its work has returned.
+    Ended = 4,
     /// It is gone: its process is reaped, or its thread is about to return.
-    Gone = 4,
+    Gone = 5,
 }
 
-const STAGES: usize = 4;
+const STAGES: usize = 5;
 
 /// How a worker's body ended.
 pub(crate) mod outcome {
@@ -73,7 +88,13 @@ pub(crate) struct Header {
     pub(crate) started_ns: AtomicU64,
     /// Why a container could not be set up.
     pub(crate) container_errno: AtomicI32,
+    pace: PaceWord,
 }
+
+/// A [`Pace`], on a cache line of its own: every worker reads it in every round.
+#[derive(Debug)]
+#[repr(C, align(128))]
+struct PaceWord(AtomicU32);
 
 /// A worker's progress, on a cache line of its own and dense enough to be read for all workers at
 /// once.
@@ -101,7 +122,7 @@ pub(crate) struct WorkerRecord {
     pub(crate) setting_errno: [AtomicI32; 8],
     pub(crate) first_run_ns: AtomicU64,
     pub(crate) last_seen_ns: AtomicU64,
-    /// When its work returned, or when it was found to be gone.
+    /// When its work returned or was held, or when it was found to be gone.
     pub(crate) ended_ns: AtomicU64,
     pub(crate) kernel: KernelCounters,
     pub(crate) gap_ns: AtomicU64,
@@ -162,6 +183,18 @@ impl Slot {
         let is_lost = (STAMPS..u32::MAX / 2).contains(&missed);
         let value = if is_lost { word.wrapping_add(1) } else { seen };
         self.stamp_of(value).load(Ordering::Acquire)
+    }
+
+    /// Leaves a message, in a slot that is used for nothing else: it takes the place of the stamps.
+    pub(crate) fn leave_message(&self, message: &[u64]) {
+        for (place, word) in self.stamps_ns.iter().zip(message) {
+            place.store(*word, Ordering::Release);
+        }
+    }
+
+    /// The message that was left.
+    pub(crate) fn message<const WORDS: usize>(&self) -> [u64; WORDS] {
+        std::array::from_fn(|index| self.stamps_ns[index].load(Ordering::Acquire))
     }
 
     fn stamp_of(&self, value: u32) -> &AtomicU64 {
@@ -334,21 +367,16 @@ impl Shared {
             .for_each(|record| wake_all(&record.command));
     }
 
-    /// Tells every worker to give way until it is told to run or to stop.
-    pub(crate) fn tell_all_to_give_way(&self) {
-        for record in self.records() {
-            record
-                .command
-                .fetch_or(command::GIVE_WAY, Ordering::Release);
-        }
+    /// Tells every worker how eagerly to work.
+    pub(crate) fn set_pace(&self, pace: Pace) {
+        self.header().pace.0.store(pace as u32, Ordering::Release);
     }
 
-    /// Withdraws [`command::GIVE_WAY`].
-    pub(crate) fn tell_all_to_run(&self) {
-        for record in self.records() {
-            record
-                .command
-                .fetch_and(!command::GIVE_WAY, Ordering::Release);
+    pub(crate) fn pace(&self) -> Pace {
+        match self.header().pace.0.load(Ordering::Acquire) {
+            0 => Pace::Full,
+            1 => Pace::GiveWay,
+            _ => Pace::Hold,
         }
     }
 }
@@ -455,18 +483,5 @@ mod tests {
         {
             assert!(Shared::new(workers, slots, entries).is_err());
         }
-    }
-
-    #[test]
-    fn giving_way_is_withdrawn_but_a_stop_is_final() {
-        let shared = Shared::new(1, 0, 0).unwrap();
-        let command = || shared.record(0).command.load(Ordering::Relaxed);
-        shared.tell_all_to_give_way();
-        assert_eq!(command(), command::GIVE_WAY);
-        shared.tell_all_to_run();
-        assert_eq!(command(), 0);
-        shared.tell_all_to_stop();
-        shared.tell_all_to_run();
-        assert_eq!(command(), command::STOP);
     }
 }

@@ -34,7 +34,7 @@ use crate::cgroup::{CgroupSpec, Cgroups};
 use crate::config::{CloneMode, WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
-use crate::plan::Plan;
+use crate::plan::{GroupPlan, Plan};
 use crate::report::WorkerReport;
 use crate::topology::Topology;
 
@@ -246,13 +246,13 @@ impl Spec {
 
     fn rounds(&self, handle: &WorkloadHandle) -> Vec<(String, u64)> {
         let plan = &handle.plan;
-        let mut rounds = vec![0; plan.groups.len()];
-        for (worker, count) in plan.workers.iter().zip(handle.snapshot_iterations()) {
-            rounds[worker.group] += count;
-        }
+        let counts = handle.snapshot_iterations();
+        let rounds = |group: &GroupPlan| counts[group.workers.clone()].iter().sum();
         // The plan has the groups in an order of its own.
-        let names = plan.groups.iter().map(|group| group.name.as_str());
-        let by_name: BTreeMap<&str, u64> = names.zip(rounds).collect();
+        let groups = plan.groups.iter();
+        let by_name: BTreeMap<&str, u64> = groups
+            .map(|group| (group.name.as_str(), rounds(group)))
+            .collect();
         let of_group = |name: &str| by_name.get(name).copied().unwrap_or_default();
         self.groups
             .iter()

@@ -11,7 +11,7 @@ use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::keeper::ProcessEnd;
 use crate::procfs;
-use crate::shared::{Shared, Stage, WorkerRecord, outcome};
+use crate::shared::{Pace, Shared, Stage, WorkerRecord, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::sched::{self, SchedAttributes};
 use crate::threads::Threads;
@@ -59,11 +59,11 @@ pub(crate) fn start(handle: &WorkloadHandle) {
     // Until all are awake, those that are give way: else each would take its time slice before the
     // caller got to wake the next. That they may go on is said last, when the caller is one of many
     // again.
-    handle.shared.tell_all_to_give_way();
+    handle.shared.set_pace(Pace::GiveWay);
     let urgency = Urgency::new();
     handle.shared.start();
     drop(urgency);
-    handle.shared.tell_all_to_run();
+    handle.shared.set_pace(Pace::Full);
 }
 
 /// Waits until each worker has done a round, starts them if need be, then tells all to stop and
@@ -81,12 +81,13 @@ pub(crate) fn stop(handle: &mut WorkloadHandle) {
     handle.keeper.dismiss();
 }
 
-/// Those that have done theirs give way to the others, but work on: their team may need them.
+/// Those that have done theirs are held, so that the CPU goes to the others; members of a team give way
+/// and work on: their partners need them.
 fn wait_for_first_rounds(shared: &Shared) {
     if shared.wait_all(Stage::Worked, 0) {
         return;
     }
-    shared.tell_all_to_give_way();
+    shared.set_pace(Pace::Hold);
     shared.start();
     let started_ns = shared.header().started_ns.load(Relaxed);
     shared.wait_all(
@@ -118,25 +119,29 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
         .any(|worker| !handle.shared.has_passed(worker, Stage::Gone))
 }
 
-/// Waits until all workers are gone, and says whether they are. Gives up when none has gone in as
-/// many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU
+/// Waits until all workers are gone, and says whether they are. Gives up when none has ended or gone in
+/// as many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU
 /// itself does not take it out on its workers.
+///
+/// As long as some end, the others are left alone: to look after thousands in every round would keep
+/// them from ending.
 fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let shared = &handle.shared;
     let mut stragglers = Stragglers::new(shared.workers());
-    let mut gone = shared.passed(Stage::Gone);
+    let progress = || shared.passed(Stage::Ended) + shared.passed(Stage::Gone);
+    let mut before = progress();
     let mut quiet_rounds = 0;
     // Those that compute look at their stop word anyway; thousands of signals would only hold them
     // up.
     interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
     while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
-        let now_gone = shared.passed(Stage::Gone);
-        if now_gone > gone {
-            (gone, quiet_rounds) = (now_gone, 0);
-        } else {
-            quiet_rounds += 1;
-            stragglers.help(handle);
+        let now = progress();
+        if now > before {
+            (before, quiet_rounds) = (now, 0);
+            continue;
         }
+        quiet_rounds += 1;
+        stragglers.help(handle);
         if quiet_rounds > quiet_limit_ns.div_ceil(ROUND_NS) {
             return false;
         }
@@ -198,6 +203,10 @@ impl Stragglers {
         }
         let record = handle.shared.record(worker);
         let tid = record.tid.load(Relaxed);
+        if record.ended_ns.load(Relaxed) != 0 {
+            // It was held or is on its way out, and its numbers stand.
+            return prefer(tid);
+        }
         procfs::read_counters(pid, tid, &record.kernel);
         let cpu_ns = record.kernel.cpu_ns.load(Relaxed);
         if self.cpu_ns[worker].replace(cpu_ns) == Some(cpu_ns) {

@@ -5,7 +5,9 @@
 //! neither allocate nor take a lock, so they work in the child of a caller with many threads.
 
 pub(crate) mod cuda;
+pub(crate) mod library;
 pub(crate) mod memory;
+pub(crate) mod nccl;
 pub(crate) mod process;
 pub(crate) mod sched;
 pub(crate) mod signal;

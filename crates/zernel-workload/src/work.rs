@@ -63,6 +63,11 @@ pub(crate) trait Work {
         1
     }
 
+    /// Whether nobody waits for what a member of such a team does, so that it can be held.
+    fn can_be_spared(&self, team_size: usize) -> bool {
+        team_size == 1
+    }
+
     /// Futex slots that a team shares.
     fn slots(&self, _team_size: usize) -> usize {
         0
@@ -233,6 +238,11 @@ impl Work for CustomWork {
             does: "calls a function of the program that spawned it",
             exercises: "whatever that function does",
         }
+    }
+
+    /// The caller's functions may wait for one another in ways that only the caller knows.
+    fn can_be_spared(&self, _team_size: usize) -> bool {
+        false
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {

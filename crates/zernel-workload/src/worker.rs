@@ -14,7 +14,8 @@ use rustix::thread::sched_getcpu;
 use crate::clock;
 use crate::procfs;
 use crate::shared::{
-    Counters, MAX_CPUS, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while, wake,
+    Counters, MAX_CPUS, Pace, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while,
+    wake,
 };
 use crate::sys::sched::context_switches;
 
@@ -38,6 +39,8 @@ pub(crate) struct Team<'a> {
     pub(crate) index: usize,
     /// How many there are.
     pub(crate) size: usize,
+    /// Whether a member may sleep without keeping another from its work.
+    pub(crate) can_spare_members: bool,
     pub(crate) slots: &'a [Slot],
     pub(crate) pipes: &'a [Pipe],
 }
@@ -66,11 +69,13 @@ pub(crate) enum Step {
     MoveToCgroup,
     LoadDriver,
     UseGpu,
+    LoadNccl,
+    UseNccl,
 }
 
 impl Step {
     /// What each step does, in the order of the variants.
-    pub(crate) const NAMES: [&'static str; 12] = [
+    pub(crate) const NAMES: [&'static str; 14] = [
         "map memory",
         "make a temporary file",
         "write to its file",
@@ -83,6 +88,8 @@ impl Step {
         "move to a cgroup",
         "load the GPU driver and find its functions",
         "use the GPU",
+        "load libnccl.so.2 (from beside the GPU driver, or where the loader looks) and find its functions",
+        "use NCCL",
     ];
 
     /// Turns the kernel's refusal of this step into a [`Failure`].
@@ -147,9 +154,11 @@ impl<'a> Worker<'a> {
 
     /// The worker's last act: its final numbers.
     pub(crate) fn end(&mut self) {
-        self.checkpoint();
-        self.refresh();
-        self.record.ended_ns.store(self.last_seen_ns, Relaxed);
+        if self.record.ended_ns.load(Relaxed) == 0 {
+            self.checkpoint();
+            self.refresh();
+            self.record.ended_ns.store(self.last_seen_ns, Relaxed);
+        }
         self.shared.advance(self.number, Stage::Worked);
     }
 
@@ -173,12 +182,35 @@ impl<'a> Worker<'a> {
     /// and notices migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
-        let command = self.record.command.load(Acquire);
         self.checkpoint();
-        if command & command::GIVE_WAY != 0 {
+        let pace = self.shared.pace();
+        if pace != Pace::Full && !self.is_stopped() {
+            self.let_others_go_first(pace);
+        }
+        !self.is_stopped()
+    }
+
+    fn let_others_go_first(&mut self, pace: Pace) {
+        let has_worked = self.counters.iterations.load(Relaxed) > 0;
+        if pace == Pace::Hold && has_worked && self.team.can_spare_members {
+            self.hold();
+        } else {
             rustix::thread::sched_yield();
         }
-        command & command::STOP == 0
+    }
+
+    /// Sleeps until told to stop.
+    ///
+    /// That is the handle's doing, not the work's, so its report ends here: what comes after is no wall
+    /// time, gap, blocked time, wake-up or context switch of it. Built-in work has nothing left to do but
+    /// to return.
+    fn hold(&mut self) {
+        self.refresh();
+        self.record.ended_ns.store(self.last_seen_ns, Relaxed);
+        while !self.is_stopped() {
+            wait_while(&self.record.command, 0, None);
+        }
+        self.last_seen_ns = clock::now_ns();
     }
 
     /// Counts a round that did `work_units` units of work.
@@ -409,6 +441,7 @@ mod tests {
     const ALONE: Team<'_> = Team {
         index: 0,
         size: 1,
+        can_spare_members: true,
         slots: &[],
         pipes: &[],
     };
@@ -425,6 +458,55 @@ mod tests {
         std::thread::sleep(Duration::from_millis(40));
         worker.end();
         assert!(record.gap_ns.load(Relaxed) >= 40_000_000);
+    }
+
+    #[test]
+    fn a_held_worker_sleeps_until_the_stop_and_its_numbers_do_not_show_it() {
+        let shared = Shared::new(1, 0, 0).unwrap();
+        let record = shared.record(0);
+        let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
+        shared.set_pace(Pace::Hold);
+        assert!(worker.proceed(), "who has done no round is not held");
+        worker.done(1);
+        let stop = || {
+            while record.ended_ns.load(Relaxed) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            let stopped_ns = clock::now_ns();
+            shared.tell_all_to_stop();
+            stopped_ns
+        };
+        let stopped_ns = std::thread::scope(|scope| {
+            let stopping = scope.spawn(stop);
+            assert!(!worker.proceed());
+            stopping.join().unwrap()
+        });
+        assert!(
+            clock::now_ns() >= stopped_ns,
+            "it came back before the stop"
+        );
+        worker.end();
+        let ended_ns = record.ended_ns.load(Relaxed);
+        assert!(ended_ns + 20_000_000 <= stopped_ns);
+        assert!(record.gap_ns.load(Relaxed) <= ended_ns - record.first_run_ns.load(Relaxed));
+        assert_eq!(record.blocked.snapshot().count, 0);
+        assert_eq!(record.wake_latency.snapshot().count, 0);
+        assert_eq!(shared.passed(Stage::Worked), 1);
+    }
+
+    #[test]
+    fn a_worker_that_others_need_is_not_held() {
+        let shared = Shared::new(1, 0, 0).unwrap();
+        let team = Team {
+            can_spare_members: false,
+            ..ALONE
+        };
+        let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
+        shared.set_pace(Pace::Hold);
+        worker.done(1);
+        assert!(worker.proceed());
+        assert_eq!(shared.record(0).ended_ns.load(Relaxed), 0);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The handle as a user calls it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use zernel_workload::{
@@ -82,6 +85,50 @@ fn stopping_starts_workers_that_were_never_started() {
         assert!(all_completed(&reports));
         assert!(reports.iter().all(|report| report.start_delay_ns.is_some()));
     }
+}
+
+/// Far more spinners than CPUs: those that have worked are held until the last one has.
+#[test]
+fn every_one_of_many_spinners_works_and_ends_by_itself() {
+    for mode in MODES {
+        let mut handle = WorkloadHandle::spawn(&spinners(mode, 512)).unwrap();
+        handle.start();
+        let reports = handle.stop_and_collect();
+        assert_eq!(reports.len(), 512);
+        assert!(all_completed(&reports), "{reports:#?}");
+        for report in reports {
+            assert!(report.work_units > 0 && report.iterations > 0);
+            assert_eq!((report.blocked.count, report.wake_latency.count), (0, 0));
+            assert!(report.cpu_ns > 0 && report.wall_ns > 0);
+            assert!(report.largest_gap.unwrap().ns <= report.wall_ns);
+        }
+    }
+}
+
+/// A function of the caller may wait for another one of its own.
+#[test]
+fn custom_work_is_not_held_while_another_waits_for_it() {
+    let rounds = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&rounds);
+    let work = WorkType::custom("relay", move |worker| match worker.index() {
+        0 => {
+            while worker.proceed() {
+                seen.fetch_add(1, Relaxed);
+                worker.done(1);
+            }
+        }
+        _ => {
+            while worker.proceed() {
+                if seen.load(Relaxed) >= 1000 {
+                    worker.done(1);
+                }
+            }
+        }
+    });
+    let config = spinners(CloneMode::Thread, 2).work_type(work);
+    let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
+    assert!(all_completed(&reports), "{reports:#?}");
+    assert!(rounds.load(Relaxed) >= 1000 && reports[1].work_units > 0);
 }
 
 #[test]

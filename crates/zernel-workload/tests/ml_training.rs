@@ -2,12 +2,14 @@
 
 mod common;
 
+use std::hash::BuildHasher;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::truth::{Event, EventKind, TruthLog};
 use zernel_testkit::trial;
 use zernel_workload::report::PhaseInterval;
 use zernel_workload::work::{GpuBackend, GpuWait, MlTraining};
@@ -18,8 +20,8 @@ const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training");
 const DRIVER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training/libcuda.so.1");
 
 fn main() -> ExitCode {
-    if common::helper().is_some() {
-        software_gpu(CloneMode::Thread);
+    if let Some(name) = common::helper() {
+        helper(&name);
         return ExitCode::SUCCESS;
     }
     install(Path::new(LIBRARIES), Prologue::Push).expect("cargo has built the software GPU");
@@ -45,6 +47,23 @@ fn main() -> ExitCode {
         trial("threads_train_on_the_software_gpu", &[], || {
             common::run_helper("threads");
         }),
+        trial("forked_ranks_reduce_with_nccl", &[], || {
+            reduces_with_nccl("fork");
+        }),
+        trial("ranks_that_are_threads_reduce_with_nccl", &[], || {
+            reduces_with_nccl("thread");
+        }),
+        trial("forked_ranks_stop_together_at_any_moment", &[], || {
+            stops_at_any_moment("fork");
+        }),
+        trial(
+            "ranks_that_are_threads_stop_together_at_any_moment",
+            &[],
+            || {
+                stops_at_any_moment("thread");
+            },
+        ),
+        trial("nccl_that_is_none_is_named", &[], bad_nccl),
         trial(
             "the_example_trains_on_the_software_gpu",
             &[],
@@ -258,6 +277,166 @@ fn software_gpu(mode: CloneMode) {
         computing >= 4 * 1_000_000,
         "{computing} ns for four steps of a millisecond each"
     );
+}
+
+/// How often ranks are stopped at a random moment.
+const STOPS: usize = 50;
+
+fn helper(name: &str) {
+    let mode = match name.ends_with("fork") {
+        true => CloneMode::Fork,
+        false => CloneMode::Thread,
+    };
+    let job = MlTraining {
+        ranks: 2,
+        loaders: 2,
+        gradient_kib: 256,
+        gpu: GpuBackend::Driver(DRIVER.into()),
+        ..job()
+    };
+    let reports = match name.split_once(' ') {
+        None => return software_gpu(mode),
+        Some(("train", _)) => vec![train(mode, &job, 20)],
+        Some(_) => stop_at_random_moments(mode, &job),
+    };
+    println!("{}", serde_json::to_string(&reports).unwrap());
+}
+
+fn stop_at_random_moments(mode: CloneMode, job: &MlTraining) -> Vec<Vec<WorkerReport>> {
+    let config = WorkloadConfig::default()
+        .workers(job.ranks * (1 + job.loaders))
+        .work_type(WorkType::MlTraining(job.clone()))
+        .clone_mode(mode);
+    let mut random = std::collections::hash_map::RandomState::new().hash_one(mode as u8);
+    let mut once = || {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let mut handle = WorkloadHandle::spawn(&config).unwrap();
+        handle.start();
+        std::thread::sleep(Duration::from_micros((random >> 33) % 40_000));
+        handle.stop_and_collect()
+    };
+    (0..STOPS).map(|_| once()).collect()
+}
+
+/// What a helper's workers report, one list for each handle, and what they really called.
+fn logged(name: &str) -> (Vec<Vec<WorkerReport>>, TruthLog) {
+    let log = tempfile::tempdir().unwrap();
+    let output = common::helper_command(name)
+        .env(zernel_softgpu::config::LOG, log.path())
+        .env(zernel_softgpu::config::LOG_EVENTS, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {}\n{text}", output.status);
+    let reports = serde_json::from_slice(&output.stdout).unwrap();
+    (reports, TruthLog::read(log.path()).unwrap())
+}
+
+/// The calls of a thread to a function that succeeded.
+fn calls<'a>(truth: &'a TruthLog, thread: i32, symbol: &str) -> Vec<&'a Event> {
+    let events = truth.processes.iter().flat_map(|process| &process.events);
+    let is_meant = |event: &&Event| {
+        event.kind == EventKind::Call
+            && event.tid == thread.cast_unsigned()
+            && event.symbol == symbol
+            && event.result == 0
+    };
+    let mut calls: Vec<&Event> = events.filter(is_meant).collect();
+    calls.sort_by_key(|event| event.enter);
+    calls
+}
+
+fn collectives(trainer: &WorkerReport) -> Vec<&PhaseInterval> {
+    let intervals = trainer.phase_intervals.iter();
+    intervals
+        .filter(|interval| interval.phase == "NcclCollective")
+        .collect()
+}
+
+/// Each collective of the ground truth is a call of NCCL and the wait for it, and nothing else.
+fn matches_truth(trainer: &WorkerReport, truth: &TruthLog) {
+    let reduced = calls(truth, trainer.tid, "ncclAllReduce");
+    let waited = calls(truth, trainer.tid, "cuStreamSynchronize");
+    let intervals = collectives(trainer);
+    assert_eq!(reduced.len(), intervals.len());
+    for (call, interval) in reduced.into_iter().zip(intervals) {
+        let wait = waited.iter().find(|wait| wait.enter >= call.leave).unwrap();
+        assert!(interval.start_ns <= call.enter && wait.leave <= interval.end_ns);
+        assert!(
+            !waited
+                .iter()
+                .any(|other| interval.start_ns <= other.enter && other.enter < call.enter)
+        );
+    }
+    let mut neighbours = trainer.phase_intervals.windows(2);
+    assert!(neighbours.all(|pair| pair[0].end_ns <= pair[1].start_ns));
+}
+
+fn reduces_with_nccl(mode: &str) {
+    let (reports, truth) = logged(&format!("train {mode}"));
+    let trainers = [&reports[0][0], &reports[0][3]];
+    for trainer in trainers {
+        assert_eq!(calls(&truth, trainer.tid, "ncclCommInitRank").len(), 1);
+        assert_eq!(calls(&truth, trainer.tid, "ncclCommDestroy").len(), 1);
+        matches_truth(trainer, &truth);
+        assert!(collectives(trainer).len() as u64 >= trainer.work_units);
+    }
+    let [first, second] = trainers.map(|trainer| collectives(trainer).len());
+    assert!(first == second && first >= 20, "{first} and {second}");
+    // Nobody leaves a collective that another has not entered.
+    for (first, second) in collectives(trainers[0])
+        .iter()
+        .zip(collectives(trainers[1]))
+    {
+        assert!(first.start_ns < second.end_ns && second.start_ns < first.end_ns);
+    }
+    let loaders = [1, 2, 4, 5].map(|worker: usize| &reports[0][worker]);
+    assert!(loaders.iter().all(|loader| collectives(loader).is_empty()));
+}
+
+fn stops_at_any_moment(mode: &str) {
+    let (reports, truth) = logged(&format!("stop {mode}"));
+    assert_eq!(reports.len(), STOPS);
+    for reports in &reports {
+        assert!(
+            reports.iter().all(|report| report.completed),
+            "{reports:#?}"
+        );
+        assert_eq!(
+            collectives(&reports[0]).len(),
+            collectives(&reports[3]).len()
+        );
+    }
+    let is_reduction =
+        |event: &&Event| event.symbol == "ncclAllReduce" && event.kind == EventKind::Call;
+    let called = truth.processes.iter().flat_map(|process| &process.events);
+    let noted = reports
+        .iter()
+        .flatten()
+        .map(|report| collectives(report).len());
+    assert_eq!(called.filter(is_reduction).count(), noted.sum::<usize>());
+}
+
+fn bad_nccl() {
+    let folder = tempfile::tempdir().unwrap();
+    let driver = folder.path().join("libcuda.so.1");
+    std::fs::copy(DRIVER, &driver).unwrap();
+    std::fs::write(folder.path().join("libnccl.so.2"), "no library").unwrap();
+    let job = MlTraining {
+        ranks: 2,
+        gpu: GpuBackend::Driver(driver),
+        ..job()
+    };
+    let config = WorkloadConfig::default()
+        .workers(4)
+        .work_type(WorkType::MlTraining(job));
+    let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
+    for trainer in [&reports[0], &reports[2]] {
+        let ended = trainer.exit_info.as_ref().unwrap().to_string();
+        assert!(ended.starts_with("could not load libnccl.so.2"), "{ended}");
+    }
 }
 
 /// The example of the repository, which names the driver relative to the repository's root.

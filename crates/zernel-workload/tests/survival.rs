@@ -65,6 +65,14 @@ fn main() -> ExitCode {
         trial("workers_die_with_a_killed_caller", &[], || {
             dies_with("wait", Some(Signal::KILL));
         }),
+        trial("held_workers_die_with_a_killed_caller", &[], || {
+            dies_with("stop", Some(Signal::KILL));
+        }),
+        trial(
+            "held_workers_end_although_another_never_works",
+            &[],
+            held_beside_idle,
+        ),
         trial("workers_die_with_an_interrupted_caller", &[], || {
             dies_with("wait", Some(Signal::INT));
         }),
@@ -133,6 +141,7 @@ fn helper(name: &str) {
     match name {
         "deaf_thread" => deaf_thread(),
         "wait" | "exit" | "panic" | "other_user" => caller_that_ends(name),
+        "stop" => caller_that_stops(),
         "subreaper" => subreaper(),
         "few_files" => few_files(),
         "busy_caller" => busy_caller(),
@@ -172,6 +181,61 @@ fn deaf_work() -> WorkType {
             std::hint::spin_loop();
         }
     })
+}
+
+/// Work that never does a round, so that a stop waits for it and holds all others.
+fn idle_work() -> WorkType {
+    WorkType::custom("idle", |worker| {
+        while worker.proceed() {
+            worker.sleep(Duration::from_millis(1));
+        }
+    })
+}
+
+fn held_beside_idle() {
+    for mode in MODES {
+        let config = spinners(mode, 4).group(WorkSpec::new().work_type(idle_work()));
+        let mut handle = WorkloadHandle::spawn(&config).unwrap();
+        handle.start();
+        let reports = handle.stop_and_collect();
+        assert!(
+            reports.iter().all(|report| report.completed),
+            "{reports:#?}"
+        );
+        let (spinners, idle) = reports.split_at(4);
+        assert_eq!(idle[0].work_units, 0);
+        for spinner in spinners {
+            // The stop gave the idle one five seconds, in which the others were held.
+            assert!(spinner.work_units > 0 && spinner.wall_ns < idle[0].wall_ns);
+            assert!(spinner.largest_gap.unwrap().ns <= spinner.wall_ns);
+        }
+    }
+}
+
+/// Stops workers of which one never works, and is killed while it waits.
+fn caller_that_stops() {
+    let config = spinners(CloneMode::Fork, 4).group(WorkSpec::new().work_type(idle_work()));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    eventually("progress of every spinner", || {
+        handle.snapshot_iterations()[..4]
+            .iter()
+            .all(|count| *count > 0)
+    });
+    let pids = handle.worker_pids();
+    std::thread::spawn(move || {
+        // A spinner sleeps only when it is held.
+        let is_held = |pid: &i32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.contains("State:\tS")
+        };
+        eventually("the hold of all spinners", || pids[..4].iter().all(is_held));
+        let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+        println!("{}", pids.join(" "));
+        std::io::stdout().flush().unwrap();
+    });
+    let _ = handle.stop_and_collect();
+    panic!("nobody killed this process");
 }
 
 fn one_slow_worker() {

@@ -155,7 +155,7 @@ fn announce(server: &Server, observer: &Mutex<Observer>) {
     let addresses = server.local_addresses();
     let cost = lock(observer).cost();
     eprintln!(
-        "observing through {}; a probed call takes {:.1} µs longer here",
+        "observing through {}; a probed call costs its thread {:.1} µs here",
         lock(observer).rung().name(),
         cost.ns_per_call / 1e3
     );

@@ -1,26 +1,10 @@
-//! The few calls of the CUDA driver API that a training step makes, from a library chosen at run
-//! time.
-//!
-//! The library is loaded by the worker itself: a context does not survive a fork.
+//! The few calls of the CUDA driver API that a training step makes.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr;
 
-use rustix::path::Arg;
-
-/// Why the driver cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CudaError {
-    /// The library, or a function in it, was not found.
-    NotLoaded,
-    /// A call returned this `CUresult`.
-    Code(i32),
-}
-
-type Status = c_int;
-type Address = u64;
-type Handle = *mut c_void;
+use super::library::{Address, Handle, Library, LibraryError, Status, check, library_calls};
 
 /// How a thread waits for the device; the values are those of `CU_CTX_SCHED_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,36 +15,17 @@ pub(crate) enum Schedule {
     Block = 4,
 }
 
-macro_rules! driver_calls {
-    ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
-        struct Calls {
-            $($field: unsafe extern "C" fn($($argument),*) -> Status,)*
-        }
+/// `CU_STREAM_NON_BLOCKING`: ranks that are threads on one device do not wait for one another's work.
+const NON_BLOCKING: c_uint = 1;
 
-        impl Calls {
-            fn load(library: Handle) -> Result<Self, CudaError> {
-                Ok(Self {
-                    $(
-                        // SAFETY: the symbol has this signature in every version of the driver API.
-                        $field: unsafe {
-                            std::mem::transmute::<Handle, unsafe extern "C" fn($($argument),*) -> Status>(
-                                symbol(library, $symbol)?,
-                            )
-                        },
-                    )*
-                })
-            }
-        }
-    };
-}
-
-driver_calls! {
+library_calls! {
     init = c"cuInit": fn(c_uint);
     device_get = c"cuDeviceGet": fn(*mut c_int, c_int);
     device_count = c"cuDeviceGetCount": fn(*mut c_int);
     set_flags = c"cuDevicePrimaryCtxSetFlags_v2": fn(c_int, c_uint);
     retain = c"cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int);
     set_current = c"cuCtxSetCurrent": fn(Handle);
+    create_stream = c"cuStreamCreate": fn(*mut Handle, c_uint);
     load_data = c"cuModuleLoadData": fn(*mut Handle, *const c_void);
     get_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
     allocate = c"cuMemAlloc_v2": fn(*mut Address, usize);
@@ -71,27 +36,10 @@ driver_calls! {
     synchronize = c"cuStreamSynchronize": fn(Handle);
 }
 
-fn symbol(library: Handle, name: &CStr) -> Result<Handle, CudaError> {
-    // SAFETY: the library is loaded and never unloaded, the name ends with NUL.
-    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if address.is_null() {
-        Err(CudaError::NotLoaded)
-    } else {
-        Ok(address)
-    }
-}
-
-fn check(status: Status) -> Result<(), CudaError> {
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(CudaError::Code(status))
-    }
-}
-
-/// A device with a kernel that takes the time it is asked for, and memory to copy to.
+/// A device with a stream, a kernel that takes the time it is asked for, and memory to copy to.
 pub(crate) struct Device {
     calls: Calls,
+    stream: Handle,
     kernel: Handle,
     memory: Address,
     bytes: usize,
@@ -108,20 +56,16 @@ impl Device {
         image: &CStr,
         kernel: &CStr,
         bytes: usize,
-    ) -> Result<Self, CudaError> {
-        let library = path.into_with_c_str(|path| {
-            // SAFETY: the path ends with NUL. That the library's initialisers are sound is what
-            // naming it vouches for.
-            Ok(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
-        });
-        let library = library
-            .ok()
-            .filter(|library| !library.is_null())
-            .ok_or(CudaError::NotLoaded)?;
-        let calls = Calls::load(library)?;
-        let (mut count, mut device, mut context, mut module, mut function) =
-            (0, 0, ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        let mut memory = 0;
+    ) -> Result<Self, LibraryError> {
+        let calls = Calls::find(Library::load(path)?)?;
+        let (mut count, mut device, mut context, mut stream, mut module, mut function) = (
+            0,
+            0,
+            ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+        );
         // SAFETY: every pointer is to a local that lives through the call, and the handles come
         // from the driver itself.
         unsafe {
@@ -132,37 +76,53 @@ impl Device {
             check((calls.set_flags)(device, schedule as c_uint))?;
             check((calls.retain)(&raw mut context, device))?;
             check((calls.set_current)(context))?;
+            check((calls.create_stream)(&raw mut stream, NON_BLOCKING))?;
             check((calls.load_data)(&raw mut module, image.as_ptr().cast()))?;
             check((calls.get_function)(
                 &raw mut function,
                 module,
                 kernel.as_ptr(),
             ))?;
-            check((calls.allocate)(&raw mut memory, bytes.max(1)))?;
         }
-        Ok(Self {
+        let mut device = Self {
             calls,
+            stream,
             kernel: function,
-            memory,
+            memory: 0,
             bytes,
-        })
+        };
+        device.memory = device.allocate(bytes)?;
+        Ok(device)
+    }
+
+    /// Memory of the device, which is the caller's until the process ends.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Address, LibraryError> {
+        let mut address = 0;
+        // SAFETY: the pointer is to a local that lives through the call.
+        check(unsafe { (self.calls.allocate)(&raw mut address, bytes.max(1)) })?;
+        Ok(address)
+    }
+
+    /// The stream that everything is queued in.
+    pub(crate) fn stream(&self) -> Handle {
+        self.stream
     }
 
     /// Copies to the device.
-    pub(crate) fn copy(&self, source: &[u8]) -> Result<(), CudaError> {
+    pub(crate) fn copy(&self, source: &[u8]) -> Result<(), LibraryError> {
         let bytes = source.len().min(self.bytes);
         // SAFETY: source and destination hold that many bytes; pageable memory is read before the
         // call returns.
         check(unsafe {
-            (self.calls.copy_to_device)(self.memory, source.as_ptr().cast(), bytes, ptr::null_mut())
+            (self.calls.copy_to_device)(self.memory, source.as_ptr().cast(), bytes, self.stream)
         })
     }
 
     /// Launches a kernel that takes `duration_ns`, where the driver is a simulated one.
-    pub(crate) fn launch(&self, duration_ns: u64) -> Result<(), CudaError> {
+    pub(crate) fn launch(&self, duration_ns: u64) -> Result<(), LibraryError> {
         let mut duration_ns = duration_ns;
         let mut parameters = [(&raw mut duration_ns).cast::<c_void>()];
-        let (stream, extra) = (ptr::null_mut(), ptr::null_mut());
+        let (stream, extra) = (self.stream, ptr::null_mut());
         // SAFETY: the kernel takes one 64-bit parameter, which the driver copies before the call
         // returns.
         check(unsafe {
@@ -182,9 +142,9 @@ impl Device {
         })
     }
 
-    /// Waits until the device has done everything.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: the null stream exists in every context.
-        check(unsafe { (self.calls.synchronize)(ptr::null_mut()) })
+    /// Waits until the device has done everything in the stream.
+    pub(crate) fn synchronize(&self) -> Result<(), LibraryError> {
+        // SAFETY: the stream was made by the driver and is never destroyed.
+        check(unsafe { (self.calls.synchronize)(self.stream) })
     }
 }

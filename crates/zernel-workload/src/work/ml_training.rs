@@ -1,5 +1,5 @@
 //! A training job: loaders that read and decode, a bounded queue of batches, and one trainer per
-//! rank that copies, launches, waits for the GPU, joins a ring all-reduce and runs the optimizer.
+//! rank that copies, launches, waits for the GPU, joins an all-reduce and runs the optimizer.
 //!
 //! Each worker notes when it was in which phase, so that what a detector says can be held against
 //! the truth.
@@ -14,8 +14,10 @@ use crate::clock::{self, us};
 use crate::shared::Slot;
 use crate::worker::{Failure, Step, Worker};
 
+mod collective;
 mod gpu;
 
+use collective::{Collective, CollectiveSlots, Interval, Reduced, SLOTS_PER_JOB};
 use gpu::Gpu;
 pub use gpu::{GpuBackend, GpuWait};
 
@@ -73,8 +75,11 @@ pub struct MlTraining {
     pub gpu_wait: GpuWait,
     /// What stands for the GPU.
     pub gpu: GpuBackend,
-    /// CPU time of each rank for a whole all-reduce; the ring goes around twice.
+    /// CPU time of each rank for a whole all-reduce, where the CPU's clock stands for the GPU; the ring
+    /// goes around twice.
     pub all_reduce_us: u64,
+    /// Bytes that NCCL adds up over all ranks in a step, where there is a driver.
+    pub gradient_kib: usize,
     /// CPU time of the optimizer.
     pub optimizer_us: u64,
     /// Steps whose phases are noted, a million at most; later ones are only counted.
@@ -98,6 +103,7 @@ impl Default for MlTraining {
             gpu_wait: GpuWait::Block,
             gpu: GpuBackend::CpuTime,
             all_reduce_us: 400,
+            gradient_kib: 1024,
             optimizer_us: 500,
             traced_steps: 1_000,
         }
@@ -108,8 +114,7 @@ impl Default for MlTraining {
 struct Rank<'a> {
     free: &'a Slot,
     filled: &'a Slot,
-    arrived: &'a Slot,
-    next_arrived: &'a Slot,
+    collective: CollectiveSlots<'a>,
 }
 
 const SLOTS_PER_RANK: usize = 3;
@@ -144,6 +149,7 @@ impl Work for MlTraining {
         super::check_kib("work.file_kib", self.file_kib)?;
         super::check_kib("work.batch_kib", self.batch_kib)?;
         super::check_kib("work.copy_kib", self.copy_kib)?;
+        super::check_kib("work.gradient_kib", self.gradient_kib)?;
         self.gpu.check()?;
         files::check_folder("work.folder", &self.folder)
     }
@@ -153,7 +159,7 @@ impl Work for MlTraining {
     }
 
     fn slots(&self, _team_size: usize) -> usize {
-        self.ranks * SLOTS_PER_RANK
+        self.ranks * SLOTS_PER_RANK + SLOTS_PER_JOB
     }
 
     fn trace_entries(&self, team_index: usize) -> usize {
@@ -173,8 +179,11 @@ impl Work for MlTraining {
         let rank = Rank {
             free: slot(number, 0),
             filled: slot(number, 1),
-            arrived: slot(number, 2),
-            next_arrived: slot(number + 1, 2),
+            collective: CollectiveSlots {
+                arrived: slot(number, 2),
+                next_arrived: slot(number + 1, 2),
+                job: &team.slots[self.ranks * SLOTS_PER_RANK..],
+            },
         };
         match team.index % (1 + self.loaders) {
             0 => self.train(worker, &rank, number),
@@ -231,26 +240,47 @@ impl MlTraining {
     ) -> Result<(), Failure> {
         let mut gpu = Gpu::open(self, number)?;
         (0..self.queue_depth).for_each(|_| worker.post(rank.free, 1));
+        let joined = Collective::join(self, worker, number, &gpu, rank.collective)?;
+        let Some(mut collective) = joined else {
+            return Ok(());
+        };
         let mut step = 0;
+        let trained = self.train_until_stopped(worker, rank, &mut gpu, &mut collective, &mut step);
+        // Whatever ended the training, others may wait for this rank.
+        let last = collective.finish(worker);
+        trained?;
+        if let Reduced::Together(interval) = last? {
+            worker.trace(step, COLLECTIVE, interval.start_ns, interval.end_ns);
+        }
+        Ok(())
+    }
+
+    fn train_until_stopped(
+        &self,
+        worker: &mut Worker<'_>,
+        rank: &Rank<'_>,
+        gpu: &mut Gpu,
+        collective: &mut Collective<'_>,
+        step: &mut u32,
+    ) -> Result<(), Failure> {
         while worker.proceed() {
-            let mut laps = Laps::new(step);
+            let mut laps = Laps::new(*step);
             if !worker.take(rank.filled) {
                 break;
             }
             worker.post(rank.free, 1);
             laps.lap(worker, DATA_LOADING);
-            self.compute(worker, &mut gpu)?;
+            self.compute(worker, gpu)?;
             laps.lap(worker, GPU_COMPUTE);
-            if self.ranks > 1 {
-                if !self.all_reduce(worker, rank) {
-                    break;
-                }
-                laps.lap(worker, COLLECTIVE);
+            match collective.all_reduce(worker)? {
+                Reduced::Together(interval) => laps.note(worker, COLLECTIVE, &interval),
+                Reduced::Alone => {}
+                Reduced::Stopped => break,
             }
             worker.burn_ns(us(self.optimizer_us));
             laps.lap(worker, OPTIMIZER);
             worker.done(1);
-            step += 1;
+            *step += 1;
         }
         Ok(())
     }
@@ -262,16 +292,6 @@ impl MlTraining {
             gpu.launch(us(self.gpu_us) / u64::from(self.launches.max(1)))?;
         }
         gpu.synchronize(worker)
-    }
-
-    /// Passes parts around the ring twice, once to add and once to share; false when told to stop.
-    fn all_reduce(&self, worker: &mut Worker<'_>, rank: &Rank<'_>) -> bool {
-        let hops = 2 * (self.ranks as u64 - 1);
-        (0..hops).all(|_| {
-            worker.burn_ns(us(self.all_reduce_us) / hops);
-            worker.post(rank.next_arrived, 1);
-            worker.take(rank.arrived)
-        })
     }
 }
 
@@ -293,5 +313,11 @@ impl Laps {
         let now_ns = clock::now_ns();
         worker.trace(self.step, phase, self.since_ns, now_ns);
         self.since_ns = now_ns;
+    }
+
+    /// Notes a phase whose moments are known.
+    fn note(&mut self, worker: &Worker<'_>, phase: u32, interval: &Interval) {
+        worker.trace(self.step, phase, interval.start_ns, interval.end_ns);
+        self.since_ns = interval.end_ns;
     }
 }

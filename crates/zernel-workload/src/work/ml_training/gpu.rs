@@ -1,14 +1,16 @@
 //! What stands for the GPU of a training job.
 
 use std::ffi::CStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::MlTraining;
 use crate::clock;
-use crate::sys::cuda::{CudaError, Device, Schedule};
+use crate::sys::cuda::{Device, Schedule};
+use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{Failure, Step, Worker};
 
@@ -24,13 +26,22 @@ pub enum GpuBackend {
     /// future.
     #[default]
     CpuTime,
-    /// A CUDA driver at this path: the software GPU's `libcuda.so.1`, whose calls probes can see.
+    /// A CUDA driver at this path: the software GPU's `libcuda.so.1`, whose calls probes can see. Ranks
+    /// share their gradients through the `libnccl.so.2` beside it, or the one that the loader finds.
     /// Forked workers can use it as long as the calling process has not: CUDA does not survive a
     /// fork.
     Driver(PathBuf),
 }
 
 impl GpuBackend {
+    /// The driver's path, if there is one.
+    pub(super) fn driver(&self) -> Option<&Path> {
+        match self {
+            Self::CpuTime => None,
+            Self::Driver(path) => Some(path),
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
         match self {
             Self::Driver(path) if !path.is_file() => Err((
@@ -71,7 +82,7 @@ enum Target {
         busy_until_ns: u64,
         wait: GpuWait,
     },
-    Driver(Device),
+    Driver(Rc<Device>),
 }
 
 impl Gpu {
@@ -90,9 +101,8 @@ impl Gpu {
                     GpuWait::Spin => Schedule::Spin,
                     GpuWait::Yield => Schedule::Yield,
                 };
-                Target::Driver(
-                    Device::open(path, rank, schedule, IMAGE, KERNEL, bytes).map_err(failed)?,
-                )
+                let device = Device::open(path, rank, schedule, IMAGE, KERNEL, bytes);
+                Target::Driver(Rc::new(device.map_err(failed)?))
             }
         };
         Ok(Self {
@@ -124,8 +134,16 @@ impl Gpu {
         }
     }
 
+    /// The driver's device, if there is a driver.
+    pub(super) fn device(&self) -> Option<Rc<Device>> {
+        match &self.target {
+            Target::Driver(device) => Some(Rc::clone(device)),
+            Target::CpuTime { .. } => None,
+        }
+    }
+
     /// Waits until all kernels have ended, or the worker is told to stop.
-    pub(super) fn synchronize(&mut self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    pub(super) fn synchronize(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         match &self.target {
             Target::Driver(device) => worker.blocking(|| device.synchronize()).map_err(failed),
             Target::CpuTime {
@@ -152,13 +170,13 @@ fn wait_until(worker: &mut Worker<'_>, moment_ns: u64, wait: GpuWait) {
     }
 }
 
-fn failed(error: CudaError) -> Failure {
+pub(super) fn failed(error: LibraryError) -> Failure {
     match error {
-        CudaError::NotLoaded => Failure {
+        LibraryError::NotLoaded => Failure {
             step: Step::LoadDriver,
             errno: Errno::NOENT,
         },
-        CudaError::Code(code) => Failure {
+        LibraryError::Code(code) => Failure {
             step: Step::UseGpu,
             errno: Errno::from_raw_os_error(code),
         },

@@ -1,0 +1,85 @@
+//! Libraries chosen at run time, and the few of their functions that a training step calls.
+//!
+//! They are loaded by the worker itself, and never unloaded: what they hold does not survive a fork.
+
+use std::ffi::{CStr, c_void};
+use std::path::Path;
+
+use rustix::path::Arg;
+
+/// Why a library cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LibraryError {
+    /// The library, or a function in it, was not found.
+    NotLoaded,
+    /// A call returned this.
+    Code(i32),
+}
+
+/// A pointer that means something to the library only.
+pub(crate) type Handle = *mut c_void;
+/// A place in the memory of a device.
+pub(crate) type Address = u64;
+/// What every function returns; 0 is success.
+pub(crate) type Status = std::ffi::c_int;
+
+/// A loaded library.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Library(Handle);
+
+impl Library {
+    /// Loads the library at `path`, or the one that the loader finds if it is a bare name.
+    pub(crate) fn load(path: &Path) -> Result<Self, LibraryError> {
+        let library = path.into_with_c_str(|path| {
+            // SAFETY: the path ends with NUL. That the library's initialisers are sound is what
+            // naming it vouches for.
+            Ok(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
+        });
+        let library = library.ok().filter(|library| !library.is_null());
+        library.map(Self).ok_or(LibraryError::NotLoaded)
+    }
+
+    /// The address of a function.
+    pub(crate) fn symbol(self, name: &CStr) -> Result<Handle, LibraryError> {
+        // SAFETY: the library is loaded and never unloaded, the name ends with NUL.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        match address.is_null() {
+            true => Err(LibraryError::NotLoaded),
+            false => Ok(address),
+        }
+    }
+}
+
+/// Success, or the library's own number for what went wrong.
+pub(crate) fn check(status: Status) -> Result<(), LibraryError> {
+    match status {
+        0 => Ok(()),
+        code => Err(LibraryError::Code(code)),
+    }
+}
+
+/// Declares the functions of a library that are used, and how to find them.
+macro_rules! library_calls {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),* $(,)?);)*) => {
+        struct Calls {
+            $($field: unsafe extern "C" fn($($argument),*) -> Status,)*
+        }
+
+        impl Calls {
+            fn find(library: Library) -> Result<Self, LibraryError> {
+                Ok(Self {
+                    $(
+                        // SAFETY: the symbol has this signature in every version of the library.
+                        $field: unsafe {
+                            std::mem::transmute::<Handle, unsafe extern "C" fn($($argument),*) -> Status>(
+                                library.symbol($symbol)?,
+                            )
+                        },
+                    )*
+                })
+            }
+        }
+    };
+}
+
+pub(crate) use library_calls;

@@ -1,0 +1,105 @@
+//! The few calls of NCCL that a training step makes.
+
+use std::ffi::c_int;
+use std::path::Path;
+use std::ptr;
+
+use super::library::{Address, Handle, Library, LibraryError, Status, check, library_calls};
+
+/// Words of a unique id, which is 128 bytes that mean nothing to us.
+pub(crate) const ID_WORDS: usize = 16;
+
+/// What the ranks of a communicator know it by: made by one, told to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct UniqueId(pub(crate) [u64; ID_WORDS]);
+
+/// `ncclFloat32`.
+const FLOAT32: c_int = 7;
+/// `ncclSum`.
+const SUM: c_int = 0;
+
+library_calls! {
+    unique_id = c"ncclGetUniqueId": fn(*mut UniqueId);
+    init_rank = c"ncclCommInitRank": fn(*mut Handle, c_int, UniqueId, c_int);
+    all_reduce = c"ncclAllReduce": fn(
+        Address, Address, usize, c_int, c_int, Handle, Handle
+    );
+    destroy = c"ncclCommDestroy": fn(Handle);
+}
+
+/// NCCL, loaded.
+pub(crate) struct Nccl {
+    calls: Calls,
+}
+
+impl Nccl {
+    /// Loads `libnccl.so.2`: the one beside the driver, if there is one, as the software GPU's works with
+    /// no other; else the one that the loader finds.
+    pub(crate) fn load_for(driver: &Path) -> Result<Self, LibraryError> {
+        const NAME: &str = "libnccl.so.2";
+        let beside = driver.with_file_name(NAME);
+        let library = match beside.is_file() {
+            true => Library::load(&beside)?,
+            false => Library::load(Path::new(NAME))?,
+        };
+        Ok(Self {
+            calls: Calls::find(library)?,
+        })
+    }
+
+    /// Makes the id of a new communicator.
+    pub(crate) fn unique_id(&self) -> Result<UniqueId, LibraryError> {
+        let mut id = UniqueId([0; ID_WORDS]);
+        // SAFETY: `id` is as large as NCCL's, and lives through the call.
+        check(unsafe { (self.calls.unique_id)(&raw mut id) })?;
+        Ok(id)
+    }
+
+    /// Joins a communicator on the calling thread's device; returns when all ranks have.
+    pub(crate) fn join(
+        self,
+        id: UniqueId,
+        rank: usize,
+        ranks: usize,
+    ) -> Result<Communicator, LibraryError> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the handle is a local that lives through the call.
+        check(unsafe {
+            (self.calls.init_rank)(&raw mut handle, ranks as c_int, id, rank as c_int)
+        })?;
+        Ok(Communicator {
+            calls: self.calls,
+            handle,
+        })
+    }
+}
+
+/// One rank of a communicator.
+pub(crate) struct Communicator {
+    calls: Calls,
+    handle: Handle,
+}
+
+impl Communicator {
+    /// Queues the sum over all ranks of `count` floats of device memory, in place.
+    pub(crate) fn all_reduce(
+        &self,
+        floats: Address,
+        count: usize,
+        stream: Handle,
+    ) -> Result<(), LibraryError> {
+        // SAFETY: the communicator lives until it is dropped; an address or a stream that is not the
+        // device's is an error that NCCL returns.
+        check(unsafe {
+            (self.calls.all_reduce)(floats, floats, count, FLOAT32, SUM, self.handle, stream)
+        })
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // SAFETY: the handle is NCCL's own and is used no more.
+        unsafe { (self.calls.destroy)(self.handle) };
+    }
+}

@@ -1,0 +1,282 @@
+//! How the trainers of a job add up their gradients: around a ring of futexes where the CPU's clock
+//! stands for the GPU, with NCCL where there is a driver.
+//!
+//! A collective of NCCL waits for every rank, and nothing short of killing ends that wait. So ranks agree
+//! in shared memory on how many they join before the first of them enters the next one: see
+//! [`Agreement`].
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use rustix::io::Errno;
+
+use super::MlTraining;
+use super::gpu::{self, Gpu};
+use crate::clock::{self, us};
+use crate::shared::Slot;
+use crate::sys::cuda::Device;
+use crate::sys::library::{Address, LibraryError};
+use crate::sys::nccl::{Communicator, Nccl, UniqueId};
+use crate::worker::{Failure, Step, Worker};
+
+/// Slots that the ranks of a job share.
+pub(super) const SLOTS_PER_JOB: usize = 3;
+
+/// The slots of a job's collectives, as one rank sees them.
+#[derive(Clone, Copy)]
+pub(super) struct CollectiveSlots<'a> {
+    pub(super) arrived: &'a Slot,
+    pub(super) next_arrived: &'a Slot,
+    pub(super) job: &'a [Slot],
+}
+
+/// One rank's part in the collectives of its job.
+pub(super) enum Collective<'a> {
+    /// A single rank has nobody to share with.
+    Alone,
+    Ring(Ring<'a>),
+    Nccl(NcclRank<'a>),
+}
+
+/// What came of a collective.
+pub(super) enum Reduced {
+    /// All ranks have the sum; this was the time from entering the collective until it was waited for.
+    Together(Interval),
+    /// There was nobody to wait for.
+    Alone,
+    /// There is none, because a rank was told to stop.
+    Stopped,
+}
+
+/// When a collective began and ended.
+pub(super) struct Interval {
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+}
+
+impl Reduced {
+    fn since(start_ns: u64) -> Self {
+        Self::Together(Interval {
+            start_ns,
+            end_ns: clock::now_ns(),
+        })
+    }
+}
+
+impl<'a> Collective<'a> {
+    /// Meets the other ranks; `None` when told to stop before all were there.
+    pub(super) fn join(
+        job: &MlTraining,
+        worker: &mut Worker<'_>,
+        rank: usize,
+        gpu: &Gpu,
+        slots: CollectiveSlots<'a>,
+    ) -> Result<Option<Self>, Failure> {
+        if job.ranks == 1 {
+            return Ok(Some(Self::Alone));
+        }
+        if let (Some(driver), Some(device)) = (job.gpu.driver(), gpu.device()) {
+            let nccl = Nccl::load_for(driver).map_err(failed)?;
+            let rank = NcclRank::join(job, worker, rank, (nccl, device), slots.job)?;
+            return Ok(rank.map(Self::Nccl));
+        }
+        let hops = 2 * (job.ranks as u64 - 1);
+        Ok(Some(Self::Ring(Ring {
+            slots,
+            hops,
+            hop_ns: us(job.all_reduce_us) / hops,
+        })))
+    }
+
+    /// Adds up the gradients of all ranks.
+    pub(super) fn all_reduce(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+        match self {
+            Self::Alone => Ok(Reduced::Alone),
+            Self::Ring(ring) => Ok(ring.all_reduce(worker)),
+            Self::Nccl(rank) => rank.all_reduce(worker),
+        }
+    }
+
+    /// Joins the collective that another rank may wait in, for the last time.
+    pub(super) fn finish(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+        match self {
+            Self::Nccl(rank) => rank.finish(worker),
+            Self::Alone | Self::Ring(_) => Ok(Reduced::Alone),
+        }
+    }
+}
+
+/// A rank in the ring.
+pub(super) struct Ring<'a> {
+    slots: CollectiveSlots<'a>,
+    hops: u64,
+    hop_ns: u64,
+}
+
+impl Ring<'_> {
+    /// Passes parts around the ring twice, once to add and once to share.
+    fn all_reduce(&self, worker: &mut Worker<'_>) -> Reduced {
+        let start_ns = clock::now_ns();
+        let done = (0..self.hops).all(|_| {
+            worker.burn_ns(self.hop_ns);
+            worker.post(self.slots.next_arrived, 1);
+            worker.take(self.slots.arrived)
+        });
+        match done {
+            true => Reduced::since(start_ns),
+            false => Reduced::Stopped,
+        }
+    }
+}
+
+/// How many collectives the ranks of a job join, in the word of a slot.
+///
+/// A rank enters a collective only after it has *committed* to it here, and no rank commits any more once
+/// one has *closed* the agreement. Whoever stops closes it and then joins what is committed. That is one
+/// collective at most: nobody commits to the next but one before all have left this one. The first of
+/// them is to join the communicator.
+struct Agreement<'a>(&'a Slot);
+
+/// The agreement is closed; the other bits are the number of collectives committed to.
+const CLOSED: u32 = 1 << 31;
+
+impl Agreement<'_> {
+    /// Whether all ranks will join the collective after the first `joined`.
+    fn commit(&self, joined: u32) -> bool {
+        let commit = |word: u32| match word & !CLOSED > joined {
+            true => Some(word),
+            false => (word & CLOSED == 0).then_some(joined + 1),
+        };
+        self.0.word.fetch_update(AcqRel, Acquire, commit).is_ok()
+    }
+
+    /// Closes it; how many collectives all ranks join.
+    fn close(&self) -> u32 {
+        self.0.word.fetch_or(CLOSED, AcqRel) & !CLOSED
+    }
+}
+
+/// A rank in a communicator.
+pub(super) struct NcclRank<'a> {
+    device: Rc<Device>,
+    communicator: Communicator,
+    agreement: Agreement<'a>,
+    /// Collectives that this rank has joined.
+    joined: u32,
+    gradients: Address,
+    floats: usize,
+}
+
+impl<'a> NcclRank<'a> {
+    fn join(
+        job: &MlTraining,
+        worker: &mut Worker<'_>,
+        rank: usize,
+        (nccl, device): (Nccl, Rc<Device>),
+        slots: &'a [Slot],
+    ) -> Result<Option<Self>, Failure> {
+        let [agreement, ready, id] = slots else {
+            return Ok(None);
+        };
+        let agreement = Agreement(agreement);
+        let floats = (job.gradient_kib << 10) / size_of::<f32>();
+        let gradients = device
+            .allocate(floats * size_of::<f32>())
+            .map_err(gpu::failed)?;
+        if rank == 0 {
+            id.leave_message(&nccl.unique_id().map_err(failed)?.0);
+        }
+        // Joining waits for all ranks, so each first makes sure that all can.
+        worker.post_all(ready);
+        if !wait_for_all(worker, ready, job.ranks) {
+            // Another rank may have seen that all are ready, and wait.
+            agreement.close();
+        }
+        if !agreement.commit(0) {
+            return Ok(None);
+        }
+        let id = UniqueId(id.message());
+        let communicator = worker
+            .blocking(|| nccl.join(id, rank, job.ranks))
+            .map_err(failed)?;
+        Ok(Some(Self {
+            device,
+            communicator,
+            agreement,
+            joined: 1,
+            gradients,
+            floats,
+        }))
+    }
+
+    fn all_reduce(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+        if worker.is_stopped() {
+            self.agreement.close();
+        }
+        if !self.agreement.commit(self.joined) {
+            return Ok(Reduced::Stopped);
+        }
+        self.joined += 1;
+        let (communicator, device) = (&self.communicator, &self.device);
+        let start_ns = clock::now_ns();
+        communicator
+            .all_reduce(self.gradients, self.floats, device.stream())
+            .map_err(failed)?;
+        worker
+            .blocking(|| device.synchronize())
+            .map_err(gpu::failed)?;
+        Ok(Reduced::since(start_ns))
+    }
+
+    fn finish(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+        match self.agreement.close() > self.joined {
+            true => self.all_reduce(worker),
+            false => Ok(Reduced::Stopped),
+        }
+    }
+}
+
+/// Waits until all ranks are ready; false when told to stop.
+fn wait_for_all(worker: &mut Worker<'_>, ready: &Slot, ranks: usize) -> bool {
+    loop {
+        let there = ready.word.load(Acquire);
+        if there as usize >= ranks {
+            return true;
+        }
+        if !worker.wait_while(ready, there) {
+            return false;
+        }
+    }
+}
+
+fn failed(error: LibraryError) -> Failure {
+    match error {
+        LibraryError::NotLoaded => Failure {
+            step: Step::LoadNccl,
+            errno: Errno::NOENT,
+        },
+        LibraryError::Code(code) => Failure {
+            step: Step::UseNccl,
+            errno: Errno::from_raw_os_error(code),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::Shared;
+
+    #[test]
+    fn all_join_what_one_has_committed_to_and_nothing_after_the_close() {
+        let shared = Shared::new(1, 1, 0).unwrap();
+        let agreement = || Agreement(&shared.slots(&(0..1))[0]);
+        let (early, late) = (agreement(), agreement());
+        assert!(early.commit(0) && late.commit(0));
+        assert!(early.commit(1));
+        assert_eq!(late.close(), 2);
+        assert!(late.commit(1), "the other one waits in it");
+        assert!(!late.commit(2) && !early.commit(2));
+        assert_eq!(early.close(), 2);
+    }
+}
