@@ -15,8 +15,8 @@ use crate::target::Stage;
 
 /// How often probes are attached and detached, unless `ZERNEL_TEST_ROUNDS` says otherwise. Each time
 /// waits for the whole machine, so it is done side by side, with a program and files of its own each.
-const ROUNDS: usize = 80;
-const LANES: usize = 8;
+const ROUNDS: usize = 40;
+const LANES: usize = 4;
 
 fn rounds() -> usize {
     let rounds = env::var("ZERNEL_TEST_ROUNDS").ok();

@@ -12,7 +12,9 @@ use zernel_testkit::Need;
 
 use crate::counts::launches;
 use crate::harness::{Watcher, exact, find, observe, seen_of, start, wait_until};
-use crate::target::{Driver, ROLE, ROUNDS, Role, Stage, Target, pause, try_call};
+use crate::target::{
+    Driver, ROLE, ROUNDS, Role, Stage, Target, directory, pause, try_call,
+};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("executes", executes),
@@ -49,20 +51,26 @@ fn forks(driver: &Driver, rounds: u64) {
 /// opening a device takes longer than all the rest.
 fn many_children(driver: &Driver, children: u64) {
     const AT_ONCE: usize = 100;
-    let mut running = Vec::new();
+    let (mut running, mut all) = (Vec::new(), String::new());
     for _ in 0..children {
-        running.push(fork(|| {
+        let child = fork(|| {
             for _ in 0..FEW {
                 assert_ne!(try_call!(driver.cuda(), "cuCtxSynchronize"), 0);
             }
             std::process::exit(0);
-        }));
+        });
+        running.push(child);
+        all += &format!("{child}\n");
         if running.len() == AT_ONCE {
             running.drain(..).for_each(expect_success);
         }
     }
     running.into_iter().for_each(expect_success);
+    fs::write(directory().join(CHILDREN), all).expect("our directory");
 }
+
+/// The file with the pids of all children.
+const CHILDREN: &str = "children";
 
 const FEW: u64 = 3;
 
@@ -213,7 +221,7 @@ pub(crate) fn a_pid_used_again() {
 /// More than there are places for at once: they are given back. Nobody attached before, so that many of
 /// them end while that is done.
 pub(crate) fn thousands_of_short_ones() {
-    const CHILDREN: u64 = 2100;
+    const COUNT: u64 = 2100;
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&Options {
         libraries: Vec::new(),
@@ -226,14 +234,16 @@ pub(crate) fn thousands_of_short_ones() {
             .as_array()
             .is_some_and(|files| files.len() >= 2)
     });
-    let mut target = stage.target("many_children", CHILDREN);
+    let mut target = stage.target("many_children", COUNT);
     target.step();
     let mut observer = watcher.stop();
     observer.read().expect("maps can be read");
-    let short = observer.processes().filter(|process| process.ended_ns.is_some());
+    let children = fs::read_to_string(stage.path().join(CHILDREN)).expect("it is written");
+    let children: BTreeSet<u32> = children.lines().map(|pid| pid.parse().expect("a pid")).collect();
+    let short = observer.processes().filter(|process| children.contains(&process.pid));
     let waits = short.map(|process| seen_of(process)["cuCtxSynchronize"]);
     let counted: Vec<_> = waits.map(|waits| (waits.calls, waits.failed)).collect();
-    assert_eq!(counted.len() as u64, CHILDREN);
+    assert_eq!(counted.len() as u64, COUNT);
     assert!(counted.iter().all(|counted| *counted == (FEW, FEW)), "{counted:?}");
     assert_eq!(observer.losses(), Default::default());
 }
