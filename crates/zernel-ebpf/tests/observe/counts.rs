@@ -16,7 +16,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
 ];
 
 /// Uses every kind of call once a round, some of them so that they fail.
-fn everything(driver: &Driver, rounds: u64) {
+pub(crate) fn everything(driver: &Driver, rounds: u64) {
     driver.open();
     let function = driver.kernel();
     let cuda = driver.cuda();

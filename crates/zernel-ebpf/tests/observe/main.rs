@@ -11,6 +11,7 @@ mod memory;
 mod nccl;
 mod processes;
 mod prologues;
+mod series;
 mod target;
 
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         memory::ROLES,
         nccl::ROLES,
         processes::ROLES,
+        series::ROLES,
     ]
     .concat();
     if let Some(code) = target::act(&roles) {
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         ("a_killed_process_is_told_of_for_a_while", processes::killed),
         ("thousands_of_short_processes_are_counted", processes::thousands_of_short_ones),
         ("ending_while_being_attached_to_is_no_error", processes::gone_meanwhile),
+        ("a_whole_node_is_told_in_few_series", series::whole_node),
         ("a_replaced_library_is_attached_to_anew", files::replaced),
         ("a_library_that_was_written_to_is_let_go", files::written_to),
         ("garbage_is_refused_and_disturbs_nothing", files::garbage),

@@ -15,7 +15,8 @@ use crate::target::{Driver, Role, Stage, Target, call, directory, out, pause};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
 
-const RANK: &str = "ZERNEL_TARGET_RANK";
+/// Which rank a target is.
+pub(crate) const RANK: &str = "ZERNEL_TARGET_RANK";
 const RANKS: u64 = 2;
 /// Elements of a message: with the bandwidth below, some milliseconds.
 const ELEMENTS: u64 = 50_000;
@@ -27,6 +28,10 @@ const TYPES: u64 = 10;
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId([u8; 128]);
+
+pub(crate) fn own_rank() -> u64 {
+    env::var(RANK).expect("set").parse().expect("a number")
+}
 
 /// The first rank makes it, the others wait for it.
 fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
@@ -46,14 +51,15 @@ fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
     id
 }
 
-fn join(driver: &Driver, rank: u64) -> u64 {
+/// Makes a communicator with the other targets of the stage.
+pub(crate) fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
     type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
     let id = unique_id(driver, rank);
     let mut communicator = 0;
     // SAFETY: the signature of ncclCommInitRank.
     let result = unsafe {
         let join: Symbol<'_, Join> = driver.nccl().get(b"ncclCommInitRank\0").expect("exported");
-        join(&raw mut communicator, RANKS as i32, id, rank as i32)
+        join(&raw mut communicator, ranks as i32, id, rank as i32)
     };
     assert_eq!(result, 0, "ncclCommInitRank");
     communicator
@@ -73,10 +79,10 @@ fn split(driver: &Driver, communicator: u64, color: u64) -> u64 {
 
 /// After each collective it waits for another stream, which shows nothing, and then for its own.
 fn rank(driver: &Driver, rounds: u64) {
-    let rank: u64 = env::var(RANK).expect("set").parse().expect("a number");
+    let rank = own_rank();
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open();
-    let communicator = join(driver, rank);
+    let communicator = join(driver, rank, RANKS);
     let [own, later, other] = [(); 3].map(|()| stream(driver));
     let mut event = 0_u64;
     call!(cuda, "cuEventCreate", out(&mut event), 0);

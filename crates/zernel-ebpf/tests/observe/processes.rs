@@ -33,12 +33,17 @@ fn executes(driver: &Driver, rounds: u64) {
     panic!("{error}");
 }
 
+/// A child that does nothing until its parent ends.
+pub(crate) fn fork_one_that_waits() -> i32 {
+    fork(|| loop {
+        std::thread::park();
+    })
+}
+
 /// Has a child that does nothing.
 fn forks(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
-    let child = fork(|| loop {
-        std::thread::park();
-    });
+    let child = fork_one_that_waits();
     pause();
     // SAFETY: our own child.
     unsafe {
@@ -108,7 +113,7 @@ fn launches_of(process: &ObservedProcess) -> u64 {
 }
 
 /// No series may be told twice: a scrape with such a pair is refused as a whole.
-fn assert_told_once(observer: &Observer) {
+pub(crate) fn assert_told_once(observer: &Observer) {
     let text = observer.metrics(Whose::All, TextFormat::Prometheus);
     let mut told = BTreeSet::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
