@@ -65,9 +65,14 @@ fn aggregated() -> Vec<Row> {
 /// The labels of a family's series, less those that say which part of a histogram it is.
 fn labels_of(text: &str, name: &str) -> String {
     let mut samples = text.lines().filter(|line| line.starts_with(name));
-    let (_, rest) = samples.next().and_then(|line| line.split_once('{')).expect("a sample");
+    let (_, rest) = samples
+        .next()
+        .and_then(|line| line.split_once('{'))
+        .expect("a sample");
     let (labels, _) = rest.split_once('}').expect("the end of its labels");
-    let names = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0));
+    let names = labels
+        .split(',')
+        .filter_map(|label| Some(label.split_once('=')?.0));
     let names: Vec<_> = names.filter(|name| *name != "le").map(code).collect();
     names.join(", ")
 }
@@ -78,7 +83,12 @@ fn observed() -> Vec<Row> {
         .map(|family| Row {
             name: family.name.to_owned(),
             kind: family.kind.to_owned(),
-            labels: family.labels.iter().map(|label| code(label)).collect::<Vec<_>>().join(", "),
+            labels: family
+                .labels
+                .iter()
+                .map(|label| code(label))
+                .collect::<Vec<_>>()
+                .join(", "),
             help: family.help.to_owned(),
         })
         .collect()
@@ -89,9 +99,17 @@ fn code(text: &str) -> String {
 }
 
 fn table(title: &str, rows: &[Row]) -> String {
-    let mut text = format!("## {title}\n\n| name | kind | labels | what it says |\n|---|---|---|---|\n");
-    for Row { name, kind, labels, help } in rows {
-        writeln!(text, "| `{name}` | {kind} | {labels} | {help} |").expect("a String takes everything");
+    let mut text =
+        format!("## {title}\n\n| name | kind | labels | what it says |\n|---|---|---|---|\n");
+    for Row {
+        name,
+        kind,
+        labels,
+        help,
+    } in rows
+    {
+        writeln!(text, "| `{name}` | {kind} | {labels} | {help} |")
+            .expect("a String takes everything");
     }
     text
 }

@@ -41,7 +41,14 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
         try_call!(cuda, "cuMemFree_v2", 12345);
         call!(cuda, "cuMemcpyHtoD_v2", device, host.as_mut_ptr(), bytes);
         call!(cuda, "cuMemcpyDtoH_v2", host.as_mut_ptr(), device, bytes);
-        call!(cuda, "cuMemcpyHtoDAsync_v2", device, host.as_mut_ptr(), bytes / 2, 0);
+        call!(
+            cuda,
+            "cuMemcpyHtoDAsync_v2",
+            device,
+            host.as_mut_ptr(),
+            bytes / 2,
+            0
+        );
         call!(cuda, "cuMemcpyDtoDAsync_v2", device, second, bytes / 3, 0);
         driver.launch(function);
         driver.launch(function);

@@ -31,7 +31,14 @@ fn maps_garbage(_driver: &Driver, _rounds: u64) {
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     // SAFETY: a mapping of its own, which nobody executes.
     let mapped = unsafe {
-        rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, MapFlags::PRIVATE, file, 0)
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            4096,
+            protection,
+            MapFlags::PRIVATE,
+            file,
+            0,
+        )
     };
     mapped.expect("a file can be mapped");
 }
@@ -125,7 +132,9 @@ pub(crate) fn garbage() {
     let library = stage.path().join("garbage/libcuda.so.1");
     fs::create_dir(stage.path().join("garbage")).expect("ours");
     let mut observer = observe(&stage);
-    let noise: Vec<u8> = (0..20_000_u32).map(|number| (number * 31 >> 3) as u8).collect();
+    let noise: Vec<u8> = (0..20_000_u32)
+        .map(|number| (number * 31 >> 3) as u8)
+        .collect();
     for truncated in [false, true] {
         match truncated {
             true => cut(&stage.library("libcuda.so.1"), &library),

@@ -111,9 +111,15 @@ pub(crate) fn estimate() {
     let launches = seen_of(process)["cuLaunchKernel"];
     let truth = truth_of(&stage, pid)["cuLaunchKernel"].calls;
     assert!(process.is_sampled() && observer.cost().windows > 2);
-    assert!(launches.error > 0 && launches.error < launches.calls / 2, "{launches:?}");
+    assert!(
+        launches.error > 0 && launches.error < launches.calls / 2,
+        "{launches:?}"
+    );
     let margin = 4 * launches.error + truth / 50;
-    assert!(launches.calls.abs_diff(truth) <= margin, "{launches:?} for {truth}");
+    assert!(
+        launches.calls.abs_diff(truth) <= margin,
+        "{launches:?} for {truth}"
+    );
     eprintln!(
         "{} launches taken for {} ± {} in {} windows",
         truth,

@@ -79,7 +79,9 @@ impl Watcher {
         let result = self.thread.join().expect("watching does not panic");
         result.expect("watching does not fail");
         let observer = Arc::into_inner(self.observer).expect("nobody else has it");
-        observer.into_inner().unwrap_or_else(PoisonError::into_inner)
+        observer
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -35,21 +35,36 @@ fn main() -> ExitCode {
     let needs = [root(), bpf::need()];
     let trials: &[(&str, fn())] = &[
         ("every_call_is_counted_on_every_rung", counts::every_rung),
-        ("a_million_calls_of_four_processes_are_counted", counts::a_million_calls),
+        (
+            "a_million_calls_of_four_processes_are_counted",
+            counts::a_million_calls,
+        ),
         ("nothing_is_lost_at_full_speed", counts::full_speed),
         ("a_busy_function_is_sampled_until_it_calms", governor::busy),
         ("an_estimate_is_as_good_as_it_says", governor::estimate),
         ("a_slow_program_is_counted_exactly", governor::slow),
-        ("functions_that_begin_otherwise_are_counted", prologues::displaced),
+        (
+            "functions_that_begin_otherwise_are_counted",
+            prologues::displaced,
+        ),
         ("what_would_be_stepped_often_is_refused", prologues::refused),
         ("ranks_and_their_collectives_are_seen", nccl::ranks),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
         ("an_executed_program_is_a_new_process", processes::execution),
-        ("a_child_without_cuda_is_no_trainer", processes::child_without_cuda),
+        (
+            "a_child_without_cuda_is_no_trainer",
+            processes::child_without_cuda,
+        ),
         ("a_killed_process_is_told_of_for_a_while", processes::killed),
-        ("thousands_of_short_processes_are_counted", processes::thousands_of_short_ones),
-        ("ending_while_being_attached_to_is_no_error", processes::gone_meanwhile),
+        (
+            "thousands_of_short_processes_are_counted",
+            processes::thousands_of_short_ones,
+        ),
+        (
+            "ending_while_being_attached_to_is_no_error",
+            processes::gone_meanwhile,
+        ),
         ("a_whole_node_is_told_in_few_series", series::whole_node),
         ("a_replaced_library_is_attached_to_anew", files::replaced),
         ("a_library_that_was_written_to_is_let_go", files::written_to),
@@ -57,8 +72,16 @@ fn main() -> ExitCode {
         ("a_mount_namespace_hides_nothing", files::hidden),
     ];
     let more: [(&str, Need, fn()); 3] = [
-        ("a_pid_used_again_is_another_process", processes::next_pid(), processes::a_pid_used_again),
-        ("a_stripped_library_is_counted", files::strip(), files::stripped),
+        (
+            "a_pid_used_again_is_another_process",
+            processes::next_pid(),
+            processes::a_pid_used_again,
+        ),
+        (
+            "a_stripped_library_is_counted",
+            files::strip(),
+            files::stripped,
+        ),
         ("programs_are_not_harmed", harm::compiler(), harm::unruly),
     ];
     let more = more.map(|(name, need, test)| trial(name, &[needs[0], needs[1], need], test));

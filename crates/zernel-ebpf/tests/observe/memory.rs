@@ -28,14 +28,37 @@ fn memory(driver: &Driver, _rounds: u64) {
     let mut of_nccl = 0_u64;
     call!(driver.nccl(), "ncclMemAlloc", out(&mut of_nccl), 7000);
     pause();
-    assert_ne!(try_call!(cuda, "cuMemFreeAsync", second, 0xdead_0000_u64), 0);
+    assert_ne!(
+        try_call!(cuda, "cuMemFreeAsync", second, 0xdead_0000_u64),
+        0
+    );
     pause();
     let mut properties = Properties([1, 0, 1, 0], [0; 2]);
     let (mut handle, mut again, mut address) = (0_u64, 0_u64, 0_u64);
-    call!(cuda, "cuMemCreate", out(&mut handle), PAGE, out(&mut properties), 0);
-    call!(cuda, "cuMemAddressReserve", out(&mut address), PAGE, 0, 0, 0);
+    call!(
+        cuda,
+        "cuMemCreate",
+        out(&mut handle),
+        PAGE,
+        out(&mut properties),
+        0
+    );
+    call!(
+        cuda,
+        "cuMemAddressReserve",
+        out(&mut address),
+        PAGE,
+        0,
+        0,
+        0
+    );
     call!(cuda, "cuMemMap", address, PAGE, 0, handle, 0);
-    call!(cuda, "cuMemRetainAllocationHandle", out(&mut again), address);
+    call!(
+        cuda,
+        "cuMemRetainAllocationHandle",
+        out(&mut again),
+        address
+    );
     call!(cuda, "cuMemRelease", again);
     pause();
     call!(cuda, "cuMemUnmap", address, PAGE);

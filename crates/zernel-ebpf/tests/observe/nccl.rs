@@ -73,7 +73,15 @@ fn stream(driver: &Driver) -> u64 {
 
 fn split(driver: &Driver, communicator: u64, color: u64) -> u64 {
     let mut made = 0_u64;
-    call!(driver.nccl(), "ncclCommSplit", communicator, color, 0, out(&mut made), 0);
+    call!(
+        driver.nccl(),
+        "ncclCommSplit",
+        communicator,
+        color,
+        0,
+        out(&mut made),
+        0
+    );
     made
 }
 
@@ -93,15 +101,53 @@ fn rank(driver: &Driver, rounds: u64) {
     };
     for round in 0..rounds {
         let kind = round % TYPES;
-        call!(nccl, "ncclAllReduce", from, to, ELEMENTS, kind, 0, communicator, own);
+        call!(
+            nccl,
+            "ncclAllReduce",
+            from,
+            to,
+            ELEMENTS,
+            kind,
+            0,
+            communicator,
+            own
+        );
         wait_for(own);
-        call!(nccl, "ncclBroadcast", from, to, ELEMENTS, kind, 0, communicator, own);
+        call!(
+            nccl,
+            "ncclBroadcast",
+            from,
+            to,
+            ELEMENTS,
+            kind,
+            0,
+            communicator,
+            own
+        );
         call!(cuda, "cuEventRecord", event, own);
         call!(cuda, "cuStreamWaitEvent", later, event, 0);
         wait_for(later);
         call!(nccl, "ncclGroupStart");
-        call!(nccl, "ncclSend", from, ELEMENTS, kind, 1 - rank, communicator, own);
-        call!(nccl, "ncclRecv", to, ELEMENTS, kind, 1 - rank, communicator, own);
+        call!(
+            nccl,
+            "ncclSend",
+            from,
+            ELEMENTS,
+            kind,
+            1 - rank,
+            communicator,
+            own
+        );
+        call!(
+            nccl,
+            "ncclRecv",
+            to,
+            ELEMENTS,
+            kind,
+            1 - rank,
+            communicator,
+            own
+        );
         call!(nccl, "ncclGroupEnd");
         wait_for(own);
     }
@@ -140,7 +186,9 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
         (Operation::Broadcast, "ncclBroadcast"),
         (Operation::Send, "ncclSend"),
     ] {
-        let seen = process.duration(Family::UntilSync(operation)).expect(symbol);
+        let seen = process
+            .duration(Family::UntilSync(operation))
+            .expect(symbol);
         let truth = truth_until_sync(stage, pid, symbol);
         assert_eq!(seen.count, rounds, "{symbol}");
         let off = seen.sum_ns.abs_diff(truth) as f64 / truth as f64;
@@ -181,13 +229,19 @@ pub(crate) fn ranks() {
         assert_eq!(whole.sequence, 2 * ROUNDS);
         assert_eq!(whole.operation, Operation::Broadcast);
         let identity = find(&observer, target.pid()).identity.as_ref();
-        assert_eq!(identity.and_then(|identity| identity.rank), Some(rank as u32));
+        assert_eq!(
+            identity.and_then(|identity| identity.rank),
+            Some(rank as u32)
+        );
     }
     let (whole, parts) = hashes(&observer, targets[0].pid());
     let (whole_too, parts_too) = hashes(&observer, targets[1].pid());
     assert_eq!(whole, whole_too);
     assert_eq!((parts.len(), parts_too.len()), (2, 2));
-    let shared: Vec<_> = parts.iter().filter(|part| parts_too.contains(part)).collect();
+    let shared: Vec<_> = parts
+        .iter()
+        .filter(|part| parts_too.contains(part))
+        .collect();
     assert_eq!(shared.len(), 1, "{parts:x?} and {parts_too:x?}");
     assert!(!parts.contains(&whole));
     run(&mut targets);

@@ -12,9 +12,7 @@ use zernel_testkit::Need;
 
 use crate::counts::launches;
 use crate::harness::{Watcher, exact, find, observe, seen_of, start, wait_until};
-use crate::target::{
-    Driver, ROLE, ROUNDS, Role, Stage, Target, directory, pause, try_call,
-};
+use crate::target::{Driver, ROLE, ROUNDS, Role, Stage, Target, directory, pause, try_call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("executes", executes),
@@ -35,8 +33,10 @@ fn executes(driver: &Driver, rounds: u64) {
 
 /// A child that does nothing until its parent ends.
 pub(crate) fn fork_one_that_waits() -> i32 {
-    fork(|| loop {
-        std::thread::park();
+    fork(|| {
+        loop {
+            std::thread::park();
+        }
     })
 }
 
@@ -149,7 +149,11 @@ pub(crate) fn child_without_cuda() {
     observer.read().expect("maps can be read");
     let pid = target.pid();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let child: u32 = children.expect("it lives").trim().parse().expect("one child");
+    let child: u32 = children
+        .expect("it lives")
+        .trim()
+        .parse()
+        .expect("one child");
     assert_eq!(launches_of(find(&observer, pid)), 10);
     let trainers = observer.processes().filter(|process| !process.is_loader);
     assert!(!trainers.map(|process| process.pid).any(|pid| pid == child));
@@ -244,12 +248,20 @@ pub(crate) fn thousands_of_short_ones() {
     let mut observer = watcher.stop();
     observer.read().expect("maps can be read");
     let children = fs::read_to_string(stage.path().join(CHILDREN)).expect("it is written");
-    let children: BTreeSet<u32> = children.lines().map(|pid| pid.parse().expect("a pid")).collect();
-    let short = observer.processes().filter(|process| children.contains(&process.pid));
+    let children: BTreeSet<u32> = children
+        .lines()
+        .map(|pid| pid.parse().expect("a pid"))
+        .collect();
+    let short = observer
+        .processes()
+        .filter(|process| children.contains(&process.pid));
     let waits = short.map(|process| seen_of(process)["cuCtxSynchronize"]);
     let counted: Vec<_> = waits.map(|waits| (waits.calls, waits.failed)).collect();
     assert_eq!(counted.len() as u64, COUNT);
-    assert!(counted.iter().all(|counted| *counted == (FEW, FEW)), "{counted:?}");
+    assert!(
+        counted.iter().all(|counted| *counted == (FEW, FEW)),
+        "{counted:?}"
+    );
     assert_eq!(observer.losses(), Default::default());
 }
 

@@ -30,10 +30,38 @@ fn trainer(driver: &Driver, rounds: u64) {
     call!(nccl, "ncclBroadcast", from, to, 1000, 7, 0, communicator, 0);
     call!(nccl, "ncclReduce", from, to, 1000, 7, 0, 0, communicator, 0);
     call!(nccl, "ncclAllGather", from, to, 1000, 7, communicator, 0);
-    call!(nccl, "ncclReduceScatter", from, to, 1000, 7, 0, communicator, 0);
+    call!(
+        nccl,
+        "ncclReduceScatter",
+        from,
+        to,
+        1000,
+        7,
+        0,
+        communicator,
+        0
+    );
     call!(nccl, "ncclGroupStart");
-    call!(nccl, "ncclSend", from, 1000, 7, (rank + 1) % RANKS, communicator, 0);
-    call!(nccl, "ncclRecv", to, 1000, 7, (rank + RANKS - 1) % RANKS, communicator, 0);
+    call!(
+        nccl,
+        "ncclSend",
+        from,
+        1000,
+        7,
+        (rank + 1) % RANKS,
+        communicator,
+        0
+    );
+    call!(
+        nccl,
+        "ncclRecv",
+        to,
+        1000,
+        7,
+        (rank + RANKS - 1) % RANKS,
+        communicator,
+        0
+    );
     call!(nccl, "ncclGroupEnd");
     call!(driver.cuda(), "cuStreamSynchronize", 0);
 }
@@ -41,7 +69,9 @@ fn trainer(driver: &Driver, rounds: u64) {
 /// The names of a series' labels.
 fn labels(series: &str) -> BTreeSet<&str> {
     let (_, labels) = series.split_once('{').expect("labels");
-    let labels = labels.split("\",").filter_map(|label| Some(label.split_once('=')?.0));
+    let labels = labels
+        .split("\",")
+        .filter_map(|label| Some(label.split_once('=')?.0));
     labels.filter(|name| *name != "le").collect()
 }
 
@@ -52,7 +82,12 @@ fn assert_as_documented(text: &str) {
         .collect();
     for family in FAMILIES {
         let wanted: BTreeSet<&str> = family.labels.iter().copied().collect();
-        assert_eq!(kinds.get(family.name), Some(&family.kind), "{}", family.name);
+        assert_eq!(
+            kinds.get(family.name),
+            Some(&family.kind),
+            "{}",
+            family.name
+        );
         let part = match family.kind {
             "histogram" => format!("{}_bucket{{", family.name),
             _ => format!("{}{{", family.name),
@@ -79,7 +114,10 @@ pub(crate) fn whole_node() {
     observer.read().expect("maps can be read");
     let text = observer.metrics(Whose::All, TextFormat::Prometheus);
     // Those of other people's processes do not count.
-    let own: Vec<_> = targets.iter().map(|target| format!("{{pid=\"{}\"", target.pid())).collect();
+    let own: Vec<_> = targets
+        .iter()
+        .map(|target| format!("{{pid=\"{}\"", target.pid()))
+        .collect();
     let series = text.lines().filter(|line| {
         let counts = own.iter().any(|pid| line.contains(pid)) || !line.contains("{pid=");
         counts && !line.starts_with('#')
@@ -87,7 +125,10 @@ pub(crate) fn whole_node() {
     let series = series.count();
     assert!(series <= 2000, "{series} series");
     for target in &targets {
-        let told = format!("zernel_nccl_calls_total{{pid=\"{}\",op=\"AllReduce\"}} 1", target.pid());
+        let told = format!(
+            "zernel_nccl_calls_total{{pid=\"{}\",op=\"AllReduce\"}} 1",
+            target.pid()
+        );
         assert!(text.contains(&told), "{told}");
     }
     assert_told_once(&observer);

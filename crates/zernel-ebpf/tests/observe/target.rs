@@ -261,7 +261,12 @@ impl Driver {
         let image = CString::new("softgpu kernel nothing 1\n").expect("no zero inside");
         let name = CString::new("nothing").expect("no zero inside");
         let (mut module, mut function) = (0_u64, 0_u64);
-        call!(self.cuda, "cuModuleLoadData", out(&mut module), image.as_ptr());
+        call!(
+            self.cuda,
+            "cuModuleLoadData",
+            out(&mut module),
+            image.as_ptr()
+        );
         call!(
             self.cuda,
             "cuModuleGetFunction",
@@ -274,7 +279,19 @@ impl Driver {
 
     pub(crate) fn launch(&self, function: u64) {
         call!(
-            self.cuda, "cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0
+            self.cuda,
+            "cuLaunchKernel",
+            function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+            0,
+            0
         );
     }
 

@@ -90,9 +90,17 @@ impl Daemon {
     pub(crate) fn wait_for(&self, line: &str) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while !self.metrics().lines().any(|told| told == line) {
-            assert!(Instant::now() < deadline, "never told: {line}\n{}", self.metrics());
+            assert!(
+                Instant::now() < deadline,
+                "never told: {line}\n{}",
+                self.metrics()
+            );
             thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn kernel_objects(&self) -> KernelObjects {
@@ -194,7 +202,10 @@ impl KernelObjects {
             if stayed == 0 {
                 return;
             }
-            assert!(Instant::now() < deadline, "{stayed} programs and links stay");
+            assert!(
+                Instant::now() < deadline,
+                "{stayed} programs and links stay"
+            );
             thread::sleep(Duration::from_millis(50));
         }
     }

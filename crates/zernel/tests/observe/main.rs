@@ -1,10 +1,10 @@
 //! `zernel observe` as a person uses it.
 
 mod daemon;
-mod users;
 #[path = "../../../zernel-ebpf/tests/observe/target.rs"]
 #[allow(dead_code, unused_imports, unused_macros)] // more than is used here
 mod target;
+mod users;
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -37,16 +37,36 @@ fn main() -> ExitCode {
         ("a_port_in_use_is_named", a_port_in_use_is_named),
         ("two_daemons_see_the_same", two_daemons_see_the_same),
         ("a_socket_in_use_is_named", a_socket_in_use_is_named),
-        ("a_stopped_daemon_leaves_nothing", a_stopped_daemon_leaves_nothing),
-        ("a_killed_daemon_leaves_nothing_attached", a_killed_daemon_leaves_nothing_attached),
+        (
+            "a_stopped_daemon_leaves_nothing",
+            a_stopped_daemon_leaves_nothing,
+        ),
+        (
+            "a_killed_daemon_leaves_nothing_attached",
+            a_killed_daemon_leaves_nothing_attached,
+        ),
         ("the_ledger_is_printed", the_ledger_is_printed),
-        ("users_see_their_own_processes", users::users_see_their_own_processes),
-        ("lacking_privilege_is_said", users::lacking_privilege_is_said),
+        (
+            "users_see_their_own_processes",
+            users::users_see_their_own_processes,
+        ),
+        (
+            "lacking_privilege_is_said",
+            users::lacking_privilege_is_said,
+        ),
     ];
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
     zernel_testkit::main(trials.chain([
-        trial("promtool_finds_nothing", &[needs[0], needs[1], promtool()], promtool_finds_nothing),
-        trial("a_bad_budget_is_wrong_usage", &[], a_bad_budget_is_wrong_usage),
+        trial(
+            "promtool_finds_nothing",
+            &[needs[0], needs[1], promtool()],
+            promtool_finds_nothing,
+        ),
+        trial(
+            "a_bad_budget_is_wrong_usage",
+            &[],
+            a_bad_budget_is_wrong_usage,
+        ),
     ]))
 }
 
@@ -77,7 +97,9 @@ fn what_a_program_does_is_told() {
     let target = launched(&stage, 123);
     let pid = target.pid();
     daemon.wait_for(&told_launches(pid, 123));
-    daemon.wait_for(&format!("zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"));
+    daemon.wait_for(&format!(
+        "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
+    ));
     let snapshot = daemon.get("/api/v1/snapshot").json();
     let observed = snapshot["observed"].as_array().expect("a list").iter();
     let mut observed = observed.filter(|process| process["pid"] == pid);
@@ -85,7 +107,10 @@ fn what_a_program_does_is_told() {
     assert_eq!(process["calls"]["cuLaunchKernel"]["calls"], 123);
     let health = daemon.get("/healthz");
     assert!(health.head.starts_with("HTTP/1.1 200"), "{}", health.head);
-    assert_eq!(health.json(), serde_json::json!({ "ok": true, "problems": [] }));
+    assert_eq!(
+        health.json(),
+        serde_json::json!({ "ok": true, "problems": [] })
+    );
 }
 
 fn open_metrics_has_an_end() {
@@ -94,11 +119,19 @@ fn open_metrics_has_an_end() {
     let target = launched(&stage, 5);
     daemon.wait_for(&told_launches(target.pid(), 5));
     let answer = daemon.get_as("/metrics", "application/openmetrics-text; version=1.0.0");
-    assert!(answer.head.contains("application/openmetrics-text"), "{}", answer.head);
+    assert!(
+        answer.head.contains("application/openmetrics-text"),
+        "{}",
+        answer.head
+    );
     assert!(answer.body.ends_with("\n# EOF\n"));
     assert_eq!(answer.body.matches("# EOF").count(), 1);
     // A counter's family is called by what it counts, its samples by what they are.
-    assert!(answer.body.contains("# TYPE zernel_cuda_launches counter\n"));
+    assert!(
+        answer
+            .body
+            .contains("# TYPE zernel_cuda_launches counter\n")
+    );
     assert!(answer.body.contains(&told_launches(target.pid(), 5)));
 }
 
@@ -128,7 +161,11 @@ fn promtool_finds_nothing() {
         drop(input);
         let output = promtool.wait_with_output().expect("our child");
         let said = [output.stdout, output.stderr].concat();
-        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&said));
+        assert!(
+            output.status.success(),
+            "{path}: {}",
+            String::from_utf8_lossy(&said)
+        );
     }
 }
 
@@ -139,7 +176,12 @@ fn a_port_in_use_is_named() {
     let socket = stage.path().join("observe.sock");
     let websocket = "127.0.0.1:0";
     let output = output(&[
-        &"--http", &address, &"--websocket", &websocket, &"--socket", &socket,
+        &"--http",
+        &address,
+        &"--websocket",
+        &websocket,
+        &"--socket",
+        &socket,
     ]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -151,7 +193,14 @@ fn a_socket_in_use_is_named() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(&stage);
     let any = "127.0.0.1:0";
-    let output = output(&[&"--http", &any, &"--websocket", &any, &"--socket", &daemon.socket]);
+    let output = output(&[
+        &"--http",
+        &any,
+        &"--websocket",
+        &any,
+        &"--socket",
+        &daemon.socket,
+    ]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains(&*daemon.socket.to_string_lossy()), "{said}");
@@ -200,7 +249,11 @@ fn the_ledger_is_printed() {
     let stage = Stage::new(Prologue::Push);
     let library = stage.library("libcuda.so.1");
     let output = output(&[&"--ledger", &"--for", &"0.1", &"--library", &library]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let files = ledger["files"].as_array().expect("a list").iter();
     let mut files = files.filter(|file| file["path"].as_str() == library.to_str());

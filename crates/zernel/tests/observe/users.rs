@@ -55,7 +55,8 @@ fn ask_as(user: u32, daemon: &Daemon, path: &str) -> Answer {
 
 fn pids(list: &Value) -> Vec<u64> {
     let list = list.as_array().expect("a list").iter();
-    list.map(|process| process["pid"].as_u64().expect("a pid")).collect()
+    list.map(|process| process["pid"].as_u64().expect("a pid"))
+        .collect()
 }
 
 pub(crate) fn users_see_their_own_processes() {
