@@ -83,16 +83,42 @@ struct nsproxy {
 	struct mnt_namespace *mnt_ns;
 };
 
-struct mm_struct;
+struct file;
+
+struct mm_struct {
+	struct file *exe_file;
+};
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+/* The kernel's own account of how long a task waits for a CPU. */
+struct sched_info {
+	unsigned long long run_delay;
+	unsigned long long last_arrival;
+	unsigned long long last_queued;
+};
 
 struct task_struct {
 	int pid;
 	int tgid;
+	unsigned in_iowait : 1;
+	struct sched_info sched_info;
+	void *bpf_storage;
 	__u64 start_boottime;
 	struct task_struct *group_leader;
+	struct task_struct *real_parent;
 	struct mm_struct *mm;
 	struct nsproxy *nsproxy;
 	struct signal_struct *signal;
+	struct files_struct *files;
+	void *vfork_done;
 };
 
 struct super_block {
@@ -100,6 +126,7 @@ struct super_block {
 };
 
 struct inode {
+	__u16 i_mode;
 	struct super_block *i_sb;
 	unsigned long i_ino;
 };
@@ -119,6 +146,19 @@ struct path {
 struct file {
 	struct path f_path;
 	struct inode *f_inode;
+	void *private_data;
+};
+
+struct sock_common {
+	__u16 skc_family;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+};
+
+struct socket {
+	struct sock *sk;
 };
 
 struct linux_binprm {
@@ -137,6 +177,11 @@ struct seq_file;
 
 struct bpf_iter_meta {
 	struct seq_file *seq;
+};
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
 };
 
 struct bpf_iter__task_vma {

@@ -13,6 +13,7 @@
 
 #include "histogram.h"
 #include "phase_tracker.h"
+#include "work.h"
 
 #define ZERNEL_PROCESSES 2048
 #define ZERNEL_SYMBOLS 96
@@ -42,6 +43,7 @@ enum zernel_probe {
 	ZERNEL_CUDA_CONTEXT,
 	ZERNEL_GPU_MEM,
 	ZERNEL_NCCL,
+	ZERNEL_TORCH,
 };
 
 enum zernel_symbol_flags {
@@ -84,6 +86,18 @@ enum zernel_process_flags {
 	ZERNEL_IS_LOADER = 1 << 2,
 };
 
+/* Why a thread is off its CPU. */
+enum zernel_block_reason {
+	ZERNEL_BLOCKED_IO, /* a disk, a file system */
+	ZERNEL_BLOCKED_NETWORK,
+	ZERNEL_BLOCKED_IPC, /* a pipe, a unix socket, an eventfd */
+	ZERNEL_BLOCKED_FUTEX,
+	ZERNEL_BLOCKED_POLL,
+	ZERNEL_BLOCKED_FAULT,
+	ZERNEL_BLOCKED_OTHER,
+	ZERNEL_BLOCK_REASONS,
+};
+
 struct zernel_process {
 	__u64 start_ns; /* when it started, since boot: with the pid, who it is */
 	__u64 first_ns; /* its first event */
@@ -95,6 +109,14 @@ struct zernel_process {
 	__u32 device; /* CUDA's number of the first device it opened, or ZERNEL_NO_GPU */
 	__u32 trainer; /* index of the process that it loads data for, or 0 */
 	__u32 histograms[ZERNEL_FAMILIES]; /* where they are; 0: none yet */
+	__u64 on_cpu_ns; /* of all its threads, as all that follows */
+	__u64 run_delay_ns; /* could run, and did not */
+	__u64 switches; /* off a CPU */
+	__u64 blocked_ns[ZERNEL_BLOCK_REASONS];
+	__u64 dataload_ns[ZERNEL_WORKS + 1]; /* waits for data by what was done meanwhile; nothing */
+	__u64 own_work[ZERNEL_WORKS]; /* of its threads, see work.h */
+	__u64 loader_work[ZERNEL_WORKS]; /* of the threads of its loaders */
+	__u64 loaders; /* how many processes load data for it */
 };
 
 /* What could not be kept, by cause. */
@@ -119,6 +141,49 @@ struct zernel_open_call {
 	__u32 reserved;
 };
 
+enum zernel_run_state {
+	ZERNEL_NOT_SEEN,
+	ZERNEL_ON_CPU,
+	ZERNEL_RUNNABLE,
+	ZERNEL_BLOCKED,
+};
+
+/* Where a thread is, for the scheduler. */
+struct zernel_run {
+	__u64 since_ns; /* when it came to be there */
+	__u64 burst_ns; /* on a CPU since it last blocked, up to since_ns */
+	__u64 delayed_ns; /* sched_info.run_delay when it blocked */
+	__u64 recent_since_ns; /* the second that counts as recent next */
+	__u64 recent_io_ns;
+	__u32 recent_futex_waits;
+	__u32 trainer; /* whose loader_work it counts in now, or 0 */
+	__u8 state; /* enum zernel_run_state */
+	__u8 reason; /* enum zernel_block_reason, of the last block */
+	__u8 has_blocked; /* and was not told to be on a CPU again */
+	__u8 awaits; /* enum zernel_awaited, of the last block */
+	__u8 steps; /* makes calls that only a training loop makes */
+	__u8 reserved[3];
+};
+
+enum zernel_awaited {
+	ZERNEL_AWAITS_NOTHING,
+	ZERNEL_AWAITS_DATA,
+	ZERNEL_AWAITS_PEERS,
+};
+
+/* A wait of several blocks with short bursts between them. */
+struct zernel_wait {
+	__u64 since_ns; /* 0: none */
+	__u64 until_ns; /* the end of its last block */
+	__u64 cpu_ns; /* on a CPU since then */
+	__u64 armed_ns; /* when a call was entered whose blocks are part of it; 0: none */
+	__u64 work_before[ZERNEL_WORKS];
+	__u64 work_after[ZERNEL_WORKS]; /* at until_ns */
+	__u8 is_tentative; /* only a copy to the device makes it one */
+	__u8 is_by_loaders; /* whose work it is */
+	__u8 reserved[6];
+};
+
 struct zernel_thread {
 	__u64 window_ns; /* since when hits are counted */
 	__u64 hits;
@@ -127,6 +192,9 @@ struct zernel_thread {
 	__u32 process; /* index; 0: none yet */
 	__u32 depth;
 	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];
+	struct zernel_run run;
+	struct zernel_wait data;
+	struct zernel_wait peers;
 };
 
 struct {
@@ -279,12 +347,41 @@ static __always_inline struct zernel_process_key zernel_key_of(struct task_struc
 	};
 }
 
+/* The index of a task's process, or 0. */
+static __always_inline __u32 zernel_known_process(struct task_struct *task)
+{
+	struct zernel_process_key key = zernel_key_of(task);
+	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
+
+	return index ? *index : 0;
+}
+
 static __always_inline __u32 zernel_process_index(struct task_struct *task)
 {
 	struct zernel_process_key key = zernel_key_of(task);
 	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
 
 	return index ? *index : zernel_admit(key.start_ns, key.pid);
+}
+
+/* Its trainer has one loader less. */
+static __always_inline void zernel_retire_loader(struct zernel_process *process)
+{
+	struct zernel_process *trainer;
+
+	if (!(process->flags & ZERNEL_IS_LOADER))
+		return;
+	trainer = zernel_process(process->trainer);
+	if (trainer && trainer->loaders)
+		__sync_fetch_and_add(&trainer->loaders, -1ULL);
+}
+
+/* It does what only a trainer does: it was forked, but not to load data. */
+static __always_inline void zernel_is_trainer(struct zernel_process *process)
+{
+	zernel_retire_loader(process);
+	process->flags &= ~ZERNEL_IS_LOADER;
+	process->trainer = 0;
 }
 
 /* Marks the process of a task as ended; false if it is not a known one. */
@@ -296,6 +393,7 @@ static __always_inline bool zernel_end_process(struct task_struct *task)
 
 	if (!process)
 		return false;
+	zernel_retire_loader(process);
 	*(volatile __u64 *)&process->ended_ns = bpf_ktime_get_ns();
 	bpf_map_delete_elem(&process_indices, &key);
 	return true;
@@ -315,6 +413,14 @@ static __always_inline struct zernel_thread *zernel_current_thread(void)
 	if (!thread->process)
 		thread->process = zernel_process_index(task);
 	return thread;
+}
+
+/* How long the current thread has been on a CPU since it last blocked. */
+static __always_inline __u64 zernel_burst_ns(struct zernel_thread *thread, __u64 now_ns)
+{
+	__u64 stretch_ns = thread->run.state == ZERNEL_ON_CPU ? now_ns - thread->run.since_ns : 0;
+
+	return thread->run.burst_ns + stretch_ns + 1;
 }
 
 static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_process *process,
@@ -381,14 +487,15 @@ static __always_inline struct zernel_task_state *zernel_task(struct task_struct 
 	return state;
 }
 
-/* Tells the tracker what the current thread did. */
-__noinline int zernel_observe_event(__u64 now_ns, __u32 event)
+/* Tells the tracker what the current thread did, that long on a CPU. */
+__noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns)
 {
 	struct zernel_settings *set = zernel_settings();
 	struct zernel_task_state *state = zernel_task(bpf_get_current_task_btf(), now_ns);
 
 	if (!state || !set)
 		return 0;
+	state->cpu_burst_ns = burst_ns;
 	zernel_track(&set->tracker, state, now_ns, event);
 	if (event == ZERNEL_GPU_SYNC_LEAVE)
 		state->last_gpu_sync_ns = now_ns;

@@ -51,7 +51,15 @@ pub fn root() -> Need {
 }
 
 /// The needs there are. Of cgroups a machine may have one version or the other.
-const NAMES: [&str; 6] = ["root", "bpf", "vm", "cgroup2", "memory-cgroup", "overlayfs"];
+const NAMES: [&str; 7] = [
+    "root",
+    "bpf",
+    "vm",
+    "cgroup2",
+    "memory-cgroup",
+    "overlayfs",
+    "torch",
+];
 
 /// A test that runs where all its needs are met.
 pub fn trial(name: &str, needs: &[Need], test: impl FnOnce() + Send + 'static) -> Trial {

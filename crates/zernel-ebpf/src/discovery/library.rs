@@ -60,7 +60,9 @@ impl Prefix {
 pub(super) fn prefixes() -> Vec<Prefix> {
     let mut loader_name = LOADER_NAME.to_vec();
     loader_name.push(0);
-    let stems = LibraryKind::ALL.into_iter().map(|kind| kind.stem().as_bytes());
+    let stems = LibraryKind::ALL
+        .into_iter()
+        .map(|kind| kind.stem().as_bytes());
     let mut prefixes: Vec<Prefix> = Vec::new();
     for text in stems.chain(LOADER_PREFIXES).chain([loader_name.as_slice()]) {
         let prefix = Prefix::new(text);

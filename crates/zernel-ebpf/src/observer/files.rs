@@ -244,16 +244,12 @@ pub(crate) fn detach(links: Vec<Link>) {
 
 /// The rows of [`SYMBOLS`] that belong to a library, and where the file has them.
 fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
-    let rows = SYMBOLS.iter().enumerate();
-    let wanted: Vec<(usize, &'static str)> = rows
-        .filter(|(_, row)| row.library == kind)
-        .flat_map(|(symbol, row)| row.names.iter().map(move |name| (symbol, *name)))
-        .collect();
-    let names: Vec<&str> = wanted.iter().map(|(_, name)| *name).collect();
+    let wanted = wanted_names(kind, library);
+    let names: Vec<&str> = wanted.iter().map(|(.., exported)| &**exported).collect();
     let mut functions: Vec<Function> = wanted
         .iter()
         .zip(library.sites(&names))
-        .map(|((symbol, name), site)| Function {
+        .map(|((symbol, name, _), site)| Function {
             name,
             symbol: *symbol,
             watch: match &site {
@@ -266,6 +262,26 @@ fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
     refuse_the_second_of_two_at_one_place(&mut functions);
     refuse_expensive_ones(&mut functions);
     functions
+}
+
+/// The row, its name, and the name that the file exports. A beginning of names that nothing exports
+/// stays as it is, so that it shows as missing.
+fn wanted_names(kind: LibraryKind, library: &Library) -> Vec<(usize, &'static str, String)> {
+    let rows = SYMBOLS.iter().enumerate();
+    let mut wanted = Vec::new();
+    for (symbol, row) in rows.filter(|(_, row)| row.library == kind) {
+        for name in row.names {
+            let before = wanted.len();
+            if row.by_prefix {
+                let exported = library.functions().filter(|other| other.starts_with(name));
+                wanted.extend(exported.map(|exported| (symbol, *name, exported.to_owned())));
+            }
+            if wanted.len() == before {
+                wanted.push((symbol, *name, (*name).to_owned()));
+            }
+        }
+    }
+    wanted
 }
 
 /// Two names of one function would count its calls twice.

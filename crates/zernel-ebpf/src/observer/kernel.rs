@@ -1,14 +1,18 @@
 //! The kernel's half of observing: the loaded programs, and the maps they share with us.
 
+use std::io::Read;
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, UprobeMultiOpts,
+    Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, UprobeMultiOpts,
     UprobeOpts,
 };
-use zernel_phase::shared::{RawTrackerConfig, raw_event};
+use rustix::fs::OFlags;
+use rustix::process::{Pid, PidfdFlags};
+use zernel_phase::shared::{RawTaskState, RawTrackerConfig, raw_event};
 use zernel_phase::tracker::{ThreadEvent, TrackerConfig};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -17,6 +21,14 @@ use crate::capability::{Capability, quietly};
 use crate::probes::{Counts, Direction, SYMBOLS, layout};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
+
+/// The programs that are attached from the beginning.
+const TRACEPOINTS: [&str; 4] = [
+    "process_exit",
+    "process_exec",
+    "process_fork",
+    "sched_switch",
+];
 
 /// How functions are attached to: the rungs of the ladder, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,9 +61,9 @@ impl Rung {
 
     fn programs(self) -> &'static [&'static str] {
         match self {
-            Self::Session => &["call_session"],
-            Self::Multi => &["call_enter_multi", "call_leave_multi"],
-            Self::PerfEvent => &["call_enter_perf", "call_leave_perf"],
+            Self::Session => &["call_session", "call_mark_multi"],
+            Self::Multi => &["call_enter_multi", "call_leave_multi", "call_mark_multi"],
+            Self::PerfEvent => &["call_enter_perf", "call_leave_perf", "call_mark_perf"],
         }
     }
 }
@@ -99,7 +111,7 @@ impl Kernel {
             }
             object.load()
         })?;
-        let tracepoints = ["process_exit", "process_exec"]
+        let tracepoints = TRACEPOINTS
             .into_iter()
             .map(|name| quietly(|| find_program(&object, name)?.attach()))
             .collect::<libbpf_rs::Result<_>>()?;
@@ -243,26 +255,64 @@ impl Kernel {
 
     /// Attaches to functions of one file. Dropping the links detaches.
     pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
-        if targets.is_empty() {
-            return Ok(Vec::new());
-        }
-        quietly(|| match self.rung {
-            Rung::Session => Ok(vec![self.attach_multi("call_session", file, targets, false)?]),
+        let (markers, calls): (Vec<Target>, Vec<Target>) = targets
+            .iter()
+            .partition(|target| SYMBOLS[target.symbol].entry_only);
+        let mut links = Vec::new();
+        quietly(|| -> libbpf_rs::Result<()> {
+            if !calls.is_empty() {
+                self.attach_calls(file, &calls, &mut links)?;
+            }
+            if !markers.is_empty() {
+                self.attach_markers(file, &markers, &mut links)?;
+            }
+            Ok(())
+        })?;
+        Ok(links)
+    }
+
+    fn attach_calls(
+        &self,
+        file: &Path,
+        targets: &[Target],
+        links: &mut Vec<Link>,
+    ) -> libbpf_rs::Result<()> {
+        match self.rung {
+            Rung::Session => links.push(self.attach_multi("call_session", file, targets, false)?),
             // Returns first: a return without its entry is nothing, an entry without its return is
             // a call that never ends.
-            Rung::Multi => Ok(vec![
-                self.attach_multi("call_leave_multi", file, targets, true)?,
-                self.attach_multi("call_enter_multi", file, targets, false)?,
-            ]),
+            Rung::Multi => {
+                links.push(self.attach_multi("call_leave_multi", file, targets, true)?);
+                links.push(self.attach_multi("call_enter_multi", file, targets, false)?);
+            }
             Rung::PerfEvent => {
-                let mut links = Vec::with_capacity(2 * targets.len());
                 for target in targets {
                     links.push(self.attach_perf("call_leave_perf", file, target, true)?);
                     links.push(self.attach_perf("call_enter_perf", file, target, false)?);
                 }
-                Ok(links)
             }
-        })
+        }
+        Ok(())
+    }
+
+    /// Entries only, in links that know no return.
+    fn attach_markers(
+        &self,
+        file: &Path,
+        targets: &[Target],
+        links: &mut Vec<Link>,
+    ) -> libbpf_rs::Result<()> {
+        match self.rung {
+            Rung::Session | Rung::Multi => {
+                links.push(self.attach_multi("call_mark_multi", file, targets, false)?);
+            }
+            Rung::PerfEvent => {
+                for target in targets {
+                    links.push(self.attach_perf("call_mark_perf", file, target, false)?);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn attach_multi(
@@ -273,9 +323,12 @@ impl Kernel {
         retprobe: bool,
     ) -> libbpf_rs::Result<Link> {
         let options = UprobeMultiOpts {
-            offsets: targets.iter().map(|target| target.offset as usize).collect(),
+            offsets: targets
+                .iter()
+                .map(|target| target.offset as usize)
+                .collect(),
             cookies: targets.iter().map(|target| target.symbol as u64).collect(),
-            session: self.rung == Rung::Session,
+            session: program == "call_session",
             retprobe,
             ..Default::default()
         };
@@ -297,6 +350,29 @@ impl Kernel {
         };
         self.program(program)?
             .attach_uprobe_with_opts(-1, file, target.offset as usize, options)
+    }
+
+    /// Gives storage to the threads and children that known processes had before they were known.
+    pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
+        let link = quietly(|| self.program("adopt_tasks")?.attach())?;
+        // The program writes nothing, so one read runs it to its end.
+        Iter::new(&link)?.read(&mut [0; 16])?;
+        Ok(())
+    }
+
+    /// The state of a thread, if it belongs to an ML process.
+    pub(crate) fn task_state(&self, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
+        // A thread that leads no process has a descriptor since Linux 6.9.
+        const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
+        let Some(pid) = i32::try_from(tid).ok().and_then(Pid::from_raw) else {
+            return Ok(None);
+        };
+        let open = |flags| rustix::process::pidfd_open(pid, flags);
+        let thread = open(OF_THREAD).or_else(|_| open(PidfdFlags::empty()));
+        let Ok(thread) = thread else { return Ok(None) };
+        let key = thread.as_raw_fd().to_ne_bytes();
+        let state = find_map(&self.object, "zernel_tasks")?.lookup(&key, MapFlags::ANY)?;
+        Ok(state.and_then(|state| RawTaskState::read_from_bytes(&state).ok()))
     }
 
     fn program(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {

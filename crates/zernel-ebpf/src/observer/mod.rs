@@ -37,6 +37,7 @@ use kernel::Kernel;
 pub use kernel::Rung;
 pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
 pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Seen};
+use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
@@ -79,6 +80,17 @@ impl Default for Options {
             libraries: Vec::new(),
             grace: Duration::from_secs(60),
             governor: GovernorOptions::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Everything is counted, whatever it costs, with these libraries attached from the start.
+    pub fn exact(libraries: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self {
+            libraries: libraries.into_iter().collect(),
+            governor: GovernorOptions::EXACT,
+            ..Self::default()
         }
     }
 }
@@ -280,6 +292,17 @@ impl Observer {
             let useful = file.is_unchanged() && !file.is_deleted();
             useful || used.contains(&file.number)
         });
+    }
+
+    /// Takes in the threads and the children that known processes had before they were known. To be
+    /// called when a process becomes known, and now and then; what is forked later is taken in at once.
+    pub fn adopt(&self) -> Result<(), ObserveError> {
+        self.kernel.adopt().map_err(ObserveError::Read)
+    }
+
+    /// The state of a thread, as a scheduler sees it; `None` if it belongs to no ML process.
+    pub fn task_state(&self, tid: u32) -> Result<Option<RawTaskState>, ObserveError> {
+        self.kernel.task_state(tid).map_err(ObserveError::Read)
     }
 
     /// Takes over what the kernel has kept since the last time.

@@ -11,7 +11,9 @@ use super::governor::ProcessCost;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
 use crate::identity::{Identity, identify};
-use crate::probes::{Counts, Family, Operation, SYMBOLS, layout};
+use crate::probes::{
+    Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout,
+};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +100,12 @@ pub struct ObservedProcess {
     pub identity: Option<Identity>,
     /// By CUDA's number of the device.
     pub memory: BTreeMap<u32, MemoryUse>,
+    /// The pid of the process that it loads data for.
+    pub loads_for: Option<u32>,
+    /// Where its threads have been.
+    pub scheduling: Scheduling,
+    /// Why its steps waited for data.
+    pub dataload: DataloadCauses,
     /// Those it has made and not destroyed.
     pub communicators: Vec<Communicator>,
     /// What it pays for being observed.
@@ -129,6 +137,9 @@ impl ObservedProcess {
             is_loader: false,
             identity: identify(raw.pid).ok(),
             memory: BTreeMap::new(),
+            loads_for: None,
+            scheduling: Scheduling::default(),
+            dataload: DataloadCauses::default(),
             communicators: Vec::new(),
             cost: ProcessCost::default(),
             callers: Callers::default(),
@@ -151,6 +162,10 @@ impl ObservedProcess {
         if raw.flags & layout::Process::SAW_INIT != 0 && !self.missed {
             self.seen = Seen::Complete;
         }
+        let loads = raw.flags & layout::Process::IS_LOADER != 0;
+        self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
+        self.scheduling = Scheduling::new(raw);
+        self.dataload = DataloadCauses::new(raw);
         self.counters = kernel.counters.read(index);
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = Family::from_index(number).filter(|_| slot != 0) else {

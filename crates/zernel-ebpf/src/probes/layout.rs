@@ -60,6 +60,14 @@ mirrors! {
         device: u32,
         trainer: u32,
         histograms: [u32; Family::COUNT],
+        on_cpu_ns: u64,
+        run_delay_ns: u64,
+        switches: u64,
+        blocked_ns: [u64; 7],
+        dataload_ns: [u64; 4],
+        own_work: [u64; 3],
+        loader_work: [u64; 3],
+        loaders: u64,
     }
 
     struct Losses {

@@ -7,9 +7,16 @@
 
 mod cuda_context;
 mod cuda_trace;
+mod dataload;
+mod dist_sync;
 mod gpu_mem;
 pub(crate) mod layout;
 mod nccl;
+mod sched;
+mod torch;
+
+pub use dataload::DataloadCauses;
+pub use sched::{BlockedBy, Scheduling};
 
 use zernel_phase::tracker::ThreadEvent;
 
@@ -178,6 +185,8 @@ pub enum Probe {
     GpuMem,
     /// Collectives.
     Nccl,
+    /// What only a training loop calls.
+    Torch,
 }
 
 /// What people count a call as.
@@ -210,6 +219,13 @@ pub struct Symbol {
     pub family: Option<Family>,
     /// Whether a busy program calls it so often that it may have to be sampled.
     pub frequent: bool,
+    /// Whether only its entry is probed: an exception that unwinds through a return probe kills the
+    /// process, so functions of C++ are never probed otherwise.
+    pub entry_only: bool,
+    /// Whether the names are only how the exported names begin: mangled names end in argument types,
+    /// which differ between versions.
+    pub by_prefix: bool,
+    label: Option<&'static str>,
     role: u8,
     enter: Option<ThreadEvent>,
     leave: Option<ThreadEvent>,
@@ -233,6 +249,9 @@ impl Symbol {
             counts: Counts::Nothing,
             family: None,
             frequent: false,
+            entry_only: false,
+            by_prefix: false,
+            label: None,
             role,
             enter: None,
             leave: None,
@@ -277,10 +296,18 @@ impl Symbol {
         self
     }
 
+    /// A function of C++, whose mangled name begins with one of its names.
+    const fn of_cpp(mut self, label: &'static str) -> Self {
+        self.entry_only = true;
+        self.by_prefix = true;
+        self.label = Some(label);
+        self
+    }
+
     /// What it is called in reports.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        self.names[0]
+        self.label.unwrap_or(self.names[0])
     }
 
     /// The row that the kernel gets.
@@ -288,7 +315,8 @@ impl Symbol {
         const HAS_RESULT: u8 = 1 << 0;
         const SAMPLED: u8 = 1 << 1;
         const NONE: u8 = 0xff;
-        let event = |event: Option<ThreadEvent>| event.map_or(NONE, zernel_phase::shared::raw_event);
+        let event =
+            |event: Option<ThreadEvent>| event.map_or(NONE, zernel_phase::shared::raw_event);
         layout::Symbol {
             probe: self.probe as u8,
             role: self.role,
@@ -310,6 +338,8 @@ pub static SYMBOLS: std::sync::LazyLock<Vec<Symbol>> = std::sync::LazyLock::new(
         gpu_mem::SYMBOLS,
         cuda_trace::SYMBOLS,
         nccl::SYMBOLS,
+        dist_sync::SYMBOLS,
+        torch::SYMBOLS,
     ]
     .concat()
 });

@@ -13,6 +13,10 @@
 #include "gpu_mem/probe.bpf.c"
 #include "nccl/probe.bpf.c"
 #include "cuda_trace/probe.bpf.c"
+#include "dataload/probe.bpf.c"
+#include "dist_sync/probe.bpf.c"
+#include "torch/probe.bpf.c"
+#include "sched/probe.bpf.c"
 
 #define COST_WINDOW_NS 250000000ULL
 
@@ -84,6 +88,23 @@ static __always_inline bool counts(const struct zernel_symbol *symbol)
 	return set && (!(symbol->flags & ZERNEL_SAMPLED) || *(volatile __u32 *)&set->window_open);
 }
 
+/* What the thread waited for is there, because it goes on. */
+static __always_inline void end_waits(struct zernel_thread *thread, struct zernel_process *process,
+				      __u32 event, __u64 now_ns)
+{
+	if (thread->data.since_ns)
+		data_used(thread, process, event, now_ns);
+	if (thread->peers.armed_ns)
+		end_peer_wait(thread);
+}
+
+static __always_inline void tell_event(struct zernel_thread *thread, struct zernel_process *process,
+				       __u32 event, __u64 now_ns)
+{
+	end_waits(thread, process, event, now_ns);
+	zernel_observe_event(now_ns, event, zernel_burst_ns(thread, now_ns));
+}
+
 /* Returns 1 if nobody cares for the return. */
 static __always_inline int enter(struct pt_regs *ctx)
 {
@@ -120,7 +141,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	}
 	probe_enter(ctx, symbol, thread, call);
 	if (symbol->enter_event != ZERNEL_NONE)
-		zernel_observe_event(now_ns, symbol->enter_event);
+		tell_event(thread, process, symbol->enter_event, now_ns);
 	/* What the probe itself takes is not the call's. */
 	call->since_ns = bpf_ktime_get_ns();
 	return 0;
@@ -153,8 +174,38 @@ static __always_inline int leave(struct pt_regs *ctx)
 	__sync_fetch_and_add(&counter->calls, 1);
 	if (symbol->family != ZERNEL_NONE)
 		zernel_observe_duration(thread->process, symbol->family, now_ns - call->since_ns);
+	if (symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE)
+		sync_left(thread->process, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
-		zernel_observe_event(now_ns, symbol->leave_event);
+		zernel_observe_event(now_ns, symbol->leave_event, zernel_burst_ns(thread, now_ns));
+	return 0;
+}
+
+/* A call whose return nobody waits for. */
+static __always_inline int mark(struct pt_regs *ctx)
+{
+	__u32 id = bpf_get_attach_cookie(ctx);
+	const struct zernel_symbol *symbol = find_symbol(id);
+	__u64 now_ns = bpf_ktime_get_ns();
+	struct zernel_thread *thread;
+	struct zernel_process *process;
+	struct zernel_counter *counter;
+
+	if (!symbol || !counts(symbol))
+		return 0;
+	thread = zernel_current_thread();
+	process = thread ? zernel_process(thread->process) : NULL;
+	counter = process ? zernel_counter(thread->process, id) : NULL;
+	if (!counter)
+		return 0;
+	count_hit(thread, process, now_ns);
+	__sync_fetch_and_add(&counter->calls, 1);
+	end_waits(thread, process, symbol->enter_event, now_ns);
+	torch_mark(symbol, thread, process, now_ns);
+	if (symbol->enter_event != ZERNEL_NONE)
+		zernel_observe_event(now_ns, symbol->enter_event, zernel_burst_ns(thread, now_ns));
+	else
+		zernel_task(bpf_get_current_task_btf(), now_ns);
 	return 0;
 }
 
@@ -202,6 +253,20 @@ int call_leave_perf(struct pt_regs *ctx)
 	return leave(ctx);
 }
 
+/* A link of their own, on every rung: a return probe, and a session may be one, kills a C++ program whose
+ * exception passes it. */
+SEC("uprobe.multi")
+int call_mark_multi(struct pt_regs *ctx)
+{
+	return mark(ctx);
+}
+
+SEC("uprobe")
+int call_mark_perf(struct pt_regs *ctx)
+{
+	return mark(ctx);
+}
+
 /* The last thread of a process is gone. */
 SEC("tp_btf/sched_process_exit")
 int process_exit(__u64 *ctx)
@@ -220,6 +285,7 @@ int process_exec(__u64 *ctx)
 	struct task_struct *task = (struct task_struct *)ctx[0];
 
 	if (zernel_end_process(task)) {
+		forget_thread();
 		bpf_task_storage_delete(&threads, bpf_get_current_task_btf());
 		bpf_task_storage_delete(&zernel_tasks, bpf_get_current_task_btf());
 	}

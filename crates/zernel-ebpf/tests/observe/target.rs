@@ -127,6 +127,7 @@ impl Stage {
             .env(LIBRARIES, self.path().join("lib"))
             .env(DIRECTORY, self.path())
             .env(config::DIRECTORY, self.path().join("node"))
+            .env(config::DEVICES, "2")
             .env(config::LOG, self.path().join("log"));
         command
     }
@@ -251,9 +252,19 @@ impl Driver {
 
     /// Opens the device and makes its context current.
     pub(crate) fn open(&self) {
+        self.open_device(0);
+    }
+
+    /// The same with another device than the first.
+    pub(crate) fn open_device(&self, device: u64) {
         let mut context = 0_u64;
         call!(self.cuda, "cuInit", 0);
-        call!(self.cuda, "cuDevicePrimaryCtxRetain", out(&mut context), 0);
+        call!(
+            self.cuda,
+            "cuDevicePrimaryCtxRetain",
+            out(&mut context),
+            device
+        );
         call!(self.cuda, "cuCtxSetCurrent", context);
     }
 
@@ -293,6 +304,21 @@ impl Driver {
             0,
             0
         );
+    }
+
+    pub(crate) fn copy_to(&self, device: u64, batch: &mut [u8]) {
+        let bytes = batch.len();
+        call!(
+            self.cuda,
+            "cuMemcpyHtoD_v2",
+            device,
+            batch.as_mut_ptr(),
+            bytes
+        );
+    }
+
+    pub(crate) fn synchronize(&self) {
+        call!(self.cuda, "cuStreamSynchronize", 0);
     }
 
     pub(crate) fn allocate(&self, bytes: u64) -> u64 {

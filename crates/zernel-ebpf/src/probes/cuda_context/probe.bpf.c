@@ -45,6 +45,8 @@ __noinline int open_context(__u32 index, __u64 context, __u32 device)
 	if (!process)
 		return 0;
 	bpf_map_update_elem(&contexts, &key, &device, BPF_ANY);
+	if (process->flags & ZERNEL_IS_LOADER)
+		zernel_is_trainer(process);
 	if (process->device == ZERNEL_NO_GPU)
 		process->device = device;
 	else if (process->device != device)

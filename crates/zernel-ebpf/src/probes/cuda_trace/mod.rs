@@ -122,14 +122,11 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     .counts(Counts::Copy(Direction::Unified))
     .keeps([1, 0, 0, 0])
     .bytes(2),
-    trace(
-        COPY_2D,
-        &["cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"],
-    )
-    .counts(Counts::Copy(Direction::Unified))
-    .keeps([1, 0, 0, 0])
-    .bytes(2)
-    .frequent(),
+    trace(COPY_2D, &["cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"])
+        .counts(Counts::Copy(Direction::Unified))
+        .keeps([1, 0, 0, 0])
+        .bytes(2)
+        .frequent(),
     trace(
         EVENT_RECORD,
         &[

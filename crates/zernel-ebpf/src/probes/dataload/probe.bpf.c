@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * How long the thread that drives the steps waits for its next batch, and what its loaders did
+ * meanwhile.
+ *
+ * A batch is seldom got with one block: a poll tells that it is there, then descriptors are passed
+ * and memory is mapped. So blocks with less than a millisecond of CPU time between them are one wait.
+ * Loaders are processes; where there are none, the threads of the process are taken for them, the
+ * waiting one included.
+ */
+#define WAIT_MERGE_NS 1000000ULL
+
+/* What is known of the process whose work explains a wait. */
+static __always_inline void note_work(struct zernel_process *process, struct zernel_wait *wait,
+				      __u64 *noted, __u64 now_ns)
+{
+	__u64 *work = wait->is_by_loaders ? process->loader_work : process->own_work;
+
+	for (int i = 0; i < ZERNEL_WORKS; i++)
+		noted[i] = zernel_work_until(&work[i], now_ns);
+}
+
+/* `part` of `whole`, of `ns`. */
+static __always_inline __u64 share_of(__u64 ns, __u64 part, __u64 whole)
+{
+	__u64 q16 = (part << 16) / whole;
+
+	return (ns >> 16) * q16 + ((ns & 0xffff) * q16 >> 16);
+}
+
+/* Splits a wait by what was done meanwhile. While anybody is at work, the wait is for that. */
+static __noinline int explain_wait(struct zernel_process *process, struct zernel_wait *wait,
+				   __u64 waited_ns)
+{
+	__u64 part[ZERNEL_WORKS], worked_ns = 0, explained_ns;
+
+	for (int i = 0; i < ZERNEL_WORKS; i++) {
+		part[i] = zernel_work_ns(wait->work_before[i], wait->work_after[i]);
+		worked_ns += part[i];
+	}
+	explained_ns = worked_ns < waited_ns ? worked_ns : waited_ns;
+	for (int i = 0; i < ZERNEL_WORKS && worked_ns; i++)
+		__sync_fetch_and_add(&process->dataload_ns[i],
+				     share_of(explained_ns, part[i], worked_ns));
+	__sync_fetch_and_add(&process->dataload_ns[ZERNEL_WORKS], waited_ns - explained_ns);
+	return 0;
+}
+
+static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_process *process)
+{
+	struct zernel_wait *wait = &thread->data;
+	__u64 waited_ns = wait->until_ns - wait->since_ns;
+
+	wait->since_ns = 0;
+	explain_wait(process, wait, waited_ns);
+	zernel_observe_duration(thread->process, ZERNEL_DATALOAD, waited_ns);
+	return 0;
+}
+
+/* A wait that nothing but its blocks speaks for. */
+static __always_inline void give_up_data_wait(struct zernel_thread *thread,
+					      struct zernel_process *process)
+{
+	struct zernel_wait *wait = &thread->data;
+
+	if (wait->is_tentative || wait->until_ns - wait->since_ns < WAIT_MERGE_NS)
+		wait->since_ns = 0;
+	else
+		end_data_wait(thread, process);
+}
+
+/* Whether the thread gets batches, as far as its blocks tell without a GPU: it runs the training loop,
+ * or it is the first thread of a process that has loaders. */
+static __always_inline bool steps_without_gpu(struct zernel_thread *thread,
+					      struct zernel_process *process, bool is_main)
+{
+	return process->device == ZERNEL_NO_GPU &&
+	       (thread->run.steps || (is_main && process->loaders));
+}
+
+enum data_wait {
+	NO_DATA_WAIT,
+	PERHAPS_DATA_WAIT,
+	SURE_DATA_WAIT,
+};
+
+/* Whether a block, which the tracker knows of already, is for data. */
+static __always_inline enum data_wait is_data_wait(struct zernel_thread *thread,
+						   struct zernel_process *process,
+						   struct zernel_task_state *state, __u8 reason)
+{
+	struct zernel_tracker *tracker = &state->tracker;
+	bool asks_somebody = reason == ZERNEL_BLOCKED_POLL || reason == ZERNEL_BLOCKED_IPC;
+
+	if (zernel_in_call(tracker))
+		return NO_DATA_WAIT;
+	if (steps_without_gpu(thread, process, state->pid == state->tgid))
+		return reason == ZERNEL_BLOCKED_IO || (asks_somebody && process->loaders) ?
+			       SURE_DATA_WAIT :
+			       NO_DATA_WAIT;
+	if (!(tracker->flags & ZERNEL_DRIVES_STEPS))
+		return NO_DATA_WAIT;
+	if (asks_somebody && process->loaders)
+		return SURE_DATA_WAIT;
+	if (tracker->activity == ZERNEL_LOADING && reason != ZERNEL_BLOCKED_OTHER)
+		return SURE_DATA_WAIT;
+	return tracker->flags & ZERNEL_WAIT_UNDECIDED ? PERHAPS_DATA_WAIT : NO_DATA_WAIT;
+}
+
+/* The thread blocks, for what the tracker was told. */
+static __noinline int data_block(struct zernel_thread *thread, struct zernel_process *process,
+				 struct zernel_task_state *state, __u64 now_ns)
+{
+	struct zernel_wait *wait = &thread->data;
+	enum data_wait kind = is_data_wait(thread, process, state, thread->run.reason);
+	/* Who has no loaders prepares its batch itself, with as much CPU time as that takes. */
+	bool goes_on = wait->cpu_ns <= WAIT_MERGE_NS ||
+		       (!process->loaders && kind == SURE_DATA_WAIT && process->device != ZERNEL_NO_GPU);
+
+	if (wait->since_ns && !goes_on)
+		give_up_data_wait(thread, process);
+	if (kind == NO_DATA_WAIT)
+		return 0;
+	thread->run.awaits = ZERNEL_AWAITS_DATA;
+	if (!wait->since_ns) {
+		wait->since_ns = now_ns;
+		wait->is_tentative = kind == PERHAPS_DATA_WAIT;
+		wait->is_by_loaders = process->loaders != 0;
+		note_work(process, wait, wait->work_before, now_ns);
+	} else if (kind == SURE_DATA_WAIT) {
+		wait->is_tentative = false;
+	}
+	return 0;
+}
+
+/* A block for data is over: the batch may be there. */
+static __always_inline void data_until(struct zernel_thread *thread,
+				       struct zernel_process *process, __u64 now_ns)
+{
+	struct zernel_wait *wait = &thread->data;
+
+	wait->until_ns = now_ns;
+	wait->cpu_ns = 0;
+	note_work(process, wait, wait->work_after, now_ns);
+}
+
+/* The thread uses the GPU while a wait is open: the batch is there. */
+static __noinline int data_used(struct zernel_thread *thread, struct zernel_process *process,
+				__u32 event, __u64 now_ns)
+{
+	struct zernel_wait *wait = &thread->data;
+	bool copies = event == ZERNEL_COPY_TO_DEVICE;
+	__u64 stretch_ns = thread->run.state == ZERNEL_ON_CPU ? now_ns - thread->run.since_ns : 0;
+
+	if (!wait->until_ns || wait->until_ns < wait->since_ns) {
+		wait->since_ns = 0; /* its end was missed */
+		return 0;
+	}
+	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_NS || (copies && !process->loaders))
+		data_until(thread, process, now_ns);
+	if (copies)
+		end_data_wait(thread, process);
+	else
+		give_up_data_wait(thread, process);
+	return 0;
+}

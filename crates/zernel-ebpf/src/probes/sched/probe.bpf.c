@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Threads of ML processes on and off their CPUs: how long they run, how long they wait to, and what
+ * they are blocked by.
+ *
+ * The threads of a known process, and the processes that it forks to load its data, are given storage
+ * when they are forked, or found by an iterator. All others have none, which is the first thing that
+ * every switch asks, and for most the last.
+ *
+ * When a thread is woken is not watched, because that would cost every thread of the system as much
+ * again: when it runs, the kernel's own account says since when it could have.
+ *
+ * A thread's own storage is written while it is being switched, which the kernel never does on two
+ * CPUs at once.
+ */
+#define TASK_DEAD 0x80
+#define RECENT_NS (1ULL << 30)
+#define NOT_A_SYSCALL (~0UL)
+
+enum {
+	S_IFMT = 0170000,
+	S_IFSOCK = 0140000,
+	S_IFREG = 0100000,
+	S_IFBLK = 0060000,
+	S_IFDIR = 0040000,
+	S_IFCHR = 0020000,
+};
+
+enum {
+	AF_UNIX = 1,
+	AF_INET = 2,
+	AF_INET6 = 10,
+};
+
+/* How far the scheduler's clock is ahead of ours, as last seen: the two drift apart slowly. */
+static volatile __u64 scheduler_clock_ahead_ns;
+
+/* What a system call says of why its caller is blocked, as x86-64 numbers them. */
+static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
+{
+	switch (call) {
+	case 0: /* read */
+	case 1: /* write */
+	case 17: /* pread64 */
+	case 18: /* pwrite64 */
+	case 19: /* readv */
+	case 20: /* writev */
+	case 40: /* sendfile */
+	case 42: /* connect */
+	case 43: /* accept */
+	case 44: /* sendto */
+	case 45: /* recvfrom */
+	case 46: /* sendmsg */
+	case 47: /* recvmsg */
+	case 275: /* splice */
+	case 288: /* accept4 */
+	case 295: /* preadv */
+	case 296: /* pwritev */
+	case 299: /* recvmmsg */
+	case 307: /* sendmmsg */
+	case 327: /* preadv2 */
+	case 328: /* pwritev2 */
+		*has_file = true;
+		return ZERNEL_BLOCKED_OTHER;
+	case 2: /* open */
+	case 4: /* stat */
+	case 26: /* msync */
+	case 74: /* fsync */
+	case 75: /* fdatasync */
+	case 208: /* io_getevents */
+	case 217: /* getdents64 */
+	case 257: /* openat */
+	case 262: /* newfstatat */
+	case 277: /* sync_file_range */
+	case 332: /* statx */
+	case 333: /* io_pgetevents */
+	case 426: /* io_uring_enter */
+		return ZERNEL_BLOCKED_IO;
+	case 202: /* futex */
+	case 449: /* futex_waitv */
+	case 455: /* futex_wait */
+		return ZERNEL_BLOCKED_FUTEX;
+	case 7: /* poll */
+	case 23: /* select */
+	case 232: /* epoll_wait */
+	case 270: /* pselect6 */
+	case 271: /* ppoll */
+	case 281: /* epoll_pwait */
+	case 441: /* epoll_pwait2 */
+		return ZERNEL_BLOCKED_POLL;
+	case NOT_A_SYSCALL:
+		return ZERNEL_BLOCKED_FAULT;
+	default:
+		return ZERNEL_BLOCKED_OTHER;
+	}
+}
+
+static __noinline __u8 why_by_file(struct task_struct *task, unsigned int number)
+{
+	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+	struct file **files, *file = NULL;
+	struct socket *socket;
+	__u16 family;
+
+	if (!table || number >= BPF_CORE_READ(table, max_fds))
+		return ZERNEL_BLOCKED_OTHER;
+	files = BPF_CORE_READ(table, fd);
+	bpf_probe_read_kernel(&file, sizeof(file), files + number);
+	if (!file)
+		return ZERNEL_BLOCKED_OTHER;
+	switch (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) {
+	case S_IFREG:
+	case S_IFBLK:
+	case S_IFDIR:
+		return ZERNEL_BLOCKED_IO;
+	case S_IFCHR:
+		return ZERNEL_BLOCKED_OTHER;
+	case S_IFSOCK:
+		socket = BPF_CORE_READ(file, private_data);
+		family = BPF_CORE_READ(socket, sk, __sk_common.skc_family);
+		return family == AF_INET || family == AF_INET6 ? ZERNEL_BLOCKED_NETWORK :
+								 ZERNEL_BLOCKED_IPC;
+	default: /* a pipe, or a file without a name, such as an eventfd */
+		return ZERNEL_BLOCKED_IPC;
+	}
+}
+
+/* Why the current task, which is being switched out, is blocked. */
+static __always_inline __u8 why_blocked(struct task_struct *task)
+{
+	struct pt_regs *registers;
+	bool has_file = false;
+	__u8 reason;
+
+	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
+		return ZERNEL_BLOCKED_IO;
+	registers = (struct pt_regs *)bpf_task_pt_regs(task);
+	reason = why_by_call(registers->orig_rax, &has_file);
+	return has_file ? why_by_file(task, registers->rdi) : reason;
+}
+
+static __always_inline __u8 event_of_block(__u8 reason)
+{
+	switch (reason) {
+	case ZERNEL_BLOCKED_IO:
+		return ZERNEL_BLOCK_IO;
+	case ZERNEL_BLOCKED_FUTEX:
+		return ZERNEL_BLOCK_FUTEX;
+	case ZERNEL_BLOCKED_POLL:
+	case ZERNEL_BLOCKED_IPC:
+	case ZERNEL_BLOCKED_NETWORK:
+		return ZERNEL_BLOCK_POLL;
+	default:
+		return ZERNEL_BLOCK_OTHER;
+	}
+}
+
+/* What a thread is at, as one that loads data; ZERNEL_WORKS for nothing. */
+static __always_inline __u32 work_of(const struct zernel_run *run)
+{
+	switch (run->state) {
+	case ZERNEL_ON_CPU:
+		return ZERNEL_PREPARES;
+	case ZERNEL_RUNNABLE:
+		return ZERNEL_QUEUES;
+	case ZERNEL_BLOCKED:
+		return run->reason == ZERNEL_BLOCKED_IO || run->reason == ZERNEL_BLOCKED_NETWORK ||
+				       run->reason == ZERNEL_BLOCKED_FAULT ?
+			       ZERNEL_FETCHES :
+			       ZERNEL_WORKS;
+	default:
+		return ZERNEL_WORKS;
+	}
+}
+
+/* The thread comes to be somewhere else. */
+static __noinline int turn_run(struct zernel_thread *thread, struct zernel_process *process,
+			       __u8 state, __u64 now_ns)
+{
+	struct zernel_run *run = &thread->run;
+	struct zernel_process *trainer = zernel_process(run->trainer);
+	__u32 work = work_of(run);
+
+	barrier_var(work);
+	if (work < ZERNEL_WORKS) {
+		zernel_end_work(&process->own_work[work], now_ns);
+		if (trainer)
+			zernel_end_work(&trainer->loader_work[work], now_ns);
+	}
+	run->state = state;
+	run->since_ns = now_ns;
+	run->trainer = process->flags & ZERNEL_IS_LOADER ? process->trainer : 0;
+	trainer = zernel_process(run->trainer);
+	work = work_of(run);
+	barrier_var(work);
+	if (work < ZERNEL_WORKS) {
+		zernel_begin_work(&process->own_work[work], now_ns);
+		if (trainer)
+			zernel_begin_work(&trainer->loader_work[work], now_ns);
+	}
+	return 0;
+}
+
+/* Some of the time that a thread was taken for blocked, it could have run. */
+static __always_inline void queue_instead(__u64 *of, __u32 work, __u64 ns)
+{
+	if (work == ZERNEL_FETCHES)
+		zernel_move_work(&of[ZERNEL_FETCHES], &of[ZERNEL_QUEUES], ns);
+	else
+		__sync_fetch_and_add(&of[ZERNEL_QUEUES], zernel_work_moment(ns));
+}
+
+/* What counts as recent is half of the last whole second and half of what was recent before. */
+static __always_inline void keep_recent(struct zernel_run *run, struct zernel_task_state *state,
+					__u64 now_ns)
+{
+	__u64 elapsed_ns = now_ns - run->recent_since_ns;
+	__u64 io_q16;
+
+	if (elapsed_ns < RECENT_NS)
+		return;
+	if (elapsed_ns < 16 * RECENT_NS) {
+		io_q16 = (run->recent_io_ns << 16) / elapsed_ns;
+		state->io_wait_q16 = (state->io_wait_q16 + io_q16) / 2;
+		if (state->io_wait_q16 > ZERNEL_Q16_ONE)
+			state->io_wait_q16 = ZERNEL_Q16_ONE;
+		state->futex_waits = (state->futex_waits + run->recent_futex_waits) / 2;
+	} else {
+		state->io_wait_q16 = 0;
+		state->futex_waits = 0;
+	}
+	run->recent_since_ns = now_ns;
+	run->recent_io_ns = 0;
+	run->recent_futex_waits = 0;
+}
+
+static __noinline int tell_tracker(struct zernel_task_state *state, __u64 now_ns, __u32 event)
+{
+	struct zernel_settings *set = zernel_settings();
+
+	if (set)
+		zernel_track(&set->tracker, state, now_ns, event);
+	return 0;
+}
+
+/* The thread has blocked: tells everybody who waits for whom. */
+static __noinline int tell_block(struct zernel_thread *thread, struct zernel_process *process,
+				 struct zernel_task_state *state, __u64 now_ns)
+{
+	thread->run.awaits = ZERNEL_AWAITS_NOTHING;
+	if (peer_block(thread)) {
+		tell_tracker(state, now_ns, ZERNEL_COLLECTIVE_ENTER);
+		tell_tracker(state, now_ns, ZERNEL_BLOCK_FUTEX);
+		return 0;
+	}
+	tell_tracker(state, now_ns, event_of_block(thread->run.reason));
+	data_block(thread, process, state, now_ns);
+	return 0;
+}
+
+static __noinline int tell_unblock(struct zernel_thread *thread, struct zernel_process *process,
+				   struct zernel_task_state *state, __u64 now_ns)
+{
+	tell_tracker(state, now_ns, ZERNEL_UNBLOCK);
+	if (thread->run.awaits == ZERNEL_AWAITS_PEERS) {
+		tell_tracker(state, now_ns, ZERNEL_COLLECTIVE_LEAVE);
+		thread->peers.until_ns = now_ns;
+		thread->peers.cpu_ns = 0;
+	} else if (thread->run.awaits == ZERNEL_AWAITS_DATA && thread->data.since_ns) {
+		data_until(thread, process, now_ns);
+	}
+	return 0;
+}
+
+static __always_inline void switched_out(struct task_struct *task, struct zernel_thread *thread,
+					 __u64 now_ns, bool blocks, bool is_dead)
+{
+	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	struct zernel_run *run = &thread->run;
+
+	if (!process)
+		return;
+	if (run->state == ZERNEL_ON_CPU) {
+		__u64 stretch_ns = now_ns - run->since_ns;
+
+		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
+		__sync_fetch_and_add(&process->on_cpu_ns, stretch_ns);
+		run->burst_ns += stretch_ns;
+		thread->data.cpu_ns += stretch_ns;
+		thread->peers.cpu_ns += stretch_ns;
+	}
+	__sync_fetch_and_add(&process->switches, 1);
+	if (state)
+		state->cpu_burst_ns = 0;
+	if (!blocks) {
+		turn_run(thread, process, is_dead ? ZERNEL_NOT_SEEN : ZERNEL_RUNNABLE, now_ns);
+		if (is_dead && thread->data.since_ns)
+			give_up_data_wait(thread, process);
+		if (is_dead)
+			end_peer_wait(thread);
+		return;
+	}
+	run->burst_ns = 0;
+	run->delayed_ns = task->sched_info.run_delay;
+	run->reason = why_blocked(task);
+	run->has_blocked = true;
+	turn_run(thread, process, ZERNEL_BLOCKED, now_ns);
+	if (run->reason == ZERNEL_BLOCKED_FUTEX)
+		run->recent_futex_waits++;
+	if (state)
+		tell_block(thread, process, state, now_ns);
+}
+
+/* How long a thread that is being switched in could have run. */
+static __always_inline __u64 delay_of(struct task_struct *task, struct zernel_run *run, __u64 now_ns)
+{
+	__u64 absent_ns = now_ns - run->since_ns;
+	__u64 queued = task->sched_info.last_queued;
+	__u64 delay_ns = task->sched_info.run_delay - run->delayed_ns;
+	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
+
+	if (run->state == ZERNEL_RUNNABLE)
+		return absent_ns;
+	if (queued && clock_ahead_ns && (__s64)(now_ns + clock_ahead_ns - queued) > 0)
+		delay_ns += now_ns + clock_ahead_ns - queued;
+	return delay_ns < absent_ns ? delay_ns : absent_ns;
+}
+
+/* The thread was away; of that, it could have run for `delay_ns`. */
+static __noinline int end_absence(struct zernel_thread *thread, struct zernel_process *process,
+				  __u64 delay_ns, __u64 now_ns)
+{
+	struct zernel_run *run = &thread->run;
+	struct zernel_process *trainer = zernel_process(run->trainer);
+	__u64 blocked_ns = now_ns - run->since_ns - delay_ns;
+	__u32 reason = run->reason;
+	__u32 work = work_of(run);
+
+	__sync_fetch_and_add(&process->run_delay_ns, delay_ns);
+	zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
+	if (run->state != ZERNEL_BLOCKED)
+		return 0;
+	barrier_var(reason);
+	if (reason < ZERNEL_BLOCK_REASONS)
+		__sync_fetch_and_add(&process->blocked_ns[reason], blocked_ns);
+	if (reason == ZERNEL_BLOCKED_IO)
+		run->recent_io_ns += blocked_ns;
+	queue_instead(process->own_work, work, delay_ns);
+	if (trainer)
+		queue_instead(trainer->loader_work, work, delay_ns);
+	return 0;
+}
+
+static __always_inline void switched_in(struct task_struct *task, struct zernel_thread *thread,
+					__u64 now_ns)
+{
+	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	struct zernel_run *run = &thread->run;
+
+	if (!process)
+		return;
+	if (run->state != ZERNEL_NOT_SEEN)
+		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
+	turn_run(thread, process, ZERNEL_ON_CPU, now_ns);
+	if (!state)
+		return;
+	state->cpu_burst_ns = run->burst_ns + 1;
+	keep_recent(run, state, now_ns);
+	if (run->has_blocked)
+		tell_unblock(thread, process, state, now_ns);
+	run->has_blocked = false;
+}
+
+/* What is known of a thread; most have no storage at all, which is cheaper to see than to ask. */
+static __always_inline struct zernel_thread *known_thread(struct task_struct *task)
+{
+	return task->bpf_storage ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
+}
+
+SEC("tp_btf/sched_switch")
+int sched_switch(__u64 *ctx)
+{
+	bool preempted = ctx[0];
+	struct task_struct *from = (struct task_struct *)ctx[1];
+	struct task_struct *to = (struct task_struct *)ctx[2];
+	unsigned int state = ctx[3];
+	struct zernel_thread *thread = known_thread(from);
+
+	if (thread)
+		switched_out(from, thread, bpf_ktime_get_ns(),
+			     !preempted && state && !(state & TASK_DEAD), state & TASK_DEAD);
+	thread = known_thread(to);
+	if (thread)
+		switched_in(to, thread, bpf_ktime_get_ns());
+	return 0;
+}
+
+/* A place for a process that was forked by a known one. */
+static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked_by)
+{
+	struct zernel_process *parent = zernel_process(forked_by), *trainer, *process;
+	__u32 index = zernel_process_index(task);
+
+	process = zernel_process(index);
+	if (!parent || !process)
+		return index;
+	process->trainer = parent->flags & ZERNEL_IS_LOADER ? parent->trainer : forked_by;
+	process->flags |= ZERNEL_IS_LOADER;
+	trainer = zernel_process(process->trainer);
+	if (trainer)
+		__sync_fetch_and_add(&trainer->loaders, 1);
+	return index;
+}
+
+static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 index)
+{
+	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0,
+							    BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!thread) {
+		ZERNEL_LOST(threads);
+		return NULL;
+	}
+	thread->process = index;
+	zernel_task(task, bpf_ktime_get_ns());
+	return thread;
+}
+
+/* The current thread is nobody's we know any more. */
+static __always_inline void forget_thread(void)
+{
+	struct zernel_thread *thread =
+		bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
+
+	if (process)
+		turn_run(thread, process, ZERNEL_NOT_SEEN, bpf_ktime_get_ns());
+}
+
+SEC("tp_btf/sched_process_fork")
+int process_fork(__u64 *ctx)
+{
+	struct task_struct *parent = (struct task_struct *)ctx[0];
+	struct task_struct *child = (struct task_struct *)ctx[1];
+	__u32 index = zernel_known_process(parent);
+	struct zernel_process *process;
+	struct zernel_thread *thread;
+
+	if (!index)
+		return 0;
+	if (child->tgid != parent->tgid) {
+		/* Its parent waits until it executes something: it will load nothing. */
+		if (child->vfork_done)
+			return 0;
+		index = admit_loader(child, index);
+	}
+	process = zernel_process(index);
+	thread = process ? give_storage(child, index) : NULL;
+	if (thread)
+		turn_run(thread, process, ZERNEL_RUNNABLE, bpf_ktime_get_ns());
+	return 0;
+}
+
+/* Whether two tasks run the same program: one was forked by the other, and executed no other. */
+static __always_inline bool run_the_same(struct task_struct *one, struct task_struct *other)
+{
+	return BPF_CORE_READ(one, mm, exe_file, f_inode) ==
+	       BPF_CORE_READ(other, mm, exe_file, f_inode);
+}
+
+/* Finds the threads of known processes, and their children, that were there before they were known. */
+SEC("iter/task")
+int adopt_tasks(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task, *parent;
+	struct zernel_thread *thread;
+	__u32 index;
+
+	if (!task || !task->mm)
+		return 0;
+	thread = bpf_task_storage_get(&threads, task, 0, 0);
+	if (thread && thread->process)
+		return 0;
+	index = zernel_known_process(task);
+	if (!index) {
+		parent = task->real_parent;
+		if (!parent || task->vfork_done || !run_the_same(task, parent))
+			return 0;
+		index = zernel_known_process(parent);
+		if (index)
+			index = admit_loader(task, index);
+	}
+	if (index)
+		give_storage(task, index);
+	return 0;
+}

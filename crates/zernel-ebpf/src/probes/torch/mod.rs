@@ -1,0 +1,63 @@
+//! What only a training loop calls.
+
+use zernel_phase::tracker::ThreadEvent::OptimizerMarker;
+
+use super::{Probe, Symbol};
+use crate::library::LibraryKind::TorchCpu;
+
+// In the order of `enum torch_role`.
+const BACKWARD: u8 = 0;
+const OPTIMIZER: u8 = 1;
+pub(super) const AWAIT_PEERS: u8 = 2;
+
+const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
+    Symbol::new(TorchCpu, Probe::Torch, role, names).of_cpp(label)
+}
+
+pub(super) const SYMBOLS: &[Symbol] = &[
+    torch(
+        BACKWARD,
+        "torch::autograd::Engine::execute",
+        &["_ZN5torch8autograd6Engine7executeE"],
+    ),
+    torch(
+        OPTIMIZER,
+        "at::_ops::_fused_adam_::call",
+        &[
+            "_ZN2at4_ops12_fused_adam_4callE",
+            "_ZN2at4_ops13_fused_adamw_4callE",
+            "_ZN2at4_ops11_fused_sgd_4callE",
+        ],
+    )
+    .tells(OptimizerMarker),
+    // Optimizers that update tensor by tensor, or all of them operation by operation. Of all that they
+    // call, these are called by nothing else.
+    torch(
+        OPTIMIZER,
+        "at::_ops::_foreach_addcdiv_::call",
+        &[
+            "_ZN2at4_ops24_foreach_addcdiv__Scalar4callE",
+            "_ZN2at4_ops28_foreach_addcdiv__ScalarList4callE",
+            "_ZN2at4_ops24_foreach_addcdiv__Tensor4callE",
+        ],
+    )
+    .tells(OptimizerMarker)
+    .frequent(),
+    torch(
+        OPTIMIZER,
+        "at::_ops::_foreach_lerp_::call",
+        &[
+            "_ZN2at4_ops19_foreach_lerp__List4callE",
+            "_ZN2at4_ops21_foreach_lerp__Scalar4callE",
+        ],
+    )
+    .tells(OptimizerMarker)
+    .frequent(),
+    torch(
+        OPTIMIZER,
+        "at::_ops::addcdiv_::call",
+        &["_ZN2at4_ops8addcdiv_4callE"],
+    )
+    .tells(OptimizerMarker)
+    .frequent(),
+];

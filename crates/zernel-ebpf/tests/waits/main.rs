@@ -1,0 +1,269 @@
+//! What threads wait for, held against what the observed programs measured themselves.
+
+#[path = "../bpf/mod.rs"]
+mod bpf;
+mod roles;
+#[path = "../observe/target.rs"]
+#[allow(dead_code)]
+mod target;
+mod torch;
+mod workload;
+
+use std::fs;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use roles::Report;
+use target::{Stage, Target};
+use zernel_ebpf::observer::{ObservedProcess, Observer, Options};
+use zernel_ebpf::probes::{BlockedBy, Family};
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::{root, trial};
+
+fn main() -> ExitCode {
+    if let Some(code) = target::act(roles::ROLES) {
+        return code;
+    }
+    let needs = [root(), bpf::need()];
+    let with_torch = [root(), bpf::need(), torch::need()];
+    zernel_testkit::main([
+        trial("busy_loaders_are_waited_for", &needs, busy_loaders),
+        trial("reading_loaders_are_waited_for", &needs, reading_loaders),
+        trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
+        trial("who_loads_alone_waits_too", &needs, alone),
+        trial(
+            "a_training_jobs_waits_for_data_are_its_own",
+            &needs,
+            workload::waits,
+        ),
+        trial("ranks_wait_for_the_slowest", &needs, ranks),
+        trial("blocks_are_told_apart", &needs, blocks),
+        trial(
+            "threads_that_were_there_before_are_adopted",
+            &needs,
+            adoption,
+        ),
+        trial("preemption_is_not_a_block", &needs, preemption),
+        trial("children_are_loaders_until_they_execute", &needs, children),
+        trial("other_processes_get_no_state", &needs, others),
+        trial("torch_loaders_are_waited_for", &with_torch, torch::loaders),
+        trial("torch_loading_alone", &with_torch, torch::alone),
+        trial(
+            "torch_ranks_wait_for_the_slowest",
+            &with_torch,
+            torch::ranks,
+        ),
+        trial("torch_survives_exceptions", &with_torch, torch::exceptions),
+    ])
+}
+
+fn watch(stage: &Stage) -> Observer {
+    let libraries = ["libcuda.so.1", "libnccl.so.2"].map(|name| stage.library(name));
+    Observer::start(&Options::exact(libraries)).expect("this machine can observe")
+}
+
+fn read_report(stage: &Stage, target: &Target) -> Report {
+    let path = roles::report_path(&stage.library(""), target.pid());
+    let report = fs::read(path).expect("a report");
+    serde_json::from_slice(&report).expect("our own")
+}
+
+fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
+    let mut processes = observer.processes();
+    let found = processes.find(|process| process.pid == pid);
+    found.expect("the process was observed")
+}
+
+/// Runs a target and returns what was seen of it while it is still there.
+fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, Report)) {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = watch(&stage);
+    let mut target = stage.target(role, rounds);
+    target.go();
+    target.wait_until_done();
+    observer.read().expect("maps can be read");
+    let report = read_report(&stage, &target);
+    check(&mut observer, &target, report);
+    assert_eq!(observer.losses(), Default::default());
+}
+
+/// Within a tenth of the truth.
+fn assert_about(what: &str, seen: u64, truth: u64) {
+    let ratio = seen as f64 / truth as f64;
+    eprintln!("{what}: {seen} seen of {truth}: {:.1} %", 100.0 * ratio);
+    assert!((0.9..=1.1).contains(&ratio), "{what}: {seen} for {truth}");
+}
+
+/// The waits of a trainer and their causes, in shares: prepare, fetch, scheduler, other.
+fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 4] {
+    let waits = process.duration(Family::Dataload).expect("it waited");
+    let causes = process.dataload;
+    let total = causes.total_ns() as f64;
+    let shares = [
+        causes.prepare_ns as f64 / total,
+        causes.fetch_ns as f64 / total,
+        causes.sched_ns as f64 / total,
+        causes.other_ns as f64 / total,
+    ];
+    eprintln!("{} waits of {}, {shares:.2?}", waits.count, report.waits);
+    assert_about("waits for data", waits.sum_ns, report.waited_ns);
+    assert_about("causes", causes.total_ns(), waits.sum_ns);
+    shares
+}
+
+fn busy_loaders() {
+    observe(
+        "trains_with_busy_loaders",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
+            // On a crowded machine they also wait for a CPU.
+            assert!(prepare > 0.02 && prepare + sched > 0.8, "{prepare} {sched}");
+            assert!(fetch < 0.1 && other < 0.2, "{fetch} {other}");
+        },
+    );
+}
+
+fn reading_loaders() {
+    observe(
+        "trains_with_reading_loaders",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
+            assert!(
+                fetch > prepare && fetch + prepare + sched > 0.8,
+                "{fetch} {prepare} {other}"
+            );
+        },
+    );
+}
+
+fn sleeping_loaders() {
+    observe(
+        "trains_with_sleeping_loaders",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
+            assert!(
+                other > 0.6 && fetch < 0.1 && prepare < 0.3,
+                "{other} {fetch} {prepare}"
+            );
+        },
+    );
+}
+
+fn alone() {
+    observe("trains_alone", 40, |observer, target, report| {
+        let [prepare, fetch, ..] = check_waits(find(observer, target.pid()), &report);
+        assert!(fetch > 0.05 && prepare > 0.05, "{fetch} {prepare}");
+    });
+}
+
+fn ranks() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = watch(&stage);
+    let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.target(role, 40));
+    ranks.iter_mut().for_each(Target::go);
+    ranks.iter_mut().for_each(Target::wait_until_done);
+    observer.read().expect("maps can be read");
+    let report = read_report(&stage, &ranks[1]);
+    let waits = find(&observer, ranks[1].pid()).duration(Family::DistSync);
+    let waits = waits.expect("it waited");
+    assert_eq!(waits.count, report.waits);
+    assert_about("waits for a rank", waits.sum_ns, report.waited_ns);
+}
+
+fn blocks() {
+    observe("blocks", 20, |observer, target, report| {
+        let seen = find(observer, target.pid()).scheduling;
+        for by in BlockedBy::ALL {
+            let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
+            match by {
+                // While it reads, it is on its CPU as well.
+                BlockedBy::Io => assert!(seen_ns > truth_ns / 5 && seen_ns < truth_ns * 11 / 10),
+                BlockedBy::PageFault => assert!(seen_ns < 20_000_000),
+                _ => assert_about(by.name(), seen_ns, truth_ns),
+            }
+        }
+    });
+}
+
+fn adoption() {
+    observe("has_threads", 1, |observer, _, report| {
+        for tid in &report.children {
+            assert_eq!(observer.task_state(*tid).expect("readable"), None);
+        }
+        observer.adopt().expect("the iterator runs");
+        for tid in &report.children {
+            assert!(observer.task_state(*tid).expect("readable").is_some());
+        }
+    });
+}
+
+fn preemption() {
+    // Something to be preempted by, on every CPU.
+    let cpus = std::thread::available_parallelism().expect("some").get();
+    let mut rivals: Vec<_> = (0..cpus)
+        .map(|_| {
+            let rival = Command::new("sh")
+                .args(["-c", "while :; do :; done"])
+                .spawn();
+            rival.expect("a shell")
+        })
+        .collect();
+    observe("spins", 500, |observer, target, report| {
+        let process = find(observer, target.pid());
+        let seen = process.scheduling;
+        let blocked = |by| seen.blocked_ns(by);
+        let blocked_ns: u64 = BlockedBy::ALL.into_iter().map(blocked).sum();
+        eprintln!("{seen:?}");
+        // It did a little more than what it measured: loaded a library, opened a device.
+        assert!(seen.on_cpu_ns as f64 > 0.9 * report.cpu_ns as f64);
+        assert!(seen.run_delay_ns > 0 && seen.switches > 5);
+        // The sleep at its end, and whatever blocked it on its way to the spin.
+        assert!(blocked_ns < report.cpu_ns / 4, "{blocked_ns}");
+        let delays = process.duration(Family::RunDelay).expect("it waited");
+        assert_eq!(delays.sum_ns, seen.run_delay_ns);
+        // The kernel also counts what was before its first call.
+        let pid = target.pid();
+        let truth = fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("it lives");
+        let truth = truth.split(' ').nth(1).and_then(|delay| delay.parse().ok());
+        assert_about("run delay", seen.run_delay_ns, truth.expect("a number"));
+    });
+    for rival in &mut rivals {
+        rival.kill().expect("our child");
+        rival.wait().expect("our child");
+    }
+}
+
+fn children() {
+    observe("forks", 1, |observer, target, report| {
+        let [stays, executes] = report.children[..] else {
+            panic!("{report:?}");
+        };
+        let loader = find(observer, stays);
+        assert_eq!(loader.loads_for, Some(target.pid()));
+        assert_eq!(loader.ended_ns, None);
+        assert!(observer.task_state(stays).expect("readable").is_some());
+        assert!(find(observer, executes).ended_ns.is_some());
+        assert_eq!(observer.task_state(executes).expect("readable"), None);
+        for pid in [stays, executes] {
+            let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    });
+}
+
+fn others() {
+    observe("idles", 1, |observer, target, _| {
+        observer.adopt().expect("the iterator runs");
+        assert_eq!(observer.task_state(target.pid()).expect("readable"), None);
+        assert_eq!(observer.task_state(1).expect("readable"), None);
+        assert!(
+            observer
+                .processes()
+                .all(|process| process.pid != target.pid())
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    });
+}

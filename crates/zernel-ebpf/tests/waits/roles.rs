@@ -1,0 +1,443 @@
+//! What the observed programs do, and what they say they did.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+use std::{env, thread};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use zernel_ebpf::probes::BlockedBy;
+
+use crate::target::{Driver, Role, call};
+
+/// Where a target writes its report.
+const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
+
+/// How long one of two loaders takes for a batch.
+const BATCH_MS: u64 = 20;
+
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("trains_with_busy_loaders", |driver, rounds| {
+        train(driver, rounds, burn)
+    }),
+    ("trains_with_reading_loaders", |driver, rounds| {
+        train(driver, rounds, read_from_disk)
+    }),
+    ("trains_with_sleeping_loaders", |driver, rounds| {
+        train(driver, rounds, thread::sleep)
+    }),
+    ("trains_alone", train_alone),
+    ("is_a_slow_rank", |driver, rounds| rank(driver, rounds, 0)),
+    ("is_a_fast_rank", |driver, rounds| rank(driver, rounds, 1)),
+    ("blocks", block),
+    ("has_threads", threads),
+    ("spins", spin),
+    ("forks", fork_children),
+    ("idles", |_, _| write(&Report::default())),
+];
+
+/// What a target says of itself.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// How long it waited for data, and how often.
+    pub(crate) waited_ns: u64,
+    pub(crate) waits: u64,
+    /// CPU time of the work asked for.
+    pub(crate) cpu_ns: u64,
+    pub(crate) children: Vec<u32>,
+    /// How long it was blocked, in the order of `BlockedBy`.
+    pub(crate) blocked_ns: [u64; 7],
+}
+
+pub(crate) fn report_path(libraries: &std::path::Path, pid: u32) -> PathBuf {
+    libraries.join(format!("report-{pid}"))
+}
+
+fn write(report: &Report) {
+    let libraries = PathBuf::from(env::var_os(REPORT).expect("set by the stage"));
+    let text = serde_json::to_string(report).expect("plain numbers");
+    fs::write(report_path(&libraries, std::process::id()), text).expect("a writable folder");
+}
+
+fn now(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Uses CPU time, and nothing else.
+fn burn(how_long: Duration) {
+    let end = now(ClockId::ThreadCPUTime) + how_long;
+    while now(ClockId::ThreadCPUTime) < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// Reads a file past the page cache.
+fn read_from_disk(how_long: Duration) {
+    const BYTES: u64 = 16 << 20;
+    const READ: usize = 256 << 10;
+    #[repr(align(4096))]
+    struct Aligned([u8; READ]);
+    let folder = PathBuf::from(env::var_os(REPORT).expect("set by the stage"));
+    let path = folder.join(format!("data-{}", std::process::id()));
+    if !path.exists() {
+        fs::write(&path, vec![7; BYTES as usize]).expect("a writable folder");
+        File::open(&path)
+            .and_then(|file| file.sync_all())
+            .expect("a disk");
+    }
+    let mut options = OpenOptions::new();
+    let file = options
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(&path)
+        .expect("a disk");
+    let mut buffer = Box::new(Aligned([0; READ]));
+    let end = now(ClockId::Monotonic) + how_long;
+    let mut offset = 0;
+    while now(ClockId::Monotonic) < end {
+        file.read_exact_at(&mut buffer.0, offset)
+            .expect("a file that stays");
+        offset = (offset + READ as u64) % BYTES;
+    }
+}
+
+fn wait_until_readable(file: &impl AsRawFd) {
+    let mut polled = libc::pollfd {
+        fd: file.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one descriptor, which is open, in memory of ours.
+    assert_eq!(unsafe { libc::poll(&raw mut polled, 1, -1) }, 1);
+}
+
+/// Waits on a futex that nobody wakes.
+fn wait_on(futex: &AtomicU32, how_long: Duration) {
+    let timeout = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: how_long.as_nanos() as i64,
+    };
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the futex and the timeout outlive the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            futex.as_ptr(),
+            operation,
+            0,
+            &raw const timeout,
+        );
+    }
+}
+
+/// A loader process, which gives a batch for every byte it is sent.
+struct Loader {
+    asked: PipeWriter,
+    given: PipeReader,
+}
+
+impl Loader {
+    fn fork(work: fn(Duration)) -> Self {
+        let (mut asked, ask) = std::io::pipe().expect("a pipe");
+        let (given, mut give) = std::io::pipe().expect("a pipe");
+        // SAFETY: this program has one thread, so its child may do whatever it could.
+        if unsafe { libc::fork() } == 0 {
+            drop((ask, given));
+            if work as usize == read_from_disk as usize {
+                read_from_disk(Duration::ZERO);
+            }
+            let mut order = [0];
+            while asked.read_exact(&mut order).is_ok() {
+                work(Duration::from_millis(BATCH_MS));
+                if give.write_all(&order).is_err() {
+                    break;
+                }
+            }
+            std::process::exit(0);
+        }
+        Self { asked: ask, given }
+    }
+
+    fn ask(&mut self) {
+        self.asked.write_all(&[1]).expect("the loader lives");
+    }
+
+    /// As a loader's queue does it: polls, then reads.
+    fn next(&mut self) {
+        wait_until_readable(&self.given);
+        self.given.read_exact(&mut [0]).expect("the loader lives");
+    }
+}
+
+/// So that what the clock shows is what it does, and not that others run.
+fn run_before_others() {
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: a valid parameter for the calling thread.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
+    assert_eq!(result, 0, "root may");
+}
+
+fn step(driver: &Driver, device: u64, function: u64) {
+    let mut batch = [0_u8; 4096];
+    driver.copy_to(device, &mut batch);
+    driver.launch(function);
+    driver.synchronize();
+}
+
+/// Trains with two loader processes that are slower than the GPU.
+fn train(driver: &Driver, rounds: u64, work: fn(Duration)) {
+    let mut report = Report::default();
+    // Known before it forks, as a trainer is that has moved its model to the GPU.
+    driver.open();
+    let (function, device) = (driver.kernel(), driver.allocate(4096));
+    step(driver, device, function);
+    let mut loaders = [Loader::fork(work), Loader::fork(work)];
+    run_before_others();
+    for loader in &mut loaders {
+        loader.ask();
+    }
+    for round in 0..rounds as usize {
+        let loader = &mut loaders[round % 2];
+        let before = now(ClockId::Monotonic);
+        loader.next();
+        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waits += 1;
+        loader.ask();
+        step(driver, device, function);
+    }
+    write(&report);
+}
+
+/// Reads its data itself, and prepares it itself.
+fn train_alone(driver: &Driver, rounds: u64) {
+    let mut report = Report::default();
+    driver.open();
+    let (function, device) = (driver.kernel(), driver.allocate(4096));
+    step(driver, device, function);
+    read_from_disk(Duration::ZERO);
+    run_before_others();
+    for _ in 0..rounds {
+        let before = now(ClockId::Monotonic);
+        read_from_disk(Duration::from_millis(BATCH_MS));
+        burn(Duration::from_millis(BATCH_MS / 4));
+        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waits += 1;
+        step(driver, device, function);
+    }
+    write(&report);
+}
+
+/// `ncclUniqueId`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+
+/// The communicator of two ranks that meet in the folder of the libraries.
+fn join(driver: &Driver, rank: i32) -> u64 {
+    let meeting = PathBuf::from(env::var_os(REPORT).expect("set by the stage")).join("id");
+    let mut id = UniqueId([0; 128]);
+    if rank == 0 {
+        call!(driver.nccl(), "ncclGetUniqueId", &raw mut id);
+        fs::write(meeting.with_extension("new"), id.0).expect("a writable folder");
+        fs::rename(meeting.with_extension("new"), &meeting).expect("a writable folder");
+    } else {
+        while !meeting.exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        id.0.copy_from_slice(&fs::read(&meeting).expect("just seen"));
+    }
+    let mut communicator = 0_u64;
+    // SAFETY: NCCL's own signature.
+    let result = unsafe {
+        let init: libloading::Symbol<
+            '_,
+            unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32,
+        > = driver
+            .nccl()
+            .get(b"ncclCommInitRank\0")
+            .expect("every NCCL has it");
+        init(&raw mut communicator, 2, id, rank)
+    };
+    assert_eq!(result, 0);
+    communicator
+}
+
+/// Reduces with another rank, of which the first is late every time.
+fn rank(driver: &Driver, rounds: u64, rank: i32) {
+    let mut report = Report::default();
+    driver.open_device(rank as u64);
+    let communicator = join(driver, rank);
+    let buffer = driver.allocate(4096);
+    for _ in 0..rounds {
+        if rank == 0 {
+            thread::sleep(Duration::from_millis(BATCH_MS));
+        }
+        call!(
+            driver.nccl(),
+            "ncclAllReduce",
+            buffer,
+            buffer,
+            1,
+            7,
+            0,
+            communicator,
+            0
+        );
+        let before = now(ClockId::Monotonic);
+        driver.synchronize();
+        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waits += 1;
+    }
+    write(&report);
+}
+
+/// What somebody else does at the other end, every `BATCH_MS`.
+struct Feeder {
+    pipe: PipeReader,
+    polled: PipeReader,
+    unix: UnixStream,
+    tcp: TcpStream,
+}
+
+impl Feeder {
+    /// Forks a process that nobody observes.
+    fn fork() -> Self {
+        let (pipe, mut pipe_end) = std::io::pipe().expect("a pipe");
+        let (polled, mut polled_end) = std::io::pipe().expect("a pipe");
+        let (unix, mut unix_end) = UnixStream::pair().expect("a socket");
+        let server = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = server.local_addr().expect("bound");
+        // SAFETY: this program has one thread, so its child may do whatever it could.
+        if unsafe { libc::fork() } == 0 {
+            let (mut tcp_end, _) = server.accept().expect("a peer");
+            loop {
+                thread::sleep(Duration::from_millis(BATCH_MS));
+                let ends: [&mut dyn Write; 4] =
+                    [&mut pipe_end, &mut polled_end, &mut unix_end, &mut tcp_end];
+                if ends.into_iter().any(|end| end.write_all(&[1]).is_err()) {
+                    std::process::exit(0);
+                }
+            }
+        }
+        let tcp = TcpStream::connect(address).expect("somebody listens");
+        Self {
+            pipe,
+            polled,
+            unix,
+            tcp,
+        }
+    }
+
+    /// Reads what has come already, so that the next read waits.
+    fn drain(&mut self) {
+        let files: [&dyn AsRawFd; 4] = [&self.pipe, &self.polled, &self.unix, &self.tcp];
+        for file in files.map(|file| file.as_raw_fd()) {
+            let mut bytes = [0_u8; 512];
+            let mut ready = 0;
+            // SAFETY: an open descriptor, memory of ours, and no more than there is to read.
+            unsafe {
+                libc::ioctl(file, libc::FIONREAD, &raw mut ready);
+                libc::read(file, bytes.as_mut_ptr().cast(), ready.min(512) as usize);
+            }
+        }
+    }
+}
+
+/// Blocks in every way, one after the other.
+fn block(driver: &Driver, rounds: u64) {
+    let mut feeder = Feeder::fork();
+    // What has come meanwhile is not waited for.
+    driver.open();
+    let mut report = Report::default();
+    run_before_others();
+    let mut byte = [0];
+    let futex = AtomicU32::new(0);
+    let batch = Duration::from_millis(BATCH_MS);
+    for by in BlockedBy::ALL {
+        for _ in 0..rounds {
+            feeder.drain();
+            let before = now(ClockId::Monotonic);
+            match by {
+                BlockedBy::Io => read_from_disk(batch),
+                BlockedBy::Network => feeder.tcp.read_exact(&mut byte).expect("fed"),
+                BlockedBy::Ipc => feeder.pipe.read_exact(&mut byte).expect("fed"),
+                BlockedBy::Futex => wait_on(&futex, batch),
+                BlockedBy::Poll => wait_until_readable(&feeder.polled),
+                BlockedBy::PageFault => continue,
+                BlockedBy::Other => thread::sleep(batch),
+            }
+            let elapsed = now(ClockId::Monotonic) - before;
+            report.blocked_ns[by as usize] += elapsed.as_nanos() as u64;
+        }
+    }
+    feeder.drain();
+    write(&report);
+}
+
+/// Starts threads, and only then becomes an ML process.
+fn threads(driver: &Driver, _rounds: u64) {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    for _ in 0..3 {
+        let sender = sender.clone();
+        thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            sender.send(tid as u32).expect("the main thread waits");
+            thread::sleep(Duration::from_secs(600));
+        });
+    }
+    let children = receiver.iter().take(3).collect();
+    driver.open();
+    write(&Report {
+        children,
+        ..Report::default()
+    });
+}
+
+/// Uses its CPU without a pause.
+fn spin(driver: &Driver, rounds: u64) {
+    driver.open();
+    let before = now(ClockId::ThreadCPUTime);
+    burn(Duration::from_millis(rounds));
+    // So that what it did counts.
+    thread::sleep(Duration::from_millis(1));
+    write(&Report {
+        cpu_ns: (now(ClockId::ThreadCPUTime) - before).as_nanos() as u64,
+        ..Report::default()
+    });
+}
+
+/// Has a child that stays as it is, and one that executes another program.
+fn fork_children(driver: &Driver, _rounds: u64) {
+    driver.open();
+    let fork = |act: fn()| {
+        // SAFETY: this program has one thread, so its child may do whatever it could.
+        match unsafe { libc::fork() } {
+            0 => {
+                act();
+                std::process::exit(0);
+            }
+            pid => pid as u32,
+        }
+    };
+    let stays = fork(|| thread::sleep(Duration::from_secs(600)));
+    let executes = fork(|| {
+        use std::os::unix::process::CommandExt;
+        let _ = std::process::Command::new("sleep").arg("600").exec();
+    });
+    while fs::read_to_string(format!("/proc/{executes}/comm")).is_ok_and(|name| name != "sleep\n") {
+        thread::sleep(Duration::from_millis(1));
+    }
+    write(&Report {
+        children: vec![stays, executes],
+        ..Report::default()
+    });
+}

@@ -1,0 +1,274 @@
+//! PyTorch without a GPU: real loaders, real collectives, real exceptions.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+
+use zernel_ebpf::observer::{Observer, Options};
+use zernel_ebpf::probes::Family;
+use zernel_testkit::Need;
+
+use crate::{assert_about, find};
+
+const PYTHON: &str = "/usr/bin/python3";
+
+/// The need for a PyTorch.
+pub(crate) fn need() -> Need {
+    Need {
+        name: "torch",
+        check: || {
+            library()
+                .map(|_| ())
+                .ok_or_else(|| format!("{PYTHON} has no torch; install python3-torch"))
+        },
+    }
+}
+
+/// The library that a Python process would map.
+fn library() -> Option<&'static Path> {
+    static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let ask = || {
+        let script = "import torch, os; \
+            print(os.path.realpath(os.path.dirname(torch.__file__) + '/lib/libtorch_cpu.so'))";
+        let output = Command::new(PYTHON).args(["-c", script]).output().ok()?;
+        let path = String::from_utf8(output.stdout).ok()?;
+        let path = PathBuf::from(path.trim());
+        path.is_file().then_some(path)
+    };
+    LIBRARY.get_or_init(ask).as_deref()
+}
+
+fn observer() -> Observer {
+    let path = library().expect("checked").to_owned();
+    Observer::start(&Options::exact([path])).expect("this machine can observe")
+}
+
+/// A script that speaks and listens.
+struct Script {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Script {
+    fn start(text: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(PYTHON)
+            .args(["-c", text])
+            .args(arguments)
+            .env("OMP_NUM_THREADS", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python runs");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, output }
+    }
+
+    /// What it says next.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("it speaks");
+        line.trim().to_owned()
+    }
+
+    fn go(&mut self) {
+        let input = self.child.stdin.as_mut().expect("piped");
+        input.write_all(b"go\n").expect("it listens");
+    }
+
+    /// The numbers that it says next.
+    fn numbers(&mut self) -> Vec<u64> {
+        let line = self.line();
+        let numbers = line.split_whitespace().map(|number| number.parse().ok());
+        let numbers: Option<Vec<u64>> = numbers.collect();
+        numbers.unwrap_or_else(|| panic!("the script said {line:?}"))
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Trains with a loader, and says how long it waited for batches after it was told to go.
+const LOADERS: &str = r#"
+import mmap, os, sys, tempfile, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Computed(Dataset):
+    def __len__(self):
+        return 100000
+    def __getitem__(self, index):
+        end = time.thread_time() + 0.004
+        while time.thread_time() < end:
+            pass
+        return torch.full((1000,), float(index))
+
+class Read(Dataset):
+    def __init__(self):
+        file = tempfile.NamedTemporaryFile(dir=sys.argv[3])
+        file.write(bytes(16 << 20))
+        file.flush()
+        self.file = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        self.memory = mmap.mmap(-1, 1 << 20)
+    def __len__(self):
+        return 100000
+    def __getitem__(self, index):
+        for _ in range(4):
+            os.preadv(self.file, [self.memory], (index % 16) << 20)
+        return torch.full((1000,), float(index))
+
+items = Computed() if sys.argv[1] != "0" else Read()
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(1000, 1)
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+batches = iter(DataLoader(items, batch_size=8, num_workers=int(sys.argv[1])))
+waited, waits = 0, 0
+
+def step():
+    global waited, waits
+    before = time.monotonic_ns()
+    batch = next(batches)
+    waited += time.monotonic_ns() - before
+    waits += 1
+    optimizer.zero_grad()
+    model(batch).mean().backward()
+    optimizer.step()
+
+for _ in range(3):
+    step()
+# So that what the clock shows is what it does, and not that others run.
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+print("ready", flush=True)
+sys.stdin.readline()
+waited, waits = 0, 0
+for _ in range(int(sys.argv[2])):
+    step()
+print(waited, waits, flush=True)
+sys.stdin.readline()
+"#;
+
+fn wait_sum(observer: &mut Observer, pid: u32, family: Family) -> (u64, u64) {
+    observer.read().expect("maps can be read");
+    let waits = find(observer, pid).duration(family);
+    waits.map_or((0, 0), |waits| (waits.sum_ns, waits.count))
+}
+
+fn load(workers: &str) -> (u64, u64, Observer, Script) {
+    let mut observer = observer();
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    let mut script = Script::start(LOADERS, &[workers, "40", folder]);
+    assert_eq!(script.line(), "ready");
+    observer.adopt().expect("the iterator runs");
+    let pid = script.child.id();
+    let (before, count_before) = wait_sum(&mut observer, pid, Family::Dataload);
+    script.go();
+    let numbers = script.numbers();
+    let (after, count) = wait_sum(&mut observer, pid, Family::Dataload);
+    eprintln!("{} waits seen of {}", count - count_before, numbers[1]);
+    (after - before, numbers[0], observer, script)
+}
+
+pub(crate) fn loaders() {
+    let (seen, truth, observer, script) = load("2");
+    let process = find(&observer, script.child.id());
+    let loaders = observer
+        .processes()
+        .filter(|other| other.loads_for == Some(process.pid));
+    assert_eq!(loaders.count(), 2);
+    eprintln!("{:?}", process.dataload);
+    assert_about("waits for torch's loaders", seen, truth);
+    let causes = process.dataload;
+    assert!(causes.prepare_ns + causes.sched_ns > causes.total_ns() / 2);
+}
+
+/// Without loaders and without a GPU only its own blocks show that a thread loads.
+pub(crate) fn alone() {
+    let (seen, truth, ..) = load("0");
+    assert_about("torch reading by itself", seen, truth);
+}
+
+/// Two ranks, one of which is slow; each says how long it waited.
+const RANKS: &str = r#"
+import os, sys, time, torch
+import torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+torch.set_num_threads(1)
+tensor = torch.ones(1000)
+for _ in range(3):
+    dist.all_reduce(tensor)
+# So that what the clock shows is what it does, and not that others run.
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+print("ready", flush=True)
+sys.stdin.readline()
+waited = 0
+for _ in range(40):
+    if rank == 0:
+        time.sleep(0.02)
+    before = time.monotonic_ns()
+    dist.all_reduce(tensor)
+    waited += time.monotonic_ns() - before
+    end = time.thread_time() + 0.002
+    while time.thread_time() < end:
+        pass
+dist.all_reduce(tensor) # shows that the last wait is over
+print(waited, flush=True)
+sys.stdin.readline()
+"#;
+
+pub(crate) fn ranks() {
+    let mut observer = observer();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let meeting = folder.path().join("meeting");
+    let meeting = meeting.to_str().expect("a plain name");
+    let mut ranks = ["0", "1"].map(|rank| Script::start(RANKS, &[rank, meeting]));
+    for rank in &mut ranks {
+        assert_eq!(rank.line(), "ready");
+    }
+    let fast = ranks[1].child.id();
+    let (before, count_before) = wait_sum(&mut observer, fast, Family::DistSync);
+    ranks.iter_mut().for_each(Script::go);
+    let truths: Vec<u64> = ranks.iter_mut().map(|rank| rank.numbers()[0]).collect();
+    let (after, count) = wait_sum(&mut observer, fast, Family::DistSync);
+    eprintln!("{} waits seen, truths {truths:?}", count - count_before);
+    assert_about("waits for a peer", after - before, truths[1]);
+}
+
+/// Raises in the middle of a probed function of C++.
+const EXCEPTIONS: &str = r#"
+import sys, torch
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("on purpose")
+
+caught = 0
+for _ in range(100):
+    x = torch.ones(1, requires_grad=True)
+    try:
+        Fails.apply(x).backward()
+    except ValueError:
+        caught += 1
+print(caught, flush=True)
+sys.stdin.readline()
+"#;
+
+pub(crate) fn exceptions() {
+    let mut observer = observer();
+    let mut script = Script::start(EXCEPTIONS, &[]);
+    assert_eq!(script.numbers(), [100]);
+    observer.read().expect("maps can be read");
+    let process = find(&observer, script.child.id());
+    let backward = process
+        .calls()
+        .find(|(name, _)| name.contains("Engine::execute"));
+    assert_eq!(backward.map(|(_, count)| count.calls), Some(100));
+}

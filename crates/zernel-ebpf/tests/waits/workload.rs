@@ -1,0 +1,53 @@
+//! A training job of zernel-workload on the software GPU, and the phases it notes itself.
+
+use std::time::{Duration, Instant};
+
+use zernel_ebpf::probes::Family;
+use zernel_softgpu::install::Prologue;
+use zernel_workload::work::{GpuBackend, MlTraining};
+use zernel_workload::{CloneMode, SchedPolicy, WorkType, WorkloadConfig, WorkloadHandle};
+
+use crate::target::Stage;
+use crate::{assert_about, find, watch};
+
+const STEPS: u64 = 40;
+
+/// A trainer that waits for one slow loader, a process that is not its child.
+pub(crate) fn waits() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = watch(&stage);
+    let job = MlTraining {
+        gpu: GpuBackend::Driver(stage.library("libcuda.so.1")),
+        decode_us: 20_000,
+        gpu_us: 2_000,
+        ..MlTraining::default()
+    };
+    let config = WorkloadConfig::default()
+        .workers(1 + job.loaders)
+        .work_type(WorkType::MlTraining(job))
+        // So that what they note is what they do, and not that others run.
+        .policy(SchedPolicy::Fifo { priority: 1 })
+        .clone_mode(CloneMode::Fork);
+    let mut handle = WorkloadHandle::spawn(&config).expect("workers start");
+    handle.start();
+    let limit = Instant::now() + Duration::from_secs(120);
+    while handle.snapshot_iterations()[0] < STEPS {
+        assert!(
+            Instant::now() < limit,
+            "{STEPS} steps were not done in time"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let reports = handle.stop_and_collect();
+    observer.read().expect("maps can be read");
+    let trainer = &reports[0];
+    // The first wait is before its first call, and the last may be cut short.
+    let loading = trainer.phase_intervals.iter();
+    let truth: u64 = loading
+        .filter(|interval| interval.phase == "DataLoading" && interval.step > 0)
+        .map(|interval| interval.end_ns - interval.start_ns)
+        .sum();
+    let process = find(&observer, trainer.pid as u32);
+    let seen = process.duration(Family::Dataload).expect("it waited");
+    assert_about("waits of a training job", seen.sum_ns, truth);
+}
