@@ -189,6 +189,7 @@ struct zernel_thread {
 	__u64 window_ns; /* since when hits are counted */
 	__u64 hits;
 	__u64 context; /* the CUDA context that is current */
+	__u64 context_below; /* the one that is current again when that is popped */
 	__u32 process; /* index; 0: none yet */
 	__u32 depth;
 	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];

@@ -197,7 +197,7 @@ impl Observer {
                 .as_ref()
                 .is_some_and(|identity| identity.uid == uid),
         };
-        self.processes()
+        self.latest_of_each_pid()
             .filter(belongs)
             .map(|process| Told {
                 process,
@@ -207,6 +207,19 @@ impl Observer {
                 },
             })
             .collect()
+    }
+
+    /// A pid has several lives when it is used again, or when its program executes another; series are
+    /// told apart by pid alone, so only the last of them is told.
+    fn latest_of_each_pid(&self) -> impl Iterator<Item = &ObservedProcess> {
+        let mut latest: BTreeMap<u32, &ObservedProcess> = BTreeMap::new();
+        for process in self.processes() {
+            let known = latest.entry(process.pid).or_insert(process);
+            if known.first_ns < process.first_ns {
+                *known = process;
+            }
+        }
+        latest.into_values()
     }
 
     /// The numbers that every client of the aggregation knows.

@@ -150,6 +150,8 @@ pub struct Observer {
 impl Observer {
     /// Loads the probes, attaches to what is there, and measures what a probe costs.
     pub fn start(options: &Options) -> Result<Self, ObserveError> {
+        // First, because it says which privilege is lacking.
+        let discovery = Discovery::start()?;
         let tracker = TrackerConfig::default();
         let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
         let kernel = kernel.map_err(ObserveError::Load)?;
@@ -161,7 +163,7 @@ impl Observer {
             maps: BTreeMap::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
-            discovery: Discovery::start()?,
+            discovery,
             governor,
             gpu_facts: gpus.facts(),
             gpus,

@@ -219,8 +219,9 @@ impl ObservedProcess {
     pub(super) fn set_communicator(&mut self, raw: &layout::Communicator) {
         let rank = (raw.rank != u32::MAX).then_some(raw.rank);
         let ranks = (raw.ranks != 0).then_some(raw.ranks);
-        if let (Some(rank), Some(ranks), Some(identity)) = (rank, ranks, self.identity.take()) {
-            self.identity = Some(identity.with_rank(rank, ranks));
+        if let (Some(rank), Some(ranks)) = (rank, ranks) {
+            let identity = self.identity.take();
+            self.identity = identity.map(|identity| identity.with_rank(rank, ranks));
         }
         self.communicators.push(Communicator {
             hash: raw.hash,
@@ -290,8 +291,13 @@ impl ObservedProcess {
         });
     }
 
-    /// It has ended: what it held is free.
+    /// It has ended: what it held is free, and what is sampled goes up to its end.
     pub(super) fn end(&mut self) {
+        let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
+        let sampled: Vec<usize> = self.sampling.keys().copied().collect();
+        for symbol in sampled {
+            self.end_sampling(symbol, ended_ns);
+        }
         for memory in self.memory.values_mut() {
             memory.total.current_bytes = 0;
             for caller in memory.by_caller.values_mut() {
@@ -431,7 +437,8 @@ impl ObservedProcess {
 
     /// It is counted exactly again; the time since the last window is taken to be like it.
     pub(super) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
-        if let Some(sampling) = self.sampling.get_mut(&symbol) {
+        let sampling = self.sampling.get_mut(&symbol);
+        if let Some(sampling) = sampling.filter(|sampling| sampling.open) {
             let span_s = now_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
             sampling.estimate.extend(span_s);
             sampling.until_ns = now_ns;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use zernel_ebpf::probes::BlockedBy;
 
-use crate::target::{Driver, Role, as_word, call, try_call};
+use crate::target::{Driver, Role, call};
 
 /// Where a target writes its report.
 const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
