@@ -26,13 +26,13 @@ const BATCH_MS: u64 = 20;
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("trains_with_busy_loaders", |driver, rounds| {
-        train(driver, rounds, burn)
+        train(driver, rounds, burn);
     }),
     ("trains_with_reading_loaders", |driver, rounds| {
-        train(driver, rounds, read_from_disk)
+        train(driver, rounds, read_from_disk);
     }),
     ("trains_with_sleeping_loaders", |driver, rounds| {
-        train(driver, rounds, thread::sleep)
+        train(driver, rounds, thread::sleep);
     }),
     ("trains_alone", train_alone),
     ("is_a_slow_rank", |driver, rounds| rank(driver, rounds, 0)),
@@ -152,9 +152,8 @@ impl Loader {
         // SAFETY: this program has one thread, so its child may do whatever it could.
         if unsafe { libc::fork() } == 0 {
             drop((ask, given));
-            if work as usize == read_from_disk as usize {
-                read_from_disk(Duration::ZERO);
-            }
+            // Who reads makes its file first.
+            work(Duration::ZERO);
             let mut order = [0];
             while asked.read_exact(&mut order).is_ok() {
                 work(Duration::from_millis(BATCH_MS));
@@ -340,7 +339,7 @@ impl Feeder {
     /// Reads what has come already, so that the next read waits.
     fn drain(&mut self) {
         let files: [&dyn AsRawFd; 4] = [&self.pipe, &self.polled, &self.unix, &self.tcp];
-        for file in files.map(|file| file.as_raw_fd()) {
+        for file in files.map(AsRawFd::as_raw_fd) {
             let mut bytes = [0_u8; 512];
             let mut ready = 0;
             // SAFETY: an open descriptor, memory of ours, and no more than there is to read.

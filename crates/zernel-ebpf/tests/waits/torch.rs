@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
 use zernel_ebpf::library::LibraryKind;
-use zernel_ebpf::observer::Observer;
+use zernel_ebpf::observer::{Observer, Rung};
 use zernel_ebpf::probes::Family;
 use zernel_testkit::Need;
 
@@ -41,7 +41,11 @@ fn library() -> Option<&'static Path> {
 }
 
 fn observer() -> Observer {
-    let mut observer = Observer::start().expect("this machine can observe");
+    observer_on(&Rung::LADDER)
+}
+
+fn observer_on(rungs: &[Rung]) -> Observer {
+    let mut observer = Observer::start_on(rungs).expect("this machine can observe");
     let path = library().expect("checked");
     observer
         .watch_file(LibraryKind::TorchCpu, path, path)
@@ -184,6 +188,10 @@ pub(crate) fn loaders() {
         .processes()
         .filter(|other| other.loads_for == Some(process.pid));
     assert_eq!(loaders.count(), 2);
+    // Two parameters, three steps before it was told to go.
+    let mut calls = process.calls();
+    let optimizer = calls.find(|(name, _)| name.contains("addcdiv_"));
+    assert_eq!(optimizer.map(|(_, count)| count.calls), Some(2 * (3 + 40)));
     eprintln!("{:?}", process.dataload);
     assert_about("waits for torch's loaders", seen, truth);
     let causes = process.dataload;
@@ -267,13 +275,14 @@ sys.stdin.readline()
 "#;
 
 pub(crate) fn exceptions() {
-    let mut observer = observer();
-    let mut script = Script::start(EXCEPTIONS, &[]);
-    assert_eq!(script.numbers(), [100]);
-    observer.read().expect("maps can be read");
-    let process = find(&observer, script.child.id());
-    let backward = process
-        .calls()
-        .find(|(name, _)| name.contains("Engine::execute"));
-    assert_eq!(backward.map(|(_, count)| count.calls), Some(100));
+    for rung in Rung::LADDER {
+        let mut observer = observer_on(&[rung]);
+        let mut script = Script::start(EXCEPTIONS, &[]);
+        assert_eq!(script.numbers(), [100], "{}", rung.name());
+        observer.read().expect("maps can be read");
+        let process = find(&observer, script.child.id());
+        let mut calls = process.calls();
+        let backward = calls.find(|(name, _)| name.contains("Engine::execute"));
+        assert_eq!(backward.map(|(_, count)| count.calls), Some(100));
+    }
 }
