@@ -462,12 +462,15 @@ __noinline int zernel_observe_duration(__u32 process_index, __u32 family, __u64 
 static __always_inline struct zernel_counter *zernel_counter(__u32 process, __u32 symbol)
 {
 	struct zernel_counters *own = bpf_map_lookup_elem(&counters, &process);
+	/* Of 64 bits, because old verifiers lose the check of a copy of 32. */
+	__u64 row = symbol;
 
-	if (!own || symbol >= ZERNEL_SYMBOLS)
+	barrier_var(row);
+	if (!own || row >= ZERNEL_SYMBOLS)
 		return NULL;
 	/* The verifier wants the check before the arithmetic, the compiler does not. */
 	barrier_var(own);
-	return &own->of[symbol];
+	return &own->of[row];
 }
 
 /* The state of a task that is known to belong to an ML process. */

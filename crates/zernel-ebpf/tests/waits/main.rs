@@ -2,6 +2,7 @@
 
 #[path = "../bpf/mod.rs"]
 mod bpf;
+mod kernels;
 mod roles;
 #[path = "../observe/target.rs"]
 #[allow(dead_code)]
@@ -19,15 +20,23 @@ use zernel_ebpf::library::LibraryKind;
 use zernel_ebpf::observer::{ObservedProcess, Observer};
 use zernel_ebpf::probes::{BlockedBy, Family};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::{root, trial};
+use zernel_testkit::{Need, root, trial};
 
 fn main() -> ExitCode {
     if let Some(code) = target::act(roles::ROLES) {
         return code;
     }
     let needs = [root(), bpf::need()];
+    let vm = Need {
+        name: "vm",
+        check: || kernels::obtain("6.1").map(|_| ()),
+    };
     let with_torch = [root(), bpf::need(), torch::need()];
     zernel_testkit::main([
+        trial("the_probes_load_here", &needs, kernels::load_here),
+        trial("the_probes_load_on_old_and_new_kernels", &[vm], || {
+            kernels::load_there(&["6.1", "6.12", "7.2"]);
+        }),
         trial("busy_loaders_are_waited_for", &needs, busy_loaders),
         trial("reading_loaders_are_waited_for", &needs, reading_loaders),
         trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
