@@ -196,7 +196,22 @@ fn blocks() {
                 _ => assert_about(by.name(), seen_ns, truth_ns),
             }
         }
+        check_task_state(observer, target.pid());
     });
+}
+
+/// What the sampled rule is given: recent waits, and no burst while it is blocked.
+fn check_task_state(observer: &Observer, pid: u32) {
+    let state = || {
+        let state = observer.task_state(pid).expect("readable");
+        state.expect("an ML process")
+    };
+    // Having said that it is done, it waits to be told to end.
+    while state().cpu_burst_ns != 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(state().io_wait_q16 > 0 && state().io_wait_q16 <= 1 << 16);
+    assert!(state().futex_waits > 0);
 }
 
 fn adoption() {
