@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         trial("busy_loaders_are_waited_for", &needs, busy_loaders),
         trial("reading_loaders_are_waited_for", &needs, reading_loaders),
         trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
+        trial("a_loading_thread_is_waited_for", &needs, loading_thread),
         trial("who_loads_alone_waits_too", &needs, alone),
         trial(
             "a_training_jobs_waits_for_data_are_its_own",
@@ -158,6 +159,17 @@ fn sleeping_loaders() {
         |observer, target, report| {
             let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
             assert!(other > 2.0 * (fetch + prepare));
+        },
+    );
+}
+
+fn loading_thread() {
+    observe(
+        "trains_with_a_loading_thread",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
+            assert!(prepare > 2.0 * (fetch + other) && prepare + sched > 0.8);
         },
     );
 }

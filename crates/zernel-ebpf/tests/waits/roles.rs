@@ -35,6 +35,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
         train(driver, rounds, thread::sleep);
     }),
     ("trains_alone", train_alone),
+    ("trains_with_a_loading_thread", train_with_a_thread),
     ("is_a_slow_rank", |driver, rounds| rank(driver, rounds, 0)),
     ("is_a_fast_rank", |driver, rounds| rank(driver, rounds, 1)),
     ("blocks", block),
@@ -231,6 +232,31 @@ fn train_alone(driver: &Driver, rounds: u64) {
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
         step(driver, device, function);
+    }
+    write(&report);
+}
+
+/// Never waits for the GPU, and is handed its batches by a thread: only the copy that follows tells its
+/// waits from those for a backward pass.
+fn train_with_a_thread(driver: &Driver, rounds: u64) {
+    let mut report = Report::default();
+    driver.open();
+    let (function, device) = (driver.kernel(), driver.allocate(4096));
+    step(driver, device, function);
+    let (sender, batches) = std::sync::mpsc::sync_channel(1);
+    thread::spawn(move || {
+        while sender.send([0_u8; 4096]).is_ok() {
+            burn(Duration::from_millis(BATCH_MS));
+        }
+    });
+    run_before_others();
+    for _ in 0..rounds {
+        let before = now(ClockId::Monotonic);
+        let mut batch = batches.recv().expect("the thread goes on");
+        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waits += 1;
+        driver.copy_to(device, &mut batch);
+        driver.launch(function);
     }
     write(&report);
 }
