@@ -199,6 +199,7 @@ fn ranks() {
 fn blocks() {
     observe("blocks", 20, |observer, target, report| {
         let seen = find(observer, target.pid()).scheduling;
+        eprintln!("{seen:?}");
         for by in BlockedBy::ALL {
             let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
             match by {
