@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::files::{Watch, detach};
+use super::files::{AttachedFile, Watch, detach};
 use super::kernel::{Kernel, Target};
 use super::{Observer, monotonic_ns};
 use crate::capability::own_offset;
@@ -286,7 +286,7 @@ impl Observer {
         }
         self.plan_next_window();
         let windows = self.files.iter_mut();
-        windows.flat_map(|file| file.close_window()).collect()
+        windows.flat_map(AttachedFile::close_window).collect()
     }
 
     /// The next window comes so late that the busiest thread pays no more than its budget.
@@ -323,7 +323,7 @@ impl Observer {
     }
 }
 
-impl super::files::AttachedFile {
+impl AttachedFile {
     /// Whether any function of it is watched at all.
     pub(crate) fn is_watched(&self) -> bool {
         let mut functions = self.functions.iter();

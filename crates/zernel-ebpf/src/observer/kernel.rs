@@ -401,8 +401,8 @@ impl Kernel {
     /// Gives storage to the threads and children that known processes had before they were known.
     pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
         let link = quietly(|| self.program("adopt_tasks")?.attach())?;
-        // The program writes nothing, so one read runs it to its end.
-        Iter::new(&link)?.read(&mut [0; 16])?;
+        // The program writes nothing: reading to the end is what runs it.
+        std::io::copy(&mut Iter::new(&link)?, &mut std::io::sink())?;
         Ok(())
     }
 

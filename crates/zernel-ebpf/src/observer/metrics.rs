@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use zernel_phase::task_state::WorkloadPhase;
 
 use super::callers::UNKNOWN;
-use super::process::{ObservedProcess, Seen};
+use super::process::{CallCount, ObservedProcess, Seen};
 use super::{Observer, monotonic_ns};
 use crate::aggregation::exposition::{Exposition, Kind};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
-use crate::gpu::VisibleDevices;
+use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::probes::{BlockedBy, Counts, Direction, Family, Operation};
 
 /// Whose processes are told of.
@@ -311,7 +311,7 @@ impl Observer {
             ];
             out.sample(name, "", &labels, 1);
         }
-        let gauges: [(_, fn(&crate::gpu::GpuFacts) -> Option<f64>); 3] = [
+        let gauges: [(Named, OfGpu); 3] = [
             (GPU_UTILIZATION, |gpu| Some(f64::from(gpu.utilization?) / 100.0)),
             (GPU_TOTAL, |gpu| Some(gpu.memory_total? as f64)),
             (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
@@ -354,6 +354,8 @@ impl Observer {
 }
 
 type Named = (&'static str, Kind, &'static str);
+type OfGpu = fn(&GpuFacts) -> Option<f64>;
+type OfCalls = fn(&CallCount) -> u64;
 
 fn single(out: &mut Exposition, family: Named, labels: &[(&str, &dyn Display)], value: f64) {
     let (name, kind, help) = family;
@@ -393,7 +395,7 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
             add(&[], count.error as f64);
         }
     });
-    let copies: [(Named, fn(&super::CallCount) -> u64); 2] =
+    let copies: [(Named, OfCalls); 2] =
         [(COPIES, |count| count.calls), (COPY_BYTES, |count| count.bytes)];
     for (family, value) in copies {
         series(out, family, told, |told, add| {
@@ -423,7 +425,7 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
 }
 
 fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
-    let counters: [(Named, fn(&super::CallCount) -> u64); 2] =
+    let counters: [(Named, OfCalls); 2] =
         [(NCCL_CALLS, |count| count.calls), (NCCL_BYTES, |count| count.bytes)];
     for (family, value) in counters {
         series(out, family, told, |told, add| {

@@ -35,7 +35,7 @@ impl SharedState {
     pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let parent = directory.parent().unwrap_or(directory);
         let is_bpffs = rustix::fs::statfs(parent)
-            .is_ok_and(|status| i64::from(status.f_type) == BPF_FS_MAGIC);
+            .is_ok_and(|status| status.f_type == BPF_FS_MAGIC);
         if !is_bpffs {
             return Err(format!("no bpffs is mounted at {}", parent.display()));
         }

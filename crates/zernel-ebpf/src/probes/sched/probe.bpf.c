@@ -481,8 +481,10 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 	if (!task || !task->mm)
 		return 0;
 	thread = bpf_task_storage_get(&threads, task, 0, 0);
-	if (thread && thread->process)
+	if (thread && thread->process) {
+		zernel_task(task, bpf_ktime_get_ns());
 		return 0;
+	}
 	index = zernel_known_process(task);
 	if (!index) {
 		parent = task->real_parent;
