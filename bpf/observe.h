@@ -129,6 +129,7 @@ struct zernel_losses {
 	__u64 memory_accounts; /* memory of call sites beyond the map of accounts */
 	__u64 communicators; /* collectives of communicators beyond their map */
 	__u64 threads; /* events of threads that got no storage */
+	__u64 switches; /* of ML threads, that the kernel did not tell of */
 };
 
 struct zernel_open_call {

@@ -446,6 +446,13 @@ impl Observer {
         problems
     }
 
+    /// Switches of ML threads that were not seen, as the next one of the thread shows: what it did
+    /// meanwhile is missing from its times.
+    #[must_use]
+    pub fn missed_switches(&self) -> u64 {
+        self.kernel.losses.read(0).switches
+    }
+
     /// What could not be kept.
     #[must_use]
     pub fn losses(&self) -> Losses {

@@ -85,6 +85,7 @@ mirrors! {
         memory_accounts: u64,
         communicators: u64,
         threads: u64,
+        switches: u64,
     }
 
     struct Histogram {

@@ -93,6 +93,11 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
     target.wait_until_done();
     observer.read().expect("maps can be read");
     let report = read_report(&stage, &target);
+    let processes = observer.processes();
+    let switches: u64 = processes.map(|process| process.scheduling.switches).sum();
+    let missed = observer.missed_switches();
+    eprintln!("{missed} of {switches} switches were not seen");
+    assert!(missed * 20 <= switches, "{missed} of {switches}");
     check(&mut observer, &target, report);
     assert_eq!(observer.losses(), Default::default());
 }

@@ -290,6 +290,8 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		thread->data.cpu_ns += stretch_ns;
 		thread->peers.cpu_ns += stretch_ns;
 	}
+	if (run->state == ZERNEL_RUNNABLE || run->state == ZERNEL_BLOCKED)
+		ZERNEL_LOST(switches);
 	__sync_fetch_and_add(&process->switches, 1);
 	if (state)
 		state->cpu_burst_ns = 0;
@@ -361,7 +363,9 @@ static __always_inline void switched_in(struct task_struct *task, struct zernel_
 
 	if (!process)
 		return;
-	if (run->state != ZERNEL_NOT_SEEN)
+	if (run->state == ZERNEL_ON_CPU)
+		ZERNEL_LOST(switches);
+	else if (run->state != ZERNEL_NOT_SEEN)
 		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
 	turn_run(thread, process, ZERNEL_ON_CPU, now_ns);
 	if (!state)
