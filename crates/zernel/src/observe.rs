@@ -137,9 +137,7 @@ fn observer_options(options: &Options) -> observer::Options {
     }
 }
 
-fn server_options(
-    options: &Options,
-) -> Result<zernel_serve::Options, zernel_serve::SecretError> {
+fn server_options(options: &Options) -> Result<zernel_serve::Options, zernel_serve::SecretError> {
     let token = options.token_file.as_deref().map(Secret::from_file);
     Ok(zernel_serve::Options {
         http: Some(options.http),

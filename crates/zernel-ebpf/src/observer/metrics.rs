@@ -312,7 +312,9 @@ impl Observer {
             out.sample(name, "", &labels, 1);
         }
         let gauges: [(Named, OfGpu); 3] = [
-            (GPU_UTILIZATION, |gpu| Some(f64::from(gpu.utilization?) / 100.0)),
+            (GPU_UTILIZATION, |gpu| {
+                Some(f64::from(gpu.utilization?) / 100.0)
+            }),
             (GPU_TOTAL, |gpu| Some(gpu.memory_total? as f64)),
             (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
         ];
@@ -395,8 +397,10 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
             add(&[], count.error as f64);
         }
     });
-    let copies: [(Named, OfCalls); 2] =
-        [(COPIES, |count| count.calls), (COPY_BYTES, |count| count.bytes)];
+    let copies: [(Named, OfCalls); 2] = [
+        (COPIES, |count| count.calls),
+        (COPY_BYTES, |count| count.bytes),
+    ];
     for (family, value) in copies {
         series(out, family, told, |told, add| {
             for direction in DIRECTIONS {
@@ -412,7 +416,11 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         for (family, wait) in WAIT_KINDS {
             if let Some(histogram) = told.process.duration(family) {
-                out.histogram(name, &[("pid", &told.process.pid), ("kind", &wait)], histogram);
+                out.histogram(
+                    name,
+                    &[("pid", &told.process.pid), ("kind", &wait)],
+                    histogram,
+                );
             }
         }
     }
@@ -425,8 +433,10 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
 }
 
 fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
-    let counters: [(Named, OfCalls); 2] =
-        [(NCCL_CALLS, |count| count.calls), (NCCL_BYTES, |count| count.bytes)];
+    let counters: [(Named, OfCalls); 2] = [
+        (NCCL_CALLS, |count| count.calls),
+        (NCCL_BYTES, |count| count.bytes),
+    ];
     for (family, value) in counters {
         series(out, family, told, |told, add| {
             for operation in Operation::ALL {
@@ -454,7 +464,9 @@ fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
     series(out, NCCL_SEQUENCE, told, |told, add| {
         for communicator in &told.process.communicators {
             let hash = format!("{:016x}", communicator.hash);
-            let rank = communicator.rank.map_or(String::new(), |rank| rank.to_string());
+            let rank = communicator
+                .rank
+                .map_or(String::new(), |rank| rank.to_string());
             add(
                 &[("communicator", &hash), ("rank", &rank)],
                 communicator.sequence as f64,
@@ -468,17 +480,36 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
         let text = |value: Option<&String>| value.cloned().unwrap_or_default();
         let number = |value: Option<u32>| value.map_or(String::new(), |value| value.to_string());
         let identity = told.process.identity.as_ref();
-        let role = if told.process.is_loader { "loader" } else { "trainer" };
+        let role = if told.process.is_loader {
+            "loader"
+        } else {
+            "trainer"
+        };
         add(
             &[
                 ("comm", &text(identity.map(|identity| &identity.comm))),
-                ("job", &text(identity.and_then(|identity| identity.job.as_ref()))),
+                (
+                    "job",
+                    &text(identity.and_then(|identity| identity.job.as_ref())),
+                ),
                 ("rank", &number(identity.and_then(|identity| identity.rank))),
-                ("local_rank", &number(identity.and_then(|identity| identity.local_rank))),
+                (
+                    "local_rank",
+                    &number(identity.and_then(|identity| identity.local_rank)),
+                ),
                 ("cgroup", &text(identity.map(|identity| &identity.cgroup))),
-                ("namespace", &text(identity.and_then(|identity| identity.namespace.as_ref()))),
-                ("pod", &text(identity.and_then(|identity| identity.pod.as_ref()))),
-                ("container", &text(identity.and_then(|identity| identity.container.as_ref()))),
+                (
+                    "namespace",
+                    &text(identity.and_then(|identity| identity.namespace.as_ref())),
+                ),
+                (
+                    "pod",
+                    &text(identity.and_then(|identity| identity.pod.as_ref())),
+                ),
+                (
+                    "container",
+                    &text(identity.and_then(|identity| identity.container.as_ref())),
+                ),
                 ("UUID", &told.uuid()),
                 ("role", &role),
             ],
@@ -495,7 +526,10 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
             return;
         };
         for phase in WorkloadPhase::ALL {
-            add(&[("phase", &phase)], phases.times.phase_ns(phase) as f64 / 1e9);
+            add(
+                &[("phase", &phase)],
+                phases.times.phase_ns(phase) as f64 / 1e9,
+            );
         }
     });
     series(out, CPU, told, |told, add| {
@@ -528,7 +562,10 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
     });
     series(out, COMPLETE, told, |told, add| {
         if !told.process.is_loader {
-            add(&[], f64::from(u8::from(told.process.seen == Seen::Complete)));
+            add(
+                &[],
+                f64::from(u8::from(told.process.seen == Seen::Complete)),
+            );
         }
     });
     series(out, COST_RATIO, told, |told, add| {
@@ -572,9 +609,7 @@ fn aggregate(told: &[Told<'_>]) -> AggregatedMetrics {
 }
 
 fn merged(told: &[Told<'_>], family: Family) -> Option<LatencyHistogram> {
-    let mut histograms = told
-        .iter()
-        .filter_map(|told| told.process.duration(family));
+    let mut histograms = told.iter().filter_map(|told| told.process.duration(family));
     let mut all = histograms.next()?.clone();
     histograms.for_each(|histogram| all.merge(histogram));
     Some(all)

@@ -23,17 +23,17 @@ mod process;
 mod shared_state;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::io;
 
 pub use driver::run;
 pub use estimate::Estimate;
 pub use files::Watch;
 use files::{AttachedFile, RefusedFile};
-pub use governor::{Cost, GovernorOptions, ProcessCost};
 use governor::Governor;
+pub use governor::{Cost, GovernorOptions, ProcessCost};
 use kernel::Kernel;
 pub use kernel::Rung;
 pub use metrics::{Documented, FAMILIES, TextFormat, Whose};

@@ -13,9 +13,7 @@ use super::governor::ProcessCost;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
 use crate::identity::{Identity, identify};
-use crate::probes::{
-    Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout,
-};
+use crate::probes::{Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -309,7 +307,8 @@ impl ObservedProcess {
 
     /// Calls of every function that was called, by name.
     pub fn calls(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
-        self.counted().map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
+        self.counted()
+            .map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
     }
 
     /// Calls and bytes of everything that counts as the same.

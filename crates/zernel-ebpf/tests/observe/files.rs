@@ -133,7 +133,7 @@ pub(crate) fn garbage() {
     fs::create_dir(stage.path().join("garbage")).expect("ours");
     let mut observer = observe(&stage);
     let noise: Vec<u8> = (0..20_000_u32)
-        .map(|number| (number * 31 >> 3) as u8)
+        .map(|number| ((number * 31) >> 3) as u8)
         .collect();
     for truncated in [false, true] {
         match truncated {
