@@ -137,6 +137,8 @@ pub struct Observer {
     processes: BTreeMap<u32, ObservedProcess>,
     /// Those that have ended, until their grace is over.
     ended: Vec<ObservedProcess>,
+    /// The kernel's places of those that have ended, until nobody writes there any more.
+    retired: BTreeSet<u32>,
     discovery: Discovery,
     governor: Governor,
     gpus: Gpus,
@@ -163,6 +165,7 @@ impl Observer {
             maps: BTreeMap::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
+            retired: BTreeSet::new(),
             discovery,
             governor,
             gpu_facts: gpus.facts(),
@@ -321,7 +324,8 @@ impl Observer {
         let own = std::process::id();
         for index in 1..layout::PROCESSES {
             let raw = self.kernel.processes.read(index);
-            if raw.pid == 0 || raw.pid == own {
+            let retired = self.retired.contains(&(index as u32));
+            if raw.pid == 0 || raw.pid == own || retired {
                 continue;
             }
             let process = self
@@ -387,6 +391,17 @@ impl Observer {
                 process.end();
                 self.ended.push(process);
             }
+            self.retired.insert(index);
+        }
+        // Loaders that outlive their trainer still write to its place.
+        let needed = |trainer: &u32| {
+            let mut living = self.processes.values();
+            living.any(|process| process.trainer == *trainer)
+        };
+        let (kept, free) = self.retired.iter().partition(|index| needed(index));
+        self.retired = kept;
+        let free: BTreeSet<u32> = free;
+        for index in free {
             self.kernel.forget_process(index)?;
         }
         let now_ns = monotonic_ns();

@@ -124,6 +124,8 @@ pub struct ObservedProcess {
     /// What it pays for being observed.
     pub cost: ProcessCost,
     pub(super) callers: Callers,
+    /// The kernel's place of the process that it loads data for, or 0.
+    pub(super) trainer: u32,
     /// Time in each phase of threads that are gone.
     gone_phases_ns: [u64; 5],
     /// Whether there was a time in which it was not watched.
@@ -160,6 +162,7 @@ impl ObservedProcess {
             communicators: Vec::new(),
             cost: ProcessCost::default(),
             callers: Callers::default(),
+            trainer: 0,
             missed: false,
             steady_cost: 0.0,
             hits: 0,
@@ -175,6 +178,7 @@ impl ObservedProcess {
     pub(super) fn read(&mut self, kernel: &Kernel, index: usize, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
+        self.trainer = raw.trainer;
         self.gone_phases_ns = raw.phase_ns;
         if raw.ended_ns != 0 {
             self.set_phases([].into_iter(), raw.ended_ns);
