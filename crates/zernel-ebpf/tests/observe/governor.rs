@@ -99,7 +99,15 @@ pub(crate) fn busy() {
 /// The stated error holds 19 times out of 20; four times as much is not left by chance.
 pub(crate) fn estimate() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&governed(&stage));
+    // More than usual, for more windows in less time.
+    let governor = GovernorOptions {
+        budget: 0.03,
+        ceiling: 0.3,
+    };
+    let watcher = Watcher::start(&Options {
+        governor,
+        ..exact(&stage)
+    });
     let mut target = stage.target("paced", 600_000);
     let pid = target.pid();
     target.go();

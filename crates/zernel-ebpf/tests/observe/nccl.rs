@@ -195,7 +195,10 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
         let margin = truth / 10 + rounds * 3_000_000;
         let off = seen.sum_ns.abs_diff(truth);
         assert!(off < margin, "{symbol}: {} for {truth} ns", seen.sum_ns);
-        assert!(truth > 2 * margin, "{symbol} is too short to tell: {truth} ns");
+        assert!(
+            truth > 2 * margin,
+            "{symbol} is too short to tell: {truth} ns"
+        );
     }
 }
 
