@@ -20,7 +20,7 @@ pub(crate) const RANK: &str = "ZERNEL_TARGET_RANK";
 const RANKS: u64 = 2;
 /// Elements of a message: with the bandwidth below, some milliseconds.
 const ELEMENTS: u64 = 50_000;
-const BANDWIDTH: &str = "100000000";
+const BANDWIDTH: &str = "20000000";
 /// `ncclDataType_t`, less the last two, which the software GPU does not have.
 const TYPES: u64 = 10;
 
@@ -191,8 +191,14 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
             .expect(symbol);
         let truth = truth_until_sync(stage, pid, symbol);
         assert_eq!(seen.count, rounds, "{symbol}");
-        let off = seen.sum_ns.abs_diff(truth) as f64 / truth as f64;
-        assert!(off < 0.1, "{symbol}: {} for {truth} ns", seen.sum_ns);
+        // A tenth, and what a busy machine may do to each of them between the two clocks.
+        let margin = truth / 10 + rounds * 3_000_000;
+        let off = seen.sum_ns.abs_diff(truth);
+        assert!(off < margin, "{symbol}: {} for {truth} ns", seen.sum_ns);
+        assert!(
+            truth > 2 * margin,
+            "{symbol} is too short to tell: {truth} ns"
+        );
     }
 }
 

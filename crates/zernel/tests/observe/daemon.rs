@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     pub(crate) fn kernel_objects(&self) -> KernelObjects {
-        KernelObjects::of(self.child.id())
+        KernelObjects::of(self.pid())
     }
 
     /// Sends a signal and waits for the end; also tells what it said last.

@@ -51,6 +51,10 @@ fn main() -> ExitCode {
             users::users_see_their_own_processes,
         ),
         (
+            "each_capability_is_needed",
+            users::each_capability_is_needed,
+        ),
+        (
             "lacking_privilege_is_said",
             users::lacking_privilege_is_said,
         ),
@@ -248,7 +252,15 @@ fn a_killed_daemon_leaves_nothing_attached() {
 fn the_ledger_is_printed() {
     let stage = Stage::new(Prologue::Push);
     let library = stage.library("libcuda.so.1");
-    let output = output(&[&"--ledger", &"--for", &"0.1", &"--library", &library]);
+    let output = output(&[
+        &"--ledger",
+        &"--for",
+        &"0.1",
+        &"--budget",
+        &"none",
+        &"--library",
+        &library,
+    ]);
     assert!(
         output.status.success(),
         "{}",

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::thread;
 
 use rustix::process::Uid;
@@ -85,6 +85,56 @@ pub(crate) fn users_see_their_own_processes() {
     let ledger = ask_as(0, &daemon, "/api/v1/ledger").json();
     let told = pids(&ledger["processes"]);
     assert!(told.contains(&of_root) && told.contains(&of_nobody));
+}
+
+/// The capabilities that are needed, as `setpriv` spells them.
+const CAPABILITIES: [&str; 5] = [
+    "bpf",
+    "perfmon",
+    "sys_ptrace",
+    "dac_read_search",
+    "checkpoint_restore",
+];
+
+/// Observes for a moment as another user with these capabilities.
+fn ledger_with(program: &Path, capabilities: &[&str]) -> Output {
+    let held: String = capabilities
+        .iter()
+        .map(|name| format!(",+{name}"))
+        .collect();
+    let mut command = Command::new("setpriv");
+    command
+        .args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")])
+        .args([
+            format!("--inh-caps=-all{held}"),
+            format!("--ambient-caps=-all{held}"),
+        ])
+        .arg("--clear-groups")
+        .arg(program)
+        .args(["observe", "--ledger", "--for", "0.1"]);
+    command.output().expect("setpriv runs")
+}
+
+pub(crate) fn each_capability_is_needed() {
+    let stage = Stage::new(Prologue::Push);
+    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref());
+    let target = launched(&stage, 1);
+    let output = ledger_with(&zernel, &CAPABILITIES);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(pids(&ledger["processes"]).contains(&u64::from(target.pid())));
+    for lacking in CAPABILITIES {
+        let rest: Vec<_> = CAPABILITIES
+            .into_iter()
+            .filter(|name| *name != lacking)
+            .collect();
+        let output = ledger_with(&zernel, &rest);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "without {lacking}: {said}");
+        let name = format!("CAP_{}", lacking.to_uppercase());
+        assert!(said.contains(&name), "{said}");
+    }
 }
 
 pub(crate) fn lacking_privilege_is_said() {

@@ -455,8 +455,9 @@ int process_fork(__u64 *ctx)
 	if (!index)
 		return 0;
 	if (child->tgid != parent->tgid) {
-		/* Its parent waits until it executes something: it will load nothing. */
-		if (child->vfork_done)
+		/* Borrows its parent's memory until it executes something: it will load nothing.
+		 * (The kernel sets vfork_done only after this.) */
+		if (child->mm == parent->mm)
 			return 0;
 		index = admit_loader(child, index);
 	}
