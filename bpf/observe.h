@@ -67,7 +67,7 @@ struct zernel_symbol {
 struct zernel_settings {
 	struct zernel_tracker_config tracker;
 	__u32 window_open; /* whether sampled functions count */
-	__u32 observer; /* the pid whose own calls are not counted */
+	__u32 reserved;
 };
 
 struct zernel_counter {

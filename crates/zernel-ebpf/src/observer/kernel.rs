@@ -154,7 +154,7 @@ impl Kernel {
         let settings = layout::Settings {
             tracker: RawTrackerConfig::from(tracker),
             window_open: 0,
-            observer: std::process::id(),
+            reserved: 0,
         };
         self.settings.write(0, &settings);
         for symbol in 0..SYMBOLS.len() {
@@ -203,8 +203,7 @@ impl Kernel {
     pub(crate) fn open_window(&self, open: bool) {
         let offset = offset_of!(layout::Settings, window_open);
         let word = self.settings.word(0, offset);
-        let observer = word.load(Ordering::Relaxed) >> 32;
-        word.store(observer << 32 | u64::from(open), Ordering::Release);
+        word.store(open.into(), Ordering::Release);
     }
 
     fn free_process(&self, index: u32) -> libbpf_rs::Result<()> {
@@ -239,6 +238,24 @@ impl Kernel {
         self.counters.write(place, &layout::Counters::new_zeroed());
         self.processes.write(place, &layout::Process::new_zeroed());
         self.free_process(index)
+    }
+
+    /// Forgets ourselves: calibration has made an observed process of us, and children of an observed
+    /// process are taken for its loaders.
+    pub(crate) fn forget_ourselves(&self) -> libbpf_rs::Result<()> {
+        let own = std::process::id();
+        let indices = find_map(&self.object, "process_indices")?;
+        for key in indices.keys().collect::<Vec<_>>() {
+            let Some(index) = indices.lookup(&key, MapFlags::ANY)? else {
+                continue;
+            };
+            let index = u32::from_ne_bytes(index.try_into().unwrap_or_default());
+            if index != 0 && self.processes.read(index as usize).pid == own {
+                let _ = indices.delete(&key);
+                self.forget_process(index)?;
+            }
+        }
+        Ok(())
     }
 
     fn delete_where<K: FromBytes>(

@@ -158,6 +158,7 @@ impl Observer {
         let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
         let kernel = kernel.map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
+        kernel.forget_ourselves().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
         let mut observer = Self {
             files: Vec::new(),
@@ -321,11 +322,10 @@ impl Observer {
     /// Takes over what the kernel has kept since the last time.
     pub fn read(&mut self) -> Result<(), ObserveError> {
         self.kernel.beat();
-        let own = std::process::id();
         for index in 1..layout::PROCESSES {
             let raw = self.kernel.processes.read(index);
             let retired = self.retired.contains(&(index as u32));
-            if raw.pid == 0 || raw.pid == own || retired {
+            if raw.pid == 0 || retired {
                 continue;
             }
             let process = self

@@ -36,7 +36,7 @@ mirrors! {
     struct Settings {
         tracker: RawTrackerConfig,
         window_open: u32,
-        observer: u32,
+        reserved: u32,
     }
 
     struct Counter {
