@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen, TextFormat, Whose};
@@ -199,6 +200,13 @@ pub(crate) fn next_pid() -> Need {
 
 const NEXT_PID: &str = "/proc/sys/kernel/ns_last_pid";
 
+/// Held by who sets the next pid, and by who counts on pids not coming twice.
+static PIDS: Mutex<()> = Mutex::new(());
+
+fn alone_with_pids() -> MutexGuard<'static, ()> {
+    PIDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Starts a target with a pid that somebody had before. Others start processes, too.
 fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
     let mut found = None;
@@ -212,6 +220,7 @@ fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
 }
 
 pub(crate) fn a_pid_used_again() {
+    let _alone = alone_with_pids();
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
     let mut first = stage.target("launches", 10);
@@ -230,6 +239,7 @@ pub(crate) fn a_pid_used_again() {
 /// More than there are places for at once: they are given back. Nobody attached before, so that many of
 /// them end while that is done.
 pub(crate) fn thousands_of_short_ones() {
+    let _alone = alone_with_pids();
     const COUNT: u64 = 2100;
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&Options {
