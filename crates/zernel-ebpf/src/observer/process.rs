@@ -10,6 +10,7 @@ use super::estimate::Estimate;
 use super::governor::ProcessCost;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
+use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
 use crate::probes::{
     Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout,
@@ -110,6 +111,8 @@ pub struct ObservedProcess {
     pub communicators: Vec<Communicator>,
     /// What it pays for being observed.
     pub cost: ProcessCost,
+    /// The devices it can use, as last looked up: that takes a while, and its pid may be gone.
+    pub(super) devices: VisibleDevices,
     pub(super) callers: Callers,
     /// Whether there was a time in which it was not watched.
     missed: bool,
@@ -142,6 +145,7 @@ impl ObservedProcess {
             dataload: DataloadCauses::default(),
             communicators: Vec::new(),
             cost: ProcessCost::default(),
+            devices: VisibleDevices::default(),
             callers: Callers::default(),
             missed: false,
             steady_cost: 0.0,
@@ -212,6 +216,14 @@ impl ObservedProcess {
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
         });
+    }
+
+    /// Looks up which devices it can use.
+    pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
+        self.devices = match &self.identity {
+            Some(identity) => VisibleDevices::of(identity, gpus),
+            None => VisibleDevices::parse(None, gpus),
+        };
     }
 
     /// Asks again who it is: programs name themselves, and change their user, after they start.
