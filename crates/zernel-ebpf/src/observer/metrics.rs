@@ -13,7 +13,7 @@ use super::process::{CallCount, ObservedProcess, Seen};
 use super::{Observer, monotonic_ns};
 use crate::aggregation::exposition::{Exposition, Kind};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
-use crate::gpu::{GpuFacts, VisibleDevices};
+use crate::gpu::GpuFacts;
 use crate::probes::{BlockedBy, Counts, Direction, Family, Operation};
 
 /// Whose processes are told of.
@@ -162,21 +162,20 @@ const WAIT_KINDS: [(Family, &str); 4] = [
     (Family::CopyWait, "copy"),
 ];
 
-/// A process with what is looked up for it once per text.
+/// A process that is told of.
 struct Told<'a> {
     process: &'a ObservedProcess,
-    devices: VisibleDevices,
 }
 
 impl Told<'_> {
     /// NVML's number of the device that the process knows by `ordinal`; without NVML, that.
     fn gpu_id(&self, ordinal: u32) -> u32 {
-        self.devices.index(ordinal).unwrap_or(ordinal)
+        self.process.devices.index(ordinal).unwrap_or(ordinal)
     }
 
     fn uuid(&self) -> &str {
         let first = self.process.memory.keys().next();
-        let device = first.and_then(|ordinal| self.devices.devices.get(*ordinal as usize));
+        let device = first.and_then(|ordinal| self.process.devices.devices.get(*ordinal as usize));
         device.map_or("", |device| &device.uuid)
     }
 
@@ -199,13 +198,7 @@ impl Observer {
         };
         self.latest_of_each_pid()
             .filter(belongs)
-            .map(|process| Told {
-                process,
-                devices: match &process.identity {
-                    Some(identity) => VisibleDevices::of(identity, &self.gpu_facts),
-                    None => VisibleDevices::parse(None, &self.gpu_facts),
-                },
-            })
+            .map(|process| Told { process })
             .collect()
     }
 

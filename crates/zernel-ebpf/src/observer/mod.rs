@@ -261,6 +261,7 @@ impl Observer {
         self.gpu_facts = self.gpus.facts();
         for process in self.processes.values_mut() {
             process.identify_again();
+            process.find_devices(&self.gpu_facts);
         }
         self.adopt()
     }
@@ -331,7 +332,11 @@ impl Observer {
             let process = self
                 .processes
                 .entry(index as u32)
-                .or_insert_with(|| ObservedProcess::new(&raw));
+                .or_insert_with(|| {
+                    let mut process = ObservedProcess::new(&raw);
+                    process.find_devices(&self.gpu_facts);
+                    process
+                });
             process.read(&self.kernel, index, &raw);
         }
         self.read_memory().map_err(ObserveError::Read)?;

@@ -12,6 +12,7 @@ use super::estimate::Estimate;
 use super::governor::ProcessCost;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
+use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
 use crate::probes::{Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout};
 
@@ -123,6 +124,8 @@ pub struct ObservedProcess {
     pub communicators: Vec<Communicator>,
     /// What it pays for being observed.
     pub cost: ProcessCost,
+    /// The devices it can use, as last looked up: that takes a while, and its pid may be gone.
+    pub(super) devices: VisibleDevices,
     pub(super) callers: Callers,
     /// The kernel's place of the process that it loads data for, or 0.
     pub(super) trainer: u32,
@@ -161,6 +164,7 @@ impl ObservedProcess {
             gone_phases_ns: [0; 5],
             communicators: Vec::new(),
             cost: ProcessCost::default(),
+            devices: VisibleDevices::default(),
             callers: Callers::default(),
             trainer: 0,
             missed: false,
@@ -237,6 +241,14 @@ impl ObservedProcess {
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
         });
+    }
+
+    /// Looks up which devices it can use.
+    pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
+        self.devices = match &self.identity {
+            Some(identity) => VisibleDevices::of(identity, gpus),
+            None => VisibleDevices::parse(None, gpus),
+        };
     }
 
     /// Asks again who it is: programs name themselves, and change their user, after they start.

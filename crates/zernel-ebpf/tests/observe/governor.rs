@@ -112,7 +112,7 @@ pub(crate) fn estimate() {
     let pid = target.pid();
     target.go();
     watcher.wait_until("there are enough windows", |observer| {
-        observer.cost().windows >= 6
+        observer.cost().windows >= 12
     });
     target.kill();
     watcher.wait_until("its end is known", |observer| {
