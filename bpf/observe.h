@@ -364,15 +364,13 @@ static __always_inline struct zernel_process_key zernel_key_of(struct task_struc
 	};
 }
 
-/* The index of a task's process, or 0. The observer has one since it tried what a call costs, but what it
- * forks is none of ours. */
+/* The index of a task's process, or 0. */
 static __always_inline __u32 zernel_known_process(struct task_struct *task)
 {
 	struct zernel_process_key key = zernel_key_of(task);
 	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
-	struct zernel_settings *set = zernel_settings();
 
-	return index && set && key.pid != set->observer ? *index : 0;
+	return index ? *index : 0;
 }
 
 static __always_inline __u32 zernel_process_index(struct task_struct *task)

@@ -329,14 +329,11 @@ impl Observer {
             if raw.pid == 0 || retired {
                 continue;
             }
-            let process = self
-                .processes
-                .entry(index as u32)
-                .or_insert_with(|| {
-                    let mut process = ObservedProcess::new(&raw);
-                    process.find_devices(&self.gpu_facts);
-                    process
-                });
+            let process = self.processes.entry(index as u32).or_insert_with(|| {
+                let mut process = ObservedProcess::new(&raw);
+                process.find_devices(&self.gpu_facts);
+                process
+            });
             process.read(&self.kernel, index, &raw);
         }
         self.read_memory().map_err(ObserveError::Read)?;
