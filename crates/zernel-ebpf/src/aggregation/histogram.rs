@@ -6,6 +6,7 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 const BUCKETS_PER_POWER: usize = 1 << GROUPING;
 const GROUPING: u32 = 4;
 /// Every `u64` has a bucket.
+#[cfg(test)]
 const BUCKETS: usize = (64 - GROUPING as usize + 1) * BUCKETS_PER_POWER;
 
 /// Durations in nanoseconds: exact count, sum, least and greatest, and quantiles with a relative
