@@ -12,6 +12,7 @@ mod nccl;
 mod processes;
 mod prologues;
 mod series;
+mod shared;
 #[allow(dead_code)] // other tests use more of it
 mod target;
 
@@ -71,6 +72,8 @@ fn main() -> ExitCode {
         ("a_library_that_was_written_to_is_let_go", files::written_to),
         ("garbage_is_refused_and_disturbs_nothing", files::garbage),
         ("a_mount_namespace_hides_nothing", files::hidden),
+        ("states_are_pinned_for_a_scheduler", shared::pinned),
+        ("no_bpffs_is_no_error", shared::without_bpffs),
     ];
     let more: [(&str, Need, fn()); 3] = [
         (
