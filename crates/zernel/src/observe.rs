@@ -59,7 +59,7 @@ pub(crate) struct Options {
     ledger: bool,
 }
 
-fn parse_budget(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_budget(text: &str) -> Result<f64, String> {
     if text == "none" {
         return Ok(f64::INFINITY);
     }
@@ -137,9 +137,7 @@ fn observer_options(options: &Options) -> observer::Options {
     }
 }
 
-fn server_options(
-    options: &Options,
-) -> Result<zernel_serve::Options, zernel_serve::SecretError> {
+fn server_options(options: &Options) -> Result<zernel_serve::Options, zernel_serve::SecretError> {
     let token = options.token_file.as_deref().map(Secret::from_file);
     Ok(zernel_serve::Options {
         http: Some(options.http),

@@ -241,6 +241,19 @@ impl Kernel {
         self.free_process(index)
     }
 
+    /// Forgets this process, which calibration made known: what it starts is none of its loaders.
+    pub(crate) fn forget_own_process(&self) -> libbpf_rs::Result<()> {
+        let own = std::process::id();
+        // Of a key, the third word is the pid.
+        for (key, index) in self.entries::<[u32; 4], u32>("process_indices")? {
+            if key[2] == own {
+                self.delete_where("process_indices", |other: &[u32; 4]| *other == key)?;
+                self.forget_process(index)?;
+            }
+        }
+        Ok(())
+    }
+
     fn delete_where<K: FromBytes>(
         &self,
         map: &str,

@@ -154,6 +154,7 @@ impl Observer {
         let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
         let kernel = kernel.map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
+        kernel.forget_own_process().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
         let mut observer = Self {
             files: Vec::new(),
