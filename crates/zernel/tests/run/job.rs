@@ -1,10 +1,10 @@
 //! A training job on the software GPU, in a directory of its own.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, fs};
 
 use rustix::process::{Pid, Signal, kill_process};
 use zernel_softgpu::install::{Prologue, install};

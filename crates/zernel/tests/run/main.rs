@@ -277,11 +277,25 @@ fn assert_is_whole(rank: &Value) {
 }
 
 fn processes_of_others() {
-    let job = Job::new(1, 60_000);
-    let mut other = job.start();
-    job.wait_until_it_trains();
-    let (report, _) = report_on(&[], &["sleep", "2"]);
-    other.stop();
-    assert_eq!(report["ranks"], Value::Array(Vec::new()), "{report:#}");
-    assert_eq!(report["others"], 0, "{report:#}");
+    let other = Job::new(2, 60_000);
+    let mut running = other.start();
+    other.wait_until_it_trains();
+    let others = other.trainers();
+    let own = Job::new(2, 2000);
+    let spec = own.spec().to_str().unwrap().to_owned();
+    let script = format!(
+        "{} workload run {spec} >/dev/null",
+        env!("CARGO_BIN_EXE_zernel")
+    );
+    let (report, _) = report_on(&[], &["sh", "-c", &script]);
+    running.stop();
+    let ranks = report["ranks"].as_array().unwrap();
+    let pids: Vec<_> = ranks
+        .iter()
+        .map(|rank| rank["pid"].as_i64().unwrap())
+        .collect();
+    assert_eq!(pids.len(), 2, "{report:#}");
+    for pid in others {
+        assert!(!pids.contains(&i64::from(pid)), "{report:#}");
+    }
 }
