@@ -63,6 +63,16 @@ impl Ended {
     }
 }
 
+/// Our signals. They are caught from the start, so that none ends us with probes attached; the command
+/// gets those that came before it.
+pub(super) struct CaughtSignals(SignalsInfo<WithOrigin>);
+
+impl CaughtSignals {
+    pub(super) fn catch() -> io::Result<Self> {
+        SignalsInfo::new(not_ignored()).map(Self)
+    }
+}
+
 /// The running command.
 pub(super) struct Child {
     pid: Pid,
@@ -71,7 +81,11 @@ pub(super) struct Child {
 }
 
 impl Child {
-    pub(super) fn spawn(command: &[OsString], caller: Option<&Caller>) -> Result<Self, SpawnError> {
+    pub(super) fn spawn(
+        command: &[OsString],
+        caller: Option<&Caller>,
+        signals: CaughtSignals,
+    ) -> Result<Self, SpawnError> {
         let [program, arguments @ ..] = command else {
             let command = String::new();
             return Err(SpawnError::NotFound { command });
@@ -85,7 +99,6 @@ impl Child {
         };
         // What outlives its parent becomes our child, so that parent links always lead here.
         set_child_subreaper(Some(rustix::process::getpid())).map_err(|e| failed(e.into()))?;
-        let signals = SignalsInfo::<WithOrigin>::new(not_ignored()).map_err(failed)?;
         let mut command = Command::new(program);
         command.args(arguments);
         if let Some(caller) = caller {
@@ -96,7 +109,7 @@ impl Child {
         let pid = Pid::from_child(&child);
         Ok(Self {
             pid,
-            forwarding: forward(signals, pid).map_err(failed)?,
+            forwarding: forward(signals.0, pid).map_err(failed)?,
             cpu_before,
         })
     }

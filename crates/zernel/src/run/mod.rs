@@ -27,7 +27,8 @@ use clap::Args;
 use zernel_ebpf::observer::{self, GovernorOptions};
 
 use crate::observe::parse_budget;
-use child::Child;
+use caller::Caller;
+use child::{CaughtSignals, Child};
 use report::Report;
 use watch::Watch;
 
@@ -63,6 +64,11 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let signals = CaughtSignals::catch()?;
+    let caller = match options.as_root {
+        true => None,
+        false => Caller::from_environment()?,
+    };
     let watch = Watch::start(&observer_options(options));
     if io::stderr().is_terminal() {
         match watch.refusal() {
@@ -70,21 +76,20 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
             Some(reason) => eprintln!("zernel: not observing: {reason}"),
         }
     }
-    let caller = match options.as_root {
-        true => None,
-        false => caller::Caller::from_environment()?,
-    };
     let started = Instant::now();
-    let child = match Child::spawn(&options.command, caller.as_ref()) {
-        Ok(child) => child,
+    let child = Child::spawn(&options.command, caller.as_ref(), signals);
+    let ended = child.map(Child::wait);
+    let wall = started.elapsed();
+    // Whatever became of the command, nothing stays attached.
+    let outcome = watch.finish();
+    let ended = match ended {
+        Ok(ended) => ended?,
         Err(error) => {
             eprintln!("zernel: {error}");
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
-    let ended = child.wait()?;
-    let wall = started.elapsed();
-    let report = Report::new(&options.command, wall, ended, watch.finish());
+    let report = Report::new(&options.command, wall, ended, outcome);
     tell(&report, options.json.as_deref());
     Ok(ExitCode::from(ended.exit_code()))
 }

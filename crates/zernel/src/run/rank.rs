@@ -33,7 +33,7 @@ pub(super) struct Seen {
     pub(super) cpu_seconds: f64,
     /// Time in which its threads could have run, and did not.
     pub(super) run_delay_seconds: f64,
-    /// What its threads paid for being observed, up to half a second before its end.
+    /// What its threads paid for being observed.
     pub(super) cost_seconds: f64,
 }
 

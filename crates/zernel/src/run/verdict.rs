@@ -36,6 +36,9 @@ pub(super) struct RankTimes {
     pub(super) run_delay: f64,
 }
 
+/// A part of a rank's time.
+type Part = fn(&RankTimes) -> f64;
+
 impl RankTimes {
     /// Waits for data that are not the scheduler's doing.
     fn input(&self) -> f64 {
@@ -99,7 +102,7 @@ impl Verdict {
 
 /// Judges.
 pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
-    let sum = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>();
+    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
     let wall = sum(|rank| rank.wall);
     if ranks.is_empty() {
         return Verdict::cannot_tell("no process gave work to a GPU or to NCCL".to_owned());
@@ -116,7 +119,7 @@ pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
             "of {unknown:.1} s of the {wall:.1} s of all ranks it is not known what they did"
         ));
     }
-    let wastes: [(Bound, fn(&RankTimes) -> f64); 3] = [
+    let wastes: [(Bound, Part); 3] = [
         (Bound::Input, RankTimes::input),
         (Bound::Communication, |rank| rank.communication),
         (Bound::CpuScheduler, RankTimes::scheduler),
@@ -127,9 +130,7 @@ pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
         .filter(|(_, of)| sum(*of) >= WASTE * wall);
     let (bound, of) = match largest {
         Some(largest) => largest,
-        None if sum(|rank| rank.gpu) >= BUSY * wall => {
-            (Bound::Gpu, (|rank| rank.gpu) as fn(&RankTimes) -> f64)
-        }
+        None if sum(|rank| rank.gpu) >= BUSY * wall => (Bound::Gpu, (|rank| rank.gpu) as Part),
         None => return nothing_stands_out(ranks, wall),
     };
     Verdict {
@@ -142,7 +143,7 @@ pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
 }
 
 fn nothing_stands_out(ranks: &[RankTimes], wall: f64) -> Verdict {
-    let sum = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>();
+    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
     Verdict::cannot_tell(format!(
         "of the {wall:.1} s of all ranks, {:.1} s were waits for data, {:.1} s collectives, {:.1} s the GPU's: \
          no waste of {:.0} %, and the GPU has not {:.0} %",
@@ -155,7 +156,7 @@ fn nothing_stands_out(ranks: &[RankTimes], wall: f64) -> Verdict {
 }
 
 fn evidence(bound: Bound, ranks: &[RankTimes], seconds: f64, wall: f64) -> String {
-    let sum = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>();
+    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
     let share = 100.0 * seconds / wall;
     let size = format!("{seconds:.1} s of the {wall:.1} s of all ranks ({share:.0} %)");
     match bound {
@@ -182,7 +183,7 @@ fn evidence(bound: Bound, ranks: &[RankTimes], seconds: f64, wall: f64) -> Strin
 }
 
 fn helps(bound: Bound, ranks: &[RankTimes]) -> &'static str {
-    let sum = |of: fn(&RankTimes) -> f64| ranks.iter().map(of).sum::<f64>();
+    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
     match bound {
         Bound::Input => {
             let prepare = sum(|rank| rank.data_prepare);

@@ -108,7 +108,13 @@ impl Running {
 }
 
 impl Drop for Running {
+    /// As a user would end it, so that nothing stays behind; in the end it ends in any case.
     fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
+        let limit = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < limit && matches!(self.0.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(20));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
