@@ -71,7 +71,9 @@ pub(crate) fn ps_lists_trainers() {
         let is_whole = |pid: &i32| {
             table.lines().any(|line| {
                 let cells: Vec<&str> = line.split_whitespace().collect();
-                cells[0] == pid.to_string() && ["0", "1"].contains(&cells[2]) && cells[4] != "-"
+                cells[..2] == [pid.to_string(), job.name()]
+                    && ["0", "1"].contains(&cells[2])
+                    && cells[4] != "-"
             })
         };
         trainers.len() == 2 && trainers.iter().all(is_whole)
@@ -85,15 +87,19 @@ pub(crate) fn hang_names_a_stopped_rank() {
     let daemon = Daemon::start(&job);
     let _running = job.start();
     job.wait_until_it_trains();
-    wait_until(|| text(&daemon.ask(&["ps"]).stdout).lines().count() == 5);
-    let healthy = daemon.ask(&["hang", "--after", "30"]);
-    let said = text(&healthy.stdout);
-    assert_eq!(healthy.status.code(), Some(0), "{said}");
-    assert!(said.contains("4 of 4 ranks are on this node"), "{said}");
+    let name = job.name();
+    let hang = |after: &str| daemon.ask(&["hang", &name, "--after", after]);
+    wait_until(|| text(&hang("30").stdout).contains("4 of 4 ranks are on this node"));
+    assert_eq!(
+        hang("30").status.code(),
+        Some(0),
+        "{}",
+        text(&hang("30").stdout)
+    );
     let stopped = job.trainers()[1];
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::STOP).unwrap();
-    wait_until(|| daemon.ask(&["hang", "--after", "1"]).status.code() == Some(2));
-    let said = text(&daemon.ask(&["hang", "--after", "1"]).stdout);
+    wait_until(|| hang("1").status.code() == Some(2));
+    let said = text(&hang("1").stdout);
     let words: Vec<&str> = said.split_whitespace().collect();
     let words = words.join(" ");
     assert!(words.contains(&format!("(pid {stopped} ")), "{said}");
@@ -101,7 +107,7 @@ pub(crate) fn hang_names_a_stopped_rank() {
     // No other rank is blamed.
     assert_eq!(words.matches("(pid ").count(), 1, "{said}");
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::CONT).unwrap();
-    wait_until(|| daemon.ask(&["hang", "--after", "1"]).status.code() == Some(0));
+    wait_until(|| hang("1").status.code() == Some(0));
 }
 
 pub(crate) fn without_a_daemon() {

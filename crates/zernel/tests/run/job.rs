@@ -52,6 +52,12 @@ impl Job {
         self.directory.path().join("spec.toml")
     }
 
+    /// No other job's.
+    pub(crate) fn name(&self) -> String {
+        let name = self.directory.path().file_name().unwrap();
+        name.to_str().unwrap().trim_start_matches('.').to_owned()
+    }
+
     pub(crate) fn library(&self, name: &str) -> PathBuf {
         self.directory.path().join("lib").join(name)
     }
@@ -60,6 +66,7 @@ impl Job {
         let command = zernel()
             .args(["workload", "run"])
             .arg(self.spec())
+            .env("TORCHELASTIC_RUN_ID", self.name())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
