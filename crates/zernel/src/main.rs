@@ -1,9 +1,15 @@
 //! Zernel: see what ML processes do, understand it, and let the CPU scheduler act on it.
 
+mod client;
 mod doctor;
+mod hang;
 mod interrupt;
 mod lab;
 mod observe;
+mod ps;
+mod run;
+mod snapshot;
+mod text;
 mod workload;
 
 use std::io::{self, Write};
@@ -21,16 +27,22 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Doctor(doctor::Options),
+    Hang(hang::Options),
     Lab(lab::Options),
     Observe(observe::Options),
+    Ps(ps::Options),
+    Run(run::Options),
     Workload(workload::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Doctor(options) => doctor::run(&options),
+        Command::Hang(options) => hang::run(&options),
         Command::Lab(options) => lab::run(&options),
         Command::Observe(options) => observe::run(&options),
+        Command::Ps(options) => ps::run(&options),
+        Command::Run(options) => run::run(&options),
         Command::Workload(options) => workload::run(&options),
     };
     result.unwrap_or_else(|error| {

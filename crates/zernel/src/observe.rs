@@ -59,7 +59,7 @@ pub(crate) struct Options {
     ledger: bool,
 }
 
-fn parse_budget(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_budget(text: &str) -> Result<f64, String> {
     if text == "none" {
         return Ok(f64::INFINITY);
     }

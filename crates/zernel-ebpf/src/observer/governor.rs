@@ -76,7 +76,7 @@ pub struct Cost {
 
 impl Cost {
     /// Of a call in a process in which `threads` threads call.
-    fn of_call(&self, threads: usize) -> f64 {
+    pub(super) fn of_call(&self, threads: usize) -> f64 {
         if threads > 1 {
             self.ns_per_call_contended.max(self.ns_per_call)
         } else {

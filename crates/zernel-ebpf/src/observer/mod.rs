@@ -390,6 +390,8 @@ impl Observer {
             let raw = self.kernel.processes.read(index as usize);
             if let Some(mut process) = self.processes.remove(&index) {
                 process.read(&self.kernel, index as usize, &raw);
+                let ns = self.governor.cost.of_call(process.threads());
+                process.note_last_cost(ns);
                 process.end();
                 self.ended.push(process);
             }

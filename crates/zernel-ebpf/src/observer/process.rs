@@ -412,6 +412,13 @@ impl ObservedProcess {
         };
     }
 
+    /// Notes what it paid since the last round: there will be no other.
+    pub(super) fn note_last_cost(&mut self, ns_per_call: f64) {
+        let calls = self.hits.saturating_sub(self.hits_before);
+        self.hits_before = self.hits;
+        self.cost.seconds += calls as f64 * ns_per_call / 1e9;
+    }
+
     /// Probed calls per second of all its threads in the last round.
     pub(super) fn total_rate(&self) -> f64 {
         self.rates.values().sum()

@@ -1,0 +1,402 @@
+//! The report as text that fits a screen.
+
+use std::fmt::Write;
+
+use anstyle::{AnsiColor, Style};
+
+use super::rank::Seen;
+use super::report::Report;
+use crate::text::{bytes, shortened, whole, wrapped};
+
+const WIDTH: usize = 100;
+/// Width of a bar.
+const BAR: usize = 40;
+/// With more ranks than this, only the one that matters is told in detail.
+const DETAILED: usize = 2;
+/// With more ranks than this, even their bars do not fit a screen.
+const SHOWN: usize = 16;
+
+/// The colours of the phases, in their order.
+const COLOURS: [AnsiColor; 5] = [
+    AnsiColor::Yellow,
+    AnsiColor::Green,
+    AnsiColor::Magenta,
+    AnsiColor::Cyan,
+    AnsiColor::BrightBlack,
+];
+/// Their letters in a bar.
+const LETTERS: [char; 5] = ['D', 'G', 'N', 'O', '.'];
+
+const BOLD: Style = Style::new().bold();
+
+/// The whole report.
+pub(super) fn text(report: &Report) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = write_report(&mut out, report);
+    out
+}
+
+fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
+    summary(out, report)?;
+    if let Some(reason) = &report.not_observed {
+        let text = format!(
+            "phases, waits, collectives, launches, GPU memory, and so what bounds the run: {reason}"
+        );
+        paragraph(out, "not seen", &text)?;
+        return Ok(());
+    }
+    ranks(out, report)?;
+    verdict(out, report)?;
+    observing(out, report)
+}
+
+fn summary(out: &mut String, report: &Report) -> std::fmt::Result {
+    let ended = match (report.ended.code, report.ended.signal) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("ended by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    };
+    let rest = format!(
+        ": {:.2} s, {ended}; CPU {:.2} s user, {:.2} s system",
+        report.wall_seconds, report.ended.user_seconds, report.ended.system_seconds
+    );
+    let command = report.command.join(" ");
+    let command = shortened(&command, WIDTH - "zernel run ".len() - rest.len());
+    writeln!(out, "{BOLD}zernel run{BOLD:#} {command}{rest}")
+}
+
+fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
+    if report.ranks.is_empty() {
+        let others = match report.others + report.loaders {
+            0 => "no process used CUDA or NCCL".to_owned(),
+            count => format!("{count} processes loaded CUDA or NCCL, and none gave work to a GPU"),
+        };
+        return paragraph(out, "ranks", &others);
+    }
+    legend(out)?;
+    let slowest = report.slowest.map_or(0, |slowest| slowest.index);
+    for (index, rank) in report.ranks.iter().enumerate() {
+        let is_detailed = report.ranks.len() <= DETAILED || index == slowest;
+        if index < SHOWN || is_detailed {
+            bar(out, rank)?;
+        }
+        if is_detailed {
+            details(out, rank)?;
+        }
+    }
+    let hidden = report.ranks.len().saturating_sub(SHOWN);
+    if hidden > 0 {
+        paragraph(out, "more", &format!("{hidden} ranks; --json tells of all"))?;
+    }
+    Ok(())
+}
+
+fn legend(out: &mut String) -> std::fmt::Result {
+    let names = [
+        "data loading",
+        "GPU compute",
+        "NCCL collective",
+        "optimizer step",
+        "unknown",
+    ];
+    write!(out, "phases:")?;
+    for ((name, letter), colour) in names.into_iter().zip(LETTERS).zip(COLOURS) {
+        let style = colour.on_default();
+        write!(out, "  {style}{letter}{style:#} {name}")?;
+    }
+    writeln!(out)
+}
+
+/// What a rank is called.
+fn name(rank: &Seen) -> String {
+    match rank.rank {
+        Some(number) => format!("rank {number}"),
+        None => format!("pid {}", rank.pid),
+    }
+}
+
+fn bar(out: &mut String, rank: &Seen) -> std::fmt::Result {
+    write!(out, "{BOLD}{:<9}{BOLD:#} ", name(rank))?;
+    let total = rank.phases.total();
+    let (mut seconds, mut drawn) = (0.0, 0);
+    for (index, (_, phase)) in rank.phases.by_name().into_iter().enumerate() {
+        seconds += phase;
+        let until = match total > 0.0 {
+            true => (BAR as f64 * seconds / total).round() as usize,
+            false => 0,
+        };
+        let style = COLOURS[index].on_default();
+        let letters = LETTERS[index].to_string().repeat(until - drawn);
+        write!(out, "{style}{letters}{style:#}")?;
+        drawn = until;
+    }
+    let comm = shortened(&rank.comm, 15);
+    let gaps = " ".repeat(BAR - drawn);
+    writeln!(
+        out,
+        "{gaps} {:8.2} s  pid {} {comm}",
+        rank.wall_seconds, rank.pid
+    )
+}
+
+fn details(out: &mut String, rank: &Seen) -> std::fmt::Result {
+    let total = rank.phases.total();
+    let phases = rank.phases.by_name().map(|(name, seconds)| {
+        let share = if total > 0.0 {
+            100.0 * seconds / total
+        } else {
+            0.0
+        };
+        whole(&format!("{name} {seconds:.2} s {share:.0} %"))
+    });
+    paragraph(out, "", &phases.join(", "))?;
+    if rank.phases.more_than_wall > 0.01 * rank.wall_seconds {
+        let more = rank.phases.more_than_wall;
+        paragraph(
+            out,
+            "",
+            &format!(
+                "more than one thread drove steps: the phases are {more:.2} s more than the time"
+            ),
+        )?;
+    }
+    if rank.data_waits.total() > 0.0 {
+        let causes = rank.data_waits.by_name();
+        let causes = causes.map(|(name, seconds)| format!("{name} {seconds:.2}"));
+        let total = rank.data_waits.total();
+        paragraph(
+            out,
+            "",
+            &format!("waits for data {total:.2} s: {}", causes.join(", ")),
+        )?;
+    }
+    if !rank.collectives.is_empty() {
+        paragraph(out, "", &collectives(rank))?;
+    }
+    paragraph(out, "", &work(rank))
+}
+
+fn collectives(rank: &Seen) -> String {
+    let each = rank.collectives.iter().map(|of| {
+        let median = of.until_sync_median_seconds;
+        let median = median.map_or(String::new(), |seconds| {
+            whole(&format!("done after {:.2} ms (median)", 1e3 * seconds))
+        });
+        let calls = format!(
+            "{} {} × {}",
+            of.calls,
+            of.op,
+            bytes(of.bytes / of.calls.max(1))
+        );
+        format!("{} {median}", whole(&calls)).trim_end().to_owned()
+    });
+    each.collect::<Vec<_>>().join("; ")
+}
+
+fn work(rank: &Seen) -> String {
+    let error = match rank.launches_error {
+        0 => String::new(),
+        error => format!(" ± {error}"),
+    };
+    let parts = [
+        format!("{}{error} launches", rank.launches),
+        format!(
+            "{} copies of {} in all",
+            rank.copies,
+            bytes(rank.copied_bytes)
+        ),
+        format!("GPU memory peak {}", bytes(rank.gpu_memory_peak_bytes)),
+        format!("CPU {:.2} s", rank.cpu_seconds),
+        format!("run-queue delay {:.2} s", rank.run_delay_seconds),
+    ];
+    let mut text = parts.map(|part| whole(&part)).join(", ");
+    if !rank.complete {
+        text.push_str("; not seen from its first call on");
+    }
+    if rank.still_running {
+        text.push_str("; still running");
+    }
+    text
+}
+
+fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
+    let verdict = &report.verdict;
+    let text = format!("{}: {}", verdict.bound.name(), verdict.evidence);
+    paragraph(out, "verdict", &text)?;
+    if let (Some(helps), Some(seconds)) = (verdict.helps, verdict.at_most_seconds) {
+        let share = 100.0 * seconds / report.wall_seconds.max(seconds);
+        let at_most = whole(&format!("at most {seconds:.1} s ({share:.0} %)"));
+        let text = format!("{helps}; {at_most}");
+        paragraph(out, "helps", &text)?;
+    }
+    if report.ranks.len() < 2 {
+        return Ok(());
+    }
+    let text = match report.slowest {
+        Some(slowest) => format!(
+            "{}: it waited {:.1} s less in collectives than the one that waited longest",
+            name(&report.ranks[slowest.index]),
+            slowest.seconds
+        ),
+        None => "none stands out: all wait for each other about as long".to_owned(),
+    };
+    paragraph(out, "slowest", &text)
+}
+
+fn observing(out: &mut String, report: &Report) -> std::fmt::Result {
+    let has_paid = report.ranks.len() + report.others + report.loaders > 0;
+    if let Some(observing) = report.observing.as_ref().filter(|_| has_paid) {
+        let sampled = match observing.sampled.is_empty() {
+            true => "nothing was sampled".to_owned(),
+            false => format!("sampled: {}", observing.sampled.join(", ")),
+        };
+        let text = format!(
+            "about {:.3} s of all threads, {:.2} % of the rank that paid most ({:.1} µs a call); {sampled}",
+            observing.cost_seconds,
+            100.0 * observing.cost_share,
+            1e6 * observing.call_cost_seconds
+        );
+        paragraph(out, "observing", &text)?;
+    }
+    for problem in &report.problems {
+        paragraph(out, "problem", problem)?;
+    }
+    Ok(())
+}
+
+/// A text with a title, in as many lines as it takes.
+fn paragraph(out: &mut String, title: &str, text: &str) -> std::fmt::Result {
+    const INDENT: usize = 10;
+    for (number, line) in wrapped(text, WIDTH - INDENT).into_iter().enumerate() {
+        let title = if number == 0 { title } else { "" };
+        writeln!(out, "{BOLD}{title:<9}{BOLD:#} {line}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::child::Ended;
+    use crate::run::rank::{Collective, DataWaits, Phases};
+    use crate::run::report::Observing;
+    use crate::run::verdict::{RankTimes, Slowest, judge};
+
+    fn rank(number: u32) -> Seen {
+        Seen {
+            pid: 4_000_000 + number,
+            comm: "a-very-long-command-name".to_owned(),
+            rank: Some(number),
+            complete: true,
+            wall_seconds: 123_456.78,
+            phases: Phases {
+                data_loading: 23_456.78,
+                gpu_compute: 90_000.0,
+                nccl_collective: 5_000.0,
+                optimizer_step: 3_000.0,
+                unknown: 2_000.0,
+                more_than_wall: 0.0,
+            },
+            data_waits: DataWaits {
+                prepare: 12_000.0,
+                fetch: 1_000.0,
+                sched: 456.78,
+                other: 10_000.0,
+            },
+            collectives: ["AllReduce", "ReduceScatter", "AllGather"]
+                .map(|op| Collective {
+                    op,
+                    calls: 1_234_567,
+                    bytes: 1_234_567 * 25_000_000,
+                    until_sync_median_seconds: Some(0.012_345),
+                })
+                .to_vec(),
+            launches: 123_456_789,
+            launches_error: 12_345,
+            copies: 1_234_567,
+            copied_bytes: 123_456_789_012,
+            gpu_memory_peak_bytes: 80_000_000_000,
+            ..Seen::default()
+        }
+    }
+
+    fn report(ranks: u32) -> Report {
+        let times = RankTimes {
+            wall: 123_456.78,
+            data: 23_456.78,
+            gpu: 90_000.0,
+            ..RankTimes::default()
+        };
+        Report {
+            command: vec!["torchrun".to_owned(), "--nproc-per-node=8 ".repeat(20)],
+            wall_seconds: 123_500.0,
+            ended: Ended {
+                code: Some(0),
+                signal: None,
+                user_seconds: 1_234_567.0,
+                system_seconds: 123_456.0,
+            },
+            not_observed: None,
+            ranks: (0..ranks).map(rank).collect(),
+            loaders: 0,
+            others: 0,
+            verdict: judge(&vec![times; ranks as usize]),
+            slowest: (ranks > 1).then_some(Slowest {
+                index: 1,
+                seconds: 345.6,
+            }),
+            observing: Some(Observing {
+                sampled: vec!["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"],
+                ..Observing::default()
+            }),
+            problems: vec!["12 processes lost".to_owned()],
+        }
+    }
+
+    fn plain(report: &Report) -> String {
+        anstream::adapter::strip_str(&text(report)).to_string()
+    }
+
+    #[test]
+    fn it_fits_a_screen() {
+        for ranks in [0, 1, 2, 3, 8, 64] {
+            let text = plain(&report(ranks));
+            for line in text.lines() {
+                assert!(line.chars().count() <= WIDTH, "{line}");
+            }
+            assert!(text.lines().count() <= 40, "{text}");
+        }
+    }
+
+    #[test]
+    fn it_says_what_matters() {
+        let text = plain(&report(2));
+        for part in [
+            "rank 0",
+            "rank 1",
+            "DataLoading 23456.78 s 19 %",
+            "prepare 12000.00",
+            "1234567 AllReduce × 23.8 MiB",
+            "123456789 ± 12345 launches",
+            "input-bound",
+            "at most 23456.8 s (19 %)",
+            "cuLaunchKernel",
+            "12 processes lost",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_was_not_observed_says_why() {
+        let mut report = report(0);
+        report.not_observed = Some("not root".to_owned());
+        let text = plain(&report);
+        assert!(
+            text.contains("not root") && text.contains("not seen"),
+            "{text}"
+        );
+        assert!(!text.contains("verdict"), "{text}");
+    }
+}

@@ -1,0 +1,116 @@
+//! All there is to say of a run, as data.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::child::Ended;
+use super::rank::Seen;
+use super::verdict::{self, RankTimes, Slowest, Verdict};
+use super::watch::{Gathered, Outcome};
+
+/// The report on a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Report {
+    pub(super) command: Vec<String>,
+    pub(super) wall_seconds: f64,
+    pub(super) ended: Ended,
+    /// Why nothing was observed.
+    pub(super) not_observed: Option<String>,
+    /// The processes that train, by rank.
+    pub(super) ranks: Vec<Seen>,
+    /// How many processes load data for them.
+    pub(super) loaders: usize,
+    /// How many used CUDA or NCCL, but gave no work to a GPU.
+    pub(super) others: usize,
+    pub(super) verdict: Verdict,
+    pub(super) slowest: Option<Slowest>,
+    pub(super) observing: Option<Observing>,
+    /// What makes the numbers less than they should be.
+    pub(super) problems: Vec<String>,
+}
+
+/// How was observed, and what that cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub(super) struct Observing {
+    pub(super) rung: &'static str,
+    pub(super) call_cost_seconds: f64,
+    /// What all threads of the command's processes paid.
+    pub(super) cost_seconds: f64,
+    /// The largest share of its time that a rank paid.
+    pub(super) cost_share: f64,
+    /// The functions that were not watched all the time.
+    pub(super) sampled: Vec<&'static str>,
+}
+
+impl Report {
+    pub(super) fn new(
+        command: &[OsString],
+        wall: Duration,
+        ended: Ended,
+        outcome: Outcome,
+    ) -> Self {
+        let (gathered, not_observed) = match outcome {
+            Outcome::Observed(gathered) => (Some(gathered), None),
+            Outcome::NotObserved(reason) => (None, Some(reason)),
+        };
+        let observing = gathered.as_ref().map(Observing::new);
+        let (processes, problems) = gathered
+            .map(|gathered| (gathered.processes, gathered.problems))
+            .unwrap_or_default();
+        let loaders = processes.iter().filter(|seen| seen.is_loader).count();
+        let all = processes.len();
+        let mut ranks: Vec<Seen> = processes.into_iter().filter(Seen::is_rank).collect();
+        ranks.sort_by_key(|seen| (seen.rank.is_none(), seen.rank, seen.pid));
+        let times: Vec<RankTimes> = ranks.iter().map(times).collect();
+        let mut verdict = verdict::judge(&times);
+        if not_observed.is_some() {
+            verdict.evidence = "nothing was observed".to_owned();
+        }
+        Self {
+            command: command
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
+            wall_seconds: wall.as_secs_f64(),
+            ended,
+            not_observed,
+            loaders,
+            others: all - loaders - ranks.len(),
+            verdict,
+            slowest: verdict::slowest(&times),
+            ranks,
+            observing,
+            problems,
+        }
+    }
+}
+
+impl Observing {
+    fn new(gathered: &Gathered) -> Self {
+        let ranks = gathered.processes.iter().filter(|seen| seen.is_rank());
+        let costs = gathered.processes.iter().map(|seen| seen.cost_seconds);
+        Self {
+            rung: gathered.rung,
+            call_cost_seconds: gathered.ns_per_call / 1e9,
+            cost_seconds: costs.fold(0.0, |sum, cost| sum + cost),
+            cost_share: ranks.map(Seen::cost_share).fold(0.0, f64::max),
+            sampled: gathered.sampled.iter().copied().collect(),
+        }
+    }
+}
+
+fn times(rank: &Seen) -> RankTimes {
+    RankTimes {
+        wall: rank.wall_seconds,
+        data: rank.phases.data_loading,
+        gpu: rank.phases.gpu_compute,
+        communication: rank.phases.nccl_collective,
+        unknown: rank.phases.unknown,
+        data_prepare: rank.data_waits.prepare,
+        data_fetch: rank.data_waits.fetch,
+        data_sched: rank.data_waits.sched,
+        run_delay: rank.run_delay_seconds,
+    }
+}

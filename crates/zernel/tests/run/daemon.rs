@@ -1,0 +1,128 @@
+//! The commands that ask a daemon.
+
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::job::{Job, Running, wait_until};
+use crate::{text, zernel};
+
+/// A daemon on a socket of its own, which has attached to the job's libraries.
+struct Daemon {
+    directory: tempfile::TempDir,
+    _running: Running,
+}
+
+impl Daemon {
+    fn start(job: &Job) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let child = zernel()
+            .args([
+                "observe",
+                "--http",
+                "127.0.0.1:0",
+                "--websocket",
+                "127.0.0.1:0",
+            ])
+            .arg("--socket")
+            .arg(directory.path().join("observe.sock"))
+            .arg("--library")
+            .arg(job.library("libcuda.so.1"))
+            .arg("--library")
+            .arg(job.library("libnccl.so.2"))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let daemon = Self {
+            directory,
+            _running: Running(child),
+        };
+        // It listens before it says so.
+        wait_until(|| daemon.said().contains("metrics on"));
+        daemon
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("observe.sock")
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        let mut command = zernel();
+        command.args(arguments).arg("--socket").arg(self.socket());
+        command.output().unwrap()
+    }
+}
+
+pub(crate) fn ps_lists_trainers() {
+    let job = Job::new(2, 60_000);
+    let daemon = Daemon::start(&job);
+    let mut running = job.start();
+    job.wait_until_it_trains();
+    let ranks_with_phase = || {
+        let table = text(&daemon.ask(&["ps"]).stdout);
+        let trainers = job.trainers();
+        let is_whole = |pid: &i32| {
+            table.lines().any(|line| {
+                let cells: Vec<&str> = line.split_whitespace().collect();
+                cells[..2] == [pid.to_string(), job.name()]
+                    && ["0", "1"].contains(&cells[2])
+                    && cells[4] != "-"
+            })
+        };
+        trainers.len() == 2 && trainers.iter().all(is_whole)
+    };
+    wait_until(ranks_with_phase);
+    running.stop();
+}
+
+pub(crate) fn hang_names_a_stopped_rank() {
+    let job = Job::new(4, 600_000);
+    let daemon = Daemon::start(&job);
+    let _running = job.start();
+    job.wait_until_it_trains();
+    let name = job.name();
+    let hang = |after: &str| daemon.ask(&["hang", &name, "--after", after]);
+    wait_until(|| text(&hang("30").stdout).contains("4 of 4 ranks are on this node"));
+    assert_eq!(
+        hang("30").status.code(),
+        Some(0),
+        "{}",
+        text(&hang("30").stdout)
+    );
+    let stopped = job.trainers()[1];
+    kill_process(Pid::from_raw(stopped).unwrap(), Signal::STOP).unwrap();
+    wait_until(|| hang("1").status.code() == Some(2));
+    let said = text(&hang("1").stdout);
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let words = words.join(" ");
+    assert!(words.contains(&format!("(pid {stopped} ")), "{said}");
+    assert!(words.contains("it is stopped"), "{said}");
+    // No other rank is blamed.
+    assert_eq!(words.matches("(pid ").count(), 1, "{said}");
+    kill_process(Pid::from_raw(stopped).unwrap(), Signal::CONT).unwrap();
+    wait_until(|| hang("1").status.code() == Some(0));
+}
+
+pub(crate) fn without_a_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("observe.sock");
+    for command in ["ps", "hang"] {
+        let output = zernel()
+            .arg(command)
+            .arg("--socket")
+            .arg(&socket)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stderr);
+        assert!(said.contains("zernel observe"), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+}

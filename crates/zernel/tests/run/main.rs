@@ -1,0 +1,301 @@
+//! `zernel run`, `zernel ps` and `zernel hang`, as a user meets them.
+
+mod daemon;
+mod job;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::OnceLock;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use zernel_ebpf::capability::Capability;
+use zernel_testkit::{Need, root, trial};
+
+use job::Job;
+
+fn main() -> ExitCode {
+    let observing = [root(), bpf()];
+    zernel_testkit::main([
+        trial("exit_codes_are_passed_on", &[], exit_codes_are_passed_on),
+        trial("signals_are_passed_on", &[], signals_are_passed_on),
+        trial(
+            "output_is_the_commands_alone",
+            &[],
+            output_is_the_commands_alone,
+        ),
+        trial(
+            "an_ignored_signal_stays_ignored",
+            &[],
+            an_ignored_signal_stays_ignored,
+        ),
+        trial(
+            "a_command_runs_as_the_caller_of_sudo",
+            &[root()],
+            a_command_runs_as_the_caller_of_sudo,
+        ),
+        trial(
+            "without_privilege_it_runs_all_the_same",
+            &[root()],
+            without_privilege,
+        ),
+        trial(
+            "what_trains_nothing_cannot_be_told",
+            &observing,
+            what_trains_nothing,
+        ),
+        trial(
+            "a_training_job_is_reported",
+            &observing,
+            a_training_job_is_reported,
+        ),
+        trial(
+            "processes_of_others_are_not_reported",
+            &observing,
+            processes_of_others,
+        ),
+        trial("ps_lists_trainers", &observing, daemon::ps_lists_trainers),
+        trial(
+            "hang_names_a_stopped_rank",
+            &observing,
+            daemon::hang_names_a_stopped_rank,
+        ),
+        trial(
+            "without_a_daemon_they_say_so",
+            &[],
+            daemon::without_a_daemon,
+        ),
+    ])
+}
+
+/// The need for a kernel that loads BPF programs for us.
+fn bpf() -> Need {
+    Need {
+        name: "bpf",
+        check: || {
+            static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
+            let check = || {
+                let tried = Capability::BtfTracepoint.try_out();
+                tried.map_err(|error| error.to_string())
+            };
+            CHECKED.get_or_init(check).clone()
+        },
+    }
+}
+
+pub(crate) fn zernel() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_zernel"))
+}
+
+/// Runs a command with its report on stdout, as JSON.
+fn report_on(options: &[&str], command: &[&str]) -> (Value, Output) {
+    let mut run = zernel();
+    run.args(["run", "--json", "-"]).args(options).arg("--");
+    let output = run.args(command).output().unwrap();
+    let report = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    (report, output)
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn exit_codes_are_passed_on() {
+    for (command, code) in [
+        (&["true"][..], 0),
+        (&["false"], 1),
+        (&["sh", "-c", "exit 7"], 7),
+        (&["sh", "-c", "kill -TERM $$"], 128 + 15),
+        (&["sh", "-c", "kill -KILL $$"], 128 + 9),
+        (&["no-such-command-anywhere"], 127),
+        (&["/etc/passwd"], 126),
+    ] {
+        let output = zernel().args(["run", "--"]).args(command).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{command:?}: {said}");
+        assert!(said.contains(command[0]), "{command:?}: {said}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+fn signals_are_passed_on() {
+    for (signal, name) in [
+        (Signal::INT, "INT"),
+        (Signal::TERM, "TERM"),
+        (Signal::HUP, "HUP"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+    ] {
+        let script = format!("trap 'exit 42' {name}; echo ready; while :; do sleep 0.05; done");
+        let mut child = zernel()
+            .args(["run", "--", "sh", "-c", &script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_for_output(&mut child);
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(42), "{name}");
+    }
+}
+
+/// Waits until a command says something.
+fn wait_for_output(child: &mut std::process::Child) {
+    let mut byte = [0];
+    let output = child.stdout.as_mut().unwrap();
+    std::io::Read::read_exact(output, &mut byte).unwrap();
+}
+
+fn output_is_the_commands_alone() {
+    let output = zernel()
+        .args(["run", "--", "sh", "-c", "cat; printf '%s' \"$MARK\""])
+        .env("MARK", "from the environment")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "from the environment");
+    let said = text(&output.stderr);
+    assert!(said.starts_with("zernel run sh -c"), "{said}");
+    assert!(!said.contains('\x1b'), "{said}");
+    assert!(
+        said.lines().all(|line| line.chars().count() <= 100),
+        "{said}"
+    );
+}
+
+/// As under `nohup`.
+fn an_ignored_signal_stays_ignored() {
+    let binary = env!("CARGO_BIN_EXE_zernel");
+    let script = format!("trap '' HUP; exec {binary} run -- sh -c 'kill -HUP $$; echo alive'");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(text(&output.stdout), "alive\n");
+}
+
+const NOBODY: u32 = 65534;
+
+fn a_command_runs_as_the_caller_of_sudo() {
+    let run = |options: &[&str]| {
+        let mut run = zernel();
+        run.env("SUDO_UID", NOBODY.to_string());
+        run.env("SUDO_GID", NOBODY.to_string());
+        run.arg("run")
+            .args(options)
+            .args(["--", "sh", "-c", "id -u; id -G; echo $USER"]);
+        text(&run.output().unwrap().stdout)
+    };
+    assert_eq!(run(&[]), "65534\n65534\nnobody\n");
+    assert!(run(&["--as-root"]).starts_with("0\n"));
+}
+
+fn without_privilege() {
+    // Where nobody may go.
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let copy = folder.path().join("zernel");
+    std::fs::copy(env!("CARGO_BIN_EXE_zernel"), &copy).unwrap();
+    let output = Command::new(copy)
+        .args(["run", "--", "sh", "-c", "echo works; exit 3"])
+        .current_dir("/")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "works\n");
+    assert_eq!(output.status.code(), Some(3));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("not seen") && said.contains("zernel doctor"),
+        "{said}"
+    );
+}
+
+fn what_trains_nothing() {
+    let (report, output) = report_on(&[], &["sleep", "1"]);
+    assert_eq!(report["verdict"]["bound"], "cannot-tell", "{report}");
+    assert_eq!(report["ranks"], Value::Array(Vec::new()));
+    let others = (&report["loaders"], &report["others"]);
+    assert_eq!(others, (&0.into(), &0.into()), "{report}");
+    let said = text(&output.stderr);
+    assert!(said.contains("no process used CUDA"), "{said}");
+}
+
+fn a_training_job_is_reported() {
+    let job = Job::new(2, 3000);
+    let library = |name| job.library(name).to_str().unwrap().to_owned();
+    let libraries = [library("libcuda.so.1"), library("libnccl.so.2")];
+    let options = ["--library", &libraries[0], "--library", &libraries[1]];
+    let spec = job.spec().to_str().unwrap().to_owned();
+    let binary = env!("CARGO_BIN_EXE_zernel");
+    let script = format!("exec {binary} workload run {spec} >/dev/null");
+    // A shell between them: children of children count.
+    let (report, output) = report_on(&options, &["sh", "-c", &script]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let ranks = report["ranks"].as_array().unwrap();
+    let numbers: Vec<_> = ranks.iter().map(|rank| rank["rank"].as_u64()).collect();
+    assert_eq!(numbers, [Some(0), Some(1)], "{report:#}");
+    for rank in ranks {
+        assert_is_whole(rank);
+    }
+    // What one rank takes part in, all do.
+    assert_eq!(
+        ranks[0]["collectives"][0]["calls"],
+        ranks[1]["collectives"][0]["calls"]
+    );
+    assert!(said.lines().count() <= 40, "{said}");
+    for part in ["rank 0", "rank 1", "AllReduce", "verdict", "observing"] {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+}
+
+/// Whether of a rank everything was seen, and its phases add up.
+fn assert_is_whole(rank: &Value) {
+    let number = |value: &Value| value.as_f64().unwrap();
+    let wall = number(&rank["wall_seconds"]);
+    let phases = rank["phases"].as_object().unwrap();
+    let sum: f64 = phases
+        .iter()
+        .filter(|(name, _)| *name != "more_than_wall")
+        .map(|(_, seconds)| number(seconds))
+        .sum();
+    assert!(
+        (sum - wall).abs() <= 0.01 * wall,
+        "{sum} of {wall}: {rank:#}"
+    );
+    assert!(number(&phases["unknown"]) < 0.25 * wall, "{rank:#}");
+    for phase in ["gpu_compute", "nccl_collective"] {
+        assert!(number(&phases[phase]) > 0.0, "{phase}: {rank:#}");
+    }
+    let collective = &rank["collectives"][0];
+    assert_eq!(collective["op"], "AllReduce");
+    assert!(number(&collective["calls"]) > 0.0);
+    assert!(number(&collective["until_sync_median_seconds"]) > 0.0);
+    assert!(number(&rank["gpu_memory_peak_bytes"]) > 0.0);
+    assert_eq!(rank["complete"], true, "{rank:#}");
+    assert_eq!(rank["still_running"], false);
+}
+
+fn processes_of_others() {
+    let other = Job::new(2, 60_000);
+    let mut running = other.start();
+    other.wait_until_it_trains();
+    let others = other.trainers();
+    let own = Job::new(2, 2000);
+    let spec = own.spec().to_str().unwrap().to_owned();
+    let script = format!(
+        "{} workload run {spec} >/dev/null",
+        env!("CARGO_BIN_EXE_zernel")
+    );
+    let (report, _) = report_on(&[], &["sh", "-c", &script]);
+    running.stop();
+    let ranks = report["ranks"].as_array().unwrap();
+    let pids: Vec<_> = ranks
+        .iter()
+        .map(|rank| rank["pid"].as_i64().unwrap())
+        .collect();
+    assert_eq!(pids.len(), 2, "{report:#}");
+    for pid in others {
+        assert!(!pids.contains(&i64::from(pid)), "{report:#}");
+    }
+}
