@@ -49,6 +49,7 @@ enum zernel_probe {
 enum zernel_symbol_flags {
 	ZERNEL_HAS_RESULT = 1 << 0, /* 0 is success */
 	ZERNEL_SAMPLED = 1 << 1, /* counts only while a window is open */
+	ZERNEL_BEGINS_LAUNCHES = 1 << 7, /* a copy that is taken for it, while launches are sampled */
 };
 
 /* A function that is probed, as a row of userspace's table. */
@@ -190,6 +191,7 @@ struct zernel_thread {
 	__u64 window_ns; /* since when hits are counted */
 	__u64 hits;
 	__u64 context; /* the CUDA context that is current */
+	__u64 copied_ns; /* when a copy ended that is taken for the beginning of launches */
 	__u64 context_below; /* the one that is current again when that is popped */
 	__u32 process; /* index; 0: none yet */
 	__u32 depth;

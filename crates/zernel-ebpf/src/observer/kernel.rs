@@ -12,8 +12,8 @@ use libbpf_rs::{
 };
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags};
-use zernel_phase::shared::{RawTaskState, RawTrackerConfig, raw_event};
-use zernel_phase::tracker::{ThreadEvent, TrackerConfig};
+use zernel_phase::shared::{RawTaskState, RawTrackerConfig};
+use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::mapped::MappedArray;
@@ -173,7 +173,7 @@ impl Kernel {
     pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
         let mut row = SYMBOLS[symbol].raw(sampled);
         if self.presumes_launches() && is_copy_to_device(symbol) {
-            row.leave_event = raw_event(ThreadEvent::Launch);
+            row.flags |= layout::Symbol::BEGINS_LAUNCHES;
         }
         let key = (symbol as u32).to_ne_bytes();
         find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)

@@ -134,6 +134,10 @@ mirrors! {
     }
 }
 
+impl Symbol {
+    pub(crate) const BEGINS_LAUNCHES: u8 = 1 << 7;
+}
+
 impl Process {
     pub(crate) const SAW_INIT: u32 = 1 << 0;
     pub(crate) const IS_LOADER: u32 = 1 << 2;

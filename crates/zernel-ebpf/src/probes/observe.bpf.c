@@ -147,6 +147,25 @@ static __always_inline int enter(struct pt_regs *ctx)
 	return 0;
 }
 
+/* How soon after its copy a thread waits for it. */
+#define COPY_WAIT_NS 200000ULL
+
+/*
+ * While launches are sampled, a thread that has copied its batch is taken to launch from then on. A copy
+ * of pageable memory is waited for at once: then from the end of that wait on.
+ */
+static __always_inline bool launches_begin(const struct zernel_symbol *symbol,
+					   struct zernel_thread *thread,
+					   const struct zernel_open_call *call, __u64 now_ns)
+{
+	if (symbol->flags & ZERNEL_BEGINS_LAUNCHES) {
+		thread->copied_ns = now_ns;
+		return true;
+	}
+	return symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE && thread->copied_ns &&
+	       call->since_ns - thread->copied_ns < COPY_WAIT_NS;
+}
+
 static __always_inline int leave(struct pt_regs *ctx)
 {
 	__u64 now_ns = bpf_ktime_get_ns();
@@ -178,6 +197,8 @@ static __always_inline int leave(struct pt_regs *ctx)
 		sync_left(thread->process, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
 		zernel_observe_event(now_ns, symbol->leave_event, zernel_burst_ns(thread, now_ns));
+	if (launches_begin(symbol, thread, call, now_ns))
+		zernel_observe_event(now_ns, ZERNEL_LAUNCH, zernel_burst_ns(thread, now_ns));
 	return 0;
 }
 

@@ -5,15 +5,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
+use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
 
 use crate::harness::{Watcher, exact, find, seen_of, truth_of};
-use crate::target::{Driver, Role, Stage};
+use crate::target::{Driver, Role, Stage, call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("launches_for", launches_for),
     ("paced", paced),
     ("slow", slow_launches),
+    ("eager", eager),
 ];
 
 /// Launches as fast as it can for so many milliseconds.
@@ -41,6 +43,44 @@ fn paced(driver: &Driver, milliseconds: u64) {
         while Instant::now() < next {
             spin_loop();
         }
+    }
+}
+
+/// Trains as eager PyTorch does, for so many milliseconds: copies a batch and waits for it, launches a
+/// forward pass, leaves the backward pass to another thread, and reads the loss.
+fn eager(driver: &Driver, milliseconds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    let device = driver.allocate(4096);
+    let mut batch = vec![0; 4096];
+    let pass = || {
+        for _ in 0..150 {
+            driver.launch(function);
+            let next = Instant::now() + Duration::from_micros(20);
+            while Instant::now() < next {
+                spin_loop();
+            }
+        }
+    };
+    let end = Instant::now() + Duration::from_millis(milliseconds);
+    while Instant::now() < end {
+        call!(
+            driver.cuda(),
+            "cuMemcpyHtoDAsync_v2",
+            device,
+            batch.as_mut_ptr(),
+            4096,
+            0
+        );
+        driver.synchronize();
+        pass();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                driver.open();
+                pass();
+            });
+        });
+        driver.synchronize();
     }
 }
 
@@ -139,6 +179,30 @@ pub(crate) fn estimate() {
         launches.error,
         observer.cost().windows
     );
+}
+
+/// With launches sampled, the phases of a training loop must be what they are with all of them seen: it
+/// computes nearly all the time, and loads hardly ever.
+pub(crate) fn phases_while_sampled() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&governed(&stage));
+    let mut target = stage.target("eager", 6_000);
+    let pid = target.pid();
+    target.go();
+    watcher.wait_until("launches are sampled", is_sampled);
+    let times = |observer: &Observer| {
+        let phases = find(observer, pid).phases.as_ref();
+        phases.expect("it drives steps").times.clone()
+    };
+    let before = times(&watcher.lock());
+    target.wait_until_done();
+    let mut observer = watcher.stop();
+    observer.read().expect("maps can be read");
+    let after = times(&observer);
+    let spent = |phase| after.phase_ns(phase) - before.phase_ns(phase);
+    let computing = spent(WorkloadPhase::GpuCompute);
+    let loading = spent(WorkloadPhase::DataLoading);
+    assert!(computing > 8 * loading, "{before:?} to {after:?}");
 }
 
 pub(crate) fn slow() {

@@ -46,6 +46,10 @@ fn main() -> ExitCode {
         ("an_estimate_is_as_good_as_it_says", governor::estimate),
         ("a_slow_program_is_counted_exactly", governor::slow),
         (
+            "phases_are_right_while_launches_are_sampled",
+            governor::phases_while_sampled,
+        ),
+        (
             "functions_that_begin_otherwise_are_counted",
             prologues::displaced,
         ),
