@@ -69,8 +69,8 @@ fn summary(out: &mut String, report: &Report) -> std::fmt::Result {
 fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
         let others = match report.others + report.loaders {
-            0 => "no process used CUDA or NCCL".to_owned(),
-            count => format!("{count} processes loaded CUDA or NCCL, and none gave work to a GPU"),
+            0 => "no process used CUDA, NCCL or torch".to_owned(),
+            count => format!("{count} processes were observed, and none trained"),
         };
         return paragraph(out, "ranks", &others);
     }
@@ -171,6 +171,10 @@ fn details(out: &mut String, rank: &Seen) -> std::fmt::Result {
             &format!("waits for data {total:.2} s: {}", causes.join(", ")),
         )?;
     }
+    if rank.peer_wait_seconds > 0.0 {
+        let waits = format!("waits for other ranks {:.2} s", rank.peer_wait_seconds);
+        paragraph(out, "", &waits)?;
+    }
     if !rank.collectives.is_empty() {
         paragraph(out, "", &collectives(rank))?;
     }
@@ -211,7 +215,7 @@ fn work(rank: &Seen) -> String {
         format!("run-queue delay {:.2} s", rank.run_delay_seconds),
     ];
     let mut text = parts.map(|part| whole(&part)).join(", ");
-    if !rank.complete {
+    if !rank.complete && rank.launches > 0 {
         text.push_str("; not seen from its first call on");
     }
     if rank.still_running {

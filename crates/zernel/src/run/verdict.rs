@@ -105,7 +105,7 @@ pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
     let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
     let wall = sum(|rank| rank.wall);
     if ranks.is_empty() {
-        return Verdict::cannot_tell("no process gave work to a GPU or to NCCL".to_owned());
+        return Verdict::cannot_tell("no process was seen to train".to_owned());
     }
     let longest = ranks.iter().map(|rank| rank.wall).fold(0.0, f64::max);
     if longest < SHORTEST {
@@ -161,9 +161,11 @@ fn evidence(bound: Bound, ranks: &[RankTimes], seconds: f64, wall: f64) -> Strin
     let size = format!("{seconds:.1} s of the {wall:.1} s of all ranks ({share:.0} %)");
     match bound {
         Bound::Input => format!(
-            "{size} were waits for data; meanwhile loaders prepared for {:.1} s and fetched for {:.1} s",
+            "{size} were waits for data; meanwhile the loaders that the ranks started prepared for {:.1} s, \
+             fetched for {:.1} s, and did neither for {:.1} s",
             sum(|rank| rank.data_prepare),
             sum(|rank| rank.data_fetch),
+            (seconds - sum(|rank| rank.data_prepare + rank.data_fetch)).max(0.0),
         ),
         Bound::Communication => {
             format!("{size} were collectives, waiting for the slowest rank included")
@@ -194,7 +196,7 @@ fn helps(bound: Bound, ranks: &[RankTimes]) -> &'static str {
             } else if prepare > other {
                 "more loaders where CPUs are free, or less to do for each batch"
             } else {
-                "a look at what loads the data: it was neither on a CPU nor waiting for disk or network"
+                "a look at what loads the data: nothing that the ranks started was busy with it"
             }
         }
         Bound::Communication => {
@@ -327,7 +329,7 @@ mod tests {
     fn an_idle_python_and_a_compiler_cannot_be_told() {
         let verdict = judge(&[]);
         assert_eq!(verdict.bound, Bound::CannotTell);
-        assert!(verdict.evidence.contains("no process"));
+        assert!(verdict.evidence.contains("no process was seen"));
         // It initialised CUDA and slept: all of its time is unknown.
         let idle = RankTimes {
             wall: 60.0,
