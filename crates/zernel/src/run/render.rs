@@ -329,6 +329,7 @@ mod tests {
         let times = RankTimes {
             wall: 123_456.78,
             data: 23_456.78,
+            data_waits: 23_456.78,
             gpu: 90_000.0,
             ..RankTimes::default()
         };
