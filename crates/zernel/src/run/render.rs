@@ -243,9 +243,18 @@ fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
             name(&report.ranks[slowest.index]),
             slowest.seconds
         ),
-        None => "none stands out: all wait for each other about as long".to_owned(),
+        None if meets(report) => {
+            "none stands out: all wait for each other about as long".to_owned()
+        }
+        None => "can't tell: the ranks were hardly ever seen in collectives".to_owned(),
     };
     paragraph(out, "slowest", &text)
+}
+
+/// Whether a rank spent a hundredth of its time in collectives.
+fn meets(report: &Report) -> bool {
+    let mut ranks = report.ranks.iter();
+    ranks.any(|rank| rank.phases.nccl_collective > 0.01 * rank.wall_seconds)
 }
 
 fn observing(out: &mut String, report: &Report) -> std::fmt::Result {
@@ -391,6 +400,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn ranks_that_never_meet_have_no_slowest() {
+        let mut report = report(2);
+        report.slowest = None;
+        assert!(plain(&report).contains("none stands out"));
+        for rank in &mut report.ranks {
+            rank.phases.nccl_collective = 0.0;
+        }
+        assert!(plain(&report).contains("hardly ever seen in collectives"));
     }
 
     #[test]
