@@ -59,6 +59,7 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 								 __u64 stack)
 {
 	struct zernel_open_call *call;
+	__u32 depth;
 
 	for (int i = 0; i < ZERNEL_CALL_DEPTH; i++) {
 		call = zernel_top_call(thread);
@@ -68,12 +69,15 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 		thread->depth--;
 		ZERNEL_LOST(calls);
 	}
-	if (thread->depth >= ZERNEL_CALL_DEPTH) {
+	depth = thread->depth;
+	if (depth >= ZERNEL_CALL_DEPTH) {
 		ZERNEL_LOST(calls);
 		return NULL;
 	}
-	call = &thread->calls[thread->depth % ZERNEL_CALL_DEPTH];
-	thread->depth++;
+	thread->depth = depth + 1;
+	/* Old verifiers lose the check when the compiler copies what was checked. */
+	barrier_var(depth);
+	call = &thread->calls[depth % ZERNEL_CALL_DEPTH];
 	call->stack = stack;
 	return call;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * A distribution of durations in under 2 KiB: log-linear (H2) buckets, sixteen to a power of two from
- * 256 ns to 275 s. Below, buckets are 16 ns wide; the last one holds everything longer. Above 256 ns
+ * 256 ns to 266 s. Below, buckets are 16 ns wide; the last one holds everything longer. Above 256 ns
  * they are those of userspace's LatencyHistogram. Counters of a bucket wrap; a reader takes
  * differences often enough.
  */

@@ -67,7 +67,7 @@ struct zernel_symbol {
 struct zernel_settings {
 	struct zernel_tracker_config tracker;
 	__u32 window_open; /* whether sampled functions count */
-	__u32 observer; /* the pid whose own calls are not counted */
+	__u32 reserved;
 };
 
 struct zernel_counter {
@@ -129,6 +129,7 @@ struct zernel_losses {
 	__u64 memory_accounts; /* memory of call sites beyond the map of accounts */
 	__u64 communicators; /* collectives of communicators beyond their map */
 	__u64 threads; /* events of threads that got no storage */
+	__u64 switches; /* of ML threads, that the kernel did not tell of */
 };
 
 struct zernel_open_call {
@@ -189,6 +190,7 @@ struct zernel_thread {
 	__u64 window_ns; /* since when hits are counted */
 	__u64 hits;
 	__u64 context; /* the CUDA context that is current */
+	__u64 context_below; /* the one that is current again when that is popped */
 	__u32 process; /* index; 0: none yet */
 	__u32 depth;
 	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];
@@ -414,6 +416,22 @@ static __always_inline bool zernel_end_process(struct task_struct *task)
 	return true;
 }
 
+/* The state of a task that is known to belong to an ML process. */
+static __always_inline struct zernel_task_state *zernel_task(struct task_struct *task, __u64 now_ns)
+{
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0,
+							       BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (state && !state->phase_word) {
+		state->pid = task->pid;
+		state->tgid = task->tgid;
+		state->gpu_id = ZERNEL_NO_GPU;
+		state->flags = ZERNEL_TASK_IS_ML;
+		zernel_track_begin(state, now_ns);
+	}
+	return state;
+}
+
 /* What is known of the current thread, which belongs to an ML process from now on. */
 static __always_inline struct zernel_thread *zernel_current_thread(void)
 {
@@ -425,8 +443,10 @@ static __always_inline struct zernel_thread *zernel_current_thread(void)
 		ZERNEL_LOST(threads);
 		return NULL;
 	}
-	if (!thread->process)
+	if (!thread->process) {
 		thread->process = zernel_process_index(task);
+		zernel_task(task, bpf_ktime_get_ns());
+	}
 	return thread;
 }
 
@@ -478,28 +498,15 @@ __noinline int zernel_observe_duration(__u32 process_index, __u32 family, __u64 
 static __always_inline struct zernel_counter *zernel_counter(__u32 process, __u32 symbol)
 {
 	struct zernel_counters *own = bpf_map_lookup_elem(&counters, &process);
+	/* Of 64 bits, because old verifiers lose the check of a copy of 32. */
+	__u64 row = symbol;
 
-	if (!own || symbol >= ZERNEL_SYMBOLS)
+	barrier_var(row);
+	if (!own || row >= ZERNEL_SYMBOLS)
 		return NULL;
 	/* The verifier wants the check before the arithmetic, the compiler does not. */
 	barrier_var(own);
-	return &own->of[symbol];
-}
-
-/* The state of a task that is known to belong to an ML process. */
-static __always_inline struct zernel_task_state *zernel_task(struct task_struct *task, __u64 now_ns)
-{
-	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0,
-							       BPF_LOCAL_STORAGE_GET_F_CREATE);
-
-	if (state && !state->phase_word) {
-		state->pid = task->pid;
-		state->tgid = task->tgid;
-		state->gpu_id = ZERNEL_NO_GPU;
-		state->flags = ZERNEL_TASK_IS_ML;
-		zernel_track_begin(state, now_ns);
-	}
-	return state;
+	return &own->of[row];
 }
 
 /* Tells the tracker what the current thread did, that long on a CPU. */

@@ -20,6 +20,8 @@ fn main() {
     let clang = env::var("BPF_CLANG").unwrap_or_else(|_| "clang".into());
     println!("cargo:rerun-if-env-changed=BPF_CLANG");
     println!("cargo:rerun-if-changed={}", headers.display());
+    // Whose files are included by one of them.
+    println!("cargo:rerun-if-changed=src/probes");
     for object in OBJECTS {
         let source = format!("{object}.bpf.c");
         println!("cargo:rerun-if-changed={source}");

@@ -45,7 +45,7 @@ fn observed(comparison: &mut Comparison) {
     install(folder.path(), Prologue::Push).expect("the software GPU is built");
     let path = folder.path().join("libcuda.so.1");
     let options = Options::exact([path.clone()]);
-    let mut observer = Observer::start(&options).expect("it just worked");
+    let _observer = Observer::start(&options).expect("it just worked");
     // SAFETY: loading the software GPU runs no code of its own.
     let library = unsafe { Library::new(&path) }.expect("just installed");
     // SAFETY: `cuInit` takes flags and returns a result.

@@ -26,8 +26,8 @@ use crate::{interrupt, print};
 ///
 /// SIGUSR1 takes all probes off, SIGUSR2 puts them on again.
 ///
-/// Needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYS_ADMIN; `zernel doctor` tells what
-/// this machine lacks.
+/// Needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE;
+/// `zernel doctor` tells what this machine lacks.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Where to serve HTTP

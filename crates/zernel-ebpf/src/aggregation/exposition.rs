@@ -1,11 +1,17 @@
 //! Prometheus' text format, as far as we write it.
 
 use std::fmt::{Display, Write};
+use std::sync::LazyLock;
 
 use super::LatencyHistogram;
 
 /// The upper edges of the exposed buckets, as powers of two in nanoseconds: 1 µs to 69 s, by fours.
 const EDGES: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+
+/// The same as labels, in seconds. Durations are whole nanoseconds, so "shorter than the edge" is "at
+/// most one less".
+static EDGE_LABELS: LazyLock<[String; EDGES.len()]> =
+    LazyLock::new(|| EDGES.map(|power| seconds((1 << power) - 1).to_string()));
 
 /// The kinds of family we write.
 #[derive(Debug, Clone, Copy)]
@@ -61,15 +67,21 @@ impl Exposition {
         labels: &[(&str, &dyn Display)],
         value: impl Display,
     ) {
-        let labels: Vec<_> = labels
-            .iter()
-            .map(|(name, value)| format!("{name}=\"{}\"", escape(&value.to_string())))
-            .collect();
-        if labels.is_empty() {
-            return self.line(format_args!("{name}{suffix} {value}"));
+        self.text.push_str(name);
+        self.text.push_str(suffix);
+        let mut separator = '{';
+        for (label, value) in labels {
+            self.text.push(separator);
+            self.text.push_str(label);
+            self.text.push_str("=\"");
+            write!(Escaped(&mut self.text), "{value}").expect(ENDLESS);
+            self.text.push('"');
+            separator = ',';
         }
-        let labels = labels.join(",");
-        self.line(format_args!("{name}{suffix}{{{labels}}} {value}"));
+        if !labels.is_empty() {
+            self.text.push('}');
+        }
+        writeln!(self.text, " {value}").expect(ENDLESS);
     }
 
     /// The samples of one histogram.
@@ -79,10 +91,8 @@ impl Exposition {
         labels: &[(&str, &dyn Display)],
         histogram: &LatencyHistogram,
     ) {
-        for (power, count) in EDGES.into_iter().zip(histogram.counts_below(EDGES)) {
-            // Durations are whole nanoseconds, so "shorter than the edge" is "at most one less".
-            let edge = seconds((1 << power) - 1);
-            let labels = [labels, &[("le", &edge)]].concat();
+        for (edge, count) in EDGE_LABELS.iter().zip(histogram.counts_below(EDGES)) {
+            let labels = [labels, &[("le", edge)]].concat();
             self.sample(name, "_bucket", &labels, count);
         }
         let endless = [labels, &[("le", &"+Inf")]].concat();
@@ -119,7 +129,7 @@ impl Exposition {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        writeln!(self.text, "{line}").expect("a String takes everything");
+        writeln!(self.text, "{line}").expect(ENDLESS);
     }
 }
 
@@ -127,11 +137,23 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-fn escape(value: &str) -> String {
-    value
-        .replace('\\', r"\\")
-        .replace('"', "\\\"")
-        .replace('\n', r"\n")
+const ENDLESS: &str = "a String takes everything";
+
+/// Writes the value of a label.
+struct Escaped<'a>(&'a mut String);
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        for character in text.chars() {
+            match character {
+                '\\' => self.0.push_str(r"\\"),
+                '"' => self.0.push_str("\\\""),
+                '\n' => self.0.push_str(r"\n"),
+                other => self.0.push(other),
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -6,14 +6,16 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 const BUCKETS_PER_POWER: usize = 1 << GROUPING;
 const GROUPING: u32 = 4;
 /// Every `u64` has a bucket.
+#[cfg(test)]
 const BUCKETS: usize = (64 - GROUPING as usize + 1) * BUCKETS_PER_POWER;
 
 /// Durations in nanoseconds: exact count, sum, least and greatest, and quantiles with a relative
 /// error of at most [`MAX_ERROR`](Self::MAX_ERROR), over the whole range of `u64`, at any moment.
 ///
 /// A log-linear (H2) histogram: below 32 ns each value has its own bucket, above each power of two
-/// is cut into 16. Under 8 KiB, allocated once.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// is cut into 16. Only the buckets between the least and the greatest duration take memory: under 8 KiB
+/// if they lie as far apart as can be, and mostly under 1 KiB.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LatencyHistogram {
     /// How many durations were recorded.
     pub count: u64,
@@ -23,20 +25,9 @@ pub struct LatencyHistogram {
     pub min_ns: u64,
     /// The greatest; 0 when there is none.
     pub max_ns: u64,
-    buckets: Box<[u64; BUCKETS]>,
-}
-
-impl Default for LatencyHistogram {
-    fn default() -> Self {
-        let buckets = vec![0; BUCKETS].into_boxed_slice();
-        Self {
-            count: 0,
-            sum_ns: 0,
-            min_ns: 0,
-            max_ns: 0,
-            buckets: buckets.try_into().expect("made with that length"),
-        }
-    }
+    /// The first bucket that is kept.
+    first: usize,
+    buckets: Vec<u64>,
 }
 
 impl LatencyHistogram {
@@ -52,7 +43,27 @@ impl LatencyHistogram {
         }
         self.count += 1;
         self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated);
-        self.buckets[bucket(ns)] += 1;
+        let bucket = bucket(ns);
+        match self.buckets.get_mut(bucket.wrapping_sub(self.first)) {
+            Some(count) => *count += 1,
+            None => *self.cover(bucket) += 1,
+        }
+    }
+
+    /// Makes room for a bucket beyond those that are kept.
+    #[cold]
+    fn cover(&mut self, bucket: usize) -> &mut u64 {
+        if self.buckets.is_empty() {
+            self.first = bucket;
+        }
+        if bucket < self.first {
+            let missing = std::iter::repeat_n(0, self.first - bucket);
+            self.buckets.splice(0..0, missing);
+            self.first = bucket;
+        }
+        let length = (bucket + 1 - self.first).max(self.buckets.len());
+        self.buckets.resize(length, 0);
+        &mut self.buckets[bucket - self.first]
     }
 
     #[cold]
@@ -68,7 +79,7 @@ impl LatencyHistogram {
     /// Adds `count` durations of about `ns`, which [`Self::account`] is told the rest of.
     pub(crate) fn record_about(&mut self, ns: u64, count: u64) {
         self.count += count;
-        self.buckets[bucket(ns)] += count;
+        *self.cover(bucket(ns)) += count;
     }
 
     /// Tells the sum and the extremes of what was recorded as being about something.
@@ -93,7 +104,12 @@ impl LatencyHistogram {
         self.max_ns = self.max_ns.max(other.max_ns);
         self.count += other.count;
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
-        for (ours, theirs) in self.buckets.iter_mut().zip(other.buckets.iter()) {
+        // Its ends first, so that room is made once.
+        let last = other.first + other.buckets.len() - 1;
+        self.cover(other.first);
+        self.cover(last);
+        let shared = &mut self.buckets[other.first - self.first..];
+        for (ours, theirs) in shared.iter_mut().zip(&other.buckets) {
             *ours += theirs;
         }
     }
@@ -116,10 +132,10 @@ impl LatencyHistogram {
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let rank = ((share * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
         let mut below = 0;
-        for (index, count) in self.buckets.iter().enumerate() {
+        for (offset, count) in self.buckets.iter().enumerate() {
             below += count;
             if below >= rank {
-                return middle(index).clamp(self.min_ns, self.max_ns);
+                return middle(self.first + offset).clamp(self.min_ns, self.max_ns);
             }
         }
         0
@@ -137,7 +153,8 @@ impl LatencyHistogram {
         let mut below = 0;
         let mut next = 0;
         powers.map(|power| {
-            let edge = bucket(1 << power);
+            let edge = bucket(1 << power).saturating_sub(self.first);
+            let edge = edge.min(self.buckets.len());
             below += self.buckets[next..edge].iter().sum::<u64>();
             next = edge;
             below

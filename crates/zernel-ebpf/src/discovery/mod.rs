@@ -28,6 +28,8 @@ use std::{fs, io};
 pub use loader::Loader;
 pub use process::{MappedFile, ProcessKey};
 
+use rustix::thread::{CapabilitySet, capabilities};
+
 use crate::capability::reason;
 use crate::library::LibraryKind;
 use library::Subject;
@@ -78,10 +80,16 @@ pub enum Error {
     /// BPF is not for us.
     #[error(
         "discovering processes needs more privilege ({}); run as root, or with CAP_BPF, CAP_PERFMON, \
-         CAP_SYS_PTRACE and CAP_SYS_ADMIN",
+         CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE",
         reason(.0)
     )]
     Privilege(#[source] libbpf_rs::Error),
+    /// The kernel would show nothing of what other users' processes map, and no error either.
+    #[error(
+        "what other users' processes map cannot be seen without {0}; run as root with all capabilities, or with \
+         CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE"
+    )]
+    Blind(String),
     /// The kernel speaks of pids that are not ours.
     #[error(
         "discovering processes needs the host's pids, but this is another pid namespace; run it on the \
@@ -144,6 +152,7 @@ impl Discovery {
     fn start_with(scanner: Scanner) -> Result<Self, Error> {
         require_initial_pid_namespace()?;
         let trace = Trace::start()?;
+        require_sight()?;
         let mut loaders = Loaders::default();
         loaders.attach(&scanner.everything()?, &trace);
         Ok(Self {
@@ -386,6 +395,28 @@ fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
         end: mapping.end,
         offset: mapping.offset,
     })
+}
+
+/// What opening `/proc/PID/map_files/…` of any process takes.
+fn require_sight() -> Result<(), Error> {
+    let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let wanted = [
+        (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"),
+        (
+            CapabilitySet::DAC_READ_SEARCH | CapabilitySet::DAC_OVERRIDE,
+            "CAP_DAC_READ_SEARCH",
+        ),
+        (
+            CapabilitySet::CHECKPOINT_RESTORE | CapabilitySet::SYS_ADMIN,
+            "CAP_CHECKPOINT_RESTORE",
+        ),
+    ];
+    let lacking = wanted.into_iter().filter(|(any, _)| !held.intersects(*any));
+    let lacking: Vec<_> = lacking.map(|(_, name)| name).collect();
+    match lacking.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Blind(lacking.join(" and "))),
+    }
 }
 
 /// The kernel numbers processes as the initial pid namespace does, which has a fixed number itself.

@@ -37,7 +37,9 @@ impl Callers {
                 .iter()
                 .find(|map| (map.address.0..map.address.1).contains(&address));
             let name = match map.map(|map| &map.pathname) {
-                Some(MMapPath::Path(path)) => path.file_name().map(|name| stem(&name.to_string_lossy())),
+                Some(MMapPath::Path(path)) => {
+                    path.file_name().map(|name| stem(&name.to_string_lossy()))
+                }
                 _ => None,
             };
             self.names

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::files::{Watch, detach};
+use super::files::{AttachedFile, Watch, detach};
 use super::kernel::{Kernel, Target};
 use super::{Observer, monotonic_ns};
 use crate::capability::own_offset;
@@ -246,7 +246,11 @@ impl Observer {
 
     /// When the ceiling stays exceeded with everything sampled that can be, lets go of all files.
     fn give_up_if_stuck(&mut self, stuck: bool) {
-        self.governor.over_ceiling = if stuck { self.governor.over_ceiling + 1 } else { 0 };
+        self.governor.over_ceiling = if stuck {
+            self.governor.over_ceiling + 1
+        } else {
+            0
+        };
         if self.governor.over_ceiling < 4 {
             return;
         }
@@ -286,7 +290,7 @@ impl Observer {
         }
         self.plan_next_window();
         let windows = self.files.iter_mut();
-        windows.flat_map(|file| file.close_window()).collect()
+        windows.flat_map(AttachedFile::close_window).collect()
     }
 
     /// The next window comes so late that the busiest thread pays no more than its budget.
@@ -323,7 +327,7 @@ impl Observer {
     }
 }
 
-impl super::files::AttachedFile {
+impl AttachedFile {
     /// Whether any function of it is watched at all.
     pub(crate) fn is_watched(&self) -> bool {
         let mut functions = self.functions.iter();
@@ -351,9 +355,13 @@ const IN_ALL: f64 = 2.2;
 
 /// What a probed call takes longer than one that is not.
 fn measure(kernel: &Kernel) -> Option<Cost> {
-    let symbol = SYMBOLS.iter().position(|row| row.name() == "cuLaunchKernel")?;
+    let symbol = SYMBOLS
+        .iter()
+        .position(|row| row.name() == "cuLaunchKernel")?;
     let offset = own_offset(calibration_target as *const ()).ok()? as u64;
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
+    let threads = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(8);
     let plain = ns_per_call(1);
     let plain_contended = ns_per_call(threads);
     let links = kernel
@@ -376,14 +384,18 @@ fn ns_per_call(threads: usize) -> f64 {
         let time = || {
             let mut work = Work::new();
             barrier.wait();
-            (0..CALIBRATION_CALLS).map(|_| work.time()).collect::<Vec<_>>()
+            (0..CALIBRATION_CALLS)
+                .map(|_| work.time())
+                .collect::<Vec<_>>()
         };
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(time)).collect();
         let results = workers.into_iter().filter_map(|worker| worker.join().ok());
         results.flatten().collect()
     });
     times.sort_unstable();
-    times.get(times.len() / 2).map_or(0.0, |median| *median as f64)
+    times
+        .get(times.len() / 2)
+        .map_or(0.0, |median| *median as f64)
 }
 
 /// What a program does between two calls.

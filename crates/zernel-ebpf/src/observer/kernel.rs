@@ -154,7 +154,7 @@ impl Kernel {
         let settings = layout::Settings {
             tracker: RawTrackerConfig::from(tracker),
             window_open: 0,
-            observer: std::process::id(),
+            reserved: 0,
         };
         self.settings.write(0, &settings);
         for symbol in 0..SYMBOLS.len() {
@@ -203,8 +203,7 @@ impl Kernel {
     pub(crate) fn open_window(&self, open: bool) {
         let offset = offset_of!(layout::Settings, window_open);
         let word = self.settings.word(0, offset);
-        let observer = word.load(Ordering::Relaxed) >> 32;
-        word.store(observer << 32 | u64::from(open), Ordering::Release);
+        word.store(open.into(), Ordering::Release);
     }
 
     fn free_process(&self, index: u32) -> libbpf_rs::Result<()> {
@@ -241,13 +240,18 @@ impl Kernel {
         self.free_process(index)
     }
 
-    /// Forgets this process, which calibration made known: what it starts is none of its loaders.
-    pub(crate) fn forget_own_process(&self) -> libbpf_rs::Result<()> {
+    /// Forgets ourselves: calibration has made an observed process of us, and children of an observed
+    /// process are taken for its loaders.
+    pub(crate) fn forget_ourselves(&self) -> libbpf_rs::Result<()> {
         let own = std::process::id();
-        // Of a key, the third word is the pid.
-        for (key, index) in self.entries::<[u32; 4], u32>("process_indices")? {
-            if key[2] == own {
-                self.delete_where("process_indices", |other: &[u32; 4]| *other == key)?;
+        let indices = find_map(&self.object, "process_indices")?;
+        for key in indices.keys().collect::<Vec<_>>() {
+            let Some(index) = indices.lookup(&key, MapFlags::ANY)? else {
+                continue;
+            };
+            let index = u32::from_ne_bytes(index.try_into().unwrap_or_default());
+            if index != 0 && self.processes.read(index as usize).pid == own {
+                let _ = indices.delete(&key);
                 self.forget_process(index)?;
             }
         }
@@ -414,8 +418,8 @@ impl Kernel {
     /// Gives storage to the threads and children that known processes had before they were known.
     pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
         let link = quietly(|| self.program("adopt_tasks")?.attach())?;
-        // The program writes nothing, so one read runs it to its end.
-        Iter::new(&link)?.read(&mut [0; 16])?;
+        // The program writes nothing: reading to the end is what runs it.
+        std::io::copy(&mut Iter::new(&link)?, &mut std::io::sink())?;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::files::Watch;
 use super::metrics::Whose;
-use super::{Observer, ObservedProcess};
+use super::{ObservedProcess, Observer};
 use crate::discovery::ProcessKey;
 use crate::probes::SYMBOLS;
 

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use zernel_phase::task_state::WorkloadPhase;
 
 use super::callers::UNKNOWN;
-use super::process::{ObservedProcess, Seen};
+use super::process::{CallCount, ObservedProcess, Seen};
 use super::{Observer, monotonic_ns};
 use crate::aggregation::exposition::{Exposition, Kind};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
-use crate::gpu::VisibleDevices;
+use crate::gpu::GpuFacts;
 use crate::probes::{BlockedBy, Counts, Direction, Family, Operation};
 
 /// Whose processes are told of.
@@ -162,21 +162,20 @@ const WAIT_KINDS: [(Family, &str); 4] = [
     (Family::CopyWait, "copy"),
 ];
 
-/// A process with what is looked up for it once per text.
+/// A process that is told of.
 struct Told<'a> {
     process: &'a ObservedProcess,
-    devices: VisibleDevices,
 }
 
 impl Told<'_> {
     /// NVML's number of the device that the process knows by `ordinal`; without NVML, that.
     fn gpu_id(&self, ordinal: u32) -> u32 {
-        self.devices.index(ordinal).unwrap_or(ordinal)
+        self.process.devices.index(ordinal).unwrap_or(ordinal)
     }
 
     fn uuid(&self) -> &str {
         let first = self.process.memory.keys().next();
-        let device = first.and_then(|ordinal| self.devices.devices.get(*ordinal as usize));
+        let device = first.and_then(|ordinal| self.process.devices.devices.get(*ordinal as usize));
         device.map_or("", |device| &device.uuid)
     }
 
@@ -197,16 +196,23 @@ impl Observer {
                 .as_ref()
                 .is_some_and(|identity| identity.uid == uid),
         };
-        self.processes()
+        self.latest_of_each_pid()
             .filter(belongs)
-            .map(|process| Told {
-                process,
-                devices: match &process.identity {
-                    Some(identity) => VisibleDevices::of(identity, &self.gpu_facts),
-                    None => VisibleDevices::parse(None, &self.gpu_facts),
-                },
-            })
+            .map(|process| Told { process })
             .collect()
+    }
+
+    /// A pid has several lives when it is used again, or when its program executes another; series are
+    /// told apart by pid alone, so only the last of them is told.
+    fn latest_of_each_pid(&self) -> impl Iterator<Item = &ObservedProcess> {
+        let mut latest: BTreeMap<u32, &ObservedProcess> = BTreeMap::new();
+        for process in self.processes() {
+            let known = latest.entry(process.pid).or_insert(process);
+            if known.first_ns < process.first_ns {
+                *known = process;
+            }
+        }
+        latest.into_values()
     }
 
     /// The numbers that every client of the aggregation knows.
@@ -298,8 +304,10 @@ impl Observer {
             ];
             out.sample(name, "", &labels, 1);
         }
-        let gauges: [(_, fn(&crate::gpu::GpuFacts) -> Option<f64>); 3] = [
-            (GPU_UTILIZATION, |gpu| Some(f64::from(gpu.utilization?) / 100.0)),
+        let gauges: [(Named, OfGpu); 3] = [
+            (GPU_UTILIZATION, |gpu| {
+                Some(f64::from(gpu.utilization?) / 100.0)
+            }),
             (GPU_TOTAL, |gpu| Some(gpu.memory_total? as f64)),
             (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
         ];
@@ -341,6 +349,8 @@ impl Observer {
 }
 
 type Named = (&'static str, Kind, &'static str);
+type OfGpu = fn(&GpuFacts) -> Option<f64>;
+type OfCalls = fn(&CallCount) -> u64;
 
 fn single(out: &mut Exposition, family: Named, labels: &[(&str, &dyn Display)], value: f64) {
     let (name, kind, help) = family;
@@ -380,8 +390,10 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
             add(&[], count.error as f64);
         }
     });
-    let copies: [(Named, fn(&super::CallCount) -> u64); 2] =
-        [(COPIES, |count| count.calls), (COPY_BYTES, |count| count.bytes)];
+    let copies: [(Named, OfCalls); 2] = [
+        (COPIES, |count| count.calls),
+        (COPY_BYTES, |count| count.bytes),
+    ];
     for (family, value) in copies {
         series(out, family, told, |told, add| {
             for direction in DIRECTIONS {
@@ -397,7 +409,11 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         for (family, wait) in WAIT_KINDS {
             if let Some(histogram) = told.process.duration(family) {
-                out.histogram(name, &[("pid", &told.process.pid), ("kind", &wait)], histogram);
+                out.histogram(
+                    name,
+                    &[("pid", &told.process.pid), ("kind", &wait)],
+                    histogram,
+                );
             }
         }
     }
@@ -410,8 +426,10 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
 }
 
 fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
-    let counters: [(Named, fn(&super::CallCount) -> u64); 2] =
-        [(NCCL_CALLS, |count| count.calls), (NCCL_BYTES, |count| count.bytes)];
+    let counters: [(Named, OfCalls); 2] = [
+        (NCCL_CALLS, |count| count.calls),
+        (NCCL_BYTES, |count| count.bytes),
+    ];
     for (family, value) in counters {
         series(out, family, told, |told, add| {
             for operation in Operation::ALL {
@@ -439,7 +457,9 @@ fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
     series(out, NCCL_SEQUENCE, told, |told, add| {
         for communicator in &told.process.communicators {
             let hash = format!("{:016x}", communicator.hash);
-            let rank = communicator.rank.map_or(String::new(), |rank| rank.to_string());
+            let rank = communicator
+                .rank
+                .map_or(String::new(), |rank| rank.to_string());
             add(
                 &[("communicator", &hash), ("rank", &rank)],
                 communicator.sequence as f64,
@@ -453,17 +473,36 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
         let text = |value: Option<&String>| value.cloned().unwrap_or_default();
         let number = |value: Option<u32>| value.map_or(String::new(), |value| value.to_string());
         let identity = told.process.identity.as_ref();
-        let role = if told.process.is_loader { "loader" } else { "trainer" };
+        let role = if told.process.is_loader {
+            "loader"
+        } else {
+            "trainer"
+        };
         add(
             &[
                 ("comm", &text(identity.map(|identity| &identity.comm))),
-                ("job", &text(identity.and_then(|identity| identity.job.as_ref()))),
+                (
+                    "job",
+                    &text(identity.and_then(|identity| identity.job.as_ref())),
+                ),
                 ("rank", &number(identity.and_then(|identity| identity.rank))),
-                ("local_rank", &number(identity.and_then(|identity| identity.local_rank))),
+                (
+                    "local_rank",
+                    &number(identity.and_then(|identity| identity.local_rank)),
+                ),
                 ("cgroup", &text(identity.map(|identity| &identity.cgroup))),
-                ("namespace", &text(identity.and_then(|identity| identity.namespace.as_ref()))),
-                ("pod", &text(identity.and_then(|identity| identity.pod.as_ref()))),
-                ("container", &text(identity.and_then(|identity| identity.container.as_ref()))),
+                (
+                    "namespace",
+                    &text(identity.and_then(|identity| identity.namespace.as_ref())),
+                ),
+                (
+                    "pod",
+                    &text(identity.and_then(|identity| identity.pod.as_ref())),
+                ),
+                (
+                    "container",
+                    &text(identity.and_then(|identity| identity.container.as_ref())),
+                ),
                 ("UUID", &told.uuid()),
                 ("role", &role),
             ],
@@ -480,7 +519,10 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
             return;
         };
         for phase in WorkloadPhase::ALL {
-            add(&[("phase", &phase)], phases.times.phase_ns(phase) as f64 / 1e9);
+            add(
+                &[("phase", &phase)],
+                phases.times.phase_ns(phase) as f64 / 1e9,
+            );
         }
     });
     series(out, CPU, told, |told, add| {
@@ -513,7 +555,10 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
     });
     series(out, COMPLETE, told, |told, add| {
         if !told.process.is_loader {
-            add(&[], f64::from(u8::from(told.process.seen == Seen::Complete)));
+            add(
+                &[],
+                f64::from(u8::from(told.process.seen == Seen::Complete)),
+            );
         }
     });
     series(out, COST_RATIO, told, |told, add| {
@@ -557,9 +602,7 @@ fn aggregate(told: &[Told<'_>]) -> AggregatedMetrics {
 }
 
 fn merged(told: &[Told<'_>], family: Family) -> Option<LatencyHistogram> {
-    let mut histograms = told
-        .iter()
-        .filter_map(|told| told.process.duration(family));
+    let mut histograms = told.iter().filter_map(|told| told.process.duration(family));
     let mut all = histograms.next()?.clone();
     histograms.for_each(|histogram| all.merge(histogram));
     Some(all)

@@ -23,17 +23,17 @@ mod process;
 mod shared_state;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::io;
 
 pub use driver::run;
 pub use estimate::Estimate;
 pub use files::Watch;
 use files::{AttachedFile, RefusedFile};
-pub use governor::{Cost, GovernorOptions, ProcessCost};
 use governor::Governor;
+pub use governor::{Cost, GovernorOptions, ProcessCost};
 use kernel::Kernel;
 pub use kernel::Rung;
 pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
@@ -137,6 +137,8 @@ pub struct Observer {
     processes: BTreeMap<u32, ObservedProcess>,
     /// Those that have ended, until their grace is over.
     ended: Vec<ObservedProcess>,
+    /// The kernel's places of those that have ended, until nobody writes there any more.
+    retired: BTreeSet<u32>,
     discovery: Discovery,
     governor: Governor,
     gpus: Gpus,
@@ -150,11 +152,13 @@ pub struct Observer {
 impl Observer {
     /// Loads the probes, attaches to what is there, and measures what a probe costs.
     pub fn start(options: &Options) -> Result<Self, ObserveError> {
+        // First, because it says which privilege is lacking.
+        let discovery = Discovery::start()?;
         let tracker = TrackerConfig::default();
         let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
         let kernel = kernel.map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
-        kernel.forget_own_process().map_err(ObserveError::Read)?;
+        kernel.forget_ourselves().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
         let mut observer = Self {
             files: Vec::new(),
@@ -162,7 +166,8 @@ impl Observer {
             maps: BTreeMap::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
-            discovery: Discovery::start()?,
+            retired: BTreeSet::new(),
+            discovery,
             governor,
             gpu_facts: gpus.facts(),
             gpus,
@@ -256,6 +261,7 @@ impl Observer {
         self.gpu_facts = self.gpus.facts();
         for process in self.processes.values_mut() {
             process.identify_again();
+            process.find_devices(&self.gpu_facts);
         }
         self.adopt()
     }
@@ -317,16 +323,17 @@ impl Observer {
     /// Takes over what the kernel has kept since the last time.
     pub fn read(&mut self) -> Result<(), ObserveError> {
         self.kernel.beat();
-        let own = std::process::id();
         for index in 1..layout::PROCESSES {
             let raw = self.kernel.processes.read(index);
-            if raw.pid == 0 || raw.pid == own {
+            let retired = self.retired.contains(&(index as u32));
+            if raw.pid == 0 || retired {
                 continue;
             }
-            let process = self
-                .processes
-                .entry(index as u32)
-                .or_insert_with(|| ObservedProcess::new(&raw));
+            let process = self.processes.entry(index as u32).or_insert_with(|| {
+                let mut process = ObservedProcess::new(&raw);
+                process.find_devices(&self.gpu_facts);
+                process
+            });
             process.read(&self.kernel, index, &raw);
         }
         self.read_memory().map_err(ObserveError::Read)?;
@@ -388,6 +395,17 @@ impl Observer {
                 process.end();
                 self.ended.push(process);
             }
+            self.retired.insert(index);
+        }
+        // Loaders that outlive their trainer still write to its place.
+        let needed = |trainer: &u32| {
+            let mut living = self.processes.values();
+            living.any(|process| process.trainer == *trainer)
+        };
+        let (kept, free) = self.retired.iter().partition(|index| needed(index));
+        self.retired = kept;
+        let free: BTreeSet<u32> = free;
+        for index in free {
             self.kernel.forget_process(index)?;
         }
         let now_ns = monotonic_ns();
@@ -445,6 +463,13 @@ impl Observer {
             }
         }
         problems
+    }
+
+    /// Switches of ML threads that were not seen, as the next one of the thread shows: what it did
+    /// meanwhile is missing from its times.
+    #[must_use]
+    pub fn missed_switches(&self) -> u64 {
+        self.kernel.losses.read(0).switches
     }
 
     /// What could not be kept.

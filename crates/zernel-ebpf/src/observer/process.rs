@@ -12,10 +12,9 @@ use super::estimate::Estimate;
 use super::governor::ProcessCost;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
+use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
-use crate::probes::{
-    Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout,
-};
+use crate::probes::{Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +124,11 @@ pub struct ObservedProcess {
     pub communicators: Vec<Communicator>,
     /// What it pays for being observed.
     pub cost: ProcessCost,
+    /// The devices it can use, as last looked up: that takes a while, and its pid may be gone.
+    pub(super) devices: VisibleDevices,
     pub(super) callers: Callers,
+    /// The kernel's place of the process that it loads data for, or 0.
+    pub(super) trainer: u32,
     /// Time in each phase of threads that are gone.
     gone_phases_ns: [u64; 5],
     /// Whether there was a time in which it was not watched.
@@ -161,7 +164,9 @@ impl ObservedProcess {
             gone_phases_ns: [0; 5],
             communicators: Vec::new(),
             cost: ProcessCost::default(),
+            devices: VisibleDevices::default(),
             callers: Callers::default(),
+            trainer: 0,
             missed: false,
             steady_cost: 0.0,
             hits: 0,
@@ -177,6 +182,7 @@ impl ObservedProcess {
     pub(super) fn read(&mut self, kernel: &Kernel, index: usize, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
+        self.trainer = raw.trainer;
         self.gone_phases_ns = raw.phase_ns;
         if raw.ended_ns != 0 {
             self.set_phases([].into_iter(), raw.ended_ns);
@@ -219,8 +225,9 @@ impl ObservedProcess {
     pub(super) fn set_communicator(&mut self, raw: &layout::Communicator) {
         let rank = (raw.rank != u32::MAX).then_some(raw.rank);
         let ranks = (raw.ranks != 0).then_some(raw.ranks);
-        if let (Some(rank), Some(ranks), Some(identity)) = (rank, ranks, self.identity.take()) {
-            self.identity = Some(identity.with_rank(rank, ranks));
+        if let (Some(rank), Some(ranks)) = (rank, ranks) {
+            let identity = self.identity.take();
+            self.identity = identity.map(|identity| identity.with_rank(rank, ranks));
         }
         self.communicators.push(Communicator {
             hash: raw.hash,
@@ -234,6 +241,14 @@ impl ObservedProcess {
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
         });
+    }
+
+    /// Looks up which devices it can use.
+    pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
+        self.devices = match &self.identity {
+            Some(identity) => VisibleDevices::of(identity, gpus),
+            None => VisibleDevices::parse(None, gpus),
+        };
     }
 
     /// Asks again who it is: programs name themselves, and change their user, after they start.
@@ -290,8 +305,13 @@ impl ObservedProcess {
         });
     }
 
-    /// It has ended: what it held is free.
+    /// It has ended: what it held is free, and what is sampled goes up to its end.
     pub(super) fn end(&mut self) {
+        let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
+        let sampled: Vec<usize> = self.sampling.keys().copied().collect();
+        for symbol in sampled {
+            self.end_sampling(symbol, ended_ns);
+        }
         for memory in self.memory.values_mut() {
             memory.total.current_bytes = 0;
             for caller in memory.by_caller.values_mut() {
@@ -303,7 +323,8 @@ impl ObservedProcess {
 
     /// Calls of every function that was called, by name.
     pub fn calls(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
-        self.counted().map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
+        self.counted()
+            .map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
     }
 
     /// Calls and bytes of everything that counts as the same.
@@ -438,7 +459,8 @@ impl ObservedProcess {
 
     /// It is counted exactly again; the time since the last window is taken to be like it.
     pub(super) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
-        if let Some(sampling) = self.sampling.get_mut(&symbol) {
+        let sampling = self.sampling.get_mut(&symbol);
+        if let Some(sampling) = sampling.filter(|sampling| sampling.open) {
             let span_s = now_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
             sampling.estimate.extend(span_s);
             sampling.until_ns = now_ns;

@@ -34,8 +34,7 @@ impl SharedState {
     /// shared.
     pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let parent = directory.parent().unwrap_or(directory);
-        let is_bpffs = rustix::fs::statfs(parent)
-            .is_ok_and(|status| i64::from(status.f_type) == BPF_FS_MAGIC);
+        let is_bpffs = rustix::fs::statfs(parent).is_ok_and(|status| status.f_type == BPF_FS_MAGIC);
         if !is_bpffs {
             return Err(format!("no bpffs is mounted at {}", parent.display()));
         }
@@ -64,11 +63,7 @@ impl SharedState {
     }
 
     /// Pins the maps of the loaded object.
-    pub(super) fn pin(
-        &self,
-        mut tasks: MapHandle,
-        mut heartbeat: MapHandle,
-    ) -> Result<(), String> {
+    pub(super) fn pin(&self, mut tasks: MapHandle, mut heartbeat: MapHandle) -> Result<(), String> {
         let problem = |error: libbpf_rs::Error| format!("pinning failed ({})", reason(&error));
         let _ = fs::remove_file(self.heartbeat());
         heartbeat.pin(self.heartbeat()).map_err(problem)?;

@@ -36,7 +36,7 @@ mirrors! {
     struct Settings {
         tracker: RawTrackerConfig,
         window_open: u32,
-        observer: u32,
+        reserved: u32,
     }
 
     struct Counter {
@@ -85,6 +85,7 @@ mirrors! {
         memory_accounts: u64,
         communicators: u64,
         threads: u64,
+        switches: u64,
     }
 
     struct Histogram {

@@ -204,8 +204,6 @@ static __always_inline int mark(struct pt_regs *ctx)
 	torch_mark(symbol, thread, process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		zernel_observe_event(now_ns, symbol->enter_event, zernel_burst_ns(thread, now_ns));
-	else
-		zernel_task(bpf_get_current_task_btf(), now_ns);
 	return 0;
 }
 

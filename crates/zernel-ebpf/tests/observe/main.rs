@@ -2,128 +2,93 @@
 
 #[path = "../bpf/mod.rs"]
 mod bpf;
+mod counts;
+mod files;
+mod governor;
+mod harm;
+mod harness;
+mod memory;
+mod nccl;
+mod processes;
+mod prologues;
+mod series;
+mod shared;
+#[allow(dead_code)] // other tests use more of it
 mod target;
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use target::{Stage, Target};
-use zernel_ebpf::observer::{
-    CallCount, GovernorOptions, ObservedProcess, Observer, Options, Rung, Seen,
-};
-use zernel_ebpf::probes::SYMBOLS;
-use zernel_softgpu::install::Prologue;
-use zernel_testkit::{root, trial};
+use zernel_testkit::{Need, root, trial};
 
 fn main() -> ExitCode {
-    let roles: &[(&str, target::Role)] = &[
-        ("everything", target::everything),
-        ("launches", target::launches),
-    ];
-    if let Some(code) = target::act(roles) {
+    let roles = [
+        counts::ROLES,
+        files::ROLES,
+        governor::ROLES,
+        memory::ROLES,
+        nccl::ROLES,
+        processes::ROLES,
+        series::ROLES,
+    ]
+    .concat();
+    if let Some(code) = target::act(&roles) {
         return code;
     }
     let needs = [root(), bpf::need()];
-    zernel_testkit::main([
-        trial(
-            "every_call_is_counted_on_every_rung",
-            &needs,
-            counts_on_every_rung,
-        ),
-        trial(
+    let trials: &[(&str, fn())] = &[
+        ("every_call_is_counted_on_every_rung", counts::every_rung),
+        (
             "a_million_calls_of_four_processes_are_counted",
-            &needs,
-            a_million_calls,
+            counts::a_million_calls,
         ),
-    ])
-}
-
-/// Observes with the libraries of a stage attached before anyone uses them, and counts everything.
-fn observe(stage: &Stage, rungs: &[Rung]) -> Observer {
-    let options = Options {
-        rungs: rungs.to_vec(),
-        libraries: ["libcuda.so.1", "libnccl.so.2"]
-            .map(|name| stage.library(name))
-            .to_vec(),
-        governor: GovernorOptions::EXACT,
-        ..Options::default()
-    };
-    Observer::start(&options).expect("this machine can observe")
-}
-
-fn run(targets: &mut [Target]) {
-    for target in &mut *targets {
-        target.go();
-    }
-    for target in targets {
-        target.wait_until_done();
-    }
-}
-
-/// What the software GPU says of a process, by the names we use.
-fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCount> {
-    let names: BTreeMap<&str, &'static str> = SYMBOLS
-        .iter()
-        .flat_map(|symbol| symbol.names.iter().map(|name| (*name, symbol.name())))
-        .collect();
-    let mut calls: BTreeMap<&'static str, CallCount> = BTreeMap::new();
-    for process in stage.truth().processes.iter().filter(|p| p.pid == pid) {
-        for ((_, symbol, result), count) in &process.returned {
-            let Some(name) = names.get(&**symbol) else {
-                continue;
-            };
-            let total = calls.entry(name).or_default();
-            total.calls += count.calls;
-            if *result == 0 {
-                total.bytes += count.bytes;
-            } else {
-                total.failed += count.calls;
-            }
-        }
-    }
-    calls
-}
-
-fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
-    let mut processes = observer.processes();
-    let found = processes.find(|process| process.pid == pid);
-    found.expect("the process was observed")
-}
-
-fn a_million_calls() {
-    let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage, &Rung::LADDER);
-    let mut targets: Vec<_> = (0..4)
-        .map(|_| stage.target("everything", 14_000))
-        .collect();
-    run(&mut targets);
-    observer.read().expect("maps can be read");
-    let mut calls = 0;
-    for target in &targets {
-        let process = find(&observer, target.pid());
-        let seen: BTreeMap<_, _> = process.calls().collect();
-        assert_eq!(seen, truth_of(&stage, target.pid()));
-        assert_eq!(process.seen, Seen::Complete);
-        calls += seen.values().map(|count| count.calls).sum::<u64>();
-    }
-    assert!(calls >= 1_000_000, "{calls}");
-    assert_eq!(observer.losses(), Default::default());
-}
-
-fn counts_on_every_rung() {
-    for rung in Rung::LADDER {
-        let stage = Stage::new(Prologue::Push);
-        let mut observer = observe(&stage, &[rung]);
-        let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 200)).collect();
-        run(&mut targets);
-        observer.read().expect("maps can be read");
-        for target in &targets {
-            let process = find(&observer, target.pid());
-            let seen: BTreeMap<_, _> = process.calls().collect();
-            assert_eq!(seen, truth_of(&stage, target.pid()), "{}", rung.name());
-            assert_eq!(process.seen, Seen::Complete);
-            assert_eq!(process.memory[&0].total.current_bytes, 4096);
-        }
-        assert_eq!(observer.losses(), Default::default());
-    }
+        ("nothing_is_lost_at_full_speed", counts::full_speed),
+        ("a_busy_function_is_sampled_until_it_calms", governor::busy),
+        ("an_estimate_is_as_good_as_it_says", governor::estimate),
+        ("a_slow_program_is_counted_exactly", governor::slow),
+        (
+            "functions_that_begin_otherwise_are_counted",
+            prologues::displaced,
+        ),
+        ("what_would_be_stepped_often_is_refused", prologues::refused),
+        ("ranks_and_their_collectives_are_seen", nccl::ranks),
+        ("memory_is_accounted_to_whoever_asked", memory::accounts),
+        ("memory_belongs_to_the_current_device", memory::devices),
+        ("an_executed_program_is_a_new_process", processes::execution),
+        (
+            "a_child_without_cuda_is_no_trainer",
+            processes::child_without_cuda,
+        ),
+        ("a_killed_process_is_told_of_for_a_while", processes::killed),
+        (
+            "thousands_of_short_processes_are_counted",
+            processes::thousands_of_short_ones,
+        ),
+        (
+            "ending_while_being_attached_to_is_no_error",
+            processes::gone_meanwhile,
+        ),
+        ("a_whole_node_is_told_in_few_series", series::whole_node),
+        ("a_replaced_library_is_attached_to_anew", files::replaced),
+        ("a_library_that_was_written_to_is_let_go", files::written_to),
+        ("garbage_is_refused_and_disturbs_nothing", files::garbage),
+        ("a_mount_namespace_hides_nothing", files::hidden),
+        ("states_are_pinned_for_a_scheduler", shared::pinned),
+        ("no_bpffs_is_no_error", shared::without_bpffs),
+    ];
+    let more: [(&str, Need, fn()); 3] = [
+        (
+            "a_pid_used_again_is_another_process",
+            processes::next_pid(),
+            processes::a_pid_used_again,
+        ),
+        (
+            "a_stripped_library_is_counted",
+            files::strip(),
+            files::stripped,
+        ),
+        ("programs_are_not_harmed", harm::compiler(), harm::unruly),
+    ];
+    let more = more.map(|(name, need, test)| trial(name, &[needs[0], needs[1], need], test));
+    let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
+    zernel_testkit::main(trials.chain(more))
 }

@@ -1,19 +1,26 @@
 //! Programs to be observed: this test program again, told by its environment what to be.
 
 use std::ffi::{CString, c_void};
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::{env, fs, ptr};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::{env, ptr};
 
 use libloading::Library;
 use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::TruthLog;
 
-const ROLE: &str = "ZERNEL_TARGET_ROLE";
-const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
-const ROUNDS: &str = "ZERNEL_TARGET_ROUNDS";
+/// What a target is to be.
+pub(crate) const ROLE: &str = "ZERNEL_TARGET_ROLE";
+/// How much of it.
+pub(crate) const ROUNDS: &str = "ZERNEL_TARGET_ROUNDS";
+/// Where it finds its libraries.
+pub(crate) const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
+const DIRECTORY: &str = "ZERNEL_TARGET_DIRECTORY";
 
 /// What a target does after it was told to go.
 pub(crate) type Role = fn(&Driver, u64);
@@ -33,45 +40,96 @@ pub(crate) fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
 }
 
 fn wait_for_line() {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).expect("a pipe");
+    let input = std::io::stdin().as_fd().try_clone_to_owned();
+    // Byte by byte: what follows is for whoever is executed next.
+    let mut input = File::from(input.expect("a pipe"));
+    let mut byte = [0];
+    while byte != *b"\n" && input.read(&mut byte).expect("a pipe") > 0 {}
 }
 
-/// The software GPU in a directory of its own, with a log of what really happened.
+/// Says that a part of the work is done, and waits to be told to go on.
+pub(crate) fn pause() {
+    println!("done");
+    wait_for_line();
+}
+
+/// The directory of the target's stage, which all its targets share.
+pub(crate) fn directory() -> PathBuf {
+    PathBuf::from(env::var_os(DIRECTORY).expect("a target has a stage"))
+}
+
+/// An observer sees all of a machine, and what one target costs changes how others are watched.
+static MACHINE: RwLock<()> = RwLock::new(());
+
+#[allow(dead_code)] // held, not read
+enum Claim {
+    Shared(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
+/// The software GPU in a directory of its own, with a log of what really happened. A test has one at
+/// a time.
 pub(crate) struct Stage {
     directory: tempfile::TempDir,
+    _claim: Claim,
 }
 
 impl Stage {
     pub(crate) fn new(prologue: Prologue) -> Self {
+        let guard = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+        Self::set(prologue, Claim::Shared(guard))
+    }
+
+    /// While no other test has one.
+    pub(crate) fn alone(prologue: Prologue) -> Self {
+        let guard = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+        Self::set(prologue, Claim::Alone(guard))
+    }
+
+    fn set(prologue: Prologue, claim: Claim) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         install(&directory.path().join("lib"), prologue).expect("the libraries are built");
-        Self { directory }
+        Self {
+            directory,
+            _claim: claim,
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
     }
 
     pub(crate) fn library(&self, name: &str) -> PathBuf {
-        self.directory.path().join("lib").join(name)
+        self.path().join("lib").join(name)
     }
 
     pub(crate) fn truth(&self) -> TruthLog {
-        TruthLog::read(&self.directory.path().join("log")).expect("a readable log")
+        TruthLog::read(&self.path().join("log")).expect("a readable log")
     }
 
     /// Starts a target, which waits to be told to go.
     pub(crate) fn target(&self, role: &str, rounds: u64) -> Target {
-        let mut child = Command::new(env::current_exe().expect("we run"))
+        Target::start(&mut self.command(role, rounds))
+    }
+
+    /// What starts a target.
+    pub(crate) fn command(&self, role: &str, rounds: u64) -> Command {
+        let program = env::current_exe().expect("we run");
+        self.command_of(&program, role, rounds)
+    }
+
+    /// The same with a copy of this program, or with something that becomes it.
+    pub(crate) fn command_of(&self, program: &Path, role: &str, rounds: u64) -> Command {
+        let mut command = Command::new(program);
+        command
             .env(ROLE, role)
             .env(ROUNDS, rounds.to_string())
-            .env(LIBRARIES, self.directory.path().join("lib"))
-            .env(config::DIRECTORY, self.directory.path().join("node"))
+            .env(LIBRARIES, self.path().join("lib"))
+            .env(DIRECTORY, self.path())
+            .env(config::DIRECTORY, self.path().join("node"))
             .env(config::DEVICES, "2")
-            .env(config::LOG, self.directory.path().join("log"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this program runs");
-        let output = BufReader::new(child.stdout.take().expect("piped"));
-        Target { child, output }
+            .env(config::LOG, self.path().join("log"));
+        command
     }
 }
 
@@ -82,6 +140,13 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("this program runs");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, output }
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -102,10 +167,25 @@ impl Target {
         assert_eq!(line, "done\n", "the target did not finish its work");
     }
 
-    /// Lets it end.
+    /// Has it do the next part of its work.
+    pub(crate) fn step(&mut self) {
+        self.go();
+        self.wait_until_done();
+    }
+
+    /// Lets it end, and waits until it has.
     pub(crate) fn end(mut self) {
         self.tell();
-        assert!(self.child.wait().expect("our child").success());
+        assert!(self.wait().success());
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("our child");
+        self.wait();
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("our child")
     }
 }
 
@@ -125,7 +205,7 @@ pub(crate) struct Driver {
 /// Calls an exported function with integer arguments; expects success.
 macro_rules! call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
-        let result = try_call!($library, $name $(, $argument)*);
+        let result = $crate::target::try_call!($library, $name $(, $argument)*);
         assert_eq!(result, 0, $name);
     }};
 }
@@ -135,7 +215,10 @@ macro_rules! try_call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
         // SAFETY: the software GPU's functions take integers and pointers, as the real ones do.
         unsafe {
-            let function: libloading::Symbol<'_, unsafe extern "C" fn($(as_word!($argument)),*) -> i32> =
+            let function: libloading::Symbol<
+                '_,
+                unsafe extern "C" fn($($crate::target::as_word!($argument)),*) -> i32,
+            > =
                 $library.get(concat!($name, "\0").as_bytes()).expect($name);
             function($($argument as u64),*)
         }
@@ -150,7 +233,8 @@ macro_rules! as_word {
 
 pub(crate) use {as_word, call, try_call};
 
-fn out<T>(value: &mut T) -> *mut c_void {
+/// Where a function is to store something.
+pub(crate) fn out<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
 
@@ -254,66 +338,4 @@ impl Driver {
     pub(crate) fn nccl(&self) -> &Library {
         &self.nccl
     }
-}
-
-/// Uses every kind of call once a round, some of them so that they fail.
-pub(crate) fn everything(driver: &Driver, rounds: u64) {
-    driver.open();
-    let function = driver.kernel();
-    let cuda = driver.cuda();
-    let mut host = vec![0_u8; 1 << 16];
-    let mut random = fastrand::Rng::with_seed(u64::from(std::process::id()));
-    for _ in 0..rounds {
-        let bytes = random.u64(1..1 << 16);
-        let (mut first, mut second, mut third, mut pitch) = (0_u64, 0_u64, 0_u64, 0_u64);
-        let device = driver.allocate(bytes);
-        call!(cuda, "cuMemAllocAsync", out(&mut first), bytes, 0);
-        call!(cuda, "cuMemAllocManaged", out(&mut second), bytes, 1);
-        call!(
-            cuda,
-            "cuMemAllocPitch_v2",
-            out(&mut third),
-            out(&mut pitch),
-            100,
-            7,
-            4
-        );
-        try_call!(cuda, "cuMemAlloc_v2", out(&mut pitch), 1_u64 << 60);
-        try_call!(cuda, "cuMemFree_v2", 12345);
-        call!(cuda, "cuMemcpyHtoD_v2", device, host.as_mut_ptr(), bytes);
-        call!(cuda, "cuMemcpyDtoH_v2", host.as_mut_ptr(), device, bytes);
-        call!(
-            cuda,
-            "cuMemcpyHtoDAsync_v2",
-            device,
-            host.as_mut_ptr(),
-            bytes / 2,
-            0
-        );
-        call!(cuda, "cuMemcpyDtoDAsync_v2", device, second, bytes / 3, 0);
-        driver.launch(function);
-        driver.launch(function);
-        call!(cuda, "cuStreamSynchronize", 0);
-        call!(cuda, "cuCtxSynchronize");
-        driver.free(device);
-        call!(cuda, "cuMemFreeAsync", first, 0);
-        driver.free(second);
-        driver.free(third);
-    }
-    driver.allocate(4096);
-}
-
-/// Nothing but launches.
-pub(crate) fn launches(driver: &Driver, rounds: u64) {
-    driver.open();
-    let function = driver.kernel();
-    for _ in 0..rounds {
-        driver.launch(function);
-    }
-    call!(driver.cuda(), "cuCtxSynchronize");
-}
-
-/// The software GPU leaves its node behind when a process is killed.
-pub(crate) fn exists(path: &Path) -> bool {
-    fs::exists(path).unwrap_or(false)
 }

@@ -2,6 +2,7 @@
 
 #[path = "../bpf/mod.rs"]
 mod bpf;
+mod kernels;
 mod roles;
 #[path = "../observe/target.rs"]
 #[allow(dead_code)]
@@ -18,18 +19,27 @@ use target::{Stage, Target};
 use zernel_ebpf::observer::{ObservedProcess, Observer, Options};
 use zernel_ebpf::probes::{BlockedBy, Family};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::{root, trial};
+use zernel_testkit::{Need, root, trial};
 
 fn main() -> ExitCode {
     if let Some(code) = target::act(roles::ROLES) {
         return code;
     }
     let needs = [root(), bpf::need()];
+    let vm = Need {
+        name: "vm",
+        check: || kernels::obtain("6.1").map(|_| ()),
+    };
     let with_torch = [root(), bpf::need(), torch::need()];
     zernel_testkit::main([
+        trial("the_probes_load_here", &needs, kernels::load_here),
+        trial("the_probes_load_on_old_and_new_kernels", &[vm], || {
+            kernels::load_there(&["6.1", "6.12", "7.2"]);
+        }),
         trial("busy_loaders_are_waited_for", &needs, busy_loaders),
         trial("reading_loaders_are_waited_for", &needs, reading_loaders),
         trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
+        trial("a_loading_thread_is_waited_for", &needs, loading_thread),
         trial("who_loads_alone_waits_too", &needs, alone),
         trial(
             "a_training_jobs_waits_for_data_are_its_own",
@@ -83,6 +93,11 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
     target.wait_until_done();
     observer.read().expect("maps can be read");
     let report = read_report(&stage, &target);
+    let processes = observer.processes();
+    let switches: u64 = processes.map(|process| process.scheduling.switches).sum();
+    let missed = observer.missed_switches();
+    eprintln!("{missed} of {switches} switches were not seen");
+    assert!(missed * 20 <= switches, "{missed} of {switches}");
     check(&mut observer, &target, report);
     assert_eq!(observer.losses(), Default::default());
 }
@@ -111,15 +126,15 @@ fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 4] {
     shares
 }
 
+// On a crowded machine loaders also wait for a CPU, so that share may be any.
+
 fn busy_loaders() {
     observe(
         "trains_with_busy_loaders",
         50,
         |observer, target, report| {
             let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
-            // On a crowded machine they also wait for a CPU.
-            assert!(prepare > 0.02 && prepare + sched > 0.8, "{prepare} {sched}");
-            assert!(fetch < 0.1 && other < 0.2, "{fetch} {other}");
+            assert!(prepare > 2.0 * (fetch + other) && prepare + sched > 0.8);
         },
     );
 }
@@ -129,11 +144,8 @@ fn reading_loaders() {
         "trains_with_reading_loaders",
         50,
         |observer, target, report| {
-            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
-            assert!(
-                fetch > prepare && fetch + prepare + sched > 0.8,
-                "{fetch} {prepare} {other}"
-            );
+            let [prepare, fetch, sched, _] = check_waits(find(observer, target.pid()), &report);
+            assert!(fetch > prepare && fetch + prepare + sched > 0.8);
         },
     );
 }
@@ -144,10 +156,18 @@ fn sleeping_loaders() {
         50,
         |observer, target, report| {
             let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
-            assert!(
-                other > 0.6 && fetch < 0.1 && prepare < 0.3,
-                "{other} {fetch} {prepare}"
-            );
+            assert!(other > 2.0 * (fetch + prepare));
+        },
+    );
+}
+
+fn loading_thread() {
+    observe(
+        "trains_with_a_loading_thread",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
+            assert!(prepare > 2.0 * (fetch + other) && prepare + sched > 0.8);
         },
     );
 }
@@ -176,6 +196,7 @@ fn ranks() {
 fn blocks() {
     observe("blocks", 20, |observer, target, report| {
         let seen = find(observer, target.pid()).scheduling;
+        eprintln!("{seen:?}");
         for by in BlockedBy::ALL {
             let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
             match by {
@@ -185,7 +206,22 @@ fn blocks() {
                 _ => assert_about(by.name(), seen_ns, truth_ns),
             }
         }
+        check_task_state(observer, target.pid());
     });
+}
+
+/// What the sampled rule is given: recent waits, and no burst while it is blocked.
+fn check_task_state(observer: &Observer, pid: u32) {
+    let state = || {
+        let state = observer.task_state(pid).expect("readable");
+        state.expect("an ML process")
+    };
+    // Having said that it is done, it waits to be told to end.
+    while state().cpu_burst_ns != 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(state().io_wait_q16 > 0 && state().io_wait_q16 <= 1 << 16);
+    assert!(state().futex_waits > 0);
 }
 
 fn adoption() {

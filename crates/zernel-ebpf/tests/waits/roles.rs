@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use zernel_ebpf::probes::BlockedBy;
 
-use crate::target::{Driver, Role, as_word, call, try_call};
+use crate::target::{Driver, Role, call};
 
 /// Where a target writes its report.
 const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -26,15 +26,16 @@ const BATCH_MS: u64 = 20;
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("trains_with_busy_loaders", |driver, rounds| {
-        train(driver, rounds, burn)
+        train(driver, rounds, burn);
     }),
     ("trains_with_reading_loaders", |driver, rounds| {
-        train(driver, rounds, read_from_disk)
+        train(driver, rounds, read_from_disk);
     }),
     ("trains_with_sleeping_loaders", |driver, rounds| {
-        train(driver, rounds, thread::sleep)
+        train(driver, rounds, thread::sleep);
     }),
     ("trains_alone", train_alone),
+    ("trains_with_a_loading_thread", train_with_a_thread),
     ("is_a_slow_rank", |driver, rounds| rank(driver, rounds, 0)),
     ("is_a_fast_rank", |driver, rounds| rank(driver, rounds, 1)),
     ("blocks", block),
@@ -152,9 +153,8 @@ impl Loader {
         // SAFETY: this program has one thread, so its child may do whatever it could.
         if unsafe { libc::fork() } == 0 {
             drop((ask, given));
-            if work as usize == read_from_disk as usize {
-                read_from_disk(Duration::ZERO);
-            }
+            // Who reads makes its file first.
+            work(Duration::ZERO);
             let mut order = [0];
             while asked.read_exact(&mut order).is_ok() {
                 work(Duration::from_millis(BATCH_MS));
@@ -232,6 +232,31 @@ fn train_alone(driver: &Driver, rounds: u64) {
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
         step(driver, device, function);
+    }
+    write(&report);
+}
+
+/// Never waits for the GPU, and is handed its batches by a thread: only the copy that follows tells its
+/// waits from those for a backward pass.
+fn train_with_a_thread(driver: &Driver, rounds: u64) {
+    let mut report = Report::default();
+    driver.open();
+    let (function, device) = (driver.kernel(), driver.allocate(4096));
+    step(driver, device, function);
+    let (sender, batches) = std::sync::mpsc::sync_channel(1);
+    thread::spawn(move || {
+        while sender.send([0_u8; 4096]).is_ok() {
+            burn(Duration::from_millis(BATCH_MS));
+        }
+    });
+    run_before_others();
+    for _ in 0..rounds {
+        let before = now(ClockId::Monotonic);
+        let mut batch = batches.recv().expect("the thread goes on");
+        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waits += 1;
+        driver.copy_to(device, &mut batch);
+        driver.launch(function);
     }
     write(&report);
 }
@@ -340,7 +365,7 @@ impl Feeder {
     /// Reads what has come already, so that the next read waits.
     fn drain(&mut self) {
         let files: [&dyn AsRawFd; 4] = [&self.pipe, &self.polled, &self.unix, &self.tcp];
-        for file in files.map(|file| file.as_raw_fd()) {
+        for file in files.map(AsRawFd::as_raw_fd) {
             let mut bytes = [0_u8; 512];
             let mut ready = 0;
             // SAFETY: an open descriptor, memory of ours, and no more than there is to read.

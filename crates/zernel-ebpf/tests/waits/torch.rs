@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
-use zernel_ebpf::observer::{Observer, Options};
-use zernel_ebpf::probes::Family;
+use zernel_ebpf::observer::{Observer, Options, Rung};
+use zernel_ebpf::probes::{DataloadCauses, Family};
 use zernel_testkit::Need;
 
 use crate::{assert_about, find};
@@ -40,8 +40,16 @@ fn library() -> Option<&'static Path> {
 }
 
 fn observer() -> Observer {
+    observer_on(&Rung::LADDER)
+}
+
+fn observer_on(rungs: &[Rung]) -> Observer {
     let path = library().expect("checked").to_owned();
-    Observer::start(&Options::exact([path])).expect("this machine can observe")
+    let options = Options {
+        rungs: rungs.to_vec(),
+        ..Options::exact([path])
+    };
+    Observer::start(&options).expect("this machine can observe")
 }
 
 /// A script that speaks and listens.
@@ -157,38 +165,59 @@ fn wait_sum(observer: &mut Observer, pid: u32, family: Family) -> (u64, u64) {
     waits.map_or((0, 0), |waits| (waits.sum_ns, waits.count))
 }
 
-fn load(workers: &str) -> (u64, u64, Observer, Script) {
+/// What was seen of a script that loads, once it was told to go.
+struct Loaded {
+    observer: Observer,
+    script: Script,
+    before: DataloadCauses,
+    seen_ns: u64,
+    truth_ns: u64,
+}
+
+fn load(workers: &str) -> Loaded {
     let mut observer = observer();
     let folder = env!("CARGO_TARGET_TMPDIR");
     let mut script = Script::start(LOADERS, &[workers, "40", folder]);
     assert_eq!(script.line(), "ready");
     observer.adopt().expect("the iterator runs");
     let pid = script.child.id();
-    let (before, count_before) = wait_sum(&mut observer, pid, Family::Dataload);
+    let (sum_before, count_before) = wait_sum(&mut observer, pid, Family::Dataload);
+    let before = find(&observer, pid).dataload;
     script.go();
     let numbers = script.numbers();
-    let (after, count) = wait_sum(&mut observer, pid, Family::Dataload);
+    let (sum, count) = wait_sum(&mut observer, pid, Family::Dataload);
     eprintln!("{} waits seen of {}", count - count_before, numbers[1]);
-    (after - before, numbers[0], observer, script)
+    Loaded {
+        observer,
+        script,
+        before,
+        seen_ns: sum - sum_before,
+        truth_ns: numbers[0],
+    }
 }
 
 pub(crate) fn loaders() {
-    let (seen, truth, observer, script) = load("2");
-    let process = find(&observer, script.child.id());
-    let loaders = observer
-        .processes()
-        .filter(|other| other.loads_for == Some(process.pid));
+    let loaded = load("2");
+    let process = find(&loaded.observer, loaded.script.child.id());
+    let others = loaded.observer.processes();
+    let loaders = others.filter(|other| other.loads_for == Some(process.pid));
     assert_eq!(loaders.count(), 2);
-    eprintln!("{:?}", process.dataload);
-    assert_about("waits for torch's loaders", seen, truth);
-    let causes = process.dataload;
-    assert!(causes.prepare_ns + causes.sched_ns > causes.total_ns() / 2);
+    // Two parameters, three steps before it was told to go.
+    let mut calls = process.calls();
+    let optimizer = calls.find(|(name, _)| name.contains("addcdiv_"));
+    assert_eq!(optimizer.map(|(_, count)| count.calls), Some(2 * (3 + 40)));
+    assert_about("waits for torch's loaders", loaded.seen_ns, loaded.truth_ns);
+    let (before, after) = (loaded.before, process.dataload);
+    eprintln!("{before:?} {after:?}");
+    // Its loaders compute: they were on CPUs, or could have been.
+    let computed = |causes: DataloadCauses| causes.prepare_ns + causes.sched_ns;
+    assert!(computed(after) - computed(before) > loaded.seen_ns / 2);
 }
 
 /// Without loaders and without a GPU only its own blocks show that a thread loads.
 pub(crate) fn alone() {
-    let (seen, truth, ..) = load("0");
-    assert_about("torch reading by itself", seen, truth);
+    let loaded = load("0");
+    assert_about("torch reading by itself", loaded.seen_ns, loaded.truth_ns);
 }
 
 /// Two ranks, one of which is slow; each says how long it waited.
@@ -262,13 +291,14 @@ sys.stdin.readline()
 "#;
 
 pub(crate) fn exceptions() {
-    let mut observer = observer();
-    let mut script = Script::start(EXCEPTIONS, &[]);
-    assert_eq!(script.numbers(), [100]);
-    observer.read().expect("maps can be read");
-    let process = find(&observer, script.child.id());
-    let backward = process
-        .calls()
-        .find(|(name, _)| name.contains("Engine::execute"));
-    assert_eq!(backward.map(|(_, count)| count.calls), Some(100));
+    for rung in Rung::LADDER {
+        let mut observer = observer_on(&[rung]);
+        let mut script = Script::start(EXCEPTIONS, &[]);
+        assert_eq!(script.numbers(), [100], "{}", rung.name());
+        observer.read().expect("maps can be read");
+        let process = find(&observer, script.child.id());
+        let mut calls = process.calls();
+        let backward = calls.find(|(name, _)| name.contains("Engine::execute"));
+        assert_eq!(backward.map(|(_, count)| count.calls), Some(100));
+    }
 }

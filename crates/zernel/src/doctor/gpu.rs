@@ -75,7 +75,8 @@ fn library(kind: LibraryKind, source: &str) -> Row {
 ///
 /// What processes map is named as they see it, which in a container is not as we do.
 fn find_library(kind: LibraryKind) -> BTreeSet<PathBuf> {
-    let is_one = |path: &PathBuf| path.file_name().and_then(LibraryKind::from_file_name) == Some(kind);
+    let is_one =
+        |path: &PathBuf| path.file_name().and_then(LibraryKind::from_file_name) == Some(kind);
     let mut found = kind.installed();
     found.extend(mapped().into_iter().filter(is_one));
     found

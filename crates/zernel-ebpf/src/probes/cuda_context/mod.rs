@@ -8,6 +8,8 @@ const INIT: u8 = 0;
 const OPEN: u8 = 1;
 const CREATE: u8 = 2;
 const SET: u8 = 3;
+const PUSH: u8 = 4;
+const POP: u8 = 5;
 
 const fn context(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::CudaContext, role, names)
@@ -19,7 +21,11 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     context(CREATE, &["cuCtxCreate_v2"]).keeps([1, 3, 0, 0]),
     context(CREATE, &["cuCtxCreate_v3"]).keeps([1, 5, 0, 0]),
     context(CREATE, &["cuCtxCreate_v4"]).keeps([1, 4, 0, 0]),
-    context(SET, &["cuCtxSetCurrent", "cuCtxPushCurrent_v2"])
+    context(SET, &["cuCtxSetCurrent"])
         .keeps([1, 0, 0, 0])
         .frequent(),
+    context(PUSH, &["cuCtxPushCurrent_v2"])
+        .keeps([1, 0, 0, 0])
+        .frequent(),
+    context(POP, &["cuCtxPopCurrent_v2"]).frequent(),
 ];

@@ -7,6 +7,8 @@ enum cuda_context_role {
 	CONTEXT_OPEN, /* arguments: where the context is stored, the device */
 	CONTEXT_CREATE, /* the same; it becomes current */
 	CONTEXT_SET, /* argument: the context that becomes current */
+	CONTEXT_PUSH, /* the same, until it is popped */
+	CONTEXT_POP,
 };
 
 struct context_key {
@@ -52,6 +54,13 @@ __noinline int open_context(__u32 index, __u64 context, __u32 device)
 	return 0;
 }
 
+/* One level deep: what lies further below is not known, and the first device stands for it. */
+static __always_inline void push_context(struct zernel_thread *thread, __u64 context)
+{
+	thread->context_below = thread->context;
+	thread->context = context;
+}
+
 static __always_inline void cuda_context_leave(const struct zernel_symbol *symbol,
 					       struct zernel_thread *thread,
 					       struct zernel_open_call *call)
@@ -70,10 +79,17 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		bpf_probe_read_user(&context, sizeof(context), (void *)call->arguments[0]);
 		open_context(thread->process, context, call->arguments[1]);
 		if (symbol->role == CONTEXT_CREATE)
-			thread->context = context;
+			push_context(thread, context);
 		break;
 	case CONTEXT_SET:
 		thread->context = call->arguments[0];
+		break;
+	case CONTEXT_PUSH:
+		push_context(thread, call->arguments[0]);
+		break;
+	case CONTEXT_POP:
+		thread->context = thread->context_below;
+		thread->context_below = 0;
 		break;
 	}
 }

@@ -48,7 +48,7 @@ struct account {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 20);
+	__uint(max_entries, 1 << 17);
 	__type(key, struct allocation_key);
 	__type(value, struct allocation);
 } allocations SEC(".maps");

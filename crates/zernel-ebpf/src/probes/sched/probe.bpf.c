@@ -290,6 +290,8 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		thread->data.cpu_ns += stretch_ns;
 		thread->peers.cpu_ns += stretch_ns;
 	}
+	if (run->state == ZERNEL_RUNNABLE || run->state == ZERNEL_BLOCKED)
+		ZERNEL_LOST(switches);
 	__sync_fetch_and_add(&process->switches, 1);
 	if (state)
 		state->cpu_burst_ns = 0;
@@ -361,7 +363,9 @@ static __always_inline void switched_in(struct task_struct *task, struct zernel_
 
 	if (!process)
 		return;
-	if (run->state != ZERNEL_NOT_SEEN)
+	if (run->state == ZERNEL_ON_CPU)
+		ZERNEL_LOST(switches);
+	else if (run->state != ZERNEL_NOT_SEEN)
 		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
 	turn_run(thread, process, ZERNEL_ON_CPU, now_ns);
 	if (!state)
@@ -451,8 +455,9 @@ int process_fork(__u64 *ctx)
 	if (!index)
 		return 0;
 	if (child->tgid != parent->tgid) {
-		/* Its parent waits until it executes something: it will load nothing. */
-		if (child->vfork_done)
+		/* Borrows its parent's memory until it executes something: it will load nothing.
+		 * (The kernel sets vfork_done only after this.) */
+		if (child->mm == parent->mm)
 			return 0;
 		index = admit_loader(child, index);
 	}
@@ -481,8 +486,10 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 	if (!task || !task->mm)
 		return 0;
 	thread = bpf_task_storage_get(&threads, task, 0, 0);
-	if (thread && thread->process)
+	if (thread && thread->process) {
+		zernel_task(task, bpf_ktime_get_ns());
 		return 0;
+	}
 	index = zernel_known_process(task);
 	if (!index) {
 		parent = task->real_parent;

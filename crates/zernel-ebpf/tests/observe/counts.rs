@@ -1,0 +1,131 @@
+//! Every call is counted, however many there are.
+
+use std::thread;
+use std::time::Instant;
+
+use zernel_ebpf::observer::{Rung, Seen};
+use zernel_softgpu::install::Prologue;
+
+use crate::harness::{assert_exact, find, observe, observe_on, run, seen_of};
+use crate::target::{Driver, Role, Stage, call, out, try_call};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("everything", everything),
+    ("launches", launches),
+    ("launches_of_two_threads", launches_of_two_threads),
+];
+
+/// Uses every kind of call once a round, some of them so that they fail.
+pub(crate) fn everything(driver: &Driver, rounds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    let cuda = driver.cuda();
+    let mut host = vec![0_u8; 1 << 16];
+    let mut random = fastrand::Rng::with_seed(u64::from(std::process::id()));
+    for _ in 0..rounds {
+        let bytes = random.u64(1..1 << 16);
+        let (mut first, mut second, mut third, mut pitch) = (0_u64, 0_u64, 0_u64, 0_u64);
+        let device = driver.allocate(bytes);
+        call!(cuda, "cuMemAllocAsync", out(&mut first), bytes, 0);
+        call!(cuda, "cuMemAllocManaged", out(&mut second), bytes, 1);
+        call!(
+            cuda,
+            "cuMemAllocPitch_v2",
+            out(&mut third),
+            out(&mut pitch),
+            100,
+            7,
+            4
+        );
+        try_call!(cuda, "cuMemAlloc_v2", out(&mut pitch), 1_u64 << 60);
+        try_call!(cuda, "cuMemFree_v2", 12345);
+        call!(cuda, "cuMemcpyHtoD_v2", device, host.as_mut_ptr(), bytes);
+        call!(cuda, "cuMemcpyDtoH_v2", host.as_mut_ptr(), device, bytes);
+        call!(
+            cuda,
+            "cuMemcpyHtoDAsync_v2",
+            device,
+            host.as_mut_ptr(),
+            bytes / 2,
+            0
+        );
+        call!(cuda, "cuMemcpyDtoDAsync_v2", device, second, bytes / 3, 0);
+        driver.launch(function);
+        driver.launch(function);
+        call!(cuda, "cuStreamSynchronize", 0);
+        call!(cuda, "cuCtxSynchronize");
+        driver.free(device);
+        call!(cuda, "cuMemFreeAsync", first, 0);
+        driver.free(second);
+        driver.free(third);
+    }
+    driver.allocate(4096);
+}
+
+/// Nothing but launches.
+pub(crate) fn launches(driver: &Driver, rounds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    for _ in 0..rounds {
+        driver.launch(function);
+    }
+    call!(driver.cuda(), "cuCtxSynchronize");
+}
+
+fn launches_of_two_threads(driver: &Driver, rounds: u64) {
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| launches(driver, rounds / 2));
+        }
+    });
+}
+
+pub(crate) fn every_rung() {
+    for rung in Rung::LADDER {
+        let stage = Stage::new(Prologue::Push);
+        let mut observer = observe_on(&stage, rung);
+        let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 200)).collect();
+        run(&mut targets);
+        assert_exact(&mut observer, &stage, &targets);
+        for target in &targets {
+            let process = find(&observer, target.pid());
+            assert_eq!(process.seen, Seen::Complete, "{}", rung.name());
+            assert_eq!(process.memory[&0].total.current_bytes, 4096);
+        }
+    }
+}
+
+pub(crate) fn a_million_calls() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 14_000)).collect();
+    run(&mut targets);
+    assert_exact(&mut observer, &stage, &targets);
+    let calls = targets.iter().flat_map(|target| {
+        let seen = seen_of(find(&observer, target.pid()));
+        seen.into_values().map(|count| count.calls)
+    });
+    let calls: u64 = calls.sum();
+    assert!(calls >= 1_000_000, "{calls}");
+}
+
+/// As fast as this machine can; the rate it reached is told, not asserted.
+pub(crate) fn full_speed() {
+    const PROCESSES: u64 = 4;
+    const LAUNCHES: u64 = 400_000;
+    let stage = Stage::alone(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut targets: Vec<_> = (0..PROCESSES)
+        .map(|_| stage.target("launches_of_two_threads", LAUNCHES))
+        .collect();
+    let begin = Instant::now();
+    run(&mut targets);
+    let elapsed = begin.elapsed().as_secs_f64();
+    assert_exact(&mut observer, &stage, &targets);
+    for target in &targets {
+        let seen = seen_of(find(&observer, target.pid()));
+        assert_eq!(seen["cuLaunchKernel"].calls, LAUNCHES);
+    }
+    let rate = (PROCESSES * LAUNCHES) as f64 / elapsed;
+    eprintln!("every launch counted at {rate:.0} launches a second");
+}

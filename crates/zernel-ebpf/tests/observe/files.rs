@@ -1,0 +1,172 @@
+//! Library files that are replaced, written to, stripped, broken or hidden.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Whose};
+use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::Need;
+
+use crate::counts::launches;
+use crate::harness::{assert_exact, find, functions_of, observe, seen_of, start};
+use crate::target::{Driver, LIBRARIES, Role, Stage, Target, directory, pause};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("loads_and_launches", loads_and_launches),
+    ("maps_garbage", maps_garbage),
+];
+
+/// Waits between loading its libraries and using them.
+fn loads_and_launches(driver: &Driver, rounds: u64) {
+    pause();
+    launches(driver, rounds);
+}
+
+/// Maps a file as a library that is none.
+fn maps_garbage(_driver: &Driver, _rounds: u64) {
+    let file = fs::File::open(directory().join("garbage/libcuda.so.1")).expect("it is there");
+    let protection = ProtFlags::READ | ProtFlags::EXEC;
+    // SAFETY: a mapping of its own, which nobody executes.
+    let mapped = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            4096,
+            protection,
+            MapFlags::PRIVATE,
+            file,
+            0,
+        )
+    };
+    mapped.expect("a file can be mapped");
+}
+
+/// Knows no library before a process uses it.
+fn observe_nothing_yet() -> Observer {
+    start(&Options {
+        governor: GovernorOptions::EXACT,
+        ..Options::default()
+    })
+}
+
+/// Has a target load its libraries, attaches to them, and has it use them.
+fn load_and_run(observer: &mut Observer, target: &mut Target) {
+    target.step();
+    observer.discover().expect("processes can be discovered");
+    target.step();
+}
+
+fn assert_discovered_exactly(stage: &Stage, command: &mut Command) {
+    let mut observer = observe_nothing_yet();
+    let mut targets = [Target::start(command)];
+    load_and_run(&mut observer, &mut targets[0]);
+    assert_exact(&mut observer, stage, &targets);
+    let seen = seen_of(find(&observer, targets[0].pid()));
+    assert_eq!(seen["cuLaunchKernel"].calls, 100);
+}
+
+pub(crate) fn replaced() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut before = stage.target("loads_and_launches", 10);
+    before.step();
+    install(&stage.path().join("lib"), Prologue::Endbr64).expect("the libraries are built");
+    let mut after = stage.target("loads_and_launches", 20);
+    load_and_run(&mut observer, &mut after);
+    before.step();
+    assert_exact(&mut observer, &stage, &[before, after]);
+}
+
+/// Writing to a mapped library is a mistake; where its functions are now, nobody knows.
+pub(crate) fn written_to() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("loads_and_launches", 10);
+    target.step();
+    observer.discover().expect("processes can be discovered");
+    let library = stage.library("libcuda.so.1");
+    let content = fs::read(&library).expect("it is there");
+    let mut file = OpenOptions::new().write(true).open(&library).expect("ours");
+    file.write_all(&content).expect("ours");
+    observer.scan().expect("processes can be scanned");
+    target.step();
+    observer.read().expect("maps can be read");
+    let launch = &functions_of(&observer, &library.to_string_lossy())["cuLaunchKernel"];
+    assert_eq!(launch["state"], "not attached");
+    let reason = launch["reason"].as_str().expect("a reason");
+    assert!(reason.contains("written to"), "{reason}");
+    let mut processes = observer.processes();
+    assert!(!processes.any(|process| process.pid == target.pid()));
+}
+
+pub(crate) fn strip() -> Need {
+    Need {
+        name: "strip",
+        check: || match Command::new("strip").arg("--version").output() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("strip does not run: {error}")),
+        },
+    }
+}
+
+/// What a program is linked by stays.
+pub(crate) fn stripped() {
+    let stage = Stage::new(Prologue::Push);
+    for name in ["libcuda.so.1", "libnccl.so.2"] {
+        let mut strip = Command::new("strip");
+        let strip = strip.arg("--strip-all").arg(stage.library(name));
+        assert!(strip.status().expect("strip runs").success());
+    }
+    assert_discovered_exactly(&stage, &mut stage.command("loads_and_launches", 100));
+}
+
+fn cut(path: &Path, to: &Path) {
+    let whole = fs::read(path).expect("it is there");
+    fs::write(to, &whole[..whole.len() / 3]).expect("ours");
+}
+
+pub(crate) fn garbage() {
+    let stage = Stage::new(Prologue::Push);
+    let library = stage.path().join("garbage/libcuda.so.1");
+    fs::create_dir(stage.path().join("garbage")).expect("ours");
+    let mut observer = observe(&stage);
+    let noise: Vec<u8> = (0..20_000_u32)
+        .map(|number| ((number * 31) >> 3) as u8)
+        .collect();
+    for truncated in [false, true] {
+        match truncated {
+            true => cut(&stage.library("libcuda.so.1"), &library),
+            false => fs::write(&library, &noise).expect("ours"),
+        }
+        let mut holder = stage.target("maps_garbage", 0);
+        holder.step();
+        observer.scan().expect("processes can be scanned");
+        let refused = observer.ledger(Whose::All)["refused"].clone();
+        let entry = refused.as_array().expect("a list").iter();
+        let mut entry = entry.filter(|entry| entry["path"].as_str() == library.to_str());
+        let reason = entry.next().expect("the file is refused")["reason"].clone();
+        assert!(reason.as_str().is_some_and(|reason| !reason.is_empty()));
+        assert!(entry.next().is_none(), "refused once");
+        let mut targets = [stage.target("everything", 10)];
+        targets[0].step();
+        assert_exact(&mut observer, &stage, &targets);
+    }
+}
+
+/// As in a container: the path leads elsewhere outside.
+pub(crate) fn hidden() {
+    let stage = Stage::new(Prologue::Push);
+    let inside = stage.path().join("inside");
+    fs::create_dir(&inside).expect("ours");
+    let script = r#"mount -t tmpfs none "$1" && cp "$2"/* "$1" && exec "$3""#;
+    let mut command = stage.command_of("unshare".as_ref(), "loads_and_launches", 100);
+    command
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .args([&inside, &stage.path().join("lib")])
+        .arg(std::env::current_exe().expect("we run"))
+        .env(LIBRARIES, &inside);
+    assert_discovered_exactly(&stage, &mut command);
+    assert_eq!(fs::read_dir(&inside).expect("ours").count(), 0);
+}

@@ -1,0 +1,155 @@
+//! What observing costs stays within its budget, and the numbers say how good they are.
+
+use std::hint::spin_loop;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
+use zernel_softgpu::install::Prologue;
+
+use crate::harness::{Watcher, exact, find, seen_of, truth_of};
+use crate::target::{Driver, Role, Stage};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("launches_for", launches_for),
+    ("paced", paced),
+    ("slow", slow_launches),
+];
+
+/// Launches as fast as it can for so many milliseconds.
+fn launches_for(driver: &Driver, milliseconds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    let end = Instant::now() + Duration::from_millis(milliseconds);
+    while Instant::now() < end {
+        for _ in 0..100 {
+            driver.launch(function);
+        }
+    }
+}
+
+/// Launches some 20,000 times a second, for so many milliseconds.
+fn paced(driver: &Driver, milliseconds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    let begin = Instant::now();
+    let end = begin + Duration::from_millis(milliseconds);
+    let mut next = begin;
+    while Instant::now() < end {
+        driver.launch(function);
+        next = (next + Duration::from_micros(50)).max(Instant::now());
+        while Instant::now() < next {
+            spin_loop();
+        }
+    }
+}
+
+/// Launches 100 times a second.
+fn slow_launches(driver: &Driver, rounds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    for _ in 0..rounds {
+        driver.launch(function);
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// With the budget that everyone gets who asks for no other.
+fn governed(stage: &Stage) -> Options {
+    Options {
+        governor: GovernorOptions::default(),
+        ..exact(stage)
+    }
+}
+
+fn is_sampled(observer: &Observer) -> bool {
+    observer.sampled().any(|name| name == "cuLaunchKernel")
+}
+
+pub(crate) fn busy() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&governed(&stage));
+    let mut target = stage.target("launches_for", 600_000);
+    let pid = target.pid();
+    target.go();
+    watcher.wait_until("launches are sampled", is_sampled);
+    watcher.wait_until("there are windows", |observer| observer.cost().windows > 0);
+    let ceiling = GovernorOptions::default().ceiling;
+    watcher.wait_until("the cost is below the ceiling", |observer| {
+        find(observer, pid).cost.busiest_thread < ceiling
+    });
+    target.kill();
+    let mut observer = watcher.stop();
+    observer.read().expect("maps can be read");
+    let mut rounds = 0;
+    while is_sampled(&observer) {
+        rounds += 1;
+        assert!(rounds < 100, "launches are still sampled");
+        observer.govern();
+    }
+    assert!(rounds > 1, "one calm round proves nothing");
+    let mut target = stage.target("launches", 1000);
+    target.step();
+    observer.read().expect("maps can be read");
+    let launches = seen_of(find(&observer, target.pid()))["cuLaunchKernel"];
+    assert_eq!((launches.calls, launches.error), (1000, 0));
+}
+
+/// Killed between two windows: what it did since the last one is estimated, too.
+/// The stated error holds 19 times out of 20; four times as much is not left by chance.
+pub(crate) fn estimate() {
+    let stage = Stage::alone(Prologue::Push);
+    // More than usual, for more windows in less time.
+    let governor = GovernorOptions {
+        budget: 0.03,
+        ceiling: 0.3,
+    };
+    let watcher = Watcher::start(&Options {
+        governor,
+        ..exact(&stage)
+    });
+    let mut target = stage.target("paced", 600_000);
+    let pid = target.pid();
+    target.go();
+    watcher.wait_until("there are enough windows", |observer| {
+        observer.cost().windows >= 12
+    });
+    target.kill();
+    watcher.wait_until("its end is known", |observer| {
+        find(observer, pid).ended_ns.is_some()
+    });
+    let observer = watcher.stop();
+    let process = find(&observer, pid);
+    let launches = seen_of(process)["cuLaunchKernel"];
+    let truth = truth_of(&stage, pid)["cuLaunchKernel"].calls;
+    assert!(process.is_sampled());
+    assert!(
+        launches.error > 0 && launches.error < launches.calls / 2,
+        "{launches:?}"
+    );
+    let margin = 4 * launches.error + truth / 50;
+    assert!(
+        launches.calls.abs_diff(truth) <= margin,
+        "{launches:?} for {truth}"
+    );
+    eprintln!(
+        "{} launches taken for {} ± {} in {} windows",
+        truth,
+        launches.calls,
+        launches.error,
+        observer.cost().windows
+    );
+}
+
+pub(crate) fn slow() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&governed(&stage));
+    let mut target = stage.target("slow", 150);
+    target.step();
+    let mut observer = watcher.stop();
+    observer.read().expect("maps can be read");
+    assert!(!is_sampled(&observer));
+    let process = find(&observer, target.pid());
+    assert!(!process.is_sampled());
+    assert_eq!(seen_of(process), truth_of(&stage, target.pid()));
+}

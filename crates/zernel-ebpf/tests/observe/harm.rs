@@ -1,0 +1,92 @@
+//! Programs are not harmed by probes that come and go, whatever they do.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use zernel_ebpf::observer::Options;
+use zernel_softgpu::config;
+use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::Need;
+
+use crate::harness::{exact, start};
+use crate::target::Stage;
+
+/// How often probes are attached and detached, unless `ZERNEL_TEST_ROUNDS` says otherwise. Each time
+/// waits for the whole machine, so it is done side by side, with a program and files of its own each.
+const ROUNDS: usize = 40;
+const LANES: usize = 4;
+
+fn rounds() -> usize {
+    let rounds = env::var("ZERNEL_TEST_ROUNDS").ok();
+    rounds.map_or(ROUNDS, |rounds| rounds.parse().expect("a number"))
+}
+
+pub(crate) fn compiler() -> Need {
+    Need {
+        name: "c++",
+        check: || match Command::new("c++").arg("--version").output() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("c++ does not run: {error}")),
+        },
+    }
+}
+
+/// Builds the program of C++, which C++'s own way of unwinding makes hard to probe.
+fn build(stage: &Stage) -> PathBuf {
+    let program = stage.path().join("unruly");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/observe/unruly.cpp");
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-O1", "-pthread", "-o"]);
+    let status = compiler.arg(&program).arg(source).arg("-ldl").status();
+    assert!(status.expect("c++ runs").success());
+    program
+}
+
+/// Runs until its standard input is closed, and exits with success if all went well.
+fn spawn(stage: &Stage, program: &Path, libraries: &Path) -> Child {
+    let mut command = Command::new(program);
+    command
+        .arg(libraries.join("libcuda.so.1"))
+        .env(config::DIRECTORY, stage.path().join("node"))
+        .stdin(Stdio::piped());
+    command.spawn().expect("it runs")
+}
+
+/// Attaches to a program and detaches from it, over and over.
+fn bother(stage: &Stage, program: &Path, libraries: &Path) {
+    let mut observer = start(&Options {
+        libraries: vec![libraries.join("libcuda.so.1")],
+        ..exact(stage)
+    });
+    let mut target = spawn(stage, program, libraries);
+    for _ in 0..rounds() / LANES {
+        observer.pause();
+        observer.resume();
+    }
+    observer.read().expect("maps can be read");
+    let hit = |pid| {
+        let mut processes = observer.processes();
+        processes.any(|process| process.pid == pid && process.calls().count() > 0)
+    };
+    assert!(hit(target.id()), "the probes were never hit");
+    drop(target.stdin.take());
+    let status = target.wait().expect("our child");
+    assert!(status.success(), "{status}");
+}
+
+pub(crate) fn unruly() {
+    let stage = Stage::alone(Prologue::Push);
+    let program = build(&stage);
+    let lanes = (0..LANES).map(|lane| stage.path().join(format!("lane-{lane}")));
+    let lanes: Vec<PathBuf> = lanes.collect();
+    for lane in &lanes {
+        install(lane, Prologue::Push).expect("the libraries are built");
+    }
+    thread::scope(|scope| {
+        for lane in &lanes {
+            scope.spawn(|| bother(&stage, &program, lane));
+        }
+    });
+}

@@ -1,0 +1,162 @@
+//! What the tests have in common: an observer, and the truth to hold it against.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use zernel_ebpf::observer::{
+    self, CallCount, GovernorOptions, ObserveError, ObservedProcess, Observer, Options, Rung, Whose,
+};
+use zernel_ebpf::probes::SYMBOLS;
+
+use crate::target::{Stage, Target};
+
+/// Options that count everything, with the libraries of a stage attached before anyone uses them.
+pub(crate) fn exact(stage: &Stage) -> Options {
+    Options {
+        libraries: libraries(stage),
+        governor: GovernorOptions::EXACT,
+        ..Options::default()
+    }
+}
+
+pub(crate) fn libraries(stage: &Stage) -> Vec<PathBuf> {
+    let names = ["libcuda.so.1", "libnccl.so.2"];
+    names.map(|name| stage.library(name)).to_vec()
+}
+
+pub(crate) fn start(options: &Options) -> Observer {
+    Observer::start(options).expect("this machine can observe")
+}
+
+pub(crate) fn observe(stage: &Stage) -> Observer {
+    start(&exact(stage))
+}
+
+pub(crate) fn observe_on(stage: &Stage, rung: Rung) -> Observer {
+    start(&Options {
+        rungs: vec![rung],
+        ..exact(stage)
+    })
+}
+
+/// An observer at work, as a daemon has it.
+pub(crate) struct Watcher {
+    observer: Arc<Mutex<Observer>>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<(), ObserveError>>,
+}
+
+impl Watcher {
+    pub(crate) fn start(options: &Options) -> Self {
+        let observer = Arc::new(Mutex::new(start(options)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (own, until) = (Arc::clone(&observer), Arc::clone(&stop));
+        let thread = thread::spawn(move || observer::run(&own, &until));
+        Self {
+            observer,
+            stop,
+            thread,
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Observer> {
+        self.observer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something holds. A machine that never gets there fails the test.
+    pub(crate) fn wait_until(&self, what: &str, condition: impl Fn(&Observer) -> bool) {
+        wait_until(what, || condition(&self.lock()));
+    }
+
+    /// Ends its work, which must have gone well.
+    pub(crate) fn stop(self) -> Observer {
+        self.stop.store(true, Ordering::Relaxed);
+        let result = self.thread.join().expect("watching does not panic");
+        result.expect("watching does not fail");
+        let observer = Arc::into_inner(self.observer).expect("nobody else has it");
+        observer
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits until something holds.
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Has all of them do their work at the same time.
+pub(crate) fn run(targets: &mut [Target]) {
+    for target in &mut *targets {
+        target.go();
+    }
+    for target in targets {
+        target.wait_until_done();
+    }
+}
+
+/// What the software GPU says of a process, by the names we use.
+pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCount> {
+    let names: BTreeMap<&str, &'static str> = SYMBOLS
+        .iter()
+        .flat_map(|symbol| symbol.names.iter().map(|name| (*name, symbol.name())))
+        .collect();
+    let mut calls: BTreeMap<&'static str, CallCount> = BTreeMap::new();
+    for process in stage.truth().processes.iter().filter(|p| p.pid == pid) {
+        for ((_, symbol, result), count) in &process.returned {
+            let Some(name) = names.get(&**symbol) else {
+                continue;
+            };
+            let total = calls.entry(name).or_default();
+            total.calls += count.calls;
+            if *result == 0 {
+                total.bytes += count.bytes;
+            } else {
+                total.failed += count.calls;
+            }
+        }
+    }
+    calls
+}
+
+/// What was observed of a process.
+pub(crate) fn seen_of(process: &ObservedProcess) -> BTreeMap<&'static str, CallCount> {
+    process.calls().collect()
+}
+
+pub(crate) fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
+    let mut processes = observer.processes();
+    let found = processes.find(|process| process.pid == pid);
+    found.expect("the process was observed")
+}
+
+/// Reads, and holds every target against the truth.
+pub(crate) fn assert_exact(observer: &mut Observer, stage: &Stage, targets: &[Target]) {
+    observer.read().expect("maps can be read");
+    for target in targets {
+        let process = find(observer, target.pid());
+        assert_eq!(seen_of(process), truth_of(stage, target.pid()));
+    }
+    assert_eq!(observer.losses(), Default::default());
+}
+
+/// What the ledger says of the functions of a file, by name.
+pub(crate) fn functions_of(observer: &Observer, file: &str) -> BTreeMap<String, Value> {
+    let ledger = observer.ledger(Whose::All);
+    let files = ledger["files"].as_array().expect("a list").iter();
+    let functions = files
+        .filter(|entry| entry["path"].as_str() == Some(file))
+        .flat_map(|entry| entry["functions"].as_array().expect("a list").clone());
+    functions
+        .map(|entry| (entry["symbol"].as_str().expect("a name").to_owned(), entry))
+        .collect()
+}

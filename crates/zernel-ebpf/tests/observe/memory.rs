@@ -1,0 +1,147 @@
+//! GPU memory: who asked for how much, on which device.
+
+use std::collections::BTreeMap;
+
+use zernel_ebpf::observer::{Observer, TextFormat, Whose};
+use zernel_softgpu::config;
+use zernel_softgpu::install::Prologue;
+
+use crate::harness::{find, observe};
+use crate::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[("memory", memory), ("two_devices", two_devices)];
+
+/// What the driver hands out at least.
+const PAGE: u64 = 2 << 20;
+
+/// The first words of `CUmemAllocationProp`: pinned memory of device 0.
+#[repr(C)]
+struct Properties([u32; 4], [u64; 2]);
+
+fn memory(driver: &Driver, _rounds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    let first = driver.allocate(1000);
+    let second = driver.allocate(2000);
+    driver.free(first);
+    driver.allocate(500);
+    let mut of_nccl = 0_u64;
+    call!(driver.nccl(), "ncclMemAlloc", out(&mut of_nccl), 7000);
+    pause();
+    assert_ne!(
+        try_call!(cuda, "cuMemFreeAsync", second, 0xdead_0000_u64),
+        0
+    );
+    pause();
+    let mut properties = Properties([1, 0, 1, 0], [0; 2]);
+    let (mut handle, mut again, mut address) = (0_u64, 0_u64, 0_u64);
+    call!(
+        cuda,
+        "cuMemCreate",
+        out(&mut handle),
+        PAGE,
+        out(&mut properties),
+        0
+    );
+    call!(
+        cuda,
+        "cuMemAddressReserve",
+        out(&mut address),
+        PAGE,
+        0,
+        0,
+        0
+    );
+    call!(cuda, "cuMemMap", address, PAGE, 0, handle, 0);
+    call!(
+        cuda,
+        "cuMemRetainAllocationHandle",
+        out(&mut again),
+        address
+    );
+    call!(cuda, "cuMemRelease", again);
+    pause();
+    call!(cuda, "cuMemUnmap", address, PAGE);
+    call!(cuda, "cuMemRelease", handle);
+    driver.free(second);
+}
+
+fn two_devices(driver: &Driver, _rounds: u64) {
+    let cuda = driver.cuda();
+    let mut contexts = [0_u64; 2];
+    call!(cuda, "cuInit", 0);
+    for (device, context) in contexts.iter_mut().enumerate() {
+        call!(cuda, "cuDevicePrimaryCtxRetain", out(context), device);
+    }
+    call!(cuda, "cuCtxSetCurrent", contexts[0]);
+    driver.allocate(1000);
+    call!(cuda, "cuCtxSetCurrent", contexts[1]);
+    driver.allocate(2000);
+    call!(cuda, "cuCtxPushCurrent_v2", contexts[0]);
+    driver.allocate(300);
+    let mut popped = 0_u64;
+    call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
+    driver.allocate(40);
+}
+
+/// Bytes by calling library, as metrics tell them.
+fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
+    let text = observer.metrics(Whose::All, TextFormat::Prometheus);
+    let begin = format!("zernel_gpu_memory_caller_bytes{{pid=\"{pid}\",gpu_id=\"0\",caller=\"");
+    let lines = text.lines().filter_map(|line| line.strip_prefix(&*begin));
+    lines
+        .map(|line| {
+            let (caller, bytes) = line.split_once("\"} ").expect("a sample");
+            (caller.to_owned(), bytes.parse().expect("a number"))
+        })
+        .collect()
+}
+
+/// The memory of its only device: in use, and at most.
+fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
+    observer.read().expect("maps can be read");
+    let total = &find(observer, target.pid()).memory[&0].total;
+    (total.current_bytes, total.peak_bytes)
+}
+
+pub(crate) fn accounts() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("memory", 0);
+    let pid = target.pid();
+    target.step();
+    assert_eq!(in_use(&mut observer, &target), (9500, 9500));
+    observer.read().expect("maps can be read");
+    let expected = [("libnccl".to_owned(), 7000), ("observe".to_owned(), 2500)];
+    assert_eq!(by_caller(&observer, pid), BTreeMap::from(expected));
+    // A free that failed changes nothing.
+    target.step();
+    assert_eq!(in_use(&mut observer, &target), (9500, 9500));
+    assert_eq!(find(&observer, pid).memory[&0].total.free_count, 1);
+    // Two references, of which one is gone.
+    target.step();
+    assert_eq!(in_use(&mut observer, &target), (9500 + PAGE, 9500 + PAGE));
+    target.step();
+    assert_eq!(in_use(&mut observer, &target), (7500, 9500 + PAGE));
+    target.end();
+    observer.read().expect("maps can be read");
+    let memory = &find(&observer, pid).memory[&0];
+    assert_eq!(memory.total.current_bytes, 0);
+    assert_eq!(memory.total.peak_bytes, 9500 + PAGE);
+    assert!(by_caller(&observer, pid).values().all(|bytes| *bytes == 0));
+    assert_eq!(observer.losses(), Default::default());
+}
+
+pub(crate) fn devices() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut command = stage.command("two_devices", 0);
+    let mut target = Target::start(command.env(config::DEVICES, "2"));
+    target.step();
+    observer.read().expect("maps can be read");
+    let memory = find(&observer, target.pid()).memory.iter();
+    let in_use: Vec<_> = memory
+        .map(|(device, memory)| (*device, memory.total.current_bytes))
+        .collect();
+    assert_eq!(in_use, [(0, 1300), (1, 2040)]);
+}

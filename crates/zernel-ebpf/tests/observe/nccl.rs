@@ -1,0 +1,258 @@
+//! Ranks, their communicators and what they exchange.
+
+use std::time::Duration;
+use std::{env, fs, thread};
+
+use libloading::Symbol;
+use zernel_ebpf::observer::{Communicator, Observer};
+use zernel_ebpf::probes::{Family, Operation};
+use zernel_softgpu::config;
+use zernel_softgpu::install::Prologue;
+use zernel_softgpu::truth::EventKind;
+
+use crate::harness::{assert_exact, find, observe, run};
+use crate::target::{Driver, Role, Stage, Target, call, directory, out, pause};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
+
+/// Which rank a target is.
+pub(crate) const RANK: &str = "ZERNEL_TARGET_RANK";
+const RANKS: u64 = 2;
+/// Elements of a message: with the bandwidth below, some milliseconds.
+const ELEMENTS: u64 = 50_000;
+const BANDWIDTH: &str = "20000000";
+/// `ncclDataType_t`, less the last two, which the software GPU does not have.
+const TYPES: u64 = 10;
+
+/// `ncclUniqueId`, which is passed by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+
+pub(crate) fn own_rank() -> u64 {
+    env::var(RANK).expect("set").parse().expect("a number")
+}
+
+/// The first rank makes it, the others wait for it.
+fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
+    let path = directory().join("unique-id");
+    let mut id = UniqueId([0; 128]);
+    if rank == 0 {
+        call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
+        let unfinished = path.with_extension("new");
+        fs::write(&unfinished, id.0).expect("our directory");
+        fs::rename(unfinished, path).expect("our directory");
+        return id;
+    }
+    while !path.exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    id.0 = fs::read(path).expect("a file").try_into().expect("whole");
+    id
+}
+
+/// Makes a communicator with the other targets of the stage.
+pub(crate) fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
+    type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
+    let id = unique_id(driver, rank);
+    let mut communicator = 0;
+    // SAFETY: the signature of ncclCommInitRank.
+    let result = unsafe {
+        let join: Symbol<'_, Join> = driver.nccl().get(b"ncclCommInitRank\0").expect("exported");
+        join(&raw mut communicator, ranks as i32, id, rank as i32)
+    };
+    assert_eq!(result, 0, "ncclCommInitRank");
+    communicator
+}
+
+fn stream(driver: &Driver) -> u64 {
+    let mut stream = 0_u64;
+    call!(driver.cuda(), "cuStreamCreate", out(&mut stream), 1);
+    stream
+}
+
+fn split(driver: &Driver, communicator: u64, color: u64) -> u64 {
+    let mut made = 0_u64;
+    call!(
+        driver.nccl(),
+        "ncclCommSplit",
+        communicator,
+        color,
+        0,
+        out(&mut made),
+        0
+    );
+    made
+}
+
+/// After each collective it waits for another stream, which shows nothing, and then for its own.
+fn rank(driver: &Driver, rounds: u64) {
+    let rank = own_rank();
+    let (cuda, nccl) = (driver.cuda(), driver.nccl());
+    driver.open();
+    let communicator = join(driver, rank, RANKS);
+    let [own, later, other] = [(); 3].map(|()| stream(driver));
+    let mut event = 0_u64;
+    call!(cuda, "cuEventCreate", out(&mut event), 0);
+    let (from, to) = (driver.allocate(8 * ELEMENTS), driver.allocate(8 * ELEMENTS));
+    let wait_for = |stream: u64| {
+        call!(cuda, "cuStreamSynchronize", other);
+        call!(cuda, "cuStreamSynchronize", stream);
+    };
+    for round in 0..rounds {
+        let kind = round % TYPES;
+        call!(
+            nccl,
+            "ncclAllReduce",
+            from,
+            to,
+            ELEMENTS,
+            kind,
+            0,
+            communicator,
+            own
+        );
+        wait_for(own);
+        call!(
+            nccl,
+            "ncclBroadcast",
+            from,
+            to,
+            ELEMENTS,
+            kind,
+            0,
+            communicator,
+            own
+        );
+        call!(cuda, "cuEventRecord", event, own);
+        call!(cuda, "cuStreamWaitEvent", later, event, 0);
+        wait_for(later);
+        call!(nccl, "ncclGroupStart");
+        call!(
+            nccl,
+            "ncclSend",
+            from,
+            ELEMENTS,
+            kind,
+            1 - rank,
+            communicator,
+            own
+        );
+        call!(
+            nccl,
+            "ncclRecv",
+            to,
+            ELEMENTS,
+            kind,
+            1 - rank,
+            communicator,
+            own
+        );
+        call!(nccl, "ncclGroupEnd");
+        wait_for(own);
+    }
+    let together = split(driver, communicator, 7);
+    let apart = split(driver, communicator, rank);
+    pause();
+    for made in [apart, together, communicator] {
+        call!(nccl, "ncclCommDestroy", made);
+    }
+}
+
+/// From every call of a function to the end of the wait that shows it done: the second after it.
+fn truth_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
+    let truth = stage.truth();
+    let events: Vec<_> = truth
+        .events()
+        .into_iter()
+        .filter(|(of, event)| *of == pid && event.tid == pid && event.kind == EventKind::Call)
+        .map(|(_, event)| event)
+        .collect();
+    let calls = events.iter().enumerate();
+    calls
+        .filter(|(_, event)| event.symbol == symbol)
+        .map(|(place, event)| {
+            let later = events[place..].iter();
+            let mut waits = later.filter(|later| later.symbol == "cuStreamSynchronize");
+            waits.nth(1).expect("the role waits twice").leave - event.enter
+        })
+        .sum()
+}
+
+fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) {
+    let process = find(observer, pid);
+    for (operation, symbol) in [
+        (Operation::AllReduce, "ncclAllReduce"),
+        (Operation::Broadcast, "ncclBroadcast"),
+        (Operation::Send, "ncclSend"),
+    ] {
+        let seen = process
+            .duration(Family::UntilSync(operation))
+            .expect(symbol);
+        let truth = truth_until_sync(stage, pid, symbol);
+        assert_eq!(seen.count, rounds, "{symbol}");
+        // A tenth, and what a busy machine may do to each of them between the two clocks.
+        let margin = truth / 10 + rounds * 3_000_000;
+        let off = seen.sum_ns.abs_diff(truth);
+        assert!(off < margin, "{symbol}: {} for {truth} ns", seen.sum_ns);
+        assert!(
+            truth > 2 * margin,
+            "{symbol} is too short to tell: {truth} ns"
+        );
+    }
+}
+
+/// The hashes of a process' communicators: the first made, and the two made of it.
+fn hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
+    let communicators = &find(observer, pid).communicators;
+    let (whole, parts): (Vec<&Communicator>, Vec<_>) = communicators
+        .iter()
+        .partition(|communicator| communicator.sequence > 0);
+    assert_eq!(whole.len(), 1);
+    (whole[0].hash, parts.iter().map(|part| part.hash).collect())
+}
+
+pub(crate) fn ranks() {
+    const ROUNDS: u64 = TYPES;
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut targets: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            let mut command = stage.command("rank", ROUNDS);
+            command.env(RANK, rank.to_string());
+            command.env(config::LOG_EVENTS, "1");
+            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH))
+        })
+        .collect();
+    run(&mut targets);
+    assert_exact(&mut observer, &stage, &targets);
+    for (rank, target) in targets.iter().enumerate() {
+        assert_until_sync(&observer, &stage, target.pid(), ROUNDS);
+        let communicators = &find(&observer, target.pid()).communicators;
+        let whole = communicators.iter().find(|made| made.sequence > 0);
+        let whole = whole.expect("collectives are counted");
+        assert_eq!((whole.rank, whole.ranks), (Some(rank as u32), Some(2)));
+        assert_eq!(whole.sequence, 2 * ROUNDS);
+        assert_eq!(whole.operation, Operation::Broadcast);
+        let identity = find(&observer, target.pid()).identity.as_ref();
+        assert_eq!(
+            identity.and_then(|identity| identity.rank),
+            Some(rank as u32)
+        );
+    }
+    let (whole, parts) = hashes(&observer, targets[0].pid());
+    let (whole_too, parts_too) = hashes(&observer, targets[1].pid());
+    assert_eq!(whole, whole_too);
+    assert_eq!((parts.len(), parts_too.len()), (2, 2));
+    let shared: Vec<_> = parts
+        .iter()
+        .filter(|part| parts_too.contains(part))
+        .collect();
+    assert_eq!(shared.len(), 1, "{parts:x?} and {parts_too:x?}");
+    assert!(!parts.contains(&whole));
+    run(&mut targets);
+    observer.read().expect("maps can be read");
+    for target in &targets {
+        assert_eq!(find(&observer, target.pid()).communicators, []);
+    }
+}

@@ -1,0 +1,303 @@
+//! Processes come and go, execute others, and leave their pids to others.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen, TextFormat, Whose};
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::Need;
+
+use crate::counts::launches;
+use crate::harness::{Watcher, exact, find, observe, seen_of, start, wait_until};
+use crate::target::{Driver, ROLE, ROUNDS, Role, Stage, Target, directory, pause, try_call};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("executes", executes),
+    ("forks", forks),
+    ("many_children", many_children),
+];
+
+/// Launches, and becomes another program that launches once more.
+fn executes(driver: &Driver, rounds: u64) {
+    launches(driver, rounds);
+    pause();
+    let program = std::env::current_exe().expect("we run");
+    let mut command = Command::new(program);
+    let command = command.env(ROLE, "launches");
+    let error = command.env(ROUNDS, (rounds + 1).to_string()).exec();
+    panic!("{error}");
+}
+
+/// A child that does nothing until its parent ends.
+pub(crate) fn fork_one_that_waits() -> i32 {
+    fork(|| {
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
+/// Has a child that does nothing.
+fn forks(driver: &Driver, rounds: u64) {
+    launches(driver, rounds);
+    let child = fork_one_that_waits();
+    pause();
+    // SAFETY: our own child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+}
+
+/// So many children, some at a time, each of which makes a few calls and ends. The calls fail, because
+/// opening a device takes longer than all the rest.
+fn many_children(driver: &Driver, children: u64) {
+    const AT_ONCE: usize = 100;
+    let (mut running, mut all) = (Vec::new(), String::new());
+    for number in 0..children {
+        if number > 0 && number % PART == 0 {
+            running.drain(..).for_each(expect_success);
+            pause();
+        }
+        let child = fork(|| {
+            for _ in 0..FEW {
+                assert_ne!(try_call!(driver.cuda(), "cuCtxSynchronize"), 0);
+            }
+            std::process::exit(0);
+        });
+        running.push(child);
+        all += &format!("{child}\n");
+        if running.len() == AT_ONCE {
+            running.drain(..).for_each(expect_success);
+        }
+    }
+    running.into_iter().for_each(expect_success);
+    fs::write(directory().join(CHILDREN), all).expect("our directory");
+}
+
+/// After so many it waits: more than there are places for cannot be kept between two readings.
+const PART: u64 = 700;
+
+/// The file with the pids of all children.
+const CHILDREN: &str = "children";
+
+const FEW: u64 = 3;
+
+fn fork(child: impl FnOnce()) -> i32 {
+    // SAFETY: a target has one thread.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: a system call that takes plain numbers.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            child();
+            std::process::exit(1);
+        }
+        pid => {
+            assert!(pid > 0, "fork");
+            pid
+        }
+    }
+}
+
+fn expect_success(child: i32) {
+    let mut status = 0;
+    // SAFETY: our own child, and a place for its status.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+}
+
+/// Every life that was observed of a pid, the living one first.
+fn lives(observer: &Observer, pid: u32) -> Vec<&ObservedProcess> {
+    let processes = observer.processes();
+    processes.filter(|process| process.pid == pid).collect()
+}
+
+fn launches_of(process: &ObservedProcess) -> u64 {
+    seen_of(process)["cuLaunchKernel"].calls
+}
+
+/// No series may be told twice: a scrape with such a pair is refused as a whole.
+pub(crate) fn assert_told_once(observer: &Observer) {
+    let text = observer.metrics(Whose::All, TextFormat::Prometheus);
+    let mut told = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, _) = line.rsplit_once(' ').expect("a sample");
+        assert!(told.insert(series), "{series} twice");
+    }
+}
+
+pub(crate) fn execution() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("executes", 10);
+    target.step();
+    target.go();
+    target.step();
+    observer.read().expect("maps can be read");
+    let lives = lives(&observer, target.pid());
+    let told: Vec<_> = lives
+        .iter()
+        .map(|life| (launches_of(life), life.ended_ns.is_some(), life.seen))
+        .collect();
+    let expected = [(11, false, Seen::Complete), (10, true, Seen::Complete)];
+    assert_eq!(told, expected);
+    assert_told_once(&observer);
+}
+
+pub(crate) fn child_without_cuda() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("forks", 10);
+    target.step();
+    observer.discover().expect("processes can be discovered");
+    observer.read().expect("maps can be read");
+    let pid = target.pid();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let child: u32 = children
+        .expect("it lives")
+        .trim()
+        .parse()
+        .expect("one child");
+    assert_eq!(launches_of(find(&observer, pid)), 10);
+    let trainers = observer.processes().filter(|process| !process.is_loader);
+    assert!(!trainers.map(|process| process.pid).any(|pid| pid == child));
+    target.step();
+}
+
+/// Killed as hard as can be: what it did is told until the grace is over.
+pub(crate) fn killed() {
+    let stage = Stage::new(Prologue::Push);
+    let mut patient = observe(&stage);
+    let mut hasty = start(&Options {
+        grace: Duration::ZERO,
+        ..exact(&stage)
+    });
+    let mut target = stage.target("everything", 10);
+    let pid = target.pid();
+    target.step();
+    for observer in [&mut patient, &mut hasty] {
+        observer.read().expect("maps can be read");
+        assert_eq!(find(observer, pid).ended_ns, None);
+        assert_eq!(find(observer, pid).memory[&0].total.current_bytes, 4096);
+    }
+    target.kill();
+    patient.read().expect("maps can be read");
+    let process = find(&patient, pid);
+    assert!(process.ended_ns.is_some());
+    assert_eq!(launches_of(process), 20);
+    assert_eq!(process.memory[&0].total.current_bytes, 0);
+    hasty.read().expect("maps can be read");
+    assert_eq!(lives(&hasty, pid).len(), 0);
+}
+
+/// The need for a kernel that lets us say which pid comes next.
+pub(crate) fn next_pid() -> Need {
+    Need {
+        name: "next-pid",
+        check: || match fs::exists(NEXT_PID) {
+            Ok(true) => Ok(()),
+            _ => Err(format!("no {NEXT_PID}")),
+        },
+    }
+}
+
+const NEXT_PID: &str = "/proc/sys/kernel/ns_last_pid";
+
+/// Held by who sets the next pid, and by who counts on pids not coming twice.
+static PIDS: Mutex<()> = Mutex::new(());
+
+fn alone_with_pids() -> MutexGuard<'static, ()> {
+    PIDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a target with a pid that somebody had before. Others start processes, too.
+fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
+    let mut found = None;
+    wait_until("the same pid again", || {
+        fs::write(NEXT_PID, (pid - 1).to_string()).expect("we are root");
+        let target = stage.target("launches", rounds);
+        found = Some(target).filter(|target| target.pid() == pid);
+        found.is_some()
+    });
+    found.expect("it was found")
+}
+
+pub(crate) fn a_pid_used_again() {
+    let _alone = alone_with_pids();
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut first = stage.target("launches", 10);
+    let pid = first.pid();
+    first.step();
+    // Not read in between: the kernel itself must tell them apart.
+    first.end();
+    let mut second = start_as(&stage, pid, 7);
+    second.step();
+    observer.read().expect("maps can be read");
+    let launches: Vec<_> = lives(&observer, pid).into_iter().map(launches_of).collect();
+    assert_eq!(launches, [7, 10]);
+    assert_told_once(&observer);
+}
+
+/// More than there are places for at once: they are given back. Nobody attached before, so that many of
+/// them end while that is done.
+pub(crate) fn thousands_of_short_ones() {
+    let _alone = alone_with_pids();
+    const COUNT: u64 = 2100;
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&Options {
+        libraries: Vec::new(),
+        ..exact(&stage)
+    });
+    let mut warm = stage.target("launches", 1);
+    warm.step();
+    watcher.wait_until("the libraries are attached to", |observer| {
+        observer.ledger(Whose::All)["files"]
+            .as_array()
+            .is_some_and(|files| files.len() >= 2)
+    });
+    let mut target = stage.target("many_children", COUNT);
+    for _ in 0..COUNT / PART {
+        target.step();
+        watcher.lock().read().expect("maps can be read");
+    }
+    let mut observer = watcher.stop();
+    observer.read().expect("maps can be read");
+    let children = fs::read_to_string(stage.path().join(CHILDREN)).expect("it is written");
+    let children: BTreeSet<u32> = children
+        .lines()
+        .map(|pid| pid.parse().expect("a pid"))
+        .collect();
+    let short = observer
+        .processes()
+        .filter(|process| children.contains(&process.pid));
+    let waits = short.map(|process| seen_of(process)["cuCtxSynchronize"]);
+    let counted: Vec<_> = waits.map(|waits| (waits.calls, waits.failed)).collect();
+    assert_eq!(counted.len() as u64, COUNT);
+    assert!(
+        counted.iter().all(|counted| *counted == (FEW, FEW)),
+        "{counted:?}"
+    );
+    assert_eq!(observer.losses(), Default::default());
+}
+
+/// Processes that end while their libraries are being attached to.
+pub(crate) fn gone_meanwhile() {
+    let watcher = Watcher::start(&Options::default());
+    for _ in 0..10 {
+        // Each has files of its own.
+        let stage = Stage::new(Prologue::Push);
+        let targets: Vec<_> = (0..4).map(|_| stage.target("launches", 1)).collect();
+        for mut target in targets {
+            target.go();
+            target.kill();
+        }
+    }
+    let observer = watcher.stop();
+    let refused = observer.ledger(Whose::All)["refused"].clone();
+    assert_eq!(refused, serde_json::json!([]));
+}

@@ -1,0 +1,46 @@
+//! Functions that do not begin as those of the real driver do.
+
+use zernel_ebpf::probes::SYMBOLS;
+use zernel_softgpu::install::Prologue;
+
+use crate::harness::{assert_exact, find, functions_of, observe, run, seen_of, truth_of};
+use crate::target::Stage;
+
+/// After `endbr64`, and after a `mov`, comes a push: that is where a probe is cheap.
+pub(crate) fn displaced() {
+    for (prologue, displacement) in [(Prologue::Endbr64, 4), (Prologue::Mov, 3)] {
+        let stage = Stage::new(prologue);
+        let mut observer = observe(&stage);
+        let mut targets = vec![stage.target("everything", 50)];
+        run(&mut targets);
+        assert_exact(&mut observer, &stage, &targets);
+        let library = stage.library("libcuda.so.1");
+        let functions = functions_of(&observer, &library.to_string_lossy());
+        let launch = &functions["cuLaunchKernel"];
+        assert_eq!(launch["state"], "attached", "{}", prologue.name());
+        assert_eq!(launch["displacement"], displacement, "{}", prologue.name());
+    }
+}
+
+/// Where the kernel would have to single-step, functions that are called often are left alone.
+pub(crate) fn refused() {
+    let stage = Stage::new(Prologue::Sub);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("everything", 50);
+    target.step();
+    observer.read().expect("maps can be read");
+    let library = stage.library("libcuda.so.1");
+    let functions = functions_of(&observer, &library.to_string_lossy());
+    let mut truth = truth_of(&stage, target.pid());
+    for symbol in SYMBOLS.iter().filter(|symbol| symbol.frequent) {
+        truth.remove(symbol.name());
+        if let Some(function) = functions.get(symbol.name()) {
+            assert_eq!(function["state"], "not attached", "{}", symbol.name());
+            let reason = function["reason"].as_str().expect("a reason");
+            assert!(reason.contains("single-step"), "{reason}");
+        }
+    }
+    assert!(functions.contains_key("cuLaunchKernel"));
+    assert!(truth.contains_key("cuMemAlloc_v2"));
+    assert_eq!(seen_of(find(&observer, target.pid())), truth);
+}

@@ -1,0 +1,137 @@
+//! How much is told of a node, and that it is told as documented.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zernel_ebpf::observer::{FAMILIES, TextFormat, Whose};
+use zernel_softgpu::config;
+use zernel_softgpu::install::Prologue;
+
+use crate::counts::everything;
+use crate::harness::{observe, run};
+use crate::nccl::{RANK, join, own_rank};
+use crate::processes::{assert_told_once, fork_one_that_waits};
+use crate::target::{Driver, Role, Stage, Target, call};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[("trainer", trainer)];
+
+const RANKS: u64 = 8;
+const LOADERS: u64 = 8;
+
+/// A rank that uses all it can, with children that load its data.
+fn trainer(driver: &Driver, rounds: u64) {
+    let (rank, nccl) = (own_rank(), driver.nccl());
+    everything(driver, rounds);
+    for _ in 0..LOADERS {
+        fork_one_that_waits();
+    }
+    let communicator = join(driver, rank, RANKS);
+    let (from, to) = (driver.allocate(1 << 16), driver.allocate(1 << 16));
+    call!(nccl, "ncclAllReduce", from, to, 1000, 7, 0, communicator, 0);
+    call!(nccl, "ncclBroadcast", from, to, 1000, 7, 0, communicator, 0);
+    call!(nccl, "ncclReduce", from, to, 1000, 7, 0, 0, communicator, 0);
+    call!(nccl, "ncclAllGather", from, to, 1000, 7, communicator, 0);
+    call!(
+        nccl,
+        "ncclReduceScatter",
+        from,
+        to,
+        1000,
+        7,
+        0,
+        communicator,
+        0
+    );
+    call!(nccl, "ncclGroupStart");
+    call!(
+        nccl,
+        "ncclSend",
+        from,
+        1000,
+        7,
+        (rank + 1) % RANKS,
+        communicator,
+        0
+    );
+    call!(
+        nccl,
+        "ncclRecv",
+        to,
+        1000,
+        7,
+        (rank + RANKS - 1) % RANKS,
+        communicator,
+        0
+    );
+    call!(nccl, "ncclGroupEnd");
+    call!(driver.cuda(), "cuStreamSynchronize", 0);
+}
+
+/// The names of a series' labels.
+fn labels(series: &str) -> BTreeSet<&str> {
+    let (_, labels) = series.split_once('{').expect("labels");
+    let labels = labels
+        .split("\",")
+        .filter_map(|label| Some(label.split_once('=')?.0));
+    labels.filter(|name| *name != "le").collect()
+}
+
+fn assert_as_documented(text: &str) {
+    let kinds: BTreeMap<&str, &str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .collect();
+    for family in FAMILIES {
+        let wanted: BTreeSet<&str> = family.labels.iter().copied().collect();
+        assert_eq!(
+            kinds.get(family.name),
+            Some(&family.kind),
+            "{}",
+            family.name
+        );
+        let part = match family.kind {
+            "histogram" => format!("{}_bucket{{", family.name),
+            _ => format!("{}{{", family.name),
+        };
+        for series in text.lines().filter(|line| line.starts_with(&part)) {
+            assert_eq!(labels(series), wanted, "{series}");
+        }
+    }
+}
+
+/// Eight ranks with eight loaders each.
+pub(crate) fn whole_node() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut targets: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            let mut command = stage.command("trainer", 3);
+            command.env(config::DEVICES, "1");
+            Target::start(command.env(RANK, rank.to_string()))
+        })
+        .collect();
+    run(&mut targets);
+    observer.discover().expect("processes can be discovered");
+    observer.read().expect("maps can be read");
+    let text = observer.metrics(Whose::All, TextFormat::Prometheus);
+    // Those of other people's processes do not count.
+    let own: Vec<_> = targets
+        .iter()
+        .map(|target| format!("{{pid=\"{}\"", target.pid()))
+        .collect();
+    let series = text.lines().filter(|line| {
+        let counts = own.iter().any(|pid| line.contains(pid)) || !line.contains("{pid=");
+        counts && !line.starts_with('#')
+    });
+    let series = series.count();
+    assert!(series <= 2000, "{series} series");
+    for target in &targets {
+        let told = format!(
+            "zernel_nccl_calls_total{{pid=\"{}\",op=\"AllReduce\"}} 1",
+            target.pid()
+        );
+        assert!(text.contains(&told), "{told}");
+    }
+    assert_told_once(&observer);
+    assert_as_documented(&text);
+    eprintln!("{series} series of {RANKS} ranks with {LOADERS} loaders each");
+}

@@ -1,0 +1,42 @@
+//! The probes on other kernels than this machine's.
+
+use std::env;
+use std::time::Duration;
+
+use zernel_ebpf::observer::{Observer, Options};
+use zernel_lab::kernel::BadVersion;
+use zernel_lab::{Kernel, KernelCache, KernelRequest, VmSpec};
+
+pub(crate) fn obtain(version: &str) -> Result<Kernel, String> {
+    let request: KernelRequest = version.parse().map_err(|e: BadVersion| e.to_string())?;
+    zernel_lab::available(&request).map_err(|e| e.to_string())?;
+    let cache = KernelCache::from_environment().map_err(|e| e.to_string())?;
+    cache.obtain(&request).map_err(|e| e.to_string())
+}
+
+pub(crate) fn load_here() {
+    let mut observer = Observer::start(&Options::default()).expect("the probes load");
+    observer.adopt().expect("the iterator runs");
+    observer.read().expect("maps can be read");
+    assert_eq!(observer.losses(), Default::default());
+}
+
+/// Runs the test above in virtual machines.
+pub(crate) fn load_there(versions: &[&str]) {
+    for version in versions {
+        let kernel = obtain(version).expect("the oldest one was there");
+        let own_program = env::current_exe().expect("we run");
+        let outcome = VmSpec::new(kernel)
+            // Emulated, several processors see each other's code change half-way, and a kernel changes its
+            // own when something is attached.
+            .cpus(1)
+            .environment(zernel_testkit::REQUIRE, "root,bpf")
+            .timeout(Duration::from_secs(300))
+            .run(own_program, ["the_probes_load_here"])
+            .unwrap_or_else(|error| panic!("{version}: {error}"));
+        let output = [&*outcome.stdout, &*outcome.stderr].concat();
+        let output = String::from_utf8_lossy(&output);
+        assert!(outcome.status.success(), "{version}: {output}");
+        assert!(output.contains("1 passed"), "{version}: {output}");
+    }
+}

@@ -1,0 +1,136 @@
+//! What a daemon that observes a thousand processes takes: its memory, that of its maps, and the time
+//! of a scrape.
+
+#[path = "../tests/observe/daemon.rs"]
+#[allow(dead_code)] // more than is used here
+mod daemon;
+#[path = "../../zernel-ebpf/tests/observe/target.rs"]
+#[allow(dead_code, unused_imports, unused_macros)] // more than is used here
+mod target;
+
+use std::fs;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use daemon::Daemon;
+use target::{Driver, Stage, call};
+use zernel_ebpf::capability::Capability;
+use zernel_softgpu::install::Prologue;
+
+const PROCESSES: usize = 1000;
+const SCRAPES: usize = 50;
+
+fn main() -> ExitCode {
+    if let Some(code) = target::act(&[("parent", parent)]) {
+        return code;
+    }
+    if let Err(reason) = Capability::UprobeSession.try_out() {
+        println!("skipped: {reason}");
+        return ExitCode::SUCCESS;
+    }
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    report("nothing to observe", &daemon);
+    let mut target = stage.target("parent", PROCESSES as u64);
+    target.step();
+    wait_until_all_are_told(&daemon);
+    report(&format!("{PROCESSES} processes"), &daemon);
+    ExitCode::SUCCESS
+}
+
+/// Has so many children that use the GPU a little, and wait.
+fn parent(driver: &Driver, children: u64) {
+    let (mut ready, mut report) = std::io::pipe().expect("a pipe");
+    for _ in 0..children {
+        // SAFETY: a target has one thread.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork");
+        if pid == 0 {
+            // SAFETY: a system call that takes plain numbers.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            use_a_little(driver);
+            std::io::Write::write_all(&mut report, b".").expect("a pipe");
+            loop {
+                thread::park();
+            }
+        }
+    }
+    let mut all = vec![0; children as usize];
+    std::io::Read::read_exact(&mut ready, &mut all).expect("every child reports");
+}
+
+fn use_a_little(driver: &Driver) {
+    driver.open();
+    let function = driver.kernel();
+    driver.allocate(4096);
+    for _ in 0..3 {
+        driver.launch(function);
+    }
+    call!(driver.cuda(), "cuCtxSynchronize");
+}
+
+fn wait_until_all_are_told(daemon: &Daemon) {
+    let told = || {
+        daemon
+            .metrics()
+            .matches("zernel_cuda_launches_total{")
+            .count()
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while told() < PROCESSES && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(200));
+    }
+    println!("{} processes are told of", told());
+}
+
+fn report(what: &str, daemon: &Daemon) {
+    let mut times: Vec<Duration> = (0..SCRAPES)
+        .map(|_| {
+            let begin = Instant::now();
+            daemon.metrics();
+            begin.elapsed()
+        })
+        .collect();
+    times.sort();
+    let text = daemon.metrics();
+    let series = text.lines().filter(|line| !line.starts_with('#')).count();
+    let (resident, maps) = (resident_bytes(daemon.pid()), map_bytes(daemon.pid()));
+    println!(
+        "{what}: resident {:.1} MB, maps {:.1} MB; scrape {:.1} ms (median), {:.1} ms (worst of {SCRAPES}), \
+         {series} series, {:.1} MB",
+        resident as f64 / 1e6,
+        maps as f64 / 1e6,
+        times[SCRAPES / 2].as_secs_f64() * 1e3,
+        times[SCRAPES - 1].as_secs_f64() * 1e3,
+        text.len() as f64 / 1e6,
+    );
+}
+
+/// Memory of the process itself: pages of maps that it has mapped are told with the maps.
+fn resident_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kilobytes = |name: &str| -> u64 {
+        let mut lines = status.lines().filter_map(|line| line.strip_prefix(name));
+        let number = lines.next().and_then(|rest| rest.split_whitespace().next());
+        number.and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
+    1024 * (kilobytes("RssAnon:") + kilobytes("RssFile:"))
+}
+
+/// What the kernel says that the process' maps take, each counted once.
+fn map_bytes(pid: u32) -> u64 {
+    let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("it runs");
+    let mut maps = std::collections::BTreeMap::new();
+    for entry in entries.flatten() {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let number = |name: &str| -> Option<u64> {
+            let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+            value.trim().parse().ok()
+        };
+        if let (Some(id), Some(bytes)) = (number("map_id:"), number("memlock:")) {
+            maps.insert(id, bytes);
+        }
+    }
+    maps.values().sum()
+}

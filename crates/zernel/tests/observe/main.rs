@@ -1,0 +1,285 @@
+//! `zernel observe` as a person uses it.
+
+mod daemon;
+#[path = "../../../zernel-ebpf/tests/observe/target.rs"]
+#[allow(dead_code, unused_imports, unused_macros)] // more than is used here
+mod target;
+mod users;
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Command, ExitCode, Stdio};
+
+use daemon::{Daemon, output};
+use rustix::process::Signal;
+use serde_json::Value;
+use target::{Driver, Role, Stage, Target, call};
+use zernel_ebpf::capability::Capability;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::{Need, root, trial};
+
+fn main() -> ExitCode {
+    let roles: &[(&str, Role)] = &[("launches", launches)];
+    if let Some(code) = target::act(roles) {
+        return code;
+    }
+    let bpf = Need {
+        name: "bpf",
+        check: || {
+            let tried = Capability::BtfTracepoint.try_out();
+            tried.map_err(|error| error.to_string())
+        },
+    };
+    let needs = [root(), bpf];
+    let trials: &[(&str, fn())] = &[
+        ("what_a_program_does_is_told", what_a_program_does_is_told),
+        ("open_metrics_has_an_end", open_metrics_has_an_end),
+        ("a_port_in_use_is_named", a_port_in_use_is_named),
+        ("two_daemons_see_the_same", two_daemons_see_the_same),
+        ("a_socket_in_use_is_named", a_socket_in_use_is_named),
+        (
+            "a_stopped_daemon_leaves_nothing",
+            a_stopped_daemon_leaves_nothing,
+        ),
+        (
+            "a_killed_daemon_leaves_nothing_attached",
+            a_killed_daemon_leaves_nothing_attached,
+        ),
+        ("the_ledger_is_printed", the_ledger_is_printed),
+        (
+            "users_see_their_own_processes",
+            users::users_see_their_own_processes,
+        ),
+        (
+            "each_capability_is_needed",
+            users::each_capability_is_needed,
+        ),
+        (
+            "lacking_privilege_is_said",
+            users::lacking_privilege_is_said,
+        ),
+    ];
+    let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
+    zernel_testkit::main(trials.chain([
+        trial(
+            "promtool_finds_nothing",
+            &[needs[0], needs[1], promtool()],
+            promtool_finds_nothing,
+        ),
+        trial(
+            "a_bad_budget_is_wrong_usage",
+            &[],
+            a_bad_budget_is_wrong_usage,
+        ),
+    ]))
+}
+
+fn launches(driver: &Driver, rounds: u64) {
+    driver.open();
+    driver.allocate(5000);
+    let function = driver.kernel();
+    for _ in 0..rounds {
+        driver.launch(function);
+    }
+    call!(driver.cuda(), "cuCtxSynchronize");
+}
+
+/// A stage, and a target that has launched on it.
+fn launched(stage: &Stage, rounds: u64) -> Target {
+    let mut target = stage.target("launches", rounds);
+    target.step();
+    target
+}
+
+fn told_launches(pid: u32, launches: u64) -> String {
+    format!("zernel_cuda_launches_total{{pid=\"{pid}\"}} {launches}")
+}
+
+fn what_a_program_does_is_told() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let target = launched(&stage, 123);
+    let pid = target.pid();
+    daemon.wait_for(&told_launches(pid, 123));
+    daemon.wait_for(&format!(
+        "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
+    ));
+    let snapshot = daemon.get("/api/v1/snapshot").json();
+    let observed = snapshot["observed"].as_array().expect("a list").iter();
+    let mut observed = observed.filter(|process| process["pid"] == pid);
+    let process = observed.next().expect("it is told");
+    assert_eq!(process["calls"]["cuLaunchKernel"]["calls"], 123);
+    let health = daemon.get("/healthz");
+    assert!(health.head.starts_with("HTTP/1.1 200"), "{}", health.head);
+    assert_eq!(
+        health.json(),
+        serde_json::json!({ "ok": true, "problems": [] })
+    );
+}
+
+fn open_metrics_has_an_end() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let target = launched(&stage, 5);
+    daemon.wait_for(&told_launches(target.pid(), 5));
+    let answer = daemon.get_as("/metrics", "application/openmetrics-text; version=1.0.0");
+    assert!(
+        answer.head.contains("application/openmetrics-text"),
+        "{}",
+        answer.head
+    );
+    assert!(answer.body.ends_with("\n# EOF\n"));
+    assert_eq!(answer.body.matches("# EOF").count(), 1);
+    // A counter's family is called by what it counts, its samples by what they are.
+    assert!(
+        answer
+            .body
+            .contains("# TYPE zernel_cuda_launches counter\n")
+    );
+    assert!(answer.body.contains(&told_launches(target.pid(), 5)));
+}
+
+fn promtool() -> Need {
+    Need {
+        name: "promtool",
+        check: || match Command::new("promtool").arg("--version").output() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("promtool does not run: {error}")),
+        },
+    }
+}
+
+fn promtool_finds_nothing() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let target = launched(&stage, 5);
+    daemon.wait_for(&told_launches(target.pid(), 5));
+    for path in ["/metrics", "/metrics/quantiles"] {
+        let mut promtool = Command::new("promtool");
+        promtool.args(["check", "metrics"]).stdin(Stdio::piped());
+        let promtool = promtool.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut promtool = promtool.spawn().expect("promtool runs");
+        let mut input = promtool.stdin.take().expect("piped");
+        let text = daemon.get(path).body;
+        input.write_all(text.as_bytes()).expect("it reads");
+        drop(input);
+        let output = promtool.wait_with_output().expect("our child");
+        let said = [output.stdout, output.stderr].concat();
+        assert!(
+            output.status.success(),
+            "{path}: {}",
+            String::from_utf8_lossy(&said)
+        );
+    }
+}
+
+fn a_port_in_use_is_named() {
+    let stage = Stage::new(Prologue::Push);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let socket = stage.path().join("observe.sock");
+    let websocket = "127.0.0.1:0";
+    let output = output(&[
+        &"--http",
+        &address,
+        &"--websocket",
+        &websocket,
+        &"--socket",
+        &socket,
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(&address), "{said}");
+    assert!(!socket.exists());
+}
+
+fn a_socket_in_use_is_named() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let any = "127.0.0.1:0";
+    let output = output(&[
+        &"--http",
+        &any,
+        &"--websocket",
+        &any,
+        &"--socket",
+        &daemon.socket,
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(&*daemon.socket.to_string_lossy()), "{said}");
+    assert!(daemon.get("/healthz").head.starts_with("HTTP/1.1 200"));
+}
+
+fn two_daemons_see_the_same() {
+    let stage = Stage::new(Prologue::Push);
+    let daemons = ["one", "two"].map(|name| Daemon::start_at(&stage, &stage.path().join(name)));
+    let target = launched(&stage, 1000);
+    for daemon in &daemons {
+        daemon.wait_for(&told_launches(target.pid(), 1000));
+    }
+}
+
+fn a_stopped_daemon_leaves_nothing() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let socket = daemon.socket.clone();
+    let target = launched(&stage, 5);
+    daemon.wait_for(&told_launches(target.pid(), 5));
+    let objects = daemon.kernel_objects();
+    assert!(socket.exists());
+    let (status, said) = daemon.end(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(!socket.exists());
+    objects.wait_until_gone();
+    target.end();
+}
+
+fn a_killed_daemon_leaves_nothing_attached() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let first = launched(&stage, 5);
+    daemon.wait_for(&told_launches(first.pid(), 5));
+    let objects = daemon.kernel_objects();
+    daemon.end(Signal::KILL);
+    objects.wait_until_gone();
+    first.end();
+    let daemon = Daemon::start(&stage);
+    let second = launched(&stage, 6);
+    daemon.wait_for(&told_launches(second.pid(), 6));
+}
+
+fn the_ledger_is_printed() {
+    let stage = Stage::new(Prologue::Push);
+    let library = stage.library("libcuda.so.1");
+    let output = output(&[
+        &"--ledger",
+        &"--for",
+        &"0.1",
+        &"--budget",
+        &"none",
+        &"--library",
+        &library,
+    ]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let files = ledger["files"].as_array().expect("a list").iter();
+    let mut files = files.filter(|file| file["path"].as_str() == library.to_str());
+    let functions = files.next().expect("the library")["functions"].clone();
+    let functions = functions.as_array().expect("a list").iter();
+    let mut launches = functions.filter(|function| function["symbol"] == "cuLaunchKernel");
+    assert_eq!(launches.next().expect("a function")["state"], "attached");
+}
+
+fn a_bad_budget_is_wrong_usage() {
+    for budget in ["0", "-1%", "200%", "much"] {
+        let output = output(&[&format!("--budget={budget}")]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{budget}: {said}");
+        assert!(said.contains("--budget"), "{said}");
+    }
+}
