@@ -226,7 +226,7 @@ fn without_privilege() {
     assert_eq!(output.status.code(), Some(3));
     let said = text(&output.stderr);
     assert!(
-        said.contains("not seen") && said.contains("zernel doctor"),
+        said.contains("not seen") && said.contains("CAP_BPF"),
         "{said}"
     );
 }
