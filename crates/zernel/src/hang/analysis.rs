@@ -40,6 +40,8 @@ pub(super) enum Problem {
     },
     /// It is in a call that others have left.
     InCall { seconds: f64 },
+    /// It entered what the others did, and was stopped before that was done.
+    Stopped { seconds: f64 },
     /// It entered something else than most others did.
     Different { others: String },
 }
@@ -78,8 +80,13 @@ impl Group<'_> {
         self.members.iter().find_map(|member| member.of.ranks)
     }
 
-    /// The ranks that others have waited for, for so many seconds at least.
-    pub(super) fn findings(&self, after: f64) -> Vec<Finding<'_>> {
+    /// The ranks that others have waited for, for so many seconds at least. `is_stopped` says of a pid
+    /// whether somebody has stopped it.
+    pub(super) fn findings(
+        &self,
+        after: f64,
+        is_stopped: impl Fn(u32) -> bool,
+    ) -> Vec<Finding<'_>> {
         let furthest = self.members.iter().map(|member| member.of.sequence).max();
         let leaders = || {
             let members = self.members.iter();
@@ -103,6 +110,9 @@ impl Group<'_> {
             }
             let seconds = member.of.entered_seconds_ago.unwrap_or(0.0);
             let others_have_left = leaders().any(|leader| !leader.of.in_call);
+            if seconds >= after && is_stopped(member.process.pid) {
+                return Some(Problem::Stopped { seconds });
+            }
             let is_stuck = member.of.in_call && others_have_left && seconds >= after;
             is_stuck.then_some(Problem::InCall { seconds })
         };
@@ -137,6 +147,9 @@ impl Group<'_> {
 mod tests {
     use super::*;
 
+    /// The pid of a process that somebody has stopped.
+    const STOPPED: u32 = 109;
+
     fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> Process {
         Process {
             pid: 100 + rank,
@@ -158,7 +171,9 @@ mod tests {
     fn problems(observed: Vec<Process>) -> Vec<(u32, Problem)> {
         let snapshot = Snapshot { observed };
         let groups = groups(&snapshot, None);
-        let findings = groups.iter().flat_map(|group| group.findings(5.0));
+        let findings = groups
+            .iter()
+            .flat_map(|group| group.findings(5.0, |pid| pid == STOPPED));
         findings
             .map(|finding| (finding.member.of.rank.unwrap(), finding.problem))
             .collect()
@@ -217,6 +232,16 @@ mod tests {
         let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
         assert_eq!(found, [(1, Problem::InCall { seconds: 30.0 })]);
         assert_eq!(problems(vec![stuck.clone(), stuck]), []);
+    }
+
+    #[test]
+    fn a_rank_that_was_stopped_in_what_all_have_entered_is_named() {
+        let found = problems(
+            (8..11)
+                .map(|rank| process(rank, 7, "AllReduce", 30.0))
+                .collect(),
+        );
+        assert_eq!(found, [(9, Problem::Stopped { seconds: 30.0 })]);
     }
 
     #[test]

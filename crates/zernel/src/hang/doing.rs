@@ -27,6 +27,16 @@ pub(super) fn describe(pid: u32) -> String {
     }
 }
 
+/// Whether somebody has stopped a process.
+pub(super) fn is_stopped(pid: u32) -> bool {
+    let process = i32::try_from(pid)
+        .ok()
+        .and_then(|pid| Process::new(pid).ok());
+    let stat = process.and_then(|process| process.stat().ok());
+    let state = stat.and_then(|stat| stat.state().ok());
+    matches!(state, Some(ProcState::Stopped | ProcState::Tracing))
+}
+
 fn at(place: Option<String>) -> String {
     place.map_or(String::new(), |place| format!(" (in {place})"))
 }
@@ -63,10 +73,12 @@ mod tests {
         wait_for(pid, "sleeps");
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
         wait_for(pid, "it is stopped");
+        assert!(is_stopped(pid));
         child.kill().unwrap();
         wait_for(pid, "it has ended");
         child.wait().unwrap();
         assert_eq!(describe(pid), "it is gone by now");
+        assert!(!is_stopped(pid));
     }
 
     /// A signal takes a moment.

@@ -44,7 +44,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let mut text = String::new();
     let mut hangs = false;
     for group in &groups {
-        let findings = group.findings(options.after);
+        let findings = group.findings(options.after, doing::is_stopped);
         hangs |= !findings.is_empty();
         tell(&mut text, group, &findings, doing::describe)?;
     }
@@ -128,6 +128,10 @@ fn explain(finding: &Finding<'_>) -> String {
             "{who} has been in the call of {} for {seconds:.1} s, which others have left",
             call(member)
         ),
+        Problem::Stopped { seconds } => format!(
+            "{who} entered {} {seconds:.1} s ago, as the others did, and may not have done its part",
+            call(member)
+        ),
         Problem::Different { others } => format!(
             "{who} entered {}, where the others entered {others}",
             call(member)
@@ -174,7 +178,7 @@ mod tests {
         let observed = [member(0, 7), member(1, 7), member(2, 6), member(3, 7)];
         let snapshot: Snapshot = serde_json::from_value(json!({"observed": observed})).unwrap();
         let groups = analysis::groups(&snapshot, Some("slurm-7"));
-        let findings = groups[0].findings(5.0);
+        let findings = groups[0].findings(5.0, |_| false);
         let mut text = String::new();
         tell(&mut text, &groups[0], &findings, |_| {
             "it is stopped".to_owned()

@@ -21,6 +21,8 @@ pub(super) struct Seen {
     pub(super) wall_seconds: f64,
     pub(super) phases: Phases,
     pub(super) data_waits: DataWaits,
+    /// Waits for other ranks, through whatever library.
+    pub(super) peer_wait_seconds: f64,
     pub(super) collectives: Vec<Collective>,
     pub(super) launches: u64,
     /// By how much `launches` may be off, because they were sampled.
@@ -93,6 +95,9 @@ impl Seen {
                 sched: seconds(causes.sched_ns),
                 other: seconds(causes.other_ns),
             },
+            peer_wait_seconds: process
+                .duration(Family::DistSync)
+                .map_or(0.0, |waits| seconds(waits.sum_ns)),
             collectives: collectives(process),
             launches: launches.calls,
             launches_error: launches.error,
@@ -105,9 +110,12 @@ impl Seen {
         }
     }
 
-    /// Whether it trains: it gave work to a GPU, or had a part in a collective.
+    /// Whether it trains: it gave work to a GPU, met other ranks, waited for data or made steps.
     pub(super) fn is_rank(&self) -> bool {
-        !self.is_loader && (self.launches > 0 || !self.collectives.is_empty())
+        let worked = self.launches > 0 || !self.collectives.is_empty();
+        let waited = self.data_waits.total() + self.peer_wait_seconds > 0.0;
+        let stepped = self.phases.total() > self.phases.unknown;
+        !self.is_loader && (worked || waited || stepped)
     }
 
     /// The share of its time that it paid for being observed.

@@ -69,8 +69,8 @@ fn summary(out: &mut String, report: &Report) -> std::fmt::Result {
 fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
         let others = match report.others + report.loaders {
-            0 => "no process used CUDA or NCCL".to_owned(),
-            count => format!("{count} processes loaded CUDA or NCCL, and none gave work to a GPU"),
+            0 => "no process used CUDA, NCCL or torch".to_owned(),
+            count => format!("{count} processes were observed, and none trained"),
         };
         return paragraph(out, "ranks", &others);
     }
@@ -171,6 +171,10 @@ fn details(out: &mut String, rank: &Seen) -> std::fmt::Result {
             &format!("waits for data {total:.2} s: {}", causes.join(", ")),
         )?;
     }
+    if rank.peer_wait_seconds > 0.0 {
+        let waits = format!("waits for other ranks {:.2} s", rank.peer_wait_seconds);
+        paragraph(out, "", &waits)?;
+    }
     if !rank.collectives.is_empty() {
         paragraph(out, "", &collectives(rank))?;
     }
@@ -211,7 +215,7 @@ fn work(rank: &Seen) -> String {
         format!("run-queue delay {:.2} s", rank.run_delay_seconds),
     ];
     let mut text = parts.map(|part| whole(&part)).join(", ");
-    if !rank.complete {
+    if !rank.complete && rank.launches > 0 {
         text.push_str("; not seen from its first call on");
     }
     if rank.still_running {
@@ -239,9 +243,18 @@ fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
             name(&report.ranks[slowest.index]),
             slowest.seconds
         ),
-        None => "none stands out: all wait for each other about as long".to_owned(),
+        None if meets(report) => {
+            "none stands out: all wait for each other about as long".to_owned()
+        }
+        None => "can't tell: the ranks were hardly ever seen in collectives".to_owned(),
     };
     paragraph(out, "slowest", &text)
+}
+
+/// Whether a rank spent a hundredth of its time in collectives.
+fn meets(report: &Report) -> bool {
+    let mut ranks = report.ranks.iter();
+    ranks.any(|rank| rank.phases.nccl_collective > 0.01 * rank.wall_seconds)
 }
 
 fn observing(out: &mut String, report: &Report) -> std::fmt::Result {
@@ -325,6 +338,7 @@ mod tests {
         let times = RankTimes {
             wall: 123_456.78,
             data: 23_456.78,
+            data_waits: 23_456.78,
             gpu: 90_000.0,
             ..RankTimes::default()
         };
@@ -386,6 +400,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn ranks_that_never_meet_have_no_slowest() {
+        let mut report = report(2);
+        report.slowest = None;
+        assert!(plain(&report).contains("none stands out"));
+        for rank in &mut report.ranks {
+            rank.phases.nccl_collective = 0.0;
+        }
+        assert!(plain(&report).contains("hardly ever seen in collectives"));
     }
 
     #[test]

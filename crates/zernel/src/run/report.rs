@@ -108,6 +108,7 @@ fn times(rank: &Seen) -> RankTimes {
         gpu: rank.phases.gpu_compute,
         communication: rank.phases.nccl_collective,
         unknown: rank.phases.unknown,
+        data_waits: rank.data_waits.total(),
         data_prepare: rank.data_waits.prepare,
         data_fetch: rank.data_waits.fetch,
         data_sched: rank.data_waits.sched,

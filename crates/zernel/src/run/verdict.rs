@@ -26,6 +26,8 @@ pub(super) struct RankTimes {
     /// In phase NcclCollective.
     pub(super) communication: f64,
     pub(super) unknown: f64,
+    /// Waits in which somebody was seen to load the data, or to be about to.
+    pub(super) data_waits: f64,
     /// Of its waits for data: the loaders were on CPUs.
     pub(super) data_prepare: f64,
     /// Of its waits for data: the loaders waited for disk or network.
@@ -42,7 +44,13 @@ type Part = fn(&RankTimes) -> f64;
 impl RankTimes {
     /// Waits for data that are not the scheduler's doing.
     fn input(&self) -> f64 {
-        (self.data - self.data_sched).max(0.0)
+        (self.data.min(self.data_waits) - self.data_sched).max(0.0)
+    }
+
+    /// A thread that waits between two steps seems to load data. If nobody was seen to give it any, it may
+    /// as well have waited for a peer.
+    fn unexplained(&self) -> f64 {
+        (self.data - self.data_waits).max(0.0)
     }
 
     /// An upper bound: delays of several threads at once count several times, up to the wall time.
@@ -105,7 +113,7 @@ pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
     let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
     let wall = sum(|rank| rank.wall);
     if ranks.is_empty() {
-        return Verdict::cannot_tell("no process gave work to a GPU or to NCCL".to_owned());
+        return Verdict::cannot_tell("no process was seen to train".to_owned());
     }
     let longest = ranks.iter().map(|rank| rank.wall).fold(0.0, f64::max);
     if longest < SHORTEST {
@@ -114,9 +122,11 @@ pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
         ));
     }
     let unknown = sum(|rank| rank.unknown);
-    if unknown > UNKNOWN * wall {
+    let unexplained = sum(RankTimes::unexplained);
+    if unknown + unexplained > UNKNOWN * wall {
         return Verdict::cannot_tell(format!(
-            "of {unknown:.1} s of the {wall:.1} s of all ranks it is not known what they did"
+            "of {unknown:.1} s of the {wall:.1} s of all ranks it is not known what they did, and of {unexplained:.1} s \
+             for what they waited: it looks like data, but nobody was seen to load any"
         ));
     }
     let wastes: [(Bound, Part); 3] = [
@@ -147,7 +157,7 @@ fn nothing_stands_out(ranks: &[RankTimes], wall: f64) -> Verdict {
     Verdict::cannot_tell(format!(
         "of the {wall:.1} s of all ranks, {:.1} s were waits for data, {:.1} s collectives, {:.1} s the GPU's: \
          no waste of {:.0} %, and the GPU has not {:.0} %",
-        sum(|rank| rank.data),
+        sum(|rank| rank.data.min(rank.data_waits)),
         sum(|rank| rank.communication),
         sum(|rank| rank.gpu),
         100.0 * WASTE,
@@ -161,9 +171,11 @@ fn evidence(bound: Bound, ranks: &[RankTimes], seconds: f64, wall: f64) -> Strin
     let size = format!("{seconds:.1} s of the {wall:.1} s of all ranks ({share:.0} %)");
     match bound {
         Bound::Input => format!(
-            "{size} were waits for data; meanwhile loaders prepared for {:.1} s and fetched for {:.1} s",
+            "{size} were waits for data; meanwhile the loaders that the ranks started prepared for {:.1} s, \
+             fetched for {:.1} s, and did neither for {:.1} s",
             sum(|rank| rank.data_prepare),
             sum(|rank| rank.data_fetch),
+            (seconds - sum(|rank| rank.data_prepare + rank.data_fetch)).max(0.0),
         ),
         Bound::Communication => {
             format!("{size} were collectives, waiting for the slowest rank included")
@@ -176,7 +188,7 @@ fn evidence(bound: Bound, ranks: &[RankTimes], seconds: f64, wall: f64) -> Strin
         ),
         Bound::Gpu | Bound::CannotTell => format!(
             "{size} were the GPU's; {:.1} s were waits for data, {:.1} s collectives",
-            sum(|rank| rank.data),
+            sum(|rank| rank.data.min(rank.data_waits)),
             sum(|rank| rank.communication),
         ),
     }
@@ -194,7 +206,7 @@ fn helps(bound: Bound, ranks: &[RankTimes]) -> &'static str {
             } else if prepare > other {
                 "more loaders where CPUs are free, or less to do for each batch"
             } else {
-                "a look at what loads the data: it was neither on a CPU nor waiting for disk or network"
+                "a look at what loads the data: nothing that the ranks started was busy with it"
             }
         }
         Bound::Communication => {
@@ -241,6 +253,7 @@ mod tests {
         gpu: 80.0,
         communication: 8.0,
         unknown: 5.0,
+        data_waits: 2.0,
         data_prepare: 1.0,
         data_fetch: 0.5,
         data_sched: 0.5,
@@ -251,6 +264,7 @@ mod tests {
     fn what_wastes_most_bounds() {
         let waits_for_data = RankTimes {
             data: 40.0,
+            data_waits: 40.0,
             gpu: 42.0,
             data_prepare: 35.0,
             ..RANK
@@ -283,6 +297,15 @@ mod tests {
                     ..RANK
                 },
                 Bound::Communication,
+            ),
+            (
+                "waits between steps, with nobody seen to load",
+                RankTimes {
+                    data: 60.0,
+                    gpu: 22.0,
+                    ..RANK
+                },
+                Bound::CannotTell,
             ),
             (
                 "mostly unknown",
@@ -327,7 +350,7 @@ mod tests {
     fn an_idle_python_and_a_compiler_cannot_be_told() {
         let verdict = judge(&[]);
         assert_eq!(verdict.bound, Bound::CannotTell);
-        assert!(verdict.evidence.contains("no process"));
+        assert!(verdict.evidence.contains("no process was seen"));
         // It initialised CUDA and slept: all of its time is unknown.
         let idle = RankTimes {
             wall: 60.0,
@@ -341,6 +364,7 @@ mod tests {
     fn a_gain_is_no_more_than_what_the_worst_rank_wasted() {
         let waits = RankTimes {
             data: 30.0,
+            data_waits: 30.0,
             gpu: 50.0,
             ..RANK
         };

@@ -129,7 +129,12 @@ fn look_until(observer: &Mutex<Observer>, stop: &AtomicBool, start_ns: u64) -> G
             gathered.problems.push(error.to_string());
             return gathered.finish(&observer);
         }
-        gathered.look(&observer);
+        if gathered.look(&observer) {
+            // What it had started before it was known belongs to it: its loaders, perhaps.
+            if let Err(error) = observer.adopt() {
+                gathered.problems.push(error.to_string());
+            }
+        }
         if is_last {
             return gathered.finish(&observer);
         }
@@ -139,7 +144,9 @@ fn look_until(observer: &Mutex<Observer>, stop: &AtomicBool, start_ns: u64) -> G
 }
 
 impl Gathered {
-    fn look(&mut self, observer: &Observer) {
+    /// Says whether one of the command's processes is new.
+    fn look(&mut self, observer: &Observer) -> bool {
+        let mut is_new = false;
         self.sampled.extend(observer.sampled());
         for process in observer.processes() {
             let key = (process.pid, process.start_ns);
@@ -150,9 +157,10 @@ impl Gathered {
                 descent(process)
             });
             if *descent == Descent::Ours {
-                self.kept.insert(key, Seen::new(process));
+                is_new |= self.kept.insert(key, Seen::new(process)).is_none();
             }
         }
+        is_new
     }
 
     fn finish(mut self, observer: &Observer) -> Self {

@@ -54,6 +54,11 @@ fn main() -> ExitCode {
             &observing,
             processes_of_others,
         ),
+        trial(
+            "a_torch_program_that_waits_for_its_loader_is_input_bound",
+            &[root(), bpf(), torch()],
+            torch_waits_for_its_loader,
+        ),
         trial("ps_lists_trainers", &observing, daemon::ps_lists_trainers),
         trial(
             "hang_names_a_stopped_rank",
@@ -79,6 +84,22 @@ fn bpf() -> Need {
                 tried.map_err(|error| error.to_string())
             };
             CHECKED.get_or_init(check).clone()
+        },
+    }
+}
+
+const PYTHON: &str = "/usr/bin/python3";
+
+/// The need for a Python with torch.
+fn torch() -> Need {
+    Need {
+        name: "torch",
+        check: || {
+            let output = Command::new(PYTHON).args(["-c", "import torch"]).output();
+            match output.is_ok_and(|output| output.status.success()) {
+                true => Ok(()),
+                false => Err(format!("{PYTHON} has no torch; install python3-torch")),
+            }
         },
     }
 }
@@ -205,7 +226,7 @@ fn without_privilege() {
     assert_eq!(output.status.code(), Some(3));
     let said = text(&output.stderr);
     assert!(
-        said.contains("not seen") && said.contains("zernel doctor"),
+        said.contains("not seen") && said.contains("CAP_BPF"),
         "{said}"
     );
 }
@@ -217,7 +238,10 @@ fn what_trains_nothing() {
     let others = (&report["loaders"], &report["others"]);
     assert_eq!(others, (&0.into(), &0.into()), "{report}");
     let said = text(&output.stderr);
-    assert!(said.contains("no process used CUDA"), "{said}");
+    assert!(
+        said.contains("no process used CUDA, NCCL or torch"),
+        "{said}"
+    );
 }
 
 fn a_training_job_is_reported() {
@@ -274,6 +298,45 @@ fn assert_is_whole(rank: &Value) {
     assert!(number(&rank["gpu_memory_peak_bytes"]) > 0.0);
     assert_eq!(rank["complete"], true, "{rank:#}");
     assert_eq!(rank["still_running"], false);
+}
+
+const SLOW_LOADER: &str = "
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 240
+    def __getitem__(self, index):
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+        return torch.full((1000,), float(index))
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(1000, 1)
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+";
+
+fn torch_waits_for_its_loader() {
+    let (report, output) = report_on(&[], &[PYTHON, "-c", SLOW_LOADER]);
+    let said = text(&output.stderr);
+    assert_eq!(report["ranks"].as_array().unwrap().len(), 1, "{report:#}");
+    let waits = &report["ranks"][0]["data_waits"];
+    let cause = |name: &str| waits[name].as_f64().unwrap();
+    assert!(cause("prepare") > cause("fetch") + cause("other"), "{said}");
+    let bound = report["verdict"]["bound"].as_str().unwrap();
+    let run_delay = report["ranks"][0]["run_delay_seconds"].as_f64().unwrap();
+    // On a busy machine its loader may not get to run.
+    let expected = match cause("sched") + run_delay < cause("prepare") {
+        true => &["input"][..],
+        false => &["input", "cpu-scheduler"],
+    };
+    assert!(expected.contains(&bound), "{said}");
 }
 
 fn processes_of_others() {
