@@ -342,6 +342,8 @@ impl Observer {
         for (cause, lost) in self.losses().by_cause() {
             out.sample(name, "", &[("cause", &cause)], lost);
         }
+        let missed = self.missed_switches();
+        out.sample(name, "", &[("cause", &"switches")], missed);
         let files = self.files.iter().filter(|file| file.is_watched()).count();
         single(out, FILES, &[], files as f64);
         single(out, MISSED, &[], self.discovery.missed_by_events() as f64);

@@ -97,7 +97,8 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
     let switches: u64 = processes.map(|process| process.scheduling.switches).sum();
     let missed = observer.missed_switches();
     eprintln!("{missed} of {switches} switches were not seen");
-    assert!(missed * 20 <= switches, "{missed} of {switches}");
+    // Of a handful, one is more than the share that this is about.
+    assert!(missed * 20 <= switches.max(100), "{missed} of {switches}");
     check(&mut observer, &target, report);
     assert_eq!(observer.losses(), Default::default());
 }
