@@ -45,13 +45,24 @@ fn version() -> Row {
     }
 }
 
-/// The capabilities that observing needs, with the names people know.
-const WANTED: [(CapabilitySet, &str); 4] = [
-    (CapabilitySet::BPF, "CAP_BPF"),
-    (CapabilitySet::PERFMON, "CAP_PERFMON"),
+/// The capabilities that observing needs, with the names people know. Of each set, one will do.
+const WANTED: [(CapabilitySet, &str); 5] = [
+    (or_admin(CapabilitySet::BPF), "CAP_BPF"),
+    (or_admin(CapabilitySet::PERFMON), "CAP_PERFMON"),
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"),
-    (CapabilitySet::CHECKPOINT_RESTORE, "CAP_CHECKPOINT_RESTORE"),
+    (
+        CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
+        "CAP_DAC_READ_SEARCH",
+    ),
+    (
+        or_admin(CapabilitySet::CHECKPOINT_RESTORE),
+        "CAP_CHECKPOINT_RESTORE",
+    ),
 ];
+
+const fn or_admin(capability: CapabilitySet) -> CapabilitySet {
+    capability.union(CapabilitySet::SYS_ADMIN)
+}
 
 /// What this process may do, as far as the kernel as a whole is concerned.
 pub(super) struct Privilege {
@@ -80,12 +91,11 @@ impl Privilege {
         !lacking.contains(&"CAP_BPF") && !lacking.contains(&"CAP_PERFMON")
     }
 
-    /// The capabilities that are wanted and not held. CAP_SYS_ADMIN stands in for all but one.
-    fn lacking(&self) -> Vec<&'static str> {
-        let held = |wanted: CapabilitySet| {
-            self.held.contains(wanted) || (self.is_root() && wanted != CapabilitySet::SYS_PTRACE)
-        };
-        let lacking = WANTED.into_iter().filter(|(wanted, _)| !held(*wanted));
+    /// The capabilities that are wanted and not held.
+    pub(super) fn lacking(&self) -> Vec<&'static str> {
+        let lacking = WANTED
+            .into_iter()
+            .filter(|(any, _)| !self.held.intersects(*any));
         lacking.map(|(_, name)| name).collect()
     }
 }
@@ -102,7 +112,7 @@ fn in_initial_namespace(kind: &str) -> bool {
 }
 
 fn privilege() -> Row {
-    let name = "privilege";
+    let name = PRIVILEGE;
     let privilege = Privilege::own();
     let lacking = privilege.lacking();
     let user = rustix::process::geteuid().as_raw();
@@ -113,19 +123,16 @@ fn privilege() -> Row {
         true => format!("uid {user} without {}", lacking.join(", ")),
         false => format!("uid {user} in a user namespace, which counts for nothing here"),
     };
-    let row = match privilege.can_load_bpf() {
-        true => Row::degraded(
-            name,
-            finding,
-            "the libraries of others' processes are not found",
-        ),
-        false => Row::missing(name, finding, "no BPF program can be loaded by this user"),
+    let consequence = match privilege.can_load_bpf() {
+        true => "the libraries of others' processes are not found",
+        false => "no BPF program can be loaded by this user",
     };
-    row.remedy(
+    Row::missing(name, finding, consequence).remedy(
         "run as root, outside user namespaces, or let the node's administrator run the observer",
     )
 }
 
+pub(super) const PRIVILEGE: &str = "privilege";
 pub(super) const OTHER_PROCESSES: &str = "other processes";
 
 /// How many of the other processes can be looked into.

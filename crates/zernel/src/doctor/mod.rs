@@ -84,7 +84,11 @@ fn examine() -> Report {
     let section = |title, rows| Section { title, rows };
     Report {
         version: env!("CARGO_PKG_VERSION"),
-        observe: verdict(&trials, &processes),
+        observe: verdict(
+            &trials,
+            &processes,
+            kernel::Privilege::own().lacking().is_empty(),
+        ),
         sections: vec![
             section("kernel and privilege", kernel::rows(&processes)),
             section("BPF, each tried", bpf::rows(&trials)),
@@ -95,7 +99,7 @@ fn examine() -> Report {
     }
 }
 
-fn verdict(trials: &Trials, processes: &Visibility) -> Verdict {
+fn verdict(trials: &Trials, processes: &Visibility, privileged: bool) -> Verdict {
     let works = |wanted: Capability| {
         trials
             .iter()
@@ -114,6 +118,9 @@ fn verdict(trials: &Trials, processes: &Visibility) -> Verdict {
     }
     if processes.is_blind() {
         blocked_by.push(kernel::OTHER_PROCESSES);
+    }
+    if !privileged {
+        blocked_by.push(kernel::PRIVILEGE);
     }
     Verdict {
         possible: blocked_by.is_empty(),
@@ -142,7 +149,7 @@ mod tests {
             seen: 2,
             in_container: false,
         };
-        verdict(&trials, &processes)
+        verdict(&trials, &processes, true)
     }
 
     #[test]
@@ -152,9 +159,22 @@ mod tests {
             seen: 0,
             in_container: false,
         };
-        assert_eq!(verdict(&all_work(), &blind).blocked_by, ["other processes"]);
+        assert_eq!(
+            verdict(&all_work(), &blind, true).blocked_by,
+            ["other processes"]
+        );
         let alone = Visibility { others: 0, ..blind };
-        assert!(verdict(&all_work(), &alone).possible);
+        assert!(verdict(&all_work(), &alone, true).possible);
+    }
+
+    #[test]
+    fn nothing_can_be_observed_without_privilege() {
+        let alone = Visibility {
+            others: 0,
+            seen: 0,
+            in_container: false,
+        };
+        assert_eq!(verdict(&all_work(), &alone, false).blocked_by, ["privilege"]);
     }
 
     #[test]
