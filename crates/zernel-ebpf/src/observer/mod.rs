@@ -323,6 +323,7 @@ impl Observer {
     /// Takes over what the kernel has kept since the last time.
     pub fn read(&mut self) -> Result<(), ObserveError> {
         self.kernel.beat();
+        let known_before = self.processes.len();
         for index in 1..layout::PROCESSES {
             let raw = self.kernel.processes.read(index);
             let retired = self.retired.contains(&(index as u32));
@@ -335,6 +336,10 @@ impl Observer {
                 process
             });
             process.read(&self.kernel, index, &raw);
+        }
+        if self.processes.len() > known_before {
+            // What it forked before it was known loads data for it from now on.
+            self.adopt()?;
         }
         self.read_memory().map_err(ObserveError::Read)?;
         self.read_communicators().map_err(ObserveError::Read)?;
