@@ -10,7 +10,7 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
 
-use crate::harness::{exact, start};
+use crate::harness::{exact, start, wait_until};
 use crate::target::Stage;
 
 /// How often probes are attached and detached, unless `ZERNEL_TEST_ROUNDS` says otherwise. Each time
@@ -65,12 +65,13 @@ fn bother(stage: &Stage, program: &Path, libraries: &Path) {
         observer.pause();
         observer.resume();
     }
-    observer.read().expect("maps can be read");
-    let hit = |pid| {
+    // On a busy machine all that may be over before the program has begun.
+    let pid = target.id();
+    wait_until("the probes are hit", || {
+        observer.read().expect("maps can be read");
         let mut processes = observer.processes();
         processes.any(|process| process.pid == pid && process.calls().count() > 0)
-    };
-    assert!(hit(target.id()), "the probes were never hit");
+    });
     drop(target.stdin.take());
     let status = target.wait().expect("our child");
     assert!(status.success(), "{status}");

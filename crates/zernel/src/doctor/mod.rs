@@ -174,7 +174,10 @@ mod tests {
             seen: 0,
             in_container: false,
         };
-        assert_eq!(verdict(&all_work(), &alone, false).blocked_by, ["privilege"]);
+        assert_eq!(
+            verdict(&all_work(), &alone, false).blocked_by,
+            ["privilege"]
+        );
     }
 
     #[test]
