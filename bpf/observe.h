@@ -83,8 +83,7 @@ struct zernel_counters {
 
 enum zernel_process_flags {
 	ZERNEL_SAW_INIT = 1 << 0, /* its first call was seen */
-	ZERNEL_SEVERAL_DEVICES = 1 << 1,
-	ZERNEL_IS_LOADER = 1 << 2,
+	ZERNEL_IS_LOADER = 1 << 1,
 };
 
 /* Why a thread is off its CPU. */

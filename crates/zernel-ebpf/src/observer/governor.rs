@@ -320,7 +320,7 @@ impl Observer {
         sampled.map(|symbol| SYMBOLS[*symbol].name())
     }
 
-    /// The functions that were let go of because of what they cost.
+    /// Whether all files were let go of because of what watching them cost.
     #[must_use]
     pub fn is_over_ceiling(&self) -> bool {
         self.governor.over_ceiling >= 4

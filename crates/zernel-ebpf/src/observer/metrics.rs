@@ -56,20 +56,11 @@ macro_rules! families {
         /// Every family besides those of [`AggregatedMetrics`].
         pub const FAMILIES: &[Documented] = &[$(Documented {
             name: $name,
-            kind: kind_name(Kind::$kind),
+            kind: Kind::$kind.name(),
             labels: &[$($label),*],
             help: $help,
         }),*];
     };
-}
-
-const fn kind_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram => "histogram",
-        Kind::Summary => "summary",
-    }
 }
 
 families! {

@@ -126,7 +126,6 @@ mirrors! {
         bytes: u64,
         entered_ns: u64,
         left_ns: u64,
-        done_ns: u64,
         operation: u32,
         rank: u32,
         ranks: u32,
@@ -140,5 +139,5 @@ impl Symbol {
 
 impl Process {
     pub(crate) const SAW_INIT: u32 = 1 << 0;
-    pub(crate) const IS_LOADER: u32 = 1 << 2;
+    pub(crate) const IS_LOADER: u32 = 1 << 1;
 }

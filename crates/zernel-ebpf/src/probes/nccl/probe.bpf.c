@@ -36,7 +36,6 @@ struct communicator {
 	__u64 bytes; /* of the last one */
 	__u64 entered_ns; /* when it was entered */
 	__u64 left_ns; /* when the call returned; 0: it has not */
-	__u64 done_ns; /* when a wait showed that all of them were done */
 	__u32 operation;
 	__u32 rank; /* NCCL_NO_RANK: not known */
 	__u32 ranks;
