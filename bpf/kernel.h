@@ -33,6 +33,8 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
 
+enum { BPF_RB_NO_WAKEUP = 1 };
+
 enum {
 	BPF_ANY = 0,
 	BPF_NOEXIST = 1,

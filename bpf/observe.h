@@ -49,7 +49,19 @@ enum zernel_probe {
 enum zernel_symbol_flags {
 	ZERNEL_HAS_RESULT = 1 << 0, /* 0 is success */
 	ZERNEL_SAMPLED = 1 << 1, /* counts only while a window is open */
+	ZERNEL_LAUNCHES = 1 << 2, /* gives work to the GPU */
 	ZERNEL_BEGINS_LAUNCHES = 1 << 7, /* a copy that is taken for it, while launches are sampled */
+};
+
+/* What is done about once a step. */
+enum zernel_mark {
+	ZERNEL_MARK_OPTIMIZER = 1,
+	ZERNEL_MARK_BACKWARD,
+	ZERNEL_MARK_REDUCE,
+	ZERNEL_MARK_GRAPH,
+	ZERNEL_MARK_COPY_IN,
+	ZERNEL_MARK_COPY_OUT,
+	ZERNEL_MARK_WAIT,
 };
 
 /* A function that is probed, as a row of userspace's table. */
@@ -61,7 +73,7 @@ struct zernel_symbol {
 	__u8 leave_event;
 	__u8 flags; /* enum zernel_symbol_flags */
 	__u8 bytes; /* which of the arguments kept counts as bytes, from 1; 0: none */
-	__u8 reserved;
+	__u8 mark; /* enum zernel_mark, or 0 */
 	__u8 arguments[ZERNEL_ARGUMENTS]; /* which are kept, from 1; 0: none */
 };
 
@@ -118,6 +130,11 @@ struct zernel_process {
 	__u64 loader_work[ZERNEL_WORKS]; /* of the threads of its loaders */
 	__u64 loaders; /* how many processes load data for it */
 	__u64 phase_ns[ZERNEL_PHASES]; /* of its threads that drove steps and are gone */
+	__u32 launches; /* since the last mark of a step */
+	__u32 last_mark; /* enum zernel_mark, or 0 */
+	__u64 marks_since_ns; /* since when they are counted */
+	__u32 marks; /* of steps, since then */
+	__u32 marks_missing; /* whether one was not told since the last one that was */
 };
 
 /* What could not be kept, by cause. */
@@ -130,6 +147,7 @@ struct zernel_losses {
 	__u64 communicators; /* collectives of communicators beyond their map */
 	__u64 threads; /* events of threads that got no storage */
 	__u64 switches; /* of ML threads, that the kernel did not tell of */
+	__u64 step_marks; /* beyond what their ring buffer holds */
 };
 
 struct zernel_open_call {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
+use zernel_ebpf::observer::snapshot::Snapshot;
 
 /// How long the daemon may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LARGEST: u64 = 256 << 20;
 
 /// Where the daemon is.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Socket {
     /// The socket of `zernel observe`
     #[arg(long, value_name = "PATH", default_value = "/run/zernel/observe.sock")]
@@ -50,7 +50,7 @@ pub(crate) enum ClientError {
 
 impl Socket {
     /// The state of this moment: all of it for root, for others what is theirs.
-    pub(crate) fn snapshot(&self) -> Result<Value, ClientError> {
+    pub(crate) fn snapshot(&self) -> Result<Snapshot, ClientError> {
         let path = || self.socket.clone();
         let answer = exchange(&self.socket).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -8,7 +8,6 @@ mod lab;
 mod observe;
 mod ps;
 mod run;
-mod snapshot;
 mod text;
 mod workload;
 
@@ -26,6 +25,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Attach(run::attach::Options),
     Doctor(doctor::Options),
     Hang(hang::Options),
     Lab(lab::Options),
@@ -37,6 +37,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Attach(options) => run::attach::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Hang(options) => hang::run(&options),
         Command::Lab(options) => lab::run(&options),

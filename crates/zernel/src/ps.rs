@@ -9,12 +9,12 @@ use clap::Args;
 use zernel_phase::task_state::WorkloadPhase;
 
 use crate::client::Socket;
-use crate::snapshot::{Process, Snapshot};
 use crate::text::shortened;
+use zernel_ebpf::observer::snapshot::{Process, Snapshot};
 
 /// List the training processes of this machine, and what they are doing
 ///
-/// One line each: the share of its time that it has waited for data (DATA) and spent in collectives (COMM),
+/// One line each: the median of its last steps in milliseconds (STEP), the share of its time that it has waited for data (DATA) and spent in collectives (COMM),
 /// and the share that its busiest thread pays for being observed (COST). Needs a running `zernel observe`; who is
 /// not root sees their own processes.
 #[derive(Debug, Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let snapshot: Snapshot = serde_json::from_value(options.socket.snapshot()?)?;
+    let snapshot = options.socket.snapshot()?;
     crate::print(table(&snapshot).as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -34,7 +34,7 @@ fn table(snapshot: &Snapshot) -> String {
     trainers.retain(|process| process.is_trainer());
     trainers.sort_by_key(|process| (process.job(), process.rank(), process.pid));
     let mut text = row([
-        "PID", "JOB", "RANK", "GPU", "PHASE", "DATA", "COMM", "COST", "NAME",
+        "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
     ]);
     for process in trainers {
         text.push_str(&line(process));
@@ -62,6 +62,8 @@ fn line(process: &Process) -> String {
         process
             .phase
             .map_or_else(unknown, |phase| phase.to_string()),
+        (process.steps.median_seconds())
+            .map_or_else(unknown, |seconds| format!("{:.1}", 1e3 * seconds)),
         share(WorkloadPhase::DataLoading),
         share(WorkloadPhase::NcclCollective),
         format!("{:.2}%", 100.0 * process.cost.busiest_thread_ratio),
@@ -74,13 +76,13 @@ fn percent(share: f64) -> String {
     format!("{:.0}%", 100.0 * share)
 }
 
-fn row(cells: [&str; 9]) -> String {
-    let [pid, job, rank, gpu, phase, data, comm, cost, name] = cells;
+fn row(cells: [&str; 10]) -> String {
+    let [pid, job, rank, gpu, phase, step, data, comm, cost, name] = cells;
     let mut line = String::new();
     // Writing to a string does not fail.
     let _ = writeln!(
         line,
-        "{pid:>8} {job:<20} {rank:>4} {gpu:>4} {phase:<14} {data:>5} {comm:>5} {cost:>6} {name}"
+        "{pid:>8} {job:<20} {rank:>4} {gpu:>4} {phase:<14} {step:>8} {data:>5} {comm:>5} {cost:>6} {name}"
     );
     line
 }
@@ -101,6 +103,9 @@ mod tests {
                     "data_loading_ns": 10, "gpu_compute_ns": 60, "nccl_collective_ns": 20,
                     "optimizer_step_ns": 5, "unknown_ns": 5,
                 },
+                "steps": {"boundary": "Backward", "count": 1, "restarts": 0, "recent": [
+                    {"begin_ns": 500, "end_ns": 12_500_500, "launches": null, "marks": [0, 1, 0, 0, 0, 0, 0]},
+                ]},
                 "memory_by_caller": [{"gpu_id": 3}, {"gpu_id": 3}],
                 "cost": {"busiest_thread_ratio": 0.0034},
             },
@@ -121,6 +126,7 @@ mod tests {
             "1",
             "3",
             "GpuCompute",
+            "12.5",
             "10%",
             "20%",
             "0.34%",

@@ -15,6 +15,14 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{size:.1} {}", UNITS[unit])
 }
 
+/// A time as people read it.
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds < 1.0 {
+        true => format!("{:.1} ms", 1e3 * seconds),
+        false => format!("{seconds:.2} s"),
+    }
+}
+
 /// At most `width` characters of a text, without control characters.
 pub(crate) fn shortened(text: &str, width: usize) -> String {
     let printable = |c: char| if c.is_control() { '?' } else { c };
@@ -66,6 +74,12 @@ mod tests {
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(80 << 30), "80.0 GiB");
         assert_eq!(bytes(u64::MAX), "16384.0 PiB");
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(time(0.0123), "12.3 ms");
+        assert_eq!(time(61.0), "61.00 s");
     }
 
     #[test]

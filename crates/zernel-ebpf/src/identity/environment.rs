@@ -8,7 +8,7 @@ use std::io::Read;
 
 use procfs::process::Process;
 use procfs::{ProcError, ProcResult};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::text::{NAME_BYTES, clean};
 
@@ -53,7 +53,7 @@ const LISTS: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 ///
 /// torchrun, because under Slurm it is the one task of a node that starts the ranks; then MPI's own
 /// launchers, which a batch system likewise starts once per node; then Slurm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RankSource {
     /// The call that made a communicator.
@@ -69,7 +69,7 @@ pub enum RankSource {
 }
 
 /// Who told the name of a job, best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobSource {
     /// Slurm's job id, from the cgroup or else `SLURM_JOB_ID`.

@@ -20,7 +20,7 @@ use std::io;
 use environment::{Environment, Rank};
 use procfs::process::{Process, Stat};
 use procfs::{ProcError, ProcResult};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use text::{NAME_BYTES, clean};
 use thiserror::Error;
 
@@ -28,7 +28,8 @@ use thiserror::Error;
 const ANCESTORS: usize = 8;
 
 /// Who a process is. What is not known is `None`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Identity {
     /// Process id, as this process's namespace counts.
     pub pid: u32,

@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
+use super::step_marks::StepMarks;
 use crate::capability::{Capability, quietly};
 use crate::probes::{Counts, Direction, SYMBOLS, layout};
 
@@ -85,6 +86,7 @@ pub(crate) struct Kernel {
     heartbeat: MappedArray<layout::Heartbeat>,
     _tracepoints: Vec<Link>,
     pub(crate) rung: Rung,
+    pub(crate) step_marks: StepMarks,
     pub(crate) settings: MappedArray<layout::Settings>,
     pub(crate) losses: MappedArray<layout::Losses>,
     pub(crate) processes: MappedArray<layout::Process>,
@@ -140,6 +142,7 @@ impl Kernel {
             shared,
             heartbeat,
             _tracepoints: tracepoints,
+            step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
             losses: MappedArray::new(find_map(&object, "losses")?, 1)?,
             processes: MappedArray::new(find_map(&object, "processes")?, layout::PROCESSES)?,

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use serde_json::{Value, json};
+use zernel_phase::steps;
 use zernel_phase::task_state::WorkloadPhase;
 
+use super::Observer;
 use super::callers::UNKNOWN;
 use super::process::{CallCount, ObservedProcess, Seen};
-use super::{Observer, monotonic_ns};
 use crate::aggregation::exposition::{Exposition, Kind};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
 use crate::gpu::GpuFacts;
@@ -109,6 +109,10 @@ families! {
         "The phase that the thread is in that drives the steps of a process; always 1.";
     PHASE_SECONDS = Counter "zernel_phase_seconds_total" ["pid", "phase"]
         "Time that the thread that drives the steps of a process has spent in each phase.";
+    STEPS = Counter "zernel_steps_total" ["pid"]
+        "Steps of the training loop of a process, as far as something was seen to separate them.";
+    STEP_SECONDS = Gauge "zernel_step_seconds" ["pid"]
+        "The median of the last steps (256 at most).";
     CPU = Counter "zernel_cpu_seconds_total" ["pid"]
         "Time that the threads of a process have spent on CPUs.";
     RUN_DELAY = Counter "zernel_run_delay_seconds_total" ["pid"]
@@ -146,7 +150,7 @@ const DIRECTIONS: [Direction; 4] = [
     Direction::Unified,
 ];
 
-const WAIT_KINDS: [(Family, &str); 4] = [
+pub(super) const WAIT_KINDS: [(Family, &str); 4] = [
     (Family::StreamWait, "stream"),
     (Family::EventWait, "event"),
     (Family::ContextWait, "context"),
@@ -154,8 +158,8 @@ const WAIT_KINDS: [(Family, &str); 4] = [
 ];
 
 /// A process that is told of.
-struct Told<'a> {
-    process: &'a ObservedProcess,
+pub(super) struct Told<'a> {
+    pub(super) process: &'a ObservedProcess,
 }
 
 impl Told<'_> {
@@ -170,7 +174,7 @@ impl Told<'_> {
         device.map_or("", |device| &device.uuid)
     }
 
-    fn memory(&self) -> BTreeMap<u32, &GpuMemMetrics> {
+    pub(super) fn memory(&self) -> BTreeMap<u32, &GpuMemMetrics> {
         let memory = self.process.memory.iter();
         memory
             .map(|(ordinal, memory)| (self.gpu_id(*ordinal), &memory.total))
@@ -179,7 +183,7 @@ impl Told<'_> {
 }
 
 impl Observer {
-    fn told(&self, whose: Whose) -> Vec<Told<'_>> {
+    pub(super) fn told(&self, whose: Whose) -> Vec<Told<'_>> {
         let belongs = |process: &&ObservedProcess| match whose {
             Whose::All => true,
             Whose::User(uid) => process
@@ -236,21 +240,6 @@ impl Observer {
             text.push_str("# EOF\n");
         }
         text
-    }
-
-    /// The state of this moment, for live clients.
-    #[must_use]
-    pub fn snapshot(&self, whose: Whose) -> Value {
-        let told = self.told(whose);
-        let mut snapshot = aggregate(&told).to_ws_snapshot();
-        snapshot["observed"] = told.iter().map(describe).collect();
-        snapshot["sampled"] = self.sampled().collect();
-        snapshot["shared_state"] = match self.shared_state() {
-            Ok(path) => json!({ "path": path }),
-            Err(reason) => json!({ "missing": reason }),
-        };
-        snapshot["rung"] = self.rung().name().into();
-        snapshot
     }
 
     fn expose_memory(&self, out: &mut Exposition, told: &[Told<'_>], whose: Whose) {
@@ -518,6 +507,16 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
             );
         }
     });
+    series(out, STEPS, told, |told, add| {
+        if told.process.steps.count() > 0 {
+            add(&[], told.process.steps.count() as f64);
+        }
+    });
+    series(out, STEP_SECONDS, told, |told, add| {
+        if let Some(ns) = steps::median_ns(told.process.steps.recent()) {
+            add(&[], ns as f64 / 1e9);
+        }
+    });
     series(out, CPU, told, |told, add| {
         add(&[], told.process.scheduling.on_cpu_ns as f64 / 1e9);
     });
@@ -566,7 +565,7 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
     });
 }
 
-fn aggregate(told: &[Told<'_>]) -> AggregatedMetrics {
+pub(super) fn aggregate(told: &[Told<'_>]) -> AggregatedMetrics {
     let mut metrics = AggregatedMetrics::default();
     for told in told {
         let process = told.process;
@@ -602,7 +601,7 @@ fn merged(told: &[Told<'_>], family: Family) -> Option<LatencyHistogram> {
 }
 
 /// Bytes in use by GPU and calling library.
-fn by_caller(told: &Told<'_>) -> BTreeMap<(u32, String), u64> {
+pub(super) fn by_caller(told: &Told<'_>) -> BTreeMap<(u32, String), u64> {
     let mut bytes = BTreeMap::new();
     for (ordinal, memory) in &told.process.memory {
         for (address, caller) in &memory.by_caller {
@@ -612,62 +611,4 @@ fn by_caller(told: &Told<'_>) -> BTreeMap<(u32, String), u64> {
     }
     bytes.retain(|(_, caller), bytes| *bytes > 0 || caller != UNKNOWN);
     bytes
-}
-
-/// A process in a snapshot.
-fn describe(told: &Told<'_>) -> Value {
-    let process = told.process;
-    let calls: BTreeMap<_, _> = process
-        .calls()
-        .map(|(name, count)| {
-            let count = json!({
-                "calls": count.calls, "failed": count.failed, "bytes": count.bytes,
-                "error": count.error,
-            });
-            (name, count)
-        })
-        .collect();
-    let memory: Vec<_> = by_caller(told)
-        .into_iter()
-        .map(|((gpu, caller), bytes)| json!({"gpu_id": gpu, "caller": caller, "bytes": bytes}))
-        .collect();
-    let communicators: Vec<_> = process
-        .communicators
-        .iter()
-        .map(|communicator| {
-            json!({
-                "communicator": format!("{:016x}", communicator.hash),
-                "rank": communicator.rank, "ranks": communicator.ranks,
-                "sequence": communicator.sequence, "op": communicator.operation.name(),
-                "bytes": communicator.bytes,
-                "in_call": communicator.entered_ns != 0 && communicator.left_ns == 0,
-                "entered_seconds_ago": seconds_ago(communicator.entered_ns),
-            })
-        })
-        .collect();
-    json!({
-        "pid": process.pid,
-        "identity": process.identity,
-        "role": if process.is_loader { "loader" } else { "trainer" },
-        "complete": process.seen == Seen::Complete,
-        "since_seconds_ago": match process.seen {
-            Seen::Complete => None,
-            Seen::Since(ns) => seconds_ago(ns),
-        },
-        "ended_seconds_ago": process.ended_ns.and_then(seconds_ago),
-        "phase": process.phases.as_ref().map(|phases| phases.current),
-        "phase_times": process.phases.as_ref().map(|phases| &phases.times),
-        "calls": calls,
-        "memory_by_caller": memory,
-        "communicators": communicators,
-        "cost": {
-            "busiest_thread_ratio": process.cost.busiest_thread,
-            "seconds": process.cost.seconds,
-        },
-        "sampled": process.is_sampled(),
-    })
-}
-
-fn seconds_ago(ns: u64) -> Option<f64> {
-    (ns != 0).then(|| monotonic_ns().saturating_sub(ns) as f64 / 1e9)
 }

@@ -5,9 +5,10 @@
 //! | `kernel` | the loaded programs and the maps shared with them |
 //! | `files` | the library files that probes are attached to |
 //! | `process` | what is known of one process |
+//! | `step_marks` | what tells its steps apart |
 //! | `governor` | what observing costs, and how it is kept within a budget |
 //! | `driver` | the loop that makes an [`Observer`] do its work |
-//! | `metrics`, `ledger` | what it tells |
+//! | `metrics`, [`snapshot`], `ledger` | what it tells |
 
 mod callers;
 mod driver;
@@ -21,6 +22,8 @@ mod mapped;
 mod metrics;
 mod process;
 mod shared_state;
+pub mod snapshot;
+mod step_marks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -110,12 +113,13 @@ pub struct Losses {
     pub memory_accounts: u64,
     pub communicators: u64,
     pub threads: u64,
+    pub step_marks: u64,
 }
 
 impl Losses {
     /// The causes by name.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 7] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 8] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -124,6 +128,7 @@ impl Losses {
             ("memory_accounts", self.memory_accounts),
             ("communicators", self.communicators),
             ("threads", self.threads),
+            ("step_marks", self.step_marks),
         ]
     }
 }
@@ -341,10 +346,23 @@ impl Observer {
             // What it forked before it was known loads data for it from now on.
             self.adopt()?;
         }
+        self.read_step_marks().map_err(ObserveError::Read)?;
         self.read_memory().map_err(ObserveError::Read)?;
         self.read_communicators().map_err(ObserveError::Read)?;
         self.read_phases().map_err(ObserveError::Read)?;
         self.let_go().map_err(ObserveError::Read)
+    }
+
+    fn read_step_marks(&mut self) -> libbpf_rs::Result<()> {
+        for process in self.processes.values_mut() {
+            process.distrust_sampled_marks();
+        }
+        for mark in self.kernel.step_marks.take()? {
+            if let Some(process) = self.processes.get_mut(&mark.process) {
+                process.mark_step(&mark);
+            }
+        }
+        Ok(())
     }
 
     fn read_memory(&mut self) -> libbpf_rs::Result<()> {
@@ -489,6 +507,7 @@ impl Observer {
             memory_accounts: raw.memory_accounts,
             communicators: raw.communicators,
             threads: raw.threads,
+            step_marks: raw.step_marks,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
+use zernel_phase::steps::{Mark, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 use zerocopy::FromZeros;
 
@@ -14,7 +15,9 @@ use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
-use crate::probes::{Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, layout};
+use crate::probes::{
+    Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
+};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +123,8 @@ pub struct ObservedProcess {
     pub dataload: DataloadCauses,
     /// Its phases, if one of its threads drives steps.
     pub phases: Option<Phases>,
+    /// The steps of its training loop.
+    pub steps: StepDetector,
     /// Those it has made and not destroyed.
     pub communicators: Vec<Communicator>,
     /// What it pays for being observed.
@@ -162,6 +167,7 @@ impl ObservedProcess {
             dataload: DataloadCauses::default(),
             phases: None,
             gone_phases_ns: [0; 5],
+            steps: StepDetector::default(),
             communicators: Vec::new(),
             cost: ProcessCost::default(),
             devices: VisibleDevices::default(),
@@ -241,6 +247,34 @@ impl ObservedProcess {
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
         });
+    }
+
+    /// Takes in something that may tell one of its steps from the next.
+    pub(super) fn mark_step(&mut self, raw: &layout::StepMark) {
+        let launches = (!self.is_sampled_as(|symbol| symbol.counts == Counts::Launch))
+            .then_some(raw.launches.into());
+        if raw.after_gap != 0 {
+            self.steps.gap();
+        }
+        if let Some(mark) = Mark::from_number(raw.mark) {
+            self.steps.mark(mark, raw.at_ns, launches);
+        }
+    }
+
+    /// Functions that are sampled do not tell of every step.
+    pub(super) fn distrust_sampled_marks(&mut self) {
+        for mark in Mark::ALL {
+            if self.is_sampled_as(|symbol| symbol.mark == Some(mark)) {
+                self.steps.distrust(mark);
+            }
+        }
+    }
+
+    /// Whether a function that it calls, and that is such a one, is sampled.
+    fn is_sampled_as(&self, wanted: impl Fn(&Symbol) -> bool) -> bool {
+        let sampled = self.sampling.keys();
+        let mut called = sampled.filter(|symbol| self.counters.of[**symbol].calls > 0);
+        called.any(|symbol| wanted(&SYMBOLS[*symbol]))
     }
 
     /// Looks up which devices it can use.

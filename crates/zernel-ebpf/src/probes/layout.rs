@@ -29,7 +29,7 @@ mirrors! {
         leave_event: u8,
         flags: u8,
         bytes: u8,
-        reserved: u8,
+        mark: u8,
         arguments: [u8; 4],
     }
 
@@ -69,6 +69,11 @@ mirrors! {
         loader_work: [u64; 3],
         loaders: u64,
         phase_ns: [u64; 5],
+        launches: u32,
+        last_mark: u32,
+        marks_since_ns: u64,
+        marks: u32,
+        marks_missing: u32,
     }
 
     struct Heartbeat {
@@ -86,6 +91,15 @@ mirrors! {
         communicators: u64,
         threads: u64,
         switches: u64,
+        step_marks: u64,
+    }
+
+    struct StepMark {
+        at_ns: u64,
+        process: u32,
+        launches: u16,
+        mark: u8,
+        after_gap: u8,
     }
 
     struct Histogram {

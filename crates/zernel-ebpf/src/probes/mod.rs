@@ -18,6 +18,7 @@ mod torch;
 pub use dataload::DataloadCauses;
 pub use sched::{BlockedBy, Scheduling};
 
+use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent;
 
 use crate::library::LibraryKind;
@@ -233,6 +234,8 @@ pub struct Symbol {
     arguments: [u8; 4],
     /// Which of the kept ones counts as bytes, from 1.
     bytes: u8,
+    /// What it tells of steps.
+    pub mark: Option<Mark>,
 }
 
 impl Symbol {
@@ -257,6 +260,7 @@ impl Symbol {
             leave: None,
             arguments: [0; 4],
             bytes: 0,
+            mark: None,
         }
     }
 
@@ -291,6 +295,11 @@ impl Symbol {
         self
     }
 
+    const fn marks(mut self, mark: Mark) -> Self {
+        self.mark = Some(mark);
+        self
+    }
+
     const fn frequent(mut self) -> Self {
         self.frequent = true;
         self
@@ -314,6 +323,7 @@ impl Symbol {
     pub(crate) fn raw(&self, sampled: bool) -> layout::Symbol {
         const HAS_RESULT: u8 = 1 << 0;
         const SAMPLED: u8 = 1 << 1;
+        const LAUNCHES: u8 = 1 << 2;
         const NONE: u8 = 0xff;
         let event =
             |event: Option<ThreadEvent>| event.map_or(NONE, zernel_phase::shared::raw_event);
@@ -323,9 +333,15 @@ impl Symbol {
             family: self.family.map_or(NONE, |family| family.index() as u8),
             enter_event: event(self.enter),
             leave_event: event(self.leave),
-            flags: HAS_RESULT | if sampled { SAMPLED } else { 0 },
+            flags: HAS_RESULT
+                | if sampled { SAMPLED } else { 0 }
+                | if self.counts == Counts::Launch {
+                    LAUNCHES
+                } else {
+                    0
+                },
             bytes: self.bytes,
-            reserved: 0,
+            mark: self.mark.map_or(0, |mark| mark as u8),
             arguments: self.arguments,
         }
     }

@@ -8,6 +8,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 #include "call.h"
+#include "steps.h"
 
 #include "cuda_context/probe.bpf.c"
 #include "gpu_mem/probe.bpf.c"
@@ -140,6 +141,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 		call->arguments[i] = nth ? zernel_argument(registers, stack, nth) : 0;
 	}
 	probe_enter(ctx, symbol, thread, call);
+	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		tell_event(thread, process, symbol->enter_event, now_ns);
 	/* What the probe itself takes is not the call's. */
@@ -223,6 +225,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	__sync_fetch_and_add(&counter->calls, 1);
 	end_waits(thread, process, symbol->enter_event, now_ns);
 	torch_mark(symbol, thread, process, now_ns);
+	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		zernel_observe_event(now_ns, symbol->enter_event, zernel_burst_ns(thread, now_ns));
 	return 0;

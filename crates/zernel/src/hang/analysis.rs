@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::snapshot::{Communicator, Process, Snapshot};
+use zernel_ebpf::observer::snapshot::{Communicator, Process, Snapshot};
 
 /// A communicator, as far as its ranks are on this node.
 #[derive(Debug)]
@@ -145,6 +145,8 @@ impl Group<'_> {
 
 #[cfg(test)]
 mod tests {
+    use zernel_ebpf::observer::snapshot::Role;
+
     use super::*;
 
     /// The pid of a process that somebody has stopped.
@@ -153,7 +155,7 @@ mod tests {
     fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> Process {
         Process {
             pid: 100 + rank,
-            role: "trainer".to_owned(),
+            role: Role::Trainer,
             communicators: vec![Communicator {
                 communicator: "ab".to_owned(),
                 rank: Some(rank),
@@ -169,7 +171,10 @@ mod tests {
 
     /// The problems by rank.
     fn problems(observed: Vec<Process>) -> Vec<(u32, Problem)> {
-        let snapshot = Snapshot { observed };
+        let snapshot = Snapshot {
+            observed,
+            ..Snapshot::default()
+        };
         let groups = groups(&snapshot, None);
         let findings = groups
             .iter()
@@ -260,6 +265,7 @@ mod tests {
         ended.ended_seconds_ago = Some(1.0);
         let snapshot = Snapshot {
             observed: vec![ended, process(1, 7, "AllReduce", 30.0)],
+            ..Snapshot::default()
         };
         assert_eq!(groups(&snapshot, None)[0].members.len(), 1);
         assert!(groups(&snapshot, Some("another")).is_empty());

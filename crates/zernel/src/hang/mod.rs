@@ -15,7 +15,6 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::client::Socket;
-use crate::snapshot::Snapshot;
 use crate::text::{bytes, shortened, wrapped};
 use analysis::{Finding, Group, Member, Problem};
 
@@ -39,7 +38,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let snapshot: Snapshot = serde_json::from_value(options.socket.snapshot()?)?;
+    let snapshot = options.socket.snapshot()?;
     let groups = analysis::groups(&snapshot, options.job.as_deref());
     let mut text = String::new();
     let mut hangs = false;
@@ -176,7 +175,8 @@ mod tests {
             })
         };
         let observed = [member(0, 7), member(1, 7), member(2, 6), member(3, 7)];
-        let snapshot: Snapshot = serde_json::from_value(json!({"observed": observed})).unwrap();
+        let snapshot: zernel_ebpf::observer::snapshot::Snapshot =
+            serde_json::from_value(json!({"observed": observed})).unwrap();
         let groups = analysis::groups(&snapshot, Some("slurm-7"));
         let findings = groups[0].findings(5.0, |_| false);
         let mut text = String::new();

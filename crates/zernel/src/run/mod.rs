@@ -1,19 +1,25 @@
-//! `zernel run`: observes one command and all that it starts, and says in the end where the time went.
+//! `zernel run` and `zernel attach`: observe one command or one running process and all that it starts, and say in
+//! the end where the time went.
 //!
 //! | part | subject |
 //! |---|---|
 //! | `child` | the command as a process: signals in, exit code out |
 //! | `caller` | who the command runs as under sudo |
-//! | `watch` | observing, and telling the command's processes from others |
-//! | `rank` | what was seen of one process |
+//! | `attach` | a process that runs already |
+//! | `watch` | observing, by itself or through the daemon, and telling the wanted processes from others |
+//! | `record`, `steps` | what was seen of one process over time |
+//! | `rank` | the same in numbers |
 //! | `verdict` | what the numbers say |
 //! | `report` | all of it, as data; `render` as text |
 
+pub(crate) mod attach;
 mod caller;
 mod child;
 mod rank;
+mod record;
 mod render;
 mod report;
+mod steps;
 mod verdict;
 mod watch;
 
@@ -26,11 +32,12 @@ use std::time::Instant;
 use clap::Args;
 use zernel_ebpf::observer::{self, GovernorOptions};
 
+use crate::client::Socket;
 use crate::observe::parse_budget;
 use caller::Caller;
 use child::{CaughtSignals, Child};
 use report::Report;
-use watch::Watch;
+use watch::{Root, Watch};
 
 /// Run a command, and say where the time of its training processes went
 ///
@@ -38,7 +45,8 @@ use watch::Watch;
 /// When it has ended, a report goes to stderr: the phases of each rank, what it waited for, what bounds it,
 /// and what observing cost. Under sudo the command runs as the user who called sudo.
 ///
-/// Without privilege the command runs all the same, and the report says what could not be seen.
+/// Without privilege the daemon of the machine is asked (`zernel observe`). If there is none, the command runs
+/// all the same, and the report says what could not be seen.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The command and its arguments
@@ -49,18 +57,27 @@ pub(crate) struct Options {
         allow_hyphen_values = true
     )]
     command: Vec<OsString>,
-    /// Write the report as JSON to this file too; `-` is stdout
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
     /// Under sudo, run the command as root too
     #[arg(long)]
     as_root: bool,
+    #[command(flatten)]
+    observing: Observing,
+}
+
+/// How to observe, and where to tell of it.
+#[derive(Debug, Args)]
+struct Observing {
+    /// Write the report as JSON to this file too; `-` is stdout
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// The share of its time that any observed thread may pay, such as 0.5%; `none`: whatever it takes
     #[arg(long, value_name = "SHARE", default_value = "0.5%", value_parser = parse_budget)]
     budget: f64,
     /// A library to attach to at once, before any process uses it
     #[arg(long = "library", value_name = "FILE")]
     libraries: Vec<PathBuf>,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -69,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         true => None,
         false => Caller::from_environment()?,
     };
-    let watch = Watch::start(&observer_options(options));
+    let watch = options.observing.start(Root::Ourselves);
     if io::stderr().is_terminal() {
         match watch.refusal() {
             None => eprintln!("zernel: observing; the report comes when the command has ended"),
@@ -89,40 +106,46 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
-    let report = Report::new(&options.command, wall, ended, outcome);
-    tell(&report, options.json.as_deref());
+    let words = options.command.iter();
+    let command = words.map(|word| word.to_string_lossy().into_owned());
+    let report = Report::new(command.collect(), wall, Some(ended), outcome);
+    options.observing.tell(&report);
     Ok(ExitCode::from(ended.exit_code()))
 }
 
-fn observer_options(options: &Options) -> observer::Options {
-    let governor = GovernorOptions::default();
-    observer::Options {
-        libraries: options.libraries.clone(),
-        governor: GovernorOptions {
-            budget: options.budget,
-            ceiling: governor.ceiling.max(10.0 * options.budget),
-        },
-        ..observer::Options::default()
+impl Observing {
+    fn start(&self, root: Root) -> Watch {
+        let governor = GovernorOptions::default();
+        let options = observer::Options {
+            libraries: self.libraries.clone(),
+            governor: GovernorOptions {
+                budget: self.budget,
+                ceiling: governor.ceiling.max(10.0 * self.budget),
+            },
+            ..observer::Options::default()
+        };
+        Watch::start(&options, root, &self.socket)
+    }
+
+    /// A report that cannot be written is a pity, but the command's exit code is still passed on.
+    fn tell(&self, report: &Report) {
+        let mut err = anstream::AutoStream::auto(io::stderr().lock());
+        let _ = err.write_all(render::text(report).as_bytes());
+        let Some(file) = self.json.as_deref() else {
+            return;
+        };
+        let written = serde_json::to_string_pretty(report)
+            .map_err(io::Error::from)
+            .and_then(|text| write_to(file, text + "\n"));
+        if let Err(error) = written {
+            let _ = writeln!(err, "zernel: cannot write {}: {error}", file.display());
+        }
     }
 }
 
-/// A report that cannot be written is a pity, but the command's exit code is still passed on.
-fn tell(report: &Report, json: Option<&Path>) {
-    let mut err = anstream::AutoStream::auto(io::stderr().lock());
-    let _ = err.write_all(render::text(report).as_bytes());
-    let Some(file) = json else { return };
-    let text = match serde_json::to_string_pretty(report) {
-        Ok(text) => text + "\n",
-        Err(error) => {
-            let _ = writeln!(err, "zernel: the report cannot be written as JSON: {error}");
-            return;
-        }
-    };
-    let written = match file.as_os_str() == "-" {
+fn write_to(file: &Path, text: String) -> io::Result<()> {
+    match file.as_os_str() == "-" {
         true => crate::print(text.as_bytes()),
         false => std::fs::write(file, text),
-    };
-    if let Err(error) = written {
-        let _ = writeln!(err, "zernel: cannot write {}: {error}", file.display());
     }
 }

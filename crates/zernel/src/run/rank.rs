@@ -1,9 +1,11 @@
 //! What was seen of one process, in plain numbers.
 
 use serde::Serialize;
-use zernel_ebpf::observer::{self, ObservedProcess};
-use zernel_ebpf::probes::{Counts, Family, Operation};
+use zernel_ebpf::observer::snapshot::{self, Collective, DataWaits, Role};
 use zernel_phase::task_state::WorkloadPhase;
+
+use super::record::Sample;
+use super::steps::StepReport;
 
 /// A process of the command.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
@@ -18,11 +20,11 @@ pub(super) struct Seen {
     pub(super) complete: bool,
     pub(super) still_running: bool,
     /// From its first event to its end.
-    pub(super) wall_seconds: f64,
-    pub(super) phases: Phases,
-    pub(super) data_waits: DataWaits,
-    /// Waits for other ranks, through whatever library.
-    pub(super) peer_wait_seconds: f64,
+    #[serde(flatten)]
+    pub(super) times: Times,
+    /// From its first step after the warm-up to its last one.
+    pub(super) training: Option<Training>,
+    pub(super) steps: Option<StepReport>,
     pub(super) collectives: Vec<Collective>,
     pub(super) launches: u64,
     /// By how much `launches` may be off, because they were sampled.
@@ -31,12 +33,36 @@ pub(super) struct Seen {
     pub(super) copied_bytes: u64,
     /// The sum of the peaks of its devices.
     pub(super) gpu_memory_peak_bytes: u64,
-    /// Time of all its threads on CPUs.
-    pub(super) cpu_seconds: f64,
-    /// Time in which its threads could have run, and did not.
-    pub(super) run_delay_seconds: f64,
     /// What its threads paid for being observed.
     pub(super) cost_seconds: f64,
+    /// How it went, to be drawn.
+    #[serde(skip)]
+    pub(super) timeline: Vec<Sample>,
+}
+
+/// The part of a process's time in which it made steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
+pub(super) struct Training {
+    /// How long after its first event it began.
+    pub(super) begin_seconds: f64,
+    #[serde(flatten)]
+    pub(super) times: Times,
+}
+
+/// Where time went, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
+pub(super) struct Times {
+    pub(super) wall_seconds: f64,
+    pub(super) phases: Phases,
+    pub(super) data_waits: DataWaits,
+    /// Waits for other ranks, through whatever library.
+    pub(super) peer_wait_seconds: f64,
+    /// In calls that wait for the GPU.
+    pub(super) gpu_wait_seconds: f64,
+    /// All threads on CPUs.
+    pub(super) cpu_seconds: f64,
+    /// Threads could have run, and did not.
+    pub(super) run_delay_seconds: f64,
 }
 
 /// Where the time of the thread that drives the steps went.
@@ -52,85 +78,104 @@ pub(super) struct Phases {
     pub(super) more_than_wall: f64,
 }
 
-/// Waits for data, by what those who load it did meanwhile.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
-pub(super) struct DataWaits {
-    pub(super) prepare: f64,
-    pub(super) fetch: f64,
-    pub(super) sched: f64,
-    pub(super) other: f64,
-}
-
-/// All collectives of a kind.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Collective {
-    pub(super) op: &'static str,
-    pub(super) calls: u64,
-    pub(super) bytes: u64,
-    /// From the call to the end of the wait that shows it done.
-    pub(super) until_sync_median_seconds: Option<f64>,
-}
-
 impl Seen {
-    pub(super) fn new(process: &ObservedProcess) -> Self {
-        let identity = process.identity.as_ref();
-        let end_ns = process.ended_ns.unwrap_or_else(monotonic_ns);
-        let wall_seconds = seconds(end_ns.saturating_sub(process.first_ns));
-        let launches = process.count(|what| what == Counts::Launch);
-        let copies = process.count(|what| matches!(what, Counts::Copy(_)));
-        let causes = &process.dataload;
+    pub(super) fn new(process: &snapshot::Process) -> Self {
         Self {
             pid: process.pid,
-            comm: identity.map_or(String::new(), |identity| identity.comm.clone()),
-            job: identity.and_then(|identity| identity.job.clone()),
-            rank: identity.and_then(|identity| identity.rank),
-            is_loader: process.is_loader,
-            complete: process.seen == observer::Seen::Complete,
-            still_running: process.ended_ns.is_none(),
-            wall_seconds,
-            phases: Phases::new(process, wall_seconds),
-            data_waits: DataWaits {
-                prepare: seconds(causes.prepare_ns),
-                fetch: seconds(causes.fetch_ns),
-                sched: seconds(causes.sched_ns),
-                other: seconds(causes.other_ns),
-            },
-            peer_wait_seconds: process
-                .duration(Family::DistSync)
-                .map_or(0.0, |waits| seconds(waits.sum_ns)),
-            collectives: collectives(process),
-            launches: launches.calls,
-            launches_error: launches.error,
-            copies: copies.calls,
-            copied_bytes: copies.bytes,
-            gpu_memory_peak_bytes: process.memory.values().map(|m| m.total.peak_bytes).sum(),
-            cpu_seconds: seconds(process.scheduling.on_cpu_ns),
-            run_delay_seconds: seconds(process.scheduling.run_delay_ns),
+            comm: process.comm().to_owned(),
+            job: process.job().map(str::to_owned),
+            rank: process.rank(),
+            is_loader: process.role == Role::Loader,
+            complete: process.complete,
+            still_running: process.ended_seconds_ago.is_none(),
+            times: Times::new(process),
+            training: None,
+            steps: None,
+            collectives: process.collectives.clone(),
+            launches: process.launches,
+            launches_error: process.launches_error,
+            copies: process.copies,
+            copied_bytes: process.copied_bytes,
+            gpu_memory_peak_bytes: process.memory.iter().map(|m| m.peak_bytes).sum(),
             cost_seconds: process.cost.seconds,
+            timeline: Vec::new(),
         }
+    }
+
+    /// The time that is judged: that of its steps, if it was seen to make any.
+    pub(super) fn judged(&self) -> &Times {
+        self.training
+            .as_ref()
+            .map_or(&self.times, |training| &training.times)
     }
 
     /// Whether it trains: it gave work to a GPU, met other ranks, waited for data or made steps.
     pub(super) fn is_rank(&self) -> bool {
+        let times = &self.times;
         let worked = self.launches > 0 || !self.collectives.is_empty();
-        let waited = self.data_waits.total() + self.peer_wait_seconds > 0.0;
-        let stepped = self.phases.total() > self.phases.unknown;
+        let waited = times.data_waits.total() + times.peer_wait_seconds > 0.0;
+        let stepped = times.phases.total() > times.phases.unknown;
         !self.is_loader && (worked || waited || stepped)
     }
 
     /// The share of its time that it paid for being observed.
     pub(super) fn cost_share(&self) -> f64 {
-        match self.wall_seconds > 0.0 {
-            true => self.cost_seconds / self.wall_seconds,
+        match self.times.wall_seconds > 0.0 {
+            true => self.cost_seconds / self.times.wall_seconds,
             false => 0.0,
         }
     }
 }
 
+impl Times {
+    pub(super) fn new(process: &snapshot::Process) -> Self {
+        let wall_seconds = process.observed_seconds;
+        Self {
+            wall_seconds,
+            phases: Phases::new(process, wall_seconds),
+            data_waits: process.data_waits,
+            peer_wait_seconds: process.peer_wait_seconds,
+            gpu_wait_seconds: process.gpu_wait_seconds,
+            cpu_seconds: process.cpu_seconds,
+            run_delay_seconds: process.run_delay_seconds,
+        }
+    }
+
+    /// The same of two of them, number by number. Phases are made to add up to the wall time again.
+    pub(super) fn with(&self, other: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
+        let phases = [&self.phases, &other.phases];
+        let data = [&self.data_waits, &other.data_waits];
+        let wall_seconds = of(self.wall_seconds, other.wall_seconds);
+        let mut combined = Phases {
+            data_loading: of(phases[0].data_loading, phases[1].data_loading),
+            gpu_compute: of(phases[0].gpu_compute, phases[1].gpu_compute),
+            nccl_collective: of(phases[0].nccl_collective, phases[1].nccl_collective),
+            optimizer_step: of(phases[0].optimizer_step, phases[1].optimizer_step),
+            unknown: 0.0,
+            more_than_wall: 0.0,
+        };
+        combined.fill(wall_seconds);
+        Self {
+            wall_seconds,
+            phases: combined,
+            data_waits: DataWaits {
+                prepare: of(data[0].prepare, data[1].prepare),
+                fetch: of(data[0].fetch, data[1].fetch),
+                sched: of(data[0].sched, data[1].sched),
+                other: of(data[0].other, data[1].other),
+            },
+            peer_wait_seconds: of(self.peer_wait_seconds, other.peer_wait_seconds),
+            gpu_wait_seconds: of(self.gpu_wait_seconds, other.gpu_wait_seconds),
+            cpu_seconds: of(self.cpu_seconds, other.cpu_seconds),
+            run_delay_seconds: of(self.run_delay_seconds, other.run_delay_seconds),
+        }
+    }
+}
+
 impl Phases {
-    fn new(process: &ObservedProcess, wall: f64) -> Self {
-        let times = process.phases.as_ref().map(|phases| &phases.times);
-        let of = |phase| times.map_or(0.0, |times| seconds(times.phase_ns(phase)));
+    fn new(process: &snapshot::Process, wall: f64) -> Self {
+        let times = process.phase_times.as_ref();
+        let of = |phase| times.map_or(0.0, |times| times.phase_ns(phase) as f64 / 1e9);
         let mut phases = Self {
             data_loading: of(WorkloadPhase::DataLoading),
             gpu_compute: of(WorkloadPhase::GpuCompute),
@@ -165,49 +210,6 @@ impl Phases {
     }
 }
 
-impl DataWaits {
-    pub(super) fn by_name(&self) -> [(&'static str, f64); 4] {
-        [
-            ("prepare", self.prepare),
-            ("fetch", self.fetch),
-            ("sched", self.sched),
-            ("other", self.other),
-        ]
-    }
-
-    pub(super) fn total(&self) -> f64 {
-        self.by_name().iter().map(|(_, seconds)| seconds).sum()
-    }
-}
-
-fn collectives(process: &ObservedProcess) -> Vec<Collective> {
-    let mut collectives = Vec::new();
-    for operation in Operation::ALL {
-        let count = process.count(|what| what == Counts::Communication(operation));
-        if count.calls == 0 {
-            continue;
-        }
-        let until_sync = process.duration(Family::UntilSync(operation));
-        collectives.push(Collective {
-            op: operation.name(),
-            calls: count.calls,
-            bytes: count.bytes,
-            until_sync_median_seconds: until_sync.map(|times| seconds(times.p50_ns())),
-        });
-    }
-    collectives
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-/// The clock of the probes.
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,7 +223,6 @@ mod tests {
         };
         phases.fill(5.0);
         assert_eq!((phases.total(), phases.unknown), (5.0, 2.0));
-        assert_eq!(phases.more_than_wall, 0.0);
     }
 
     #[test]
@@ -232,5 +233,23 @@ mod tests {
         };
         phases.fill(5.0);
         assert_eq!((phases.unknown, phases.more_than_wall), (0.0, 2.0));
+    }
+
+    #[test]
+    fn a_part_of_the_time_has_phases_that_add_up_too() {
+        let times = |wall_seconds, gpu_compute| {
+            let mut phases = Phases {
+                gpu_compute,
+                ..Phases::default()
+            };
+            phases.fill(wall_seconds);
+            Times {
+                wall_seconds,
+                phases,
+                ..Times::default()
+            }
+        };
+        let part = times(9.0, 6.0).with(&times(4.0, 2.0), |to, from| to - from);
+        assert_eq!(part, times(5.0, 4.0));
     }
 }

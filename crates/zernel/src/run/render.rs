@@ -4,9 +4,11 @@ use std::fmt::Write;
 
 use anstyle::{AnsiColor, Style};
 
+use super::child::Ended;
 use super::rank::Seen;
 use super::report::Report;
-use crate::text::{bytes, shortened, whole, wrapped};
+use super::steps::{Interruption, StepReport};
+use crate::text::{bytes, shortened, time, whole, wrapped};
 
 const WIDTH: usize = 100;
 /// Width of a bar.
@@ -52,18 +54,24 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
 }
 
 fn summary(out: &mut String, report: &Report) -> std::fmt::Result {
-    let ended = match (report.ended.code, report.ended.signal) {
+    let (what, how) = match &report.ended {
+        None => ("zernel attach", "observed".to_owned()),
+        Some(ended) => ("zernel run", ended_how(ended)),
+    };
+    let rest = format!(": {:.2} s, {how}", report.wall_seconds);
+    let command = report.command.join(" ");
+    let command = shortened(&command, WIDTH - what.len() - 1 - rest.len());
+    writeln!(out, "{BOLD}{what}{BOLD:#} {command}{rest}")
+}
+
+fn ended_how(ended: &Ended) -> String {
+    let how = match (ended.code, ended.signal) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("ended by signal {signal}"),
         (None, None) => "ended".to_owned(),
     };
-    let rest = format!(
-        ": {:.2} s, {ended}; CPU {:.2} s user, {:.2} s system",
-        report.wall_seconds, report.ended.user_seconds, report.ended.system_seconds
-    );
-    let command = report.command.join(" ");
-    let command = shortened(&command, WIDTH - "zernel run ".len() - rest.len());
-    writeln!(out, "{BOLD}zernel run{BOLD:#} {command}{rest}")
+    let (user, system) = (ended.user_seconds, ended.system_seconds);
+    format!("{how}; CPU {user:.2} s user, {system:.2} s system")
 }
 
 fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
@@ -118,9 +126,10 @@ fn name(rank: &Seen) -> String {
 
 fn bar(out: &mut String, rank: &Seen) -> std::fmt::Result {
     write!(out, "{BOLD}{:<9}{BOLD:#} ", name(rank))?;
-    let total = rank.phases.total();
+    let phases = &rank.judged().phases;
+    let total = phases.total();
     let (mut seconds, mut drawn) = (0.0, 0);
-    for (index, (_, phase)) in rank.phases.by_name().into_iter().enumerate() {
+    for (index, (_, phase)) in phases.by_name().into_iter().enumerate() {
         seconds += phase;
         let until = match total > 0.0 {
             true => (BAR as f64 * seconds / total).round() as usize,
@@ -136,13 +145,18 @@ fn bar(out: &mut String, rank: &Seen) -> std::fmt::Result {
     writeln!(
         out,
         "{gaps} {:8.2} s  pid {} {comm}",
-        rank.wall_seconds, rank.pid
+        rank.judged().wall_seconds,
+        rank.pid
     )
 }
 
 fn details(out: &mut String, rank: &Seen) -> std::fmt::Result {
-    let total = rank.phases.total();
-    let phases = rank.phases.by_name().map(|(name, seconds)| {
+    if let Some(steps) = &rank.steps {
+        paragraph(out, "", &step_times(rank, steps))?;
+    }
+    let times = rank.judged();
+    let total = times.phases.total();
+    let phases = times.phases.by_name().map(|(name, seconds)| {
         let share = if total > 0.0 {
             100.0 * seconds / total
         } else {
@@ -151,8 +165,8 @@ fn details(out: &mut String, rank: &Seen) -> std::fmt::Result {
         whole(&format!("{name} {seconds:.2} s {share:.0} %"))
     });
     paragraph(out, "", &phases.join(", "))?;
-    if rank.phases.more_than_wall > 0.01 * rank.wall_seconds {
-        let more = rank.phases.more_than_wall;
+    if times.phases.more_than_wall > 0.01 * times.wall_seconds {
+        let more = times.phases.more_than_wall;
         paragraph(
             out,
             "",
@@ -161,24 +175,59 @@ fn details(out: &mut String, rank: &Seen) -> std::fmt::Result {
             ),
         )?;
     }
-    if rank.data_waits.total() > 0.0 {
-        let causes = rank.data_waits.by_name();
+    if times.data_waits.total() > 0.0 {
+        let causes = times.data_waits.by_name();
         let causes = causes.map(|(name, seconds)| format!("{name} {seconds:.2}"));
-        let total = rank.data_waits.total();
+        let total = times.data_waits.total();
         paragraph(
             out,
             "",
             &format!("waits for data {total:.2} s: {}", causes.join(", ")),
         )?;
     }
-    if rank.peer_wait_seconds > 0.0 {
-        let waits = format!("waits for other ranks {:.2} s", rank.peer_wait_seconds);
+    if times.peer_wait_seconds > 0.0 {
+        let waits = format!("waits for other ranks {:.2} s", times.peer_wait_seconds);
         paragraph(out, "", &waits)?;
     }
     if !rank.collectives.is_empty() {
         paragraph(out, "", &collectives(rank))?;
     }
     paragraph(out, "", &work(rank))
+}
+
+/// How many steps, how long they take, and what lay between them.
+fn step_times(rank: &Seen, steps: &StepReport) -> String {
+    let at_least = if steps.at_least { "at least " } else { "" };
+    let mut parts = vec![
+        format!("{at_least}{} steps", steps.count),
+        format!("median {}", time(steps.median_seconds)),
+        format!("p99 {}", time(steps.p99_seconds)),
+        format!("longest {}", time(steps.longest_seconds)),
+    ];
+    if let Some(training) = &rank.training {
+        let after = rank.times.wall_seconds - training.begin_seconds - training.times.wall_seconds;
+        parts.push(format!("{:.1} s before them", training.begin_seconds));
+        parts.push(format!("{:.1} s after", after.max(0.0)));
+    }
+    if steps.warm_up > 0 {
+        let seconds = time(steps.warm_up_seconds);
+        parts.push(format!("{} of warm-up took {seconds}", steps.warm_up));
+    }
+    if !steps.pauses.is_empty() {
+        let seconds = time(steps.pause_seconds);
+        parts.push(format!("pauses of {seconds} in all:"));
+        parts.extend(steps.pauses.iter().map(interruption));
+    }
+    if !steps.stalls.is_empty() {
+        parts.push(format!("{} stalls:", steps.stalled));
+        parts.extend(steps.stalls.iter().map(interruption));
+    }
+    let parts: Vec<String> = parts.iter().map(|part| whole(part)).collect();
+    parts.join(", ").replace(":, ", ": ")
+}
+
+fn interruption(one: &Interruption) -> String {
+    format!("{} at {:.1} s", time(one.seconds), one.at_seconds)
 }
 
 fn collectives(rank: &Seen) -> String {
@@ -211,8 +260,8 @@ fn work(rank: &Seen) -> String {
             bytes(rank.copied_bytes)
         ),
         format!("GPU memory peak {}", bytes(rank.gpu_memory_peak_bytes)),
-        format!("CPU {:.2} s", rank.cpu_seconds),
-        format!("run-queue delay {:.2} s", rank.run_delay_seconds),
+        format!("CPU {:.2} s", rank.times.cpu_seconds),
+        format!("run-queue delay {:.2} s", rank.times.run_delay_seconds),
     ];
     let mut text = parts.map(|part| whole(&part)).join(", ");
     if !rank.complete && rank.launches > 0 {
@@ -254,7 +303,7 @@ fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
 /// Whether a rank spent a hundredth of its time in collectives.
 fn meets(report: &Report) -> bool {
     let mut ranks = report.ranks.iter();
-    ranks.any(|rank| rank.phases.nccl_collective > 0.01 * rank.wall_seconds)
+    ranks.any(|rank| rank.judged().phases.nccl_collective > 0.01 * rank.judged().wall_seconds)
 }
 
 fn observing(out: &mut String, report: &Report) -> std::fmt::Result {
@@ -291,8 +340,9 @@ fn paragraph(out: &mut String, title: &str, text: &str) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::child::Ended;
-    use crate::run::rank::{Collective, DataWaits, Phases};
+    use zernel_ebpf::observer::snapshot::{Collective, DataWaits};
+
+    use crate::run::rank::{Phases, Times};
     use crate::run::report::Observing;
     use crate::run::verdict::{RankTimes, Slowest, judge};
 
@@ -302,24 +352,27 @@ mod tests {
             comm: "a-very-long-command-name".to_owned(),
             rank: Some(number),
             complete: true,
-            wall_seconds: 123_456.78,
-            phases: Phases {
-                data_loading: 23_456.78,
-                gpu_compute: 90_000.0,
-                nccl_collective: 5_000.0,
-                optimizer_step: 3_000.0,
-                unknown: 2_000.0,
-                more_than_wall: 0.0,
-            },
-            data_waits: DataWaits {
-                prepare: 12_000.0,
-                fetch: 1_000.0,
-                sched: 456.78,
-                other: 10_000.0,
+            times: Times {
+                wall_seconds: 123_456.78,
+                phases: Phases {
+                    data_loading: 23_456.78,
+                    gpu_compute: 90_000.0,
+                    nccl_collective: 5_000.0,
+                    optimizer_step: 3_000.0,
+                    unknown: 2_000.0,
+                    more_than_wall: 0.0,
+                },
+                data_waits: DataWaits {
+                    prepare: 12_000.0,
+                    fetch: 1_000.0,
+                    sched: 456.78,
+                    other: 10_000.0,
+                },
+                ..Times::default()
             },
             collectives: ["AllReduce", "ReduceScatter", "AllGather"]
                 .map(|op| Collective {
-                    op,
+                    op: op.to_owned(),
                     calls: 1_234_567,
                     bytes: 1_234_567 * 25_000_000,
                     until_sync_median_seconds: Some(0.012_345),
@@ -345,12 +398,12 @@ mod tests {
         Report {
             command: vec!["torchrun".to_owned(), "--nproc-per-node=8 ".repeat(20)],
             wall_seconds: 123_500.0,
-            ended: Ended {
+            ended: Some(Ended {
                 code: Some(0),
                 signal: None,
                 user_seconds: 1_234_567.0,
                 system_seconds: 123_456.0,
-            },
+            }),
             not_observed: None,
             ranks: (0..ranks).map(rank).collect(),
             loaders: 0,
@@ -361,7 +414,9 @@ mod tests {
                 seconds: 345.6,
             }),
             observing: Some(Observing {
-                sampled: vec!["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"],
+                sampled: ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"]
+                    .map(str::to_owned)
+                    .to_vec(),
                 ..Observing::default()
             }),
             problems: vec!["12 processes lost".to_owned()],
@@ -408,7 +463,7 @@ mod tests {
         report.slowest = None;
         assert!(plain(&report).contains("none stands out"));
         for rank in &mut report.ranks {
-            rank.phases.nccl_collective = 0.0;
+            rank.times.phases.nccl_collective = 0.0;
         }
         assert!(plain(&report).contains("hardly ever seen in collectives"));
     }

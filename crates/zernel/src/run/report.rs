@@ -1,6 +1,5 @@
 //! All there is to say of a run, as data.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -15,7 +14,8 @@ use super::watch::{Gathered, Outcome};
 pub(super) struct Report {
     pub(super) command: Vec<String>,
     pub(super) wall_seconds: f64,
-    pub(super) ended: Ended,
+    /// `None`: it was only attached to.
+    pub(super) ended: Option<Ended>,
     /// Why nothing was observed.
     pub(super) not_observed: Option<String>,
     /// The processes that train, by rank.
@@ -34,21 +34,23 @@ pub(super) struct Report {
 /// How was observed, and what that cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(super) struct Observing {
-    pub(super) rung: &'static str,
+    pub(super) rung: String,
+    /// Whether the daemon of the machine observed, and was asked.
+    pub(super) by_daemon: bool,
     pub(super) call_cost_seconds: f64,
     /// What all threads of the command's processes paid.
     pub(super) cost_seconds: f64,
     /// The largest share of its time that a rank paid.
     pub(super) cost_share: f64,
     /// The functions that were not watched all the time.
-    pub(super) sampled: Vec<&'static str>,
+    pub(super) sampled: Vec<String>,
 }
 
 impl Report {
     pub(super) fn new(
-        command: &[OsString],
+        command: Vec<String>,
         wall: Duration,
-        ended: Ended,
+        ended: Option<Ended>,
         outcome: Outcome,
     ) -> Self {
         let (gathered, not_observed) = match outcome {
@@ -69,10 +71,7 @@ impl Report {
             verdict.evidence = "nothing was observed".to_owned();
         }
         Self {
-            command: command
-                .iter()
-                .map(|word| word.to_string_lossy().into_owned())
-                .collect(),
+            command,
             wall_seconds: wall.as_secs_f64(),
             ended,
             not_observed,
@@ -92,26 +91,28 @@ impl Observing {
         let ranks = gathered.processes.iter().filter(|seen| seen.is_rank());
         let costs = gathered.processes.iter().map(|seen| seen.cost_seconds);
         Self {
-            rung: gathered.rung,
-            call_cost_seconds: gathered.ns_per_call / 1e9,
+            rung: gathered.rung.clone(),
+            by_daemon: gathered.by_daemon,
+            call_cost_seconds: gathered.call_cost_seconds,
             cost_seconds: costs.fold(0.0, |sum, cost| sum + cost),
             cost_share: ranks.map(Seen::cost_share).fold(0.0, f64::max),
-            sampled: gathered.sampled.iter().copied().collect(),
+            sampled: gathered.sampled.iter().cloned().collect(),
         }
     }
 }
 
 fn times(rank: &Seen) -> RankTimes {
+    let times = rank.judged();
     RankTimes {
-        wall: rank.wall_seconds,
-        data: rank.phases.data_loading,
-        gpu: rank.phases.gpu_compute,
-        communication: rank.phases.nccl_collective,
-        unknown: rank.phases.unknown,
-        data_waits: rank.data_waits.total(),
-        data_prepare: rank.data_waits.prepare,
-        data_fetch: rank.data_waits.fetch,
-        data_sched: rank.data_waits.sched,
-        run_delay: rank.run_delay_seconds,
+        wall: times.wall_seconds,
+        data: times.phases.data_loading,
+        gpu: times.phases.gpu_compute,
+        communication: times.phases.nccl_collective,
+        unknown: times.phases.unknown,
+        data_waits: times.data_waits.total(),
+        data_prepare: times.data_waits.prepare,
+        data_fetch: times.data_waits.fetch,
+        data_sched: times.data_waits.sched,
+        run_delay: times.run_delay_seconds,
     }
 }

@@ -7,9 +7,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use procfs::process::Process;
-use zernel_ebpf::observer::{self, ObserveError, ObservedProcess, Observer, Options};
+use zernel_ebpf::observer::snapshot::{self, Snapshot};
+use zernel_ebpf::observer::{self, ObserveError, Observer, Options, Whose};
 
 use super::rank::Seen;
+use super::record::Record;
+use crate::client::Socket;
 
 /// How often is looked who came: what lived shorter may be nobody's.
 const LOOK: Duration = Duration::from_millis(200);
@@ -19,11 +22,20 @@ const GENERATIONS: usize = 64;
 /// A process for ever: its pid and when it started.
 type Key = (u32, u64);
 
+/// Whose processes are wanted: all that descend from this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Root {
+    /// Ourselves; what was there before is not meant.
+    Ourselves,
+    /// A process that was there before, and is meant too.
+    Other(u32),
+}
+
 /// Observing, if that is possible.
 pub(super) enum Watch {
     Watching {
         stop: Arc<AtomicBool>,
-        watching: JoinHandle<Result<(), ObserveError>>,
+        watching: Option<JoinHandle<Result<(), ObserveError>>>,
         looking: JoinHandle<Gathered>,
     },
     Refused(String),
@@ -35,22 +47,36 @@ pub(super) enum Outcome {
     NotObserved(String),
 }
 
-/// All that was seen of the command's processes.
+/// Who observes.
+enum Source {
+    Ourselves(Arc<Mutex<Observer>>),
+    Daemon(Socket),
+}
+
+/// All that was seen of the wanted processes.
 #[derive(Default)]
 pub(super) struct Gathered {
     pub(super) processes: Vec<Seen>,
-    /// What a probed call costs, in nanoseconds.
-    pub(super) ns_per_call: f64,
-    pub(super) rung: &'static str,
+    /// What a probed call costs.
+    pub(super) call_cost_seconds: f64,
+    pub(super) rung: String,
+    /// Whether the daemon was asked.
+    pub(super) by_daemon: bool,
     /// The functions that were sampled at some time.
-    pub(super) sampled: BTreeSet<&'static str>,
+    pub(super) sampled: BTreeSet<String>,
     /// What makes the numbers less than they should be.
     pub(super) problems: Vec<String>,
-    /// When the command had not started yet, in nanoseconds since boot.
+}
+
+/// The same while it is gathered.
+struct Gathering {
+    root: Root,
+    /// When it began, in nanoseconds since boot.
     start_ns: u64,
-    kept: BTreeMap<Key, Seen>,
-    /// Whether a process descends from this one.
-    ours: BTreeMap<Key, Descent>,
+    records: BTreeMap<Key, Record>,
+    /// Whether a process is wanted.
+    descents: BTreeMap<Key, Descent>,
+    gathered: Gathered,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,20 +88,51 @@ enum Descent {
 }
 
 impl Watch {
-    pub(super) fn start(options: &Options) -> Self {
-        let observer = match Observer::start(options) {
-            Ok(observer) => Arc::new(Mutex::new(observer)),
-            Err(error) => return Self::Refused(error.to_string()),
-        };
+    /// Observes by itself, or else asks the daemon.
+    pub(super) fn start(options: &Options, root: Root, socket: &Socket) -> Self {
+        match Observer::start(options) {
+            Ok(observer) => Self::by_ourselves(observer, root),
+            Err(error) => match socket.snapshot() {
+                Ok(_) => Self::by_daemon(socket.clone(), root),
+                Err(daemon) => Self::Refused(format!("{error}; {daemon}")),
+            },
+        }
+    }
+
+    fn by_ourselves(observer: Observer, root: Root) -> Self {
+        let observer = Arc::new(Mutex::new(observer));
         let stop = Arc::new(AtomicBool::new(false));
-        let start_ns = since_boot_ns();
         let watching = thread::spawn({
             let (observer, stop) = (Arc::clone(&observer), Arc::clone(&stop));
             move || observer::run(&observer, &stop)
         });
+        Self::looking_at(Source::Ourselves(observer), root, stop, Some(watching))
+    }
+
+    fn by_daemon(socket: Socket, root: Root) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        Self::looking_at(Source::Daemon(socket), root, stop, None)
+    }
+
+    fn looking_at(
+        source: Source,
+        root: Root,
+        stop: Arc<AtomicBool>,
+        watching: Option<JoinHandle<Result<(), ObserveError>>>,
+    ) -> Self {
+        let gathering = Gathering {
+            root,
+            start_ns: since_boot_ns(),
+            records: BTreeMap::new(),
+            descents: BTreeMap::new(),
+            gathered: Gathered {
+                by_daemon: matches!(source, Source::Daemon(_)),
+                ..Gathered::default()
+            },
+        };
         let looking = thread::spawn({
             let stop = Arc::clone(&stop);
-            move || look_until(&observer, &stop, start_ns)
+            move || gathering.look_until(&source, &stop)
         });
         Self::Watching {
             stop,
@@ -92,7 +149,7 @@ impl Watch {
         }
     }
 
-    /// Ends observing; the command has ended.
+    /// Ends observing.
     pub(super) fn finish(self) -> Outcome {
         let (stop, watching, looking) = match self {
             Self::Refused(reason) => return Outcome::NotObserved(reason),
@@ -105,91 +162,99 @@ impl Watch {
         stop.store(true, Ordering::Relaxed);
         looking.thread().unpark();
         let mut gathered = looking.join().unwrap_or_default();
-        match watching.join() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => gathered
+        match watching.map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => gathered
                 .problems
                 .push(format!("observing broke off: {error}")),
-            Err(_) => gathered.problems.push("observing broke off".to_owned()),
+            Some(Err(_)) => gathered.problems.push("observing broke off".to_owned()),
         }
         Outcome::Observed(gathered)
     }
 }
 
-fn look_until(observer: &Mutex<Observer>, stop: &AtomicBool, start_ns: u64) -> Gathered {
-    let mut gathered = Gathered {
-        start_ns,
-        ..Gathered::default()
-    };
-    loop {
-        // Asked before looking: the last look is after the end.
-        let is_last = stop.load(Ordering::Relaxed);
-        let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = observer.read() {
-            gathered.problems.push(error.to_string());
-            return gathered.finish(&observer);
-        }
-        if gathered.look(&observer) {
-            // What it had started before it was known belongs to it: its loaders, perhaps.
-            if let Err(error) = observer.adopt() {
-                gathered.problems.push(error.to_string());
+impl Source {
+    fn look(&self) -> Result<Snapshot, String> {
+        match self {
+            Self::Ourselves(observer) => {
+                let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
+                observer.read().map_err(|error| error.to_string())?;
+                Ok(observer.observed(Whose::All))
             }
+            Self::Daemon(socket) => socket.snapshot().map_err(|error| error.to_string()),
         }
-        if is_last {
-            return gathered.finish(&observer);
-        }
-        drop(observer);
-        thread::park_timeout(LOOK);
     }
 }
 
-impl Gathered {
-    /// Says whether one of the command's processes is new.
-    fn look(&mut self, observer: &Observer) -> bool {
-        let mut is_new = false;
-        self.sampled.extend(observer.sampled());
-        for process in observer.processes() {
-            let key = (process.pid, process.start_ns);
-            let descent = self.ours.entry(key).or_insert_with(|| {
-                if process.start_ns < self.start_ns {
-                    return Descent::Others;
+impl Gathering {
+    fn look_until(mut self, source: &Source, stop: &AtomicBool) -> Gathered {
+        loop {
+            // Asked before looking: the last look is after the end.
+            let is_last = stop.load(Ordering::Relaxed);
+            match source.look() {
+                Ok(snapshot) => self.take(&snapshot, is_last),
+                Err(error) => {
+                    self.gathered.problems.push(error);
+                    return self.finish();
                 }
-                descent(process)
-            });
-            if *descent == Descent::Ours {
-                is_new |= self.kept.insert(key, Seen::new(process)).is_none();
             }
+            if is_last {
+                return self.finish();
+            }
+            thread::park_timeout(LOOK);
         }
-        is_new
     }
 
-    fn finish(mut self, observer: &Observer) -> Self {
-        self.ns_per_call = observer.cost().ns_per_call;
-        self.rung = observer.rung().name();
-        self.problems.extend(observer.problems());
-        let descents = self.ours.values();
-        let unknown = descents
-            .filter(|descent| **descent == Descent::Unknown)
-            .count();
+    fn take(&mut self, snapshot: &Snapshot, is_last: bool) {
+        let now_ns = monotonic_ns();
+        let gathered = &mut self.gathered;
+        gathered.sampled.extend(snapshot.sampled.iter().cloned());
+        if is_last {
+            gathered.call_cost_seconds = snapshot.call_cost_seconds;
+            gathered.rung.clone_from(&snapshot.rung);
+            gathered.problems.extend(snapshot.problems.iter().cloned());
+        }
+        for process in &snapshot.observed {
+            let key = (process.pid, process.start_ns);
+            let (root, start_ns) = (self.root, self.start_ns);
+            let descent = self.descents.entry(key);
+            let descent = descent.or_insert_with(|| descent_from(root, start_ns, process));
+            if *descent == Descent::Ours {
+                let record = self.records.entry(key).or_default();
+                record.look(process, now_ns);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Gathered {
+        let descents = self.descents.values();
+        let unknown = descents.filter(|descent| **descent == Descent::Unknown);
+        let unknown = unknown.count();
         if unknown > 0 {
-            self.problems.push(format!(
+            self.gathered.problems.push(format!(
                 "{unknown} processes used CUDA and ended before it was seen whose they were"
             ));
         }
-        self.processes = std::mem::take(&mut self.kept).into_values().collect();
-        self
+        let records = self.records.into_values();
+        self.gathered.processes = records.map(Record::finish).collect();
+        self.gathered
     }
 }
 
-/// Whether parent links lead from a process to this one.
-fn descent(process: &ObservedProcess) -> Descent {
-    let own = std::process::id();
+/// Whether parent links lead from a process to the root.
+fn descent_from(root: Root, start_ns: u64, process: &snapshot::Process) -> Descent {
+    let root = match root {
+        Root::Ourselves if process.start_ns < start_ns => return Descent::Others,
+        Root::Ourselves => std::process::id(),
+        Root::Other(pid) if process.pid == pid => return Descent::Ours,
+        Root::Other(pid) => pid,
+    };
     let known_parent = process.identity.as_ref().map(|identity| identity.parent);
     let Some(mut ancestor) = parent(process.pid).or(known_parent) else {
         return Descent::Unknown;
     };
     for _ in 0..GENERATIONS {
-        if ancestor == own {
+        if ancestor == root {
             return Descent::Ours;
         }
         match parent(ancestor) {
@@ -205,12 +270,21 @@ fn descent(process: &ObservedProcess) -> Descent {
     Descent::Others
 }
 
-fn since_boot_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 fn parent(pid: u32) -> Option<u32> {
     let process = Process::new(i32::try_from(pid).ok()?).ok()?;
     Some(process.stat().ok()?.ppid.unsigned_abs())
+}
+
+fn since_boot_ns() -> u64 {
+    nanoseconds(rustix::time::ClockId::Boottime)
+}
+
+/// The clock of the probes.
+fn monotonic_ns() -> u64 {
+    nanoseconds(rustix::time::ClockId::Monotonic)
+}
+
+fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -1,5 +1,6 @@
 //! Launches, copies and waits.
 
+use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
 
 use super::{Counts, Direction, Family, Probe, Symbol};
@@ -33,7 +34,8 @@ const fn copies(direction: Direction, names: &'static [&'static str]) -> Symbol 
         .keeps([3, 0, 0, 0])
         .bytes(1);
     match direction {
-        Direction::HostToDevice => symbol.tells(CopyToDevice),
+        Direction::HostToDevice => symbol.tells(CopyToDevice).marks(Mark::CopyIn),
+        Direction::DeviceToHost => symbol.marks(Mark::CopyOut).frequent(),
         _ => symbol.frequent(),
     }
 }
@@ -53,6 +55,7 @@ const fn waits(role: u8, family: Family, names: &'static [&'static str]) -> Symb
         .counts(Counts::Wait)
         .lasts(family)
         .tells_until(GpuSyncEnter, GpuSyncLeave)
+        .marks(Mark::Wait)
 }
 
 pub(super) const SYMBOLS: &[Symbol] = &[
@@ -62,7 +65,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         "cuLaunchCooperativeKernel",
         "cuLaunchCooperativeKernel_ptsz",
     ]),
-    launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"]),
+    launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"]).marks(Mark::Graph),
     waits(
         STREAM_WAIT,
         Family::StreamWait,

@@ -50,8 +50,11 @@ static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_
 {
 	struct zernel_wait *wait = &thread->data;
 	__u64 waited_ns = wait->until_ns - wait->since_ns;
+	bool end_was_missed = wait->until_ns < wait->since_ns;
 
 	wait->since_ns = 0;
+	if (end_was_missed)
+		return 0;
 	explain_wait(process, wait, waited_ns);
 	zernel_observe_duration(thread->process, ZERNEL_DATALOAD, waited_ns);
 	return 0;
@@ -63,7 +66,7 @@ static __always_inline void give_up_data_wait(struct zernel_thread *thread,
 {
 	struct zernel_wait *wait = &thread->data;
 
-	if (wait->is_tentative || wait->until_ns - wait->since_ns < WAIT_MERGE_NS)
+	if (wait->is_tentative || wait->until_ns < wait->since_ns + WAIT_MERGE_NS)
 		wait->since_ns = 0;
 	else
 		end_data_wait(thread, process);
@@ -152,7 +155,7 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 	bool copies = event == ZERNEL_COPY_TO_DEVICE;
 	__u64 stretch_ns = thread->run.state == ZERNEL_ON_CPU ? now_ns - thread->run.since_ns : 0;
 
-	if (!wait->until_ns || wait->until_ns < wait->since_ns) {
+	if (wait->until_ns < wait->since_ns) {
 		wait->since_ns = 0; /* its end was missed */
 		return 0;
 	}

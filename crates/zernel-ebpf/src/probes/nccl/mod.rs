@@ -1,5 +1,6 @@
 //! Collectives and messages: what, how much, and how far every rank got.
 
+use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CollectiveEnter, CollectiveLeave};
 
 use super::{Counts, Family, Operation, Probe, Symbol};
@@ -53,7 +54,7 @@ const fn message(
 }
 
 pub(super) const SYMBOLS: &[Symbol] = &[
-    collective(Operation::AllReduce, &["ncclAllReduce"], [3, 4, 6, 7]),
+    collective(Operation::AllReduce, &["ncclAllReduce"], [3, 4, 6, 7]).marks(Mark::Reduce),
     collective(Operation::Broadcast, &["ncclBroadcast"], [3, 4, 6, 7]),
     collective(Operation::Broadcast, &["ncclBcast"], [2, 3, 5, 6]),
     collective(Operation::Reduce, &["ncclReduce"], [3, 4, 7, 8]),
@@ -62,7 +63,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         Operation::ReduceScatter,
         &["ncclReduceScatter"],
         [3, 4, 6, 7],
-    ),
+    )
+    .marks(Mark::Reduce),
     collective(Operation::AllToAll, &["ncclAlltoAll"], [3, 4, 5, 6]),
     collective(Operation::Gather, &["ncclGather"], [3, 4, 6, 7]),
     collective(Operation::Scatter, &["ncclScatter"], [3, 4, 6, 7]),

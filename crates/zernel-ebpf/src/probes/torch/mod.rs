@@ -1,5 +1,6 @@
 //! What only a training loop calls.
 
+use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::OptimizerMarker;
 
 use super::{Probe, Symbol};
@@ -19,7 +20,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         BACKWARD,
         "torch::autograd::Engine::execute",
         &["_ZN5torch8autograd6Engine7executeE"],
-    ),
+    )
+    .marks(Mark::Backward),
     torch(
         OPTIMIZER,
         "at::_ops::_fused_adam_::call",
@@ -29,7 +31,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "_ZN2at4_ops11_fused_sgd_4callE",
         ],
     )
-    .tells(OptimizerMarker),
+    .tells(OptimizerMarker)
+    .marks(Mark::Optimizer),
     // Optimizers that update tensor by tensor, or all of them operation by operation. Of all that they
     // call, these are called by nothing else.
     torch(
@@ -42,6 +45,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         ],
     )
     .tells(OptimizerMarker)
+    .marks(Mark::Optimizer)
     .frequent(),
     torch(
         OPTIMIZER,
@@ -52,6 +56,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         ],
     )
     .tells(OptimizerMarker)
+    .marks(Mark::Optimizer)
     .frequent(),
     torch(
         OPTIMIZER,
@@ -59,5 +64,6 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         &["_ZN2at4_ops8addcdiv_4callE"],
     )
     .tells(OptimizerMarker)
+    .marks(Mark::Optimizer)
     .frequent(),
 ];

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What tells one step of a training loop from the next. It happens a few times a step and is told to
+ * userspace one by one, without waking it; userspace finds the steps.
+ */
+#ifndef ZERNEL_STEPS_H
+#define ZERNEL_STEPS_H
+
+#include "observe.h"
+
+/* One of them, as userspace reads it. */
+struct zernel_step_mark {
+	__u64 at_ns;
+	__u32 process; /* index */
+	__u16 launches; /* since the one before */
+	__u8 mark; /* enum zernel_mark */
+	__u8 after_gap; /* whether others are missing before it */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 512 * 1024);
+} step_marks SEC(".maps");
+
+/* No training loop needs more of them. What does has a share of the ring buffer, not all of it. */
+#define MARKS_MAX 1024
+#define MARKS_WINDOW_NS 250000000ULL
+
+static __always_inline bool has_marks_left(struct zernel_process *process, __u64 now_ns)
+{
+	if (now_ns - process->marks_since_ns > MARKS_WINDOW_NS) {
+		process->marks_since_ns = now_ns;
+		process->marks = 0;
+	}
+	return process->marks++ < MARKS_MAX;
+}
+
+/* An optimizer updates a model with many calls in a row: one is enough. */
+static __always_inline bool is_repeated(const struct zernel_process *process, __u32 mark)
+{
+	return mark == ZERNEL_MARK_OPTIMIZER && process->last_mark == mark;
+}
+
+__noinline int zernel_tell_mark(__u32 process_index, __u32 mark, __u64 now_ns)
+{
+	struct zernel_process *process = zernel_process(process_index);
+	struct zernel_step_mark told = {};
+
+	if (!process || is_repeated(process, mark))
+		return 0;
+	process->last_mark = mark;
+	if (!has_marks_left(process, now_ns)) {
+		process->marks_missing = true;
+		return 0;
+	}
+	told.at_ns = now_ns;
+	told.process = process_index;
+	told.launches = process->launches < 0xffff ? process->launches : 0xffff;
+	told.mark = mark;
+	told.after_gap = process->marks_missing;
+	process->launches = 0;
+	process->marks_missing = bpf_ringbuf_output(&step_marks, &told, sizeof(told),
+						    BPF_RB_NO_WAKEUP) != 0;
+	if (process->marks_missing)
+		ZERNEL_LOST(step_marks);
+	return 0;
+}
+
+/* The current thread calls a function that may tell one step from the next. */
+static __always_inline void zernel_mark_step(const struct zernel_symbol *symbol,
+					     struct zernel_process *process, __u32 process_index,
+					     __u64 now_ns)
+{
+	if (symbol->flags & ZERNEL_LAUNCHES)
+		__sync_fetch_and_add(&process->launches, 1);
+	if (symbol->mark && !(symbol->flags & ZERNEL_SAMPLED))
+		zernel_tell_mark(process_index, symbol->mark, now_ns);
+}
+
+#endif

@@ -1,0 +1,448 @@
+//! The state of a moment, as live clients get it: plain numbers, in seconds and bytes.
+//!
+//! What is serialised here is read by programs of other versions. What they do not know of they skip; what is
+//! not there is empty or `None`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use zernel_phase::steps::{Mark, Step};
+use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
+
+use super::metrics::{Told, Whose, aggregate, by_caller};
+use super::process::{self, ObservedProcess, Seen};
+use super::{Observer, monotonic_ns};
+use crate::identity::Identity;
+use crate::probes::{Counts, Family, Operation};
+
+/// How many steps go over the wire.
+const STEPS: usize = 32;
+
+/// Declares what is told: public fields, each optional when read.
+macro_rules! told {
+    ($($(#[$doc:meta])* struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
+    )*};
+}
+
+told! {
+    /// What clients use of a snapshot; it holds more, for those who draw it.
+    struct Snapshot {
+        /// All that were seen, those that ended a short while ago included.
+        observed: Vec<Process>,
+        /// The functions that are sampled now.
+        sampled: Vec<String>,
+        /// How functions are attached to.
+        rung: String,
+        /// What makes the numbers less than they should be.
+        problems: Vec<String>,
+        /// What a probed call costs its thread.
+        call_cost_seconds: f64,
+    }
+
+    /// An observed process.
+    struct Process {
+        /// Its pid.
+        pid: u32,
+        /// When it started, in nanoseconds since boot: with the pid, who it is for ever.
+        start_ns: u64,
+        /// Who it is, if it lived long enough to be asked.
+        identity: Option<Identity>,
+        /// What it does.
+        role: Role,
+        /// Whether it was observed from its first CUDA call on.
+        complete: bool,
+        /// If not, since when.
+        since_seconds_ago: Option<f64>,
+        /// From its first event to its end, or to now.
+        observed_seconds: f64,
+        /// `None`: it lives.
+        ended_seconds_ago: Option<f64>,
+        /// The phase of the thread that drives its steps.
+        phase: Option<WorkloadPhase>,
+        /// How long that thread was in each.
+        phase_times: Option<PhaseTimeAccumulator>,
+        /// Its training loop.
+        steps: Steps,
+        /// Waits for data, by what those who load it did meanwhile.
+        data_waits: DataWaits,
+        /// Waits for other ranks, through whatever library.
+        peer_wait_seconds: f64,
+        /// In calls that wait for the GPU.
+        gpu_wait_seconds: f64,
+        /// Launches of kernels and graphs.
+        launches: u64,
+        /// By how much `launches` may be off, because they were sampled.
+        launches_error: u64,
+        /// Copies between host and device.
+        copies: u64,
+        /// Bytes of these.
+        copied_bytes: u64,
+        /// What was communicated.
+        collectives: Vec<Collective>,
+        /// Every function it called.
+        calls: BTreeMap<String, Calls>,
+        /// GPU memory.
+        memory: Vec<Memory>,
+        /// GPU memory in use, by who asked for it.
+        memory_by_caller: Vec<CallerMemory>,
+        /// How far it got on each communicator.
+        communicators: Vec<Communicator>,
+        /// Time of all its threads on CPUs.
+        cpu_seconds: f64,
+        /// Time in which its threads could have run, and did not.
+        run_delay_seconds: f64,
+        /// What it pays for being observed.
+        cost: Cost,
+        /// Whether any of its functions is sampled, or was.
+        sampled: bool,
+    }
+
+    /// The steps of a training loop.
+    struct Steps {
+        /// What separates them, once that is known.
+        boundary: Option<Mark>,
+        /// How many there were.
+        count: u64,
+        /// How often marks of them were missing: then there were at least as many.
+        gaps: u64,
+        /// How often the count started anew, because something better was found to separate them.
+        restarts: u32,
+        /// The last ones, oldest first.
+        recent: Vec<Step>,
+    }
+
+    /// Seconds of waits for data.
+    #[derive(Copy)]
+    struct DataWaits {
+        /// Meanwhile the loaders were on CPUs.
+        prepare: f64,
+        /// They waited for disk or network.
+        fetch: f64,
+        /// They could run, and did not.
+        sched: f64,
+        /// None of these.
+        other: f64,
+    }
+
+    /// All operations of a kind.
+    struct Collective {
+        /// NCCL's name of it.
+        op: String,
+        /// How often.
+        calls: u64,
+        /// How much in all.
+        bytes: u64,
+        /// From the call to the end of the wait that shows it done.
+        until_sync_median_seconds: Option<f64>,
+    }
+
+    /// Calls of one function.
+    struct Calls {
+        /// That returned.
+        calls: u64,
+        /// That returned an error.
+        failed: u64,
+        /// Bytes that the others were about.
+        bytes: u64,
+        /// By how much `calls` may be off.
+        error: u64,
+    }
+
+    /// GPU memory of a process on a GPU.
+    struct Memory {
+        /// NVML's number of the GPU.
+        gpu_id: u32,
+        /// In use.
+        bytes: u64,
+        /// The most that was.
+        peak_bytes: u64,
+    }
+
+    /// GPU memory that a library asked for.
+    struct CallerMemory {
+        /// NVML's number of the GPU.
+        gpu_id: u32,
+        /// The library's name.
+        caller: String,
+        /// In use.
+        bytes: u64,
+    }
+
+    /// How far a process got on a communicator.
+    struct Communicator {
+        /// The same for all its ranks.
+        communicator: String,
+        /// Which of them it is.
+        rank: Option<u32>,
+        /// How many there are.
+        ranks: Option<u32>,
+        /// Collectives entered.
+        sequence: u64,
+        /// What the last one was.
+        op: String,
+        /// How much that was about.
+        bytes: u64,
+        /// Whether the call has not returned.
+        in_call: bool,
+        /// When it was entered.
+        entered_seconds_ago: Option<f64>,
+    }
+
+    /// What being observed costs.
+    #[derive(Copy)]
+    struct Cost {
+        /// The share of its time that the busiest thread pays.
+        busiest_thread_ratio: f64,
+        /// What all threads have paid.
+        seconds: f64,
+    }
+}
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It trains, or may.
+    Trainer,
+    /// It loads data for another.
+    Loader,
+    /// Whoever told of it knows something that we do not.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl Observer {
+    /// The state of this moment, for live clients.
+    #[must_use]
+    pub fn snapshot(&self, whose: Whose) -> Value {
+        let told = self.told(whose);
+        let mut snapshot = aggregate(&told).to_ws_snapshot();
+        let observed: Vec<Process> = told.iter().map(|told| describe(told, STEPS)).collect();
+        snapshot["observed"] = json!(observed);
+        snapshot["sampled"] = self.sampled().collect();
+        snapshot["shared_state"] = match self.shared_state() {
+            Ok(path) => json!({ "path": path }),
+            Err(reason) => json!({ "missing": reason }),
+        };
+        snapshot["rung"] = self.rung().name().into();
+        snapshot["problems"] = self.problems().into();
+        snapshot["call_cost_seconds"] = (self.cost().ns_per_call / 1e9).into();
+        snapshot
+    }
+
+    /// The part of a snapshot that clients use, with all the steps that are kept.
+    #[must_use]
+    pub fn observed(&self, whose: Whose) -> Snapshot {
+        Snapshot {
+            observed: self
+                .told(whose)
+                .iter()
+                .map(|told| describe(told, usize::MAX))
+                .collect(),
+            sampled: self.sampled().map(str::to_owned).collect(),
+            rung: self.rung().name().to_owned(),
+            problems: self.problems(),
+            call_cost_seconds: self.cost().ns_per_call / 1e9,
+        }
+    }
+}
+
+impl Process {
+    /// Whether it is there, and no loader.
+    #[must_use]
+    pub fn is_trainer(&self) -> bool {
+        self.role == Role::Trainer && self.ended_seconds_ago.is_none()
+    }
+
+    /// The name of its main thread.
+    #[must_use]
+    pub fn comm(&self) -> &str {
+        self.identity.as_ref().map_or("", |identity| &identity.comm)
+    }
+
+    /// The job it belongs to.
+    #[must_use]
+    pub fn job(&self) -> Option<&str> {
+        self.identity.as_ref()?.job.as_deref()
+    }
+
+    /// Its rank in the job.
+    #[must_use]
+    pub fn rank(&self) -> Option<u32> {
+        self.identity.as_ref()?.rank
+    }
+}
+
+impl Steps {
+    /// The median of the last steps.
+    #[must_use]
+    pub fn median_seconds(&self) -> Option<f64> {
+        zernel_phase::steps::median_ns(&self.recent).map(seconds)
+    }
+}
+
+impl DataWaits {
+    /// By their cause.
+    #[must_use]
+    pub fn by_name(&self) -> [(&'static str, f64); 4] {
+        [
+            ("prepare", self.prepare),
+            ("fetch", self.fetch),
+            ("sched", self.sched),
+            ("other", self.other),
+        ]
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.by_name().iter().map(|(_, seconds)| seconds).sum()
+    }
+}
+
+/// A process in a snapshot, with so many of its last steps.
+fn describe(told: &Told<'_>, steps: usize) -> Process {
+    let process = told.process;
+    let launches = process.count(|what| what == Counts::Launch);
+    let copies = process.count(|what| matches!(what, Counts::Copy(_)));
+    let end_ns = process.ended_ns.unwrap_or_else(monotonic_ns);
+    let causes = &process.dataload;
+    Process {
+        pid: process.pid,
+        start_ns: process.start_ns,
+        identity: process.identity.clone(),
+        role: match process.is_loader {
+            true => Role::Loader,
+            false => Role::Trainer,
+        },
+        complete: process.seen == Seen::Complete,
+        since_seconds_ago: match process.seen {
+            Seen::Complete => None,
+            Seen::Since(ns) => seconds_ago(ns),
+        },
+        observed_seconds: seconds(end_ns.saturating_sub(process.first_ns)),
+        ended_seconds_ago: process.ended_ns.and_then(seconds_ago),
+        phase: process.phases.as_ref().map(|phases| phases.current),
+        phase_times: process.phases.as_ref().map(|phases| phases.times.clone()),
+        steps: Steps {
+            boundary: process.steps.boundary(),
+            count: process.steps.count(),
+            gaps: process.steps.gaps(),
+            restarts: process.steps.restarts(),
+            recent: last(process, steps),
+        },
+        data_waits: DataWaits {
+            prepare: seconds(causes.prepare_ns),
+            fetch: seconds(causes.fetch_ns),
+            sched: seconds(causes.sched_ns),
+            other: seconds(causes.other_ns),
+        },
+        peer_wait_seconds: duration(process, Family::DistSync),
+        gpu_wait_seconds: super::metrics::WAIT_KINDS
+            .iter()
+            .map(|(family, _)| duration(process, *family))
+            .sum(),
+        launches: launches.calls,
+        launches_error: launches.error,
+        copies: copies.calls,
+        copied_bytes: copies.bytes,
+        collectives: collectives(process),
+        calls: calls(process),
+        memory: memory(told),
+        memory_by_caller: by_caller(told)
+            .into_iter()
+            .map(|((gpu_id, caller), bytes)| CallerMemory {
+                gpu_id,
+                caller,
+                bytes,
+            })
+            .collect(),
+        communicators: process.communicators.iter().map(communicator).collect(),
+        cpu_seconds: seconds(process.scheduling.on_cpu_ns),
+        run_delay_seconds: seconds(process.scheduling.run_delay_ns),
+        cost: Cost {
+            busiest_thread_ratio: process.cost.busiest_thread,
+            seconds: process.cost.seconds,
+        },
+        sampled: process.is_sampled(),
+    }
+}
+
+fn last(process: &ObservedProcess, count: usize) -> Vec<Step> {
+    let steps = process.steps.recent();
+    let skipped = steps.len().saturating_sub(count);
+    steps.range(skipped..).copied().collect()
+}
+
+fn collectives(process: &ObservedProcess) -> Vec<Collective> {
+    let mut collectives = Vec::new();
+    for operation in Operation::ALL {
+        let count = process.count(|what| what == Counts::Communication(operation));
+        if count.calls == 0 {
+            continue;
+        }
+        let until_sync = process.duration(Family::UntilSync(operation));
+        collectives.push(Collective {
+            op: operation.name().to_owned(),
+            calls: count.calls,
+            bytes: count.bytes,
+            until_sync_median_seconds: until_sync.map(|times| seconds(times.p50_ns())),
+        });
+    }
+    collectives
+}
+
+fn calls(process: &ObservedProcess) -> BTreeMap<String, Calls> {
+    let calls = process.calls().map(|(name, count)| {
+        let calls = Calls {
+            calls: count.calls,
+            failed: count.failed,
+            bytes: count.bytes,
+            error: count.error,
+        };
+        (name.to_owned(), calls)
+    });
+    calls.collect()
+}
+
+fn memory(told: &Told<'_>) -> Vec<Memory> {
+    let memory = told.memory().into_iter();
+    let memory = memory.map(|(gpu_id, memory)| Memory {
+        gpu_id,
+        bytes: memory.current_bytes,
+        peak_bytes: memory.peak_bytes,
+    });
+    memory.collect()
+}
+
+fn communicator(communicator: &process::Communicator) -> Communicator {
+    Communicator {
+        communicator: format!("{:016x}", communicator.hash),
+        rank: communicator.rank,
+        ranks: communicator.ranks,
+        sequence: communicator.sequence,
+        op: communicator.operation.name().to_owned(),
+        bytes: communicator.bytes,
+        in_call: communicator.entered_ns != 0 && communicator.left_ns == 0,
+        entered_seconds_ago: seconds_ago(communicator.entered_ns),
+    }
+}
+
+fn duration(process: &ObservedProcess, family: Family) -> f64 {
+    let times = process.duration(family);
+    times.map_or(0.0, |times| seconds(times.sum_ns))
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+fn seconds_ago(ns: u64) -> Option<f64> {
+    (ns != 0).then(|| seconds(monotonic_ns().saturating_sub(ns)))
+}

@@ -1,0 +1,308 @@
+//! Steps of a training loop, found from what its process is seen to do.
+//!
+//! A loop has no mark that says where a step begins. But it does the same things again and again, and some of
+//! them once a step: it updates the model, reduces gradients, goes backward, copies a batch. A
+//! [`StepDetector`] is fed with such [`Mark`]s and takes the best of them that a process makes as the
+//! boundary between steps, in this order:
+//!
+//! | | boundary | because |
+//! |---|---|---|
+//! | 1 | the first optimizer mark after a backward pass | with gradient accumulation, several backward passes make a step |
+//! | 2 | gradients being reduced or a backward pass, whichever is rarer | the former happens once per update, the latter may be sharded into many collectives |
+//! | 3 | a graph launched or a batch copied in, whichever is rarer | evaluation does these too: see [`Summary`] |
+//! | 4 | a copy to the host | |
+//! | 5 | a wait for the GPU | |
+//!
+//! Marks of a kind that directly follow each other are one: gradients are reduced bucket by bucket, and a batch is
+//! several tensors. A better kind replaces a worse one as soon as it was seen three times, and the count starts anew:
+//! what was copied while a model was loaded was no step. It is never the other way round: a process that has
+//! trained and now only evaluates makes no steps.
+
+mod summary;
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+pub use summary::{Stretch, Summary, median_ns};
+
+/// Something that a process does about once a step; the numbers are those of `enum zernel_mark`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Mark {
+    /// An optimizer updates the model.
+    Optimizer = 1,
+    /// A backward pass begins.
+    Backward = 2,
+    /// Gradients are reduced between ranks.
+    Reduce = 3,
+    /// A graph is launched.
+    Graph = 4,
+    /// Something is copied to the device.
+    CopyIn = 5,
+    /// Something is copied to the host.
+    CopyOut = 6,
+    /// The GPU is waited for.
+    Wait = 7,
+}
+
+impl Mark {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Optimizer,
+        Self::Backward,
+        Self::Reduce,
+        Self::Graph,
+        Self::CopyIn,
+        Self::CopyOut,
+        Self::Wait,
+    ];
+
+    /// The mark with that number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
+    }
+
+    fn index(self) -> usize {
+        self as usize - 1
+    }
+
+    /// How good a boundary it is; less is better.
+    fn tier(self) -> u8 {
+        match self {
+            Self::Optimizer => 0,
+            Self::Backward | Self::Reduce => 1,
+            Self::Graph | Self::CopyIn => 2,
+            Self::CopyOut => 3,
+            Self::Wait => 4,
+        }
+    }
+}
+
+/// From one boundary to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// When it began, in nanoseconds of any one clock.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+    /// Launches in it; `None` if they were not all counted.
+    pub launches: Option<u32>,
+    /// How many marks of each kind were in it, in the order of [`Mark::ALL`].
+    pub marks: [u16; 7],
+}
+
+impl Step {
+    /// How long it took.
+    #[must_use]
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.begin_ns)
+    }
+}
+
+/// How often a kind must be seen to be taken for the boundary of steps.
+const OFTEN: u64 = 3;
+/// So many marks of a kind with no other in between are not one, but all there is.
+const LONGEST_RUN: u32 = 64;
+/// After so many marks, those before count half.
+const HALF_LIFE: u32 = 256;
+/// How many steps are kept.
+const KEPT: usize = 256;
+
+/// The intervals between the boundaries of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+struct Track {
+    /// Since the last boundary, if there was one.
+    open: Option<Step>,
+    /// Boundaries so far.
+    boundaries: u64,
+    /// The same, of late.
+    recent: u32,
+    /// The first intervals, until it is known whether they are steps.
+    early: [Option<Step>; OFTEN as usize - 1],
+    /// Whether it cannot be relied on.
+    is_partial: bool,
+}
+
+/// Finds the steps of one process.
+#[derive(Debug, Clone, Default)]
+pub struct StepDetector {
+    tracks: [Track; 7],
+    boundary: Option<Mark>,
+    last: Option<Mark>,
+    run: u32,
+    marks: u32,
+    went_backward: bool,
+    restarts: u32,
+    gaps: u64,
+    count: u64,
+    steps: VecDeque<Step>,
+}
+
+impl StepDetector {
+    /// A process did something, after so many launches since the last time; `None` if not all were counted.
+    /// Marks of several threads may come a little out of order.
+    pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Option<u32>) {
+        let is_boundary = self.is_boundary(mark, launches);
+        self.note(mark, launches);
+        if is_boundary {
+            self.end_interval(mark, at_ns);
+        }
+    }
+
+    /// Marks are missing from here to the next one: there may have been steps, but nobody knows from when to
+    /// when.
+    pub fn gap(&mut self) {
+        self.tracks.iter_mut().for_each(|track| track.open = None);
+        self.last = None;
+        self.gaps += 1;
+    }
+
+    /// How often marks were missing. Then there were at least as many steps as were counted.
+    #[must_use]
+    pub fn gaps(&self) -> u64 {
+        self.gaps
+    }
+
+    /// Marks of this kind are not all seen: nothing is concluded from them any more.
+    pub fn distrust(&mut self, mark: Mark) {
+        self.tracks[mark.index()].is_partial = true;
+        if self.boundary == Some(mark) {
+            self.boundary = None;
+        }
+    }
+
+    /// What separates steps, once that is known.
+    #[must_use]
+    pub fn boundary(&self) -> Option<Mark> {
+        self.boundary
+    }
+
+    /// How many steps were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// How often the count started anew, because a better boundary was found.
+    #[must_use]
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// The last steps, oldest first.
+    #[must_use]
+    pub fn recent(&self) -> &VecDeque<Step> {
+        &self.steps
+    }
+
+    fn is_boundary(&self, mark: Mark, launches: Option<u32>) -> bool {
+        let track = &self.tracks[mark.index()];
+        let begins_run = self.last != Some(mark) || self.run >= LONGEST_RUN;
+        match mark {
+            Mark::Backward => true,
+            Mark::Optimizer => {
+                let knows_backward = self.tracks[Mark::Backward.index()].boundaries > 0;
+                begins_run && (self.went_backward || !knows_backward)
+            }
+            // The next tensor of the same batch is copied before anything is launched.
+            Mark::CopyIn => {
+                let launched = track
+                    .open
+                    .and_then(|open| Some(open.launches?.saturating_add(launches?)));
+                begins_run && launched != Some(0)
+            }
+            _ => begins_run,
+        }
+    }
+
+    /// Adds a mark to all intervals that are open.
+    fn note(&mut self, mark: Mark, launches: Option<u32>) {
+        for open in self
+            .tracks
+            .iter_mut()
+            .filter_map(|track| track.open.as_mut())
+        {
+            let count = &mut open.marks[mark.index()];
+            *count = count.saturating_add(1);
+            open.launches = open
+                .launches
+                .zip(launches)
+                .map(|(a, b)| a.saturating_add(b));
+        }
+        self.run = match self.last == Some(mark) {
+            true => self.run.saturating_add(1),
+            false => 1,
+        };
+        self.last = Some(mark);
+        match mark {
+            Mark::Backward => self.went_backward = true,
+            Mark::Optimizer => self.went_backward = false,
+            _ => {}
+        }
+        self.marks += 1;
+        if self.marks == HALF_LIFE {
+            self.marks = 0;
+            self.tracks.iter_mut().for_each(|track| track.recent /= 2);
+        }
+    }
+
+    fn end_interval(&mut self, mark: Mark, at_ns: u64) {
+        let track = &mut self.tracks[mark.index()];
+        let begun = Step {
+            begin_ns: at_ns,
+            end_ns: at_ns,
+            launches: Some(0),
+            marks: [0; 7],
+        };
+        let ended = track.open.replace(begun);
+        let ended = ended.map(|step| Step {
+            end_ns: at_ns.max(step.begin_ns),
+            ..step
+        });
+        track.boundaries += 1;
+        track.recent += 1;
+        let early = track.early.iter_mut().find(|place| place.is_none());
+        if let (Some(place), Some(step)) = (early, ended) {
+            *place = Some(step);
+        }
+        if self.boundary == Some(mark) {
+            self.count += 1;
+            self.keep(ended);
+        }
+        self.choose(mark);
+    }
+
+    fn keep(&mut self, step: Option<Step>) {
+        if self.steps.len() == KEPT {
+            self.steps.pop_front();
+        }
+        self.steps.extend(step);
+    }
+
+    /// Takes a kind for the boundary if it is a better one.
+    fn choose(&mut self, mark: Mark) {
+        let track = self.tracks[mark.index()];
+        if track.is_partial || track.boundaries < OFTEN || self.boundary == Some(mark) {
+            return;
+        }
+        let is_better = self.boundary.is_none_or(|known| {
+            let is_rarer = 2 * track.recent < self.tracks[known.index()].recent;
+            mark.tier() < known.tier() || (mark.tier() == known.tier() && is_rarer)
+        });
+        if !is_better {
+            return;
+        }
+        self.restarts += u32::from(self.boundary.is_some());
+        self.boundary = Some(mark);
+        self.steps.clear();
+        self.count = track.boundaries;
+        for step in track.early {
+            self.keep(step);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

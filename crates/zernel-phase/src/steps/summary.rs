@@ -1,0 +1,153 @@
+//! What a list of steps says.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Mark, Step};
+
+/// A step takes this many times the median to be a long one.
+const LONG: f64 = 1.5;
+/// And this many to be a stall.
+const STALL: f64 = 3.0;
+/// What fewer than this share of the steps do is not usual.
+const UNUSUAL: f64 = 0.1;
+/// With less than this share of the launches, it is no step but a part of an evaluation.
+const FORWARD_ONLY: f64 = 0.6;
+
+/// A piece of time between usual steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stretch {
+    /// When it began.
+    pub begin_ns: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+}
+
+/// What a list of steps says.
+///
+/// Three things are no ordinary steps, and told apart from them. The **warm-up**: long steps at the
+/// beginning. **Pauses**: long steps in which the process did what it does not usually do, such as evaluating
+/// or writing a checkpoint; what exceeds the median is the pause. **Evaluation** where only copies separate
+/// steps: intervals with far fewer launches than a step has. The median and the 99th percentile are those of
+/// all other steps; the **stalls** are among these: steps of the usual kind that took three times the
+/// median.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// How many steps there were, those of the warm-up and those with a pause included.
+    pub steps: usize,
+    /// The median of the ordinary ones.
+    pub median_ns: u64,
+    /// Their 99th percentile.
+    pub p99_ns: u64,
+    /// Their maximum.
+    pub longest_ns: u64,
+    /// How many steps the warm-up has.
+    pub warm_up: usize,
+    /// How long it took.
+    pub warm_up_ns: u64,
+    /// Pauses, oldest first.
+    pub pauses: Vec<Stretch>,
+    /// Stalls, oldest first.
+    pub stalls: Vec<Stretch>,
+}
+
+impl Summary {
+    /// Of steps in their order, and what separates them; `None` without any.
+    #[must_use]
+    pub fn of(steps: &[Step], boundary: Mark) -> Option<Self> {
+        let (steps, evaluation) = without_evaluation(steps, boundary);
+        let median_ns = median_ns(&steps)?;
+        let long_ns = (LONG * median_ns as f64) as u64;
+        let is_long = |step: &Step| step.duration_ns() > long_ns;
+        let most = (steps.len() / 10).max(10).min(steps.len() / 2);
+        let warm_up = steps
+            .iter()
+            .take_while(|step| is_long(step))
+            .count()
+            .min(most);
+        let unusual = unusual(&steps);
+        let mut summary = Self {
+            steps: steps.len(),
+            warm_up,
+            warm_up_ns: steps[..warm_up].iter().map(Step::duration_ns).sum(),
+            pauses: evaluation,
+            ..Self::default()
+        };
+        let mut ordinary = Vec::new();
+        for step in &steps[warm_up..] {
+            if is_long(step) && unusual(step) {
+                summary.pauses.push(Stretch {
+                    begin_ns: step.begin_ns,
+                    duration_ns: step.duration_ns() - median_ns,
+                });
+            } else {
+                ordinary.push(step.duration_ns());
+                if step.duration_ns() as f64 > STALL * median_ns as f64 {
+                    summary.stalls.push(Stretch {
+                        begin_ns: step.begin_ns,
+                        duration_ns: step.duration_ns(),
+                    });
+                }
+            }
+        }
+        summary.pauses.sort_by_key(|pause| pause.begin_ns);
+        ordinary.sort_unstable();
+        let last = ordinary.len().checked_sub(1)?;
+        summary.median_ns = median(ordinary.clone())?;
+        summary.p99_ns = ordinary[(0.99 * last as f64).round() as usize];
+        summary.longest_ns = ordinary[last];
+        Some(summary)
+    }
+}
+
+/// The median of some steps; `None` without any.
+#[must_use]
+pub fn median_ns<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Option<u64> {
+    median(steps.into_iter().map(Step::duration_ns).collect())
+}
+
+fn median(mut values: Vec<u64>) -> Option<u64> {
+    values.sort_unstable();
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+/// The steps, and the evaluations between them.
+fn without_evaluation(steps: &[Step], boundary: Mark) -> (Vec<Step>, Vec<Stretch>) {
+    let mut launches: Vec<u32> = steps.iter().filter_map(|step| step.launches).collect();
+    launches.sort_unstable();
+    let is_training = matches!(boundary, Mark::Optimizer | Mark::Backward | Mark::Reduce);
+    // Evaluations may have many intervals, but hardly three of four.
+    let usual = launches.get(launches.len() * 3 / 4);
+    let Some(usual) = usual.filter(|_| !is_training) else {
+        return (steps.to_vec(), Vec::new());
+    };
+    let least = FORWARD_ONLY * f64::from(*usual);
+    let is_step = |step: &Step| {
+        step.launches
+            .is_none_or(|launches| f64::from(launches) >= least)
+    };
+    let evaluation = steps.chunk_by(|a, b| !is_step(a) && !is_step(b));
+    let evaluation = evaluation.filter(|stretch| !is_step(&stretch[0]));
+    let evaluation = evaluation.map(|stretch| Stretch {
+        begin_ns: stretch[0].begin_ns,
+        duration_ns: stretch.iter().map(Step::duration_ns).sum(),
+    });
+    let only_steps = steps.iter().copied().filter(is_step).collect();
+    (only_steps, evaluation.collect())
+}
+
+/// Whether a step did what few steps do. Where no two steps do the same, none is unusual.
+fn unusual(steps: &[Step]) -> impl Fn(&Step) -> bool {
+    let mut kinds: Vec<[u16; 7]> = steps.iter().map(|step| step.marks).collect();
+    kinds.sort_unstable();
+    let sizes: Vec<([u16; 7], usize)> = kinds
+        .chunk_by(|a, b| a == b)
+        .map(|kind| (kind[0], kind.len()))
+        .collect();
+    let largest = sizes.iter().map(|(_, size)| *size).max().unwrap_or(0);
+    let total = steps.len();
+    move |step| {
+        let place = sizes.binary_search_by_key(&step.marks, |(marks, _)| *marks);
+        let size = place.map_or(0, |place| sizes[place].1);
+        2 * largest >= total && (size as f64) < UNUSUAL * total as f64
+    }
+}

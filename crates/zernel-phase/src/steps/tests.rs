@@ -1,0 +1,262 @@
+use super::*;
+
+const MS: u64 = 1_000_000;
+
+/// A process that trains, as its marks show it.
+struct Loop {
+    detector: StepDetector,
+    now_ns: u64,
+    collected: Vec<Step>,
+    restarts: u32,
+    seen: u64,
+}
+
+impl Loop {
+    fn new() -> Self {
+        Self {
+            detector: StepDetector::default(),
+            now_ns: 5_000 * MS,
+            collected: Vec::new(),
+            restarts: 0,
+            seen: 0,
+        }
+    }
+
+    fn does(&mut self, mark: Mark, launches: u32, after_ns: u64) {
+        self.now_ns += after_ns;
+        self.detector.mark(mark, self.now_ns, Some(launches));
+    }
+
+    /// Takes the steps that are new, as a reader does that looks now and then.
+    fn look(&mut self) {
+        if self.restarts != self.detector.restarts() {
+            self.restarts = self.detector.restarts();
+            self.collected.clear();
+            self.seen = 0;
+        }
+        let new = (self.detector.count() - self.seen) as usize;
+        let recent = self.detector.recent();
+        let from = recent.len().saturating_sub(new);
+        self.collected.extend(recent.range(from..));
+        self.seen = self.detector.count();
+    }
+
+    fn summary(&mut self) -> Summary {
+        self.look();
+        let boundary = self.detector.boundary().expect("a boundary");
+        Summary::of(&self.collected, boundary).expect("steps")
+    }
+
+    /// As PyTorch moves a model to the device: copy, wait, copy, wait.
+    fn load_model(&mut self) {
+        for _ in 0..300 {
+            self.does(Mark::CopyIn, 0, MS / 20);
+            self.does(Mark::Wait, 0, MS / 20);
+        }
+    }
+
+    /// One step of PyTorch: the batch in two tensors of pageable memory, forward, backward, optimizer, loss.
+    fn torch_step(&mut self, accumulated: usize, scale: u64) {
+        for _ in 0..accumulated {
+            for _ in 0..2 {
+                self.does(Mark::CopyIn, 0, MS / 10 * scale);
+                self.does(Mark::Wait, 0, MS / 10 * scale);
+            }
+            self.does(Mark::Backward, 100, 3 * MS * scale);
+        }
+        for _ in 0..6 {
+            self.does(Mark::Reduce, 20, MS / 2 * scale);
+        }
+        self.does(Mark::Optimizer, 100, MS * scale);
+        // A scaler asks whether the gradients were finite in between.
+        self.does(Mark::Wait, 5, MS / 10 * scale);
+        self.does(Mark::Optimizer, 5, MS / 10 * scale);
+        self.does(Mark::CopyOut, 50, MS / 10 * scale);
+        self.does(Mark::Wait, 0, 2 * MS * scale);
+    }
+
+    fn evaluate(&mut self, batches: usize) {
+        for _ in 0..batches {
+            self.does(Mark::CopyIn, 0, MS / 10);
+            self.does(Mark::Wait, 0, MS / 10);
+            self.does(Mark::CopyOut, 100, 2 * MS);
+            self.does(Mark::Wait, 0, MS / 10);
+        }
+    }
+}
+
+#[test]
+fn the_optimizer_separates_steps() {
+    for accumulated in [1, 4] {
+        let mut run = Loop::new();
+        run.load_model();
+        let mut stamps = Vec::new();
+        for _ in 0..100 {
+            run.torch_step(accumulated, 1);
+            stamps.push(run.now_ns);
+        }
+        let summary = run.summary();
+        assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
+        assert_eq!(run.detector.count(), 100);
+        assert_eq!(summary.steps, 99, "the first has no beginning");
+        assert_eq!(summary.median_ns, stamps[1] - stamps[0]);
+        assert_eq!(summary.p99_ns, stamps[1] - stamps[0]);
+        assert_eq!((summary.warm_up, summary.pauses.len()), (0, 0));
+    }
+}
+
+#[test]
+fn warm_up_evaluation_and_checkpoints_are_no_steps() {
+    let mut run = Loop::new();
+    run.load_model();
+    let mut usual_ns = 0;
+    for step in 0..200 {
+        let began_ns = run.now_ns;
+        let is_warm_up = step < 3;
+        run.torch_step(1, if is_warm_up { 20 } else { 1 });
+        usual_ns = run.now_ns - began_ns;
+        match step {
+            60 | 120 => run.evaluate(50),
+            150 => {
+                (0..30).for_each(|_| run.does(Mark::CopyOut, 0, MS));
+                run.does(Mark::Wait, 0, 800 * MS);
+            }
+            180 => run.now_ns += 100 * MS,
+            _ => {}
+        }
+        run.look();
+    }
+    let summary = run.summary();
+    assert_eq!(run.detector.count(), 200);
+    assert_eq!((summary.median_ns, summary.p99_ns), (usual_ns, usual_ns));
+    // The first step has no beginning, and the end of the third is in the interval of the fourth.
+    assert_eq!(summary.warm_up, 3);
+    assert_eq!(summary.pauses.len(), 3, "{summary:?}");
+    assert_eq!(summary.pauses[0].duration_ns, 50 * 23 * MS / 10);
+    assert_eq!(summary.pauses[2].duration_ns, 830 * MS);
+    // The same marks, and only late: that is a stall, and among the steps.
+    assert_eq!(summary.stalls.len(), 1);
+    assert_eq!(summary.longest_ns, usual_ns + 100 * MS);
+}
+
+#[test]
+fn without_an_optimizer_gradients_being_reduced_do() {
+    let mut run = Loop::new();
+    run.load_model();
+    for _ in 0..50 {
+        for _ in 0..4 {
+            run.does(Mark::CopyIn, 0, MS);
+            run.does(Mark::Wait, 40, 5 * MS);
+        }
+        (0..8).for_each(|_| run.does(Mark::Reduce, 3, MS / 4));
+        run.does(Mark::Wait, 10, MS);
+    }
+    assert_eq!(run.detector.boundary(), Some(Mark::Reduce));
+    assert_eq!(run.detector.count(), 50);
+    assert_eq!(run.summary().median_ns, 27 * MS);
+}
+
+#[test]
+fn collectives_of_a_sharded_model_are_no_steps() {
+    let mut run = Loop::new();
+    for _ in 0..50 {
+        run.does(Mark::CopyIn, 0, MS);
+        run.does(Mark::Backward, 100, 3 * MS);
+        for _ in 0..10 {
+            run.does(Mark::Reduce, 10, MS / 2);
+            run.does(Mark::Wait, 10, MS / 2);
+        }
+    }
+    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+    run.look();
+    assert_eq!(run.summary().median_ns, 14 * MS);
+}
+
+#[test]
+fn without_any_mark_of_training_batches_do_and_evaluation_is_told_by_its_launches() {
+    let mut run = Loop::new();
+    run.load_model();
+    for step in 0..100 {
+        // Two tensors, no launch between them.
+        run.does(Mark::CopyIn, 0, MS);
+        run.does(Mark::Wait, 0, MS);
+        run.does(Mark::CopyIn, 0, MS);
+        run.does(Mark::Wait, 90, 7 * MS);
+        if step % 25 == 24 {
+            for _ in 0..10 {
+                run.does(Mark::CopyIn, 0, MS);
+                run.does(Mark::Wait, 30, 3 * MS);
+            }
+        }
+        run.look();
+    }
+    assert_eq!(run.detector.boundary(), Some(Mark::CopyIn));
+    let summary = run.summary();
+    assert_eq!(summary.median_ns, 10 * MS);
+    // The batch of an evaluation ends the step before it.
+    assert_eq!(summary.steps, 100);
+    assert_eq!(summary.pauses.len(), 4);
+    assert_eq!(summary.pauses[0].duration_ns, 40 * MS);
+}
+
+#[test]
+fn what_is_all_there_is_separates_steps() {
+    for only in [Mark::Backward, Mark::Graph, Mark::Wait] {
+        let mut run = Loop::new();
+        for _ in 0..200 {
+            run.does(only, 10, 5 * MS);
+            run.look();
+        }
+        assert_eq!(run.detector.boundary(), Some(only));
+        assert_eq!(run.summary().median_ns, 5 * MS);
+    }
+}
+
+#[test]
+fn what_is_not_always_seen_separates_nothing() {
+    let mut run = Loop::new();
+    (0..50).for_each(|_| run.torch_step(1, 1));
+    run.detector.distrust(Mark::Optimizer);
+    assert_eq!(run.detector.boundary(), None);
+    (0..50).for_each(|_| run.torch_step(1, 1));
+    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+}
+
+#[test]
+fn no_steps_have_no_summary() {
+    assert_eq!(Summary::of(&[], Mark::Wait), None);
+    let mut detector = StepDetector::default();
+    detector.mark(Mark::Optimizer, 5, None);
+    assert_eq!((detector.boundary(), detector.count()), (None, 0));
+}
+
+#[test]
+fn marks_that_come_late_do_no_harm() {
+    let mut detector = StepDetector::default();
+    for at_ns in [50, 40, 60, 10, u64::MAX, 0] {
+        detector.mark(Mark::Backward, at_ns, Some(u32::MAX));
+    }
+    let durations = detector.recent().iter().map(Step::duration_ns);
+    assert!(durations.eq([0, 20, 0, u64::MAX - 10, 0]));
+}
+
+#[test]
+fn what_is_kept_is_bounded() {
+    let mut run = Loop::new();
+    (0..10_000).for_each(|_| run.torch_step(1, 1));
+    assert_eq!(run.detector.recent().len(), KEPT);
+    assert_eq!(run.detector.count(), 10_000);
+}
+
+#[test]
+fn what_is_missing_makes_no_long_step() {
+    let mut run = Loop::new();
+    (0..20).for_each(|_| run.torch_step(1, 1));
+    run.detector.gap();
+    run.now_ns += 5_000 * MS;
+    (0..20).for_each(|_| run.torch_step(1, 1));
+    let summary = run.summary();
+    assert_eq!((run.detector.count(), run.detector.gaps()), (40, 1));
+    assert_eq!(summary.steps, 38);
+    assert_eq!(summary.longest_ns, summary.median_ns);
+}

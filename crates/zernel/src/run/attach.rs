@@ -1,0 +1,102 @@
+//! `zernel attach`: the report on a job that runs already.
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use procfs::process::Process;
+
+use super::Observing;
+use super::report::Report;
+use super::watch::Root;
+use crate::interrupt;
+
+/// How often is looked whether it is time to end.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Observe a job that runs already, and say where its time goes
+///
+/// PID is a training process, or what started them: torchrun, a shell. It and all its descendants are observed
+/// until the time is over, they have ended, or Ctrl-C is pressed; the job itself goes on. Then comes the same report as
+/// that of `zernel run`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The process
+    #[arg(value_name = "PID")]
+    pid: u32,
+    /// How long, such as 60s, 5m or 1h; without it, until the job ends or Ctrl-C is pressed
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+    time: Option<Duration>,
+    #[command(flatten)]
+    observing: Observing,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let interrupted = interrupt::flag()?;
+    let process = i32::try_from(options.pid).map(Process::new);
+    let Ok(Ok(process)) = process else {
+        return Err(format!("there is no process {}", options.pid).into());
+    };
+    let command = process.cmdline().unwrap_or_default();
+    let watch = options.observing.start(Root::Other(options.pid));
+    if let Some(reason) = watch.refusal() {
+        return Err(format!("cannot observe: {reason}").into());
+    }
+    if io::stderr().is_terminal() {
+        eprintln!("zernel: observing {}; Ctrl-C ends that", options.pid);
+    }
+    let started = Instant::now();
+    let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);
+    while process.is_alive() && !is_over() && !interrupted.load(Ordering::Relaxed) {
+        thread::sleep(TICK);
+    }
+    let wall = started.elapsed();
+    let report = Report::new(command, wall, None, watch.finish());
+    options.observing.tell(&report);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Seconds, or a number with its unit.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) => (number, &text[number.len()..]),
+        None => (text, "s"),
+    };
+    let seconds = match unit {
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => 1.0,
+    };
+    let number: f64 = number
+        .parse()
+        .map_err(|_| "not a time such as 60s, 5m or 1h".to_owned())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, seconds) in [
+            ("60s", 60.0),
+            ("2", 2.0),
+            ("0.5s", 0.5),
+            ("5m", 300.0),
+            ("1h", 3600.0),
+        ] {
+            assert_eq!(
+                parse_time(text),
+                Ok(Duration::from_secs_f64(seconds)),
+                "{text}"
+            );
+        }
+        for text in ["", "s", "-1s", "1d", "NaN", "1e400h"] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What was seen of one process over time, look by look.
+
+use zernel_ebpf::observer::snapshot;
+
+use super::rank::{Seen, Times, Training};
+use super::steps::StepLog;
+
+/// How many looks are kept: of more, every second one is let go.
+const KEPT: usize = 1024;
+
+/// A look at a process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sample {
+    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    pub(super) at_ns: u64,
+    /// Where its time had gone until then.
+    pub(super) times: Times,
+    /// GPU memory in use.
+    pub(super) memory_bytes: u64,
+}
+
+/// A process over time.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Record {
+    latest: Seen,
+    samples: Vec<Sample>,
+    steps: StepLog,
+}
+
+impl Record {
+    /// Takes in how a process is now.
+    pub(super) fn look(&mut self, process: &snapshot::Process, now_ns: u64) {
+        self.latest = Seen::new(process);
+        self.steps.look(&process.steps);
+        let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
+        let sample = Sample {
+            at_ns: now_ns.saturating_sub(ended_ns_ago),
+            times: self.latest.times,
+            memory_bytes: process.memory.iter().map(|memory| memory.bytes).sum(),
+        };
+        let last = self.samples.last();
+        if last.is_none_or(|last| last.at_ns < sample.at_ns) {
+            self.samples.push(sample);
+        }
+        if self.samples.len() > KEPT {
+            let mut is_odd = false;
+            self.samples.retain(|_| {
+                is_odd = !is_odd;
+                is_odd
+            });
+        }
+    }
+
+    /// All that can be said of it.
+    pub(super) fn finish(self) -> Seen {
+        let Self {
+            mut latest,
+            samples,
+            steps,
+        } = self;
+        if let Some((report, begin_ns, end_ns)) = steps.report() {
+            let begin = at(&samples, begin_ns);
+            let end = at(&samples, end_ns);
+            latest.training = begin.zip(end).map(|(begin, end)| Training {
+                begin_seconds: begin.wall_seconds,
+                times: end.with(&begin, |end, begin| (end - begin).max(0.0)),
+            });
+            latest.steps = Some(report);
+        }
+        latest.timeline = samples;
+        latest
+    }
+}
+
+/// Where the time had gone at a moment: between two looks, in proportion.
+fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
+    let after = samples.partition_point(|sample| sample.at_ns < at_ns);
+    let Some(next) = samples.get(after) else {
+        return samples.last().map(|sample| sample.times);
+    };
+    // Before the first look, it had begun with nothing.
+    let wall_ns = (1e9 * next.times.wall_seconds) as u64;
+    let begun = Sample {
+        at_ns: next.at_ns.saturating_sub(wall_ns),
+        times: Times::default(),
+        memory_bytes: 0,
+    };
+    let before = after.checked_sub(1).map_or(begun, |index| samples[index]);
+    let span = next.at_ns.saturating_sub(before.at_ns).max(1) as f64;
+    let share = at_ns.saturating_sub(before.at_ns) as f64 / span;
+    Some(next.times.with(&before.times, |next, before| {
+        before + share * (next - before)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at_ns: u64, wall_seconds: f64, cpu_seconds: f64) -> Sample {
+        let times = Times {
+            wall_seconds,
+            cpu_seconds,
+            ..Times::default()
+        };
+        Sample {
+            at_ns,
+            times,
+            memory_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn between_two_looks_time_goes_evenly() {
+        let samples = [
+            sample(3_000_000_000, 2.0, 4.0),
+            sample(5_000_000_000, 4.0, 5.0),
+        ];
+        let cpu_at = |at_ns| at(&samples, at_ns).map(|times| times.cpu_seconds);
+        for (at_ns, cpu) in [
+            (0, 0.0),
+            (1_000_000_000, 0.0),
+            (2_000_000_000, 2.0),
+            (3_000_000_000, 4.0),
+            (4_000_000_000, 4.5),
+            (9_000_000_000, 5.0),
+        ] {
+            assert_eq!(cpu_at(at_ns), Some(cpu), "{at_ns}");
+        }
+        assert_eq!(at(&[], 7), None);
+    }
+}
