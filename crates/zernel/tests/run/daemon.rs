@@ -9,13 +9,13 @@ use crate::job::{Job, Running, wait_until};
 use crate::{text, zernel};
 
 /// A daemon on a socket of its own, which has attached to the job's libraries.
-struct Daemon {
+pub(crate) struct Daemon {
     directory: tempfile::TempDir,
     _running: Running,
 }
 
 impl Daemon {
-    fn start(job: &Job) -> Self {
+    pub(crate) fn start(job: &Job) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let child = zernel()
@@ -49,7 +49,7 @@ impl Daemon {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("observe.sock")
     }
 

@@ -48,6 +48,10 @@ impl Job {
         job
     }
 
+    pub(crate) fn directory(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
     pub(crate) fn spec(&self) -> PathBuf {
         self.directory.path().join("spec.toml")
     }

@@ -1,5 +1,6 @@
 //! `zernel run`, `zernel ps` and `zernel hang`, as a user meets them.
 
+mod attach;
 mod daemon;
 mod job;
 
@@ -58,6 +59,22 @@ fn main() -> ExitCode {
             "a_torch_program_that_waits_for_its_loader_is_input_bound",
             &[root(), bpf(), torch()],
             torch_waits_for_its_loader,
+        ),
+        trial(
+            "a_running_job_is_reported",
+            &observing,
+            attach::a_running_job_is_reported,
+        ),
+        trial("nothing_to_attach_to", &[], attach::nothing_to_attach_to),
+        trial(
+            "a_signal_ends_attaching_with_a_report",
+            &observing,
+            attach::a_signal_ends_it_with_a_report,
+        ),
+        trial(
+            "without_privilege_the_daemon_is_asked",
+            &observing,
+            attach::without_privilege_the_daemon_is_asked,
         ),
         trial("ps_lists_trainers", &observing, daemon::ps_lists_trainers),
         trial(
@@ -192,7 +209,7 @@ fn an_ignored_signal_stays_ignored() {
     assert_eq!(text(&output.stdout), "alive\n");
 }
 
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 
 fn a_command_runs_as_the_caller_of_sudo() {
     let run = |options: &[&str]| {

@@ -1,0 +1,123 @@
+//! Jobs that run already, and jobs that somebody else observes.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+
+use crate::daemon::Daemon;
+use crate::job::Job;
+use crate::{NOBODY, text, zernel};
+
+pub(crate) fn a_running_job_is_reported() {
+    let job = Job::new(2, 60_000);
+    let mut running = job.start();
+    job.wait_until_it_trains();
+    let pid = running.0.id();
+    let output = zernel()
+        .args(["attach", &pid.to_string(), "--for", "3s", "--json", "-"])
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["ended"], Value::Null);
+    assert_trains(&report, &said);
+    for rank in report["ranks"].as_array().unwrap() {
+        assert_eq!(rank["still_running"], true, "{rank:#}");
+        assert_eq!(rank["complete"], false, "{rank:#}");
+    }
+    assert!(said.starts_with("zernel attach"), "{said}");
+    let launcher = Pid::from_raw(pid.cast_signed()).unwrap();
+    test_kill_process(launcher).expect("the job goes on");
+    running.stop();
+}
+
+/// Whether two ranks were seen to make steps.
+fn assert_trains(report: &Value, said: &str) {
+    let ranks = report["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), 2, "{said}");
+    for rank in ranks {
+        let steps = &rank["steps"];
+        assert!(steps["count"].as_u64() > Some(10), "{rank:#}");
+        assert!(steps["median_seconds"].as_f64() > Some(0.004), "{rank:#}");
+        let training = rank["training"]["wall_seconds"].as_f64().unwrap();
+        assert!(training > 0.0 && training <= rank["wall_seconds"].as_f64().unwrap());
+    }
+}
+
+pub(crate) fn nothing_to_attach_to() {
+    for (pid, problem) in [("2147483646", "no process"), ("x", "invalid value")] {
+        let output = zernel().args(["attach", pid]).output().unwrap();
+        assert_ne!(output.status.code(), Some(0));
+        let said = text(&output.stderr);
+        assert!(said.contains(problem), "{said}");
+    }
+}
+
+/// A signal ends observing and nothing else; what was seen until then is told.
+pub(crate) fn a_signal_ends_it_with_a_report() {
+    let job = Job::new(2, 60_000);
+    let mut running = job.start();
+    job.wait_until_it_trains();
+    let attached = zernel()
+        .args(["attach", &running.0.id().to_string(), "--json", "-"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    kill_process(Pid::from_child(&attached), Signal::INT).unwrap();
+    let output = attached.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["ranks"].as_array().unwrap().len(), 2, "{report:#}");
+    running.stop();
+}
+
+pub(crate) fn without_privilege_the_daemon_is_asked() {
+    let others = Job::new(2, 60_000);
+    let job = Job::new(2, 4000);
+    for path in [job.directory(), &job.directory().join("lib")] {
+        open_to_all(path);
+    }
+    let binary = job.directory().join("zernel");
+    fs::copy(env!("CARGO_BIN_EXE_zernel"), &binary).unwrap();
+    let written = job.directory().join("report");
+    fs::write(&written, "").unwrap();
+    fs::set_permissions(&written, Permissions::from_mode(0o666)).unwrap();
+    let daemon = Daemon::start(&job);
+    open_to_all(daemon.socket().parent().unwrap());
+    let mut running = others.start();
+    others.wait_until_it_trains();
+    let output = Command::new(&binary)
+        .arg("run")
+        .arg("--json")
+        .arg(&written)
+        .arg("--socket")
+        .arg(daemon.socket())
+        .arg("--")
+        .arg(&binary)
+        .args(["workload", "run"])
+        .arg(job.spec())
+        .current_dir("/")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    let report: Value = serde_json::from_slice(&fs::read(&written).unwrap())
+        .unwrap_or_else(|error| panic!("{error}: {said}"));
+    assert_eq!(report["observing"]["by_daemon"], true, "{said}");
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_trains(&report, &said);
+    running.stop();
+}
+
+fn open_to_all(path: &Path) {
+    fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+}
