@@ -46,8 +46,11 @@ const SUM: u64 = 0;
 pub(crate) struct Gpu {
     cuda: Library,
     kernel: u64,
-    /// Bytes that a batch, a loss and a checkpoint can be copied to and from.
+    /// Device memory that a batch, a loss and a checkpoint can be copied to and from.
     memory: u64,
+    /// Pinned memory for what is read back.
+    pinned: u64,
+    bytes: usize,
 }
 
 impl Gpu {
@@ -58,7 +61,8 @@ impl Gpu {
         bytes: usize,
     ) -> io::Result<Self> {
         let cuda = load(libraries, "libcuda.so.1")?;
-        let (mut context, mut module, mut kernel, mut memory) = (0_u64, 0_u64, 0_u64, 0_u64);
+        let (mut context, mut module, mut kernel) = (0_u64, 0_u64, 0_u64);
+        let (mut memory, mut pinned) = (0_u64, 0_u64);
         call!(cuda, "cuInit", 0)?;
         if !spins {
             call!(cuda, "cuDevicePrimaryCtxSetFlags_v2", device, BLOCKING_SYNC)?;
@@ -69,10 +73,13 @@ impl Gpu {
         let (module, name) = (module, NAME.as_ptr());
         call!(cuda, "cuModuleGetFunction", out(&mut kernel), module, name)?;
         call!(cuda, "cuMemAlloc_v2", out(&mut memory), bytes)?;
+        call!(cuda, "cuMemAllocHost_v2", out(&mut pinned), bytes)?;
         Ok(Self {
             cuda,
             kernel,
             memory,
+            pinned,
+            bytes,
         })
     }
 
@@ -112,11 +119,14 @@ impl Gpu {
         self.synchronize()
     }
 
-    /// Reads from the GPU, which waits for all it has to do first.
-    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<()> {
-        let (to, bytes) = (buffer.as_mut_ptr(), buffer.len());
-        call!(self.cuda, "cuMemcpyDtoHAsync_v2", to, self.memory, bytes, 0)?;
-        self.synchronize()
+    /// Reads so much from the GPU, which has to do all it was given first.
+    pub(crate) fn read(&self, bytes: usize) -> io::Result<&[u8]> {
+        assert!(bytes <= self.bytes, "no more than there is");
+        let (to, from) = (self.pinned, self.memory);
+        call!(self.cuda, "cuMemcpyDtoHAsync_v2", to, from, bytes, 0)?;
+        self.synchronize()?;
+        // SAFETY: allocated with at least so many bytes, and the GPU is done with it.
+        Ok(unsafe { std::slice::from_raw_parts(self.pinned as *const u8, bytes) })
     }
 
     fn synchronize(&self) -> io::Result<()> {

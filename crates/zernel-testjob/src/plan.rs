@@ -139,6 +139,8 @@ pub struct Plan {
     pub spins: bool,
     /// Processes on each of the job's CPUs that do nothing but spin.
     pub spinners: u32,
+    /// Whether all of the job competes with others for the CPUs; else it goes first.
+    pub shares_cpus: bool,
     /// A rank that is slower.
     pub slow: Option<Slow>,
     /// Micro-batches of an optimizer step.
@@ -194,6 +196,7 @@ impl Plan {
             overlaps: false,
             spins: false,
             spinners: 0,
+            shares_cpus: false,
             slow: None,
             accumulate: 1,
             evaluate_every: 0,
@@ -220,7 +223,6 @@ impl Plan {
             }
             Cause::Gpu => {
                 self.kernel_us = hindrance_us / kernels;
-                self.spins = self.seed % 2 == 1;
             }
             Cause::Communication => {
                 let bytes = u64::from(self.buckets) * self.bucket_bytes;
@@ -236,12 +238,14 @@ impl Plan {
                 });
                 if how == Slowness::Delayed {
                     self.loaders = 1;
-                    self.load_us = hindrance_us / 4;
+                    self.load_us = hindrance_us / 2;
+                    self.shares_cpus = true;
                 }
             }
             Cause::CpuNoise => {
                 self.loaders = 1;
-                self.load_us = hindrance_us / 4;
+                self.load_us = hindrance_us / 2;
+                self.shares_cpus = true;
                 self.spinners = random.u32(4..=5);
             }
             Cause::Host => {
@@ -293,11 +297,6 @@ impl Plan {
             Slowness::Delayed => plan.spinners = 4,
         }
         plan
-    }
-
-    /// Whether anything of the job competes for CPUs on purpose.
-    pub(crate) fn is_noisy(&self) -> bool {
-        (0..self.ranks).any(|rank| self.of_rank(rank).spinners > 0)
     }
 }
 

@@ -9,12 +9,16 @@ use rustix::time::ClockId;
 use crate::driver::{Gpu, Peers};
 use crate::loader::{Jitter, Loaders};
 use crate::plan::Plan;
-use crate::sys::{self, now_ns};
+use crate::sys::{self, Priority, now_ns};
 use crate::{Part, Stamp};
 
 /// Trains, and returns what was done when.
 pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<Stamp>> {
     sys::die_with_parent()?;
+    // Whoever is to be disturbed has the rights of those who disturb.
+    if !plan.shares_cpus {
+        sys::set_priority(Priority::Rank);
+    }
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
     let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan.spins, bytes)?;
     // The model comes to the GPU before the loaders are there.
@@ -141,7 +145,7 @@ impl Trainer<'_> {
     }
 
     fn read_loss(&mut self) -> io::Result<()> {
-        self.gpu.read(&mut [0; 4])
+        self.gpu.read(size_of::<f32>()).map(drop)
     }
 
     fn evaluate(&mut self) -> io::Result<()> {
@@ -157,9 +161,8 @@ impl Trainer<'_> {
         let mut file = File::create(path)?;
         let mut left = self.plan.checkpoint_bytes;
         while left > 0 {
-            let mut piece = vec![0; left.min(PIECE)];
-            self.gpu.read(&mut piece)?;
-            file.write_all(&piece)?;
+            let piece = self.gpu.read(left.min(PIECE))?;
+            file.write_all(piece)?;
             left -= piece.len();
         }
         file.sync_all()

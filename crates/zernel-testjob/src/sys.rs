@@ -41,10 +41,28 @@ pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
     }
 }
 
-/// Comes before others for the CPUs, as far as it may.
-pub(crate) fn go_first() {
-    const NICE: i32 = -15;
-    let _ = rustix::process::setpriority_process(None, NICE);
+/// Who gets a CPU first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// As everybody has it.
+    Usual,
+    /// Before everybody who has the usual one.
+    Loader,
+    /// Before loaders too: they are to be ready when a step is.
+    Rank,
+}
+
+/// Sets the priority of this thread and of what it will start, as far as it may: what a job is held up by
+/// must not be who else uses the machine.
+pub(crate) fn set_priority(priority: Priority) {
+    let (policy, sched_priority) = match priority {
+        Priority::Usual => (libc::SCHED_OTHER, 0),
+        Priority::Loader => (libc::SCHED_RR, 1),
+        Priority::Rank => (libc::SCHED_RR, 2),
+    };
+    let parameters = libc::sched_param { sched_priority };
+    // SAFETY: valid parameters for the calling thread.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }
 
 /// The CPUs that this process may use, `count` of them at most.

@@ -6,11 +6,13 @@
 //! | `caller` | who the command runs as under sudo |
 //! | `watch` | observing, and telling the command's processes from others |
 //! | `rank` | what was seen of one process |
+//! | `parts` | its time, in parts that do not overlap |
 //! | `verdict` | what the numbers say |
 //! | `report` | all of it, as data; `render` as text |
 
 mod caller;
 mod child;
+mod parts;
 mod rank;
 mod render;
 mod report;

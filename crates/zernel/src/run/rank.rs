@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use zernel_ebpf::observer::{self, ObservedProcess};
-use zernel_ebpf::probes::{Counts, Family, Operation};
+use zernel_ebpf::probes::{BlockedBy, Counts, Family, Operation};
 use zernel_phase::task_state::WorkloadPhase;
 
 /// A process of the command.
@@ -14,6 +14,8 @@ pub(super) struct Seen {
     pub(super) rank: Option<u32>,
     /// It loads data for another.
     pub(super) is_loader: bool,
+    /// The pid of the process that it loads data for.
+    pub(super) loads_for: Option<u32>,
     /// It was observed from its first CUDA call on.
     pub(super) complete: bool,
     pub(super) still_running: bool,
@@ -23,6 +25,12 @@ pub(super) struct Seen {
     pub(super) data_waits: DataWaits,
     /// Waits for other ranks, through whatever library.
     pub(super) peer_wait_seconds: f64,
+    /// In calls that wait for the GPU, whatever it had to do.
+    pub(super) gpu_wait_seconds: f64,
+    /// How many such calls there were.
+    pub(super) gpu_waits: u64,
+    /// In calls that launch; an estimate, if they were sampled.
+    pub(super) launch_seconds: f64,
     pub(super) collectives: Vec<Collective>,
     pub(super) launches: u64,
     /// By how much `launches` may be off, because they were sampled.
@@ -35,6 +43,8 @@ pub(super) struct Seen {
     pub(super) cpu_seconds: f64,
     /// Time in which its threads could have run, and did not.
     pub(super) run_delay_seconds: f64,
+    /// Time in which its threads waited for disk, network or pages.
+    pub(super) fetch_seconds: f64,
     /// What its threads paid for being observed.
     pub(super) cost_seconds: f64,
 }
@@ -69,6 +79,8 @@ pub(super) struct Collective {
     pub(super) bytes: u64,
     /// From the call to the end of the wait that shows it done.
     pub(super) until_sync_median_seconds: Option<f64>,
+    /// The same, on average.
+    pub(super) until_sync_mean_seconds: Option<f64>,
 }
 
 impl Seen {
@@ -85,6 +97,7 @@ impl Seen {
             job: identity.and_then(|identity| identity.job.clone()),
             rank: identity.and_then(|identity| identity.rank),
             is_loader: process.is_loader,
+            loads_for: process.loads_for,
             complete: process.seen == observer::Seen::Complete,
             still_running: process.ended_ns.is_none(),
             wall_seconds,
@@ -95,9 +108,10 @@ impl Seen {
                 sched: seconds(causes.sched_ns),
                 other: seconds(causes.other_ns),
             },
-            peer_wait_seconds: process
-                .duration(Family::DistSync)
-                .map_or(0.0, |waits| seconds(waits.sum_ns)),
+            peer_wait_seconds: total(process, Family::DistSync),
+            gpu_wait_seconds: GPU_WAITS.map(|family| total(process, family)).iter().sum(),
+            gpu_waits: process.count(|what| what == Counts::Wait).calls,
+            launch_seconds: launch_seconds(process, launches.calls),
             collectives: collectives(process),
             launches: launches.calls,
             launches_error: launches.error,
@@ -106,6 +120,10 @@ impl Seen {
             gpu_memory_peak_bytes: process.memory.values().map(|m| m.total.peak_bytes).sum(),
             cpu_seconds: seconds(process.scheduling.on_cpu_ns),
             run_delay_seconds: seconds(process.scheduling.run_delay_ns),
+            fetch_seconds: FETCHES
+                .map(|by| seconds(process.scheduling.blocked_ns(by)))
+                .iter()
+                .sum(),
             cost_seconds: process.cost.seconds,
         }
     }
@@ -116,6 +134,11 @@ impl Seen {
         let waited = self.data_waits.total() + self.peer_wait_seconds > 0.0;
         let stepped = self.phases.total() > self.phases.unknown;
         !self.is_loader && (worked || waited || stepped)
+    }
+
+    /// Time in which it was at work as a loader: on CPUs, fetching, or about to.
+    pub(super) fn loading_seconds(&self) -> f64 {
+        self.cpu_seconds + self.fetch_seconds + self.run_delay_seconds
     }
 
     /// The share of its time that it paid for being observed.
@@ -180,6 +203,31 @@ impl DataWaits {
     }
 }
 
+/// Calls that return when the GPU has done something.
+const GPU_WAITS: [Family; 4] = [
+    Family::StreamWait,
+    Family::EventWait,
+    Family::ContextWait,
+    Family::CopyWait,
+];
+
+/// What a loader is blocked by while it fetches.
+const FETCHES: [BlockedBy; 3] = [BlockedBy::Io, BlockedBy::Network, BlockedBy::PageFault];
+
+fn total(process: &ObservedProcess, family: Family) -> f64 {
+    let durations = process.duration(family);
+    durations.map_or(0.0, |durations| seconds(durations.sum_ns))
+}
+
+/// If launches were sampled, those that were seen stand for all.
+fn launch_seconds(process: &ObservedProcess, launches: u64) -> f64 {
+    let timed = process
+        .duration(Family::Launch)
+        .map_or(0, |times| times.count);
+    let scale = launches.max(timed) as f64 / timed.max(1) as f64;
+    scale * total(process, Family::Launch)
+}
+
 fn collectives(process: &ObservedProcess) -> Vec<Collective> {
     let mut collectives = Vec::new();
     for operation in Operation::ALL {
@@ -193,6 +241,8 @@ fn collectives(process: &ObservedProcess) -> Vec<Collective> {
             calls: count.calls,
             bytes: count.bytes,
             until_sync_median_seconds: until_sync.map(|times| seconds(times.p50_ns())),
+            until_sync_mean_seconds: until_sync
+                .map(|times| seconds(times.sum_ns) / times.count.max(1) as f64),
         });
     }
     collectives

@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::child::Ended;
+use super::parts::RankTimes;
 use super::rank::Seen;
-use super::verdict::{self, RankTimes, Slowest, Verdict};
+use super::verdict::{self, Slowest, Verdict};
 use super::watch::{Gathered, Outcome};
 
 /// The report on a run.
@@ -61,9 +62,13 @@ impl Report {
             .unwrap_or_default();
         let loaders = processes.iter().filter(|seen| seen.is_loader).count();
         let all = processes.len();
-        let mut ranks: Vec<Seen> = processes.into_iter().filter(Seen::is_rank).collect();
+        let mut ranks: Vec<Seen> = processes
+            .iter()
+            .filter(|seen| seen.is_rank())
+            .cloned()
+            .collect();
         ranks.sort_by_key(|seen| (seen.rank.is_none(), seen.rank, seen.pid));
-        let times: Vec<RankTimes> = ranks.iter().map(times).collect();
+        let times: Vec<RankTimes> = ranks.iter().map(|rank| times(rank, &processes)).collect();
         let mut verdict = verdict::judge(&times);
         if not_observed.is_some() {
             verdict.evidence = "nothing was observed".to_owned();
@@ -101,17 +106,37 @@ impl Observing {
     }
 }
 
-fn times(rank: &Seen) -> RankTimes {
+/// What the verdict rests on.
+fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
+    let collectives = rank.collectives.iter();
+    // Those that one wait covers overlap, so no more than one counts for each wait.
+    let until_sync = collectives.map(|of| {
+        let waits = of.calls.min(rank.gpu_waits) as f64;
+        waits * of.until_sync_mean_seconds.unwrap_or(0.0)
+    });
     RankTimes {
         wall: rank.wall_seconds,
-        data: rank.phases.data_loading,
-        gpu: rank.phases.gpu_compute,
         communication: rank.phases.nccl_collective,
+        gpu_waits: rank.gpu_wait_seconds,
+        peer_waits: rank.peer_wait_seconds,
+        until_sync: until_sync.fold(0.0, f64::max),
+        launching: rank.launch_seconds,
+        launches: rank.launches as f64,
         unknown: rank.phases.unknown,
         data_waits: rank.data_waits.total(),
         data_prepare: rank.data_waits.prepare,
         data_fetch: rank.data_waits.fetch,
         data_sched: rank.data_waits.sched,
+        cpu: rank.cpu_seconds,
         run_delay: rank.run_delay_seconds,
+        loader_busy: loader_busy(rank, processes),
     }
+}
+
+/// The share of its time for which the busiest loader of a rank worked.
+fn loader_busy(rank: &Seen, processes: &[Seen]) -> Option<f64> {
+    let mut own = processes.iter();
+    let own = own.by_ref().filter(|seen| seen.loads_for == Some(rank.pid));
+    let shares = own.map(|loader| loader.loading_seconds() / loader.wall_seconds.max(f64::EPSILON));
+    shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
 }
