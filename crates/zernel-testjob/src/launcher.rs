@@ -7,7 +7,6 @@ use std::{env, io, thread};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::plan::Plan;
-use crate::sys::Priority;
 use crate::{RANK, read_plan, storage, sys};
 
 /// Runs the whole job.
@@ -21,12 +20,11 @@ pub(crate) fn launch(directory: &Path) -> io::Result<()> {
         .take(plan.ranks as usize)
         .collect();
     let mut spinners = Spinners(Vec::new());
-    sys::set_priority(Priority::Usual);
     spinners.fork(&plan, &cpus)?;
     storage::serve(directory)?;
     let mut ranks = Vec::new();
     for rank in 0..plan.ranks {
-        let cpu = plan.shares_cpus.then(|| cpus[rank as usize]);
+        let cpu = plan.stays_on_cpus.then(|| cpus[rank as usize]);
         ranks.push(start(directory, &plan, rank, cpu)?);
     }
     wait_for(ranks)

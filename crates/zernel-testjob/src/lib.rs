@@ -93,6 +93,13 @@ impl Job {
             );
     }
 
+    /// Makes whatever `command` starts of this program the job, and has all that it starts come before
+    /// everybody else who is busy on this machine.
+    pub fn alone(&self, command: &mut Command) {
+        self.environment(command);
+        sys::come_before_others(command);
+    }
+
     /// What a rank noted of its steps, after it has ended.
     pub fn stamps(&self, rank: u32) -> io::Result<Vec<Stamp>> {
         let noted = fs::read(stamps_path(self.directory.path(), rank))?;

@@ -139,8 +139,8 @@ pub struct Plan {
     pub spins: bool,
     /// Processes on each of the job's CPUs that do nothing but spin.
     pub spinners: u32,
-    /// Whether all of the job competes with others for the CPUs; else it goes first.
-    pub shares_cpus: bool,
+    /// Whether each rank has to stay on a CPU with its loaders and spinners.
+    pub stays_on_cpus: bool,
     /// A rank that is slower.
     pub slow: Option<Slow>,
     /// Micro-batches of an optimizer step.
@@ -196,7 +196,7 @@ impl Plan {
             overlaps: false,
             spins: false,
             spinners: 0,
-            shares_cpus: false,
+            stays_on_cpus: false,
             slow: None,
             accumulate: 1,
             evaluate_every: 0,
@@ -239,13 +239,13 @@ impl Plan {
                 if how == Slowness::Delayed {
                     self.loaders = 1;
                     self.load_us = hindrance_us / 2;
-                    self.shares_cpus = true;
+                    self.stays_on_cpus = true;
                 }
             }
             Cause::CpuNoise => {
                 self.loaders = 1;
                 self.load_us = hindrance_us / 2;
-                self.shares_cpus = true;
+                self.stays_on_cpus = true;
                 self.spinners = random.u32(4..=5);
             }
             Cause::Host => {

@@ -1,6 +1,8 @@
 //! What a job asks of the kernel.
 
 use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -41,28 +43,31 @@ pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
     }
 }
 
-/// Who gets a CPU first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Priority {
-    /// As everybody has it.
-    Usual,
-    /// Before everybody who has the usual one.
-    Loader,
-    /// Before loaders too: they are to be ready when a step is.
-    Rank,
+/// Has this process come before its loaders, as far as it may: they are to be ready when a step is.
+pub(crate) fn go_first() {
+    const NICE: i32 = -10;
+    let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// Sets the priority of this thread and of what it will start, as far as it may: what a job is held up by
-/// must not be who else uses the machine.
-pub(crate) fn set_priority(priority: Priority) {
-    let (policy, sched_priority) = match priority {
-        Priority::Usual => (libc::SCHED_OTHER, 0),
-        Priority::Loader => (libc::SCHED_RR, 1),
-        Priority::Rank => (libc::SCHED_RR, 2),
+/// Undoes [`go_first`] in a child.
+pub(crate) fn go_as_usual() {
+    let _ = rustix::process::setpriority_process(None, 0);
+}
+
+/// Has whatever `command` starts come before everybody else on the machine, as far as it may: what a job is
+/// held up by must not be who else is busy. It gets a session of its own, which the kernel schedules as
+/// one group, and that group the largest weight. It ends with the thread that starts it.
+pub(crate) fn come_before_others(command: &mut Command) {
+    let begin = || {
+        rustix::process::setsid()?;
+        // Kernels without such groups have no such file.
+        let _ = std::fs::write("/proc/self/autogroup", "-20");
+        set_parent_process_death_signal(Some(Signal::TERM))?;
+        Ok(())
     };
-    let parameters = libc::sched_param { sched_priority };
-    // SAFETY: valid parameters for the calling thread.
-    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+    // SAFETY: between fork and exec it makes system calls, and allocates nothing: the path is short enough
+    // to be made zero-terminated on the stack.
+    unsafe { command.pre_exec(begin) };
 }
 
 /// The CPUs that this process may use, `count` of them at most.
