@@ -51,7 +51,7 @@ pub fn root() -> Need {
 }
 
 /// The needs there are. Of cgroups a machine may have one version or the other.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 9] = [
     "root",
     "bpf",
     "vm",
@@ -59,6 +59,8 @@ const NAMES: [&str; 7] = [
     "memory-cgroup",
     "overlayfs",
     "torch",
+    "python",
+    "cc",
 ];
 
 /// A test that runs where all its needs are met.

@@ -14,7 +14,10 @@ use super::metrics::{Told, Whose, aggregate, by_caller};
 use super::process::{self, ObservedProcess, Seen};
 use super::{Observer, monotonic_ns};
 use crate::identity::Identity;
-use crate::probes::{Counts, Family, Operation};
+use crate::probes::{BlockedBy, Counts, Family, Operation};
+
+/// What a thread is blocked by while it fetches.
+const FETCHES: [BlockedBy; 3] = [BlockedBy::Io, BlockedBy::Network, BlockedBy::PageFault];
 
 /// How many steps go over the wire.
 const STEPS: usize = 32;
@@ -54,6 +57,8 @@ told! {
         identity: Option<Identity>,
         /// What it does.
         role: Role,
+        /// The pid of the process that it loads data for.
+        loads_for: Option<u32>,
         /// Whether it was observed from its first CUDA call on.
         complete: bool,
         /// If not, since when.
@@ -72,8 +77,12 @@ told! {
         data_waits: DataWaits,
         /// Waits for other ranks, through whatever library.
         peer_wait_seconds: f64,
-        /// In calls that wait for the GPU.
+        /// In calls that wait for the GPU, whatever it had to do.
         gpu_wait_seconds: f64,
+        /// How many such calls there were.
+        gpu_waits: u64,
+        /// In calls that launch; an estimate, if they were sampled.
+        launch_seconds: f64,
         /// Launches of kernels and graphs.
         launches: u64,
         /// By how much `launches` may be off, because they were sampled.
@@ -96,6 +105,8 @@ told! {
         cpu_seconds: f64,
         /// Time in which its threads could have run, and did not.
         run_delay_seconds: f64,
+        /// Time in which its threads waited for disk, network or pages.
+        fetch_seconds: f64,
         /// What it pays for being observed.
         cost: Cost,
         /// Whether any of its functions is sampled, or was.
@@ -139,6 +150,8 @@ told! {
         bytes: u64,
         /// From the call to the end of the wait that shows it done.
         until_sync_median_seconds: Option<f64>,
+        /// The same, on average.
+        until_sync_mean_seconds: Option<f64>,
     }
 
     /// Calls of one function.
@@ -321,6 +334,7 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
             true => Role::Loader,
             false => Role::Trainer,
         },
+        loads_for: process.loads_for,
         complete: process.seen == Seen::Complete,
         since_seconds_ago: match process.seen {
             Seen::Complete => None,
@@ -348,6 +362,8 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
             .iter()
             .map(|(family, _)| duration(process, *family))
             .sum(),
+        gpu_waits: process.count(|what| what == Counts::Wait).calls,
+        launch_seconds: launch_seconds(process, launches.calls),
         launches: launches.calls,
         launches_error: launches.error,
         copies: copies.calls,
@@ -366,6 +382,10 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         communicators: process.communicators.iter().map(communicator).collect(),
         cpu_seconds: seconds(process.scheduling.on_cpu_ns),
         run_delay_seconds: seconds(process.scheduling.run_delay_ns),
+        fetch_seconds: FETCHES
+            .iter()
+            .map(|reason| seconds(process.scheduling.blocked_ns(*reason)))
+            .sum(),
         cost: Cost {
             busiest_thread_ratio: process.cost.busiest_thread,
             seconds: process.cost.seconds,
@@ -393,6 +413,8 @@ fn collectives(process: &ObservedProcess) -> Vec<Collective> {
             calls: count.calls,
             bytes: count.bytes,
             until_sync_median_seconds: until_sync.map(|times| seconds(times.p50_ns())),
+            until_sync_mean_seconds: until_sync
+                .map(|times| seconds(times.sum_ns) / times.count.max(1) as f64),
         });
     }
     collectives
@@ -432,6 +454,15 @@ fn communicator(communicator: &process::Communicator) -> Communicator {
         in_call: communicator.entered_ns != 0 && communicator.left_ns == 0,
         entered_seconds_ago: seconds_ago(communicator.entered_ns),
     }
+}
+
+/// If launches were sampled, those that were timed stand for all.
+fn launch_seconds(process: &ObservedProcess, launches: u64) -> f64 {
+    let timed = process
+        .duration(Family::Launch)
+        .map_or(0, |times| times.count);
+    let scale = launches.max(timed) as f64 / timed.max(1) as f64;
+    scale * duration(process, Family::Launch)
 }
 
 fn duration(process: &ObservedProcess, family: Family) -> f64 {

@@ -9,12 +9,14 @@
 //! | `watch` | observing, by itself or through the daemon, and telling the wanted processes from others |
 //! | `record`, `steps` | what was seen of one process over time |
 //! | `rank` | the same in numbers |
+//! | `parts` | its time, in parts that do not overlap |
 //! | `verdict` | what the numbers say |
 //! | `report` | all of it, as data; `render` as text |
 
 pub(crate) mod attach;
 mod caller;
 mod child;
+mod parts;
 mod rank;
 mod record;
 mod render;

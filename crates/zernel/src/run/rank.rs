@@ -16,6 +16,8 @@ pub(super) struct Seen {
     pub(super) rank: Option<u32>,
     /// It loads data for another.
     pub(super) is_loader: bool,
+    /// The pid of the process that it loads data for.
+    pub(super) loads_for: Option<u32>,
     /// It was observed from its first CUDA call on.
     pub(super) complete: bool,
     pub(super) still_running: bool,
@@ -57,12 +59,21 @@ pub(super) struct Times {
     pub(super) data_waits: DataWaits,
     /// Waits for other ranks, through whatever library.
     pub(super) peer_wait_seconds: f64,
-    /// In calls that wait for the GPU.
+    /// In calls that wait for the GPU, whatever it had to do.
     pub(super) gpu_wait_seconds: f64,
+    /// How many such calls there were.
+    pub(super) gpu_waits: f64,
+    /// In calls that launch; an estimate, if they were sampled.
+    pub(super) launch_seconds: f64,
+    /// How many such calls there were.
+    #[serde(skip)]
+    pub(super) launches: f64,
     /// All threads on CPUs.
     pub(super) cpu_seconds: f64,
     /// Threads could have run, and did not.
     pub(super) run_delay_seconds: f64,
+    /// Threads waited for disk, network or pages.
+    pub(super) fetch_seconds: f64,
 }
 
 /// Where the time of the thread that drives the steps went.
@@ -86,6 +97,7 @@ impl Seen {
             job: process.job().map(str::to_owned),
             rank: process.rank(),
             is_loader: process.role == Role::Loader,
+            loads_for: process.loads_for,
             complete: process.complete,
             still_running: process.ended_seconds_ago.is_none(),
             times: Times::new(process),
@@ -118,6 +130,11 @@ impl Seen {
         !self.is_loader && (worked || waited || stepped)
     }
 
+    /// Time in which it was at work as a loader: on CPUs, fetching, or about to.
+    pub(super) fn loading_seconds(&self) -> f64 {
+        self.times.cpu_seconds + self.times.fetch_seconds + self.times.run_delay_seconds
+    }
+
     /// The share of its time that it paid for being observed.
     pub(super) fn cost_share(&self) -> f64 {
         match self.times.wall_seconds > 0.0 {
@@ -136,8 +153,12 @@ impl Times {
             data_waits: process.data_waits,
             peer_wait_seconds: process.peer_wait_seconds,
             gpu_wait_seconds: process.gpu_wait_seconds,
+            gpu_waits: process.gpu_waits as f64,
+            launch_seconds: process.launch_seconds,
+            launches: process.launches as f64,
             cpu_seconds: process.cpu_seconds,
             run_delay_seconds: process.run_delay_seconds,
+            fetch_seconds: process.fetch_seconds,
         }
     }
 
@@ -166,8 +187,12 @@ impl Times {
             },
             peer_wait_seconds: of(self.peer_wait_seconds, other.peer_wait_seconds),
             gpu_wait_seconds: of(self.gpu_wait_seconds, other.gpu_wait_seconds),
+            gpu_waits: of(self.gpu_waits, other.gpu_waits),
+            launch_seconds: of(self.launch_seconds, other.launch_seconds),
+            launches: of(self.launches, other.launches),
             cpu_seconds: of(self.cpu_seconds, other.cpu_seconds),
             run_delay_seconds: of(self.run_delay_seconds, other.run_delay_seconds),
+            fetch_seconds: of(self.fetch_seconds, other.fetch_seconds),
         }
     }
 }

@@ -8,6 +8,7 @@ use super::child::Ended;
 use super::rank::Seen;
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
+use super::verdict::Slowest;
 use crate::text::{bytes, shortened, time, whole, wrapped};
 
 const WIDTH: usize = 100;
@@ -275,7 +276,9 @@ fn work(rank: &Seen) -> String {
 
 fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
     let verdict = &report.verdict;
-    let text = format!("{}: {}", verdict.bound.name(), verdict.evidence);
+    let straggler = verdict.straggler.and_then(|index| report.ranks.get(index));
+    let straggler = straggler.map_or(String::new(), |rank| format!("{}: ", name(rank)));
+    let text = format!("{}: {straggler}{}", verdict.bound.name(), verdict.evidence);
     paragraph(out, "verdict", &text)?;
     if let (Some(helps), Some(seconds)) = (verdict.helps, verdict.at_most_seconds) {
         let share = 100.0 * seconds / report.wall_seconds.max(seconds);
@@ -288,9 +291,10 @@ fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
     }
     let text = match report.slowest {
         Some(slowest) => format!(
-            "{}: it waited {:.1} s less in collectives than the one that waited longest",
+            "{}: it waited {:.1} s less in collectives than the one that waited longest{}",
             name(&report.ranks[slowest.index]),
-            slowest.seconds
+            slowest.seconds,
+            why(&slowest)
         ),
         None if meets(report) => {
             "none stands out: all wait for each other about as long".to_owned()
@@ -298,6 +302,16 @@ fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
         None => "can't tell: the ranks were hardly ever seen in collectives".to_owned(),
     };
     paragraph(out, "slowest", &text)
+}
+
+fn why(slowest: &Slowest) -> String {
+    let more = slowest.more_seconds;
+    slowest.reason.map_or(String::new(), |reason| {
+        format!(
+            ", and spent {more:.1} s more {} than its peers",
+            reason.spent()
+        )
+    })
 }
 
 /// Whether a rank spent a hundredth of its time in collectives.
@@ -342,9 +356,10 @@ mod tests {
     use super::*;
     use zernel_ebpf::observer::snapshot::{Collective, DataWaits};
 
+    use crate::run::parts::{Part, RankTimes};
     use crate::run::rank::{Phases, Times};
     use crate::run::report::Observing;
-    use crate::run::verdict::{RankTimes, Slowest, judge};
+    use crate::run::verdict::judge;
 
     fn rank(number: u32) -> Seen {
         Seen {
@@ -376,6 +391,7 @@ mod tests {
                     calls: 1_234_567,
                     bytes: 1_234_567 * 25_000_000,
                     until_sync_median_seconds: Some(0.012_345),
+                    until_sync_mean_seconds: Some(0.012_345),
                 })
                 .to_vec(),
             launches: 123_456_789,
@@ -390,9 +406,10 @@ mod tests {
     fn report(ranks: u32) -> Report {
         let times = RankTimes {
             wall: 123_456.78,
-            data: 23_456.78,
             data_waits: 23_456.78,
-            gpu: 90_000.0,
+            data_prepare: 23_456.78,
+            gpu_waits: 90_000.0,
+            loader_busy: Some(1.0),
             ..RankTimes::default()
         };
         Report {
@@ -412,6 +429,8 @@ mod tests {
             slowest: (ranks > 1).then_some(Slowest {
                 index: 1,
                 seconds: 345.6,
+                reason: Some(Part::Prepare),
+                more_seconds: 340.0,
             }),
             observing: Some(Observing {
                 sampled: ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"]

@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::child::Ended;
+use super::parts::RankTimes;
 use super::rank::Seen;
-use super::verdict::{self, RankTimes, Slowest, Verdict};
+use super::verdict::{self, Slowest, Verdict};
 use super::watch::{Gathered, Outcome};
 
 /// The report on a run.
@@ -63,9 +64,13 @@ impl Report {
             .unwrap_or_default();
         let loaders = processes.iter().filter(|seen| seen.is_loader).count();
         let all = processes.len();
-        let mut ranks: Vec<Seen> = processes.into_iter().filter(Seen::is_rank).collect();
+        let mut ranks: Vec<Seen> = processes
+            .iter()
+            .filter(|seen| seen.is_rank())
+            .cloned()
+            .collect();
         ranks.sort_by_key(|seen| (seen.rank.is_none(), seen.rank, seen.pid));
-        let times: Vec<RankTimes> = ranks.iter().map(times).collect();
+        let times: Vec<RankTimes> = ranks.iter().map(|rank| times(rank, &processes)).collect();
         let mut verdict = verdict::judge(&times);
         if not_observed.is_some() {
             verdict.evidence = "nothing was observed".to_owned();
@@ -101,18 +106,40 @@ impl Observing {
     }
 }
 
-fn times(rank: &Seen) -> RankTimes {
+/// What the verdict rests on.
+fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
     let times = rank.judged();
+    let collectives = rank.collectives.iter();
+    // Those that one wait covers overlap, so no more than one counts for each wait.
+    let until_sync = collectives.map(|of| {
+        let waits = times.gpu_waits.min(of.calls as f64);
+        waits * of.until_sync_mean_seconds.unwrap_or(0.0)
+    });
     RankTimes {
         wall: times.wall_seconds,
-        data: times.phases.data_loading,
-        gpu: times.phases.gpu_compute,
         communication: times.phases.nccl_collective,
+        gpu_waits: times.gpu_wait_seconds,
+        peer_waits: times.peer_wait_seconds,
+        until_sync: until_sync.fold(0.0, f64::max),
+        launching: times.launch_seconds,
+        launches: times.launches,
         unknown: times.phases.unknown,
         data_waits: times.data_waits.total(),
         data_prepare: times.data_waits.prepare,
         data_fetch: times.data_waits.fetch,
         data_sched: times.data_waits.sched,
+        cpu: times.cpu_seconds,
         run_delay: times.run_delay_seconds,
+        loader_busy: loader_busy(rank, processes),
     }
+}
+
+/// The share of its time for which the busiest loader of a rank worked.
+fn loader_busy(rank: &Seen, processes: &[Seen]) -> Option<f64> {
+    let own = processes
+        .iter()
+        .filter(|seen| seen.loads_for == Some(rank.pid));
+    let shares =
+        own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
+    shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
 }

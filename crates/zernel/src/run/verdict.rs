@@ -1,63 +1,37 @@
 //! What bounds a training job, judged by where the time of its ranks went.
 //!
-//! The rule is plain, so that it can be argued with: of all the time of all ranks, what was waited for data,
-//! for peers or for a CPU is waste. The largest waste bounds the job if it is at least [`WASTE`] of the
-//! time; without such a waste the GPU bounds it, if it had [`BUSY`] of the time. All else cannot be told.
+//! The time of a rank is split into parts that do not overlap (`parts`): waits for data, for peers and for
+//! the GPU, delays because no CPU was free, and what is left: its thread at work on a CPU. What bounds the
+//! job is then what would make it faster:
+//!
+//! 1. A **straggler** does, if its peers wait for it for [`WASTE`] of their time, and would not wait as long
+//!    for their own loaders if it were faster. Otherwise waits for the slowest rank count as waits for
+//!    what it waits for itself.
+//! 2. **Loaders that never rest** do, if they are waited for for [`WASTE`] of the time: they work beside the
+//!    steps, so nothing that makes a step faster makes the job faster.
+//! 3. Else the largest part does, if it has [`DOMINANT`] of the time: these come one after the other, so
+//!    what each takes is what can be gained by it.
+//!
+//! All else cannot be told.
 
 use serde::Serialize;
 
+use super::parts::{Part, Parts, RankTimes};
+
 /// Shorter than this is a start, not a run.
 const SHORTEST: f64 = 1.0;
-/// The share of the time that a waste must have to be what bounds a job.
+/// The share of the time that a wait must have to be worth a word where nothing else could help.
 const WASTE: f64 = 0.15;
-/// The share of the time that the GPU must have to be what bounds a job.
-const BUSY: f64 = 0.5;
+/// The share of the time that a part must have to be what bounds a job.
+const DOMINANT: f64 = 0.35;
 /// With a larger share of unknown time nothing can be told.
 const UNKNOWN: f64 = 0.5;
-
-/// Where the time of one rank went, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct RankTimes {
-    pub(super) wall: f64,
-    /// In phase DataLoading.
-    pub(super) data: f64,
-    /// In phase GpuCompute.
-    pub(super) gpu: f64,
-    /// In phase NcclCollective.
-    pub(super) communication: f64,
-    pub(super) unknown: f64,
-    /// Waits in which somebody was seen to load the data, or to be about to.
-    pub(super) data_waits: f64,
-    /// Of its waits for data: the loaders were on CPUs.
-    pub(super) data_prepare: f64,
-    /// Of its waits for data: the loaders waited for disk or network.
-    pub(super) data_fetch: f64,
-    /// Of its waits for data: the loaders could run, and did not.
-    pub(super) data_sched: f64,
-    /// Its own threads could run, and did not.
-    pub(super) run_delay: f64,
-}
-
-/// A part of a rank's time.
-type Part = fn(&RankTimes) -> f64;
-
-impl RankTimes {
-    /// Waits for data that are not the scheduler's doing.
-    fn input(&self) -> f64 {
-        (self.data.min(self.data_waits) - self.data_sched).max(0.0)
-    }
-
-    /// A thread that waits between two steps seems to load data. If nobody was seen to give it any, it may
-    /// as well have waited for a peer.
-    fn unexplained(&self) -> f64 {
-        (self.data - self.data_waits).max(0.0)
-    }
-
-    /// An upper bound: delays of several threads at once count several times, up to the wall time.
-    fn scheduler(&self) -> f64 {
-        self.data_sched.min(self.data) + self.run_delay.min((self.wall - self.data).max(0.0))
-    }
-}
+/// Loaders that work for this share of the time never rest: orders and batches have to travel, too.
+const NEVER_RESTS: f64 = 0.75;
+/// The share of its time by which a rank must wait less than its peers to be called the slowest.
+const STANDS_OUT: f64 = 0.05;
+/// Parts with less than this share are not worth a word.
+const WORTH_A_WORD: f64 = 0.05;
 
 /// What bounds a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -67,6 +41,8 @@ pub(super) enum Bound {
     Gpu,
     Communication,
     CpuScheduler,
+    Host,
+    Straggler,
     CannotTell,
 }
 
@@ -77,7 +53,20 @@ impl Bound {
             Self::Gpu => "GPU-bound",
             Self::Communication => "communication-bound",
             Self::CpuScheduler => "CPU-scheduler-bound",
+            Self::Host => "host-bound",
+            Self::Straggler => "straggler-bound",
             Self::CannotTell => "can't tell",
+        }
+    }
+
+    fn parts(self) -> &'static [Part] {
+        match self {
+            Self::Input => &[Part::Prepare, Part::Fetch, Part::OtherData],
+            Self::CpuScheduler => &[Part::CpuDelay],
+            Self::Communication => &[Part::Communication],
+            Self::Gpu => &[Part::Gpu],
+            Self::Host => &[Part::Host],
+            Self::Straggler | Self::CannotTell => &[],
         }
     }
 }
@@ -86,6 +75,11 @@ impl Bound {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Verdict {
     pub(super) bound: Bound,
+    /// The largest part of what it is about: of waits for data, what was waited for; of a straggler, what
+    /// it spent more of than its peers.
+    pub(super) cause: Option<Part>,
+    /// The straggler's place in the list of ranks.
+    pub(super) straggler: Option<usize>,
     /// What it rests on.
     pub(super) evidence: String,
     /// What would help.
@@ -100,6 +94,8 @@ impl Verdict {
     fn cannot_tell(evidence: String) -> Self {
         Self {
             bound: Bound::CannotTell,
+            cause: None,
+            straggler: None,
             evidence,
             helps: None,
             share: None,
@@ -110,8 +106,6 @@ impl Verdict {
 
 /// Judges.
 pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
-    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
-    let wall = sum(|rank| rank.wall);
     if ranks.is_empty() {
         return Verdict::cannot_tell("no process was seen to train".to_owned());
     }
@@ -121,100 +115,161 @@ pub(super) fn judge(ranks: &[RankTimes]) -> Verdict {
             "the ranks were observed for {longest:.2} s; less than {SHORTEST} s is a start, not a run"
         ));
     }
-    let unknown = sum(|rank| rank.unknown);
-    let unexplained = sum(RankTimes::unexplained);
-    if unknown + unexplained > UNKNOWN * wall {
+    let mut parts: Vec<Parts> = ranks.iter().map(Parts::new).collect();
+    let wall: f64 = ranks.iter().map(|rank| rank.wall).sum();
+    let known: f64 = parts.iter().map(Parts::total).sum();
+    if wall - known > UNKNOWN * wall {
         return Verdict::cannot_tell(format!(
-            "of {unknown:.1} s of the {wall:.1} s of all ranks it is not known what they did, and of {unexplained:.1} s \
-             for what they waited: it looks like data, but nobody was seen to load any"
+            "of {:.1} s of the {wall:.1} s of all ranks it is not known what they waited for",
+            wall - known
         ));
     }
-    let wastes: [(Bound, Part); 3] = [
-        (Bound::Input, RankTimes::input),
-        (Bound::Communication, |rank| rank.communication),
-        (Bound::CpuScheduler, RankTimes::scheduler),
-    ];
-    let largest = wastes
-        .into_iter()
-        .max_by(|(_, a), (_, b)| sum(*a).total_cmp(&sum(*b)))
-        .filter(|(_, of)| sum(*of) >= WASTE * wall);
-    let (bound, of) = match largest {
-        Some(largest) => largest,
-        None if sum(|rank| rank.gpu) >= BUSY * wall => (Bound::Gpu, (|rank| rank.gpu) as Part),
-        None => return nothing_stands_out(ranks, wall),
+    let slowest = slowest(ranks);
+    if let Some(verdict) = slowest.and_then(|slowest| judge_straggler(ranks, &parts, slowest)) {
+        return verdict;
+    }
+    if let Some(slowest) = slowest {
+        blame(&mut parts, slowest);
+    }
+    let Some(bound) = starved(ranks, &parts, wall).or_else(|| dominant(&parts, wall)) else {
+        let all = list(&parts, wall, &[]);
+        let less = format!("nothing has {:.0} % of it", 100.0 * DOMINANT);
+        return Verdict::cannot_tell(format!("of the {wall:.1} s of all ranks, {all}: {less}"));
+    };
+    bound_by(bound, &parts, wall)
+}
+
+/// The seconds of all ranks in what a bound is about.
+fn sum(parts: &[Parts], bound: Bound) -> f64 {
+    let of = |part: &Part| parts.iter().map(|rank| rank.of(*part)).sum::<f64>();
+    bound.parts().iter().map(of).sum()
+}
+
+/// The bounds that are a part of the time, largest first.
+fn by_size(parts: &[Parts]) -> Vec<(Bound, f64)> {
+    let mut bounds: Vec<(Bound, f64)> = [
+        Bound::Input,
+        Bound::CpuScheduler,
+        Bound::Communication,
+        Bound::Gpu,
+        Bound::Host,
+    ]
+    .map(|bound| (bound, sum(parts, bound)))
+    .to_vec();
+    bounds.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    bounds
+}
+
+/// What loaders that never rest were held up by, if they held the ranks up.
+fn starved(ranks: &[RankTimes], parts: &[Parts], wall: f64) -> Option<Bound> {
+    let never_rest = ranks
+        .iter()
+        .all(|rank| rank.loader_busy >= Some(NEVER_RESTS));
+    let waited = sum(parts, Bound::Input) + parts.iter().map(|rank| rank.data_delay).sum::<f64>();
+    if !never_rest || waited < WASTE * wall {
+        return None;
+    }
+    let held_up = by_size(parts).into_iter().map(|(bound, _)| bound);
+    let mut held_up = held_up.filter(|bound| matches!(bound, Bound::Input | Bound::CpuScheduler));
+    held_up.next()
+}
+
+fn dominant(parts: &[Parts], wall: f64) -> Option<Bound> {
+    let (bound, seconds) = by_size(parts)[0];
+    (seconds >= DOMINANT * wall).then_some(bound)
+}
+
+fn bound_by(bound: Bound, parts: &[Parts], wall: f64) -> Verdict {
+    let seconds = sum(parts, bound);
+    let of_rank = |rank: &Parts| sum(std::slice::from_ref(rank), bound);
+    let total = |part: &Part| parts.iter().map(|rank| rank.of(*part)).sum::<f64>();
+    let of_bound = bound.parts().iter().copied();
+    let cause = of_bound.max_by(|a, b| total(a).total_cmp(&total(b)));
+    let size = format!(
+        "{seconds:.1} s of the {wall:.1} s of all ranks ({:.0} %)",
+        100.0 * seconds / wall
+    );
+    let others = list(parts, wall, bound.parts());
+    let others = match others.is_empty() {
+        true => String::new(),
+        false => format!("; of the rest, {others}"),
     };
     Verdict {
         bound,
-        evidence: evidence(bound, ranks, sum(of), wall),
-        helps: Some(helps(bound, ranks)),
-        share: Some(sum(of) / wall),
-        at_most_seconds: Some(ranks.iter().map(of).fold(0.0, f64::max)),
+        cause,
+        straggler: None,
+        evidence: format!("{}{others}", evidence(bound, &size, parts)),
+        helps: cause.map(helps),
+        share: Some(seconds / wall),
+        at_most_seconds: Some(parts.iter().map(of_rank).fold(0.0, f64::max)),
     }
 }
 
-fn nothing_stands_out(ranks: &[RankTimes], wall: f64) -> Verdict {
-    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
-    Verdict::cannot_tell(format!(
-        "of the {wall:.1} s of all ranks, {:.1} s were waits for data, {:.1} s collectives, {:.1} s the GPU's: \
-         no waste of {:.0} %, and the GPU has not {:.0} %",
-        sum(|rank| rank.data.min(rank.data_waits)),
-        sum(|rank| rank.communication),
-        sum(|rank| rank.gpu),
-        100.0 * WASTE,
-        100.0 * BUSY,
-    ))
-}
-
-fn evidence(bound: Bound, ranks: &[RankTimes], seconds: f64, wall: f64) -> String {
-    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
-    let share = 100.0 * seconds / wall;
-    let size = format!("{seconds:.1} s of the {wall:.1} s of all ranks ({share:.0} %)");
+fn evidence(bound: Bound, size: &str, parts: &[Parts]) -> String {
+    let sum = |part: Part| parts.iter().map(|rank| rank.of(part)).sum::<f64>();
     match bound {
         Bound::Input => format!(
-            "{size} were waits for data; meanwhile the loaders that the ranks started prepared for {:.1} s, \
-             fetched for {:.1} s, and did neither for {:.1} s",
-            sum(|rank| rank.data_prepare),
-            sum(|rank| rank.data_fetch),
-            (seconds - sum(|rank| rank.data_prepare + rank.data_fetch)).max(0.0),
+            "{size} were waits for data; meanwhile the loaders prepared for {:.1} s, fetched for {:.1} s, and \
+             did neither for {:.1} s",
+            sum(Part::Prepare),
+            sum(Part::Fetch),
+            sum(Part::OtherData),
         ),
-        Bound::Communication => {
-            format!("{size} were collectives, waiting for the slowest rank included")
+        Bound::Communication => format!("{size} were collectives"),
+        Bound::CpuScheduler => {
+            let loaders: f64 = parts.iter().map(|rank| rank.data_delay).sum();
+            let own = sum(Part::CpuDelay) - loaders;
+            format!(
+                "up to {size} threads could have run, and did not: loaders that were waited for \
+                 {loaders:.1} s, the ranks themselves {own:.1} s"
+            )
         }
-        Bound::CpuScheduler => format!(
-            "up to {size} threads could have run, and did not: loaders that were waited for {:.1} s, \
-             the ranks themselves {:.1} s",
-            sum(|rank| rank.data_sched),
-            sum(|rank| rank.run_delay),
-        ),
-        Bound::Gpu | Bound::CannotTell => format!(
-            "{size} were the GPU's; {:.1} s were waits for data, {:.1} s collectives",
-            sum(|rank| rank.data.min(rank.data_waits)),
-            sum(|rank| rank.communication),
-        ),
+        Bound::Host => {
+            format!(
+                "{size} the ranks' own threads were at work on CPUs, and the GPU waited for them"
+            )
+        }
+        Bound::Gpu | Bound::Straggler | Bound::CannotTell => {
+            let shared: f64 = parts.iter().map(|rank| rank.shared_with_collectives).sum();
+            let shared = match shared > WORTH_A_WORD * sum(Part::Gpu) {
+                true => format!("; in up to {shared:.1} s of them it had collectives to do, too"),
+                false => String::new(),
+            };
+            format!("{size} were waits for the GPU{shared}")
+        }
     }
 }
 
-fn helps(bound: Bound, ranks: &[RankTimes]) -> &'static str {
-    let sum = |of: Part| ranks.iter().map(of).sum::<f64>();
-    match bound {
-        Bound::Input => {
-            let prepare = sum(|rank| rank.data_prepare);
-            let fetch = sum(|rank| rank.data_fetch);
-            let other = sum(RankTimes::input) - prepare - fetch;
-            if fetch > prepare && fetch > other {
-                "faster storage or network, or fetching further ahead"
-            } else if prepare > other {
-                "more loaders where CPUs are free, or less to do for each batch"
-            } else {
-                "a look at what loads the data: nothing that the ranks started was busy with it"
-            }
+/// The parts that are worth a word, largest first, without `but`.
+fn list(parts: &[Parts], wall: f64, but: &[Part]) -> String {
+    let bounds = by_size(parts).into_iter();
+    let worth = bounds.filter(|(bound, seconds)| {
+        *seconds >= WORTH_A_WORD * wall && !bound.parts().iter().any(|part| but.contains(part))
+    });
+    let texts = worth.map(|(bound, seconds)| {
+        let what = match bound {
+            Bound::Input => "waits for data",
+            Bound::CpuScheduler => "delays without a CPU",
+            Bound::Communication => "collectives",
+            Bound::Host => "own work on CPUs",
+            Bound::Gpu | Bound::Straggler | Bound::CannotTell => "waits for the GPU",
+        };
+        format!("{seconds:.1} s were {what}")
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn helps(cause: Part) -> &'static str {
+    match cause {
+        Part::Prepare => "more loaders where CPUs are free, or less to do for each batch",
+        Part::Fetch => "faster storage or network, or fetching further ahead",
+        Part::OtherData => {
+            "a look at what loads the data: nothing that the ranks started was busy with it"
         }
-        Bound::Communication => {
-            "a faster slowest rank, overlapping collectives with the backward pass, or fewer bytes"
-        }
-        Bound::CpuScheduler => "fewer threads for the CPUs there are, or no neighbours on them",
-        Bound::Gpu => "faster kernels or GPUs",
-        Bound::CannotTell => "",
+        Part::CpuDelay => "fewer threads for the CPUs there are, or no neighbours on them",
+        Part::Communication => "overlapping collectives with the backward pass, or fewer bytes",
+        Part::Gpu => "faster kernels or GPUs",
+        Part::Host => "CUDA graphs, torch.compile or larger batches: less to do for each kernel",
     }
 }
 
@@ -225,169 +280,101 @@ pub(super) struct Slowest {
     pub(super) index: usize,
     /// How much less it waited in collectives than the rank that waited longest.
     pub(super) seconds: f64,
+    /// What it spent more time in than its peers do on average, if there is such a part.
+    pub(super) reason: Option<Part>,
+    /// How much more.
+    pub(super) more_seconds: f64,
 }
 
 /// The rank that waits least in collectives, if others wait longer by a twentieth of their time: peers
 /// that are ready wait for the one that is not.
 pub(super) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
     let by_wait = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
-    let waits: Vec<(usize, f64)> = ranks
-        .iter()
-        .map(|rank| rank.communication)
-        .enumerate()
-        .collect();
+    let waits = ranks.iter().map(|rank| rank.communication);
+    let waits: Vec<(usize, f64)> = waits.enumerate().collect();
     let (index, least) = *waits.iter().min_by(by_wait)?;
     let (longest_index, most) = *waits.iter().max_by(by_wait)?;
     let seconds = most - least;
-    let stands_out = seconds >= 0.05 * ranks[longest_index].wall && seconds > 0.0;
-    stands_out.then_some(Slowest { index, seconds })
+    if seconds <= 0.0 || seconds < STANDS_OUT * ranks[longest_index].wall {
+        return None;
+    }
+    let parts: Vec<Parts> = ranks.iter().map(Parts::new).collect();
+    let more = |part: &Part| {
+        let peers = peers(&parts, index).map(|peer| peer.of(*part));
+        parts[index].of(*part) - peers.sum::<f64>() / (ranks.len() - 1) as f64
+    };
+    let reasons = Part::ALL.into_iter();
+    let reasons = reasons.filter(|part| *part != Part::Communication);
+    let reason = reasons.max_by(|a, b| more(a).total_cmp(&more(b)))?;
+    let more_seconds = more(&reason);
+    Some(Slowest {
+        index,
+        seconds,
+        reason: (more_seconds > 0.0).then_some(reason),
+        more_seconds: more_seconds.max(0.0),
+    })
+}
+
+/// All but one.
+fn peers<T>(ranks: &[T], but: usize) -> impl Iterator<Item = &T> {
+    let ranks = ranks.iter().enumerate();
+    ranks.filter_map(move |(index, rank)| (index != but).then_some(rank))
+}
+
+/// Judges whether one rank alone holds the others up.
+fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Option<Verdict> {
+    let reason = slowest.reason?;
+    let count = (ranks.len() - 1) as f64;
+    let mean = |of: &dyn Fn(&RankTimes, &Parts) -> f64| {
+        let both: Vec<(&RankTimes, &Parts)> = ranks.iter().zip(parts).collect();
+        peers(&both, slowest.index)
+            .map(|(rank, parts)| of(rank, parts))
+            .sum::<f64>()
+            / count
+    };
+    let least = parts[slowest.index].of(Part::Communication);
+    let slow = &parts[slowest.index];
+    let lacks_cpus = reason == Part::CpuDelay && 2.0 * slow.data_delay > slow.of(Part::CpuDelay);
+    let is_for_data = reason.is_of_loaders() || lacks_cpus;
+    // If a peer's loaders hardly rest either, it would soon wait for them instead.
+    let gain = mean(&|rank, parts| {
+        let waited = (parts.of(Part::Communication) - least).max(0.0);
+        let busy = rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
+        waited.min(rank.wall * (1.0 - busy))
+    });
+    let wall = mean(&|rank, _| rank.wall);
+    let input = mean(&|_, parts| sum(std::slice::from_ref(parts), Bound::Input));
+    let delay = mean(&|_, parts| parts.of(Part::CpuDelay));
+    if gain < WASTE * wall || gain < input.max(delay) {
+        return None;
+    }
+    let all: f64 = ranks.iter().map(|rank| rank.wall).sum();
+    let share = gain / wall;
+    Some(Verdict {
+        bound: Bound::Straggler,
+        cause: Some(reason),
+        straggler: Some(slowest.index),
+        evidence: format!(
+            "its peers waited for it for {gain:.1} s of their {wall:.1} s each ({:.0} %); it spent {:.1} s more {} \
+             than they did",
+            100.0 * share,
+            slowest.more_seconds,
+            reason.spent()
+        ),
+        helps: Some(helps(reason)),
+        share: Some(gain * count / all),
+        at_most_seconds: Some(gain),
+    })
+}
+
+/// Counts waits for the slowest rank as what that rank was held up by.
+fn blame(parts: &mut [Parts], slowest: Slowest) {
+    let Some(reason) = slowest.reason else { return };
+    let least = parts[slowest.index].of(Part::Communication);
+    for rank in parts {
+        rank.count_as(reason, rank.of(Part::Communication) - least);
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RANK: RankTimes = RankTimes {
-        wall: 100.0,
-        data: 2.0,
-        gpu: 80.0,
-        communication: 8.0,
-        unknown: 5.0,
-        data_waits: 2.0,
-        data_prepare: 1.0,
-        data_fetch: 0.5,
-        data_sched: 0.5,
-        run_delay: 1.0,
-    };
-
-    #[test]
-    fn what_wastes_most_bounds() {
-        let waits_for_data = RankTimes {
-            data: 40.0,
-            data_waits: 40.0,
-            gpu: 42.0,
-            data_prepare: 35.0,
-            ..RANK
-        };
-        let cases = [
-            ("busy GPU", RANK, Bound::Gpu),
-            ("waits for data", waits_for_data, Bound::Input),
-            (
-                "waits for data whose loaders do not get to run",
-                RankTimes {
-                    data_prepare: 5.0,
-                    data_sched: 34.0,
-                    ..waits_for_data
-                },
-                Bound::CpuScheduler,
-            ),
-            (
-                "does not get to run itself",
-                RankTimes {
-                    run_delay: 30.0,
-                    ..RANK
-                },
-                Bound::CpuScheduler,
-            ),
-            (
-                "waits for peers",
-                RankTimes {
-                    communication: 45.0,
-                    gpu: 43.0,
-                    ..RANK
-                },
-                Bound::Communication,
-            ),
-            (
-                "waits between steps, with nobody seen to load",
-                RankTimes {
-                    data: 60.0,
-                    gpu: 22.0,
-                    ..RANK
-                },
-                Bound::CannotTell,
-            ),
-            (
-                "mostly unknown",
-                RankTimes {
-                    unknown: 60.0,
-                    gpu: 25.0,
-                    ..RANK
-                },
-                Bound::CannotTell,
-            ),
-            (
-                "a bit of everything",
-                RankTimes {
-                    unknown: 40.0,
-                    gpu: 40.0,
-                    ..RANK
-                },
-                Bound::CannotTell,
-            ),
-            (
-                "too short",
-                RankTimes {
-                    wall: 0.3,
-                    gpu: 0.3,
-                    ..RankTimes::default()
-                },
-                Bound::CannotTell,
-            ),
-        ];
-        for (name, rank, bound) in cases {
-            for ranks in [vec![rank], vec![rank; 8]] {
-                let verdict = judge(&ranks);
-                assert_eq!(verdict.bound, bound, "{name}: {}", verdict.evidence);
-                assert!(!verdict.evidence.is_empty());
-                let is_judged = bound != Bound::CannotTell;
-                assert_eq!(verdict.at_most_seconds.is_some(), is_judged, "{name}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_idle_python_and_a_compiler_cannot_be_told() {
-        let verdict = judge(&[]);
-        assert_eq!(verdict.bound, Bound::CannotTell);
-        assert!(verdict.evidence.contains("no process was seen"));
-        // It initialised CUDA and slept: all of its time is unknown.
-        let idle = RankTimes {
-            wall: 60.0,
-            unknown: 60.0,
-            ..RankTimes::default()
-        };
-        assert_eq!(judge(&[idle]).bound, Bound::CannotTell);
-    }
-
-    #[test]
-    fn a_gain_is_no_more_than_what_the_worst_rank_wasted() {
-        let waits = RankTimes {
-            data: 30.0,
-            data_waits: 30.0,
-            gpu: 50.0,
-            ..RANK
-        };
-        let verdict = judge(&[RANK, waits]);
-        assert_eq!(verdict.bound, Bound::Input);
-        assert_eq!(verdict.at_most_seconds, Some(29.5));
-        assert_eq!(verdict.share, Some((1.5 + 29.5) / 200.0));
-    }
-
-    #[test]
-    fn the_slowest_rank_is_the_one_that_never_waits() {
-        let waits = RankTimes {
-            communication: 30.0,
-            ..RANK
-        };
-        let found = slowest(&[waits, RANK, waits]);
-        let expected = Slowest {
-            index: 1,
-            seconds: 22.0,
-        };
-        assert_eq!(found, Some(expected));
-        assert_eq!(slowest(&[RANK, RANK]), None);
-        assert_eq!(slowest(&[RANK]), None);
-        assert_eq!(slowest(&[]), None);
-    }
-}
+mod tests;

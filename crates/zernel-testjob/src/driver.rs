@@ -1,0 +1,243 @@
+//! The software GPU's libraries, as a rank calls them.
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::time::Duration;
+use std::{fs, io, ptr, thread};
+
+use libloading::Library;
+
+/// Calls an exported function with integer arguments; anything but success is an error.
+macro_rules! call {
+    ($library:expr, $name:literal $(, $argument:expr)*) => {{
+        // SAFETY: the software GPU's functions take integers and pointers, as the real ones do.
+        let result = unsafe {
+            let name = concat!($name, "\0").as_bytes();
+            let function: libloading::Symbol<'_, unsafe extern "C" fn($(as_word!($argument)),*) -> i32> =
+                $library.get(name).map_err(io::Error::other)?;
+            function($($argument as u64),*)
+        };
+        match result {
+            0 => Ok::<(), io::Error>(()),
+            code => Err(io::Error::other(format!("{} failed with code {code}", $name))),
+        }
+    }};
+}
+
+macro_rules! as_word {
+    ($argument:expr) => {
+        u64
+    };
+}
+
+/// Where a function is to store something.
+fn out<T>(value: &mut T) -> *mut c_void {
+    ptr::from_mut(value).cast()
+}
+
+const NAME: &std::ffi::CStr = c"layer";
+const IMAGE: &std::ffi::CStr = c"softgpu kernel layer\n";
+const BLOCKING_SYNC: u64 = 4;
+const NON_BLOCKING: u64 = 1;
+const FLOAT: u64 = 7;
+const SUM: u64 = 0;
+
+/// A rank's GPU.
+pub(crate) struct Gpu {
+    cuda: Library,
+    kernel: u64,
+    /// Device memory that a batch, a loss and a checkpoint can be copied to and from.
+    memory: u64,
+    /// Pinned memory for what is read back.
+    pinned: u64,
+    bytes: usize,
+}
+
+impl Gpu {
+    pub(crate) fn open(
+        libraries: &Path,
+        device: u64,
+        spins: bool,
+        bytes: usize,
+    ) -> io::Result<Self> {
+        let cuda = load(libraries, "libcuda.so.1")?;
+        let (mut context, mut module, mut kernel) = (0_u64, 0_u64, 0_u64);
+        let (mut memory, mut pinned) = (0_u64, 0_u64);
+        call!(cuda, "cuInit", 0)?;
+        if !spins {
+            call!(cuda, "cuDevicePrimaryCtxSetFlags_v2", device, BLOCKING_SYNC)?;
+        }
+        call!(cuda, "cuDevicePrimaryCtxRetain", out(&mut context), device)?;
+        call!(cuda, "cuCtxSetCurrent", context)?;
+        call!(cuda, "cuModuleLoadData", out(&mut module), IMAGE.as_ptr())?;
+        let (module, name) = (module, NAME.as_ptr());
+        call!(cuda, "cuModuleGetFunction", out(&mut kernel), module, name)?;
+        call!(cuda, "cuMemAlloc_v2", out(&mut memory), bytes)?;
+        call!(cuda, "cuMemAllocHost_v2", out(&mut pinned), bytes)?;
+        Ok(Self {
+            cuda,
+            kernel,
+            memory,
+            pinned,
+            bytes,
+        })
+    }
+
+    /// Launches a kernel that takes so long.
+    pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
+        let duration_ns = duration.as_nanos() as u64;
+        let parameters = [&raw const duration_ns];
+        let cuda = &self.cuda;
+        let parameters = parameters.as_ptr();
+        call!(
+            cuda,
+            "cuLaunchKernel",
+            self.kernel,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+            parameters,
+            0
+        )
+    }
+
+    /// Copies a batch to the GPU, as from memory that is not pinned.
+    pub(crate) fn copy_to(&self, batch: *mut u8, bytes: usize) -> io::Result<()> {
+        call!(
+            self.cuda,
+            "cuMemcpyHtoDAsync_v2",
+            self.memory,
+            batch,
+            bytes,
+            0
+        )?;
+        self.synchronize()
+    }
+
+    /// Reads so much from the GPU, which has to do all it was given first.
+    pub(crate) fn read(&self, bytes: usize) -> io::Result<&[u8]> {
+        assert!(bytes <= self.bytes, "no more than there is");
+        let (to, from) = (self.pinned, self.memory);
+        call!(self.cuda, "cuMemcpyDtoHAsync_v2", to, from, bytes, 0)?;
+        self.synchronize()?;
+        // SAFETY: allocated with at least so many bytes, and the GPU is done with it.
+        Ok(unsafe { std::slice::from_raw_parts(self.pinned as *const u8, bytes) })
+    }
+
+    fn synchronize(&self) -> io::Result<()> {
+        call!(self.cuda, "cuStreamSynchronize", 0)
+    }
+}
+
+fn load(libraries: &Path, name: &str) -> io::Result<Library> {
+    // SAFETY: loading the software GPU runs no code of its own.
+    unsafe { Library::new(libraries.join(name)) }.map_err(io::Error::other)
+}
+
+/// `ncclUniqueId`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+
+/// A rank's place among the others: a stream of its own, as DDP has it.
+pub(crate) struct Peers<'a> {
+    gpu: &'a Gpu,
+    nccl: Library,
+    communicator: u64,
+    stream: u64,
+    event: u64,
+    gradients: u64,
+}
+
+impl<'a> Peers<'a> {
+    pub(crate) fn meet(
+        gpu: &'a Gpu,
+        directory: &Path,
+        rank: u32,
+        ranks: u32,
+        bucket_bytes: u64,
+    ) -> io::Result<Self> {
+        let nccl = load(&directory.join("lib"), "libnccl.so.2")?;
+        let (mut stream, mut event, mut gradients) = (0_u64, 0_u64, 0_u64);
+        call!(gpu.cuda, "cuStreamCreate", out(&mut stream), NON_BLOCKING)?;
+        call!(gpu.cuda, "cuEventCreate", out(&mut event), 0)?;
+        call!(gpu.cuda, "cuMemAlloc_v2", out(&mut gradients), bucket_bytes)?;
+        let communicator = join(&nccl, &directory.join("meeting"), rank, ranks)?;
+        Ok(Self {
+            gpu,
+            nccl,
+            communicator,
+            stream,
+            event,
+            gradients,
+        })
+    }
+
+    /// Adds up a bucket of gradients, once what was launched so far is done.
+    pub(crate) fn reduce(&self, bytes: u64) -> io::Result<()> {
+        let cuda = &self.gpu.cuda;
+        call!(cuda, "cuEventRecord", self.event, 0)?;
+        call!(cuda, "cuStreamWaitEvent", self.stream, self.event, 0)?;
+        let (buffer, elements) = (self.gradients, bytes / 4);
+        let (communicator, stream) = (self.communicator, self.stream);
+        call!(
+            self.nccl,
+            "ncclAllReduce",
+            buffer,
+            buffer,
+            elements,
+            FLOAT,
+            SUM,
+            communicator,
+            stream
+        )
+    }
+
+    /// What is launched from now on comes after all that was reduced.
+    pub(crate) fn join_stream(&self) -> io::Result<()> {
+        let cuda = &self.gpu.cuda;
+        call!(cuda, "cuEventRecord", self.event, self.stream)?;
+        call!(cuda, "cuStreamWaitEvent", 0, self.event, 0)
+    }
+
+    pub(crate) fn leave(self) -> io::Result<()> {
+        call!(self.nccl, "ncclCommDestroy", self.communicator)
+    }
+}
+
+fn join(nccl: &Library, meeting: &Path, rank: u32, ranks: u32) -> io::Result<u64> {
+    let mut id = UniqueId([0; 128]);
+    if rank == 0 {
+        call!(nccl, "ncclGetUniqueId", out(&mut id))?;
+        fs::write(meeting.with_extension("new"), id.0)?;
+        fs::rename(meeting.with_extension("new"), meeting)?;
+    } else {
+        while !meeting.exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let read = fs::read(meeting)?;
+        id.0 = read
+            .try_into()
+            .map_err(|_| io::Error::other("no id of NCCL"))?;
+    }
+    type Init = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
+    let mut communicator = 0;
+    // SAFETY: NCCL's own signature.
+    let result = unsafe {
+        let init = nccl
+            .get::<Init>(b"ncclCommInitRank\0")
+            .map_err(io::Error::other)?;
+        init(&raw mut communicator, ranks as i32, id, rank as i32)
+    };
+    match result {
+        0 => Ok(communicator),
+        code => Err(io::Error::other(format!(
+            "ncclCommInitRank failed with code {code}"
+        ))),
+    }
+}

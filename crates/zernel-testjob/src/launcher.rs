@@ -1,0 +1,111 @@
+//! The launcher: starts the ranks and what disturbs them, and waits for the ranks.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::{env, io, thread};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::plan::Plan;
+use crate::{RANK, read_plan, storage, sys};
+
+/// Runs the whole job.
+pub(crate) fn launch(directory: &Path) -> io::Result<()> {
+    let plan = read_plan(directory)?;
+    let mut cpus = sys::cpus(plan.ranks as usize)?;
+    cpus = cpus
+        .iter()
+        .copied()
+        .cycle()
+        .take(plan.ranks as usize)
+        .collect();
+    let mut spinners = Spinners(Vec::new());
+    spinners.fork(&plan, &cpus)?;
+    storage::serve(directory)?;
+    let mut ranks = Vec::new();
+    for rank in 0..plan.ranks {
+        let cpu = plan.stays_on_cpus.then(|| cpus[rank as usize]);
+        ranks.push(start(directory, &plan, rank, cpu)?);
+    }
+    wait_for(ranks)
+}
+
+fn start(directory: &Path, plan: &Plan, rank: u32, cpu: Option<usize>) -> io::Result<Child> {
+    let mut command = Command::new(env::current_exe()?);
+    command
+        .env(RANK, rank.to_string())
+        .env("RANK", rank.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("WORLD_SIZE", plan.ranks.to_string())
+        .env(
+            "TORCHELASTIC_RUN_ID",
+            directory.file_name().unwrap_or_default(),
+        );
+    let Some(cpu) = cpu else {
+        return command.spawn();
+    };
+    // A child has the affinity of the thread that starts it, which must outlive it: so it is this one.
+    let allowed = rustix::thread::sched_getaffinity(None)?;
+    sys::stay_on(cpu)?;
+    let child = command.spawn();
+    rustix::thread::sched_setaffinity(None, &allowed)?;
+    child
+}
+
+/// Fails, and ends all, as soon as one rank fails: the others would wait for it for ever.
+fn wait_for(mut ranks: Vec<Child>) -> io::Result<()> {
+    while !ranks.is_empty() {
+        let mut failed = None;
+        ranks.retain_mut(|rank| match rank.try_wait() {
+            Ok(None) => true,
+            Ok(Some(status)) => {
+                if !status.success() {
+                    failed = Some(format!("a rank ended with {status}"));
+                }
+                false
+            }
+            Err(error) => {
+                failed = Some(error.to_string());
+                false
+            }
+        });
+        if let Some(failed) = failed {
+            for mut rank in ranks {
+                let _ = rank.kill();
+                let _ = rank.wait();
+            }
+            return Err(io::Error::other(failed));
+        }
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Processes that spin, until the job is over.
+struct Spinners(Vec<Pid>);
+
+impl Spinners {
+    fn fork(&mut self, plan: &Plan, cpus: &[usize]) -> io::Result<()> {
+        for (rank, cpu) in (0..plan.ranks).zip(cpus) {
+            for _ in 0..plan.of_rank(rank).spinners {
+                let pid = sys::fork(|| {
+                    sys::stay_on(*cpu)?;
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                })?;
+                self.0.extend(Pid::from_raw(pid as i32));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Spinners {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            let _ = kill_process(*pid, Signal::KILL);
+            let _ = rustix::process::waitpid(Some(*pid), rustix::process::WaitOptions::empty());
+        }
+    }
+}

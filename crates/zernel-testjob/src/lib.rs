@@ -1,0 +1,161 @@
+//! Training jobs whose bottleneck is known, to hold verdicts and step detection against.
+//!
+//! A job is what `torchrun` would start: a launcher, a process for each rank, and loaders that the rank
+//! forks. A rank gets batches through pipes and shared memory, copies them to the software GPU, launches
+//! forward, backward and optimizer kernels, reads its loss back, and reduces its gradients with NCCL. What
+//! takes how long is drawn from a seed; what dominates is the [`Cause`]. Each rank notes when its steps
+//! began and ended.
+//!
+//! The program that runs a job is whoever uses this crate: it calls [`act`] first, which returns if the
+//! process is no part of a job.
+//!
+//! ```no_run
+//! use zernel_testjob::{Cause, Job, Plan, act};
+//!
+//! if let Some(code) = act() {
+//!     std::process::exit(code.into());
+//! }
+//! let job = Job::new(Plan::new(Cause::Gpu, 1))?;
+//! assert!(job.command()?.status()?.success());
+//! println!("{:?}", job.stamps(0)?);
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod driver;
+mod launcher;
+mod loader;
+mod plan;
+mod rank;
+mod storage;
+mod sys;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, io};
+
+use serde::{Deserialize, Serialize};
+use zernel_softgpu::config;
+use zernel_softgpu::install::{Prologue, install};
+
+pub use plan::{Cause, Load, Plan, Slow, Slowness};
+
+/// The folder of the job that a process is part of.
+const DIRECTORY: &str = "ZERNEL_TESTJOB_DIRECTORY";
+/// Which rank a process is; the launcher has none.
+const RANK: &str = "ZERNEL_TESTJOB_RANK";
+
+/// A job in a folder of its own.
+#[derive(Debug)]
+pub struct Job {
+    directory: tempfile::TempDir,
+    plan: Plan,
+}
+
+impl Job {
+    /// Installs the software GPU and writes down what is to be done.
+    pub fn new(plan: Plan) -> io::Result<Self> {
+        let directory = tempfile::tempdir()?;
+        install(&directory.path().join("lib"), Prologue::Push)?;
+        fs::write(directory.path().join("plan"), serde_json::to_vec(&plan)?)?;
+        Ok(Self { directory, plan })
+    }
+
+    /// What it does.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// A library of its software GPU, such as `libcuda.so.1`.
+    #[must_use]
+    pub fn library(&self, name: &str) -> PathBuf {
+        self.directory.path().join("lib").join(name)
+    }
+
+    /// Starts it: this program again.
+    pub fn command(&self) -> io::Result<Command> {
+        let mut command = Command::new(env::current_exe()?);
+        self.environment(&mut command);
+        Ok(command)
+    }
+
+    /// Makes whatever `command` starts of this program the job.
+    pub fn environment(&self, command: &mut Command) {
+        let path = self.directory.path();
+        command
+            .env(DIRECTORY, path)
+            .env_remove(RANK)
+            .env(config::DIRECTORY, path.join("node"))
+            .env(config::DEVICES, self.plan.ranks.to_string())
+            .env(
+                config::NCCL_BANDWIDTH,
+                self.plan.link_bytes_per_second.to_string(),
+            );
+    }
+
+    /// Makes whatever `command` starts of this program the job, and has all that it starts come before
+    /// everybody else who is busy on this machine.
+    pub fn alone(&self, command: &mut Command) {
+        self.environment(command);
+        sys::come_before_others(command);
+    }
+
+    /// What a rank noted of its steps, after it has ended.
+    pub fn stamps(&self, rank: u32) -> io::Result<Vec<Stamp>> {
+        let noted = fs::read(stamps_path(self.directory.path(), rank))?;
+        Ok(serde_json::from_slice(&noted)?)
+    }
+}
+
+fn stamps_path(directory: &Path, rank: u32) -> PathBuf {
+    directory.join(format!("stamps-{rank}"))
+}
+
+/// Something that a rank did between two moments of `CLOCK_MONOTONIC`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    /// What it did.
+    pub part: Part,
+    /// When it began, before it asked for its batch.
+    pub start_ns: u64,
+    /// When it ended, after its last call.
+    pub end_ns: u64,
+}
+
+/// What a rank does, seen from its training loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Part {
+    /// A slow step at the start.
+    WarmUp,
+    /// An optimizer step, with all of its micro-batches.
+    Step,
+    /// Forward passes only.
+    Evaluation,
+    /// The model is read back and written down.
+    Checkpoint,
+}
+
+/// If this process is part of a job: does that part, and returns its exit code.
+#[must_use]
+pub fn act() -> Option<u8> {
+    let directory = PathBuf::from(env::var_os(DIRECTORY)?);
+    let done = match env::var(RANK) {
+        Ok(rank) => act_as_rank(&directory, &rank),
+        Err(_) => launcher::launch(&directory),
+    };
+    if let Err(error) = &done {
+        eprintln!("the job in {}: {error}", directory.display());
+    }
+    Some(u8::from(done.is_err()))
+}
+
+fn read_plan(directory: &Path) -> io::Result<Plan> {
+    Ok(serde_json::from_slice(&fs::read(directory.join("plan"))?)?)
+}
+
+fn act_as_rank(directory: &Path, rank: &str) -> io::Result<()> {
+    let rank = rank.parse().map_err(io::Error::other)?;
+    let plan = read_plan(directory)?.of_rank(rank);
+    let stamps = rank::train(directory, &plan, rank)?;
+    fs::write(stamps_path(directory, rank), serde_json::to_vec(&stamps)?)
+}

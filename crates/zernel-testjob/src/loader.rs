@@ -1,0 +1,135 @@
+//! Loaders as PyTorch's are: children of the rank, told by a pipe which batch to make, which they leave in
+//! shared memory and tell of by another pipe.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::plan::{Load, Plan};
+use crate::storage::{Disk, Remote};
+use crate::sys::{self, SharedMemory};
+
+/// The loaders of a rank.
+pub(crate) struct Loaders {
+    each: Vec<Loader>,
+    batches: SharedMemory,
+    batch_bytes: usize,
+    taken: usize,
+}
+
+struct Loader {
+    orders: PipeWriter,
+    results: PipeReader,
+}
+
+impl Loaders {
+    /// Forks them, and orders the first batches.
+    pub(crate) fn fork(directory: &Path, plan: &Plan, seed: u64) -> io::Result<Self> {
+        let batches = SharedMemory::new(plan.loaders * plan.prefetch * plan.batch_bytes)?;
+        let mut each = Vec::new();
+        for number in 0..plan.loaders {
+            let (orders, order) = io::pipe()?;
+            let (results, result) = io::pipe()?;
+            let seed = seed * 100 + number as u64;
+            sys::fork(|| work(directory, plan, seed, &batches, orders, result))?;
+            each.push(Loader {
+                orders: order,
+                results,
+            });
+        }
+        let mut loaders = Self {
+            each,
+            batches,
+            batch_bytes: plan.batch_bytes,
+            taken: 0,
+        };
+        for slot in 0..plan.loaders * plan.prefetch {
+            loaders.order(slot % plan.loaders, slot)?;
+        }
+        Ok(loaders)
+    }
+
+    fn order(&mut self, loader: usize, slot: usize) -> io::Result<()> {
+        self.each[loader].orders.write_all(&[slot as u8])
+    }
+
+    /// Waits for the next batch, lets `take` have it, and orders another one in its place.
+    pub(crate) fn next(&mut self, take: impl FnOnce(*mut u8)) -> io::Result<()> {
+        let loader = self.taken % self.each.len();
+        self.taken += 1;
+        let results = &mut self.each[loader].results;
+        sys::wait_until_readable(results)?;
+        let mut slot = [0];
+        results.read_exact(&mut slot)?;
+        let slot = usize::from(slot[0]);
+        take(self.batches.part(slot * self.batch_bytes, self.batch_bytes));
+        self.order(loader, slot)
+    }
+}
+
+/// What a loader does all its life.
+fn work(
+    directory: &Path,
+    plan: &Plan,
+    seed: u64,
+    batches: &SharedMemory,
+    mut orders: PipeReader,
+    mut results: PipeWriter,
+) -> io::Result<()> {
+    sys::go_as_usual();
+    let mut source = Source::open(directory, plan.load)?;
+    let mut random = Jitter::new(seed, plan.jitter);
+    let mut slot = [0];
+    while orders.read_exact(&mut slot).is_ok() {
+        source.load(random.around(plan.load_us))?;
+        let start = usize::from(slot[0]) * plan.batch_bytes;
+        batches.fill(start, plan.batch_bytes, slot[0]);
+        results.write_all(&slot)?;
+    }
+    Ok(())
+}
+
+enum Source {
+    Nowhere,
+    Disk(Disk),
+    Remote(Remote),
+}
+
+impl Source {
+    fn open(directory: &Path, load: Load) -> io::Result<Self> {
+        Ok(match load {
+            Load::Burn => Self::Nowhere,
+            Load::Disk => Self::Disk(Disk::new(directory)?),
+            Load::Network => Self::Remote(Remote::connect(directory)?),
+        })
+    }
+
+    fn load(&mut self, how_long: Duration) -> io::Result<()> {
+        match self {
+            Self::Nowhere => sys::burn(how_long),
+            Self::Disk(disk) => disk.fetch(how_long)?,
+            Self::Remote(remote) => remote.fetch(how_long)?,
+        }
+        Ok(())
+    }
+}
+
+/// Draws times around their means.
+pub(crate) struct Jitter {
+    random: fastrand::Rng,
+    share: f64,
+}
+
+impl Jitter {
+    pub(crate) fn new(seed: u64, share: f64) -> Self {
+        Self {
+            random: fastrand::Rng::with_seed(seed),
+            share,
+        }
+    }
+
+    pub(crate) fn around(&mut self, mean_us: u64) -> Duration {
+        let factor = 1.0 + self.share * (2.0 * self.random.f64() - 1.0);
+        Duration::from_nanos((1e3 * mean_us as f64 * factor) as u64)
+    }
+}

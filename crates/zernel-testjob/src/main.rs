@@ -1,0 +1,32 @@
+//! Runs one job, to look at it: `zernel-testjob CAUSE [SEED]`.
+
+use std::process::ExitCode;
+
+use zernel_testjob::{Cause, Job, Part, Plan, act};
+
+fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
+    if let Some(code) = act() {
+        return Ok(code.into());
+    }
+    let mut arguments = std::env::args().skip(1);
+    let named = arguments.next().unwrap_or_default();
+    let Some(cause) = Cause::ALL.into_iter().find(|cause| cause.name() == named) else {
+        let names = Cause::ALL.map(Cause::name).join(", ");
+        return Err(format!("give a cause, and a seed if you like; causes are {names}").into());
+    };
+    let seed = arguments.next().map_or(Ok(0), |seed| seed.parse())?;
+    let job = Job::new(Plan::new(cause, seed))?;
+    println!("{:#?}", job.plan());
+    let status = job.command()?.status()?;
+    for rank in 0..job.plan().ranks {
+        let stamps = job.stamps(rank)?;
+        let steps = stamps.iter().filter(|stamp| stamp.part == Part::Step);
+        let mut times: Vec<u64> = steps.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
+        times.sort_unstable();
+        let median = times
+            .get(times.len() / 2)
+            .map_or(0.0, |ns| *ns as f64 / 1e6);
+        println!("rank {rank}: {} steps, median {median:.1} ms", times.len());
+    }
+    Ok(ExitCode::from(u8::from(!status.success())))
+}

@@ -1,0 +1,328 @@
+//! What a job does, and how long everything takes.
+
+use serde::{Deserialize, Serialize};
+
+/// What holds a job up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// Loaders compute longer for a batch than the step takes.
+    LoaderCpu,
+    /// Loaders wait longer for storage than the step takes: a disk for even seeds, a server for odd ones.
+    LoaderFetch,
+    /// Kernels take most of the time.
+    Gpu,
+    /// Gradients take most of the time to get over the link.
+    Communication,
+    /// One rank is slower than the other, in one of five ways that the seed chooses.
+    Straggler,
+    /// Other processes use the CPUs of ranks and loaders.
+    CpuNoise,
+    /// Kernels are small, and the thread that launches them takes longer than they do.
+    Host,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::LoaderCpu,
+        Self::LoaderFetch,
+        Self::Gpu,
+        Self::Communication,
+        Self::Straggler,
+        Self::CpuNoise,
+        Self::Host,
+    ];
+
+    /// What it is called on a command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LoaderCpu => "loader-cpu",
+            Self::LoaderFetch => "loader-fetch",
+            Self::Gpu => "gpu",
+            Self::Communication => "communication",
+            Self::Straggler => "straggler",
+            Self::CpuNoise => "cpu-noise",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// How a loader gets a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Load {
+    /// It computes.
+    Burn,
+    /// It reads a file past the page cache.
+    Disk,
+    /// It asks a server.
+    Network,
+}
+
+/// A rank that is slower than the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slow {
+    /// Which.
+    pub rank: u32,
+    /// In what.
+    pub how: Slowness,
+    /// How long in each step; spinners on its CPU for [`Slowness::Delayed`].
+    pub by_us: u64,
+}
+
+/// In what a rank is slower than the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Slowness {
+    /// Its loaders compute longer.
+    Prepares,
+    /// Its kernels take longer.
+    Computes,
+    /// Its thread needs more CPU time for each launch.
+    Launches,
+    /// Others use its CPU.
+    Delayed,
+    /// Its storage is slower.
+    Fetches,
+}
+
+impl Slowness {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Prepares,
+        Self::Computes,
+        Self::Launches,
+        Self::Delayed,
+        Self::Fetches,
+    ];
+}
+
+/// A whole job. Times are means, around which each step's are drawn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What dominates.
+    pub cause: Cause,
+    /// What everything else is drawn from.
+    pub seed: u64,
+    /// Ranks.
+    pub ranks: u32,
+    /// Optimizer steps.
+    pub steps: u32,
+    /// By which share of its mean a time may be longer or shorter.
+    pub jitter: f64,
+    /// Loaders of each rank.
+    pub loaders: usize,
+    /// Batches asked of each loader ahead of time.
+    pub prefetch: usize,
+    /// How they get a batch.
+    pub load: Load,
+    /// How long that takes them.
+    pub load_us: u64,
+    /// Size of a batch.
+    pub batch_bytes: usize,
+    /// Kernels of a forward pass; a backward pass has twice as many.
+    pub launches: u32,
+    /// CPU time before each launch.
+    pub launch_us: u64,
+    /// GPU time of each kernel.
+    pub kernel_us: u64,
+    /// Kernels of the optimizer.
+    pub optimizer_launches: u32,
+    /// All-reduces of a step.
+    pub buckets: u32,
+    /// Size of each.
+    pub bucket_bytes: u64,
+    /// How fast they are.
+    pub link_bytes_per_second: u64,
+    /// Whether the loss is read back only after the all-reduces, which then run beside the backward pass.
+    pub overlaps: bool,
+    /// Whether threads that wait for the GPU spin, as the driver's default is; else they sleep.
+    pub spins: bool,
+    /// Processes on each of the job's CPUs that do nothing but spin.
+    pub spinners: u32,
+    /// Whether each rank has to stay on a CPU with its loaders and spinners.
+    pub stays_on_cpus: bool,
+    /// A rank that is slower.
+    pub slow: Option<Slow>,
+    /// Micro-batches of an optimizer step.
+    pub accumulate: u32,
+    /// After how many steps an evaluation comes; 0: never.
+    pub evaluate_every: u32,
+    /// Batches of an evaluation.
+    pub evaluate_batches: u32,
+    /// After how many steps a checkpoint comes; 0: never.
+    pub checkpoint_every: u32,
+    /// Size of a checkpoint.
+    pub checkpoint_bytes: usize,
+    /// Steps at the start that are slow.
+    pub warm_up_steps: u32,
+    /// CPU time that makes them slow.
+    pub warm_up_us: u64,
+}
+
+/// How long a job trains, about.
+const TRAINING_US: u64 = 3_000_000;
+
+impl Plan {
+    /// A job that is held up by `cause`.
+    #[must_use]
+    pub fn new(cause: Cause, seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed ^ (cause as u64) << 32);
+        let mut plan = Self::unhindered(cause, seed, &mut random);
+        plan.hinder(&mut random);
+        plan.steps = (TRAINING_US / plan.slowest_us()) as u32;
+        plan
+    }
+
+    /// A job that nothing holds up, with steps of some milliseconds.
+    fn unhindered(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
+        Self {
+            cause,
+            seed,
+            ranks: 2,
+            steps: 0,
+            jitter: random.u64(10..=30) as f64 / 100.0,
+            loaders: random.usize(1..=2),
+            prefetch: 2,
+            load: Load::Burn,
+            load_us: random.u64(500..1_000),
+            batch_bytes: random.usize(16..=64) << 10,
+            launches: random.u32(8..=16),
+            launch_us: random.u64(5..=15),
+            kernel_us: random.u64(80..=160),
+            optimizer_launches: random.u32(2..=6),
+            buckets: random.u32(1..=4),
+            bucket_bytes: random.u64(32..=64) << 10,
+            link_bytes_per_second: 1 << 30,
+            overlaps: false,
+            spins: false,
+            spinners: 0,
+            stays_on_cpus: false,
+            slow: None,
+            accumulate: 1,
+            evaluate_every: 0,
+            evaluate_batches: 0,
+            checkpoint_every: 0,
+            checkpoint_bytes: 0,
+            warm_up_steps: 2,
+            warm_up_us: random.u64(20_000..50_000),
+        }
+    }
+
+    fn hinder(&mut self, random: &mut fastrand::Rng) {
+        let hindrance_us = random.u64(22_000..34_000);
+        let kernels = u64::from(3 * self.launches);
+        match self.cause {
+            Cause::LoaderCpu => {
+                // One for each rank, so that they do not wait for each other's CPUs.
+                self.loaders = 1;
+                self.load_us = hindrance_us;
+            }
+            Cause::LoaderFetch => {
+                self.load = [Load::Disk, Load::Network][(self.seed % 2) as usize];
+                self.load_us = hindrance_us * self.loaders as u64;
+            }
+            Cause::Gpu => {
+                self.kernel_us = hindrance_us / kernels;
+            }
+            Cause::Communication => {
+                let bytes = u64::from(self.buckets) * self.bucket_bytes;
+                self.link_bytes_per_second = bytes * 1_000_000 / hindrance_us;
+            }
+            Cause::Straggler => {
+                let how = Slowness::ALL[(self.seed % 5) as usize];
+                let rank = random.u32(0..self.ranks);
+                self.slow = Some(Slow {
+                    rank,
+                    how,
+                    by_us: hindrance_us,
+                });
+                if how == Slowness::Delayed {
+                    self.loaders = 1;
+                    self.load_us = hindrance_us / 2;
+                    self.stays_on_cpus = true;
+                }
+            }
+            Cause::CpuNoise => {
+                self.loaders = 1;
+                self.load_us = hindrance_us / 2;
+                self.stays_on_cpus = true;
+                self.spinners = random.u32(4..=5);
+            }
+            Cause::Host => {
+                self.launches = random.u32(100..=200);
+                self.launch_us = hindrance_us / u64::from(3 * self.launches);
+                self.kernel_us = 3;
+            }
+        }
+    }
+
+    /// About how long the slowest rank takes for a step.
+    fn slowest_us(&self) -> u64 {
+        let of_ranks = (0..self.ranks).map(|rank| self.of_rank(rank).step_us());
+        of_ranks.max().unwrap_or(1).max(1)
+    }
+
+    fn step_us(&self) -> u64 {
+        let delayed = 1 + u64::from(self.spinners);
+        let load_us = match self.load {
+            Load::Burn => self.load_us * delayed,
+            Load::Disk | Load::Network => self.load_us,
+        };
+        let kernels = u64::from(3 * self.launches);
+        let bytes = u64::from(self.buckets) * self.bucket_bytes;
+        let compute_us = kernels * self.kernel_us.max(self.launch_us);
+        let reduce_us = bytes * 1_000_000 / self.link_bytes_per_second;
+        (compute_us + reduce_us).max(load_us / self.loaders as u64)
+    }
+
+    /// What one rank does: more, if it is the slow one.
+    #[must_use]
+    pub fn of_rank(&self, rank: u32) -> Self {
+        let mut plan = self.clone();
+        let Some(slow) = self.slow.filter(|slow| slow.rank == rank) else {
+            return plan;
+        };
+        let kernels = u64::from(3 * self.launches);
+        match slow.how {
+            Slowness::Prepares => {
+                plan.loaders = 1;
+                plan.load_us = slow.by_us;
+            }
+            Slowness::Fetches => {
+                plan.load = Load::Network;
+                plan.load_us = slow.by_us * plan.loaders as u64;
+            }
+            Slowness::Computes => plan.kernel_us += slow.by_us / kernels,
+            Slowness::Launches => plan.launch_us += slow.by_us / kernels,
+            Slowness::Delayed => plan.spinners = 4,
+        }
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_differ_and_are_kept() {
+        for cause in Cause::ALL {
+            assert_eq!(Plan::new(cause, 3), Plan::new(cause, 3));
+            let mut steps: Vec<u32> = (0..5).map(|seed| Plan::new(cause, seed).steps).collect();
+            steps.sort_unstable();
+            steps.dedup();
+            assert!(steps.len() > 2, "{cause:?}: {steps:?}");
+            assert!(steps[0] > 20, "{cause:?}: {steps:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_slow_rank_is_slow() {
+        for seed in 0..5 {
+            let plan = Plan::new(Cause::Straggler, seed);
+            let slow = plan.slow.unwrap();
+            assert_eq!(plan.of_rank(1 - slow.rank), plan);
+            assert_ne!(plan.of_rank(slow.rank), plan);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A rank: the training loop.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use rustix::time::ClockId;
+
+use crate::driver::{Gpu, Peers};
+use crate::loader::{Jitter, Loaders};
+use crate::plan::Plan;
+use crate::sys::{self, now_ns};
+use crate::{Part, Stamp};
+
+/// Trains, and returns what was done when.
+pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<Stamp>> {
+    sys::die_with_parent()?;
+    // Whoever is to be disturbed has the rights of those who disturb.
+    if !plan.stays_on_cpus {
+        sys::go_first();
+    }
+    let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
+    let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan.spins, bytes)?;
+    // The model comes to the GPU before the loaders are there.
+    let mut model = vec![1_u8; bytes];
+    gpu.copy_to(model.as_mut_ptr(), bytes)?;
+    let seed = plan.seed * 1000 + u64::from(rank);
+    let loaders = Loaders::fork(directory, plan, seed)?;
+    let peers = Peers::meet(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
+    let mut trainer = Trainer {
+        plan,
+        gpu: &gpu,
+        peers: &peers,
+        loaders,
+        jitter: Jitter::new(seed, plan.jitter),
+        stamps: Vec::new(),
+    };
+    for step in 0..plan.steps {
+        trainer.step(step)?;
+        if is_due(plan.evaluate_every, step) {
+            trainer.stamped(Part::Evaluation, Trainer::evaluate)?;
+        }
+        if is_due(plan.checkpoint_every, step) {
+            let path = directory.join(format!("checkpoint-{rank}"));
+            trainer.stamped(Part::Checkpoint, |trainer| trainer.checkpoint(&path))?;
+        }
+    }
+    let stamps = trainer.stamps;
+    peers.leave()?;
+    Ok(stamps)
+}
+
+fn is_due(every: u32, step: u32) -> bool {
+    every > 0 && (step + 1).is_multiple_of(every)
+}
+
+struct Trainer<'a> {
+    plan: &'a Plan,
+    gpu: &'a Gpu,
+    peers: &'a Peers<'a>,
+    loaders: Loaders,
+    jitter: Jitter,
+    stamps: Vec<Stamp>,
+}
+
+impl Trainer<'_> {
+    fn stamped(
+        &mut self,
+        part: Part,
+        act: impl FnOnce(&mut Self) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let start_ns = now_ns(ClockId::Monotonic);
+        act(self)?;
+        let end_ns = now_ns(ClockId::Monotonic);
+        self.stamps.push(Stamp {
+            part,
+            start_ns,
+            end_ns,
+        });
+        Ok(())
+    }
+
+    fn step(&mut self, step: u32) -> io::Result<()> {
+        if step >= self.plan.warm_up_steps {
+            return self.stamped(Part::Step, Self::optimize);
+        }
+        self.stamped(Part::WarmUp, |trainer| {
+            sys::burn(trainer.jitter.around(trainer.plan.warm_up_us));
+            trainer.optimize()
+        })
+    }
+
+    fn optimize(&mut self) -> io::Result<()> {
+        let last = self.plan.accumulate - 1;
+        for micro_batch in 0..=last {
+            self.forward()?;
+            let reduces = self.plan.overlaps && micro_batch == last;
+            self.backward(reduces)?;
+        }
+        if !self.plan.overlaps {
+            self.read_loss()?;
+            for _ in 0..self.plan.buckets {
+                self.peers.reduce(self.plan.bucket_bytes)?;
+            }
+            self.peers.join_stream()?;
+            // The norm of the gradients, or whether they are finite.
+            self.read_loss()?;
+        }
+        self.launch(self.plan.optimizer_launches)?;
+        match self.plan.overlaps {
+            true => self.read_loss(),
+            false => Ok(()),
+        }
+    }
+
+    fn forward(&mut self) -> io::Result<()> {
+        let (gpu, bytes) = (self.gpu, self.plan.batch_bytes);
+        let mut copied = Ok(());
+        self.loaders
+            .next(|batch| copied = gpu.copy_to(batch, bytes))?;
+        copied?;
+        self.launch(self.plan.launches)
+    }
+
+    /// As DDP does it, a bucket is reduced as soon as its gradients will be there.
+    fn backward(&mut self, reduces: bool) -> io::Result<()> {
+        let launches = 2 * self.plan.launches;
+        if !reduces {
+            return self.launch(launches);
+        }
+        for bucket in 0..self.plan.buckets {
+            let until = launches * (bucket + 1) / self.plan.buckets;
+            self.launch(until - launches * bucket / self.plan.buckets)?;
+            self.peers.reduce(self.plan.bucket_bytes)?;
+        }
+        self.peers.join_stream()
+    }
+
+    fn launch(&mut self, launches: u32) -> io::Result<()> {
+        for _ in 0..launches {
+            sys::burn(self.jitter.around(self.plan.launch_us));
+            self.gpu.launch(self.jitter.around(self.plan.kernel_us))?;
+        }
+        Ok(())
+    }
+
+    fn read_loss(&mut self) -> io::Result<()> {
+        self.gpu.read(size_of::<f32>()).map(drop)
+    }
+
+    fn evaluate(&mut self) -> io::Result<()> {
+        for _ in 0..self.plan.evaluate_batches {
+            self.forward()?;
+            self.read_loss()?;
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, path: &Path) -> io::Result<()> {
+        const PIECE: usize = 64 << 10;
+        let mut file = File::create(path)?;
+        let mut left = self.plan.checkpoint_bytes;
+        while left > 0 {
+            let piece = self.gpu.read(left.min(PIECE))?;
+            file.write_all(piece)?;
+            left -= piece.len();
+        }
+        file.sync_all()
+    }
+}

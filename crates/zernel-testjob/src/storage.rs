@@ -1,0 +1,96 @@
+//! Where batches come from: a disk, or a server that takes its time.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use rustix::time::ClockId;
+
+use crate::sys::now_ns;
+
+const ADDRESS: &str = "storage";
+const ANSWER: usize = 4096;
+
+/// Serves the job in `directory` as long as this process lives: whoever says for how many microseconds gets
+/// an answer after that.
+pub(crate) fn serve(directory: &Path) -> io::Result<()> {
+    let server = TcpListener::bind("127.0.0.1:0")?;
+    fs::write(directory.join(ADDRESS), server.local_addr()?.to_string())?;
+    thread::spawn(move || {
+        for client in server.incoming().flatten() {
+            thread::spawn(move || answer(client));
+        }
+    });
+    Ok(())
+}
+
+fn answer(mut client: TcpStream) -> io::Result<()> {
+    let mut asked = [0; 8];
+    loop {
+        client.read_exact(&mut asked)?;
+        thread::sleep(Duration::from_micros(u64::from_le_bytes(asked)));
+        client.write_all(&[7; ANSWER])?;
+    }
+}
+
+/// A loader's connection to the server.
+pub(crate) struct Remote(TcpStream);
+
+impl Remote {
+    pub(crate) fn connect(directory: &Path) -> io::Result<Self> {
+        let address = fs::read_to_string(directory.join(ADDRESS))?;
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        Ok(Self(stream))
+    }
+
+    pub(crate) fn fetch(&mut self, how_long: Duration) -> io::Result<()> {
+        self.0
+            .write_all(&(how_long.as_micros() as u64).to_le_bytes())?;
+        self.0.read_exact(&mut [0; ANSWER])
+    }
+}
+
+const FILE: u64 = 8 << 20;
+const READ: usize = 512 << 10;
+
+#[repr(align(4096))]
+struct Aligned([u8; READ]);
+
+/// A loader's file, read past the page cache.
+pub(crate) struct Disk {
+    file: File,
+    buffer: Box<Aligned>,
+    offset: u64,
+}
+
+impl Disk {
+    pub(crate) fn new(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(format!("data-{}", std::process::id()));
+        fs::write(&path, vec![7; FILE as usize])?;
+        File::open(&path)?.sync_all()?;
+        let mut options = OpenOptions::new();
+        let file = options
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(&path)?;
+        Ok(Self {
+            file,
+            buffer: Box::new(Aligned([0; READ])),
+            offset: 0,
+        })
+    }
+
+    pub(crate) fn fetch(&mut self, how_long: Duration) -> io::Result<()> {
+        let end = now_ns(ClockId::Monotonic) + how_long.as_nanos() as u64;
+        while now_ns(ClockId::Monotonic) < end {
+            self.file.read_exact_at(&mut self.buffer.0, self.offset)?;
+            self.offset = (self.offset + READ as u64) % FILE;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! What a job asks of the kernel.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds of a clock.
+pub(crate) fn now_ns(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Uses CPU time, and nothing else.
+pub(crate) fn burn(how_long: Duration) {
+    let end = now_ns(ClockId::ThreadCPUTime) + how_long.as_nanos() as u64;
+    while now_ns(ClockId::ThreadCPUTime) < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// When the thread that started this process ends, so does this process.
+pub(crate) fn die_with_parent() -> io::Result<()> {
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// Forks; in the child, `act` is all that happens.
+pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
+    // SAFETY: as a loader of PyTorch does, the child goes on with the memory of its parent. What it calls
+    // is its own or libc's, which keeps its locks whole over a fork.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let done = die_with_parent().and_then(|()| act());
+            // SAFETY: ends the process, and runs nothing of the parent's.
+            unsafe { libc::_exit(i32::from(done.is_err())) }
+        }
+        pid => Ok(pid as u32),
+    }
+}
+
+/// Has this process come before its loaders, as far as it may: they are to be ready when a step is.
+pub(crate) fn go_first() {
+    const NICE: i32 = -10;
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
+
+/// Undoes [`go_first`] in a child.
+pub(crate) fn go_as_usual() {
+    let _ = rustix::process::setpriority_process(None, 0);
+}
+
+/// Has whatever `command` starts come before everybody else on the machine, as far as it may: what a job is
+/// held up by must not be who else is busy. It gets a session of its own, which the kernel schedules as
+/// one group, and that group the largest weight. It ends with the thread that starts it.
+pub(crate) fn come_before_others(command: &mut Command) {
+    let begin = || {
+        rustix::process::setsid()?;
+        // Kernels without such groups have no such file.
+        let _ = std::fs::write("/proc/self/autogroup", "-20");
+        set_parent_process_death_signal(Some(Signal::TERM))?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls, and allocates nothing: the path is short enough
+    // to be made zero-terminated on the stack.
+    unsafe { command.pre_exec(begin) };
+}
+
+/// The CPUs that this process may use, `count` of them at most.
+pub(crate) fn cpus(count: usize) -> io::Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None)?;
+    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    Ok(cpus.take(count).collect())
+}
+
+/// Keeps this thread, and what it will start, on one CPU.
+pub(crate) fn stay_on(cpu: usize) -> io::Result<()> {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    Ok(sched_setaffinity(None, &only)?)
+}
+
+/// Waits until a descriptor has something to read.
+pub(crate) fn wait_until_readable(file: &impl std::os::fd::AsFd) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    loop {
+        let mut polled = [PollFd::new(file, PollFlags::IN)];
+        match poll(&mut polled, None) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Memory that this process shares with those that it will fork.
+pub(crate) struct SharedMemory {
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl SharedMemory {
+    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, wherever there is room.
+        let address =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED) }?;
+        Ok(Self {
+            address: address.cast(),
+            bytes,
+        })
+    }
+
+    /// Where a part begins.
+    pub(crate) fn part(&self, start: usize, bytes: usize) -> *mut u8 {
+        assert!(start + bytes <= self.bytes, "a part of the memory");
+        // SAFETY: within the mapping.
+        unsafe { self.address.add(start) }
+    }
+
+    /// Fills a part.
+    pub(crate) fn fill(&self, start: usize, bytes: usize, value: u8) {
+        // SAFETY: within the mapping; the other processes take turns, as their pipes tell.
+        unsafe { self.part(start, bytes).write_bytes(value, bytes) };
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, which nobody uses any more.
+        let _ = unsafe { rustix::mm::munmap(self.address.cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,158 @@
+//! Where the time of a rank went, in parts that do not overlap.
+
+use serde::Serialize;
+
+/// No launch takes so long but one that waits because the GPU's queue is full, in seconds.
+const LONGEST_LAUNCH: f64 = 50e-6;
+
+/// What was seen of one rank, in seconds; these may overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct RankTimes {
+    pub(super) wall: f64,
+    /// In phase NcclCollective: with nothing but collectives to wait for.
+    pub(super) communication: f64,
+    /// In calls that wait for the GPU, for whatever it had to do.
+    pub(super) gpu_waits: f64,
+    /// Of these, the ones with nothing but collectives to wait for.
+    pub(super) peer_waits: f64,
+    /// From calling collectives to the ends of waits that cover them, as far as they do not overlap.
+    pub(super) until_sync: f64,
+    /// In calls that launch, and how many there were.
+    pub(super) launching: f64,
+    pub(super) launches: f64,
+    /// In no phase, or in one that nobody accounts for.
+    pub(super) unknown: f64,
+    /// Waits for data, and of these: the loaders were on CPUs, waited for disk or network, could have run
+    /// and did not.
+    pub(super) data_waits: f64,
+    pub(super) data_prepare: f64,
+    pub(super) data_fetch: f64,
+    pub(super) data_sched: f64,
+    /// All its threads on CPUs.
+    pub(super) cpu: f64,
+    /// Its threads could have run, and did not.
+    pub(super) run_delay: f64,
+    /// The share of the time for which its loaders worked, if it has any.
+    pub(super) loader_busy: Option<f64>,
+}
+
+/// A part of a rank's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Part {
+    /// It waited for data, and the loaders were on CPUs.
+    Prepare,
+    /// It waited for data, and the loaders for disk or network.
+    Fetch,
+    /// It waited for data, and the loaders did neither.
+    OtherData,
+    /// It or the loaders that it waited for could have run, and did not.
+    CpuDelay,
+    /// It waited for peers.
+    Communication,
+    /// It waited for the GPU.
+    Gpu,
+    /// It was at work itself.
+    Host,
+}
+
+impl Part {
+    pub(super) const ALL: [Self; 7] = [
+        Self::Prepare,
+        Self::Fetch,
+        Self::OtherData,
+        Self::CpuDelay,
+        Self::Communication,
+        Self::Gpu,
+        Self::Host,
+    ];
+
+    /// Whether it is what loaders do.
+    pub(super) fn is_of_loaders(self) -> bool {
+        matches!(self, Self::Prepare | Self::Fetch | Self::OtherData)
+    }
+
+    /// How time is spent in it.
+    pub(super) fn spent(self) -> &'static str {
+        match self {
+            Self::Prepare => "waiting for loaders that prepared data",
+            Self::Fetch => "waiting for loaders that fetched data",
+            Self::OtherData => "waiting for data that nobody was busy with",
+            Self::CpuDelay => "without a CPU, itself or its loaders",
+            Self::Communication => "in collectives",
+            Self::Gpu => "waiting for its GPU",
+            Self::Host => "at work on its CPU",
+        }
+    }
+}
+
+/// The parts of a rank's time. What none of them has is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Parts {
+    seconds: [f64; Part::ALL.len()],
+    /// What of the delays was the loaders', while they were waited for.
+    pub(super) data_delay: f64,
+    /// Waits for the GPU in which it may have been at collectives.
+    pub(super) shared_with_collectives: f64,
+}
+
+/// What is left of a rank's time while parts are taken from it.
+struct Rest(f64);
+
+impl Rest {
+    fn take(&mut self, seconds: f64) -> f64 {
+        let taken = seconds.clamp(0.0, self.0);
+        self.0 -= taken;
+        taken
+    }
+}
+
+impl Parts {
+    /// Splits a rank's time. A thread waits for one thing at a time; delays and work are what is left, as
+    /// far as they were seen.
+    pub(super) fn new(rank: &RankTimes) -> Self {
+        let mut rest = Rest(rank.wall.max(0.0));
+        let mut parts = Self::default();
+        let prepare = rest.take(rank.data_prepare);
+        let fetch = rest.take(rank.data_fetch);
+        let data_delay = rest.take(rank.data_sched);
+        let explained = rank.data_prepare + rank.data_fetch + rank.data_sched;
+        let other = rest.take(rank.data_waits - explained);
+        let communication = rest.take(rank.communication);
+        let blocked_launches = rank.launching - LONGEST_LAUNCH * rank.launches;
+        let gpu =
+            rest.take((rank.gpu_waits - rank.peer_waits).max(0.0) + blocked_launches.max(0.0));
+        let delay = rest.take(rank.run_delay);
+        // A thread that spins while it waits is on its CPU, too; that it waits is known already.
+        let host = rest.take((rest.0 - rank.unknown).min(rank.cpu));
+        for (part, seconds) in [
+            (Part::Prepare, prepare),
+            (Part::Fetch, fetch),
+            (Part::OtherData, other),
+            (Part::CpuDelay, data_delay + delay),
+            (Part::Communication, communication),
+            (Part::Gpu, gpu),
+            (Part::Host, host),
+        ] {
+            parts.seconds[part as usize] = seconds;
+        }
+        parts.data_delay = data_delay;
+        parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
+        parts
+    }
+
+    pub(super) fn of(&self, part: Part) -> f64 {
+        self.seconds[part as usize]
+    }
+
+    pub(super) fn total(&self) -> f64 {
+        self.seconds.iter().sum()
+    }
+
+    /// Takes time that was spent in collectives for something else.
+    pub(super) fn count_as(&mut self, part: Part, seconds: f64) {
+        let taken = seconds.clamp(0.0, self.of(Part::Communication));
+        self.seconds[Part::Communication as usize] -= taken;
+        self.seconds[part as usize] += taken;
+    }
+}

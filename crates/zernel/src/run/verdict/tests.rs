@@ -1,0 +1,296 @@
+use super::*;
+
+/// Waits for its GPU.
+const RANK: RankTimes = RankTimes {
+    wall: 100.0,
+    communication: 8.0,
+    gpu_waits: 80.0,
+    peer_waits: 8.0,
+    until_sync: 8.0,
+    launching: 2.0,
+    launches: 400_000.0,
+    unknown: 5.0,
+    data_waits: 2.0,
+    data_prepare: 1.0,
+    data_fetch: 0.5,
+    data_sched: 0.5,
+    cpu: 20.0,
+    run_delay: 1.0,
+    loader_busy: Some(0.2),
+};
+
+/// Waits for loaders that never rest.
+const STARVED: RankTimes = RankTimes {
+    data_waits: 30.0,
+    data_prepare: 27.0,
+    data_fetch: 1.0,
+    gpu_waits: 60.0,
+    loader_busy: Some(0.98),
+    ..RANK
+};
+
+#[test]
+fn what_can_be_gained_most_by_bounds() {
+    let cases = [
+        ("waits for its GPU", RANK, Bound::Gpu),
+        ("waits for loaders, which limit it", STARVED, Bound::Input),
+        (
+            "waits for loaders that could be faster, less than for the GPU",
+            RankTimes {
+                loader_busy: Some(0.3),
+                ..STARVED
+            },
+            Bound::Gpu,
+        ),
+        (
+            "loads most of the time itself",
+            RankTimes {
+                data_waits: 60.0,
+                data_prepare: 50.0,
+                gpu_waits: 30.0,
+                loader_busy: None,
+                ..RANK
+            },
+            Bound::Input,
+        ),
+        (
+            "waits for loaders that do not get to run",
+            RankTimes {
+                data_prepare: 5.0,
+                data_sched: 24.0,
+                ..STARVED
+            },
+            Bound::CpuScheduler,
+        ),
+        (
+            "does not get to run itself",
+            RankTimes {
+                run_delay: 50.0,
+                gpu_waits: 38.0,
+                ..RANK
+            },
+            Bound::CpuScheduler,
+        ),
+        (
+            "waits for peers",
+            RankTimes {
+                communication: 55.0,
+                peer_waits: 55.0,
+                ..RANK
+            },
+            Bound::Communication,
+        ),
+        (
+            "launches all the time",
+            RankTimes {
+                gpu_waits: 10.0,
+                cpu: 90.0,
+                ..RANK
+            },
+            Bound::Host,
+        ),
+        (
+            "waits in launches, because the queue is full",
+            RankTimes {
+                gpu_waits: 10.0,
+                launching: 70.0,
+                cpu: 90.0,
+                ..RANK
+            },
+            Bound::Gpu,
+        ),
+        (
+            "spins while it waits",
+            RankTimes { cpu: 99.0, ..RANK },
+            Bound::Gpu,
+        ),
+        (
+            "sleeps, nobody knows why",
+            RankTimes {
+                gpu_waits: 10.0,
+                cpu: 10.0,
+                ..RANK
+            },
+            Bound::CannotTell,
+        ),
+        (
+            "mostly unknown",
+            RankTimes {
+                unknown: 90.0,
+                gpu_waits: 8.0,
+                cpu: 90.0,
+                ..RANK
+            },
+            Bound::CannotTell,
+        ),
+        (
+            "a bit of everything",
+            RankTimes {
+                gpu_waits: 33.0,
+                peer_waits: 8.0,
+                communication: 8.0,
+                data_waits: 20.0,
+                data_prepare: 20.0,
+                data_fetch: 0.0,
+                data_sched: 0.0,
+                loader_busy: None,
+                run_delay: 15.0,
+                cpu: 25.0,
+                ..RANK
+            },
+            Bound::CannotTell,
+        ),
+        (
+            "too short",
+            RankTimes {
+                wall: 0.3,
+                gpu_waits: 0.3,
+                ..RankTimes::default()
+            },
+            Bound::CannotTell,
+        ),
+    ];
+    for (name, rank, bound) in cases {
+        for ranks in [vec![rank], vec![rank; 8]] {
+            let verdict = judge(&ranks);
+            assert_eq!(verdict.bound, bound, "{name}: {}", verdict.evidence);
+            assert!(!verdict.evidence.is_empty());
+            let is_judged = bound != Bound::CannotTell;
+            assert_eq!(verdict.at_most_seconds.is_some(), is_judged, "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_idle_python_and_a_compiler_cannot_be_told() {
+    let verdict = judge(&[]);
+    assert_eq!(verdict.bound, Bound::CannotTell);
+    assert!(verdict.evidence.contains("no process was seen"));
+    // It initialised CUDA and slept: all of its time is unknown.
+    let idle = RankTimes {
+        wall: 60.0,
+        unknown: 60.0,
+        cpu: 0.1,
+        ..RankTimes::default()
+    };
+    assert_eq!(judge(&[idle]).bound, Bound::CannotTell);
+}
+
+#[test]
+fn parts_add_up_to_no_more_than_the_time() {
+    let overlapping = RankTimes {
+        data_waits: 50.0,
+        data_prepare: 80.0,
+        communication: 60.0,
+        gpu_waits: 100.0,
+        run_delay: 500.0,
+        cpu: 1000.0,
+        ..RANK
+    };
+    for rank in [RANK, STARVED, overlapping] {
+        assert!(Parts::new(&rank).total() <= rank.wall + 1e-9);
+    }
+}
+
+#[test]
+fn waits_for_the_gpu_and_for_collectives_count_once() {
+    let parts = Parts::new(&RANK);
+    assert_eq!(parts.of(Part::Gpu), 72.0);
+    assert_eq!(parts.of(Part::Communication), 8.0);
+    let overlaps = RankTimes {
+        communication: 0.0,
+        peer_waits: 0.0,
+        until_sync: 70.0,
+        ..RANK
+    };
+    let verdict = judge(&[overlaps; 2]);
+    assert_eq!(verdict.bound, Bound::Gpu);
+    assert!(
+        verdict.evidence.contains("collectives to do, too"),
+        "{}",
+        verdict.evidence
+    );
+}
+
+/// Waits for a peer, and has slack.
+const WAITING: RankTimes = RankTimes {
+    communication: 50.0,
+    peer_waits: 50.0,
+    ..RANK
+};
+
+#[test]
+fn the_slowest_rank_is_the_one_that_never_waits() {
+    let found = slowest(&[WAITING, RANK, WAITING]).unwrap();
+    assert_eq!((found.index, found.seconds), (1, 42.0));
+    assert_eq!((found.reason, found.more_seconds), (Some(Part::Gpu), 42.0));
+    assert_eq!(slowest(&[RANK, RANK]), None);
+    assert_eq!(slowest(&[RANK]), None);
+    assert_eq!(slowest(&[]), None);
+}
+
+#[test]
+fn one_slow_rank_is_a_straggler_whatever_slows_it() {
+    let slow = RankTimes {
+        gpu_waits: 38.0,
+        ..RANK
+    };
+    let cases = [
+        (RANK, Part::Gpu),
+        (RankTimes { cpu: 90.0, ..slow }, Part::Host),
+        (
+            RankTimes {
+                run_delay: 45.0,
+                ..slow
+            },
+            Part::CpuDelay,
+        ),
+        (
+            RankTimes {
+                data_waits: 50.0,
+                data_fetch: 45.0,
+                loader_busy: Some(0.95),
+                ..slow
+            },
+            Part::Fetch,
+        ),
+    ];
+    for (rank, cause) in cases {
+        for peers in [1, 7] {
+            let mut ranks = vec![WAITING; peers];
+            ranks.push(rank);
+            let verdict = judge(&ranks);
+            assert_eq!(verdict.bound, Bound::Straggler, "{}", verdict.evidence);
+            assert_eq!(verdict.cause, Some(cause), "{}", verdict.evidence);
+            assert_eq!(verdict.straggler, Some(peers));
+            assert_eq!(verdict.at_most_seconds, Some(42.0));
+        }
+    }
+}
+
+/// Of ranks that are all held up by their loaders, one is always the slowest, and hides the others' waits.
+#[test]
+fn the_slowest_of_many_starved_ranks_is_no_straggler() {
+    let ahead = RankTimes {
+        data_waits: 3.0,
+        data_prepare: 3.0,
+        communication: 35.0,
+        peer_waits: 35.0,
+        gpu_waits: 87.0,
+        loader_busy: Some(0.95),
+        ..RANK
+    };
+    let mut ranks = vec![ahead; 7];
+    ranks.push(STARVED);
+    let verdict = judge(&ranks);
+    assert_eq!(verdict.bound, Bound::Input, "{}", verdict.evidence);
+    assert_eq!(verdict.cause, Some(Part::Prepare));
+}
+
+#[test]
+fn a_gain_is_no_more_than_what_the_worst_rank_wasted() {
+    let verdict = judge(&[STARVED, STARVED]);
+    assert_eq!(verdict.bound, Bound::Input);
+    assert_eq!(verdict.at_most_seconds, Some(29.5));
+    assert_eq!(verdict.share, Some(0.295));
+}

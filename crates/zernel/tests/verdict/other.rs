@@ -1,0 +1,92 @@
+//! Programs that are no training jobs.
+
+use std::fs;
+use std::process::Command;
+
+use libtest_mimic::Trial;
+use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::{Need, trial};
+
+use crate::report_on;
+
+const PYTHON: &str = "python3";
+const COMPILER: &str = "cc";
+
+pub(crate) fn trials(observing: &[Need]) -> [Trial; 3] {
+    let python = Need {
+        name: "python",
+        check: || runs(PYTHON),
+    };
+    let compiler = Need {
+        name: "cc",
+        check: || runs(COMPILER),
+    };
+    let and = |need: Need| [observing, &[need]].concat();
+    [
+        trial("an_idle_python_cannot_be_told", &and(python), idle_python),
+        trial(
+            "an_idle_python_with_cuda_cannot_be_told",
+            &and(python),
+            idle_python_with_cuda,
+        ),
+        trial("a_compiler_cannot_be_told", &and(compiler), compiler_runs),
+    ]
+}
+
+fn runs(program: &str) -> Result<(), String> {
+    let output = Command::new(program).arg("--version").output();
+    match output.is_ok_and(|output| output.status.success()) {
+        true => Ok(()),
+        false => Err(format!("{program} does not run here")),
+    }
+}
+
+fn cannot_be_told(command: &[&str]) {
+    let (report, output) = report_on(|_| {}, command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(report["verdict"]["bound"], "cannot-tell", "{said}");
+    assert!(report["wall_seconds"].as_f64() > Some(1.0), "{said}");
+}
+
+fn idle_python() {
+    cannot_be_told(&[PYTHON, "-c", "import time; time.sleep(2)"]);
+}
+
+/// As a notebook that waits for its user.
+fn idle_python_with_cuda() {
+    let directory = tempfile::tempdir().unwrap();
+    install(directory.path(), Prologue::Push).unwrap();
+    let library = directory.path().join("libcuda.so.1");
+    let script = format!(
+        "import ctypes, time
+cuda = ctypes.CDLL('{}')
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+memory = ctypes.c_uint64()
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0
+batch = bytes(1 << 20)
+assert cuda.cuMemcpyHtoD_v2(memory, batch, ctypes.c_size_t(1 << 20)) == 0
+time.sleep(3)",
+        library.display()
+    );
+    cannot_be_told(&[PYTHON, "-c", &script]);
+}
+
+fn compiler_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("source.c");
+    let function = |number| {
+        format!(
+            "double f{number}(double *a, int n) {{ double s = {number}; \
+             for (int i = 0; i < n; i++) for (int j = 0; j < n; j++) s += a[i] * a[j] / (1 + s * a[i ^ j]); \
+             return s; }}\n"
+        )
+    };
+    fs::write(&source, (0..2_000).map(function).collect::<String>()).unwrap();
+    let object = directory.path().join("object.o");
+    let [source, object] = [&source, &object].map(|path| path.to_str().unwrap());
+    cannot_be_told(&[COMPILER, "-O3", "-c", source, "-o", object]);
+}
