@@ -2,6 +2,7 @@
 //! have none.
 
 mod other;
+mod steps;
 
 use std::process::{Command, ExitCode, Output};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -22,7 +23,10 @@ fn main() -> ExitCode {
         let name = move |seed| format!("{}_{seed}_is_told", cause.name().replace('-', "_"));
         (0..SEEDS).map(move |seed| trial(&name(seed), &observing, move || is_told(cause, seed)))
     });
-    zernel_testkit::main(jobs.chain(other::trials(&observing)))
+    zernel_testkit::main(
+        jobs.chain(other::trials(&observing))
+            .chain(steps::trials(&observing)),
+    )
 }
 
 /// The need for a kernel that loads BPF programs for us.

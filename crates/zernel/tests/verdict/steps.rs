@@ -1,0 +1,95 @@
+//! The steps that `zernel run` finds, held against those that the ranks note themselves.
+
+use std::process::Command;
+
+use libtest_mimic::Trial;
+use serde_json::Value;
+use zernel_testjob::{Cause, Job, Part, Plan, Stamp};
+use zernel_testkit::{Need, trial};
+
+use crate::report_on;
+
+type Change = fn(&mut Plan);
+
+/// Loops of all kinds, each with what is special about it.
+const LOOPS: [(&str, Change); 6] = [
+    ("plain", |_| {}),
+    ("accumulating", |plan| {
+        plan.accumulate = 4;
+        plan.steps = 40;
+    }),
+    ("evaluating", |plan| {
+        plan.evaluate_every = 25;
+        plan.evaluate_batches = 20;
+    }),
+    ("checkpointing", |plan| {
+        plan.checkpoint_every = 25;
+        plan.checkpoint_bytes = 128 << 20;
+    }),
+    ("overlapping", |plan| plan.overlaps = true),
+    // No gradients are reduced: only batches tell steps apart.
+    ("alone", |plan| {
+        plan.ranks = 1;
+        plan.buckets = 0;
+    }),
+];
+
+pub(crate) fn trials(needs: &[Need]) -> Vec<Trial> {
+    LOOPS
+        .into_iter()
+        .map(|(name, change)| {
+            let name = format!("steps_of_a_loop_that_is_{name}");
+            trial(&name, needs, move || are_found(change))
+        })
+        .collect()
+}
+
+fn are_found(change: Change) {
+    let mut plan = Plan::new(Cause::Gpu, 7);
+    plan.kernel_us = 1000;
+    plan.jitter = 0.1;
+    plan.launches = 10;
+    plan.steps = 120;
+    change(&mut plan);
+    let job = Job::new(plan).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let attach = |run: &mut Command| {
+        for library in ["libcuda.so.1", "libnccl.so.2"] {
+            run.arg("--library").arg(job.library(library));
+        }
+        job.alone(run);
+    };
+    let (report, output) = report_on(attach, &[program.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let ranks = report["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), job.plan().ranks as usize, "{said}");
+    for (number, rank) in ranks.iter().enumerate() {
+        let stamps = job.stamps(number as u32).unwrap();
+        assert_agrees(&rank["steps"], &stamps, &said);
+    }
+}
+
+fn assert_agrees(found: &Value, stamps: &[Stamp], said: &str) {
+    let is_step = |stamp: &&Stamp| matches!(stamp.part, Part::Step | Part::WarmUp);
+    let steps = stamps.iter().filter(is_step).count();
+    assert_eq!(found["count"].as_u64(), Some(steps as u64), "{said}");
+    let usual = stamps.iter().filter(|stamp| stamp.part == Part::Step);
+    let mut usual: Vec<u64> = usual.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
+    usual.sort_unstable();
+    let truth = usual[usual.len() / 2] as f64 / 1e9;
+    let median = found["median_seconds"].as_f64().unwrap();
+    eprintln!("median {median} of {truth}, {found}");
+    assert!(
+        (median - truth).abs() <= 0.02 * truth,
+        "{median} of {truth}: {said}"
+    );
+    // What is between steps is told apart from them.
+    let between = stamps.iter().filter(|stamp| !is_step(stamp));
+    let between: Vec<u64> = between.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
+    let pauses = found["pauses"].as_array().unwrap().len();
+    assert_eq!(pauses, between.len().min(5), "{said}");
+    let paused = between.iter().sum::<u64>() as f64 / 1e9;
+    let seen = found["pause_seconds"].as_f64().unwrap();
+    // A rank that waits for the checkpoint of another has a longer pause than its own.
+    assert!(seen >= 0.9 * paused - 0.01, "{seen} of {paused}: {said}");
+}
