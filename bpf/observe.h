@@ -118,6 +118,7 @@ struct zernel_process {
 	__u64 loader_work[ZERNEL_WORKS]; /* of the threads of its loaders */
 	__u64 loaders; /* how many processes load data for it */
 	__u64 phase_ns[ZERNEL_PHASES]; /* of its threads that drove steps and are gone */
+	__u64 exit_code; /* as its parent gets it to know, once it has ended */
 };
 
 /* What could not be kept, by cause. */
@@ -412,6 +413,7 @@ static __always_inline bool zernel_end_process(struct task_struct *task)
 	if (!process)
 		return false;
 	zernel_retire_loader(process);
+	process->exit_code = (__u32)BPF_CORE_READ(task, exit_code);
 	*(volatile __u64 *)&process->ended_ns = bpf_ktime_get_ns();
 	bpf_map_delete_elem(&process_indices, &key);
 	return true;

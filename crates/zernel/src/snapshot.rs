@@ -10,6 +10,8 @@ use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 #[serde(default)]
 pub(crate) struct Snapshot {
     pub(crate) observed: Vec<Process>,
+    /// Processes that have ended while others still hold a communicator with them.
+    pub(crate) gone_ranks: Vec<Process>,
 }
 
 /// An observed process.
@@ -25,6 +27,12 @@ pub(crate) struct Process {
     pub(crate) memory_by_caller: Vec<Memory>,
     pub(crate) communicators: Vec<Communicator>,
     pub(crate) cost: Cost,
+    /// The thread that drives its steps.
+    pub(crate) step_thread: Option<u32>,
+    /// How it ended, if by itself.
+    pub(crate) exit_code: Option<u8>,
+    /// What ended it, if not.
+    pub(crate) signal: Option<u8>,
 }
 
 /// Who it is.
@@ -34,6 +42,7 @@ pub(crate) struct Identity {
     pub(crate) comm: String,
     pub(crate) job: Option<String>,
     pub(crate) rank: Option<u32>,
+    pub(crate) start_time: Option<u64>,
 }
 
 /// GPU memory that it holds.
@@ -62,6 +71,10 @@ pub(crate) struct Communicator {
     pub(crate) bytes: u64,
     pub(crate) in_call: bool,
     pub(crate) entered_seconds_ago: Option<f64>,
+    /// Between the entries of two successive collectives, so far.
+    pub(crate) longest_gap_seconds: f64,
+    /// The last operations, the last one first.
+    pub(crate) last_ops: Vec<String>,
 }
 
 impl Process {

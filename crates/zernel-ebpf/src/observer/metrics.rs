@@ -10,10 +10,11 @@ use zernel_phase::task_state::WorkloadPhase;
 
 use super::callers::UNKNOWN;
 use super::process::{CallCount, ObservedProcess, Seen};
-use super::{Observer, monotonic_ns};
+use super::{Communicator, End, GoneRank, Observer, monotonic_ns};
 use crate::aggregation::exposition::{Exposition, Kind};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
 use crate::gpu::GpuFacts;
+use crate::identity::Identity;
 use crate::probes::{BlockedBy, Counts, Direction, Family, Operation};
 
 /// Whose processes are told of.
@@ -180,15 +181,8 @@ impl Told<'_> {
 
 impl Observer {
     fn told(&self, whose: Whose) -> Vec<Told<'_>> {
-        let belongs = |process: &&ObservedProcess| match whose {
-            Whose::All => true,
-            Whose::User(uid) => process
-                .identity
-                .as_ref()
-                .is_some_and(|identity| identity.uid == uid),
-        };
         self.latest_of_each_pid()
-            .filter(belongs)
+            .filter(|process| is_of(whose, process.identity.as_ref()))
             .map(|process| Told { process })
             .collect()
     }
@@ -244,6 +238,11 @@ impl Observer {
         let told = self.told(whose);
         let mut snapshot = aggregate(&told).to_ws_snapshot();
         snapshot["observed"] = told.iter().map(describe).collect();
+        snapshot["gone_ranks"] = self
+            .gone_ranks()
+            .filter(|gone| is_of(whose, gone.identity.as_ref()))
+            .map(describe_gone)
+            .collect();
         snapshot["sampled"] = self.sampled().collect();
         snapshot["shared_state"] = match self.shared_state() {
             Ok(path) => json!({ "path": path }),
@@ -631,20 +630,6 @@ fn describe(told: &Told<'_>) -> Value {
         .into_iter()
         .map(|((gpu, caller), bytes)| json!({"gpu_id": gpu, "caller": caller, "bytes": bytes}))
         .collect();
-    let communicators: Vec<_> = process
-        .communicators
-        .iter()
-        .map(|communicator| {
-            json!({
-                "communicator": format!("{:016x}", communicator.hash),
-                "rank": communicator.rank, "ranks": communicator.ranks,
-                "sequence": communicator.sequence, "op": communicator.operation.name(),
-                "bytes": communicator.bytes,
-                "in_call": communicator.entered_ns != 0 && communicator.left_ns == 0,
-                "entered_seconds_ago": seconds_ago(communicator.entered_ns),
-            })
-        })
-        .collect();
     json!({
         "pid": process.pid,
         "identity": process.identity,
@@ -656,16 +641,60 @@ fn describe(told: &Told<'_>) -> Value {
         },
         "ended_seconds_ago": process.ended_ns.and_then(seconds_ago),
         "phase": process.phases.as_ref().map(|phases| phases.current),
+        "step_thread": process.phases.as_ref().map(|phases| phases.tid),
         "phase_times": process.phases.as_ref().map(|phases| &phases.times),
         "calls": calls,
         "memory_by_caller": memory,
-        "communicators": communicators,
+        "communicators": describe_communicators(&process.communicators),
         "cost": {
             "busiest_thread_ratio": process.cost.busiest_thread,
             "seconds": process.cost.seconds,
         },
         "sampled": process.is_sampled(),
     })
+}
+
+fn describe_communicators(communicators: &[Communicator]) -> Value {
+    let describe = |communicator: &Communicator| {
+        let last: Vec<_> = communicator
+            .last_operations()
+            .map(Operation::name)
+            .collect();
+        json!({
+            "communicator": format!("{:016x}", communicator.hash),
+            "rank": communicator.rank, "ranks": communicator.ranks,
+            "sequence": communicator.sequence, "op": communicator.operation.name(),
+            "bytes": communicator.bytes,
+            "in_call": communicator.entered_ns != 0 && communicator.left_ns == 0,
+            "entered_seconds_ago": seconds_ago(communicator.entered_ns),
+            "longest_gap_seconds": communicator.longest_gap_ns as f64 / 1e9,
+            "last_ops": last,
+        })
+    };
+    communicators.iter().map(describe).collect()
+}
+
+/// A rank that has ended, as far as others may wait for it.
+fn describe_gone(gone: &GoneRank) -> Value {
+    let (exit_code, signal) = match gone.end {
+        End::Exited(code) => (Some(code), None),
+        End::Killed(signal) => (None, Some(signal)),
+    };
+    json!({
+        "pid": gone.pid,
+        "identity": gone.identity,
+        "ended_seconds_ago": seconds_ago(gone.ended_ns),
+        "exit_code": exit_code,
+        "signal": signal,
+        "communicators": describe_communicators(&gone.communicators),
+    })
+}
+
+fn is_of(whose: Whose, identity: Option<&Identity>) -> bool {
+    match whose {
+        Whose::All => true,
+        Whose::User(uid) => identity.is_some_and(|identity| identity.uid == uid),
+    }
 }
 
 fn seconds_ago(ns: u64) -> Option<f64> {

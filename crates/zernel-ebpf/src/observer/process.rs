@@ -66,6 +66,23 @@ pub struct Communicator {
     pub entered_ns: u64,
     /// When the call returned; 0: it has not.
     pub left_ns: u64,
+    /// The longest time between the entries of two successive collectives.
+    pub longest_gap_ns: u64,
+    /// The last 16 operations, four bits each, the last one lowest.
+    operations: u64,
+}
+
+impl Communicator {
+    /// The last operations, the last one first; at most 16.
+    pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
+        let known = self.sequence.min(16);
+        (0..known).map(|place| operation(self.operations >> (4 * place) & 0xf))
+    }
+}
+
+fn operation(number: u64) -> Operation {
+    let known = Operation::ALL.get(number as usize);
+    known.copied().unwrap_or(Operation::Other)
 }
 
 /// The phases of the thread that drives the steps of a process.
@@ -234,12 +251,12 @@ impl ObservedProcess {
             rank,
             ranks,
             sequence: raw.sequence,
-            operation: *Operation::ALL
-                .get(raw.operation as usize)
-                .unwrap_or(&Operation::Other),
+            operation: operation(raw.operation.into()),
             bytes: raw.bytes,
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
+            longest_gap_ns: raw.longest_gap_ns,
+            operations: raw.operations,
         });
     }
 

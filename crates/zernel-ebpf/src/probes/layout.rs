@@ -69,6 +69,7 @@ mirrors! {
         loader_work: [u64; 3],
         loaders: u64,
         phase_ns: [u64; 5],
+        exit_code: u64,
     }
 
     struct Heartbeat {
@@ -130,6 +131,8 @@ mirrors! {
         rank: u32,
         ranks: u32,
         splits: u32,
+        operations: u64,
+        longest_gap_ns: u64,
     }
 }
 

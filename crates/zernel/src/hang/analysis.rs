@@ -1,8 +1,21 @@
-//! Who is behind, from a snapshot.
+//! Who keeps others waiting, from a snapshot. Pure.
+//!
+//! Every rank counts the collectives that it enters on a communicator, and so do all others: what has the same number
+//! is the same collective. Those that have come furthest wait for the rest. A rank that comes late is no
+//! hang, so besides the wait itself, how long the rank has ever gone without a collective is heeded; a rank
+//! that is gone, stopped or in another operation than the others never comes.
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+use zernel_phase::task_state::WorkloadPhase;
+
 use crate::snapshot::{Communicator, Process, Snapshot};
+
+/// From how many seconds of waiting on a rank that is late is worth telling.
+const WORTH_TELLING: f64 = 1.0;
+/// Of how many collectives a rank's operations are known.
+const REMEMBERED: u64 = 16;
 
 /// A communicator, as far as its ranks are on this node.
 #[derive(Debug)]
@@ -19,38 +32,57 @@ pub(super) struct Member<'a> {
     pub(super) of: &'a Communicator,
 }
 
+/// For how long others must have waited until it counts as a hang.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) seconds: f64,
+    /// Whether a rank may take as long as it ever has.
+    pub(super) heeds_the_past: bool,
+}
+
 /// Something that makes others wait.
 #[derive(Debug)]
 pub(super) struct Finding<'a> {
     pub(super) member: &'a Member<'a>,
     pub(super) problem: Problem,
+    /// Others wait, and it is not to be expected that this ends.
+    pub(super) hangs: bool,
+    /// For how many seconds the first of the others has waited at least.
+    pub(super) waited: f64,
 }
 
 /// What is wrong with a rank.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(tag = "problem", rename_all = "kebab-case")]
 pub(super) enum Problem {
+    /// It has ended, and has not done its part.
+    Gone,
     /// It has not entered what others have.
     Behind {
         /// How many have come furthest.
         leaders: usize,
         /// The number of the collective that it has to enter next.
         next: u64,
-        /// How long the first of them has waited at least.
-        seconds: f64,
     },
     /// It is in a call that others have left.
-    InCall { seconds: f64 },
+    InCall,
     /// It entered what the others did, and was stopped before that was done.
-    Stopped { seconds: f64 },
+    Stopped,
     /// It entered something else than most others did.
-    Different { others: String },
+    Different {
+        sequence: u64,
+        own: String,
+        others: String,
+    },
 }
 
 /// The communicators of a job, or of all jobs.
 pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group<'a>> {
     let mut groups: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
-    for process in &snapshot.observed {
-        if process.ended_seconds_ago.is_some() || (job.is_some() && process.job() != job) {
+    let living = snapshot.observed.iter();
+    let living = living.filter(|process| process.ended_seconds_ago.is_none());
+    for process in living.chain(&snapshot.gone_ranks) {
+        if job.is_some() && process.job() != job {
             continue;
         }
         for of in &process.communicators {
@@ -70,6 +102,28 @@ pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group
     groups
 }
 
+impl Member<'_> {
+    pub(super) fn is_gone(&self) -> bool {
+        self.process.ended_seconds_ago.is_some()
+    }
+
+    fn waits_for_its_gpu(&self) -> bool {
+        let waits = [WorkloadPhase::NcclCollective, WorkloadPhase::GpuCompute];
+        self.process
+            .phase
+            .is_some_and(|phase| waits.contains(&phase))
+    }
+
+    /// What it entered as its collective `sequence`, if that is still known.
+    fn operation(&self, sequence: u64) -> Option<&str> {
+        let place = usize::try_from(self.of.sequence.checked_sub(sequence)?).ok()?;
+        match place {
+            0 if sequence > 0 => Some(&self.of.op),
+            _ => self.of.last_ops.get(place).map(String::as_str),
+        }
+    }
+}
+
 impl Group<'_> {
     pub(super) fn job(&self) -> Option<&str> {
         self.members.iter().find_map(|member| member.process.job())
@@ -80,66 +134,164 @@ impl Group<'_> {
         self.members.iter().find_map(|member| member.of.ranks)
     }
 
-    /// The ranks that others have waited for, for so many seconds at least. `is_stopped` says of a pid
-    /// whether somebody has stopped it.
+    fn living(&self) -> impl Iterator<Item = &Member<'_>> {
+        self.members.iter().filter(|member| !member.is_gone())
+    }
+
+    /// The number of the last collective that a living rank has entered.
+    pub(super) fn furthest(&self) -> u64 {
+        let sequences = self.living().map(|member| member.of.sequence);
+        sequences.max().unwrap_or(0)
+    }
+
+    /// Those that have come furthest.
+    pub(super) fn leaders(&self) -> impl Iterator<Item = &Member<'_>> {
+        let furthest = self.furthest();
+        self.living()
+            .filter(move |member| member.of.sequence == furthest)
+    }
+
+    /// The ranks that others wait for. `is_stopped` says of a process whether somebody has stopped it.
     pub(super) fn findings(
         &self,
-        after: f64,
-        is_stopped: impl Fn(u32) -> bool,
+        patience: Patience,
+        is_stopped: impl Fn(&Process) -> bool,
     ) -> Vec<Finding<'_>> {
-        let furthest = self.members.iter().map(|member| member.of.sequence).max();
-        let leaders = || {
-            let members = self.members.iter();
-            members.filter(|member| Some(member.of.sequence) == furthest)
-        };
-        let longest = leaders().filter_map(|member| member.of.entered_seconds_ago);
-        let seconds = longest.fold(0.0, f64::max);
-        let usual = self.usual_operation(furthest);
-        let problem = |member: &Member<'_>| {
-            if Some(member.of.sequence) < furthest {
-                let behind = Problem::Behind {
-                    leaders: leaders().count(),
-                    next: member.of.sequence + 1,
-                    seconds,
-                };
-                return (seconds >= after).then_some(behind);
-            }
-            if let Some(others) = usual.filter(|usual| *usual != member.of.op) {
-                let others = others.to_owned();
-                return (seconds >= after).then_some(Problem::Different { others });
-            }
-            let seconds = member.of.entered_seconds_ago.unwrap_or(0.0);
-            let others_have_left = leaders().any(|leader| !leader.of.in_call);
-            if seconds >= after && is_stopped(member.process.pid) {
-                return Some(Problem::Stopped { seconds });
-            }
-            let is_stuck = member.of.in_call && others_have_left && seconds >= after;
-            is_stuck.then_some(Problem::InCall { seconds })
-        };
+        let waited = self.waited();
+        let split = self.split();
         let members = self.members.iter();
         members
             .filter_map(|member| {
-                let problem = problem(member)?;
-                Some(Finding { member, problem })
+                let is_stopped = !member.is_gone() && is_stopped(member.process);
+                let problem = self.problem(member, split.as_ref(), is_stopped)?;
+                let never_comes =
+                    is_stopped || matches!(problem, Problem::Gone | Problem::Different { .. });
+                let is_over = never_comes || patience.ends_for(member);
+                let hangs = is_over && waited >= patience.seconds;
+                (hangs || waited >= WORTH_TELLING).then_some(Finding {
+                    member,
+                    problem,
+                    hangs,
+                    waited,
+                })
             })
             .collect()
     }
 
+    /// For how many seconds those that have come furthest have been there.
+    fn waited(&self) -> f64 {
+        let waits = self
+            .leaders()
+            .filter_map(|leader| leader.of.entered_seconds_ago);
+        waits.fold(0.0, f64::max)
+    }
+
+    fn problem(
+        &self,
+        member: &Member<'_>,
+        split: Option<&Split<'_>>,
+        is_stopped: bool,
+    ) -> Option<Problem> {
+        if let Some(different) = split.and_then(|split| split.problem(member)) {
+            return Some(different);
+        }
+        // Who got as far as the ranks have parted is not to blame for getting no further.
+        let has_parted = split.is_some_and(|split| member.of.sequence >= split.sequence);
+        let is_behind = member.of.sequence < self.furthest() && !has_parted;
+        if member.is_gone() {
+            return (is_behind || self.somebody_waits()).then_some(Problem::Gone);
+        }
+        if is_behind {
+            return Some(Problem::Behind {
+                leaders: self.leaders().count(),
+                next: member.of.sequence + 1,
+            });
+        }
+        if is_stopped {
+            return Some(Problem::Stopped);
+        }
+        let others_have_left = self.leaders().any(|leader| !leader.of.in_call);
+        (member.of.in_call && others_have_left).then_some(Problem::InCall)
+    }
+
+    /// Whether a rank waits for its GPU, and so perhaps for what it has entered.
+    fn somebody_waits(&self) -> bool {
+        self.leaders().any(Member::waits_for_its_gpu)
+    }
+
+    /// Whether all ranks here have entered the same, and wait longer than they ever have. Then who does not come
+    /// is not here, or the GPUs or the network have failed; or they compute for once.
+    pub(super) fn all_wait(&self, patience: Patience) -> bool {
+        let mut members = self.members.iter();
+        self.furthest() > 0
+            && self.waited() >= patience.seconds
+            && members.all(|member| {
+                member.of.sequence == self.furthest()
+                    && member.waits_for_its_gpu()
+                    && patience.ends_for(member)
+            })
+    }
+
+    /// The first of the last collectives that not all ranks that got there entered as the same operation.
+    fn split(&self) -> Option<Split<'_>> {
+        let furthest = self.furthest();
+        let first = furthest.saturating_sub(REMEMBERED - 1).max(1);
+        (first..=furthest).find_map(|sequence| {
+            let usual = self.usual_operation(sequence)?;
+            let split = Split { sequence, usual };
+            let is_split = self
+                .members
+                .iter()
+                .any(|member| split.problem(member).is_some());
+            is_split.then_some(split)
+        })
+    }
+
     /// What most ranks entered as their collective `sequence`; of two as frequent, what the lowest rank did.
-    fn usual_operation(&self, sequence: Option<u64>) -> Option<&str> {
+    fn usual_operation(&self, sequence: u64) -> Option<&str> {
         let mut counts: Vec<(&str, usize)> = Vec::new();
-        for member in &self.members {
-            if Some(member.of.sequence) != sequence {
-                continue;
-            }
-            match counts.iter_mut().find(|(op, _)| *op == member.of.op) {
+        for operation in self
+            .members
+            .iter()
+            .filter_map(|member| member.operation(sequence))
+        {
+            match counts.iter_mut().find(|(known, _)| *known == operation) {
                 Some((_, count)) => *count += 1,
-                None => counts.push((&member.of.op, 1)),
+                None => counts.push((operation, 1)),
             }
         }
         let most = counts.iter().map(|(_, count)| *count).max()?;
         let usual = counts.into_iter().find(|(_, count)| *count == most)?;
         Some(usual.0)
+    }
+}
+
+impl Patience {
+    /// Whether a rank has taken longer than it may.
+    fn ends_for(self, member: &Member<'_>) -> bool {
+        let silent = member.of.entered_seconds_ago;
+        let is_longest = silent.is_none_or(|silent| silent > member.of.longest_gap_seconds);
+        is_longest || !self.heeds_the_past
+    }
+}
+
+/// A collective that ranks entered as different operations.
+#[derive(Debug)]
+struct Split<'a> {
+    sequence: u64,
+    /// What most of them entered.
+    usual: &'a str,
+}
+
+impl Split<'_> {
+    /// What is wrong with a rank that entered something else.
+    fn problem(&self, member: &Member<'_>) -> Option<Problem> {
+        let own = member.operation(self.sequence)?;
+        (own != self.usual).then(|| Problem::Different {
+            sequence: self.sequence,
+            own: own.to_owned(),
+            others: self.usual.to_owned(),
+        })
     }
 }
 
@@ -149,6 +301,10 @@ mod tests {
 
     /// The pid of a process that somebody has stopped.
     const STOPPED: u32 = 109;
+    const PATIENCE: Patience = Patience {
+        seconds: 5.0,
+        heeds_the_past: true,
+    };
 
     fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> Process {
         Process {
@@ -161,22 +317,56 @@ mod tests {
                 sequence,
                 op: op.to_owned(),
                 entered_seconds_ago: Some(seconds),
+                longest_gap_seconds: 2.0,
+                last_ops: vec![op.to_owned()],
                 ..Communicator::default()
             }],
             ..Process::default()
         }
     }
 
-    /// The problems by rank.
-    fn problems(observed: Vec<Process>) -> Vec<(u32, Problem)> {
-        let snapshot = Snapshot { observed };
+    fn gone(process: Process) -> Process {
+        Process {
+            ended_seconds_ago: Some(20.0),
+            ..process
+        }
+    }
+
+    /// The problems by rank, and whether each is a hang.
+    fn findings(
+        observed: Vec<Process>,
+        gone_ranks: Vec<Process>,
+        patience: Patience,
+    ) -> Vec<(u32, Problem, bool)> {
+        let snapshot = Snapshot {
+            observed,
+            gone_ranks,
+        };
         let groups = groups(&snapshot, None);
         let findings = groups
             .iter()
-            .flat_map(|group| group.findings(5.0, |pid| pid == STOPPED));
+            .flat_map(|group| group.findings(patience, |process| process.pid == STOPPED));
         findings
-            .map(|finding| (finding.member.of.rank.unwrap(), finding.problem))
+            .map(|finding| {
+                let rank = finding.member.of.rank.unwrap();
+                (rank, finding.problem, finding.hangs)
+            })
             .collect()
+    }
+
+    /// Those that hang.
+    fn problems(observed: Vec<Process>) -> Vec<(u32, Problem)> {
+        let found = findings(observed, vec![], PATIENCE).into_iter();
+        let hangs = found.filter(|(_, _, hangs)| *hangs);
+        hangs.map(|(rank, problem, _)| (rank, problem)).collect()
+    }
+
+    fn different(sequence: u64, own: &str, others: &str) -> Problem {
+        Problem::Different {
+            sequence,
+            own: own.to_owned(),
+            others: others.to_owned(),
+        }
     }
 
     #[test]
@@ -189,18 +379,55 @@ mod tests {
         let behind = Problem::Behind {
             leaders: 2,
             next: 7,
-            seconds: 30.0,
         };
         assert_eq!(found, [(1, behind)]);
     }
 
     #[test]
-    fn ranks_that_are_apart_for_a_moment_do_not_hang() {
-        let found = problems(vec![
+    fn a_rank_that_never_entered_any_is_behind() {
+        let mut first = process(1, 0, "AllReduce", 0.0);
+        first.communicators[0].entered_seconds_ago = None;
+        let found = problems(vec![process(0, 1, "AllReduce", 29.0), first]);
+        let behind = Problem::Behind {
+            leaders: 1,
+            next: 1,
+        };
+        assert_eq!(found, [(1, behind)]);
+    }
+
+    #[test]
+    fn ranks_that_are_apart_for_a_moment_are_not_told_of() {
+        let observed = vec![
             process(0, 7, "AllReduce", 0.1),
             process(1, 6, "AllReduce", 0.3),
-        ]);
-        assert_eq!(found, []);
+        ];
+        assert_eq!(findings(observed, vec![], PATIENCE), []);
+    }
+
+    #[test]
+    fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
+        let mut slow = process(1, 6, "AllReduce", 40.0);
+        slow.communicators[0].longest_gap_seconds = 60.0;
+        let observed = vec![process(0, 7, "AllReduce", 30.0), slow];
+        let hangs = |patience| {
+            let found = findings(observed.clone(), vec![], patience);
+            assert_eq!(found.len(), 1);
+            found[0].2
+        };
+        assert!(!hangs(PATIENCE));
+        // Who asks for a number of seconds gets it.
+        assert!(hangs(Patience {
+            heeds_the_past: false,
+            ..PATIENCE
+        }));
+    }
+
+    #[test]
+    fn a_slow_rank_that_is_stopped_hangs() {
+        let mut slow = process(STOPPED - 100, 6, "AllReduce", 40.0);
+        slow.communicators[0].longest_gap_seconds = 60.0;
+        let found = problems(vec![process(0, 7, "AllReduce", 30.0), slow]);
+        assert_eq!(found.len(), 1);
     }
 
     #[test]
@@ -221,8 +448,19 @@ mod tests {
             process(1, 7, "Broadcast", 30.0),
             process(2, 7, "AllReduce", 30.0),
         ]);
-        let others = "AllReduce".to_owned();
-        assert_eq!(found, [(1, Problem::Different { others })]);
+        assert_eq!(found, [(1, different(7, "Broadcast", "AllReduce"))]);
+    }
+
+    #[test]
+    fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
+        let mut ahead = process(1, 8, "AllReduce", 30.0);
+        ahead.communicators[0].last_ops = vec!["AllReduce".to_owned(), "Broadcast".to_owned()];
+        let found = problems(vec![
+            process(0, 7, "AllReduce", 30.0),
+            ahead,
+            process(2, 7, "AllReduce", 30.0),
+        ]);
+        assert_eq!(found, [(1, different(7, "Broadcast", "AllReduce"))]);
     }
 
     #[test]
@@ -230,7 +468,7 @@ mod tests {
         let mut stuck = process(1, 7, "AllReduce", 30.0);
         stuck.communicators[0].in_call = true;
         let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
-        assert_eq!(found, [(1, Problem::InCall { seconds: 30.0 })]);
+        assert_eq!(found, [(1, Problem::InCall)]);
         assert_eq!(problems(vec![stuck.clone(), stuck]), []);
     }
 
@@ -241,7 +479,31 @@ mod tests {
                 .map(|rank| process(rank, 7, "AllReduce", 30.0))
                 .collect(),
         );
-        assert_eq!(found, [(9, Problem::Stopped { seconds: 30.0 })]);
+        assert_eq!(found, [(9, Problem::Stopped)]);
+    }
+
+    #[test]
+    fn a_rank_that_has_ended_is_named_if_others_wait_for_it() {
+        let waiting = || {
+            vec![
+                process(0, 7, "AllReduce", 30.0),
+                process(1, 7, "AllReduce", 30.0),
+            ]
+        };
+        let behind = gone(process(2, 6, "AllReduce", 40.0));
+        assert_eq!(
+            findings(waiting(), vec![behind], PATIENCE),
+            [(2, Problem::Gone, true)]
+        );
+        // It had entered what the others did: whether they wait shows in their phase.
+        let equal = || vec![gone(process(2, 7, "AllReduce", 30.0))];
+        assert_eq!(findings(waiting(), equal(), PATIENCE), []);
+        let mut waiting = waiting();
+        waiting[1].phase = Some(WorkloadPhase::NcclCollective);
+        assert_eq!(
+            findings(waiting, equal(), PATIENCE),
+            [(2, Problem::Gone, true)]
+        );
     }
 
     #[test]
@@ -255,11 +517,31 @@ mod tests {
     }
 
     #[test]
+    fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
+        let all_wait = |phase, seconds| {
+            let process = |rank| Process {
+                phase: Some(phase),
+                ..process(rank, 7, "AllReduce", seconds)
+            };
+            let snapshot = Snapshot {
+                observed: vec![process(0), process(1)],
+                ..Snapshot::default()
+            };
+            groups(&snapshot, None)[0].all_wait(PATIENCE)
+        };
+        assert!(all_wait(WorkloadPhase::GpuCompute, 30.0));
+        assert!(!all_wait(WorkloadPhase::GpuCompute, 1.0));
+        assert!(!all_wait(WorkloadPhase::DataLoading, 30.0));
+    }
+
+    #[test]
     fn only_the_job_asked_for_and_what_is_there_counts() {
-        let mut ended = process(0, 6, "AllReduce", 40.0);
-        ended.ended_seconds_ago = Some(1.0);
         let snapshot = Snapshot {
-            observed: vec![ended, process(1, 7, "AllReduce", 30.0)],
+            observed: vec![
+                gone(process(0, 6, "AllReduce", 40.0)),
+                process(1, 7, "AllReduce", 30.0),
+            ],
+            ..Snapshot::default()
         };
         assert_eq!(groups(&snapshot, None)[0].members.len(), 1);
         assert!(groups(&snapshot, Some("another")).is_empty());

@@ -40,6 +40,8 @@ struct communicator {
 	__u32 rank; /* NCCL_NO_RANK: not known */
 	__u32 ranks;
 	__u32 splits;
+	__u64 operations; /* of the last 16 collectives, four bits each, the last one lowest */
+	__u64 longest_gap_ns; /* between the entries of two successive collectives */
 };
 
 struct {
@@ -208,6 +210,22 @@ static __always_inline __u32 operation_of(const struct zernel_symbol *symbol)
 	return operation < 12 ? operation : 11;
 }
 
+static __always_inline void collective_entered(struct communicator *communicator, __u32 operation,
+					       __u64 bytes)
+{
+	__u64 now_ns = bpf_ktime_get_ns();
+	__u64 gap_ns = communicator->entered_ns ? now_ns - communicator->entered_ns : 0;
+
+	if (gap_ns > communicator->longest_gap_ns)
+		communicator->longest_gap_ns = gap_ns;
+	communicator->sequence++;
+	communicator->bytes = bytes;
+	communicator->operation = operation;
+	communicator->operations = communicator->operations << 4 | operation;
+	communicator->left_ns = 0;
+	communicator->entered_ns = now_ns;
+}
+
 static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_open_call *call)
 {
@@ -220,11 +238,7 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 		communicator = find_communicator(thread->process, call->arguments[2]);
 		if (!communicator || symbol->role == NCCL_POINT_TO_POINT)
 			break;
-		communicator->sequence++;
-		communicator->bytes = call->arguments[0];
-		communicator->operation = operation_of(symbol);
-		communicator->left_ns = 0;
-		communicator->entered_ns = bpf_ktime_get_ns();
+		collective_entered(communicator, operation_of(symbol), call->arguments[0]);
 		break;
 	case NCCL_INIT_RANK:
 		/* A struct of 128 bytes passed by value lies behind the address to return to. */

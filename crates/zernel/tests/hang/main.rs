@@ -1,0 +1,216 @@
+//! `zernel hang`, asked about four ranks of the software GPU of which one comes to a bad end.
+
+#[path = "../../../zernel-ebpf/tests/observe/communicator.rs"]
+mod communicator;
+#[path = "../observe/daemon.rs"]
+#[allow(dead_code)] // more than is used here
+mod daemon;
+mod dead_disk;
+mod ranks;
+#[path = "../../../zernel-ebpf/tests/observe/target.rs"]
+#[allow(dead_code, unused_imports, unused_macros)] // more than is used here
+mod target;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dead_disk::DeadDisk;
+use ranks::{HEALTHY_ROUNDS, Job, ROLES, only_finding};
+use rustix::process::Signal;
+use target::Stage;
+use zernel_ebpf::capability::Capability;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::{Need, root, trial};
+
+fn main() -> ExitCode {
+    if let Some(code) = target::act(ROLES) {
+        return code;
+    }
+    let bpf = Need {
+        name: "bpf",
+        check: || {
+            let tried = Capability::BtfTracepoint.try_out();
+            tried.map_err(|error| error.to_string())
+        },
+    };
+    let needs = [root(), bpf];
+    let trials: &[(&str, fn())] = &[
+        ("a_stopped_rank_is_named", a_stopped_rank_is_named),
+        ("a_rank_on_a_cpu_is_named", a_rank_on_a_cpu_is_named),
+        ("a_rank_at_a_lock_is_named", a_rank_at_a_lock_is_named),
+        ("another_operation_is_named", another_operation_is_named),
+        ("a_rank_that_exited_is_named", a_rank_that_exited_is_named),
+        ("a_killed_rank_is_named", a_killed_rank_is_named),
+        ("a_running_job_does_not_hang", a_running_job_does_not_hang),
+        ("a_slow_job_does_not_hang", a_slow_job_does_not_hang),
+        ("a_slow_rank_is_late", a_slow_rank_is_late),
+        ("others_are_told_nothing", others_are_told_nothing),
+    ];
+    let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
+    zernel_testkit::main(trials.chain([trial(
+        "a_rank_at_a_dead_disk_is_named",
+        &[needs[0], needs[1], dead_disk::fuse()],
+        a_rank_at_a_dead_disk_is_named,
+    )]))
+}
+
+fn a_stopped_rank_is_named() {
+    let job = Job::start("none");
+    job.wait_for_collective(HEALTHY_ROUNDS);
+    job.signal_unlucky(Signal::STOP);
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["doing"]["state"], "stopped");
+    job.signal_unlucky(Signal::CONT);
+    let limit = Instant::now() + Duration::from_secs(60);
+    while job.told().0 != Some(0) {
+        assert!(Instant::now() < limit, "{:#}", job.told().1);
+    }
+}
+
+fn a_rank_on_a_cpu_is_named() {
+    let job = Job::start("spin");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "behind");
+    assert_eq!(found["next"], HEALTHY_ROUNDS + 1);
+    assert_eq!(found["leaders"], 3);
+    assert_eq!(found["sequence"], HEALTHY_ROUNDS);
+    assert_eq!(found["op"], "AllReduce");
+    assert_eq!(found["bytes"], 4000);
+    assert_eq!(found["doing"]["state"], "on-cpu");
+    assert_eq!(found["doing"]["tid"], job.unlucky());
+}
+
+fn a_rank_at_a_lock_is_named() {
+    let job = Job::start("lock");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["doing"]["state"], "lock", "{found:#}");
+}
+
+fn a_rank_at_a_dead_disk_is_named() {
+    let stage = Stage::new(Prologue::Push);
+    let directory = stage.path().join("disk");
+    fs::create_dir(&directory).expect("our directory");
+    // Outlives the disk: a rank that reads there cannot even be killed before the disk is gone.
+    let job;
+    let disk = DeadDisk::mount(&directory);
+    let file = disk.file();
+    job = Job::start_with(stage, "read", |command| {
+        command.env(ranks::FILE, &file);
+    });
+    disk.wait_for_a_reader();
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["doing"]["state"], "io", "{found:#}");
+    let path = found["doing"]["path"].as_str().expect("a path");
+    assert!(path.ends_with("disk/batch"), "{path}");
+}
+
+fn another_operation_is_named() {
+    let job = Job::start("broadcast");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "different");
+    assert_eq!(found["sequence"], HEALTHY_ROUNDS + 1);
+    assert_eq!(found["own"], "Broadcast");
+    assert_eq!(found["others"], "AllReduce");
+}
+
+fn a_rank_that_exited_is_named() {
+    let job = Job::start("exit");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "gone");
+    assert_eq!(found["doing"]["state"], "ended");
+    let text = found["doing"]["text"].as_str().expect("a text");
+    assert!(text.contains("exited with code 3"), "{text}");
+}
+
+fn a_killed_rank_is_named() {
+    let job = Job::start("none");
+    job.wait_for_collective(HEALTHY_ROUNDS);
+    job.signal_unlucky(Signal::KILL);
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "gone");
+    let text = found["doing"]["text"].as_str().expect("a text");
+    assert!(text.contains("SIGKILL"), "{text}");
+}
+
+fn a_running_job_does_not_hang() {
+    let job = Job::start("none");
+    job.wait_for_collective(HEALTHY_ROUNDS);
+    for _ in 0..20 {
+        let output = job.hang(&[]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(said.contains("4 of 4 ranks are on this node"), "{said}");
+        assert!(said.contains("no rank hangs"), "{said}");
+        assert!(!said.contains("HANG"), "{said}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Ranks that take three seconds for a step, together.
+fn a_slow_job_does_not_hang() {
+    let job = Job::start_with(Stage::new(Prologue::Push), "none", |command| {
+        command.env(ranks::STEP, "3000");
+    });
+    job.wait_for_collective(1);
+    while job.told().1["communicators"][0]["members"][0]["sequence"].as_u64() < Some(4) {
+        let (code, told) = job.told();
+        assert_eq!(code, Some(0), "{told:#}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// A rank that took eight seconds once may do so again.
+fn a_slow_rank_is_late() {
+    let job = Job::start("sleep");
+    let told = job.wait_for_a_hang();
+    // It never took so long before, and there is no way to know that it will come.
+    let found = only_finding(&job, &told);
+    assert_eq!(found["doing"]["state"], "waits", "{found:#}");
+    job.wait_for_collective(2 * HEALTHY_ROUNDS);
+    let (mut was_late, limit) = (false, Instant::now() + Duration::from_secs(60));
+    while job.told().1["communicators"][0]["members"][0]["sequence"].as_u64()
+        <= Some(3 * HEALTHY_ROUNDS + 1)
+    {
+        let (code, told) = job.told();
+        assert_eq!(code, Some(0), "{told:#}");
+        let found = &told["communicators"][0]["findings"][0];
+        was_late |= found["hangs"] == false && found["waited_seconds"].as_f64() > Some(5.0);
+        assert!(Instant::now() < limit, "{told:#}");
+    }
+    assert!(was_late);
+}
+
+const NOBODY: u32 = 65534;
+
+/// Users see their own ranks.
+fn others_are_told_nothing() {
+    let job = Job::start("none");
+    job.wait_for_collective(1);
+    let open = || Permissions::from_mode(0o755);
+    fs::set_permissions(job.stage().path(), open()).expect("ours");
+    let copy = job.stage().path().join("zernel");
+    fs::copy(env!("CARGO_BIN_EXE_zernel"), &copy).expect("a program");
+    fs::set_permissions(&copy, open()).expect("ours");
+    let output = Command::new(copy)
+        .args(["hang", "--socket"])
+        .arg(job.socket())
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("zernel runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("cannot tell"), "{said}");
+    assert!(!said.contains(&job.name()), "{said}");
+}
