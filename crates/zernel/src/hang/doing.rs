@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use procfs::process::{FDTarget, ProcState, Process, Stat, Syscall, Task};
 use serde::Serialize;
@@ -17,10 +17,8 @@ use crate::text::shortened;
 
 /// For how long threads are watched to see whether they run.
 const WATCHED: Duration = Duration::from_millis(200);
-/// The share of that time on a CPU from which on a thread that sleeps now counts as running, and the one from which
-/// on a thread that wants a CPU now gets one.
+/// The share of that time on a CPU from which on a thread that sleeps now counts as running.
 const BUSY: f64 = 0.5;
-const RUNS: f64 = 0.05;
 /// Threads and children beyond these are not looked at.
 const MOST_THREADS: usize = 1024;
 const MOST_CHILDREN: usize = 64;
@@ -154,13 +152,15 @@ fn watch(process: &Process) -> Vec<Thread> {
         |tasks| tasks.filter_map(Result::ok).take(MOST_THREADS).collect(),
     );
     let on_cpu = |task: &Task| task.schedstat().ok().map(|stat| stat.sum_exec_runtime);
+    let begin = Instant::now();
     let before: Vec<Option<u64>> = tasks.iter().map(on_cpu).collect();
     thread::sleep(WATCHED);
+    let watched = begin.elapsed();
     let tasks = tasks.iter().zip(before);
     tasks
         .filter_map(|(task, before)| {
             let ran = on_cpu(task)?.saturating_sub(before?);
-            let busy = ran as f64 / WATCHED.as_nanos() as f64;
+            let busy = ran as f64 / watched.as_nanos() as f64;
             Thread::look(process, task, busy)
         })
         .collect()
@@ -199,18 +199,17 @@ impl Thread {
                 format!("is stopped: `kill -CONT {}` lets it go on", self.pid),
             ),
             ProcState::Tracing => (State::Stopped, "is stopped by a debugger".to_owned()),
-            ProcState::Running if self.busy < RUNS => (
+            ProcState::Running if self.busy == 0.0 => (
                 State::WaitsForCpu,
                 "could run, and waits for a CPU".to_owned(),
             ),
             _ if self.state == ProcState::Running || self.busy >= BUSY => (
                 State::OnCpu,
                 format!(
-                    "is on CPU: its thread {} (tid {}) ran for {:.0} % of the last {} ms",
+                    "is on CPU: its thread {} (tid {}) ran for {:.0} % of the last moment",
                     self.name,
                     self.tid,
                     100.0 * self.busy.min(1.0),
-                    WATCHED.as_millis()
                 ),
             ),
             _ if self.is_in_io() => (State::Io, format!("is in I/O: {}{at}", self.access())),
