@@ -104,7 +104,7 @@ fn meet(fate: Option<&str>) {
             let _ = file.read(&mut [0; 512]);
         }
         Some("exit") => std::process::exit(3),
-        Some("sleep") => thread::sleep(Duration::from_secs(8)),
+        Some("sleep") => thread::sleep(Duration::from_secs(12)),
         _ => {}
     }
 }
@@ -134,6 +134,34 @@ impl Job {
         });
         Self {
             targets: targets.collect(),
+            daemon,
+            stage,
+        }
+    }
+
+    /// The same in a PID namespace of their own, as in a container. Which of them is which is not known here.
+    pub(crate) fn start_in_a_pid_namespace(fate: &str) -> Self {
+        let stage = Stage::new(Prologue::Push);
+        let daemon = Daemon::start(&stage);
+        let program = env::current_exe().expect("we run");
+        let mut command = stage.command_of("unshare".as_ref(), "rank", 0);
+        let start_all =
+            format!("for rank in 0 1 2 3; do {RANK}=$rank \"$0\" < /dev/null & done; wait");
+        command
+            .args([
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "sh",
+                "-c",
+                &start_all,
+            ])
+            .arg(program)
+            .env(FATE, fate)
+            .env("TORCHELASTIC_RUN_ID", name(&stage));
+        Self {
+            targets: vec![Target::start(&mut command)],
             daemon,
             stage,
         }
@@ -175,33 +203,43 @@ impl Job {
         (output.status.code(), told)
     }
 
+    /// Waits until what is told is as expected.
+    pub(crate) fn wait_until_told(&self, is_expected: impl Fn(&Value) -> bool) {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            let told = self.told().1;
+            if is_expected(&told) {
+                return;
+            }
+            assert!(Instant::now() < limit, "it never came to pass: {told:#}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// Waits until all ranks have come so far.
     pub(crate) fn wait_for_collective(&self, sequence: u64) {
-        let is_there = || {
-            let told = self.told().1;
-            let members = told["communicators"][0]["members"].as_array().cloned();
+        self.wait_until_told(|told| {
+            let members = told["communicators"][0]["members"].as_array();
             members.is_some_and(|members| {
                 let far = |member: &Value| member["sequence"].as_u64() >= Some(sequence);
                 members.len() == RANKS as usize && members.iter().all(far)
             })
-        };
-        wait_until(is_there, || self.told().1);
+        });
     }
 
     /// Waits until a hang is told, and returns what is. When others have waited for ten seconds, it must be.
     pub(crate) fn wait_for_a_hang(&self) -> Value {
-        let in_time = |told: &Value| {
+        self.wait_until_told(|told| {
+            let is_told = told["verdict"] == "hang";
             let found = &told["communicators"][0]["findings"][0];
-            found["waited_seconds"].as_f64() < Some(10.0)
-        };
-        let is_told = || {
-            let (code, told) = self.told();
-            assert!(code == Some(1) || in_time(&told), "{told:#}");
-            code == Some(1)
-        };
-        wait_until(is_told, || self.told().1);
+            let in_time = found["waited_seconds"].as_f64() < Some(10.0);
+            assert!(is_told || in_time, "{told:#}");
+            is_told
+        });
         println!("{}", String::from_utf8_lossy(&self.hang(&[]).stdout));
-        self.told().1
+        let (code, told) = self.told();
+        assert_eq!(code, Some(1));
+        told
     }
 }
 
@@ -209,18 +247,6 @@ fn name(stage: &Stage) -> String {
     let name = stage.path().file_name().expect("a name");
     let name = name.to_str().expect("ASCII");
     name.trim_start_matches('.').to_owned()
-}
-
-fn wait_until(condition: impl Fn() -> bool, state: impl Fn() -> Value) {
-    let limit = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(
-            Instant::now() < limit,
-            "it never came to pass: {:#}",
-            state()
-        );
-        thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// The one finding of the one communicator; it must be of the unlucky rank.
