@@ -2,7 +2,10 @@
 //!
 //! A daemon of another version may leave things out: what is not there is `None` or empty.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 /// The state of a moment.
@@ -33,6 +36,10 @@ pub(crate) struct Process {
     pub(crate) exit_code: Option<u8>,
     /// What ended it, if not.
     pub(crate) signal: Option<u8>,
+    /// Whether it was seen from its first call on.
+    pub(crate) complete: bool,
+    /// By the name of the function.
+    pub(crate) calls: BTreeMap<String, IgnoredAny>,
 }
 
 /// Who it is.
@@ -81,6 +88,12 @@ impl Process {
     /// Whether it is there, and no loader.
     pub(crate) fn is_trainer(&self) -> bool {
         self.role == "trainer" && self.ended_seconds_ago.is_none()
+    }
+
+    /// Whether it is one of several, or talks to others.
+    pub(crate) fn is_rank(&self) -> bool {
+        let calls_nccl = self.calls.keys().any(|name| name.starts_with("nccl"));
+        self.is_trainer() && (self.rank().is_some() || calls_nccl)
     }
 
     pub(crate) fn comm(&self) -> &str {

@@ -44,7 +44,7 @@ const SECONDS: f64 = 5.0;
 /// ranks of this node, others see their own; no one sees those of other nodes: ask there too.
 ///
 /// Exits with 0 if nothing hangs, with 1 if something does, and with 2 if that cannot be told: no daemon, no
-/// such job, no communicator, or all ranks here wait for something that is not here.
+/// such job, ranks of which no communicator is known, or all ranks here wait for something that is not here.
 ///
 /// Examples: `zernel hang`; `zernel hang slurm-4711 --after 60`; `zernel hang --json | jq .communicators[].findings`
 #[derive(Debug, Args)]

@@ -13,20 +13,28 @@ pub(super) fn text(report: &Report) -> String {
         tell(&mut out, ranks);
     }
     if report.communicators.is_empty() {
+        let verdict = match report.verdict {
+            Verdict::NothingHangs => "nothing hangs",
+            _ => "cannot tell",
+        };
         let job = report.job.as_deref();
         let whose = job.map_or(String::new(), |job| {
             format!(" of job {}", shortened(job, 30))
         });
         let note = format!(
-            "cannot tell: no process{whose} that you may see has a NCCL communicator whose making was observed"
+            "{verdict}: no process{whose} that you may see has a NCCL communicator whose making was observed"
         );
         lines(&mut out, "", &note);
     }
-    let without = report.pids_without_communicator.len();
-    if without > 0 {
+    if !report.pids_without_communicator.is_empty() {
+        let pids: Vec<String> = report
+            .pids_without_communicator
+            .iter()
+            .map(u32::to_string)
+            .collect();
         let note = format!(
-            "{without} training processes have no communicator that is known: they have made none, or before \
-             `zernel observe` was there"
+            "not told of: {}, which have made no communicator, or made it before `zernel observe` was there",
+            pids.join(", ")
         );
         lines(&mut out, "", &note);
     }

@@ -13,7 +13,7 @@ pub(super) struct Report {
     /// The job that was asked for.
     pub(super) job: Option<String>,
     pub(super) communicators: Vec<Ranks>,
-    /// Training processes of which no communicator is known.
+    /// Ranks of which no communicator is known: those cannot be told of.
     pub(super) pids_without_communicator: Vec<u32>,
 }
 
@@ -94,18 +94,24 @@ impl Report {
             .map(|group| Ranks::new(group, patience, &is_stopped, &look))
             .collect();
         name_victims(&groups, &mut communicators);
-        let verdicts = communicators.iter().map(|ranks| ranks.verdict);
-        let is_asked_for = |process: &&Process| {
-            process.is_trainer()
+        let is_unknown = |process: &&Process| {
+            process.is_rank()
+                && !process.complete
                 && process.communicators.is_empty()
                 && (job.is_none() || process.job() == job)
         };
-        let without = snapshot.observed.iter().filter(is_asked_for);
+        let unknown = snapshot.observed.iter().filter(is_unknown);
+        let unknown: Vec<u32> = unknown.map(|process| process.pid).collect();
+        let verdicts = communicators.iter().map(|ranks| ranks.verdict);
+        let of_the_rest = match unknown.is_empty() && (job.is_none() || !groups.is_empty()) {
+            true => Verdict::NothingHangs,
+            false => Verdict::CannotTell,
+        };
         Self {
-            verdict: verdicts.max().unwrap_or(Verdict::CannotTell),
+            verdict: verdicts.fold(of_the_rest, Verdict::max),
             job: job.map(str::to_owned),
-            pids_without_communicator: without.map(|process| process.pid).collect(),
             communicators,
+            pids_without_communicator: unknown,
         }
     }
 }
@@ -235,14 +241,25 @@ mod tests {
     }
 
     #[test]
-    fn nothing_known_cannot_be_told() {
-        let trainer = json!({"pid": 7, "role": "trainer", "identity": {"job": "a"}});
-        let snapshot = json!({"observed": [trainer]});
-        let told = report(snapshot.clone(), None);
+    fn a_rank_without_a_communicator_cannot_be_told_of() {
+        let observed = |trainer: &serde_json::Value| json!({"observed": [trainer]});
+        let rank = json!({"pid": 7, "role": "trainer", "identity": {"job": "a", "rank": 0}});
+        let told = report(observed(&rank), None);
         assert_eq!(told.verdict, Verdict::CannotTell);
         assert_eq!(told.pids_without_communicator, [7]);
-        let told = report(snapshot, Some("b"));
-        assert!(told.pids_without_communicator.is_empty());
+        let talks = json!({"pid": 7, "role": "trainer", "calls": {"ncclAllReduce": {}}});
+        assert_eq!(report(observed(&talks), None).verdict, Verdict::CannotTell);
+        let alone = json!({"pid": 7, "role": "trainer", "calls": {"cuLaunchKernel": {}}});
+        assert_eq!(
+            report(observed(&alone), None).verdict,
+            Verdict::NothingHangs
+        );
+    }
+
+    #[test]
+    fn a_job_that_is_not_there_cannot_be_told_of() {
+        let told = report(json!({"observed": []}), Some("b"));
+        assert_eq!(told.verdict, Verdict::CannotTell);
     }
 
     #[test]

@@ -220,9 +220,9 @@ fn others_are_told_nothing() {
         .output()
         .expect("zernel runs");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(output.status.code(), Some(0), "{said}");
     let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(told["verdict"], "cannot-tell");
+    assert_eq!(told["verdict"], "nothing-hangs");
     assert_eq!(told["communicators"], json!([]));
     assert_eq!(told["pids_without_communicator"], json!([]));
 }
