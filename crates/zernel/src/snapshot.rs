@@ -50,6 +50,7 @@ pub(crate) struct Identity {
     pub(crate) job: Option<String>,
     pub(crate) rank: Option<u32>,
     pub(crate) start_time: Option<u64>,
+    pub(crate) world_size: Option<u32>,
 }
 
 /// GPU memory that it holds.
@@ -82,6 +83,8 @@ pub(crate) struct Communicator {
     pub(crate) longest_gap_seconds: f64,
     /// The last operations, the last one first.
     pub(crate) last_ops: Vec<String>,
+    /// Whether the call that makes it has not returned.
+    pub(crate) is_being_made: bool,
 }
 
 impl Process {

@@ -447,7 +447,8 @@ fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
         }
     }
     series(out, NCCL_SEQUENCE, told, |told, add| {
-        for communicator in &told.process.communicators {
+        let made = told.process.communicators.iter();
+        for communicator in made.filter(|communicator| !communicator.is_being_made) {
             let hash = format!("{:016x}", communicator.hash);
             let rank = communicator
                 .rank
@@ -667,6 +668,7 @@ fn describe_communicators(communicators: &[Communicator]) -> Value {
             "bytes": communicator.bytes,
             "in_call": communicator.entered_ns != 0 && communicator.left_ns == 0,
             "entered_seconds_ago": seconds_ago(communicator.entered_ns),
+            "is_being_made": communicator.is_being_made,
             "longest_gap_seconds": communicator.longest_gap_ns as f64 / 1e9,
             "last_ops": last,
         })

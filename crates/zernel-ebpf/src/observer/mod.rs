@@ -370,7 +370,7 @@ impl Observer {
         for (key, communicator) in self.kernel.entries("communicators")? {
             let key: layout::CommunicatorKey = key;
             if let Some(process) = self.processes.get_mut(&key.process) {
-                process.set_communicator(&communicator);
+                process.set_communicator(&key, &communicator);
             }
         }
         Ok(())

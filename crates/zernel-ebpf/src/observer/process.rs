@@ -66,6 +66,8 @@ pub struct Communicator {
     pub entered_ns: u64,
     /// When the call returned; 0: it has not.
     pub left_ns: u64,
+    /// Whether the call that makes it has not returned: then it was entered when that call was.
+    pub is_being_made: bool,
     /// The longest time between the entries of two successive collectives.
     pub longest_gap_ns: u64,
     /// The last 16 operations, four bits each, the last one lowest.
@@ -239,7 +241,11 @@ impl ObservedProcess {
         };
     }
 
-    pub(super) fn set_communicator(&mut self, raw: &layout::Communicator) {
+    pub(super) fn set_communicator(
+        &mut self,
+        key: &layout::CommunicatorKey,
+        raw: &layout::Communicator,
+    ) {
         let rank = (raw.rank != u32::MAX).then_some(raw.rank);
         let ranks = (raw.ranks != 0).then_some(raw.ranks);
         if let (Some(rank), Some(ranks)) = (rank, ranks) {
@@ -255,6 +261,7 @@ impl ObservedProcess {
             bytes: raw.bytes,
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
+            is_being_made: key.is_being_made != 0,
             longest_gap_ns: raw.longest_gap_ns,
             operations: raw.operations,
         });

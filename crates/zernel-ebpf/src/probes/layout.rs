@@ -118,7 +118,7 @@ mirrors! {
     struct CommunicatorKey {
         communicator: u64,
         process: u32,
-        reserved: u32,
+        is_being_made: u32,
     }
 
     struct Communicator {

@@ -6,6 +6,8 @@
 //! that is gone, stopped or in another operation than the others never comes.
 
 use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::LazyLock;
 
 use serde::Serialize;
 use zernel_phase::task_state::WorkloadPhase;
@@ -14,6 +16,8 @@ use crate::snapshot::{Communicator, Process, Snapshot};
 
 /// From how many seconds of waiting on a rank that is late is worth telling.
 const WORTH_TELLING: f64 = 1.0;
+/// For how many seconds ranks may wait for another one to start: programs begin at different times.
+const START: f64 = 60.0;
 /// Of how many collectives a rank's operations are known.
 const REMEMBERED: u64 = 16;
 
@@ -57,6 +61,8 @@ pub(super) struct Finding<'a> {
 pub(super) enum Problem {
     /// It has ended, and has not done its part.
     Gone,
+    /// It has not begun to make the communicator that others make.
+    NotJoined,
     /// It has not entered what others have.
     Behind {
         /// How many have come furthest.
@@ -95,16 +101,40 @@ pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group
         .map(|(hash, members)| Group { hash, members })
         .collect();
     for group in &mut groups {
+        group.add_absent(snapshot);
         group
             .members
-            .sort_by_key(|member| (member.of.rank, member.process.pid));
+            .sort_by_key(|member| (member.rank(), member.process.pid));
     }
     groups
 }
 
+/// What a rank has of a communicator that it has not begun to make.
+static ABSENT: LazyLock<Communicator> = LazyLock::new(Communicator::default);
+
 impl Member<'_> {
+    pub(super) fn rank(&self) -> Option<u32> {
+        self.of.rank.or_else(|| self.process.rank())
+    }
+
+    /// Whether it has not begun to make the communicator.
+    fn is_absent(&self) -> bool {
+        ptr::eq(self.of, &*ABSENT)
+    }
+
     pub(super) fn is_gone(&self) -> bool {
         self.process.ended_seconds_ago.is_some()
+    }
+
+    /// What is wrong with it while others wait for all to join.
+    fn problem_in_joining(&self, is_stopped: bool) -> Option<Problem> {
+        if self.is_gone() {
+            return Some(Problem::Gone);
+        }
+        if self.is_absent() {
+            return Some(Problem::NotJoined);
+        }
+        is_stopped.then_some(Problem::Stopped)
     }
 
     fn waits_for_its_gpu(&self) -> bool {
@@ -124,7 +154,44 @@ impl Member<'_> {
     }
 }
 
+impl<'a> Group<'a> {
+    /// Of a communicator of all ranks of a job that is being made, adds those that have not joined.
+    fn add_absent(&mut self, snapshot: &'a Snapshot) {
+        if !self.is_being_made() || self.ranks() == Some(self.members.len() as u32) {
+            return;
+        }
+        let job = self.job().map(str::to_owned);
+        let has_joined = |process: &Process| {
+            let mut members = self.members.iter();
+            members.any(|member| member.process.pid == process.pid)
+        };
+        let is_absent = |process: &&Process| {
+            let world_size = process.identity.as_ref().and_then(|who| who.world_size);
+            process.is_rank()
+                && process.job() == job.as_deref()
+                && world_size.is_some()
+                && world_size == self.ranks()
+                && !has_joined(process)
+        };
+        let absent: Vec<Member<'a>> = snapshot
+            .observed
+            .iter()
+            .filter(is_absent)
+            .map(|process| Member {
+                process,
+                of: &ABSENT,
+            })
+            .collect();
+        self.members.extend(absent);
+    }
+}
+
 impl Group<'_> {
+    /// Whether a rank waits for others to join.
+    pub(super) fn is_being_made(&self) -> bool {
+        self.living().any(|member| member.of.is_being_made)
+    }
+
     pub(super) fn job(&self) -> Option<&str> {
         self.members.iter().find_map(|member| member.process.job())
     }
@@ -163,10 +230,16 @@ impl Group<'_> {
         members
             .filter_map(|member| {
                 let is_stopped = !member.is_gone() && is_stopped(member.process);
-                let problem = self.problem(member, split.as_ref(), is_stopped)?;
-                let never_comes =
-                    is_stopped || matches!(problem, Problem::Gone | Problem::Different { .. });
-                let is_over = never_comes || patience.ends_for(member);
+                let problem = match self.is_being_made() {
+                    true => member.problem_in_joining(is_stopped)?,
+                    false => self.problem(member, split.as_ref(), is_stopped)?,
+                };
+                let is_over = match problem {
+                    Problem::Gone | Problem::Different { .. } => true,
+                    _ if is_stopped => true,
+                    Problem::NotJoined => patience.ends_for_starting(waited),
+                    _ => patience.ends_for(member),
+                };
                 let hangs = is_over && waited >= patience.seconds;
                 (hangs || waited >= WORTH_TELLING).then_some(Finding {
                     member,
@@ -223,6 +296,10 @@ impl Group<'_> {
     /// is not here, or the GPUs or the network have failed; or they compute for once.
     pub(super) fn all_wait(&self, patience: Patience) -> bool {
         let mut members = self.members.iter();
+        if self.is_being_made() {
+            let is_over = patience.ends_for_starting(self.waited());
+            return is_over && members.all(|member| member.of.is_being_made);
+        }
         self.furthest() > 0
             && self.waited() >= patience.seconds
             && members.all(|member| {
@@ -273,6 +350,15 @@ impl Patience {
         let is_longest = silent.is_none_or(|silent| silent > member.of.longest_gap_seconds);
         is_longest || !self.heeds_the_past
     }
+
+    /// Whether others have waited long enough for a rank to start.
+    fn ends_for_starting(self, waited: f64) -> bool {
+        let seconds = match self.heeds_the_past {
+            true => self.seconds.max(START),
+            false => self.seconds,
+        };
+        waited >= seconds
+    }
 }
 
 /// A collective that ranks entered as different operations.
@@ -298,6 +384,7 @@ impl Split<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::Identity;
 
     /// The pid of a process that somebody has stopped.
     const STOPPED: u32 = 109;
@@ -532,6 +619,63 @@ mod tests {
         assert!(all_wait(WorkloadPhase::GpuCompute, 30.0));
         assert!(!all_wait(WorkloadPhase::GpuCompute, 1.0));
         assert!(!all_wait(WorkloadPhase::DataLoading, 30.0));
+    }
+
+    /// Three of four ranks that make a communicator for some seconds, and the fourth.
+    fn joining(seconds: f64, fourth: Process) -> Vec<Process> {
+        let identity = |rank| {
+            Some(Identity {
+                job: Some("job".to_owned()),
+                rank: Some(rank),
+                world_size: Some(4),
+                ..Identity::default()
+            })
+        };
+        let mut processes: Vec<Process> =
+            (0..3).map(|rank| process(rank, 0, "", seconds)).collect();
+        for process in &mut processes {
+            process.communicators[0].is_being_made = true;
+        }
+        processes.push(fourth);
+        for (rank, process) in (0..).zip(&mut processes) {
+            process.identity = identity(rank);
+        }
+        processes
+    }
+
+    #[test]
+    fn a_rank_that_does_not_join_is_late_and_then_hangs() {
+        let absent = |pid| Process {
+            pid,
+            role: "trainer".to_owned(),
+            ..Process::default()
+        };
+        let told = |seconds, pid| {
+            let snapshot = Snapshot {
+                observed: joining(seconds, absent(pid)),
+                ..Snapshot::default()
+            };
+            let groups = groups(&snapshot, None);
+            let found = groups[0].findings(PATIENCE, |process| process.pid == STOPPED);
+            assert_eq!(found.len(), 1);
+            assert_eq!(found[0].problem, Problem::NotJoined);
+            assert_eq!(found[0].member.rank(), Some(3));
+            found[0].hangs
+        };
+        assert!(!told(30.0, 103));
+        assert!(told(90.0, 103));
+        assert!(told(30.0, STOPPED));
+    }
+
+    #[test]
+    fn who_is_on_another_communicator_of_another_size_is_not_missed() {
+        let mut other = process(3, 7, "AllReduce", 90.0);
+        other.communicators[0].communicator = "cd".to_owned();
+        let mut observed = joining(90.0, other);
+        for process in &mut observed[..3] {
+            process.communicators[0].ranks = Some(3);
+        }
+        assert_eq!(findings(observed, vec![], PATIENCE), []);
     }
 
     #[test]

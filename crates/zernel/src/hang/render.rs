@@ -92,6 +92,7 @@ fn tell(out: &mut String, ranks: &Ranks) {
 fn line(member: &Rank) -> String {
     let when = match (member.ended_seconds_ago, member.entered_seconds_ago) {
         (Some(ended), _) => format!("gone for {ended:.1} s"),
+        (None, Some(entered)) if member.is_being_made => format!("joins for {entered:.1} s"),
         (None, Some(entered)) if member.in_call => format!("{entered:.1} s ago, in the call"),
         (None, Some(entered)) => format!("{entered:.1} s ago"),
         (None, None) => "never".to_owned(),
@@ -133,6 +134,12 @@ fn all_wait(ranks: &Ranks) -> String {
         true => "a rank of another node does not come (ask there), the network or a GPU has failed",
         false => "the network or a GPU has failed",
     };
+    if ranks.members.iter().any(|member| member.is_being_made) {
+        return format!(
+            "cannot tell: all ranks here have waited for {} for others to join: {why}",
+            seconds(waited)
+        );
+    }
     format!(
         "cannot tell: all ranks here have entered the same, and wait for their GPUs since {waited:.1} s, longer than \
          ever before: {why}, or they compute for longer than usual"
@@ -175,6 +182,9 @@ fn problem(found: &Found) -> String {
     match &found.problem {
         Problem::Gone => format!(
             "{who} {doing}; its last collective was {last}, and others have waited for {waited}"
+        ),
+        Problem::NotJoined => format!(
+            "{who} has not begun to make the communicator, for which others have waited for {waited}; it {doing}"
         ),
         Problem::Behind { leaders, next } => format!(
             "{who} has not entered collective {next}, for which {leaders} others have waited for {waited}; it {doing}"

@@ -59,6 +59,8 @@ pub(super) struct Rank {
     pub(super) op: String,
     pub(super) bytes: u64,
     pub(super) in_call: bool,
+    /// It waits for others to join; then it entered when it began to.
+    pub(super) is_being_made: bool,
     pub(super) entered_seconds_ago: Option<f64>,
     pub(super) longest_gap_seconds: f64,
     pub(super) ended_seconds_ago: Option<f64>,
@@ -149,13 +151,14 @@ impl Rank {
     fn new(member: &Member<'_>) -> Self {
         let Member { process, of } = member;
         Self {
-            rank: of.rank,
+            rank: member.rank(),
             pid: process.pid,
             comm: process.comm().to_owned(),
             sequence: of.sequence,
             op: of.op.clone(),
             bytes: of.bytes,
             in_call: of.in_call,
+            is_being_made: of.is_being_made,
             entered_seconds_ago: of.entered_seconds_ago,
             longest_gap_seconds: of.longest_gap_seconds,
             ended_seconds_ago: process.ended_seconds_ago,

@@ -57,6 +57,10 @@ fn main() -> ExitCode {
             a_rank_of_another_pid_namespace_is_named,
         ),
         ("a_job_is_selected", a_job_is_selected),
+        (
+            "a_rank_that_does_not_join_is_named",
+            a_rank_that_does_not_join_is_named,
+        ),
     ];
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
     zernel_testkit::main(trials.chain([trial(
@@ -266,4 +270,23 @@ fn a_job_is_selected() {
     assert_eq!(other.status.code(), Some(2));
     let said = String::from_utf8_lossy(&other.stdout).into_owned();
     assert!(said.contains("no process of job no-such-job"), "{said}");
+}
+
+/// Programs begin at different times, so it is only late for a minute, unless seconds are asked for.
+fn a_rank_that_does_not_join_is_named() {
+    let job = Job::start("absent");
+    job.wait_until_told(|told| told["communicators"][0]["findings"][0]["waited_seconds"].is_f64());
+    let (code, told) = job.told();
+    assert_eq!(code, Some(0), "{told:#}");
+    let findings = &told["communicators"][0]["findings"];
+    assert_eq!(findings[0]["problem"], "not-joined");
+    assert_eq!(findings[0]["pid"], job.unlucky());
+    assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
+    let output = job.hang(&["--after", "1"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("has not begun to make the communicator"),
+        "{said}"
+    );
 }

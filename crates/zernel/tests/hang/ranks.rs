@@ -40,10 +40,13 @@ fn rank(driver: &Driver, _rounds: u64) {
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
     let rank = own_rank();
     driver.open();
+    let fate = env::var(FATE).ok().filter(|_| rank == UNLUCKY);
+    if fate.as_deref() == Some("absent") {
+        thread::sleep(Duration::MAX);
+    }
     let communicator = join(driver, rank, RANKS);
     let stream = stream(driver);
     let (from, to) = (driver.allocate(4 * ELEMENTS), driver.allocate(4 * ELEMENTS));
-    let fate = env::var(FATE).ok().filter(|_| rank == UNLUCKY);
     let step = env::var(STEP).ok().and_then(|text| text.parse().ok());
     let step = Duration::from_millis(step.unwrap_or(10));
     for round in 0.. {
@@ -127,6 +130,9 @@ impl Job {
             let mut command = stage.command("rank", 0);
             command.env(RANK, rank.to_string()).env(FATE, fate);
             command.env("TORCHELASTIC_RUN_ID", name(&stage));
+            command
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", RANKS.to_string());
             change(&mut command);
             let mut target = Target::start(&mut command);
             target.go();

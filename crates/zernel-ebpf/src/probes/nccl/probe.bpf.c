@@ -27,7 +27,7 @@ enum nccl_role {
 struct communicator_key {
 	__u64 communicator;
 	__u32 process;
-	__u32 reserved;
+	__u32 is_being_made; /* then known by where it will be stored */
 };
 
 struct communicator {
@@ -134,6 +134,33 @@ __noinline int add_communicator(__u32 process, __u64 stored_at, __u64 hash, __u3
 	    bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
 		ZERNEL_LOST(communicators);
 	return 0;
+}
+
+/* A rank waits for the others to join: until the call returns, this is all there is to see of it. */
+static __always_inline void begin_to_join(__u32 process, struct zernel_open_call *call)
+{
+	struct communicator_key key = {
+		.communicator = call->arguments[0], .process = process, .is_being_made = 1
+	};
+	struct communicator made = {
+		.hash = call->noted, .rank = call->arguments[2], .ranks = call->arguments[1]
+	};
+
+	made.entered_ns = bpf_ktime_get_ns();
+	if (bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
+		ZERNEL_LOST(communicators);
+}
+
+/* Whatever has become of it. */
+static __always_inline void end_to_join(const struct zernel_symbol *symbol, __u32 process,
+					struct zernel_open_call *call)
+{
+	struct communicator_key key = {
+		.communicator = call->arguments[0], .process = process, .is_being_made = 1
+	};
+
+	if (symbol->role == NCCL_INIT_RANK || symbol->role == NCCL_INIT_SCALABLE)
+		bpf_map_delete_elem(&communicators, &key);
 }
 
 __noinline int cover(__u32 process, __u64 object, __u64 upto)
@@ -243,9 +270,11 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 	case NCCL_INIT_RANK:
 		/* A struct of 128 bytes passed by value lies behind the address to return to. */
 		call->noted = hash_unique_id(call->stack + 8);
+		begin_to_join(thread->process, call);
 		break;
 	case NCCL_INIT_SCALABLE:
 		call->noted = hash_unique_id(call->arguments[3]);
+		begin_to_join(thread->process, call);
 		break;
 	case NCCL_DESTROY:
 		/* Before the call, because its memory is another's as soon as that returns. */
