@@ -63,11 +63,19 @@ fn main() -> ExitCode {
         ),
     ];
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
-    zernel_testkit::main(trials.chain([trial(
-        "a_rank_at_a_dead_disk_is_named",
-        &[needs[0], needs[1], dead_disk::fuse()],
-        a_rank_at_a_dead_disk_is_named,
-    )]))
+    let needs = [needs[0], needs[1], dead_disk::fuse()];
+    zernel_testkit::main(trials.chain([
+        trial(
+            "a_rank_at_a_dead_disk_is_named",
+            &needs,
+            a_rank_at_a_dead_disk_is_named,
+        ),
+        trial(
+            "a_child_at_a_dead_disk_is_named",
+            &needs,
+            a_child_at_a_dead_disk_is_named,
+        ),
+    ]))
 }
 
 fn a_stopped_rank_is_named() {
@@ -103,23 +111,42 @@ fn a_rank_at_a_lock_is_named() {
     assert_eq!(found["doing"]["state"], "lock", "{found:#}");
 }
 
-fn a_rank_at_a_dead_disk_is_named() {
+/// Tells of a job whose unlucky rank has to do with a disk that does not answer.
+fn told_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
     let stage = Stage::new(Prologue::Push);
     let directory = stage.path().join("disk");
     fs::create_dir(&directory).expect("our directory");
-    // Outlives the disk: a rank that reads there cannot even be killed before the disk is gone.
+    // Outlives the disk: who reads there cannot even be killed before the disk is gone.
     let job;
     let disk = DeadDisk::mount(&directory);
     let file = disk.file();
-    job = Job::start_with(stage, "read", |command| {
+    job = Job::start_with(stage, fate, |command| {
         command.env(ranks::FILE, &file);
     });
     disk.wait_for_a_reader();
     let told = job.wait_for_a_hang();
-    let found = only_finding(&job, &told);
-    assert_eq!(found["doing"]["state"], "io", "{found:#}");
-    let path = found["doing"]["path"].as_str().expect("a path");
-    assert!(path.ends_with("disk/batch"), "{path}");
+    check(&only_finding(&job, &told)["doing"]);
+}
+
+fn a_rank_at_a_dead_disk_is_named() {
+    told_of_a_dead_disk("read", |doing| {
+        assert_eq!(doing["state"], "io", "{doing:#}");
+        let path = doing["path"].as_str().expect("a path");
+        assert!(path.ends_with("disk/batch"), "{path}");
+    });
+}
+
+/// As when a loader reads for a rank.
+fn a_child_at_a_dead_disk_is_named() {
+    told_of_a_dead_disk("wait for a reader", |doing| {
+        assert_eq!(doing["state"], "waits", "{doing:#}");
+        let child = doing["meanwhile"][0].as_str().expect("a sentence");
+        assert!(child.starts_with("its child cat"), "{child}");
+        assert!(
+            child.contains("is in I/O") && child.contains("disk/batch"),
+            "{child}"
+        );
+    });
 }
 
 fn another_operation_is_named() {

@@ -106,6 +106,10 @@ fn meet(fate: Option<&str>) {
             let mut file = File::open(path).expect("files open");
             let _ = file.read(&mut [0; 512]);
         }
+        Some("wait for a reader") => {
+            let path = env::var_os(FILE).expect("set");
+            let _ = Command::new("cat").arg(path).status();
+        }
         Some("exit") => std::process::exit(3),
         Some("sleep") => thread::sleep(Duration::from_secs(12)),
         _ => {}
