@@ -38,7 +38,8 @@ const SECONDS: f64 = 5.0;
 ///
 /// A slow rank is not a hang. It is called one when others have waited for 5 s for it, and when it has gone
 /// longer without a collective than ever before; until then it is called late. A rank that is stopped, gone or
-/// in another operation is not given that time. With --after, only those seconds count.
+/// in another operation is not given that time. One that has not begun to make a communicator with the others
+/// is late for a minute: programs begin at different times. With --after, only those seconds count.
 ///
 /// Needs a running `zernel observe`, which must have been there when the communicators were made. Root sees all
 /// ranks of this node, others see their own; no one sees those of other nodes: ask there too.
@@ -53,13 +54,20 @@ pub(crate) struct Options {
     #[arg(value_name = "JOB")]
     job: Option<String>,
     /// Call it a hang when others have waited for so many seconds, however slow the job is
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     after: Option<f64>,
     /// Tell programs, not people
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     socket: Socket,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds >= 0.0 => Ok(seconds),
+        _ => Err("a number of seconds is 0 or more, such as 5 or 0.5".to_owned()),
+    }
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
@@ -97,5 +105,18 @@ fn who(process: &Process) -> Who {
         pid: process.pid,
         start_time: identity.and_then(|identity| identity.start_time),
         step_thread: process.step_thread,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_not_negative() {
+        assert_eq!(parse_seconds("0.5"), Ok(0.5));
+        for wrong in ["", "-1", "NaN", "soon"] {
+            assert!(parse_seconds(wrong).is_err(), "{wrong}");
+        }
     }
 }
