@@ -108,6 +108,7 @@ struct sched_info {
 };
 
 struct task_struct {
+	int exit_code;
 	int pid;
 	int tgid;
 	unsigned in_iowait : 1;

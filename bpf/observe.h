@@ -64,6 +64,13 @@ enum zernel_mark {
 	ZERNEL_MARK_WAIT,
 };
 
+/* What only training does, and what else is done with a GPU. */
+enum zernel_mark_sort {
+	ZERNEL_MARKS_TRAINING,
+	ZERNEL_MARKS_USE,
+	ZERNEL_MARK_SORTS,
+};
+
 /* A function that is probed, as a row of userspace's table. */
 struct zernel_symbol {
 	__u8 probe; /* enum zernel_probe */
@@ -133,8 +140,10 @@ struct zernel_process {
 	__u32 launches; /* since the last mark of a step */
 	__u32 last_mark; /* enum zernel_mark, or 0 */
 	__u64 marks_since_ns; /* since when they are counted */
-	__u32 marks; /* of steps, since then */
-	__u32 marks_missing; /* whether one was not told since the last one that was */
+	__u32 marks[ZERNEL_MARK_SORTS]; /* of steps, since then */
+	__u32 marks_missing; /* sorts of which one was not told since the last one that was, as bits */
+	__u32 reserved;
+	__u64 exit_code; /* as its parent gets it to know, once it has ended */
 };
 
 /* What could not be kept, by cause. */
@@ -430,6 +439,7 @@ static __always_inline bool zernel_end_process(struct task_struct *task)
 	if (!process)
 		return false;
 	zernel_retire_loader(process);
+	process->exit_code = (__u32)BPF_CORE_READ(task, exit_code);
 	*(volatile __u64 *)&process->ended_ns = bpf_ktime_get_ns();
 	bpf_map_delete_elem(&process_indices, &key);
 	return true;

@@ -14,7 +14,7 @@ struct zernel_step_mark {
 	__u32 process; /* index */
 	__u16 launches; /* since the one before */
 	__u8 mark; /* enum zernel_mark */
-	__u8 after_gap; /* whether others are missing before it */
+	__u8 missing; /* sorts that are missing before it, as bits */
 };
 
 struct {
@@ -26,13 +26,20 @@ struct {
 #define MARKS_MAX 1024
 #define MARKS_WINDOW_NS 250000000ULL
 
-static __always_inline bool has_marks_left(struct zernel_process *process, __u64 now_ns)
+/* A model that is copied to the host uses up its sort, and hides no update. */
+static __always_inline enum zernel_mark_sort sort_of(__u32 mark)
+{
+	return mark <= ZERNEL_MARK_REDUCE ? ZERNEL_MARKS_TRAINING : ZERNEL_MARKS_USE;
+}
+
+static __always_inline bool has_marks_left(struct zernel_process *process, __u32 mark, __u64 now_ns)
 {
 	if (now_ns - process->marks_since_ns > MARKS_WINDOW_NS) {
 		process->marks_since_ns = now_ns;
-		process->marks = 0;
+		process->marks[ZERNEL_MARKS_TRAINING] = 0;
+		process->marks[ZERNEL_MARKS_USE] = 0;
 	}
-	return process->marks++ < MARKS_MAX;
+	return process->marks[sort_of(mark)]++ < MARKS_MAX;
 }
 
 /* An optimizer updates a model with many calls in a row: one is enough. */
@@ -49,20 +56,21 @@ __noinline int zernel_tell_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 	if (!process || is_repeated(process, mark))
 		return 0;
 	process->last_mark = mark;
-	if (!has_marks_left(process, now_ns)) {
-		process->marks_missing = true;
+	if (!has_marks_left(process, mark, now_ns)) {
+		process->marks_missing |= 1 << sort_of(mark);
 		return 0;
 	}
 	told.at_ns = now_ns;
 	told.process = process_index;
 	told.launches = process->launches < 0xffff ? process->launches : 0xffff;
 	told.mark = mark;
-	told.after_gap = process->marks_missing;
+	told.missing = process->marks_missing;
 	process->launches = 0;
-	process->marks_missing = bpf_ringbuf_output(&step_marks, &told, sizeof(told),
-						    BPF_RB_NO_WAKEUP) != 0;
-	if (process->marks_missing)
+	process->marks_missing = 0;
+	if (bpf_ringbuf_output(&step_marks, &told, sizeof(told), BPF_RB_NO_WAKEUP)) {
+		process->marks_missing = told.missing | 1 << sort_of(mark);
 		ZERNEL_LOST(step_marks);
+	}
 	return 0;
 }
 

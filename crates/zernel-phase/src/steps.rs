@@ -64,6 +64,15 @@ impl Mark {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
 
+    /// Its sort.
+    #[must_use]
+    pub fn sort(self) -> MarkSort {
+        match self {
+            Self::Optimizer | Self::Backward | Self::Reduce => MarkSort::Training,
+            Self::Graph | Self::CopyIn | Self::CopyOut | Self::Wait => MarkSort::Use,
+        }
+    }
+
     fn index(self) -> usize {
         self as usize - 1
     }
@@ -78,6 +87,15 @@ impl Mark {
             Self::Wait => 4,
         }
     }
+}
+
+/// What a mark shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MarkSort {
+    /// That a model is trained.
+    Training,
+    /// That a GPU is used, for whatever.
+    Use,
 }
 
 /// From one boundary to the next.
@@ -151,15 +169,18 @@ impl StepDetector {
         }
     }
 
-    /// Marks are missing from here to the next one: there may have been steps, but nobody knows from when to
-    /// when.
-    pub fn gap(&mut self) {
-        self.tracks.iter_mut().for_each(|track| track.open = None);
-        self.last = None;
-        self.gaps += 1;
+    /// Marks of a sort are missing from here to the next one: there may have been steps, but nobody knows from
+    /// when to when.
+    pub fn gap(&mut self, sort: MarkSort) {
+        let missing = Mark::ALL.into_iter().filter(|mark| mark.sort() == sort);
+        for mark in missing {
+            self.tracks[mark.index()].open = None;
+        }
+        let separates = self.boundary.is_none_or(|mark| mark.sort() == sort);
+        self.gaps += u64::from(separates);
     }
 
-    /// How often marks were missing. Then there were at least as many steps as were counted.
+    /// How often marks were missing that separate steps. Then there were at least as many steps as were counted.
     #[must_use]
     pub fn gaps(&self) -> u64 {
         self.gaps

@@ -32,17 +32,29 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 fn table(snapshot: &Snapshot) -> String {
     let mut trainers: Vec<&Process> = snapshot.observed.iter().collect();
     trainers.retain(|process| process.is_trainer());
-    trainers.sort_by_key(|process| (process.job(), process.rank(), process.pid));
-    let mut text = row([
-        "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
-    ]);
-    for process in trainers {
-        text.push_str(&line(process));
-    }
-    text
+    // Those of no job come last.
+    trainers.sort_by_key(|process| {
+        let job = process.job();
+        (job.is_none(), job, process.rank(), process.pid)
+    });
+    let mut rows = vec![HEADER.map(str::to_owned)];
+    rows.extend(trainers.into_iter().map(cells));
+    let widths: Vec<usize> = (0..HEADER.len())
+        .map(|column| {
+            let lengths = rows.iter().map(|row| row[column].chars().count());
+            lengths.max().unwrap_or(0)
+        })
+        .collect();
+    rows.iter().map(|row| line(row, &widths)).collect()
 }
 
-fn line(process: &Process) -> String {
+const HEADER: [&str; 10] = [
+    "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
+];
+/// The columns that are text; numbers end where the column ends.
+const TEXT: [&str; 3] = ["JOB", "PHASE", "NAME"];
+
+fn cells(process: &Process) -> [String; 10] {
     let unknown = || "-".to_owned();
     let share = |phase| {
         let times = process.phase_times.as_ref();
@@ -50,7 +62,7 @@ fn line(process: &Process) -> String {
     };
     let gpus: BTreeSet<u32> = process.memory_by_caller.iter().map(|m| m.gpu_id).collect();
     let gpus: Vec<String> = gpus.iter().map(u32::to_string).collect();
-    let cells = [
+    [
         process.pid.to_string(),
         process.job().map_or_else(unknown, |job| shortened(job, 20)),
         process.rank().map_or_else(unknown, |rank| rank.to_string()),
@@ -68,23 +80,23 @@ fn line(process: &Process) -> String {
         share(WorkloadPhase::NcclCollective),
         format!("{:.2}%", 100.0 * process.cost.busiest_thread_ratio),
         shortened(process.comm(), 15),
-    ];
-    row(cells.each_ref().map(String::as_str))
+    ]
+}
+
+fn line(row: &[String; 10], widths: &[usize]) -> String {
+    let mut line = String::new();
+    for ((cell, name), width) in row.iter().zip(HEADER).zip(widths) {
+        // Writing to a string does not fail.
+        let _ = match TEXT.contains(&name) {
+            true => write!(line, "{cell:<width$}  "),
+            false => write!(line, "{cell:>width$}  "),
+        };
+    }
+    format!("{}\n", line.trim_end())
 }
 
 fn percent(share: f64) -> String {
     format!("{:.0}%", 100.0 * share)
-}
-
-fn row(cells: [&str; 10]) -> String {
-    let [pid, job, rank, gpu, phase, step, data, comm, cost, name] = cells;
-    let mut line = String::new();
-    // Writing to a string does not fail.
-    let _ = writeln!(
-        line,
-        "{pid:>8} {job:<20} {rank:>4} {gpu:>4} {phase:<14} {step:>8} {data:>5} {comm:>5} {cost:>6} {name}"
-    );
-    line
 }
 
 #[cfg(test)]
@@ -119,7 +131,7 @@ mod tests {
             .map(|line| line.split_whitespace().collect())
             .collect();
         assert_eq!(lines.len(), 3, "{table}");
-        assert_eq!(lines[1][..5], ["15", "-", "-", "-", "-"]);
+        assert_eq!(lines[2][..5], ["15", "-", "-", "-", "-"]);
         let expected = [
             "12",
             "slurm-7",
@@ -132,6 +144,6 @@ mod tests {
             "0.34%",
             "python?[2J",
         ];
-        assert_eq!(lines[2], expected);
+        assert_eq!(lines[1], expected);
     }
 }

@@ -14,6 +14,7 @@ use super::process::{CallCount, ObservedProcess, Seen};
 use crate::aggregation::exposition::{Exposition, Kind};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
 use crate::gpu::GpuFacts;
+use crate::identity::Identity;
 use crate::probes::{BlockedBy, Counts, Direction, Family, Operation};
 
 /// Whose processes are told of.
@@ -184,15 +185,8 @@ impl Told<'_> {
 
 impl Observer {
     pub(super) fn told(&self, whose: Whose) -> Vec<Told<'_>> {
-        let belongs = |process: &&ObservedProcess| match whose {
-            Whose::All => true,
-            Whose::User(uid) => process
-                .identity
-                .as_ref()
-                .is_some_and(|identity| identity.uid == uid),
-        };
         self.latest_of_each_pid()
-            .filter(belongs)
+            .filter(|process| is_of(whose, process.identity.as_ref()))
             .map(|process| Told { process })
             .collect()
     }
@@ -437,7 +431,8 @@ fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
         }
     }
     series(out, NCCL_SEQUENCE, told, |told, add| {
-        for communicator in &told.process.communicators {
+        let made = told.process.communicators.iter();
+        for communicator in made.filter(|communicator| !communicator.is_being_made) {
             let hash = format!("{:016x}", communicator.hash);
             let rank = communicator
                 .rank
@@ -611,4 +606,11 @@ pub(super) fn by_caller(told: &Told<'_>) -> BTreeMap<(u32, String), u64> {
     }
     bytes.retain(|(_, caller), bytes| *bytes > 0 || caller != UNKNOWN);
     bytes
+}
+
+pub(super) fn is_of(whose: Whose, identity: Option<&Identity>) -> bool {
+    match whose {
+        Whose::All => true,
+        Whose::User(uid) => identity.is_some_and(|identity| identity.uid == uid),
+    }
 }

@@ -15,6 +15,7 @@ mod driver;
 mod durations;
 mod estimate;
 mod files;
+mod gone;
 mod governor;
 mod kernel;
 mod ledger;
@@ -35,6 +36,8 @@ pub use driver::run;
 pub use estimate::Estimate;
 pub use files::Watch;
 use files::{AttachedFile, RefusedFile};
+use gone::GoneRanks;
+pub use gone::{End, GoneRank};
 use governor::Governor;
 pub use governor::{Cost, GovernorOptions, ProcessCost};
 use kernel::Kernel;
@@ -142,6 +145,8 @@ pub struct Observer {
     processes: BTreeMap<u32, ObservedProcess>,
     /// Those that have ended, until their grace is over.
     ended: Vec<ObservedProcess>,
+    /// Ranks that have ended, as long as others may wait for them.
+    gone: GoneRanks,
     /// The kernel's places of those that have ended, until nobody writes there any more.
     retired: BTreeSet<u32>,
     discovery: Discovery,
@@ -171,6 +176,7 @@ impl Observer {
             maps: BTreeMap::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
+            gone: GoneRanks::default(),
             retired: BTreeSet::new(),
             discovery,
             governor,
@@ -382,7 +388,7 @@ impl Observer {
         for (key, communicator) in self.kernel.entries("communicators")? {
             let key: layout::CommunicatorKey = key;
             if let Some(process) = self.processes.get_mut(&key.process) {
-                process.set_communicator(&communicator);
+                process.set_communicator(&key, &communicator);
             }
         }
         Ok(())
@@ -415,11 +421,13 @@ impl Observer {
                 process.read(&self.kernel, index as usize, &raw);
                 let ns = self.governor.cost.of_call(process.threads());
                 process.note_last_cost(ns);
+                self.gone.add(&process, raw.exit_code);
                 process.end();
                 self.ended.push(process);
             }
             self.retired.insert(index);
         }
+        self.gone.prune(self.processes.values());
         // Loaders that outlive their trainer still write to its place.
         let needed = |trainer: &u32| {
             let mut living = self.processes.values();
@@ -468,6 +476,11 @@ impl Observer {
     /// Every process that was seen, those that ended a short while ago included.
     pub fn processes(&self) -> impl Iterator<Item = &ObservedProcess> {
         self.processes.values().chain(&self.ended)
+    }
+
+    /// Ranks that have ended while others still hold a communicator with them.
+    pub fn gone_ranks(&self) -> impl Iterator<Item = &GoneRank> {
+        self.gone.iter()
     }
 
     /// What makes the numbers less than they should be, one sentence each.

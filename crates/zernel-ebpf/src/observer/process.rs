@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
-use zernel_phase::steps::{Mark, StepDetector};
+use zernel_phase::steps::{Mark, MarkSort, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 use zerocopy::FromZeros;
 
@@ -69,6 +69,25 @@ pub struct Communicator {
     pub entered_ns: u64,
     /// When the call returned; 0: it has not.
     pub left_ns: u64,
+    /// Whether the call that makes it has not returned: then it was entered when that call was.
+    pub is_being_made: bool,
+    /// The longest time between the entries of two successive collectives.
+    pub longest_gap_ns: u64,
+    /// The last 16 operations, four bits each, the last one lowest.
+    operations: u64,
+}
+
+impl Communicator {
+    /// The last operations, the last one first; at most 16.
+    pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
+        let known = self.sequence.min(16);
+        (0..known).map(|place| operation(self.operations >> (4 * place) & 0xf))
+    }
+}
+
+fn operation(number: u64) -> Operation {
+    let known = Operation::ALL.get(number as usize);
+    known.copied().unwrap_or(Operation::Other)
 }
 
 /// The phases of the thread that drives the steps of a process.
@@ -228,7 +247,11 @@ impl ObservedProcess {
         };
     }
 
-    pub(super) fn set_communicator(&mut self, raw: &layout::Communicator) {
+    pub(super) fn set_communicator(
+        &mut self,
+        key: &layout::CommunicatorKey,
+        raw: &layout::Communicator,
+    ) {
         let rank = (raw.rank != u32::MAX).then_some(raw.rank);
         let ranks = (raw.ranks != 0).then_some(raw.ranks);
         if let (Some(rank), Some(ranks)) = (rank, ranks) {
@@ -240,12 +263,13 @@ impl ObservedProcess {
             rank,
             ranks,
             sequence: raw.sequence,
-            operation: *Operation::ALL
-                .get(raw.operation as usize)
-                .unwrap_or(&Operation::Other),
+            operation: operation(raw.operation.into()),
             bytes: raw.bytes,
             entered_ns: raw.entered_ns,
             left_ns: raw.left_ns,
+            is_being_made: key.is_being_made != 0,
+            longest_gap_ns: raw.longest_gap_ns,
+            operations: raw.operations,
         });
     }
 
@@ -253,8 +277,10 @@ impl ObservedProcess {
     pub(super) fn mark_step(&mut self, raw: &layout::StepMark) {
         let launches = (!self.is_sampled_as(|symbol| symbol.counts == Counts::Launch))
             .then_some(raw.launches.into());
-        if raw.after_gap != 0 {
-            self.steps.gap();
+        for (bit, sort) in [MarkSort::Training, MarkSort::Use].into_iter().enumerate() {
+            if raw.missing >> bit & 1 != 0 {
+                self.steps.gap(sort);
+            }
         }
         if let Some(mark) = Mark::from_number(raw.mark) {
             self.steps.mark(mark, raw.at_ns, launches);

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use zernel_phase::steps::{Mark, Step};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-use super::metrics::{Told, Whose, aggregate, by_caller};
+use super::metrics::{Told, Whose, aggregate, by_caller, is_of};
 use super::process::{self, ObservedProcess, Seen};
-use super::{Observer, monotonic_ns};
+use super::{End, GoneRank, Observer, monotonic_ns};
 use crate::identity::Identity;
 use crate::probes::{BlockedBy, Counts, Family, Operation};
 
@@ -37,6 +37,8 @@ told! {
     struct Snapshot {
         /// All that were seen, those that ended a short while ago included.
         observed: Vec<Process>,
+        /// Processes that have ended while others still hold a communicator with them.
+        gone_ranks: Vec<Process>,
         /// The functions that are sampled now.
         sampled: Vec<String>,
         /// How functions are attached to.
@@ -67,9 +69,15 @@ told! {
         observed_seconds: f64,
         /// `None`: it lives.
         ended_seconds_ago: Option<f64>,
+        /// How it ended, of ranks that are gone, if by itself.
+        exit_code: Option<u8>,
+        /// What ended it, if not.
+        signal: Option<u8>,
         /// The phase of the thread that drives its steps.
         phase: Option<WorkloadPhase>,
-        /// How long that thread was in each.
+        /// Which thread that is.
+        step_thread: Option<u32>,
+        /// How long it was in each.
         phase_times: Option<PhaseTimeAccumulator>,
         /// Its training loop.
         steps: Steps,
@@ -204,6 +212,12 @@ told! {
         in_call: bool,
         /// When it was entered.
         entered_seconds_ago: Option<f64>,
+        /// Between the entries of two successive collectives, so far.
+        longest_gap_seconds: f64,
+        /// The last operations, the last one first.
+        last_ops: Vec<String>,
+        /// Whether the call that makes it has not returned.
+        is_being_made: bool,
     }
 
     /// What being observed costs.
@@ -238,6 +252,7 @@ impl Observer {
         let mut snapshot = aggregate(&told).to_ws_snapshot();
         let observed: Vec<Process> = told.iter().map(|told| describe(told, STEPS)).collect();
         snapshot["observed"] = json!(observed);
+        snapshot["gone_ranks"] = json!(self.described_gone(whose));
         snapshot["sampled"] = self.sampled().collect();
         snapshot["shared_state"] = match self.shared_state() {
             Ok(path) => json!({ "path": path }),
@@ -249,6 +264,13 @@ impl Observer {
         snapshot
     }
 
+    fn described_gone(&self, whose: Whose) -> Vec<Process> {
+        self.gone_ranks()
+            .filter(|gone| is_of(whose, gone.identity.as_ref()))
+            .map(describe_gone)
+            .collect()
+    }
+
     /// The part of a snapshot that clients use, with all the steps that are kept.
     #[must_use]
     pub fn observed(&self, whose: Whose) -> Snapshot {
@@ -258,6 +280,7 @@ impl Observer {
                 .iter()
                 .map(|told| describe(told, usize::MAX))
                 .collect(),
+            gone_ranks: self.described_gone(whose),
             sampled: self.sampled().map(str::to_owned).collect(),
             rung: self.rung().name().to_owned(),
             problems: self.problems(),
@@ -271,6 +294,13 @@ impl Process {
     #[must_use]
     pub fn is_trainer(&self) -> bool {
         self.role == Role::Trainer && self.ended_seconds_ago.is_none()
+    }
+
+    /// Whether it is one of several, or talks to others.
+    #[must_use]
+    pub fn is_rank(&self) -> bool {
+        let calls_nccl = self.calls.keys().any(|name| name.starts_with("nccl"));
+        self.is_trainer() && (self.rank().is_some() || calls_nccl)
     }
 
     /// The name of its main thread.
@@ -342,7 +372,10 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         },
         observed_seconds: seconds(end_ns.saturating_sub(process.first_ns)),
         ended_seconds_ago: process.ended_ns.and_then(seconds_ago),
+        exit_code: None,
+        signal: None,
         phase: process.phases.as_ref().map(|phases| phases.current),
+        step_thread: process.phases.as_ref().map(|phases| phases.tid),
         phase_times: process.phases.as_ref().map(|phases| phases.times.clone()),
         steps: Steps {
             boundary: process.steps.boundary(),
@@ -391,6 +424,23 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
             seconds: process.cost.seconds,
         },
         sampled: process.is_sampled(),
+    }
+}
+
+/// A rank that has ended, as far as others may wait for it.
+fn describe_gone(gone: &GoneRank) -> Process {
+    let (exit_code, signal) = match gone.end {
+        End::Exited(code) => (Some(code), None),
+        End::Killed(signal) => (None, Some(signal)),
+    };
+    Process {
+        pid: gone.pid,
+        identity: gone.identity.clone(),
+        ended_seconds_ago: seconds_ago(gone.ended_ns),
+        exit_code,
+        signal,
+        communicators: gone.communicators.iter().map(communicator).collect(),
+        ..Process::default()
     }
 }
 
@@ -453,6 +503,11 @@ fn communicator(communicator: &process::Communicator) -> Communicator {
         bytes: communicator.bytes,
         in_call: communicator.entered_ns != 0 && communicator.left_ns == 0,
         entered_seconds_ago: seconds_ago(communicator.entered_ns),
+        longest_gap_seconds: seconds(communicator.longest_gap_ns),
+        last_ops: (communicator.last_operations())
+            .map(|operation| operation.name().to_owned())
+            .collect(),
+        is_being_made: communicator.is_being_made,
     }
 }
 

@@ -72,8 +72,10 @@ mirrors! {
         launches: u32,
         last_mark: u32,
         marks_since_ns: u64,
-        marks: u32,
+        marks: [u32; 2],
         marks_missing: u32,
+        reserved: u32,
+        exit_code: u64,
     }
 
     struct Heartbeat {
@@ -99,7 +101,7 @@ mirrors! {
         process: u32,
         launches: u16,
         mark: u8,
-        after_gap: u8,
+        missing: u8,
     }
 
     struct Histogram {
@@ -131,7 +133,7 @@ mirrors! {
     struct CommunicatorKey {
         communicator: u64,
         process: u32,
-        reserved: u32,
+        is_being_made: u32,
     }
 
     struct Communicator {
@@ -144,6 +146,8 @@ mirrors! {
         rank: u32,
         ranks: u32,
         splits: u32,
+        operations: u64,
+        longest_gap_ns: u64,
     }
 }
 

@@ -66,6 +66,7 @@ static __always_inline void probe_leave(const struct zernel_symbol *symbol,
 		gpu_mem_leave(symbol, thread, call, failed);
 		break;
 	case ZERNEL_NCCL:
+		end_to_join(symbol, thread->process, call);
 		if (!failed)
 			nccl_leave(symbol, thread, call, now_ns);
 		break;

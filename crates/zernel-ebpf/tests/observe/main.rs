@@ -2,6 +2,7 @@
 
 #[path = "../bpf/mod.rs"]
 mod bpf;
+mod communicator;
 mod counts;
 mod files;
 mod governor;

@@ -6,9 +6,9 @@ use zernel_ebpf::observer::{FAMILIES, TextFormat, Whose};
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 
+use crate::communicator::{RANK, join, own_rank};
 use crate::counts::everything;
 use crate::harness::{observe, run};
-use crate::nccl::{RANK, join, own_rank};
 use crate::processes::{assert_told_once, fork_one_that_waits};
 use crate::target::{Driver, Role, Stage, Target, call};
 

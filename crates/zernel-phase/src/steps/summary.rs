@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mark, Step};
+use super::{Mark, MarkSort, Step};
 
 /// A step takes this many times the median to be a long one.
 const LONG: f64 = 1.5;
@@ -114,7 +114,7 @@ fn median(mut values: Vec<u64>) -> Option<u64> {
 fn without_evaluation(steps: &[Step], boundary: Mark) -> (Vec<Step>, Vec<Stretch>) {
     let mut launches: Vec<u32> = steps.iter().filter_map(|step| step.launches).collect();
     launches.sort_unstable();
-    let is_training = matches!(boundary, Mark::Optimizer | Mark::Backward | Mark::Reduce);
+    let is_training = boundary.sort() == MarkSort::Training;
     // Evaluations may have many intervals, but hardly three of four.
     let usual = launches.get(launches.len() * 3 / 4);
     let Some(usual) = usual.filter(|_| !is_training) else {

@@ -252,11 +252,14 @@ fn what_is_kept_is_bounded() {
 fn what_is_missing_makes_no_long_step() {
     let mut run = Loop::new();
     (0..20).for_each(|_| run.torch_step(1, 1));
-    run.detector.gap();
+    run.detector.gap(MarkSort::Use);
+    run.torch_step(1, 1);
+    assert_eq!(run.detector.gaps(), 0, "updates are all seen");
+    run.detector.gap(MarkSort::Training);
     run.now_ns += 5_000 * MS;
     (0..20).for_each(|_| run.torch_step(1, 1));
     let summary = run.summary();
-    assert_eq!((run.detector.count(), run.detector.gaps()), (40, 1));
-    assert_eq!(summary.steps, 38);
+    assert_eq!((run.detector.count(), run.detector.gaps()), (41, 1));
+    assert_eq!(summary.steps, 39);
     assert_eq!(summary.longest_ns, summary.median_ns);
 }

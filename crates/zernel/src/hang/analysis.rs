@@ -1,8 +1,25 @@
-//! Who is behind, from a snapshot.
+//! Who keeps others waiting, from a snapshot. Pure.
+//!
+//! Every rank counts the collectives that it enters on a communicator, and so do all others: what has the same number
+//! is the same collective. Those that have come furthest wait for the rest. A rank that comes late is no
+//! hang, so besides the wait itself, how long the rank has ever gone without a collective is heeded; a rank
+//! that is gone, stopped or in another operation than the others never comes.
 
 use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::LazyLock;
+
+use serde::Serialize;
+use zernel_phase::task_state::WorkloadPhase;
 
 use zernel_ebpf::observer::snapshot::{Communicator, Process, Snapshot};
+
+/// From how many seconds of waiting on a rank that is late is worth telling.
+const WORTH_TELLING: f64 = 1.0;
+/// For how many seconds ranks may wait for another one to start: programs begin at different times.
+const START: f64 = 60.0;
+/// Of how many collectives a rank's operations are known.
+const REMEMBERED: u64 = 16;
 
 /// A communicator, as far as its ranks are on this node.
 #[derive(Debug)]
@@ -19,38 +36,59 @@ pub(super) struct Member<'a> {
     pub(super) of: &'a Communicator,
 }
 
+/// For how long others must have waited until it counts as a hang.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) seconds: f64,
+    /// Whether a rank may take as long as it ever has.
+    pub(super) heeds_the_past: bool,
+}
+
 /// Something that makes others wait.
 #[derive(Debug)]
 pub(super) struct Finding<'a> {
     pub(super) member: &'a Member<'a>,
     pub(super) problem: Problem,
+    /// Others wait, and it is not to be expected that this ends.
+    pub(super) hangs: bool,
+    /// For how many seconds the first of the others has waited at least.
+    pub(super) waited: f64,
 }
 
 /// What is wrong with a rank.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(tag = "problem", rename_all = "kebab-case")]
 pub(super) enum Problem {
+    /// It has ended, and has not done its part.
+    Gone,
+    /// It has not begun to make the communicator that others make.
+    NotJoined,
     /// It has not entered what others have.
     Behind {
         /// How many have come furthest.
         leaders: usize,
         /// The number of the collective that it has to enter next.
         next: u64,
-        /// How long the first of them has waited at least.
-        seconds: f64,
     },
     /// It is in a call that others have left.
-    InCall { seconds: f64 },
+    InCall,
     /// It entered what the others did, and was stopped before that was done.
-    Stopped { seconds: f64 },
+    Stopped,
     /// It entered something else than most others did.
-    Different { others: String },
+    Different {
+        sequence: u64,
+        own: String,
+        others: String,
+    },
 }
 
 /// The communicators of a job, or of all jobs.
 pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group<'a>> {
     let mut groups: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
-    for process in &snapshot.observed {
-        if process.ended_seconds_ago.is_some() || (job.is_some() && process.job() != job) {
+    let living = snapshot.observed.iter();
+    let living = living.filter(|process| process.ended_seconds_ago.is_none());
+    for process in living.chain(&snapshot.gone_ranks) {
+        if job.is_some() && process.job() != job {
             continue;
         }
         for of in &process.communicators {
@@ -63,14 +101,97 @@ pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group
         .map(|(hash, members)| Group { hash, members })
         .collect();
     for group in &mut groups {
+        group.add_absent(snapshot);
         group
             .members
-            .sort_by_key(|member| (member.of.rank, member.process.pid));
+            .sort_by_key(|member| (member.rank(), member.process.pid));
     }
     groups
 }
 
+/// What a rank has of a communicator that it has not begun to make.
+static ABSENT: LazyLock<Communicator> = LazyLock::new(Communicator::default);
+
+impl Member<'_> {
+    pub(super) fn rank(&self) -> Option<u32> {
+        self.of.rank.or_else(|| self.process.rank())
+    }
+
+    /// Whether it has not begun to make the communicator.
+    fn is_absent(&self) -> bool {
+        ptr::eq(self.of, &*ABSENT)
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.process.ended_seconds_ago.is_some()
+    }
+
+    /// What is wrong with it while others wait for all to join.
+    fn problem_in_joining(&self, is_stopped: bool) -> Option<Problem> {
+        if self.is_gone() {
+            return Some(Problem::Gone);
+        }
+        if self.is_absent() {
+            return Some(Problem::NotJoined);
+        }
+        is_stopped.then_some(Problem::Stopped)
+    }
+
+    fn waits_for_its_gpu(&self) -> bool {
+        let waits = [WorkloadPhase::NcclCollective, WorkloadPhase::GpuCompute];
+        self.process
+            .phase
+            .is_some_and(|phase| waits.contains(&phase))
+    }
+
+    /// What it entered as its collective `sequence`, if that is still known.
+    fn operation(&self, sequence: u64) -> Option<&str> {
+        let place = usize::try_from(self.of.sequence.checked_sub(sequence)?).ok()?;
+        match place {
+            0 if sequence > 0 => Some(&self.of.op),
+            _ => self.of.last_ops.get(place).map(String::as_str),
+        }
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Of a communicator of all ranks of a job that is being made, adds those that have not joined.
+    fn add_absent(&mut self, snapshot: &'a Snapshot) {
+        if !self.is_being_made() || self.ranks() == Some(self.members.len() as u32) {
+            return;
+        }
+        let job = self.job().map(str::to_owned);
+        let has_joined = |process: &Process| {
+            let mut members = self.members.iter();
+            members.any(|member| member.process.pid == process.pid)
+        };
+        let is_absent = |process: &&Process| {
+            let world_size = process.identity.as_ref().and_then(|who| who.world_size);
+            process.is_rank()
+                && process.job() == job.as_deref()
+                && world_size.is_some()
+                && world_size == self.ranks()
+                && !has_joined(process)
+        };
+        let absent: Vec<Member<'a>> = snapshot
+            .observed
+            .iter()
+            .filter(is_absent)
+            .map(|process| Member {
+                process,
+                of: &ABSENT,
+            })
+            .collect();
+        self.members.extend(absent);
+    }
+}
+
 impl Group<'_> {
+    /// Whether a rank waits for others to join.
+    pub(super) fn is_being_made(&self) -> bool {
+        self.living().any(|member| member.of.is_being_made)
+    }
+
     pub(super) fn job(&self) -> Option<&str> {
         self.members.iter().find_map(|member| member.process.job())
     }
@@ -80,61 +201,140 @@ impl Group<'_> {
         self.members.iter().find_map(|member| member.of.ranks)
     }
 
-    /// The ranks that others have waited for, for so many seconds at least. `is_stopped` says of a pid
-    /// whether somebody has stopped it.
+    fn living(&self) -> impl Iterator<Item = &Member<'_>> {
+        self.members.iter().filter(|member| !member.is_gone())
+    }
+
+    /// The number of the last collective that a living rank has entered.
+    pub(super) fn furthest(&self) -> u64 {
+        let sequences = self.living().map(|member| member.of.sequence);
+        sequences.max().unwrap_or(0)
+    }
+
+    /// Those that have come furthest.
+    pub(super) fn leaders(&self) -> impl Iterator<Item = &Member<'_>> {
+        let furthest = self.furthest();
+        self.living()
+            .filter(move |member| member.of.sequence == furthest)
+    }
+
+    /// The ranks that others wait for. `is_stopped` says of a process whether somebody has stopped it.
     pub(super) fn findings(
         &self,
-        after: f64,
-        is_stopped: impl Fn(u32) -> bool,
+        patience: Patience,
+        is_stopped: impl Fn(&Process) -> bool,
     ) -> Vec<Finding<'_>> {
-        let furthest = self.members.iter().map(|member| member.of.sequence).max();
-        let leaders = || {
-            let members = self.members.iter();
-            members.filter(|member| Some(member.of.sequence) == furthest)
-        };
-        let longest = leaders().filter_map(|member| member.of.entered_seconds_ago);
-        let seconds = longest.fold(0.0, f64::max);
-        let usual = self.usual_operation(furthest);
-        let problem = |member: &Member<'_>| {
-            if Some(member.of.sequence) < furthest {
-                let behind = Problem::Behind {
-                    leaders: leaders().count(),
-                    next: member.of.sequence + 1,
-                    seconds,
-                };
-                return (seconds >= after).then_some(behind);
-            }
-            if let Some(others) = usual.filter(|usual| *usual != member.of.op) {
-                let others = others.to_owned();
-                return (seconds >= after).then_some(Problem::Different { others });
-            }
-            let seconds = member.of.entered_seconds_ago.unwrap_or(0.0);
-            let others_have_left = leaders().any(|leader| !leader.of.in_call);
-            if seconds >= after && is_stopped(member.process.pid) {
-                return Some(Problem::Stopped { seconds });
-            }
-            let is_stuck = member.of.in_call && others_have_left && seconds >= after;
-            is_stuck.then_some(Problem::InCall { seconds })
-        };
+        let waited = self.waited();
+        let split = self.split();
         let members = self.members.iter();
         members
             .filter_map(|member| {
-                let problem = problem(member)?;
-                Some(Finding { member, problem })
+                let is_stopped = !member.is_gone() && is_stopped(member.process);
+                let problem = match self.is_being_made() {
+                    true => member.problem_in_joining(is_stopped)?,
+                    false => self.problem(member, split.as_ref(), is_stopped)?,
+                };
+                let is_over = match problem {
+                    Problem::Gone | Problem::Different { .. } => true,
+                    _ if is_stopped => true,
+                    Problem::NotJoined => patience.ends_for_starting(waited),
+                    _ => patience.ends_for(member),
+                };
+                let hangs = is_over && waited >= patience.seconds;
+                (hangs || waited >= WORTH_TELLING).then_some(Finding {
+                    member,
+                    problem,
+                    hangs,
+                    waited,
+                })
             })
             .collect()
     }
 
+    /// For how many seconds those that have come furthest have been there.
+    fn waited(&self) -> f64 {
+        let waits = self
+            .leaders()
+            .filter_map(|leader| leader.of.entered_seconds_ago);
+        waits.fold(0.0, f64::max)
+    }
+
+    fn problem(
+        &self,
+        member: &Member<'_>,
+        split: Option<&Split<'_>>,
+        is_stopped: bool,
+    ) -> Option<Problem> {
+        if let Some(different) = split.and_then(|split| split.problem(member)) {
+            return Some(different);
+        }
+        // Who got as far as the ranks have parted is not to blame for getting no further.
+        let has_parted = split.is_some_and(|split| member.of.sequence >= split.sequence);
+        let is_behind = member.of.sequence < self.furthest() && !has_parted;
+        if member.is_gone() {
+            return (is_behind || self.somebody_waits()).then_some(Problem::Gone);
+        }
+        if is_behind {
+            return Some(Problem::Behind {
+                leaders: self.leaders().count(),
+                next: member.of.sequence + 1,
+            });
+        }
+        if is_stopped {
+            return Some(Problem::Stopped);
+        }
+        let others_have_left = self.leaders().any(|leader| !leader.of.in_call);
+        (member.of.in_call && others_have_left).then_some(Problem::InCall)
+    }
+
+    /// Whether a rank waits for its GPU, and so perhaps for what it has entered.
+    fn somebody_waits(&self) -> bool {
+        self.leaders().any(Member::waits_for_its_gpu)
+    }
+
+    /// Whether all ranks here have entered the same, and wait longer than they ever have. Then who does not come
+    /// is not here, or the GPUs or the network have failed; or they compute for once.
+    pub(super) fn all_wait(&self, patience: Patience) -> bool {
+        let mut members = self.members.iter();
+        if self.is_being_made() {
+            let is_over = patience.ends_for_starting(self.waited());
+            return is_over && members.all(|member| member.of.is_being_made);
+        }
+        self.furthest() > 0
+            && self.waited() >= patience.seconds
+            && members.all(|member| {
+                member.of.sequence == self.furthest()
+                    && member.waits_for_its_gpu()
+                    && patience.ends_for(member)
+            })
+    }
+
+    /// The first of the last collectives that not all ranks that got there entered as the same operation.
+    fn split(&self) -> Option<Split<'_>> {
+        let furthest = self.furthest();
+        let first = furthest.saturating_sub(REMEMBERED - 1).max(1);
+        (first..=furthest).find_map(|sequence| {
+            let usual = self.usual_operation(sequence)?;
+            let split = Split { sequence, usual };
+            let is_split = self
+                .members
+                .iter()
+                .any(|member| split.problem(member).is_some());
+            is_split.then_some(split)
+        })
+    }
+
     /// What most ranks entered as their collective `sequence`; of two as frequent, what the lowest rank did.
-    fn usual_operation(&self, sequence: Option<u64>) -> Option<&str> {
+    fn usual_operation(&self, sequence: u64) -> Option<&str> {
         let mut counts: Vec<(&str, usize)> = Vec::new();
-        for member in &self.members {
-            if Some(member.of.sequence) != sequence {
-                continue;
-            }
-            match counts.iter_mut().find(|(op, _)| *op == member.of.op) {
+        for operation in self
+            .members
+            .iter()
+            .filter_map(|member| member.operation(sequence))
+        {
+            match counts.iter_mut().find(|(known, _)| *known == operation) {
                 Some((_, count)) => *count += 1,
-                None => counts.push((&member.of.op, 1)),
+                None => counts.push((operation, 1)),
             }
         }
         let most = counts.iter().map(|(_, count)| *count).max()?;
@@ -143,131 +343,43 @@ impl Group<'_> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use zernel_ebpf::observer::snapshot::Role;
-
-    use super::*;
-
-    /// The pid of a process that somebody has stopped.
-    const STOPPED: u32 = 109;
-
-    fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> Process {
-        Process {
-            pid: 100 + rank,
-            role: Role::Trainer,
-            communicators: vec![Communicator {
-                communicator: "ab".to_owned(),
-                rank: Some(rank),
-                ranks: Some(4),
-                sequence,
-                op: op.to_owned(),
-                entered_seconds_ago: Some(seconds),
-                ..Communicator::default()
-            }],
-            ..Process::default()
-        }
+impl Patience {
+    /// Whether a rank has taken longer than it may.
+    fn ends_for(self, member: &Member<'_>) -> bool {
+        let silent = member.of.entered_seconds_ago;
+        let is_longest = silent.is_none_or(|silent| silent > member.of.longest_gap_seconds);
+        is_longest || !self.heeds_the_past
     }
 
-    /// The problems by rank.
-    fn problems(observed: Vec<Process>) -> Vec<(u32, Problem)> {
-        let snapshot = Snapshot {
-            observed,
-            ..Snapshot::default()
+    /// Whether others have waited long enough for a rank to start.
+    fn ends_for_starting(self, waited: f64) -> bool {
+        let seconds = match self.heeds_the_past {
+            true => self.seconds.max(START),
+            false => self.seconds,
         };
-        let groups = groups(&snapshot, None);
-        let findings = groups
-            .iter()
-            .flat_map(|group| group.findings(5.0, |pid| pid == STOPPED));
-        findings
-            .map(|finding| (finding.member.of.rank.unwrap(), finding.problem))
-            .collect()
-    }
-
-    #[test]
-    fn a_rank_that_never_entered_is_behind() {
-        let found = problems(vec![
-            process(0, 7, "AllReduce", 29.0),
-            process(1, 6, "AllReduce", 40.0),
-            process(2, 7, "AllReduce", 30.0),
-        ]);
-        let behind = Problem::Behind {
-            leaders: 2,
-            next: 7,
-            seconds: 30.0,
-        };
-        assert_eq!(found, [(1, behind)]);
-    }
-
-    #[test]
-    fn ranks_that_are_apart_for_a_moment_do_not_hang() {
-        let found = problems(vec![
-            process(0, 7, "AllReduce", 0.1),
-            process(1, 6, "AllReduce", 0.3),
-        ]);
-        assert_eq!(found, []);
-    }
-
-    #[test]
-    fn all_that_are_behind_are_named() {
-        let found = problems(vec![
-            process(0, 7, "AllReduce", 30.0),
-            process(1, 6, "AllReduce", 40.0),
-            process(2, 5, "Broadcast", 50.0),
-        ]);
-        let ranks: Vec<u32> = found.iter().map(|(rank, _)| *rank).collect();
-        assert_eq!(ranks, [1, 2]);
-    }
-
-    #[test]
-    fn another_operation_than_the_others_is_named() {
-        let found = problems(vec![
-            process(0, 7, "AllReduce", 30.0),
-            process(1, 7, "Broadcast", 30.0),
-            process(2, 7, "AllReduce", 30.0),
-        ]);
-        let others = "AllReduce".to_owned();
-        assert_eq!(found, [(1, Problem::Different { others })]);
-    }
-
-    #[test]
-    fn a_call_that_others_have_left_is_named_and_one_that_all_are_in_is_not() {
-        let mut stuck = process(1, 7, "AllReduce", 30.0);
-        stuck.communicators[0].in_call = true;
-        let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
-        assert_eq!(found, [(1, Problem::InCall { seconds: 30.0 })]);
-        assert_eq!(problems(vec![stuck.clone(), stuck]), []);
-    }
-
-    #[test]
-    fn a_rank_that_was_stopped_in_what_all_have_entered_is_named() {
-        let found = problems(
-            (8..11)
-                .map(|rank| process(rank, 7, "AllReduce", 30.0))
-                .collect(),
-        );
-        assert_eq!(found, [(9, Problem::Stopped { seconds: 30.0 })]);
-    }
-
-    #[test]
-    fn a_job_that_computes_for_long_does_not_hang() {
-        let found = problems(
-            (0..4)
-                .map(|rank| process(rank, 7, "AllReduce", 600.0))
-                .collect(),
-        );
-        assert_eq!(found, []);
-    }
-
-    #[test]
-    fn only_the_job_asked_for_and_what_is_there_counts() {
-        let mut ended = process(0, 6, "AllReduce", 40.0);
-        ended.ended_seconds_ago = Some(1.0);
-        let snapshot = Snapshot {
-            observed: vec![ended, process(1, 7, "AllReduce", 30.0)],
-            ..Snapshot::default()
-        };
-        assert_eq!(groups(&snapshot, None)[0].members.len(), 1);
-        assert!(groups(&snapshot, Some("another")).is_empty());
+        waited >= seconds
     }
 }
+
+/// A collective that ranks entered as different operations.
+#[derive(Debug)]
+struct Split<'a> {
+    sequence: u64,
+    /// What most of them entered.
+    usual: &'a str,
+}
+
+impl Split<'_> {
+    /// What is wrong with a rank that entered something else.
+    fn problem(&self, member: &Member<'_>) -> Option<Problem> {
+        let own = member.operation(self.sequence)?;
+        (own != self.usual).then(|| Problem::Different {
+            sequence: self.sequence,
+            own: own.to_owned(),
+            others: self.usual.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,201 +2,121 @@
 //!
 //! | part | subject |
 //! |---|---|
-//! | `analysis` | from a snapshot to who is behind. Pure |
-//! | `doing` | what a process is doing instead |
+//! | `analysis` | from a snapshot to who keeps others waiting. Pure |
+//! | `doing` | what a process does instead |
+//! | `syscalls` | the system calls in which a process may be stuck |
+//! | `report` | what was found, and its JSON |
+//! | `render` | the same for people |
 
 mod analysis;
 mod doing;
+mod render;
+mod report;
+mod syscalls;
 
 use std::error::Error;
-use std::fmt::Write;
 use std::process::ExitCode;
 
 use clap::Args;
+use zernel_ebpf::observer::snapshot::Process;
 
 use crate::client::Socket;
-use crate::text::{bytes, shortened, wrapped};
-use analysis::{Finding, Group, Member, Problem};
+use analysis::Patience;
+use doing::Who;
+use report::{Report, Verdict};
+
+/// For how many seconds others must have waited, unless that is asked for: ranks are always apart for a moment.
+const SECONDS: f64 = 5.0;
 
 /// Say which rank of a hanging job the others wait for
 ///
-/// Every rank counts the collectives that it enters on a communicator. A rank that has entered fewer than others
-/// is the one that they wait for; one that entered another operation never meets them. For each it is told
-/// what the process does instead. Needs a running `zernel observe`, and sees the ranks of this node only.
+/// Every rank counts the collectives that it enters on a communicator (zernel sees the calls of NCCL). Ranks that have
+/// come furthest wait for the others, so who has entered fewer is who they wait for; who has entered another
+/// operation at the same place never meets them; who has ended never comes. All ranks are listed with
+/// their last collective, and those that are waited for with what they do instead: stopped, on CPU, in I/O
+/// (with the file), waiting for a lock, gone.
 ///
-/// Exits with 0 if nothing hangs, with 2 if something does.
+/// A slow rank is not a hang. It is called one when others have waited for 5 s for it, and when it has gone
+/// longer without a collective than ever before; until then it is called late. A rank that is stopped, gone or
+/// in another operation is not given that time. One that has not begun to make a communicator with the others
+/// is late for a minute: programs begin at different times. With --after, only those seconds count.
+///
+/// Needs a running `zernel observe`, which must have been there when the communicators were made. Root sees all
+/// ranks of this node, others see their own; no one sees those of other nodes: ask there too.
+///
+/// Exits with 0 if nothing hangs, with 1 if something does, and with 2 if that cannot be told: no daemon, no
+/// such job, ranks of which no communicator is known, or all ranks here wait for something that is not here.
+///
+/// Examples: `zernel hang`; `zernel hang slurm-4711 --after 60`; `zernel hang --json | jq .communicators[].findings`
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The job, as `zernel ps` names it; all jobs if it is left out
     #[arg(value_name = "JOB")]
     job: Option<String>,
-    /// For how many seconds others must have waited: ranks are always apart for a moment
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
-    after: f64,
+    /// Call it a hang when others have waited for so many seconds, however slow the job is
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    after: Option<f64>,
+    /// Tell programs, not people
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     socket: Socket,
 }
 
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds >= 0.0 => Ok(seconds),
+        _ => Err("a number of seconds is 0 or more, such as 5 or 0.5".to_owned()),
+    }
+}
+
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let snapshot = options.socket.snapshot()?;
-    let groups = analysis::groups(&snapshot, options.job.as_deref());
-    let mut text = String::new();
-    let mut hangs = false;
-    for group in &groups {
-        let findings = group.findings(options.after, doing::is_stopped);
-        hangs |= !findings.is_empty();
-        tell(&mut text, group, &findings, doing::describe)?;
-    }
-    if groups.is_empty() {
-        text.push_str(&nothing_to_tell(options.job.as_deref()));
-    }
-    crate::print(text.as_bytes())?;
-    Ok(ExitCode::from(if hangs { 2 } else { 0 }))
-}
-
-fn nothing_to_tell(job: Option<&str>) -> String {
-    let whose = job.map_or(String::new(), |job| format!(" of job {job}"));
-    format!(
-        "no process{whose} that you may see has a NCCL communicator whose making was observed\n"
-    )
-}
-
-fn tell(
-    out: &mut String,
-    group: &Group<'_>,
-    findings: &[Finding<'_>],
-    describe: impl Fn(u32) -> String,
-) -> std::fmt::Result {
-    let job = group.job().map_or(String::new(), |job| {
-        format!(" of job {}", shortened(job, 30))
-    });
-    let here = group.members.len();
-    let on_this_node = match group.ranks() {
-        Some(ranks) => format!("{here} of {ranks} ranks are on this node"),
-        None => format!("{here} ranks are on this node"),
-    };
-    writeln!(out, "communicator {}{job}: {on_this_node}", group.hash)?;
-    if findings.is_empty() {
-        return lines(out, &idle(group));
-    }
-    for finding in findings {
-        let doing = describe(finding.member.process.pid);
-        lines(out, &format!("{}; {doing}", explain(finding)))?;
-    }
-    Ok(())
-}
-
-/// What there is to say of a communicator whose ranks have all come equally far.
-fn idle(group: &Group<'_>) -> String {
-    let Some(last) = group.members.iter().max_by_key(|member| member.of.sequence) else {
-        return String::new();
-    };
-    let ago = seconds_ago(last.of.entered_seconds_ago);
-    let elsewhere = match group.ranks() {
-        Some(ranks) if ranks as usize > group.members.len() => {
-            "; the other ranks are on other nodes, or have ended"
+    match ask(options) {
+        Ok(verdict) => Ok(ExitCode::from(verdict.exit_code())),
+        Err(error) => {
+            eprintln!("zernel: {error}");
+            Ok(ExitCode::from(Verdict::CannotTell.exit_code()))
         }
-        _ => "",
+    }
+}
+
+fn ask(options: &Options) -> Result<Verdict, Box<dyn Error>> {
+    let snapshot = options.socket.snapshot()?;
+    let patience = Patience {
+        seconds: options.after.unwrap_or(SECONDS),
+        heeds_the_past: options.after.is_none(),
     };
-    format!(
-        "no rank hangs; the last collective was {}{ago}{elsewhere}",
-        call(last)
-    )
+    let job = options.job.as_deref();
+    let is_stopped = |process: &Process| doing::is_stopped(who(process));
+    let report = Report::new(&snapshot, job, patience, is_stopped, |process| {
+        doing::look(who(process))
+    });
+    let text = match options.json {
+        true => format!("{:#}\n", serde_json::to_value(&report)?),
+        false => render::text(&report),
+    };
+    crate::print(text.as_bytes())?;
+    Ok(report.verdict)
 }
 
-fn explain(finding: &Finding<'_>) -> String {
-    let member = finding.member;
-    let comm = shortened(member.process.comm(), 15);
-    let rank = member
-        .of
-        .rank
-        .map_or("a rank".to_owned(), |rank| format!("rank {rank}"));
-    let who = format!("{rank} (pid {} {comm})", member.process.pid);
-    match &finding.problem {
-        Problem::Behind {
-            leaders,
-            next,
-            seconds,
-        } => format!(
-            "{who} has not entered collective {next}, for which {leaders} other ranks have waited for {seconds:.1} s; \
-             its last was {}{}",
-            call(member),
-            seconds_ago(member.of.entered_seconds_ago)
-        ),
-        Problem::InCall { seconds } => format!(
-            "{who} has been in the call of {} for {seconds:.1} s, which others have left",
-            call(member)
-        ),
-        Problem::Stopped { seconds } => format!(
-            "{who} entered {} {seconds:.1} s ago, as the others did, and may not have done its part",
-            call(member)
-        ),
-        Problem::Different { others } => format!(
-            "{who} entered {}, where the others entered {others}",
-            call(member)
-        ),
+fn who(process: &Process) -> Who {
+    let identity = process.identity.as_ref();
+    Who {
+        pid: process.pid,
+        start_time: identity.map(|identity| identity.start_time),
+        step_thread: process.step_thread,
     }
-}
-
-fn call(member: &Member<'_>) -> String {
-    let of = member.of;
-    format!("{} {} ({})", of.op, of.sequence, bytes(of.bytes))
-}
-
-fn seconds_ago(seconds: Option<f64>) -> String {
-    seconds.map_or(String::new(), |seconds| format!(", {seconds:.1} s ago"))
-}
-
-fn lines(out: &mut String, text: &str) -> std::fmt::Result {
-    for (number, line) in wrapped(text, 94).into_iter().enumerate() {
-        let indent = if number == 0 { "  " } else { "      " };
-        writeln!(out, "{indent}{line}")?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
-    fn a_rank_that_is_behind_is_named_with_what_it_does_instead() {
-        let member = |rank: u32, sequence: u64| {
-            json!({
-                "pid": 100 + rank, "role": "trainer",
-                "identity": {"comm": "python-with-a-name", "job": "slurm-7"},
-                "communicators": [{
-                    "communicator": "00000000000000ab", "rank": rank, "ranks": 8,
-                    "sequence": sequence, "op": "AllReduce", "bytes": 4 << 20, "in_call": false,
-                    "entered_seconds_ago": 30.0,
-                }],
-            })
-        };
-        let observed = [member(0, 7), member(1, 7), member(2, 6), member(3, 7)];
-        let snapshot: zernel_ebpf::observer::snapshot::Snapshot =
-            serde_json::from_value(json!({"observed": observed})).unwrap();
-        let groups = analysis::groups(&snapshot, Some("slurm-7"));
-        let findings = groups[0].findings(5.0, |_| false);
-        let mut text = String::new();
-        tell(&mut text, &groups[0], &findings, |_| {
-            "it is stopped".to_owned()
-        })
-        .unwrap();
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let words = words.join(" ");
-        for part in [
-            "4 of 8 ranks are on this node",
-            "rank 2 (pid 102 python-with-a-…) has not entered collective 7",
-            "3 other ranks have waited for 30.0 s",
-            "its last was AllReduce 6 (4.0 MiB), 30.0 s ago; it is stopped",
-        ] {
-            assert!(words.contains(part), "{part} is not in\n{text}");
+    fn seconds_are_not_negative() {
+        assert_eq!(parse_seconds("0.5"), Ok(0.5));
+        for wrong in ["", "-1", "NaN", "soon"] {
+            assert!(parse_seconds(wrong).is_err(), "{wrong}");
         }
-        assert!(
-            text.lines().all(|line| line.chars().count() <= 100),
-            "{text}"
-        );
     }
 }

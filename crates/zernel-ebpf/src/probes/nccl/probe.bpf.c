@@ -27,7 +27,7 @@ enum nccl_role {
 struct communicator_key {
 	__u64 communicator;
 	__u32 process;
-	__u32 reserved;
+	__u32 is_being_made; /* then known by where it will be stored */
 };
 
 struct communicator {
@@ -40,6 +40,8 @@ struct communicator {
 	__u32 rank; /* NCCL_NO_RANK: not known */
 	__u32 ranks;
 	__u32 splits;
+	__u64 operations; /* of the last 16 collectives, four bits each, the last one lowest */
+	__u64 longest_gap_ns; /* between the entries of two successive collectives */
 };
 
 struct {
@@ -134,6 +136,33 @@ __noinline int add_communicator(__u32 process, __u64 stored_at, __u64 hash, __u3
 	return 0;
 }
 
+/* A rank waits for the others to join: until the call returns, this is all there is to see of it. */
+static __always_inline void begin_to_join(__u32 process, struct zernel_open_call *call)
+{
+	struct communicator_key key = {
+		.communicator = call->arguments[0], .process = process, .is_being_made = 1
+	};
+	struct communicator made = {
+		.hash = call->noted, .rank = call->arguments[2], .ranks = call->arguments[1]
+	};
+
+	made.entered_ns = bpf_ktime_get_ns();
+	if (bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
+		ZERNEL_LOST(communicators);
+}
+
+/* Whatever has become of it. */
+static __always_inline void end_to_join(const struct zernel_symbol *symbol, __u32 process,
+					struct zernel_open_call *call)
+{
+	struct communicator_key key = {
+		.communicator = call->arguments[0], .process = process, .is_being_made = 1
+	};
+
+	if (symbol->role == NCCL_INIT_RANK || symbol->role == NCCL_INIT_SCALABLE)
+		bpf_map_delete_elem(&communicators, &key);
+}
+
 __noinline int cover(__u32 process, __u64 object, __u64 upto)
 {
 	struct communicator_key key = { .communicator = object, .process = process };
@@ -208,6 +237,22 @@ static __always_inline __u32 operation_of(const struct zernel_symbol *symbol)
 	return operation < 12 ? operation : 11;
 }
 
+static __always_inline void collective_entered(struct communicator *communicator, __u32 operation,
+					       __u64 bytes)
+{
+	__u64 now_ns = bpf_ktime_get_ns();
+	__u64 gap_ns = communicator->entered_ns ? now_ns - communicator->entered_ns : 0;
+
+	if (gap_ns > communicator->longest_gap_ns)
+		communicator->longest_gap_ns = gap_ns;
+	communicator->sequence++;
+	communicator->bytes = bytes;
+	communicator->operation = operation;
+	communicator->operations = communicator->operations << 4 | operation;
+	communicator->left_ns = 0;
+	communicator->entered_ns = now_ns;
+}
+
 static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_open_call *call)
 {
@@ -220,18 +265,16 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 		communicator = find_communicator(thread->process, call->arguments[2]);
 		if (!communicator || symbol->role == NCCL_POINT_TO_POINT)
 			break;
-		communicator->sequence++;
-		communicator->bytes = call->arguments[0];
-		communicator->operation = operation_of(symbol);
-		communicator->left_ns = 0;
-		communicator->entered_ns = bpf_ktime_get_ns();
+		collective_entered(communicator, operation_of(symbol), call->arguments[0]);
 		break;
 	case NCCL_INIT_RANK:
 		/* A struct of 128 bytes passed by value lies behind the address to return to. */
 		call->noted = hash_unique_id(call->stack + 8);
+		begin_to_join(thread->process, call);
 		break;
 	case NCCL_INIT_SCALABLE:
 		call->noted = hash_unique_id(call->arguments[3]);
+		begin_to_join(thread->process, call);
 		break;
 	case NCCL_DESTROY:
 		/* Before the call, because its memory is another's as soon as that returns. */

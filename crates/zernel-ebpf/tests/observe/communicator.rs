@@ -1,0 +1,59 @@
+//! Targets that are ranks of one communicator.
+
+use std::time::Duration;
+use std::{env, fs, thread};
+
+use libloading::Symbol;
+
+use crate::target::{Driver, call, directory, out};
+
+/// Which rank a target is.
+pub(crate) const RANK: &str = "ZERNEL_TARGET_RANK";
+
+/// `ncclUniqueId`, which is passed by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+
+pub(crate) fn own_rank() -> u64 {
+    env::var(RANK).expect("set").parse().expect("a number")
+}
+
+/// The first rank makes it, the others wait for it.
+fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
+    let path = directory().join("unique-id");
+    let mut id = UniqueId([0; 128]);
+    if rank == 0 {
+        call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
+        let unfinished = path.with_extension("new");
+        fs::write(&unfinished, id.0).expect("our directory");
+        fs::rename(unfinished, path).expect("our directory");
+        return id;
+    }
+    while !path.exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    id.0 = fs::read(path).expect("a file").try_into().expect("whole");
+    id
+}
+
+/// Makes a communicator with the other targets of the stage.
+pub(crate) fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
+    type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
+    let id = unique_id(driver, rank);
+    let mut communicator = 0;
+    // SAFETY: the signature of ncclCommInitRank.
+    let result = unsafe {
+        let join: Symbol<'_, Join> = driver.nccl().get(b"ncclCommInitRank\0").expect("exported");
+        join(&raw mut communicator, ranks as i32, id, rank as i32)
+    };
+    assert_eq!(result, 0, "ncclCommInitRank");
+    communicator
+}
+
+/// A stream of the device.
+pub(crate) fn stream(driver: &Driver) -> u64 {
+    let mut stream = 0_u64;
+    call!(driver.cuda(), "cuStreamCreate", out(&mut stream), 1);
+    stream
+}

@@ -1,0 +1,310 @@
+//! Who is to blame in snapshots that are made up.
+
+use super::*;
+use zernel_ebpf::identity::Identity;
+use zernel_ebpf::observer::snapshot::Role;
+
+/// The pid of a process that somebody has stopped.
+const STOPPED: u32 = 109;
+const PATIENCE: Patience = Patience {
+    seconds: 5.0,
+    heeds_the_past: true,
+};
+
+fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> Process {
+    Process {
+        pid: 100 + rank,
+        role: Role::Trainer,
+        communicators: vec![Communicator {
+            communicator: "ab".to_owned(),
+            rank: Some(rank),
+            ranks: Some(4),
+            sequence,
+            op: op.to_owned(),
+            entered_seconds_ago: Some(seconds),
+            longest_gap_seconds: 2.0,
+            last_ops: vec![op.to_owned()],
+            ..Communicator::default()
+        }],
+        ..Process::default()
+    }
+}
+
+fn gone(process: Process) -> Process {
+    Process {
+        ended_seconds_ago: Some(20.0),
+        ..process
+    }
+}
+
+/// The problems by rank, and whether each is a hang.
+fn findings(
+    observed: Vec<Process>,
+    gone_ranks: Vec<Process>,
+    patience: Patience,
+) -> Vec<(u32, Problem, bool)> {
+    let snapshot = Snapshot {
+        observed,
+        gone_ranks,
+        ..Snapshot::default()
+    };
+    let groups = groups(&snapshot, None);
+    let findings = groups
+        .iter()
+        .flat_map(|group| group.findings(patience, |process| process.pid == STOPPED));
+    findings
+        .map(|finding| {
+            let rank = finding.member.of.rank.unwrap();
+            (rank, finding.problem, finding.hangs)
+        })
+        .collect()
+}
+
+/// Those that hang.
+fn problems(observed: Vec<Process>) -> Vec<(u32, Problem)> {
+    let found = findings(observed, vec![], PATIENCE).into_iter();
+    let hangs = found.filter(|(_, _, hangs)| *hangs);
+    hangs.map(|(rank, problem, _)| (rank, problem)).collect()
+}
+
+fn different(sequence: u64, own: &str, others: &str) -> Problem {
+    Problem::Different {
+        sequence,
+        own: own.to_owned(),
+        others: others.to_owned(),
+    }
+}
+
+#[test]
+fn a_rank_that_never_entered_is_behind() {
+    let found = problems(vec![
+        process(0, 7, "AllReduce", 29.0),
+        process(1, 6, "AllReduce", 40.0),
+        process(2, 7, "AllReduce", 30.0),
+    ]);
+    let behind = Problem::Behind {
+        leaders: 2,
+        next: 7,
+    };
+    assert_eq!(found, [(1, behind)]);
+}
+
+#[test]
+fn a_rank_that_never_entered_any_is_behind() {
+    let mut first = process(1, 0, "AllReduce", 0.0);
+    first.communicators[0].entered_seconds_ago = None;
+    let found = problems(vec![process(0, 1, "AllReduce", 29.0), first]);
+    let behind = Problem::Behind {
+        leaders: 1,
+        next: 1,
+    };
+    assert_eq!(found, [(1, behind)]);
+}
+
+#[test]
+fn ranks_that_are_apart_for_a_moment_are_not_told_of() {
+    let observed = vec![
+        process(0, 7, "AllReduce", 0.1),
+        process(1, 6, "AllReduce", 0.3),
+    ];
+    assert_eq!(findings(observed, vec![], PATIENCE), []);
+}
+
+#[test]
+fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
+    let mut slow = process(1, 6, "AllReduce", 40.0);
+    slow.communicators[0].longest_gap_seconds = 60.0;
+    let observed = vec![process(0, 7, "AllReduce", 30.0), slow];
+    let hangs = |patience| {
+        let found = findings(observed.clone(), vec![], patience);
+        assert_eq!(found.len(), 1);
+        found[0].2
+    };
+    assert!(!hangs(PATIENCE));
+    // Who asks for a number of seconds gets it.
+    assert!(hangs(Patience {
+        heeds_the_past: false,
+        ..PATIENCE
+    }));
+}
+
+#[test]
+fn a_slow_rank_that_is_stopped_hangs() {
+    let mut slow = process(STOPPED - 100, 6, "AllReduce", 40.0);
+    slow.communicators[0].longest_gap_seconds = 60.0;
+    let found = problems(vec![process(0, 7, "AllReduce", 30.0), slow]);
+    assert_eq!(found.len(), 1);
+}
+
+#[test]
+fn all_that_are_behind_are_named() {
+    let found = problems(vec![
+        process(0, 7, "AllReduce", 30.0),
+        process(1, 6, "AllReduce", 40.0),
+        process(2, 5, "Broadcast", 50.0),
+    ]);
+    let ranks: Vec<u32> = found.iter().map(|(rank, _)| *rank).collect();
+    assert_eq!(ranks, [1, 2]);
+}
+
+#[test]
+fn another_operation_than_the_others_is_named() {
+    let found = problems(vec![
+        process(0, 7, "AllReduce", 30.0),
+        process(1, 7, "Broadcast", 30.0),
+        process(2, 7, "AllReduce", 30.0),
+    ]);
+    assert_eq!(found, [(1, different(7, "Broadcast", "AllReduce"))]);
+}
+
+#[test]
+fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
+    let mut ahead = process(1, 8, "AllReduce", 30.0);
+    ahead.communicators[0].last_ops = vec!["AllReduce".to_owned(), "Broadcast".to_owned()];
+    let found = problems(vec![
+        process(0, 7, "AllReduce", 30.0),
+        ahead,
+        process(2, 7, "AllReduce", 30.0),
+    ]);
+    assert_eq!(found, [(1, different(7, "Broadcast", "AllReduce"))]);
+}
+
+#[test]
+fn a_call_that_others_have_left_is_named_and_one_that_all_are_in_is_not() {
+    let mut stuck = process(1, 7, "AllReduce", 30.0);
+    stuck.communicators[0].in_call = true;
+    let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
+    assert_eq!(found, [(1, Problem::InCall)]);
+    assert_eq!(problems(vec![stuck.clone(), stuck]), []);
+}
+
+#[test]
+fn a_rank_that_was_stopped_in_what_all_have_entered_is_named() {
+    let found = problems(
+        (8..11)
+            .map(|rank| process(rank, 7, "AllReduce", 30.0))
+            .collect(),
+    );
+    assert_eq!(found, [(9, Problem::Stopped)]);
+}
+
+#[test]
+fn a_rank_that_has_ended_is_named_if_others_wait_for_it() {
+    let waiting = || {
+        vec![
+            process(0, 7, "AllReduce", 30.0),
+            process(1, 7, "AllReduce", 30.0),
+        ]
+    };
+    let behind = gone(process(2, 6, "AllReduce", 40.0));
+    assert_eq!(
+        findings(waiting(), vec![behind], PATIENCE),
+        [(2, Problem::Gone, true)]
+    );
+    // It had entered what the others did: whether they wait shows in their phase.
+    let equal = || vec![gone(process(2, 7, "AllReduce", 30.0))];
+    assert_eq!(findings(waiting(), equal(), PATIENCE), []);
+    let mut waiting = waiting();
+    waiting[1].phase = Some(WorkloadPhase::NcclCollective);
+    assert_eq!(
+        findings(waiting, equal(), PATIENCE),
+        [(2, Problem::Gone, true)]
+    );
+}
+
+#[test]
+fn a_job_that_computes_for_long_does_not_hang() {
+    let found = problems(
+        (0..4)
+            .map(|rank| process(rank, 7, "AllReduce", 600.0))
+            .collect(),
+    );
+    assert_eq!(found, []);
+}
+
+#[test]
+fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
+    let all_wait = |phase, seconds| {
+        let process = |rank| Process {
+            phase: Some(phase),
+            ..process(rank, 7, "AllReduce", seconds)
+        };
+        let snapshot = Snapshot {
+            observed: vec![process(0), process(1)],
+            ..Snapshot::default()
+        };
+        groups(&snapshot, None)[0].all_wait(PATIENCE)
+    };
+    assert!(all_wait(WorkloadPhase::GpuCompute, 30.0));
+    assert!(!all_wait(WorkloadPhase::GpuCompute, 1.0));
+    assert!(!all_wait(WorkloadPhase::DataLoading, 30.0));
+}
+
+/// Three of four ranks that make a communicator for some seconds, and the fourth.
+fn joining(seconds: f64, fourth: Process) -> Vec<Process> {
+    let identity = |rank| {
+        Some(Identity {
+            job: Some("job".to_owned()),
+            rank: Some(rank),
+            world_size: Some(4),
+            ..Identity::default()
+        })
+    };
+    let mut processes: Vec<Process> = (0..3).map(|rank| process(rank, 0, "", seconds)).collect();
+    for process in &mut processes {
+        process.communicators[0].is_being_made = true;
+    }
+    processes.push(fourth);
+    for (rank, process) in (0..).zip(&mut processes) {
+        process.identity = identity(rank);
+    }
+    processes
+}
+
+#[test]
+fn a_rank_that_does_not_join_is_late_and_then_hangs() {
+    let absent = |pid| Process {
+        pid,
+        role: Role::Trainer,
+        ..Process::default()
+    };
+    let told = |seconds, pid| {
+        let snapshot = Snapshot {
+            observed: joining(seconds, absent(pid)),
+            ..Snapshot::default()
+        };
+        let groups = groups(&snapshot, None);
+        let found = groups[0].findings(PATIENCE, |process| process.pid == STOPPED);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].problem, Problem::NotJoined);
+        assert_eq!(found[0].member.rank(), Some(3));
+        found[0].hangs
+    };
+    assert!(!told(30.0, 103));
+    assert!(told(90.0, 103));
+    assert!(told(30.0, STOPPED));
+}
+
+#[test]
+fn who_is_on_another_communicator_of_another_size_is_not_missed() {
+    let mut other = process(3, 7, "AllReduce", 90.0);
+    other.communicators[0].communicator = "cd".to_owned();
+    let mut observed = joining(90.0, other);
+    for process in &mut observed[..3] {
+        process.communicators[0].ranks = Some(3);
+    }
+    assert_eq!(findings(observed, vec![], PATIENCE), []);
+}
+
+#[test]
+fn only_the_job_asked_for_and_what_is_there_counts() {
+    let snapshot = Snapshot {
+        observed: vec![
+            gone(process(0, 6, "AllReduce", 40.0)),
+            process(1, 7, "AllReduce", 30.0),
+        ],
+        ..Snapshot::default()
+    };
+    assert_eq!(groups(&snapshot, None)[0].members.len(), 1);
+    assert!(groups(&snapshot, Some("another")).is_empty());
+}

@@ -1,0 +1,303 @@
+//! What was found, for people.
+
+use std::fmt::Write;
+
+use super::analysis::Problem;
+use super::report::{Found, Rank, Ranks, Report, Verdict};
+use crate::text::{bytes, shortened, whole, wrapped};
+
+/// The whole answer.
+pub(super) fn text(report: &Report) -> String {
+    let mut out = String::new();
+    for ranks in &report.communicators {
+        tell(&mut out, ranks);
+    }
+    if report.communicators.is_empty() {
+        let verdict = match report.verdict {
+            Verdict::NothingHangs => "nothing hangs",
+            _ => "cannot tell",
+        };
+        let job = report.job.as_deref();
+        let whose = job.map_or(String::new(), |job| {
+            format!(" of job {}", shortened(job, 30))
+        });
+        let note = format!(
+            "{verdict}: no process{whose} that you may see has a NCCL communicator whose making was observed"
+        );
+        lines(&mut out, "", &note);
+    }
+    if !report.pids_without_communicator.is_empty() {
+        let pids: Vec<String> = report
+            .pids_without_communicator
+            .iter()
+            .map(u32::to_string)
+            .collect();
+        let note = format!(
+            "not told of: {}, which have made no communicator, or made it before `zernel observe` was there",
+            pids.join(", ")
+        );
+        lines(&mut out, "", &note);
+    }
+    out
+}
+
+fn tell(out: &mut String, ranks: &Ranks) {
+    let job = ranks.job.as_deref();
+    let job = job.map_or(String::new(), |job| {
+        format!(" of job {}", shortened(job, 30))
+    });
+    let gone = ranks
+        .members
+        .iter()
+        .filter(|member| member.ended_seconds_ago.is_some());
+    let gone = gone.count();
+    let here = ranks.members.len() - gone;
+    let mut on_this_node = match ranks.ranks {
+        Some(ranks) => format!("{here} of {ranks} ranks are on this node"),
+        None => format!("{here} ranks are on this node"),
+    };
+    if gone > 0 {
+        let _ = write!(on_this_node, ", {gone} gone");
+    }
+    put(
+        out,
+        &format!("communicator {}{job}: {on_this_node}", ranks.communicator),
+    );
+    put(
+        out,
+        &row([
+            "RANK",
+            "PID",
+            "NAME",
+            "COLLECTIVE",
+            "OPERATION",
+            "BYTES",
+            "ENTERED",
+        ]),
+    );
+    for member in &ranks.members {
+        put(out, &line(member));
+    }
+    for found in &ranks.findings {
+        lines(out, "  ", &explain(found));
+    }
+    let conclusion = match ranks.verdict {
+        Verdict::Hang => return,
+        Verdict::NothingHangs => "no rank hangs".to_owned(),
+        Verdict::CannotTell => all_wait(ranks),
+    };
+    lines(out, "  ", &conclusion);
+}
+
+fn line(member: &Rank) -> String {
+    let when = match (member.ended_seconds_ago, member.entered_seconds_ago) {
+        (Some(ended), _) => format!("gone for {ended:.1} s"),
+        (None, Some(entered)) if member.is_being_made => format!("joins for {entered:.1} s"),
+        (None, Some(entered)) if member.in_call => format!("{entered:.1} s ago, in the call"),
+        (None, Some(entered)) => format!("{entered:.1} s ago"),
+        (None, None) => "never".to_owned(),
+    };
+    let is_any = member.sequence > 0;
+    row([
+        &member.rank.map_or("-".to_owned(), |rank| rank.to_string()),
+        &member.pid.to_string(),
+        &shortened(&member.comm, 15),
+        &member.sequence.to_string(),
+        if is_any { &member.op } else { "-" },
+        &if is_any {
+            bytes(member.bytes)
+        } else {
+            "-".to_owned()
+        },
+        &when,
+    ])
+}
+
+fn row(cells: [&str; 7]) -> String {
+    let [rank, pid, name, collective, operation, bytes, entered] = cells;
+    format!(
+        "  {rank:>4} {pid:>8} {name:<15} {collective:>10} {operation:<14} {bytes:>10}  {entered}"
+    )
+}
+
+/// There is no one to name, and yet nobody goes on.
+fn all_wait(ranks: &Ranks) -> String {
+    let waited = ranks
+        .members
+        .iter()
+        .filter_map(|member| member.entered_seconds_ago);
+    let waited = waited.fold(0.0, f64::max);
+    let elsewhere = ranks
+        .ranks
+        .is_none_or(|all| all as usize > ranks.members.len());
+    let why = match elsewhere {
+        true => "a rank of another node does not come (ask there), the network or a GPU has failed",
+        false => "the network or a GPU has failed",
+    };
+    if ranks.members.iter().any(|member| member.is_being_made) {
+        return format!(
+            "cannot tell: all ranks here have waited for {} for others to join: {why}",
+            seconds(waited)
+        );
+    }
+    format!(
+        "cannot tell: all ranks here have entered the same, and wait for their GPUs since {waited:.1} s, longer than \
+         ever before: {why}, or they compute for longer than usual"
+    )
+}
+
+fn explain(found: &Found) -> String {
+    let verdict = if found.hangs { "HANG" } else { "late" };
+    let mut text = format!("{verdict}: {}", problem(found));
+    for other in &found.doing.meanwhile {
+        // Writing to a string does not fail.
+        let _ = write!(text, "; {other}");
+    }
+    if let Some(communicator) = &found.waits_itself_on {
+        let _ = write!(
+            text,
+            "; it waits itself on communicator {communicator}, so see there"
+        );
+    }
+    if !found.hangs && found.rank.longest_gap_seconds >= 1.0 {
+        let _ = write!(
+            text,
+            "; it has gone {} without a collective before, so this may be no hang",
+            seconds(found.rank.longest_gap_seconds)
+        );
+    }
+    text
+}
+
+/// Who has not done what, and what it does.
+fn problem(found: &Found) -> String {
+    let rank = &found.rank;
+    let who = match rank.rank {
+        Some(number) => format!("rank {number} (pid {})", rank.pid),
+        None => format!("a rank (pid {})", rank.pid),
+    };
+    let doing = &found.doing.text;
+    let waited = seconds(found.waited_seconds);
+    let last = whole(&format!("{} {}", rank.op, rank.sequence));
+    match &found.problem {
+        Problem::Gone => format!(
+            "{who} {doing}; its last collective was {last}, and others have waited for {waited}"
+        ),
+        Problem::NotJoined => format!(
+            "{who} has not begun to make the communicator, for which others have waited for {waited}; it {doing}"
+        ),
+        Problem::Behind { leaders, next } => format!(
+            "{who} has not entered collective {next}, for which {leaders} others have waited for {waited}; it {doing}"
+        ),
+        Problem::InCall => format!(
+            "{who} is in the call of {last}, which others have left, for {waited}; it {doing}"
+        ),
+        Problem::Stopped => format!(
+            "{who} entered {last} as the others did {waited} ago, and may not have done its part; it {doing}"
+        ),
+        Problem::Different {
+            sequence,
+            own,
+            others,
+        } => format!(
+            "{who} entered {own} as collective {sequence}, where the others entered {others}: they never meet, \
+             and have waited for {waited}; it {doing}"
+        ),
+    }
+}
+
+fn seconds(seconds: f64) -> String {
+    whole(&format!("{seconds:.1} s"))
+}
+
+fn put(out: &mut String, line: &str) {
+    out.push_str(line.trim_end());
+    out.push('\n');
+}
+
+fn lines(out: &mut String, indent: &str, text: &str) {
+    for (number, line) in wrapped(text, 94).into_iter().enumerate() {
+        let more = if number == 0 { "" } else { "    " };
+        put(out, &format!("{indent}{more}{line}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::analysis::Patience;
+    use super::super::doing::{Doing, State};
+    use super::*;
+    use zernel_ebpf::observer::snapshot::Snapshot;
+
+    fn told(members: &[serde_json::Value]) -> String {
+        let snapshot: Snapshot = serde_json::from_value(json!({"observed": members})).unwrap();
+        let patience = Patience {
+            seconds: 5.0,
+            heeds_the_past: true,
+        };
+        let look = |_: &_| Doing::new(State::Stopped, "is stopped");
+        text(&Report::new(
+            &snapshot,
+            Some("slurm-7"),
+            patience,
+            |_| false,
+            look,
+        ))
+    }
+
+    fn member(rank: u32, sequence: u64, longest: f64) -> serde_json::Value {
+        json!({
+            "pid": 100 + rank, "role": "trainer",
+            "identity": {"comm": "python-with-a-name", "job": "slurm-7"},
+            "communicators": [{
+                "communicator": "00000000000000ab", "rank": rank, "ranks": 8,
+                "sequence": sequence, "op": "AllReduce", "bytes": 4 << 20, "in_call": false,
+                "entered_seconds_ago": 30.0, "longest_gap_seconds": longest,
+            }],
+        })
+    }
+
+    fn assert_tells(text: &str, parts: &[&str]) {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let words = words.join(" ");
+        for part in parts {
+            assert!(words.contains(part), "{part} is not in\n{text}");
+        }
+        let narrow = |line: &str| line.chars().count() <= 100;
+        assert!(text.lines().all(narrow), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_is_behind_is_named_with_what_it_does_instead() {
+        let text = told(&[member(0, 7, 1.0), member(1, 7, 1.0), member(2, 6, 1.0)]);
+        assert_tells(
+            &text,
+            &[
+                "of job slurm-7: 3 of 8 ranks are on this node",
+                "2 102 python-with-a-… 6 AllReduce 4.0 MiB 30.0 s ago",
+                "HANG: rank 2 (pid 102) has not entered collective 7, for which 2 others have waited for 30.0 s",
+                "; it is stopped",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_slow_rank_is_late_and_nothing_hangs() {
+        let text = told(&[member(0, 7, 1.0), member(2, 6, 60.0)]);
+        assert_tells(
+            &text,
+            &[
+                "late: rank 2",
+                "it has gone 60.0 s without a collective before",
+                "no rank hangs",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_job_that_is_not_there_is_said() {
+        assert_tells(&told(&[]), &["no process of job slurm-7 that you may see"]);
+    }
+}

@@ -1,0 +1,65 @@
+//! The system calls in which a process may be stuck.
+
+use std::ffi::c_long;
+
+/// Those that take a descriptor of a file first.
+const ON_DESCRIPTORS: [(c_long, &str); 20] = [
+    (libc::SYS_read, "read"),
+    (libc::SYS_pread64, "pread"),
+    (libc::SYS_readv, "readv"),
+    (libc::SYS_preadv, "preadv"),
+    (libc::SYS_preadv2, "preadv2"),
+    (libc::SYS_write, "write"),
+    (libc::SYS_pwrite64, "pwrite"),
+    (libc::SYS_writev, "writev"),
+    (libc::SYS_pwritev, "pwritev"),
+    (libc::SYS_pwritev2, "pwritev2"),
+    (libc::SYS_fsync, "fsync"),
+    (libc::SYS_fdatasync, "fdatasync"),
+    (libc::SYS_sync_file_range, "sync_file_range"),
+    (libc::SYS_ftruncate, "ftruncate"),
+    (libc::SYS_fallocate, "fallocate"),
+    (libc::SYS_fstat, "fstat"),
+    (libc::SYS_getdents64, "getdents"),
+    (libc::SYS_close, "close"),
+    (libc::SYS_readahead, "readahead"),
+    (libc::SYS_copy_file_range, "copy_file_range"),
+];
+
+/// Those that take the path of a file, or a directory and a path.
+const ON_PATHS: [(c_long, &str); 11] = [
+    (libc::SYS_openat, "openat"),
+    (libc::SYS_openat2, "openat2"),
+    (libc::SYS_newfstatat, "stat"),
+    (libc::SYS_statx, "statx"),
+    (libc::SYS_faccessat, "access"),
+    (libc::SYS_faccessat2, "access"),
+    (libc::SYS_readlinkat, "readlink"),
+    (libc::SYS_renameat2, "rename"),
+    (libc::SYS_unlinkat, "unlink"),
+    (libc::SYS_mkdirat, "mkdir"),
+    (libc::SYS_statfs, "statfs"),
+];
+
+fn find(table: &[(c_long, &'static str)], number: i64) -> Option<&'static str> {
+    let found = table.iter().find(|(known, _)| *known == number);
+    found.map(|(_, name)| *name)
+}
+
+/// What a system call is called, if it is about files.
+pub(super) fn name(number: i64) -> Option<&'static str> {
+    find(&ON_DESCRIPTORS, number).or_else(|| find(&ON_PATHS, number))
+}
+
+pub(super) fn takes_a_descriptor(number: i64) -> bool {
+    find(&ON_DESCRIPTORS, number).is_some()
+}
+
+pub(super) fn takes_a_path(number: i64) -> bool {
+    find(&ON_PATHS, number).is_some()
+}
+
+/// Whether it waits for another thread.
+pub(super) fn is_futex(number: i64) -> bool {
+    [libc::SYS_futex, libc::SYS_futex_waitv].contains(&number)
+}

@@ -1,0 +1,217 @@
+//! A file system whose files can be opened and never be read: a disk that does not answer.
+//!
+//! It is mounted in a mount namespace of the calling thread, and of the processes that this starts: whatever
+//! becomes of the test, the mount ends with them. Closing the connection fails all reads that hang.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use zernel_testkit::Need;
+
+// Operations and layouts of the protocol, from linux/fuse.h.
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const INIT: u32 = 26;
+const HEADER_BYTES: usize = 40;
+const ATTRIBUTES_BYTES: usize = 88;
+const ROOT: u64 = 1;
+const FILE: u64 = 2;
+const FILE_BYTES: u64 = 1 << 20;
+
+/// The need for a kernel with FUSE.
+pub(crate) fn fuse() -> Need {
+    Need {
+        name: "fuse",
+        check: || match open() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("/dev/fuse is not usable: {error}")),
+        },
+    }
+}
+
+fn open() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/fuse")
+}
+
+pub(crate) struct DeadDisk {
+    directory: PathBuf,
+    is_over: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+    is_read: Arc<AtomicBool>,
+}
+
+impl DeadDisk {
+    /// Mounts it on a directory, for this thread and what it starts.
+    pub(crate) fn mount(directory: &Path) -> Self {
+        let connection = open().expect("checked before");
+        mount(directory, &connection).expect("we are root");
+        let (is_over, is_read) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let server = Server {
+            connection,
+            is_over: Arc::clone(&is_over),
+            is_read: Arc::clone(&is_read),
+        };
+        Self {
+            directory: directory.to_owned(),
+            is_over,
+            server: Some(thread::spawn(move || server.run())),
+            is_read,
+        }
+    }
+
+    /// A file on it.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.directory.join("batch")
+    }
+
+    /// Waits until somebody wants to read it.
+    pub(crate) fn wait_for_a_reader(&self) {
+        let limit = Instant::now() + Duration::from_secs(60);
+        while !self.is_read.load(Ordering::Relaxed) {
+            assert!(Instant::now() < limit, "nobody has read it");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for DeadDisk {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        // The connection is closed with it.
+        let _ = self.server.take().map(JoinHandle::join);
+        if let Ok(directory) = CString::new(self.directory.as_os_str().as_bytes()) {
+            // SAFETY: a string that ends with zero.
+            unsafe { libc::umount2(directory.as_ptr(), libc::MNT_DETACH) };
+        }
+    }
+}
+
+fn mount(directory: &Path, connection: &File) -> io::Result<()> {
+    let checked = |result: i32| match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    let directory = CString::new(directory.as_os_str().as_bytes())?;
+    let fd = connection.as_raw_fd();
+    let options = CString::new(format!("fd={fd},rootmode=40000,user_id=0,group_id=0"))?;
+    // SAFETY: strings that end with zero; only this thread gets another namespace.
+    unsafe {
+        checked(libc::unshare(libc::CLONE_NEWNS))?;
+        checked(libc::mount(
+            ptr::null(),
+            c"/".as_ptr(),
+            ptr::null(),
+            libc::MS_REC | libc::MS_PRIVATE,
+            ptr::null(),
+        ))?;
+        checked(libc::mount(
+            c"dead-disk".as_ptr(),
+            directory.as_ptr(),
+            c"fuse".as_ptr(),
+            0,
+            options.as_ptr().cast(),
+        ))
+    }
+}
+
+/// Answers everything but reads.
+struct Server {
+    connection: File,
+    is_over: Arc<AtomicBool>,
+    is_read: Arc<AtomicBool>,
+}
+
+impl Server {
+    fn run(mut self) {
+        let a_while = Timespec {
+            tv_sec: 0,
+            tv_nsec: 20_000_000,
+        };
+        let mut request = vec![0; 1 << 18];
+        while !self.is_over.load(Ordering::Relaxed) {
+            let mut ready = [PollFd::new(&self.connection, PollFlags::IN)];
+            if poll(&mut ready, Some(&a_while)) != Ok(1) {
+                continue;
+            }
+            match self.connection.read(&mut request) {
+                Ok(length) if length >= HEADER_BYTES => self.answer(&request[..length]),
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
+                _ => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, request: &[u8]) {
+        let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four"));
+        let node = u64::from(word(16));
+        let answer = match word(4) {
+            READ => return self.is_read.store(true, Ordering::Relaxed),
+            FORGET => return,
+            INIT => Ok(init(word(HEADER_BYTES + 8))),
+            GETATTR => Ok([vec![0; 16], attributes(node)].concat()),
+            LOOKUP if node == ROOT => Ok(found()),
+            OPEN => Ok(vec![0; 16]),
+            _ => Err(libc::ENOSYS),
+        };
+        let (error, body) = match answer {
+            Ok(body) => (0, body),
+            Err(error) => (-error, Vec::new()),
+        };
+        let mut reply = Vec::new();
+        reply.extend_from_slice(&(16 + body.len() as u32).to_ne_bytes());
+        reply.extend_from_slice(&error.to_ne_bytes());
+        reply.extend_from_slice(&request[8..16]);
+        reply.extend_from_slice(&body);
+        // Whoever asked may have been killed meanwhile.
+        let _ = self.connection.write(&reply);
+    }
+}
+
+/// `struct fuse_init_out`: version 7.31, nothing special.
+fn init(readahead: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    for word in [7, 31, readahead, 0, 0, 1 << 16] {
+        body.extend_from_slice(&u32::to_ne_bytes(word));
+    }
+    body.resize(64, 0);
+    body
+}
+
+/// `struct fuse_entry_out`: the file, whatever its name.
+fn found() -> Vec<u8> {
+    let mut body = FILE.to_ne_bytes().to_vec();
+    body.resize(40, 0);
+    body.extend(attributes(FILE));
+    body
+}
+
+/// `struct fuse_attr`.
+fn attributes(node: u64) -> Vec<u8> {
+    let (size, mode) = match node {
+        ROOT => (0, libc::S_IFDIR | 0o755),
+        _ => (FILE_BYTES, libc::S_IFREG | 0o644),
+    };
+    let mut body = Vec::new();
+    for word in [node, size, 0, 0, 0, 0] {
+        body.extend_from_slice(&u64::to_ne_bytes(word));
+    }
+    body.resize(60, 0);
+    for word in [mode, 1] {
+        body.extend_from_slice(&u32::to_ne_bytes(word));
+    }
+    body.resize(ATTRIBUTES_BYTES, 0);
+    body
+}

@@ -1,0 +1,319 @@
+//! `zernel hang`, asked about four ranks of the software GPU of which one comes to a bad end.
+
+#[path = "../../../zernel-ebpf/tests/observe/communicator.rs"]
+mod communicator;
+#[path = "../observe/daemon.rs"]
+#[allow(dead_code)] // more than is used here
+mod daemon;
+mod dead_disk;
+mod ranks;
+#[path = "../../../zernel-ebpf/tests/observe/target.rs"]
+#[allow(dead_code, unused_imports, unused_macros)] // more than is used here
+mod target;
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dead_disk::DeadDisk;
+use procfs::process::Process;
+use ranks::{HEALTHY_ROUNDS, Job, ROLES, only_finding};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use target::Stage;
+use zernel_ebpf::capability::Capability;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::{Need, root, trial};
+
+fn main() -> ExitCode {
+    if let Some(code) = target::act(ROLES) {
+        return code;
+    }
+    let bpf = Need {
+        name: "bpf",
+        check: || {
+            let tried = Capability::BtfTracepoint.try_out();
+            tried.map_err(|error| error.to_string())
+        },
+    };
+    let needs = [root(), bpf];
+    let trials: &[(&str, fn())] = &[
+        ("a_stopped_rank_is_named", a_stopped_rank_is_named),
+        ("a_rank_on_a_cpu_is_named", a_rank_on_a_cpu_is_named),
+        ("a_rank_at_a_lock_is_named", a_rank_at_a_lock_is_named),
+        ("another_operation_is_named", another_operation_is_named),
+        ("a_rank_that_exited_is_named", a_rank_that_exited_is_named),
+        ("a_killed_rank_is_named", a_killed_rank_is_named),
+        ("a_running_job_does_not_hang", a_running_job_does_not_hang),
+        ("a_slow_job_does_not_hang", a_slow_job_does_not_hang),
+        ("a_slow_rank_is_late", a_slow_rank_is_late),
+        ("others_are_told_nothing", others_are_told_nothing),
+        (
+            "a_rank_of_another_pid_namespace_is_named",
+            a_rank_of_another_pid_namespace_is_named,
+        ),
+        ("a_job_is_selected", a_job_is_selected),
+        (
+            "a_rank_that_does_not_join_is_named",
+            a_rank_that_does_not_join_is_named,
+        ),
+    ];
+    let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
+    let needs = [needs[0], needs[1], dead_disk::fuse()];
+    zernel_testkit::main(trials.chain([
+        trial(
+            "a_rank_at_a_dead_disk_is_named",
+            &needs,
+            a_rank_at_a_dead_disk_is_named,
+        ),
+        trial(
+            "a_child_at_a_dead_disk_is_named",
+            &needs,
+            a_child_at_a_dead_disk_is_named,
+        ),
+    ]))
+}
+
+fn a_stopped_rank_is_named() {
+    let job = Job::start("none");
+    job.wait_for_collective(HEALTHY_ROUNDS);
+    job.signal_unlucky(Signal::STOP);
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["doing"]["state"], "stopped");
+    job.signal_unlucky(Signal::CONT);
+    job.wait_until_told(|told| told["verdict"] == "nothing-hangs");
+}
+
+fn a_rank_on_a_cpu_is_named() {
+    let job = Job::start("spin");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "behind");
+    assert_eq!(found["next"], HEALTHY_ROUNDS + 1);
+    assert_eq!(found["leaders"], 3);
+    assert_eq!(found["sequence"], HEALTHY_ROUNDS);
+    assert_eq!(found["op"], "AllReduce");
+    assert_eq!(found["bytes"], 4000);
+    assert_eq!(found["doing"]["tid"], job.unlucky());
+    // On a busy machine it may not get a CPU now and then.
+    job.wait_until_told(|told| only_finding(&job, told)["doing"]["state"] == "on-cpu");
+}
+
+fn a_rank_at_a_lock_is_named() {
+    let job = Job::start("lock");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["doing"]["state"], "lock", "{found:#}");
+}
+
+/// Tells of a job whose unlucky rank has to do with a disk that does not answer.
+fn told_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
+    let stage = Stage::new(Prologue::Push);
+    let directory = stage.path().join("disk");
+    fs::create_dir(&directory).expect("our directory");
+    // Outlives the disk: who reads there cannot even be killed before the disk is gone.
+    let job;
+    let disk = DeadDisk::mount(&directory);
+    let file = disk.file();
+    job = Job::start_with(stage, fate, |command| {
+        command.env(ranks::FILE, &file);
+    });
+    disk.wait_for_a_reader();
+    let told = job.wait_for_a_hang();
+    check(&only_finding(&job, &told)["doing"]);
+}
+
+fn a_rank_at_a_dead_disk_is_named() {
+    told_of_a_dead_disk("read", |doing| {
+        assert_eq!(doing["state"], "io", "{doing:#}");
+        let path = doing["path"].as_str().expect("a path");
+        assert!(path.ends_with("disk/batch"), "{path}");
+    });
+}
+
+/// As when a loader reads for a rank.
+fn a_child_at_a_dead_disk_is_named() {
+    told_of_a_dead_disk("wait for a reader", |doing| {
+        assert_eq!(doing["state"], "waits", "{doing:#}");
+        let child = doing["meanwhile"][0].as_str().expect("a sentence");
+        assert!(child.starts_with("its child cat"), "{child}");
+        assert!(
+            child.contains("is in I/O") && child.contains("disk/batch"),
+            "{child}"
+        );
+    });
+}
+
+fn another_operation_is_named() {
+    let job = Job::start("broadcast");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "different");
+    assert_eq!(found["sequence"], HEALTHY_ROUNDS + 1);
+    assert_eq!(found["own"], "Broadcast");
+    assert_eq!(found["others"], "AllReduce");
+}
+
+fn a_rank_that_exited_is_named() {
+    let job = Job::start("exit");
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "gone");
+    assert_eq!(found["doing"]["state"], "ended");
+    let text = found["doing"]["text"].as_str().expect("a text");
+    assert!(text.contains("exited with code 3"), "{text}");
+}
+
+fn a_killed_rank_is_named() {
+    let job = Job::start("none");
+    job.wait_for_collective(HEALTHY_ROUNDS);
+    job.signal_unlucky(Signal::KILL);
+    let told = job.wait_for_a_hang();
+    let found = only_finding(&job, &told);
+    assert_eq!(found["problem"], "gone");
+    let text = found["doing"]["text"].as_str().expect("a text");
+    assert!(text.contains("SIGKILL"), "{text}");
+}
+
+fn a_running_job_does_not_hang() {
+    let job = Job::start("none");
+    job.wait_for_collective(HEALTHY_ROUNDS);
+    for _ in 0..20 {
+        let output = job.hang(&[]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(said.contains("4 of 4 ranks are on this node"), "{said}");
+        assert!(said.contains("no rank hangs"), "{said}");
+        assert!(!said.contains("HANG"), "{said}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Ranks that take three seconds for a step, together.
+fn a_slow_job_does_not_hang() {
+    let job = Job::start_with(Stage::new(Prologue::Push), "none", |command| {
+        command.env(ranks::STEP, "3000");
+    });
+    job.wait_for_collective(1);
+    while job.told().1["communicators"][0]["members"][0]["sequence"].as_u64() < Some(4) {
+        let (code, told) = job.told();
+        assert_eq!(code, Some(0), "{told:#}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// A rank that took twelve seconds once may do so again.
+fn a_slow_rank_is_late() {
+    let job = Job::start("sleep");
+    let told = job.wait_for_a_hang();
+    // It never took so long before, and there is no way to know that it will come.
+    let found = only_finding(&job, &told);
+    assert_eq!(found["doing"]["state"], "waits", "{found:#}");
+    job.wait_for_collective(2 * HEALTHY_ROUNDS);
+    let (mut was_late, limit) = (false, Instant::now() + Duration::from_secs(60));
+    while job.told().1["communicators"][0]["members"][0]["sequence"].as_u64()
+        <= Some(3 * HEALTHY_ROUNDS + 1)
+    {
+        let (code, told) = job.told();
+        assert_eq!(code, Some(0), "{told:#}");
+        let found = &told["communicators"][0]["findings"][0];
+        was_late |= found["hangs"] == false && found["waited_seconds"].as_f64() > Some(5.0);
+        assert!(Instant::now() < limit, "{told:#}");
+    }
+    assert!(was_late);
+}
+
+const NOBODY: u32 = 65534;
+
+/// Users see their own ranks, and are told of no others, be they there or gone.
+fn others_are_told_nothing() {
+    let job = Job::start("none");
+    job.wait_for_collective(1);
+    job.signal_unlucky(Signal::KILL);
+    job.wait_until_told(|told| {
+        !told["communicators"][0]["members"][2]["ended_seconds_ago"].is_null()
+    });
+    let open = || Permissions::from_mode(0o755);
+    fs::set_permissions(job.stage().path(), open()).expect("ours");
+    let copy = job.stage().path().join("zernel");
+    fs::copy(env!("CARGO_BIN_EXE_zernel"), &copy).expect("a program");
+    fs::set_permissions(&copy, open()).expect("ours");
+    let output = Command::new(copy)
+        .args(["hang", "--json", "--socket"])
+        .arg(job.socket())
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("zernel runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(told["verdict"], "nothing-hangs");
+    assert_eq!(told["communicators"], json!([]));
+    assert_eq!(told["pids_without_communicator"], json!([]));
+}
+
+/// Pids are told as the machine counts, whatever a container calls them.
+fn a_rank_of_another_pid_namespace_is_named() {
+    let job = Job::start_in_a_pid_namespace("spin");
+    let told = job.wait_for_a_hang();
+    let findings = &told["communicators"][0]["findings"];
+    assert_eq!(findings.as_array().map(Vec::len), Some(1), "{told:#}");
+    assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
+    let pid = findings[0]["pid"].as_i64().expect("a pid");
+    let process = Process::new(pid as i32).expect("a process here");
+    let environment = process.environ().expect("ours");
+    let rank = environment.get(OsStr::new(communicator::RANK));
+    assert_eq!(rank, Some(&ranks::UNLUCKY.to_string().into()));
+    assert_eq!(
+        process.status().expect("ours").nspid.map(|pids| pids.len()),
+        Some(2)
+    );
+    job.wait_until_told(|told| {
+        told["communicators"][0]["findings"][0]["doing"]["state"] == "on-cpu"
+    });
+}
+
+/// Another job than the one asked for does not count, and one that is not there cannot be told of.
+fn a_job_is_selected() {
+    let job = Job::start("exit");
+    job.wait_for_a_hang();
+    let ask = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zernel"));
+        command
+            .arg("hang")
+            .args(arguments)
+            .arg("--socket")
+            .arg(job.socket());
+        command.output().expect("zernel runs")
+    };
+    assert_eq!(ask(&[&job.name()]).status.code(), Some(1));
+    let other = ask(&["no-such-job"]);
+    assert_eq!(other.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&other.stdout).into_owned();
+    assert!(said.contains("no process of job no-such-job"), "{said}");
+}
+
+/// Programs begin at different times, so it is only late for a minute, unless seconds are asked for.
+fn a_rank_that_does_not_join_is_named() {
+    let job = Job::start("absent");
+    job.wait_until_told(|told| told["communicators"][0]["findings"][0]["waited_seconds"].is_f64());
+    let (code, told) = job.told();
+    assert_eq!(code, Some(0), "{told:#}");
+    let findings = &told["communicators"][0]["findings"];
+    assert_eq!(findings[0]["problem"], "not-joined");
+    assert_eq!(findings[0]["pid"], job.unlucky());
+    assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
+    let output = job.hang(&["--after", "1"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("has not begun to make the communicator"),
+        "{said}"
+    );
+}

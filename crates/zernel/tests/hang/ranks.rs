@@ -1,0 +1,272 @@
+//! Four ranks of one communicator, one of which comes to a bad end.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use serde_json::Value;
+use zernel_softgpu::install::Prologue;
+
+use crate::communicator::{RANK, join, own_rank, stream};
+use crate::daemon::Daemon;
+use crate::target::{Driver, Role, Stage, Target, call};
+
+pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
+
+pub(crate) const RANKS: u64 = 4;
+/// The rank that something happens to.
+pub(crate) const UNLUCKY: u64 = 2;
+/// After how many collectives that is.
+pub(crate) const HEALTHY_ROUNDS: u64 = 20;
+/// What happens to it.
+const FATE: &str = "ZERNEL_TARGET_FATE";
+/// The file that it reads then.
+pub(crate) const FILE: &str = "ZERNEL_TARGET_FILE";
+/// How long ranks compute between two collectives, in milliseconds.
+pub(crate) const STEP: &str = "ZERNEL_TARGET_STEP_MS";
+/// For how long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const ELEMENTS: u64 = 1000;
+const FLOAT: u64 = 7;
+
+fn rank(driver: &Driver, _rounds: u64) {
+    // Ranks that wait for each other do not notice that nobody looks at them any more.
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
+    let rank = own_rank();
+    driver.open();
+    let fate = env::var(FATE).ok().filter(|_| rank == UNLUCKY);
+    if fate.as_deref() == Some("absent") {
+        thread::sleep(Duration::MAX);
+    }
+    let communicator = join(driver, rank, RANKS);
+    let stream = stream(driver);
+    let (from, to) = (driver.allocate(4 * ELEMENTS), driver.allocate(4 * ELEMENTS));
+    let step = env::var(STEP).ok().and_then(|text| text.parse().ok());
+    let step = Duration::from_millis(step.unwrap_or(10));
+    for round in 0.. {
+        let is_time = round % (2 * HEALTHY_ROUNDS) == HEALTHY_ROUNDS;
+        if is_time {
+            meet(fate.as_deref());
+        }
+        let (nccl, all) = (driver.nccl(), ELEMENTS);
+        let parts = is_time && env::var(FATE).as_deref() == Ok("broadcast");
+        if parts && rank == UNLUCKY {
+            call!(
+                nccl,
+                "ncclBroadcast",
+                from,
+                to,
+                all,
+                FLOAT,
+                0,
+                communicator,
+                stream
+            );
+        } else {
+            call!(
+                nccl,
+                "ncclAllReduce",
+                from,
+                to,
+                all,
+                FLOAT,
+                0,
+                communicator,
+                stream
+            );
+        }
+        if parts {
+            // Real ranks wait for ever here; what the software GPU makes of it does not matter.
+            thread::sleep(Duration::MAX);
+        }
+        call!(driver.cuda(), "cuStreamSynchronize", stream);
+        thread::sleep(step);
+    }
+}
+
+/// What happens instead of the next collective.
+fn meet(fate: Option<&str>) {
+    match fate {
+        Some("spin") => loop {
+            std::hint::spin_loop();
+        },
+        Some("lock") => {
+            let lock = Mutex::new(());
+            let _held = lock.lock();
+            drop(lock.lock());
+        }
+        Some("read") => {
+            let path = env::var_os(FILE).expect("set");
+            let mut file = File::open(path).expect("files open");
+            let _ = file.read(&mut [0; 512]);
+        }
+        Some("wait for a reader") => {
+            let path = env::var_os(FILE).expect("set");
+            let _ = Command::new("cat").arg(path).status();
+        }
+        Some("exit") => std::process::exit(3),
+        Some("sleep") => thread::sleep(Duration::from_secs(12)),
+        _ => {}
+    }
+}
+
+/// Four ranks and the daemon that observes them.
+pub(crate) struct Job {
+    targets: Vec<Target>,
+    daemon: Daemon,
+    stage: Stage,
+}
+
+impl Job {
+    pub(crate) fn start(fate: &str) -> Self {
+        Self::start_with(Stage::new(Prologue::Push), fate, |_| {})
+    }
+
+    pub(crate) fn start_with(stage: Stage, fate: &str, change: impl Fn(&mut Command)) -> Self {
+        let daemon = Daemon::start(&stage);
+        let targets = (0..RANKS).map(|rank| {
+            let mut command = stage.command("rank", 0);
+            command.env(RANK, rank.to_string()).env(FATE, fate);
+            command.env("TORCHELASTIC_RUN_ID", name(&stage));
+            command
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", RANKS.to_string());
+            change(&mut command);
+            let mut target = Target::start(&mut command);
+            target.go();
+            target
+        });
+        Self {
+            targets: targets.collect(),
+            daemon,
+            stage,
+        }
+    }
+
+    /// The same in a PID namespace of their own, as in a container. Which of them is which is not known here.
+    pub(crate) fn start_in_a_pid_namespace(fate: &str) -> Self {
+        let stage = Stage::new(Prologue::Push);
+        let daemon = Daemon::start(&stage);
+        let program = env::current_exe().expect("we run");
+        let mut command = stage.command_of("unshare".as_ref(), "rank", 0);
+        let start_all =
+            format!("for rank in 0 1 2 3; do {RANK}=$rank \"$0\" < /dev/null & done; wait");
+        command
+            .args([
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "sh",
+                "-c",
+                &start_all,
+            ])
+            .arg(program)
+            .env(FATE, fate)
+            .env("TORCHELASTIC_RUN_ID", name(&stage));
+        Self {
+            targets: vec![Target::start(&mut command)],
+            daemon,
+            stage,
+        }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        name(&self.stage)
+    }
+
+    pub(crate) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// The pid of the rank that something happens to.
+    pub(crate) fn unlucky(&self) -> u32 {
+        self.targets[UNLUCKY as usize].pid()
+    }
+
+    pub(crate) fn signal_unlucky(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.unlucky() as i32).expect("a pid");
+        kill_process(pid, signal).expect("our child");
+    }
+
+    /// Runs `zernel hang` with this job's name.
+    pub(crate) fn hang(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zernel"));
+        command.args(["hang", &self.name(), "--socket"]);
+        command.arg(&self.daemon.socket).args(arguments);
+        command.output().expect("zernel runs")
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.daemon.socket.clone()
+    }
+
+    pub(crate) fn told(&self) -> (Option<i32>, Value) {
+        let output = self.hang(&["--json"]);
+        let told = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        (output.status.code(), told)
+    }
+
+    /// Waits until what is told is as expected.
+    pub(crate) fn wait_until_told(&self, is_expected: impl Fn(&Value) -> bool) {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            let told = self.told().1;
+            if is_expected(&told) {
+                return;
+            }
+            assert!(Instant::now() < limit, "it never came to pass: {told:#}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until all ranks have come so far.
+    pub(crate) fn wait_for_collective(&self, sequence: u64) {
+        self.wait_until_told(|told| {
+            let members = told["communicators"][0]["members"].as_array();
+            members.is_some_and(|members| {
+                let far = |member: &Value| member["sequence"].as_u64() >= Some(sequence);
+                members.len() == RANKS as usize && members.iter().all(far)
+            })
+        });
+    }
+
+    /// Waits until a hang is told, and returns what is. When others have waited for ten seconds, it must be.
+    pub(crate) fn wait_for_a_hang(&self) -> Value {
+        self.wait_until_told(|told| {
+            let is_told = told["verdict"] == "hang";
+            let found = &told["communicators"][0]["findings"][0];
+            let in_time = found["waited_seconds"].as_f64() < Some(10.0);
+            assert!(is_told || in_time, "{told:#}");
+            is_told
+        });
+        println!("{}", String::from_utf8_lossy(&self.hang(&[]).stdout));
+        let (code, told) = self.told();
+        assert_eq!(code, Some(1));
+        told
+    }
+}
+
+fn name(stage: &Stage) -> String {
+    let name = stage.path().file_name().expect("a name");
+    let name = name.to_str().expect("ASCII");
+    name.trim_start_matches('.').to_owned()
+}
+
+/// The one finding of the one communicator; it must be of the unlucky rank.
+pub(crate) fn only_finding<'a>(job: &Job, told: &'a Value) -> &'a Value {
+    assert_eq!(told["verdict"], "hang", "{told:#}");
+    let communicators = told["communicators"].as_array().expect("a list");
+    assert_eq!(communicators.len(), 1, "{told:#}");
+    let findings = communicators[0]["findings"].as_array().expect("a list");
+    assert_eq!(findings.len(), 1, "{told:#}");
+    assert_eq!(findings[0]["rank"], UNLUCKY, "{told:#}");
+    assert_eq!(findings[0]["pid"], job.unlucky(), "{told:#}");
+    &findings[0]
+}
