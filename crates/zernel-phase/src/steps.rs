@@ -176,6 +176,8 @@ impl StepDetector {
         for mark in missing {
             self.tracks[mark.index()].open = None;
         }
+        // Whatever comes next does not follow the last one directly.
+        self.last = None;
         let separates = self.boundary.is_none_or(|mark| mark.sort() == sort);
         self.gaps += u64::from(separates);
     }

@@ -263,3 +263,15 @@ fn what_is_missing_makes_no_long_step() {
     assert_eq!(summary.steps, 39);
     assert_eq!(summary.longest_ns, summary.median_ns);
 }
+
+#[test]
+fn what_lay_between_two_marks_need_not_be_seen() {
+    let mut run = Loop::new();
+    for _ in 0..20 {
+        run.detector.gap(MarkSort::Use);
+        (0..4).for_each(|_| run.does(Mark::Reduce, 10, MS));
+        run.now_ns += 6 * MS;
+    }
+    assert_eq!(run.detector.count(), 20);
+    assert_eq!(run.summary().median_ns, 10 * MS);
+}
