@@ -160,7 +160,7 @@ pub struct Plan {
 }
 
 /// How long a job trains, about.
-const TRAINING_US: u64 = 3_000_000;
+const TRAINING_US: u64 = 2_600_000;
 
 impl Plan {
     /// A job that is held up by `cause`.
