@@ -9,16 +9,13 @@ use rustix::time::ClockId;
 use crate::driver::{Gpu, Peers};
 use crate::loader::{Jitter, Loaders};
 use crate::plan::Plan;
-use crate::sys::{self, now_ns};
+use crate::sys::{self, Priority, now_ns};
 use crate::{Part, Stamp};
 
 /// Trains, and returns what was done when.
 pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<Stamp>> {
     sys::die_with_parent()?;
-    // Whoever is to be disturbed has the rights of those who disturb.
-    if !plan.stays_on_cpus {
-        sys::go_first();
-    }
+    sys::take_place(Priority::Rank);
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
     let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan.spins, bytes)?;
     // The model comes to the GPU before the loaders are there.
