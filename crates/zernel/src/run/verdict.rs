@@ -199,7 +199,12 @@ fn bound_by(bound: Bound, parts: &[Parts], wall: f64) -> Verdict {
         cause,
         straggler: None,
         evidence: format!("{}{others}", evidence(bound, &size, parts)),
-        helps: cause.map(helps),
+        helps: match may_be_communication(bound, parts) {
+            true => Some(
+                "faster kernels or GPUs, or fewer bytes to reduce: a profile of the GPU tells which",
+            ),
+            false => cause.map(helps),
+        },
         share: Some(seconds / wall),
         at_most_seconds: Some(parts.iter().map(of_rank).fold(0.0, f64::max)),
     }
@@ -238,6 +243,12 @@ fn evidence(bound: Bound, size: &str, parts: &[Parts]) -> String {
             format!("{size} were waits for the GPU{shared}")
         }
     }
+}
+
+/// Whether the GPU had collectives to do in most of the time that it was waited for.
+fn may_be_communication(bound: Bound, parts: &[Parts]) -> bool {
+    let shared: f64 = parts.iter().map(|rank| rank.shared_with_collectives).sum();
+    bound == Bound::Gpu && 2.0 * shared > sum(parts, Bound::Gpu)
 }
 
 /// The parts that are worth a word, largest first, without `but`.

@@ -205,6 +205,7 @@ fn waits_for_the_gpu_and_for_collectives_count_once() {
     };
     let verdict = judge(&[overlaps; 2]);
     assert_eq!(verdict.bound, Bound::Gpu);
+    assert!(verdict.helps.unwrap().contains("fewer bytes"));
     assert!(
         verdict.evidence.contains("collectives to do, too"),
         "{}",
