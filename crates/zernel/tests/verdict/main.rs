@@ -29,13 +29,13 @@ fn main() -> ExitCode {
         let name = move |seed| format!("{}_{seed}_is_told", cause.name().replace('-', "_"));
         seeds().map(move |seed| {
             trial(&name(seed), &observing, move || {
-                is_told(Plan::new(cause, seed))
+                is_told(Plan::new(cause, seed));
             })
         })
     });
     let more = [
         trial("a_job_with_pauses_is_told", &observing, || {
-            is_told(with_pauses(Plan::new(Cause::Gpu, 0)));
+            is_told(with_pauses(&Plan::new(Cause::Gpu, 0)));
         }),
         trial("what_overlaps_is_said", &observing, what_overlaps_is_said),
     ];
@@ -107,7 +107,7 @@ fn is_told(plan: Plan) {
 }
 
 /// The same job with all that interrupts training.
-fn with_pauses(plan: Plan) -> Plan {
+fn with_pauses(plan: &Plan) -> Plan {
     Plan {
         steps: plan.steps / 2,
         accumulate: 2,
@@ -116,7 +116,7 @@ fn with_pauses(plan: Plan) -> Plan {
         checkpoint_every: 15,
         checkpoint_bytes: 1 << 20,
         warm_up_steps: 4,
-        ..plan
+        ..plan.clone()
     }
 }
 
