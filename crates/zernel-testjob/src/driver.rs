@@ -1,11 +1,14 @@
 //! The software GPU's libraries, as a rank calls them.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::path::Path;
 use std::time::Duration;
 use std::{fs, io, ptr, thread};
 
 use libloading::Library;
+
+use crate::plan::Plan;
 
 /// Calls an exported function with integer arguments; anything but success is an error.
 macro_rules! call {
@@ -48,23 +51,28 @@ pub(crate) struct Gpu {
     kernel: u64,
     /// Device memory that a batch, a loss and a checkpoint can be copied to and from.
     memory: u64,
-    /// Pinned memory for what is read back.
-    pinned: u64,
-    bytes: usize,
+    /// Memory for what is read back.
+    host: Host,
+}
+
+/// Host memory as the driver sees it.
+enum Host {
+    Pinned { address: u64, bytes: usize },
+    Pageable(RefCell<Vec<u8>>),
 }
 
 impl Gpu {
     pub(crate) fn open(
         libraries: &Path,
         device: u64,
-        spins: bool,
+        plan: &Plan,
         bytes: usize,
     ) -> io::Result<Self> {
         let cuda = load(libraries, "libcuda.so.1")?;
         let (mut context, mut module, mut kernel) = (0_u64, 0_u64, 0_u64);
-        let (mut memory, mut pinned) = (0_u64, 0_u64);
+        let (mut memory, mut address) = (0_u64, 0_u64);
         call!(cuda, "cuInit", 0)?;
-        if !spins {
+        if !plan.spins {
             call!(cuda, "cuDevicePrimaryCtxSetFlags_v2", device, BLOCKING_SYNC)?;
         }
         call!(cuda, "cuDevicePrimaryCtxRetain", out(&mut context), device)?;
@@ -73,13 +81,18 @@ impl Gpu {
         let (module, name) = (module, NAME.as_ptr());
         call!(cuda, "cuModuleGetFunction", out(&mut kernel), module, name)?;
         call!(cuda, "cuMemAlloc_v2", out(&mut memory), bytes)?;
-        call!(cuda, "cuMemAllocHost_v2", out(&mut pinned), bytes)?;
+        let host = match plan.pins {
+            true => {
+                call!(cuda, "cuMemAllocHost_v2", out(&mut address), bytes)?;
+                Host::Pinned { address, bytes }
+            }
+            false => Host::Pageable(RefCell::new(vec![0; bytes])),
+        };
         Ok(Self {
             cuda,
             kernel,
             memory,
-            pinned,
-            bytes,
+            host,
         })
     }
 
@@ -120,13 +133,31 @@ impl Gpu {
     }
 
     /// Reads so much from the GPU, which has to do all it was given first.
-    pub(crate) fn read(&self, bytes: usize) -> io::Result<&[u8]> {
-        assert!(bytes <= self.bytes, "no more than there is");
-        let (to, from) = (self.pinned, self.memory);
-        call!(self.cuda, "cuMemcpyDtoHAsync_v2", to, from, bytes, 0)?;
-        self.synchronize()?;
-        // SAFETY: allocated with at least so many bytes, and the GPU is done with it.
-        Ok(unsafe { std::slice::from_raw_parts(self.pinned as *const u8, bytes) })
+    pub(crate) fn read(&self, bytes: usize, take: impl FnOnce(&[u8])) -> io::Result<()> {
+        match &self.host {
+            Host::Pageable(buffer) => {
+                let mut buffer = buffer.borrow_mut();
+                let buffer = &mut buffer[..bytes];
+                self.read_to(buffer.as_mut_ptr() as u64, bytes)?;
+                take(buffer);
+            }
+            Host::Pinned {
+                address,
+                bytes: all,
+            } => {
+                assert!(bytes <= *all, "no more than there is");
+                self.read_to(*address, bytes)?;
+                // SAFETY: allocated with at least so many bytes, and the GPU is done with it.
+                take(unsafe { std::slice::from_raw_parts(*address as *const u8, bytes) });
+            }
+        }
+        Ok(())
+    }
+
+    fn read_to(&self, address: u64, bytes: usize) -> io::Result<()> {
+        let from = self.memory;
+        call!(self.cuda, "cuMemcpyDtoHAsync_v2", address, from, bytes, 0)?;
+        self.synchronize()
     }
 
     fn synchronize(&self) -> io::Result<()> {

@@ -7,6 +7,7 @@ use std::{env, io, thread};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::plan::Plan;
+use crate::sys::Priority;
 use crate::{RANK, read_plan, storage, sys};
 
 /// Runs the whole job.
@@ -20,6 +21,10 @@ pub(crate) fn launch(directory: &Path) -> io::Result<()> {
         .take(plan.ranks as usize)
         .collect();
     let mut spinners = Spinners(Vec::new());
+    // Whoever is to be disturbed has the rights of those who disturb.
+    if plan.stays_on_cpus {
+        sys::take_place(Priority::Usual);
+    }
     spinners.fork(&plan, &cpus)?;
     storage::serve(directory)?;
     let mut ranks = Vec::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::plan::{Load, Plan};
 use crate::storage::{Disk, Remote};
-use crate::sys::{self, SharedMemory};
+use crate::sys::{self, Priority, SharedMemory};
 
 /// The loaders of a rank.
 pub(crate) struct Loaders {
@@ -76,7 +76,7 @@ fn work(
     mut orders: PipeReader,
     mut results: PipeWriter,
 ) -> io::Result<()> {
-    sys::go_as_usual();
+    sys::take_place(Priority::Loader);
     let mut source = Source::open(directory, plan.load)?;
     let mut random = Jitter::new(seed, plan.jitter);
     let mut slot = [0];

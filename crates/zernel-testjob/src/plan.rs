@@ -135,6 +135,8 @@ pub struct Plan {
     pub link_bytes_per_second: u64,
     /// Whether the loss is read back only after the all-reduces, which then run beside the backward pass.
     pub overlaps: bool,
+    /// Whether what is read back comes to pinned memory; else the copy is waited for before its call returns.
+    pub pins: bool,
     /// Whether threads that wait for the GPU spin, as the driver's default is; else they sleep.
     pub spins: bool,
     /// Processes on each of the job's CPUs that do nothing but spin.
@@ -160,7 +162,7 @@ pub struct Plan {
 }
 
 /// How long a job trains, about.
-const TRAINING_US: u64 = 3_000_000;
+const TRAINING_US: u64 = 2_600_000;
 
 impl Plan {
     /// A job that is held up by `cause`.
@@ -194,6 +196,7 @@ impl Plan {
             bucket_bytes: random.u64(32..=64) << 10,
             link_bytes_per_second: 1 << 30,
             overlaps: false,
+            pins: true,
             spins: false,
             spinners: 0,
             stays_on_cpus: false,
@@ -223,6 +226,7 @@ impl Plan {
             }
             Cause::Gpu => {
                 self.kernel_us = hindrance_us / kernels;
+                self.pins = self.seed.is_multiple_of(2);
             }
             Cause::Communication => {
                 let bytes = u64::from(self.buckets) * self.bucket_bytes;

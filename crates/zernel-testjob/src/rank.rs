@@ -9,18 +9,15 @@ use rustix::time::ClockId;
 use crate::driver::{Gpu, Peers};
 use crate::loader::{Jitter, Loaders};
 use crate::plan::Plan;
-use crate::sys::{self, now_ns};
+use crate::sys::{self, Priority, now_ns};
 use crate::{Part, Stamp};
 
 /// Trains, and returns what was done when.
 pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<Stamp>> {
     sys::die_with_parent()?;
-    // Whoever is to be disturbed has the rights of those who disturb.
-    if !plan.stays_on_cpus {
-        sys::go_first();
-    }
+    sys::take_place(Priority::Rank);
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
-    let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan.spins, bytes)?;
+    let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
     // The model comes to the GPU before the loaders are there.
     let mut model = vec![1_u8; bytes];
     gpu.copy_to(model.as_mut_ptr(), bytes)?;
@@ -145,7 +142,7 @@ impl Trainer<'_> {
     }
 
     fn read_loss(&mut self) -> io::Result<()> {
-        self.gpu.read(size_of::<f32>()).map(drop)
+        self.gpu.read(size_of::<f32>(), |_| {})
     }
 
     fn evaluate(&mut self) -> io::Result<()> {
@@ -161,9 +158,12 @@ impl Trainer<'_> {
         let mut file = File::create(path)?;
         let mut left = self.plan.checkpoint_bytes;
         while left > 0 {
-            let piece = self.gpu.read(left.min(PIECE))?;
-            file.write_all(piece)?;
-            left -= piece.len();
+            let bytes = left.min(PIECE);
+            let mut written = Ok(());
+            self.gpu
+                .read(bytes, |piece| written = file.write_all(piece))?;
+            written?;
+            left -= bytes;
         }
         file.sync_all()
     }

@@ -43,25 +43,50 @@ pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
     }
 }
 
-/// Has this process come before its loaders, as far as it may: they are to be ready when a step is.
-pub(crate) fn go_first() {
-    const NICE: i32 = -10;
-    let _ = rustix::process::setpriority_process(None, NICE);
+/// Who gets a CPU first, among those who come before others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// With everybody else.
+    Usual,
+    /// Before everybody else.
+    Loader,
+    /// Before the loaders too, which are to be ready when a step is.
+    Rank,
+    /// Before the whole job: whoever observes it.
+    Observer,
 }
 
-/// Undoes [`go_first`] in a child.
-pub(crate) fn go_as_usual() {
-    let _ = rustix::process::setpriority_process(None, 0);
+/// Sets the priority of this thread and of what it will start, as far as it may.
+fn set_priority(priority: Priority) {
+    let (policy, sched_priority) = match priority {
+        Priority::Usual => (libc::SCHED_OTHER, 0),
+        Priority::Loader => (libc::SCHED_RR, 1),
+        Priority::Rank => (libc::SCHED_RR, 2),
+        Priority::Observer => (libc::SCHED_RR, 3),
+    };
+    let parameters = libc::sched_param { sched_priority };
+    // SAFETY: valid parameters for the calling thread.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+}
+
+/// Takes a place among those who come before others, if this process is one of them.
+pub(crate) fn take_place(priority: Priority) {
+    // SAFETY: asks for the calling thread.
+    if unsafe { libc::sched_getscheduler(0) } == libc::SCHED_RR {
+        set_priority(priority);
+    }
 }
 
 /// Has whatever `command` starts come before everybody else on the machine, as far as it may: what a job is
-/// held up by must not be who else is busy. It gets a session of its own, which the kernel schedules as
-/// one group, and that group the largest weight. It ends with the thread that starts it.
+/// held up by must not be who else is busy. Those of the job who share CPUs with each other get a
+/// session of their own, which the kernel schedules as one group, with the largest weight. All of it
+/// ends with the thread that starts it.
 pub(crate) fn come_before_others(command: &mut Command) {
     let begin = || {
         rustix::process::setsid()?;
         // Kernels without such groups have no such file.
         let _ = std::fs::write("/proc/self/autogroup", "-20");
+        set_priority(Priority::Observer);
         set_parent_process_death_signal(Some(Signal::TERM))?;
         Ok(())
     };

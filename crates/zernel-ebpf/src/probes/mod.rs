@@ -34,7 +34,7 @@ pub enum Family {
     EventWait,
     /// A wait for everything on a context.
     ContextWait,
-    /// A copy that returns when it is done.
+    /// A copy that returns when it is done, or may do so.
     CopyWait,
     /// A trainer's wait for its next batch.
     Dataload,

@@ -4,8 +4,8 @@
 //! the GPU, delays because no CPU was free, and what is left: its thread at work on a CPU. What bounds the
 //! job is then what would make it faster:
 //!
-//! 1. A **straggler** does, if its peers wait for it for [`WASTE`] of their time, and would not wait as long
-//!    for their own loaders if it were faster. Otherwise waits for the slowest rank count as waits for
+//! 1. A **straggler** does, if its peers wait for it for [`WASTE`] of their time, and would not wait even
+//!    longer for their own loaders if it were faster. Otherwise waits for the slowest rank count as waits for
 //!    what it waits for itself.
 //! 2. **Loaders that never rest** do, if they are waited for for [`WASTE`] of the time: they work beside the
 //!    steps, so nothing that makes a step faster makes the job faster.
@@ -199,7 +199,12 @@ fn bound_by(bound: Bound, parts: &[Parts], wall: f64) -> Verdict {
         cause,
         straggler: None,
         evidence: format!("{}{others}", evidence(bound, &size, parts)),
-        helps: cause.map(helps),
+        helps: match may_be_communication(bound, parts) {
+            true => Some(
+                "faster kernels or GPUs, or fewer bytes to reduce: a profile of the GPU tells which",
+            ),
+            false => cause.map(helps),
+        },
         share: Some(seconds / wall),
         at_most_seconds: Some(parts.iter().map(of_rank).fold(0.0, f64::max)),
     }
@@ -238,6 +243,12 @@ fn evidence(bound: Bound, size: &str, parts: &[Parts]) -> String {
             format!("{size} were waits for the GPU{shared}")
         }
     }
+}
+
+/// Whether the GPU had collectives to do in most of the time that it was waited for.
+fn may_be_communication(bound: Bound, parts: &[Parts]) -> bool {
+    let shared: f64 = parts.iter().map(|rank| rank.shared_with_collectives).sum();
+    bound == Bound::Gpu && 2.0 * shared > sum(parts, Bound::Gpu)
 }
 
 /// The parts that are worth a word, largest first, without `but`.
@@ -336,16 +347,16 @@ fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Op
     let slow = &parts[slowest.index];
     let lacks_cpus = reason == Part::CpuDelay && 2.0 * slow.data_delay > slow.of(Part::CpuDelay);
     let is_for_data = reason.is_of_loaders() || lacks_cpus;
-    // If a peer's loaders hardly rest either, it would soon wait for them instead.
-    let gain = mean(&|rank, parts| {
-        let waited = (parts.of(Part::Communication) - least).max(0.0);
-        let busy = rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
-        waited.min(rank.wall * (1.0 - busy))
-    });
-    let wall = mean(&|rank, _| rank.wall);
+    // A peer whose loaders hardly rest would soon wait for them instead.
+    let busy =
+        |rank: &RankTimes| rank.wall * rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
+    let waited = |parts: &Parts| (parts.of(Part::Communication) - least).max(0.0);
+    let gain = mean(&|rank, parts| waited(parts).min(rank.wall - busy(rank)));
+    let hidden = mean(&|rank, parts| busy(rank) - (parts.total() - waited(parts)));
     let input = mean(&|_, parts| sum(std::slice::from_ref(parts), Bound::Input));
     let delay = mean(&|_, parts| parts.of(Part::CpuDelay));
-    if gain < WASTE * wall || gain < input.max(delay) {
+    let wall = mean(&|rank, _| rank.wall);
+    if gain < WASTE * wall || gain < input.max(delay).max(hidden) {
         return None;
     }
     let all: f64 = ranks.iter().map(|rank| rank.wall).sum();

@@ -14,6 +14,13 @@ use zernel_testkit::{Need, root, trial};
 
 const SEEDS: u64 = 5;
 
+/// `ZERNEL_SEED=n` runs other jobs.
+fn seeds() -> std::ops::Range<u64> {
+    let first = std::env::var("ZERNEL_SEED").ok();
+    let first = first.and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    first..first + SEEDS
+}
+
 fn main() -> ExitCode {
     if let Some(code) = act() {
         return code.into();
@@ -21,12 +28,21 @@ fn main() -> ExitCode {
     let observing = [root(), bpf()];
     let jobs = Cause::ALL.into_iter().flat_map(|cause| {
         let name = move |seed| format!("{}_{seed}_is_told", cause.name().replace('-', "_"));
-        (0..SEEDS).map(move |seed| trial(&name(seed), &observing, move || is_told(cause, seed)))
+        seeds().map(move |seed| {
+            trial(&name(seed), &observing, move || {
+                is_told(Plan::new(cause, seed));
+            })
+        })
     });
-    zernel_testkit::main(
-        jobs.chain(other::trials(&observing))
-            .chain(steps::trials(&observing)),
-    )
+    let more = [
+        trial("a_job_with_pauses_is_told", &observing, || {
+            is_told(with_pauses(&Plan::new(Cause::Gpu, 0)));
+        }),
+        trial("what_overlaps_is_said", &observing, what_overlaps_is_said),
+    ];
+    let other = other::trials(&observing).into_iter();
+    let other = other.chain(steps::trials(&observing));
+    zernel_testkit::main(jobs.chain(more).chain(other))
 }
 
 /// The need for a kernel that loads BPF programs for us.
@@ -60,8 +76,8 @@ fn report_on(prepare: impl FnOnce(&mut Command), command: &[&str]) -> (Value, Ou
     (report, output)
 }
 
-fn is_told(cause: Cause, seed: u64) {
-    let job = Job::new(Plan::new(cause, seed)).unwrap();
+/// Runs a job alone on the machine.
+fn report_on_job(job: &Job) -> (Value, String) {
     let program = std::env::current_exe().unwrap();
     // Attached before it starts: this is about the verdict.
     let attach = |run: &mut Command| {
@@ -71,10 +87,17 @@ fn is_told(cause: Cause, seed: u64) {
         job.alone(run);
     };
     let (report, output) = report_on(attach, &[program.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
+    let plan = job.plan();
+    eprintln!("{} {}: {}", plan.cause.name(), plan.seed, report["verdict"]);
+    (report, said)
+}
+
+fn is_told(plan: Plan) {
+    let job = Job::new(plan).unwrap();
+    let (report, said) = report_on_job(&job);
     let verdict = &report["verdict"];
-    eprintln!("{} {seed}: {verdict}", cause.name());
     let (bound, part) = expected(job.plan());
     assert_eq!(verdict["bound"], bound, "{said}");
     assert_eq!(verdict["cause"], part, "{said}");
@@ -84,6 +107,37 @@ fn is_told(cause: Cause, seed: u64) {
     for rank in 0..job.plan().ranks {
         assert!(job.stamps(rank).unwrap().len() >= job.plan().steps as usize);
     }
+}
+
+/// The same job with all that interrupts training.
+fn with_pauses(plan: &Plan) -> Plan {
+    Plan {
+        steps: plan.steps / 2,
+        accumulate: 2,
+        evaluate_every: 10,
+        evaluate_batches: 5,
+        checkpoint_every: 15,
+        checkpoint_bytes: 1 << 20,
+        warm_up_steps: 4,
+        ..plan.clone()
+    }
+}
+
+/// What a GPU does in a wait is not seen, so that it may have been collectives has to be said.
+fn what_overlaps_is_said() {
+    let plan = Plan {
+        overlaps: true,
+        ..Plan::new(Cause::Communication, 0)
+    };
+    let (report, said) = report_on_job(&Job::new(plan).unwrap());
+    let verdict = &report["verdict"];
+    assert_eq!(verdict["bound"], "gpu", "{said}");
+    let evidence = verdict["evidence"].as_str().unwrap();
+    assert!(evidence.contains("collectives to do, too"), "{said}");
+    assert!(
+        verdict["helps"].as_str().unwrap().contains("fewer bytes"),
+        "{said}"
+    );
 }
 
 /// What bounds a job, and in what.

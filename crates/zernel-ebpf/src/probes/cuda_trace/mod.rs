@@ -89,10 +89,12 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         Direction::DeviceToHost,
         &["cuMemcpyDtoH_v2", "cuMemcpyDtoH_v2_ptds"],
     ),
+    // To memory that is not pinned, it returns when it is done, too.
     copies(
         Direction::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
-    ),
+    )
+    .lasts(Family::CopyWait),
     copies(
         Direction::DeviceToDevice,
         &["cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds"],

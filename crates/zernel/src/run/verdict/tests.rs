@@ -205,6 +205,7 @@ fn waits_for_the_gpu_and_for_collectives_count_once() {
     };
     let verdict = judge(&[overlaps; 2]);
     assert_eq!(verdict.bound, Bound::Gpu);
+    assert!(verdict.helps.unwrap().contains("fewer bytes"));
     assert!(
         verdict.evidence.contains("collectives to do, too"),
         "{}",
@@ -285,6 +286,32 @@ fn the_slowest_of_many_starved_ranks_is_no_straggler() {
     let verdict = judge(&ranks);
     assert_eq!(verdict.bound, Bound::Input, "{}", verdict.evidence);
     assert_eq!(verdict.cause, Some(Part::Prepare));
+    // Nor is one whose peers would wait less than it does, but more than they gained.
+    let lacks_cpus = RankTimes {
+        data_waits: 77.0,
+        data_prepare: 4.0,
+        data_fetch: 0.0,
+        data_sched: 73.0,
+        communication: 5.0,
+        peer_waits: 5.0,
+        gpu_waits: 10.0,
+        run_delay: 5.0,
+        cpu: 3.0,
+        loader_busy: Some(0.99),
+        ..RANK
+    };
+    let ahead = RankTimes {
+        data_waits: 0.0,
+        data_prepare: 0.0,
+        data_sched: 0.0,
+        communication: 80.0,
+        peer_waits: 80.0,
+        gpu_waits: 85.0,
+        loader_busy: Some(0.75),
+        ..lacks_cpus
+    };
+    let verdict = judge(&[ahead, lacks_cpus]);
+    assert_eq!(verdict.bound, Bound::CpuScheduler, "{}", verdict.evidence);
 }
 
 #[test]
