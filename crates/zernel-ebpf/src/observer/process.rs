@@ -431,6 +431,20 @@ impl ObservedProcess {
         self.durations.get(&family).map(|(_, total)| total)
     }
 
+    /// How long something took in all. If not all of it was timed, because it was sampled, what was stands for
+    /// the rest.
+    #[must_use]
+    pub fn total_ns(&self, family: Family) -> f64 {
+        let Some(timed) = self.duration(family).filter(|times| times.count > 0) else {
+            return 0.0;
+        };
+        let of_family = self
+            .counted()
+            .filter(|(symbol, _)| SYMBOLS[*symbol].family == Some(family));
+        let calls: u64 = of_family.map(|(_, count)| count.calls).sum();
+        timed.sum_ns as f64 * calls.max(timed.count) as f64 / timed.count as f64
+    }
+
     /// Every kind of duration that was observed.
     pub fn durations(&self) -> impl Iterator<Item = (Family, &LatencyHistogram)> {
         let durations = self.durations.iter();

@@ -396,7 +396,7 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
             .map(|(family, _)| duration(process, *family))
             .sum(),
         gpu_waits: process.count(|what| what == Counts::Wait).calls,
-        launch_seconds: launch_seconds(process, launches.calls),
+        launch_seconds: duration(process, Family::Launch),
         launches: launches.calls,
         launches_error: launches.error,
         copies: copies.calls,
@@ -511,18 +511,8 @@ fn communicator(communicator: &process::Communicator) -> Communicator {
     }
 }
 
-/// If launches were sampled, those that were timed stand for all.
-fn launch_seconds(process: &ObservedProcess, launches: u64) -> f64 {
-    let timed = process
-        .duration(Family::Launch)
-        .map_or(0, |times| times.count);
-    let scale = launches.max(timed) as f64 / timed.max(1) as f64;
-    scale * duration(process, Family::Launch)
-}
-
 fn duration(process: &ObservedProcess, family: Family) -> f64 {
-    let times = process.duration(family);
-    times.map_or(0.0, |times| seconds(times.sum_ns))
+    process.total_ns(family) / 1e9
 }
 
 fn seconds(ns: u64) -> f64 {
