@@ -1,4 +1,4 @@
-.PHONY: run test bench softgpu setup
+.PHONY: run test bench dist softgpu setup
 
 # What this machine can do.
 run: setup
@@ -13,6 +13,10 @@ test: setup
 
 bench: setup
 	cargo bench --workspace --bench "*" --quiet
+
+# What users install: the program and a Debian package of it, in target/dist. On Debian 12.
+dist: setup
+	@scripts/dist
 
 # The software GPU's libcuda, libnccl and libnvidia-ml, in target/softgpu.
 softgpu: setup

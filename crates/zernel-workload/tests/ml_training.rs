@@ -85,7 +85,11 @@ fn job() -> MlTraining {
 
 /// Trains until each trainer has done `steps` steps.
 fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
-    let workers = job.ranks * (1 + job.loaders);
+    let workers_per_rank = match job.forked_loaders {
+        true => 1,
+        false => 1 + job.loaders,
+    };
+    let workers = job.ranks * workers_per_rank;
     let work = WorkType::MlTraining(job.clone());
     let config = WorkloadConfig::default()
         .workers(workers)
@@ -97,7 +101,7 @@ fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
     while handle
         .snapshot_iterations()
         .iter()
-        .step_by(1 + job.loaders)
+        .step_by(workers_per_rank)
         .any(|count| *count < steps)
     {
         assert!(

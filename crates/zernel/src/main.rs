@@ -2,12 +2,15 @@
 
 mod client;
 mod doctor;
+mod generate;
 mod hang;
+mod help;
 mod interrupt;
 mod lab;
 mod observe;
 mod ps;
 mod run;
+mod service;
 mod snapshot;
 mod text;
 mod workload;
@@ -15,10 +18,10 @@ mod workload;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
-#[command(name = "zernel", version, about, long_about = None)]
+#[command(name = "zernel", version, about, long_about = None, after_help = help::ZERNEL)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -26,18 +29,28 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(after_help = help::DOCTOR)]
     Doctor(doctor::Options),
+    #[command(hide = true)]
+    Generate(generate::Options),
+    #[command(after_help = help::HANG)]
     Hang(hang::Options),
+    #[command(after_help = help::LAB)]
     Lab(lab::Options),
+    #[command(after_help = help::OBSERVE)]
     Observe(observe::Options),
+    #[command(after_help = help::PS)]
     Ps(ps::Options),
+    #[command(after_help = help::RUN)]
     Run(run::Options),
+    #[command(after_help = help::WORKLOAD)]
     Workload(workload::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Doctor(options) => doctor::run(&options),
+        Command::Generate(options) => generate::run(&options, Cli::command()),
         Command::Hang(options) => hang::run(&options),
         Command::Lab(options) => lab::run(&options),
         Command::Observe(options) => observe::run(&options),

@@ -15,7 +15,7 @@ use signal_hook::iterator::{Handle, Signals};
 use zernel_ebpf::observer::{self, GovernorOptions, Observer, TextFormat, Whose};
 use zernel_serve::{Format, Health, Scope, Secret, Server, Source};
 
-use crate::{interrupt, print};
+use crate::{interrupt, print, service};
 
 /// Watch every ML process of this machine, and serve what is seen
 ///
@@ -90,6 +90,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let ended = Arc::clone(&daemon.ended);
     let server = Server::bind(server_options(options)?, daemon)?;
     announce(&server, &observer);
+    if let Err(error) = service::ready() {
+        eprintln!("zernel: the service manager cannot be told that we are ready: {error}");
+    }
     let pausing = pause_on_signals(&observer)?;
     let end = options
         .seconds
