@@ -1,8 +1,9 @@
 .PHONY: run test bench dist softgpu setup
 
-# What this machine can do.
-run: setup
-	cargo run --release --quiet --bin zernel -- doctor
+# A training job on simulated GPUs, observed. Root is needed for observing only, and never asked for.
+run: softgpu
+	cargo build --release --quiet --bin zernel
+	@scripts/demo
 
 # Everything that must hold before a change lands.
 test: setup

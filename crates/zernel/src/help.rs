@@ -18,12 +18,18 @@ pub(crate) const HANG: &str = "\
 Examples:
   zernel hang                                   every job that you may see
   zernel hang slurm-4711 --after 30             one job, whose ranks have waited for half a minute
-  zernel hang || notify-send 'a rank hangs'     the exit code says whether something hangs";
+  zernel hang; test $? -eq 2 && echo alarm      for a script: 2 says that something hangs";
 
 pub(crate) const LAB: &str = "\
 Examples:
   zernel lab run zernel doctor                  what the newest kernel with sched_ext would allow
   zernel lab run --kernel 6.1 zernel doctor     the same of Debian 12's kernel";
+
+pub(crate) const LAB_RUN: &str = "\
+Examples:
+  zernel lab run zernel doctor                  with the newest kernel that has sched_ext
+  zernel lab run --kernel 6.1 zernel doctor     with another one
+  zernel lab run --cpus 4 -- nproc --all        any program of this machine, with its own options";
 
 pub(crate) const OBSERVE: &str = "\
 Examples:
@@ -51,3 +57,16 @@ pub(crate) const WORKLOAD: &str = "\
 Examples:
   zernel workload list                          the types of work, and what each exercises
   zernel workload run examples/mixed.toml       a load, reported worker by worker";
+
+pub(crate) const WORKLOAD_RUN: &str = "\
+Examples:
+  zernel workload run examples/mixed.toml       batch beside interactive work
+  zernel workload run examples/training.toml    a training job on the software GPU of `make softgpu`
+  zernel workload run --json load.toml | jq .reports
+
+A file has a duration and groups of workers:
+  duration_ms = 5000
+  [[group]]
+  name = \"neighbour\"
+  workers = 2
+  work = \"spin_wait\"";

@@ -22,6 +22,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
 #[command(name = "zernel", version, about, long_about = None, after_help = help::ZERNEL)]
+#[command(max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

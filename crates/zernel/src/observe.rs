@@ -19,7 +19,7 @@ use crate::{interrupt, print, service};
 
 /// Watch every ML process of this machine, and serve what is seen
 ///
-/// Probes are attached to the CUDA driver and to NCCL as soon as a process uses them, and stay
+/// Probes are attached to the CUDA driver, NCCL and PyTorch as soon as a process uses them, and stay
 /// attached for later ones. Nothing is changed in the programs. The numbers are served as Prometheus
 /// metrics on /metrics, as JSON on /api/v1/snapshot and /api/v1/ledger, and pushed to WebSocket clients.
 /// Users without privilege see their own processes over the unix socket.
@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// A file with the token that clients must show; needed for addresses other machines can reach
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// A further name by which clients may call this machine
+    /// A further name by which clients may call this machine, such as node7.example; may be repeated
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
     /// The share of its time that any observed thread may pay, such as 0.5%; `none`: whatever it takes

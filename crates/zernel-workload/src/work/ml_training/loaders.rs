@@ -90,7 +90,10 @@ mod tests {
     fn a_loader_that_gave_up_is_told_of() {
         let failing = Step::ReadFile.failed()(Errno::IO);
         let loaders = Loaders::fork(2, |_, _| Err(failing)).unwrap();
-        loaders.0.iter().for_each(|loader| while !process::has_ended(*loader) {});
+        loaders
+            .0
+            .iter()
+            .for_each(|loader| while !process::has_ended(*loader) {});
         assert_eq!(loaders.end().unwrap_err().errno, Errno::IO);
     }
 
