@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Command};
 use clap_complete::Shell;
+use clap_mangen::Man;
 
 /// Write the manual pages and the completions of shells
 ///
@@ -47,7 +48,27 @@ fn completions(share: &Path, mut zernel: Command) -> Result<(), Failed> {
 
 fn manual(folder: &Path, zernel: Command) -> Result<(), Failed> {
     make(folder)?;
-    clap_mangen::generate_to(zernel, folder).map_err(failed(folder))
+    // Each command has its own page; one on help would say nothing.
+    let mut zernel = zernel.disable_help_subcommand(true);
+    zernel.build();
+    page(folder, &zernel)
+}
+
+/// The page of a command, and those of its subcommands.
+fn page(folder: &Path, command: &Command) -> Result<(), Failed> {
+    let man = Man::new(command.clone())
+        .source(concat!("zernel ", env!("CARGO_PKG_VERSION")))
+        .manual("Zernel");
+    let file = folder.join(man.get_filename());
+    let mut text = Vec::new();
+    man.render(&mut text).map_err(failed(&file))?;
+    // What follows the options is called so by clap; ours are examples, which need no heading of their own then.
+    let text = String::from_utf8_lossy(&text)
+        .replace(".SH EXTRA", ".SH EXAMPLES")
+        .replace("\nExamples:\n", "\n");
+    fs::write(&file, text).map_err(failed(&file))?;
+    let mut subcommands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    subcommands.try_for_each(|subcommand| page(folder, subcommand))
 }
 
 fn make(folder: &Path) -> Result<(), Failed> {
@@ -91,7 +112,7 @@ mod tests {
             );
         }
         let page = fs::read_to_string(share.join("man/man1/zernel-run.1")).unwrap();
-        assert!(page.contains("Examples"), "{page}");
+        assert!(page.contains(".SH EXAMPLES"), "{page}");
         for (_, file) in COMPLETIONS {
             let script = fs::read_to_string(share.join(file)).unwrap();
             assert!(script.contains("observe"), "{file}: {script}");

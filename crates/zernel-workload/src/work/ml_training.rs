@@ -220,6 +220,7 @@ impl MlTraining {
     }
 
     fn load(&self, worker: &mut Worker<'_>, rank: &Rank<'_>, seed: u64) -> Result<(), Failure> {
+        let _ = rustix::thread::set_name(c"loader");
         let file_bytes = (self.file_kib as u64) << 10;
         let file = files::filled(&self.folder, file_bytes, worker)?;
         let mut random = Random(seed);
@@ -264,6 +265,8 @@ impl MlTraining {
         rank: &Rank<'_>,
         number: usize,
     ) -> Result<(), Failure> {
+        // A name that tells people what they see in a list; without it all goes on.
+        let _ = rustix::thread::set_name(c"trainer");
         let mut gpu = Gpu::open(self, number)?;
         (0..self.queue_depth).for_each(|_| worker.post(rank.free, 1));
         let joined = Collective::join(self, worker, number, &gpu, rank.collective)?;
