@@ -1,8 +1,9 @@
 .PHONY: run test bench dist softgpu setup
 
 # A training job on simulated GPUs, observed. Root is needed for observing only, and never asked for.
-run: softgpu
-	cargo build --release --quiet --bin zernel
+run: setup
+	@cargo build --release --bin zernel
+	@$(MAKE) --silent softgpu >/dev/null
 	@scripts/demo
 
 # Everything that must hold before a change lands.
