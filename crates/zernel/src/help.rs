@@ -2,7 +2,7 @@
 
 pub(crate) const ZERNEL: &str = "\
 Examples:
-  zernel doctor                       can this machine be observed; what is missing
+  zernel doctor                       can this machine be observed
   sudo zernel run -- python train.py  where does the time of my training go
   sudo zernel observe                 watch all, for Prometheus and `zernel ps`
 
@@ -77,10 +77,6 @@ mod tests {
 
     fn check(command: &Command) {
         let name = command.get_name();
-        if !command.is_hide_set() && command.get_subcommands().next().is_none() {
-            let about = command.get_about().map(ToString::to_string);
-            assert!(about.is_some_and(|about| !about.is_empty()), "{name}");
-        }
         let examples = command.get_after_help().map(ToString::to_string);
         for line in examples.unwrap_or_default().lines() {
             assert!(line.chars().count() <= 80, "{name}: {line}");
