@@ -1,8 +1,10 @@
-.PHONY: run test bench softgpu setup
+.PHONY: run test bench dist softgpu setup
 
-# What this machine can do.
+# A training job on simulated GPUs, observed. Root is needed for observing only, and never asked for.
 run: setup
-	cargo run --release --quiet --bin zernel -- doctor
+	@cargo build --release --bin zernel
+	@$(MAKE) --silent softgpu >/dev/null
+	@scripts/demo
 
 # Everything that must hold before a change lands.
 test: setup
@@ -13,6 +15,10 @@ test: setup
 
 bench: setup
 	cargo bench --workspace --bench "*" --quiet
+
+# What users install: the program and a Debian package of it, in target/dist. On Debian 12.
+dist: setup
+	@scripts/dist
 
 # The software GPU's libcuda, libnccl and libnvidia-ml, in target/softgpu.
 softgpu: setup

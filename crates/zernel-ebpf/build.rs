@@ -14,8 +14,10 @@ const OBJECTS: [&str; 5] = [
 ];
 
 fn main() {
-    let headers =
-        Path::new(&env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf");
+    let here = env::var("CARGO_MANIFEST_DIR").expect("set by cargo");
+    let headers = Path::new(&here).join("../../bpf");
+    // The objects name their sources: by where they are here, not on the machine that compiled them.
+    let sources = format!("-ffile-prefix-map={here}=zernel-ebpf");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
     let clang = env::var("BPF_CLANG").unwrap_or_else(|_| "clang".into());
     println!("cargo:rerun-if-env-changed=BPF_CLANG");
@@ -34,6 +36,7 @@ fn main() {
                 "-I".as_ref(),
                 headers.as_os_str(),
                 "-mcpu=v3".as_ref(),
+                sources.as_ref(),
                 "-Wall".as_ref(),
                 "-Werror".as_ref(),
             ])

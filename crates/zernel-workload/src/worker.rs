@@ -71,11 +71,12 @@ pub(crate) enum Step {
     UseGpu,
     LoadNccl,
     UseNccl,
+    RunLoader,
 }
 
 impl Step {
     /// What each step does, in the order of the variants.
-    pub(crate) const NAMES: [&'static str; 14] = [
+    pub(crate) const NAMES: [&'static str; 15] = [
         "map memory",
         "make a temporary file",
         "write to its file",
@@ -90,6 +91,7 @@ impl Step {
         "use the GPU",
         "load libnccl.so.2 (from beside the GPU driver, or where the loader looks) and find its functions",
         "use NCCL",
+        "run a loader, which read and decoded for it",
     ];
 
     /// Turns the kernel's refusal of this step into a [`Failure`].

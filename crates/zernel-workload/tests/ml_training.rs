@@ -36,6 +36,12 @@ fn main() -> ExitCode {
             &[],
             ranks_and_queue,
         ),
+        trial("a_trainer_may_fork_its_loaders_itself", &[], forked_loaders),
+        trial(
+            "forked_loaders_that_cannot_load_are_told_of",
+            &[],
+            failing_loaders,
+        ),
         trial("the_bottleneck_shows_in_the_truth", &[], bottleneck),
         trial("steps_beyond_the_trace_are_counted", &[], lost_intervals),
         trial("every_way_to_wait_takes_the_gpus_time", &[], ways_to_wait),
@@ -85,7 +91,11 @@ fn job() -> MlTraining {
 
 /// Trains until each trainer has done `steps` steps.
 fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
-    let workers = job.ranks * (1 + job.loaders);
+    let workers_per_rank = match job.forked_loaders {
+        true => 1,
+        false => 1 + job.loaders,
+    };
+    let workers = job.ranks * workers_per_rank;
     let work = WorkType::MlTraining(job.clone());
     let config = WorkloadConfig::default()
         .workers(workers)
@@ -97,7 +107,7 @@ fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
     while handle
         .snapshot_iterations()
         .iter()
-        .step_by(1 + job.loaders)
+        .step_by(workers_per_rank)
         .any(|count| *count < steps)
     {
         assert!(
@@ -417,6 +427,37 @@ fn stops_at_any_moment(mode: &str) {
         .flatten()
         .map(|report| collectives(report).len());
     assert_eq!(called.filter(is_reduction).count(), noted.sum::<usize>());
+}
+
+fn forked_loaders() {
+    for mode in [CloneMode::Fork, CloneMode::Thread] {
+        let job = MlTraining {
+            ranks: 2,
+            loaders: 2,
+            forked_loaders: true,
+            ..job()
+        };
+        let reports = train(mode, &job, 5);
+        assert_eq!(reports.len(), 2, "loaders are no workers");
+        for report in &reports {
+            assert!(total_ns(&report.phase_intervals, "GpuCompute") > 0);
+        }
+    }
+}
+
+fn failing_loaders() {
+    let job = MlTraining {
+        forked_loaders: true,
+        // A folder in which no file can be made.
+        folder: "/proc".into(),
+        ..job()
+    };
+    let config = WorkloadConfig::default()
+        .workers(1)
+        .work_type(WorkType::MlTraining(job));
+    let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
+    let ended = reports[0].exit_info.as_ref().unwrap().to_string();
+    assert!(ended.starts_with("could not run a loader"), "{ended}");
 }
 
 fn bad_nccl() {

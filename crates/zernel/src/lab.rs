@@ -3,7 +3,7 @@
 use std::env;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, value_parser};
 use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmError, VmSpec};
 
-use crate::interrupt;
+use crate::{help, interrupt};
 
 /// Run commands in virtual machines with other kernels
 #[derive(Debug, Args)]
@@ -31,9 +31,8 @@ enum Command {
 /// libraries it is linked to; nothing else of this machine is visible inside, and nothing but the
 /// kernel is kept. Output and errors, shown when it has ended, and the exit code are the program's
 /// own. The program `zernel` is always this one.
-///
-/// Example: zernel lab run --kernel 6.1 zernel doctor
 #[derive(Debug, Args)]
+#[command(after_help = help::LAB_RUN)]
 struct RunOptions {
     /// A version such as 6.12 or 6.18.15, or sched_ext for the newest kernel that has it
     #[arg(long, value_name = "VERSION", default_value = "sched_ext")]
@@ -73,6 +72,9 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
             cache.fetch(&options.kernel)?
         }
     };
+    if io::stderr().is_terminal() {
+        eprintln!("zernel: booting it; output comes when the program has ended");
+    }
     let (program, arguments) = options.command.split_first().expect("clap requires it");
     let result = VmSpec::new(kernel)
         .cpus(options.cpus)

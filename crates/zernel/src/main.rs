@@ -2,22 +2,26 @@
 
 mod client;
 mod doctor;
+mod generate;
 mod hang;
+mod help;
 mod interrupt;
 mod lab;
 mod observe;
 mod ps;
 mod run;
+mod service;
 mod text;
 mod workload;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
-#[command(name = "zernel", version, about, long_about = None)]
+#[command(name = "zernel", version, about, long_about = None, after_help = help::ZERNEL)]
+#[command(max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,13 +29,23 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(after_help = help::ATTACH)]
     Attach(run::attach::Options),
+    #[command(after_help = help::DOCTOR)]
     Doctor(doctor::Options),
+    #[command(hide = true)]
+    Generate(generate::Options),
+    #[command(after_help = help::HANG)]
     Hang(hang::Options),
+    #[command(after_help = help::LAB)]
     Lab(lab::Options),
+    #[command(after_help = help::OBSERVE)]
     Observe(observe::Options),
+    #[command(after_help = help::PS)]
     Ps(ps::Options),
+    #[command(after_help = help::RUN)]
     Run(run::Options),
+    #[command(after_help = help::WORKLOAD)]
     Workload(workload::Options),
 }
 
@@ -39,6 +53,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Attach(options) => run::attach::run(&options),
         Command::Doctor(options) => doctor::run(&options),
+        Command::Generate(options) => generate::run(&options, Cli::command()),
         Command::Hang(options) => hang::run(&options),
         Command::Lab(options) => lab::run(&options),
         Command::Observe(options) => observe::run(&options),

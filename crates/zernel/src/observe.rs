@@ -15,11 +15,11 @@ use signal_hook::iterator::{Handle, Signals};
 use zernel_ebpf::observer::{self, GovernorOptions, Observer, TextFormat, Whose};
 use zernel_serve::{Format, Health, Scope, Secret, Server, Source};
 
-use crate::{interrupt, print};
+use crate::{interrupt, print, service};
 
 /// Watch every ML process of this machine, and serve what is seen
 ///
-/// Probes are attached to the CUDA driver and to NCCL as soon as a process uses them, and stay
+/// Probes are attached to the CUDA driver, NCCL and PyTorch as soon as a process uses them, and stay
 /// attached for later ones. Nothing is changed in the programs. The numbers are served as Prometheus
 /// metrics on /metrics, as JSON on /api/v1/snapshot and /api/v1/ledger, and pushed to WebSocket clients.
 /// Users without privilege see their own processes over the unix socket.
@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// A file with the token that clients must show; needed for addresses other machines can reach
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// A further name by which clients may call this machine
+    /// A further name by which clients may call this machine, such as node7.example; may be repeated
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
     /// The share of its time that any observed thread may pay, such as 0.5%; `none`: whatever it takes
@@ -90,6 +90,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let ended = Arc::clone(&daemon.ended);
     let server = Server::bind(server_options(options)?, daemon)?;
     announce(&server, &observer);
+    if let Err(error) = service::ready() {
+        eprintln!("zernel: the service manager cannot be told that we are ready: {error}");
+    }
     let pausing = pause_on_signals(&observer)?;
     let end = options
         .seconds

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use zernel_workload::spec::{Outcome, Progress, Spec};
 use zernel_workload::{ReportTable, WorkType};
 
-use crate::interrupt;
+use crate::{help, interrupt};
 
 /// Make a reproducible load: workers that spin, wake each other, train
 #[derive(Debug, Args)]
@@ -32,6 +32,7 @@ enum Command {
 /// Ctrl-C ends it early, with reports. Exits with 1 when a worker did not end as it should, with 2
 /// when the file cannot be used on this machine.
 #[derive(Debug, Args)]
+#[command(after_help = help::WORKLOAD_RUN)]
 struct RunOptions {
     /// The file; examples are in the folder examples/
     #[arg(value_name = "SPEC")]

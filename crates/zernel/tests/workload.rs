@@ -136,7 +136,7 @@ fn the_examples_can_be_used() {
         }
         examples += 1;
     }
-    assert_eq!(examples, 3);
+    assert_eq!(examples, 4);
 }
 
 #[test]

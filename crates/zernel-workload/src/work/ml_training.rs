@@ -16,10 +16,12 @@ use crate::worker::{Failure, Step, Worker};
 
 mod collective;
 mod gpu;
+mod loaders;
 
 use collective::{Collective, CollectiveSlots, Interval, Reduced, SLOTS_PER_JOB};
 use gpu::Gpu;
 pub use gpu::{GpuBackend, GpuWait};
+use loaders::Loaders;
 
 /// The phases of a training job by the number they have in shared memory: the names and the numbers
 /// are those that the phase detector uses.
@@ -44,8 +46,8 @@ const PHASES_PER_STEP: usize = 4;
 
 /// See [`WorkType::MlTraining`](super::WorkType::MlTraining).
 ///
-/// A job has `ranks * (1 + loaders)` workers: for each rank its trainer and then its loaders. A
-/// group may hold several jobs.
+/// A job has `ranks * (1 + loaders)` workers: for each rank its trainer and then its loaders; or only its
+/// `ranks` trainers, where they fork their loaders themselves. A group may hold several jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MlTraining {
@@ -53,6 +55,9 @@ pub struct MlTraining {
     pub ranks: usize,
     /// Loaders of each rank.
     pub loaders: usize,
+    /// Whether each trainer forks its loaders itself, as PyTorch does. They are then no workers: there are
+    /// no reports on them.
+    pub forked_loaders: bool,
     /// Batches that may wait for a trainer.
     pub queue_depth: u32,
     /// Where each loader makes its (nameless) file.
@@ -91,6 +96,7 @@ impl Default for MlTraining {
         Self {
             ranks: 1,
             loaders: 1,
+            forked_loaders: false,
             queue_depth: 2,
             folder: files::default_folder(),
             file_kib: 1024,
@@ -155,7 +161,7 @@ impl Work for MlTraining {
     }
 
     fn team_size(&self, _workers: usize) -> usize {
-        self.ranks.saturating_mul(self.loaders.saturating_add(1))
+        self.ranks.saturating_mul(self.workers_per_rank())
     }
 
     fn slots(&self, _team_size: usize) -> usize {
@@ -163,7 +169,7 @@ impl Work for MlTraining {
     }
 
     fn trace_entries(&self, team_index: usize) -> usize {
-        let is_trainer = team_index.is_multiple_of(1 + self.loaders);
+        let is_trainer = team_index.is_multiple_of(self.workers_per_rank());
         if is_trainer {
             self.traced_steps * PHASES_PER_STEP
         } else {
@@ -171,9 +177,14 @@ impl Work for MlTraining {
         }
     }
 
+    fn refused_in_container(&self) -> Option<&'static str> {
+        let why = "a fork copies the locks that sibling threads hold at that moment; leave out forked_loaders";
+        self.forked_loaders.then_some(why)
+    }
+
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let team = worker.team();
-        let number = team.index / (1 + self.loaders);
+        let number = team.index / self.workers_per_rank();
         let slot =
             |rank: usize, slot: usize| &team.slots[(rank % self.ranks) * SLOTS_PER_RANK + slot];
         let rank = Rank {
@@ -185,15 +196,31 @@ impl Work for MlTraining {
                 job: &team.slots[self.ranks * SLOTS_PER_RANK..],
             },
         };
-        match team.index % (1 + self.loaders) {
+        let seed = |loader: usize| (number * self.loaders + loader) as u64;
+        match team.index % self.workers_per_rank() {
+            0 if self.forked_loaders => {
+                // Before the GPU is opened: it does not survive a fork.
+                let load = |loader, worker: &mut Worker<'_>| self.load(worker, &rank, seed(loader));
+                let loaders = Loaders::fork(self.loaders, load)?;
+                self.train(worker, &rank, number)?;
+                loaders.end()
+            }
             0 => self.train(worker, &rank, number),
-            loader => self.load(worker, &rank, (number * self.loaders + loader) as u64),
+            loader => self.load(worker, &rank, seed(loader)),
         }
     }
 }
 
 impl MlTraining {
+    fn workers_per_rank(&self) -> usize {
+        match self.forked_loaders {
+            true => 1,
+            false => self.loaders.saturating_add(1),
+        }
+    }
+
     fn load(&self, worker: &mut Worker<'_>, rank: &Rank<'_>, seed: u64) -> Result<(), Failure> {
+        let _ = rustix::thread::set_name(c"loader");
         let file_bytes = (self.file_kib as u64) << 10;
         let file = files::filled(&self.folder, file_bytes, worker)?;
         let mut random = Random(seed);
@@ -238,6 +265,8 @@ impl MlTraining {
         rank: &Rank<'_>,
         number: usize,
     ) -> Result<(), Failure> {
+        // A name that tells people what they see in a list; without it all goes on.
+        let _ = rustix::thread::set_name(c"trainer");
         let mut gpu = Gpu::open(self, number)?;
         (0..self.queue_depth).for_each(|_| worker.post(rank.free, 1));
         let joined = Collective::join(self, worker, number, &gpu, rank.collective)?;

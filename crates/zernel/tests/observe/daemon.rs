@@ -45,9 +45,13 @@ impl Daemon {
         Self::start_at(stage, &stage.path().join("observe.sock"))
     }
 
-    /// Counts everything, so that numbers can be compared.
     pub(crate) fn start_at(stage: &Stage, socket: &Path) -> Self {
-        let mut child = command()
+        Self::start_as(command(), stage, socket)
+    }
+
+    /// Runs it by a command of one's own. Counts everything, so that numbers can be compared.
+    pub(crate) fn start_as(mut command: Command, stage: &Stage, socket: &Path) -> Self {
+        let mut child = command
             .args(["--http", "127.0.0.1:0", "--websocket", "127.0.0.1:0"])
             .args(["--budget", "none", "--socket"])
             .arg(socket)

@@ -1,6 +1,7 @@
 //! `zernel observe` as a person uses it.
 
 mod daemon;
+mod service;
 #[path = "../../../zernel-ebpf/tests/observe/target.rs"]
 #[allow(dead_code, unused_imports, unused_macros)] // more than is used here
 mod target;
@@ -51,8 +52,12 @@ fn main() -> ExitCode {
             users::users_see_their_own_processes,
         ),
         (
+            "the_unit_grants_what_observing_takes",
+            service::the_unit_grants_what_observing_takes,
+        ),
+        (
             "each_capability_is_needed",
-            users::each_capability_is_needed,
+            service::each_capability_is_needed,
         ),
         (
             "lacking_privilege_is_said",
@@ -65,6 +70,11 @@ fn main() -> ExitCode {
             "promtool_finds_nothing",
             &[needs[0], needs[1], promtool()],
             promtool_finds_nothing,
+        ),
+        trial(
+            "systemd_understands_the_unit",
+            &[service::systemd()],
+            service::systemd_understands_the_unit,
         ),
         trial(
             "a_bad_budget_is_wrong_usage",

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::thread;
 
 use rustix::process::Uid;
@@ -21,17 +21,17 @@ use crate::{launched, told_launches};
 const NOBODY: u32 = 65534;
 
 /// A copy of a program that every user can get to.
-fn public_copy(stage: &Stage, program: &Path) -> PathBuf {
+pub(crate) fn public_copy(stage: &Stage, program: &Path, name: &str) -> PathBuf {
     fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).expect("ours");
-    let copy = stage.path().join("program");
+    let copy = stage.path().join(name);
     fs::copy(program, &copy).expect("a program");
     fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("ours");
     copy
 }
 
 /// A target of another user, with a state of its own.
-fn launched_by_nobody(stage: &Stage, rounds: u64) -> Target {
-    let program = public_copy(stage, &std::env::current_exe().expect("we run"));
+pub(crate) fn launched_by_nobody(stage: &Stage, rounds: u64) -> Target {
+    let program = public_copy(stage, &std::env::current_exe().expect("we run"), "target");
     let node = stage.path().join("node-of-nobody");
     fs::create_dir(&node).expect("ours");
     fs::set_permissions(&node, Permissions::from_mode(0o700)).expect("ours");
@@ -53,7 +53,7 @@ fn ask_as(user: u32, daemon: &Daemon, path: &str) -> Answer {
     ask(connect.join().expect("connected"), path, "*/*")
 }
 
-fn pids(list: &Value) -> Vec<u64> {
+pub(crate) fn pids(list: &Value) -> Vec<u64> {
     let list = list.as_array().expect("a list").iter();
     list.map(|process| process["pid"].as_u64().expect("a pid"))
         .collect()
@@ -87,59 +87,9 @@ pub(crate) fn users_see_their_own_processes() {
     assert!(told.contains(&of_root) && told.contains(&of_nobody));
 }
 
-/// The capabilities that are needed, as `setpriv` spells them.
-const CAPABILITIES: [&str; 5] = [
-    "bpf",
-    "perfmon",
-    "sys_ptrace",
-    "dac_read_search",
-    "checkpoint_restore",
-];
-
-/// Observes for a moment as another user with these capabilities.
-fn ledger_with(program: &Path, capabilities: &[&str]) -> Output {
-    let held: String = capabilities
-        .iter()
-        .map(|name| format!(",+{name}"))
-        .collect();
-    let mut command = Command::new("setpriv");
-    command
-        .args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")])
-        .args([
-            format!("--inh-caps=-all{held}"),
-            format!("--ambient-caps=-all{held}"),
-        ])
-        .arg("--clear-groups")
-        .arg(program)
-        .args(["observe", "--ledger", "--for", "0.1"]);
-    command.output().expect("setpriv runs")
-}
-
-pub(crate) fn each_capability_is_needed() {
-    let stage = Stage::new(Prologue::Push);
-    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref());
-    let target = launched(&stage, 1);
-    let output = ledger_with(&zernel, &CAPABILITIES);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert!(pids(&ledger["processes"]).contains(&u64::from(target.pid())));
-    for lacking in CAPABILITIES {
-        let rest: Vec<_> = CAPABILITIES
-            .into_iter()
-            .filter(|name| *name != lacking)
-            .collect();
-        let output = ledger_with(&zernel, &rest);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "without {lacking}: {said}");
-        let name = format!("CAP_{}", lacking.to_uppercase());
-        assert!(said.contains(&name), "{said}");
-    }
-}
-
 pub(crate) fn lacking_privilege_is_said() {
     let stage = Stage::new(Prologue::Push);
-    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref());
+    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let mut command = Command::new(zernel);
     let output = command.arg("observe").uid(NOBODY).gid(NOBODY).output();
     let output = output.expect("zernel runs");

@@ -1,0 +1,111 @@
+//! Loaders that a trainer forks itself, as PyTorch's do: children of their rank, which is how an observer from
+//! outside knows whose they are. They are no workers of the handle: nobody reports on them, and they end with
+//! their trainer.
+
+use libc::pid_t;
+use rustix::io::Errno;
+
+use crate::shared::Shared;
+use crate::sys::process::{self, ChildEnd};
+use crate::worker::{Failure, Step, Team, Worker};
+
+/// The loaders of one rank.
+pub(super) struct Loaders(Vec<pid_t>);
+
+impl Loaders {
+    /// Forks so many loaders, each of which runs `load` with its number. Fork safe.
+    pub(super) fn fork(
+        count: usize,
+        load: impl Fn(usize, &mut Worker<'_>) -> Result<(), Failure>,
+    ) -> Result<Self, Failure> {
+        let trainer = rustix::process::getpid().as_raw_nonzero().get();
+        let mut loaders = Self(Vec::with_capacity(count));
+        for number in 0..count {
+            let child = process::fork(|| match process::die_with(trainer) {
+                true => run(|worker| load(number, worker)),
+                false => 0,
+            });
+            let child = child.map_err(|error| {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+                Step::ForkChild.failed()(errno)
+            })?;
+            loaders.0.push(child);
+        }
+        Ok(loaders)
+    }
+
+    /// Ends them, and says if one had given up before.
+    pub(super) fn end(mut self) -> Result<(), Failure> {
+        match self.kill_and_reap() {
+            Some(errno) => Err(Step::RunLoader.failed()(errno)),
+            None => Ok(()),
+        }
+    }
+
+    /// The error of the first that gave up.
+    fn kill_and_reap(&mut self) -> Option<Errno> {
+        self.0
+            .iter()
+            .for_each(|loader| process::kill(*loader, libc::SIGKILL));
+        let ends = self.0.drain(..).map(process::reap);
+        let errors = ends.filter_map(|end| match end {
+            Ok(ChildEnd::Exited(code)) if code != 0 => Some(Errno::from_raw_os_error(code)),
+            _ => None,
+        });
+        errors.reduce(|first, _| first)
+    }
+}
+
+impl Drop for Loaders {
+    fn drop(&mut self) {
+        self.kill_and_reap();
+    }
+}
+
+/// The life of a loader, and the exit code that tells its trainer how it ended.
+fn run(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
+    const ALONE: Team<'_> = Team {
+        index: 0,
+        size: 1,
+        can_spare_members: false,
+        slots: &[],
+        pipes: &[],
+    };
+    // Its numbers are its own, or they would mix with its trainer's.
+    let Ok(own) = Shared::new(1, 0, 0) else {
+        return Errno::NOMEM.raw_os_error();
+    };
+    let mut worker = Worker::begin(&own, 0, 0, ALONE, &[]);
+    match load(&mut worker) {
+        Ok(()) => 0,
+        Err(failure) => failure.errno.raw_os_error(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loader_that_gave_up_is_told_of() {
+        let failing = Step::ReadFile.failed()(Errno::IO);
+        let loaders = Loaders::fork(2, |_, _| Err(failing)).unwrap();
+        loaders
+            .0
+            .iter()
+            .for_each(|loader| while !process::has_ended(*loader) {});
+        assert_eq!(loaders.end().unwrap_err().errno, Errno::IO);
+    }
+
+    #[test]
+    fn loaders_end_when_their_trainer_says_so() {
+        let forever = |_: usize, worker: &mut Worker<'_>| {
+            while worker.sleep(std::time::Duration::from_secs(1)) {}
+            Ok(())
+        };
+        let loaders = Loaders::fork(2, forever).unwrap();
+        let pids = loaders.0.clone();
+        loaders.end().unwrap();
+        assert!(pids.into_iter().all(|pid| process::reap(pid).is_err()));
+    }
+}

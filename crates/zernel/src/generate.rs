@@ -1,0 +1,132 @@
+//! `zernel generate`: the manual pages and the completions of shells, made from the commands' own help.
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+/// Write the manual pages and the completions of shells
+///
+/// The files go where a package has them below its prefix: share/man/man1, share/bash-completion/completions,
+/// share/zsh/site-functions and share/fish/vendor_completions.d. Nothing else is written.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The prefix, such as /usr/local or ~/.local
+    #[arg(value_name = "PREFIX")]
+    prefix: PathBuf,
+}
+
+/// Where each shell looks for its completions, below `share`.
+const COMPLETIONS: [(Shell, &str); 3] = [
+    (Shell::Bash, "bash-completion/completions/zernel"),
+    (Shell::Zsh, "zsh/site-functions/_zernel"),
+    (Shell::Fish, "fish/vendor_completions.d/zernel.fish"),
+];
+
+pub(crate) fn run(options: &Options, zernel: Command) -> Result<ExitCode, Box<dyn Error>> {
+    let share = options.prefix.join("share");
+    completions(&share, zernel.clone())?;
+    manual(&share.join("man/man1"), zernel)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn completions(share: &Path, mut zernel: Command) -> Result<(), Failed> {
+    for (shell, file) in COMPLETIONS {
+        let file = share.join(file);
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut zernel, "zernel", &mut script);
+        let folder = file.parent().unwrap_or(share);
+        make(folder)?;
+        fs::write(&file, script).map_err(failed(&file))?;
+    }
+    Ok(())
+}
+
+fn manual(folder: &Path, zernel: Command) -> Result<(), Failed> {
+    make(folder)?;
+    // Each command has its own page; one on help would say nothing.
+    let mut zernel = zernel.disable_help_subcommand(true);
+    zernel.build();
+    page(folder, &zernel)
+}
+
+/// The page of a command, and those of its subcommands.
+fn page(folder: &Path, command: &Command) -> Result<(), Failed> {
+    let man = Man::new(command.clone())
+        .source(concat!("zernel ", env!("CARGO_PKG_VERSION")))
+        .manual("Zernel");
+    let file = folder.join(man.get_filename());
+    let mut text = Vec::new();
+    man.render(&mut text).map_err(failed(&file))?;
+    // What follows the options is called so by clap; ours are examples, which need no heading of their own then.
+    let text = String::from_utf8_lossy(&text)
+        .replace(".SH EXTRA", ".SH EXAMPLES")
+        .replace("\nExamples:\n", "\n");
+    fs::write(&file, text).map_err(failed(&file))?;
+    let mut subcommands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    subcommands.try_for_each(|subcommand| page(folder, subcommand))
+}
+
+fn make(folder: &Path) -> Result<(), Failed> {
+    fs::create_dir_all(folder).map_err(failed(folder))
+}
+
+/// What could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {source}; name a folder that you may write to", path.display())]
+struct Failed {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Failed {
+    let path = path.to_owned();
+    |source| Failed { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_page_and_every_shell_its_completions() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options {
+            prefix: folder.path().to_owned(),
+        };
+        run(&options, crate::Cli::command()).unwrap();
+        let share = folder.path().join("share");
+        for command in crate::Cli::command().get_subcommands() {
+            let page = share.join(format!("man/man1/zernel-{}.1", command.get_name()));
+            assert_eq!(
+                page.exists(),
+                !command.is_hide_set(),
+                "{}",
+                command.get_name()
+            );
+        }
+        let page = fs::read_to_string(share.join("man/man1/zernel-run.1")).unwrap();
+        assert!(page.contains(".SH EXAMPLES"), "{page}");
+        for (_, file) in COMPLETIONS {
+            let script = fs::read_to_string(share.join(file)).unwrap();
+            assert!(script.contains("observe"), "{file}: {script}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let options = Options {
+            prefix: file.path().to_owned(),
+        };
+        let error = run(&options, crate::Cli::command()).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(file.path().to_str().unwrap()), "{said}");
+    }
+}

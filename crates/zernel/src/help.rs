@@ -1,0 +1,99 @@
+//! What `--help` and the manual pages show beside the options: examples to copy.
+
+pub(crate) const ZERNEL: &str = "\
+Examples:
+  zernel doctor                       can this machine be observed
+  sudo zernel run -- python train.py  where does the time of my training go
+  sudo zernel observe                 watch all, for Prometheus and `zernel ps`
+
+Start with `zernel doctor`. It changes nothing.";
+
+pub(crate) const ATTACH: &str = "\
+Examples:
+  sudo zernel attach 4711 --for 60s    a process, or what started them
+  sudo zernel attach $(pgrep torchrun) --html report.html";
+
+pub(crate) const DOCTOR: &str = "\
+Examples:
+  zernel doctor                       what you may do as this user
+  sudo zernel doctor                  what root may do
+  zernel doctor --json | jq .observe  the verdict alone, for a program";
+
+pub(crate) const HANG: &str = "\
+Examples:
+  zernel hang                               every job that you may see
+  zernel hang slurm-4711 --after 30         one job; half a minute is no hang
+  zernel hang; test $? -eq 1 && echo alarm  for a script: 1 says that one hangs";
+
+pub(crate) const LAB: &str = "\
+Examples:
+  zernel lab run zernel doctor               the newest kernel with sched_ext
+  zernel lab run --kernel 6.1 zernel doctor  Debian 12's kernel";
+
+pub(crate) const LAB_RUN: &str = "\
+Examples:
+  zernel lab run zernel doctor               the newest kernel with sched_ext
+  zernel lab run --kernel 6.1 zernel doctor  another one
+  zernel lab run --cpus 4 -- nproc --all     any program, with its own options";
+
+pub(crate) const OBSERVE: &str = "\
+Examples:
+  sudo zernel observe                 until Ctrl-C
+  curl -s localhost:9091/metrics      what it tells, from another terminal
+  zernel ps                           the same, as a table of your processes
+  sudo zernel observe --ledger        which functions would be watched, and end
+  sudo systemctl enable --now zernel  as a service, where the package is";
+
+pub(crate) const PS: &str = "\
+Examples:
+  zernel ps             your own training processes
+  sudo zernel ps        everybody's
+  watch -n 1 zernel ps  again every second";
+
+pub(crate) const RUN: &str = "\
+Examples:
+  sudo zernel run -- python train.py
+  sudo zernel run -- torchrun --nproc-per-node=2 train.py
+  sudo zernel run --html report.html -- ./train.sh --epochs 1
+
+What comes after `--` is the command, with its own options.";
+
+pub(crate) const WORKLOAD: &str = "\
+Examples:
+  zernel workload list                     the types of work
+  zernel workload run examples/mixed.toml  a load, reported worker by worker";
+
+pub(crate) const WORKLOAD_RUN: &str = "\
+Examples:
+  zernel workload run examples/mixed.toml     batch beside interactive work
+  zernel workload run examples/training.toml  training; needs `make softgpu`
+  zernel workload run --json load.toml | jq .reports
+
+A file has a duration and groups of workers:
+  duration_ms = 5000
+  [[group]]
+  name = \"neighbour\"
+  workers = 2
+  work = \"spin_wait\"";
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    fn check(command: &Command) {
+        let name = command.get_name();
+        let examples = command.get_after_help().map(ToString::to_string);
+        for line in examples.unwrap_or_default().lines() {
+            assert!(line.chars().count() <= 80, "{name}: {line}");
+        }
+        command.get_subcommands().for_each(check);
+    }
+
+    #[test]
+    fn examples_fit_a_narrow_terminal() {
+        check(&crate::Cli::command());
+        let commands = crate::Cli::command();
+        let mut shown = commands.get_subcommands().filter(|sub| !sub.is_hide_set());
+        assert!(shown.all(|command| command.get_after_help().is_some()));
+    }
+}

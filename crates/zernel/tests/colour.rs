@@ -1,0 +1,62 @@
+//! Colour is for terminals, and only where it is wanted.
+
+use std::process::Command;
+
+const COMMANDS: [&[&str]; 3] = [&["doctor"], &["run", "--", "true"], &["--help"]];
+
+/// What a command writes, both to stdout and stderr, to a terminal or to a pipe.
+fn written(arguments: &[&str], to_terminal: bool, no_colour: bool) -> String {
+    let zernel = env!("CARGO_BIN_EXE_zernel");
+    let line = format!("'{zernel}' {} 2>&1", arguments.join(" "));
+    let mut command = match to_terminal {
+        true => {
+            let mut script = Command::new("script");
+            script.args(["--quiet", "--command", &line, "/dev/null"]);
+            script
+        }
+        false => {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &line]);
+            shell
+        }
+    };
+    for variable in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI"] {
+        command.env_remove(variable);
+    }
+    command.env("TERM", "xterm-256color");
+    if no_colour {
+        command.env("NO_COLOR", "1");
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        text.contains("zernel"),
+        "{arguments:?} says nothing: {text}"
+    );
+    text
+}
+
+#[test]
+fn a_terminal_gets_colour() {
+    for command in COMMANDS {
+        let text = written(command, true, false);
+        assert!(text.contains("\x1b["), "{command:?}: {text:?}");
+    }
+}
+
+#[test]
+fn whoever_wants_none_gets_none() {
+    for command in COMMANDS {
+        let text = written(command, true, true);
+        // Bold and underlined help is no colour, but no less in the way.
+        assert!(!text.contains("\x1b["), "{command:?}: {text:?}");
+    }
+}
+
+#[test]
+fn what_is_no_terminal_gets_none() {
+    for command in COMMANDS {
+        let text = written(command, false, false);
+        assert!(!text.contains('\x1b'), "{command:?}: {text:?}");
+    }
+}

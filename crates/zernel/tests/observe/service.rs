@@ -1,0 +1,131 @@
+//! The systemd unit: that it grants what is needed and nothing else, and that systemd understands it.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::Need;
+
+use crate::daemon::Daemon;
+use crate::target::Stage;
+use crate::users::{launched_by_nobody, pids, public_copy};
+use crate::{launched, told_launches};
+
+const UNIT: &str = include_str!("../../../../deploy/zernel.service");
+/// Neither root nor whoever is observed.
+const DAEMON: u32 = 65533;
+
+/// What the unit sets, word by word.
+fn setting(name: &str) -> Vec<&'static str> {
+    let values = UNIT.lines().filter_map(|line| line.split_once('='));
+    let mut values = values.filter(|(key, _)| *key == name);
+    let (_, value) = values.next().expect("the unit sets it");
+    assert_eq!(values.next(), None, "{name} is set twice");
+    value.split_whitespace().collect()
+}
+
+fn capabilities() -> Vec<&'static str> {
+    setting("AmbientCapabilities")
+}
+
+/// What runs a program as the unit does: as a user of its own, with these capabilities and no way to others.
+fn confined(program: &Path, capabilities: &[&str]) -> Command {
+    let held: String = capabilities
+        .iter()
+        .map(|name| name.strip_prefix("CAP_").expect("a capability"))
+        .map(|name| format!(",+{}", name.to_lowercase()))
+        .collect();
+    let mut command = Command::new("setpriv");
+    command
+        .args([format!("--reuid={DAEMON}"), format!("--regid={DAEMON}")])
+        .args(["--clear-groups", "--no-new-privs"])
+        .args(["inh-caps", "ambient-caps", "bounding-set"].map(|set| format!("--{set}=-all{held}")))
+        .arg(program)
+        .arg("observe");
+    command
+}
+
+pub(crate) fn the_unit_grants_what_observing_takes() {
+    let mut bounds = setting("CapabilityBoundingSet");
+    bounds.sort_unstable();
+    let mut granted = capabilities();
+    granted.sort_unstable();
+    assert_eq!(bounds, granted, "none can be gained that is not held");
+    assert_eq!(setting("NoNewPrivileges"), ["yes"]);
+
+    let stage = Stage::new(Prologue::Push);
+    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
+    let runtime = stage.path().join("run");
+    fs::create_dir(&runtime).expect("ours");
+    chown(&runtime, Some(DAEMON), Some(DAEMON)).expect("we are root");
+    let socket = runtime.join("observe.sock");
+    let daemon = Daemon::start_as(confined(&zernel, &capabilities()), &stage, &socket);
+    let nobody = launched_by_nobody(&stage, 20);
+    let root = launched(&stage, 10);
+    for (target, launches) in [(&nobody, 20), (&root, 10)] {
+        let pid = target.pid();
+        daemon.wait_for(&told_launches(pid, launches));
+        daemon.wait_for(&format!("zernel_process_complete{{pid=\"{pid}\"}} 1"));
+        daemon.wait_for(&format!(
+            "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
+        ));
+    }
+}
+
+/// Observes for a moment with these capabilities.
+fn ledger_with(program: &Path, capabilities: &[&str]) -> Output {
+    let mut command = confined(program, capabilities);
+    command.args(["--ledger", "--for", "0.1"]);
+    command.output().expect("setpriv runs")
+}
+
+pub(crate) fn each_capability_is_needed() {
+    let stage = Stage::new(Prologue::Push);
+    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
+    let target = launched(&stage, 1);
+    let output = ledger_with(&zernel, &capabilities());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(pids(&ledger["processes"]).contains(&u64::from(target.pid())));
+    for lacking in capabilities() {
+        let rest: Vec<_> = capabilities()
+            .into_iter()
+            .filter(|name| *name != lacking)
+            .collect();
+        let output = ledger_with(&zernel, &rest);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "without {lacking}: {said}");
+        assert!(said.contains(lacking), "{said}");
+    }
+}
+
+/// The need for the tool that reads units.
+pub(crate) fn systemd() -> Need {
+    Need {
+        name: "systemd",
+        check: || match Command::new("systemd-analyze").arg("--version").output() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("systemd-analyze does not run: {error}")),
+        },
+    }
+}
+
+pub(crate) fn systemd_understands_the_unit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let unit = folder.path().join("zernel.service");
+    // It looks whether the program is there.
+    let here = UNIT.replace("/usr/bin/zernel", env!("CARGO_BIN_EXE_zernel"));
+    fs::write(&unit, here).expect("ours");
+    fs::set_permissions(&unit, Permissions::from_mode(0o644)).expect("ours");
+    let mut command = Command::new("systemd-analyze");
+    let output = command.args(["verify", "--man=no"]).arg(&unit).output();
+    let output = output.expect("systemd-analyze runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    // What it does not know it ignores, and says so.
+    assert!(!said.contains("zernel.service"), "{said}");
+}
