@@ -38,6 +38,8 @@ use files::{AttachedFile, RefusedFile};
 use governor::Governor;
 pub use governor::{Cost, GovernorOptions, ProcessCost};
 use kernel::Kernel;
+#[cfg(test)]
+pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
 pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
 pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Phases, Seen};
