@@ -118,12 +118,13 @@ pub struct Losses {
     pub memory_accounts: u64,
     pub communicators: u64,
     pub threads: u64,
+    pub contexts: u64,
 }
 
 impl Losses {
     /// The causes by name.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 7] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 8] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -132,6 +133,7 @@ impl Losses {
             ("memory_accounts", self.memory_accounts),
             ("communicators", self.communicators),
             ("threads", self.threads),
+            ("contexts", self.contexts),
         ]
     }
 }
@@ -510,6 +512,7 @@ impl Observer {
             memory_accounts: raw.memory_accounts,
             communicators: raw.communicators,
             threads: raw.threads,
+            contexts: raw.contexts,
         }
     }
 }

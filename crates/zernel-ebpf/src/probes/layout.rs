@@ -98,6 +98,7 @@ mirrors! {
         communicators: u64,
         threads: u64,
         switches: u64,
+        contexts: u64,
     }
 
     struct Histogram = "zernel_histogram" {

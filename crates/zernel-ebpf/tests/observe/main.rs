@@ -57,6 +57,14 @@ fn main() -> ExitCode {
         ("ranks_and_their_collectives_are_seen", nccl::ranks),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
+        (
+            "memory_belongs_to_the_device_that_is_current_again",
+            memory::nested_devices,
+        ),
+        (
+            "memory_that_is_mapped_lives_without_its_handle",
+            memory::mapped,
+        ),
         ("an_executed_program_is_a_new_process", processes::execution),
         (
             "a_child_without_cuda_is_no_trainer",
