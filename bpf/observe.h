@@ -130,7 +130,7 @@ struct zernel_losses {
 	__u64 memory_accounts; /* memory of call sites beyond the map of accounts */
 	__u64 communicators; /* collectives of communicators beyond their map */
 	__u64 threads; /* events of threads that got no storage */
-	__u64 switches; /* of ML threads, that the kernel did not tell of */
+	__u64 switches; /* of ML threads, that the kernel did not tell of and its accounts do not show */
 	__u64 contexts; /* CUDA contexts that lie too deep below the current one */
 };
 
