@@ -20,6 +20,7 @@
 #define ZERNEL_HISTOGRAMS 4096
 #define ZERNEL_ARGUMENTS 4
 #define ZERNEL_CALL_DEPTH 8
+#define ZERNEL_CONTEXT_DEPTH 8
 #define ZERNEL_NONE 0xff
 
 /* What a probe keeps of durations, per process. */
@@ -155,7 +156,8 @@ struct zernel_losses {
 	__u64 memory_accounts; /* memory of call sites beyond the map of accounts */
 	__u64 communicators; /* collectives of communicators beyond their map */
 	__u64 threads; /* events of threads that got no storage */
-	__u64 switches; /* of ML threads, that the kernel did not tell of */
+	__u64 switches; /* of ML threads, that the kernel did not tell of and its accounts do not show */
+	__u64 contexts; /* CUDA contexts that lie too deep below the current one */
 	__u64 step_marks; /* beyond what their ring buffer holds */
 };
 
@@ -218,9 +220,11 @@ struct zernel_thread {
 	__u64 hits;
 	__u64 context; /* the CUDA context that is current */
 	__u64 copied_ns; /* when a copy ended that is taken for the beginning of launches */
-	__u64 context_below; /* the one that is current again when that is popped */
+	__u64 contexts_below[ZERNEL_CONTEXT_DEPTH]; /* those that are current again when it is popped */
+	__u32 contexts_pushed; /* how many lie below, even if not all are kept */
 	__u32 process; /* index; 0: none yet */
 	__u32 depth;
+	__u32 reserved;
 	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];
 	struct zernel_run run;
 	struct zernel_wait data;

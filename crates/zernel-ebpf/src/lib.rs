@@ -9,6 +9,7 @@
 //! | [`identity`] | who a process is: job, rank, pod, container |
 //! | [`library`] | a shared library file, and where in it a probe may go |
 //! | [`observer`] | watches ML processes: probes attached, read and governed |
+//! | [`privilege`] | the capabilities that observing needs |
 //! | [`probes`] | which functions are watched, and what is kept of their calls |
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
@@ -19,5 +20,6 @@ pub mod gpu;
 pub mod identity;
 pub mod library;
 pub mod observer;
+pub mod privilege;
 pub mod probes;
 pub mod twin;

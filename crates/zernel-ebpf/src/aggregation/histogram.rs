@@ -5,6 +5,8 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 /// Each power of two is cut into this many buckets of equal width.
 const BUCKETS_PER_POWER: usize = 1 << GROUPING;
 const GROUPING: u32 = 4;
+/// Below this, each duration has a bucket of its own.
+const LOG_BUCKETS_FROM: u64 = 2 * BUCKETS_PER_POWER as u64;
 /// Every `u64` has a bucket.
 #[cfg(test)]
 const BUCKETS: usize = (64 - GROUPING as usize + 1) * BUCKETS_PER_POWER;
@@ -25,6 +27,11 @@ pub struct LatencyHistogram {
     pub min_ns: u64,
     /// The greatest; 0 when there is none.
     pub max_ns: u64,
+    /// Where durations begin that are within the extremes and in a logarithmic bucket; 0 when
+    /// nothing was recorded.
+    usual_from: u64,
+    /// How many durations there are of that kind.
+    usual_width: u64,
     /// The first bucket that is kept.
     first: usize,
     buckets: Vec<u64>,
@@ -37,17 +44,25 @@ impl LatencyHistogram {
     /// Adds one duration.
     #[inline]
     pub fn record(&mut self, ns: u64) {
-        // One comparison tells both ends; a duration beyond them is rare after the first few.
-        if ns.wrapping_sub(self.min_ns) > self.max_ns - self.min_ns {
-            self.widen(ns);
+        // One comparison tells whether anything else is to be done than to count.
+        if ns.wrapping_sub(self.usual_from) >= self.usual_width {
+            return self.record_unusual(ns);
         }
+        let bucket = log_bucket(ns).wrapping_sub(self.first);
+        let Some(in_bucket) = self.buckets.get_mut(bucket) else {
+            return self.record_unusual(ns);
+        };
+        *in_bucket += 1;
         self.count += 1;
         self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated);
-        let bucket = bucket(ns);
-        match self.buckets.get_mut(bucket.wrapping_sub(self.first)) {
-            Some(count) => *count += 1,
-            None => *self.cover(bucket) += 1,
-        }
+    }
+
+    /// Adds a duration that is an extreme, or too short for a bucket of the logarithmic ones.
+    #[cold]
+    fn record_unusual(&mut self, ns: u64) {
+        *self.cover(bucket(ns)) += 1;
+        self.account(ns, ns, ns);
+        self.count += 1;
     }
 
     /// Makes room for a bucket beyond those that are kept.
@@ -66,16 +81,6 @@ impl LatencyHistogram {
         &mut self.buckets[bucket - self.first]
     }
 
-    #[cold]
-    fn widen(&mut self, ns: u64) {
-        self.min_ns = if self.count == 0 {
-            ns
-        } else {
-            self.min_ns.min(ns)
-        };
-        self.max_ns = self.max_ns.max(ns);
-    }
-
     /// Adds `count` durations of about `ns`, which [`Self::account`] is told the rest of.
     pub(crate) fn record_about(&mut self, ns: u64, count: u64) {
         self.count += count;
@@ -85,11 +90,16 @@ impl LatencyHistogram {
     /// Tells the sum and the extremes of what was recorded as being about something.
     pub(crate) fn account(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
-        self.min_ns = match self.max_ns {
+        self.min_ns = match self.usual_from {
             0 => min_ns,
             _ => self.min_ns.min(min_ns),
         };
         self.max_ns = self.max_ns.max(max_ns);
+        self.usual_from = self.min_ns.max(LOG_BUCKETS_FROM);
+        self.usual_width = match self.max_ns.checked_sub(self.usual_from) {
+            Some(distance) => distance + 1,
+            None => 0,
+        };
     }
 
     /// Adds everything that `other` recorded.
@@ -97,13 +107,8 @@ impl LatencyHistogram {
         if other.count == 0 {
             return;
         }
-        self.min_ns = match self.count {
-            0 => other.min_ns,
-            _ => self.min_ns.min(other.min_ns),
-        };
-        self.max_ns = self.max_ns.max(other.max_ns);
+        self.account(other.sum_ns, other.min_ns, other.max_ns);
         self.count += other.count;
-        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
         // Its ends first, so that room is made once.
         let last = other.first + other.buckets.len() - 1;
         self.cover(other.first);
@@ -169,14 +174,18 @@ fn saturated() -> u64 {
 }
 
 /// The bucket of a duration.
-#[inline]
 fn bucket(ns: u64) -> usize {
-    let power = (ns | 1).ilog2();
-    if power <= GROUPING {
-        return ns as usize;
+    match ns {
+        0..LOG_BUCKETS_FROM => ns as usize,
+        _ => log_bucket(ns),
     }
+}
+
+/// The bucket of a duration that is not below [`LOG_BUCKETS_FROM`].
+#[inline]
+fn log_bucket(ns: u64) -> usize {
     // The top five bits, with the leading one counting the power.
-    let shift = power - GROUPING;
+    let shift = (ns | 1).ilog2() - GROUPING;
     (shift as usize * BUCKETS_PER_POWER) + (ns >> shift) as usize
 }
 

@@ -28,10 +28,9 @@ use std::{fs, io};
 pub use loader::Loader;
 pub use process::{MappedFile, ProcessKey};
 
-use rustix::thread::{CapabilitySet, capabilities};
-
 use crate::capability::reason;
 use crate::library::LibraryKind;
+use crate::privilege;
 use library::Subject;
 use loader::Loaders;
 use scan::{Mapping, Scanner};
@@ -397,22 +396,8 @@ fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
     })
 }
 
-/// What opening `/proc/PID/map_files/…` of any process takes.
 fn require_sight() -> Result<(), Error> {
-    let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let wanted = [
-        (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"),
-        (
-            CapabilitySet::DAC_READ_SEARCH | CapabilitySet::DAC_OVERRIDE,
-            "CAP_DAC_READ_SEARCH",
-        ),
-        (
-            CapabilitySet::CHECKPOINT_RESTORE | CapabilitySet::SYS_ADMIN,
-            "CAP_CHECKPOINT_RESTORE",
-        ),
-    ];
-    let lacking = wanted.into_iter().filter(|(any, _)| !held.intersects(*any));
-    let lacking: Vec<_> = lacking.map(|(_, name)| name).collect();
+    let lacking = privilege::lacking(&privilege::TO_SEE, privilege::held());
     match lacking.is_empty() {
         true => Ok(()),
         false => Err(Error::Blind(lacking.join(" and "))),

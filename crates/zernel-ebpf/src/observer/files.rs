@@ -13,10 +13,14 @@ use std::thread;
 
 use libbpf_rs::Link;
 
+use super::changes::{Changes, Watched};
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
 use crate::library::{FileIdentity, Library, LibraryError, LibraryKind, Site, TrapCost};
 use crate::probes::SYMBOLS;
+
+/// Why a file that somebody wrote to is let go.
+pub(crate) const WRITTEN_TO: &str = "the file was written to after it was attached to";
 
 /// How a function of a file is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +58,7 @@ pub(crate) struct AttachedFile {
     /// Of the functions that may have to be sampled, those that are watched all the time.
     frequent: BTreeMap<usize, Vec<Link>>,
     window: Vec<Link>,
+    watched: Vec<Watched>,
 }
 
 impl AttachedFile {
@@ -79,6 +84,7 @@ impl AttachedFile {
             steady: Vec::new(),
             frequent: BTreeMap::new(),
             window: Vec::new(),
+            watched: Vec::new(),
         };
         for symbol in attached.frequent_symbols() {
             if is_sampled(symbol) {
@@ -94,6 +100,19 @@ impl AttachedFile {
 
     pub(crate) fn identity(&self) -> FileIdentity {
         self.identity
+    }
+
+    /// Has changes of the file told, which was found at `access`, until it is detached for good.
+    pub(crate) fn watch(&mut self, changes: &mut Changes, access: &Path) {
+        self.watched = changes.watch(&self.file, access, &self.path);
+        if !self.is_unchanged() {
+            self.detach(WRITTEN_TO);
+        }
+    }
+
+    /// Its watches in [`Changes`].
+    pub(crate) fn watched(&self) -> impl Iterator<Item = Watched> {
+        self.watched.iter().copied()
     }
 
     /// Whether the file is still what was attached to. If somebody wrote to it, the probes are where
@@ -178,6 +197,7 @@ impl AttachedFile {
     /// Takes everything off, and says why.
     pub(crate) fn detach(&mut self, why: &str) {
         self.pause();
+        self.watched.clear();
         for function in &mut self.functions {
             if function.site.is_some() {
                 function.watch = Watch::Not(why.to_owned());

@@ -23,7 +23,7 @@ use super::step_marks::StepMarks;
 use crate::capability::{Capability, quietly};
 use crate::probes::{Counts, Direction, SYMBOLS, layout};
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
+pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
 /// The programs that are attached from the beginning.
 const TRACEPOINTS: [&str; 4] = [

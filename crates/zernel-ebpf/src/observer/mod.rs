@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `kernel` | the loaded programs and the maps shared with them |
 //! | `files` | the library files that probes are attached to |
+//! | `changes` | tells when one of them is written to or removed |
 //! | `process` | what is known of one process |
 //! | `step_marks` | what tells its steps apart |
 //! | `governor` | what observing costs, and how it is kept within a budget |
@@ -11,6 +12,7 @@
 //! | `metrics`, [`snapshot`], `ledger` | what it tells |
 
 mod callers;
+mod changes;
 mod driver;
 mod durations;
 mod estimate;
@@ -28,10 +30,11 @@ mod step_marks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use changes::Changes;
 pub use driver::run;
 pub use estimate::Estimate;
 pub use files::Watch;
@@ -41,6 +44,8 @@ pub use gone::{End, GoneRank};
 use governor::Governor;
 pub use governor::{Cost, GovernorOptions, ProcessCost};
 use kernel::Kernel;
+#[cfg(test)]
+pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
 pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
 pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Phases, Seen};
@@ -62,6 +67,9 @@ pub enum ObserveError {
     /// A map cannot be read.
     #[error("what the probes keep cannot be read ({})", reason(.0))]
     Read(#[source] libbpf_rs::Error),
+    /// Events cannot be waited for.
+    #[error("events cannot be waited for ({0}); the limit on open files may be too low")]
+    Wait(#[from] rustix::io::Errno),
     /// Processes cannot be found.
     #[error(transparent)]
     Discovery(#[from] discovery::Error),
@@ -116,13 +124,14 @@ pub struct Losses {
     pub memory_accounts: u64,
     pub communicators: u64,
     pub threads: u64,
+    pub contexts: u64,
     pub step_marks: u64,
 }
 
 impl Losses {
     /// The causes by name.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 8] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 9] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -131,6 +140,7 @@ impl Losses {
             ("memory_accounts", self.memory_accounts),
             ("communicators", self.communicators),
             ("threads", self.threads),
+            ("contexts", self.contexts),
             ("step_marks", self.step_marks),
         ]
     }
@@ -140,6 +150,9 @@ impl Losses {
 pub struct Observer {
     files: Vec<AttachedFile>,
     refused: Vec<RefusedFile>,
+    changes: Changes,
+    /// Readable when there are events of processes or changes of files.
+    events: OwnedFd,
     /// Which files a process maps, by their place in `files`.
     maps: BTreeMap<ProcessKey, BTreeSet<u64>>,
     processes: BTreeMap<u32, ObservedProcess>,
@@ -170,9 +183,12 @@ impl Observer {
         let governor = Governor::calibrated(&kernel, options.governor);
         kernel.forget_ourselves().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
+        let changes = Changes::new()?;
         let mut observer = Self {
             files: Vec::new(),
             refused: Vec::new(),
+            events: either(discovery.file_descriptor(), changes.as_fd())?,
+            changes,
             maps: BTreeMap::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
@@ -240,6 +256,7 @@ impl Observer {
                 if self.paused {
                     file.pause();
                 }
+                file.watch(&mut self.changes, access);
                 self.files.push(file);
             }
             Err(error) if error.is_gone() => return None,
@@ -254,11 +271,15 @@ impl Observer {
 
     /// A descriptor that is readable when [`Self::discover`] has something to do.
     pub fn discovery_descriptor(&self) -> io::Result<OwnedFd> {
-        self.discovery.file_descriptor().try_clone_to_owned()
+        self.events.try_clone()
     }
 
-    /// Takes in what happened to processes, and attaches to what they map.
+    /// Takes in what happened to processes and to library files: attaches to what is mapped, lets go
+    /// of what was written to.
     pub fn discover(&mut self) -> Result<(), ObserveError> {
+        if self.changes.take() {
+            self.drop_changed_files();
+        }
         let events = self.discovery.poll(Duration::ZERO)?;
         self.take(&events);
         Ok(())
@@ -306,13 +327,15 @@ impl Observer {
         let used: BTreeSet<u64> = self.maps.values().flatten().copied().collect();
         for file in &mut self.files {
             if !file.is_unchanged() {
-                file.detach("the file was written to after it was attached to");
+                file.detach(files::WRITTEN_TO);
             }
         }
         self.files.retain(|file| {
             let useful = file.is_unchanged() && !file.is_deleted();
             useful || used.contains(&file.number)
         });
+        let watched = self.files.iter().flat_map(AttachedFile::watched);
+        self.changes.keep(&watched.collect());
     }
 
     /// Takes in the threads and the children that known processes had before they were known. To be
@@ -520,9 +543,21 @@ impl Observer {
             memory_accounts: raw.memory_accounts,
             communicators: raw.communicators,
             threads: raw.threads,
+            contexts: raw.contexts,
             step_marks: raw.step_marks,
         }
     }
+}
+
+/// A descriptor that is readable when one of two is.
+fn either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    use rustix::event::epoll;
+    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for source in [one, other] {
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&both, source, data, epoll::EventFlags::IN)?;
+    }
+    Ok(both)
 }
 
 /// CLOCK_MONOTONIC, which the probes stamp with.

@@ -10,18 +10,30 @@ pub(crate) const SYMBOLS: usize = 96;
 pub(crate) const HISTOGRAMS: usize = 4096;
 pub(crate) const BUCKETS: usize = 496;
 
-/// Declares mirrors of C structs: plain integers, no padding.
+/// Declares mirrors of C structs, named after them: plain integers, no padding.
 macro_rules! mirrors {
-    ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-        #[repr(C)]
-        pub(crate) struct $name { $(pub(crate) $field: $type,)* }
-    )*};
+    ($($(#[$doc:meta])* struct $name:ident = $kernel:literal { $($field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+            #[repr(C)]
+            pub(crate) struct $name { $(pub(crate) $field: $type,)* }
+        )*
+
+        /// All of them, for a comparison with what the probes were compiled to.
+        #[cfg(test)]
+        const MIRRORS: &[tests::Mirror] = &[$(
+            tests::Mirror {
+                kernel: $kernel,
+                size: size_of::<$name>(),
+                fields: &[$((stringify!($field), std::mem::offset_of!($name, $field)),)*],
+            },
+        )*];
+    };
 }
 
 mirrors! {
-    struct Symbol {
+    struct Symbol = "zernel_symbol" {
         probe: u8,
         role: u8,
         family: u8,
@@ -33,23 +45,23 @@ mirrors! {
         arguments: [u8; 4],
     }
 
-    struct Settings {
+    struct Settings = "zernel_settings" {
         tracker: RawTrackerConfig,
         window_open: u32,
         reserved: u32,
     }
 
-    struct Counter {
+    struct Counter = "zernel_counter" {
         calls: u64,
         failed: u64,
         bytes: u64,
     }
 
-    struct Counters {
+    struct Counters = "zernel_counters" {
         of: [Counter; SYMBOLS],
     }
 
-    struct Process {
+    struct Process = "zernel_process" {
         start_ns: u64,
         first_ns: u64,
         ended_ns: u64,
@@ -78,13 +90,13 @@ mirrors! {
         exit_code: u64,
     }
 
-    struct Heartbeat {
+    struct Heartbeat = "zernel_heartbeat" {
         beat_ns: u64,
         owner: u32,
         reserved: u32,
     }
 
-    struct Losses {
+    struct Losses = "zernel_losses" {
         processes: u64,
         histograms: u64,
         calls: u64,
@@ -93,10 +105,11 @@ mirrors! {
         communicators: u64,
         threads: u64,
         switches: u64,
+        contexts: u64,
         step_marks: u64,
     }
 
-    struct StepMark {
+    struct StepMark = "zernel_step_mark" {
         at_ns: u64,
         process: u32,
         launches: u16,
@@ -104,39 +117,39 @@ mirrors! {
         missing: u8,
     }
 
-    struct Histogram {
+    struct Histogram = "zernel_histogram" {
         sum_ns: u64,
         max_ns: u64,
         min_inverted: u64,
         buckets: [u32; BUCKETS],
     }
 
-    struct AllocationKey {
+    struct AllocationKey = "allocation_key" {
         object: u64,
         process: u32,
         kind: u32,
     }
 
-    struct AccountKey {
+    struct AccountKey = "account_key" {
         caller: u64,
         process: u32,
         device: u32,
     }
 
-    struct Account {
+    struct Account = "account" {
         current_bytes: u64,
         peak_bytes: u64,
         allocations: u64,
         frees: u64,
     }
 
-    struct CommunicatorKey {
+    struct CommunicatorKey = "communicator_key" {
         communicator: u64,
         process: u32,
         is_being_made: u32,
     }
 
-    struct Communicator {
+    struct Communicator = "communicator" {
         hash: u64,
         sequence: u64,
         bytes: u64,
@@ -158,4 +171,108 @@ impl Symbol {
 impl Process {
     pub(crate) const SAW_INIT: u32 = 1 << 0;
     pub(crate) const IS_LOADER: u32 = 1 << 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use libbpf_rs::btf::types::{MemberAttr, Struct};
+    use libbpf_rs::{Btf, HasSize, ObjectBuilder};
+
+    use super::*;
+    use crate::observer::OBJECT;
+
+    /// What is to be compared of a mirror.
+    #[derive(Debug)]
+    pub(super) struct Mirror {
+        pub(super) kernel: &'static str,
+        pub(super) size: usize,
+        pub(super) fields: &'static [(&'static str, usize)],
+    }
+
+    impl Mirror {
+        /// How it differs from the struct that the probes were compiled with.
+        fn difference(&self, btf: &Btf<'_>) -> Option<String> {
+            let Some(kernel) = btf.type_by_name::<Struct<'_>>(self.kernel) else {
+                return Some(format!("the probes have no struct {}", self.kernel));
+            };
+            let ours: Vec<_> = self
+                .fields
+                .iter()
+                .map(|(name, at)| (name.to_string(), *at))
+                .collect();
+            let theirs = (kernel.size(), members(&kernel));
+            let name = self.kernel;
+            ((self.size, ours.clone()) != theirs)
+                .then(|| format!("{name}: ours {:?}, theirs {theirs:?}", (self.size, ours)))
+        }
+    }
+
+    fn members(kernel: &Struct<'_>) -> Vec<(String, usize)> {
+        let members = kernel.iter().map(|member| {
+            let MemberAttr::Normal { offset: bits } = member.attr else {
+                panic!("{member:?} is a bit field");
+            };
+            let name = member.name.expect("every field has a name");
+            (name.to_string_lossy().into_owned(), bits as usize / 8)
+        });
+        members.collect()
+    }
+
+    fn with_btf<T>(look: impl FnOnce(&Btf<'_>) -> T) -> T {
+        let btf = Btf::from_raw("observe", OBJECT).expect("the object is readable");
+        look(&btf.expect("the object carries BTF"))
+    }
+
+    #[test]
+    fn mirrors_are_what_the_probes_were_compiled_with() {
+        with_btf(|btf| {
+            let differences: Vec<_> = MIRRORS.iter().filter_map(|it| it.difference(btf)).collect();
+            assert!(differences.is_empty(), "{differences:#?}");
+        });
+    }
+
+    /// A field that is missing, renamed, moved or of another size makes a mirror another.
+    #[test]
+    fn a_changed_mirror_is_noticed() {
+        with_btf(|btf| {
+            for mirror in MIRRORS {
+                let differs = |size, fields: Vec<_>| {
+                    let kernel = mirror.kernel;
+                    let fields = fields.leak();
+                    Mirror {
+                        kernel,
+                        size,
+                        fields,
+                    }
+                    .difference(btf)
+                    .is_some()
+                };
+                let (size, fields) = (mirror.size, mirror.fields.to_vec());
+                let (last, others) = fields.split_last().expect("fields");
+                assert!(differs(size + 8, fields.clone()), "{mirror:?}");
+                assert!(differs(size, others.to_vec()), "{mirror:?}");
+                for changed in [("renamed", last.1), (last.0, last.1 + 4)] {
+                    assert!(differs(size, [others, &[changed]].concat()), "{mirror:?}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn arrays_are_as_long_as_the_maps() {
+        let object = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .expect("it opens");
+        let lengths = [
+            ("processes", PROCESSES),
+            ("counters", PROCESSES),
+            ("symbols", SYMBOLS),
+            ("histograms", HISTOGRAMS),
+        ];
+        for (name, length) in lengths {
+            let mut maps = object.maps();
+            let map = maps.find(|map| map.name() == name).expect(name);
+            assert_eq!(map.max_entries() as usize, length, "{name}");
+        }
+    }
 }

@@ -2,9 +2,11 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags};
 use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Whose};
 use zernel_softgpu::install::{Prologue, install};
@@ -99,6 +101,83 @@ pub(crate) fn written_to() {
     assert!(reason.contains("written to"), "{reason}");
     let mut processes = observer.processes();
     assert!(!processes.any(|process| process.pid == target.pid()));
+}
+
+/// What the ledger says of why the launches of a library are not watched; `None` while they are.
+fn why_not(observer: &Observer, library: &Path) -> Option<String> {
+    let launch = functions_of(observer, &library.to_string_lossy())["cuLaunchKernel"].clone();
+    (launch["state"] == "not attached").then(|| launch["reason"].to_string())
+}
+
+fn overwrite(library: &Path) {
+    let content = fs::read(library).expect("it is there");
+    let mut file = OpenOptions::new().write(true).open(library).expect("ours");
+    file.write_all(&content).expect("ours");
+}
+
+/// Nobody scans here.
+pub(crate) fn written_to_at_once() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("loads_and_launches", 10);
+    target.step();
+    observer.discover().expect("processes can be discovered");
+    let library = stage.library("libcuda.so.1");
+    assert_eq!(why_not(&observer, &library), None);
+    let events = observer.discovery_descriptor().expect("a descriptor");
+    overwrite(&library);
+    assert!(is_readable(&events), "whoever waits wakes up");
+    observer.discover().expect("processes can be discovered");
+    let reason = why_not(&observer, &library).expect("it is let go");
+    assert!(reason.contains("written to"), "{reason}");
+    target.step();
+    target.end();
+}
+
+/// As in a container, whose layers are an overlay file system: the file that is mapped is not the one
+/// that is written to.
+pub(crate) fn written_to_in_a_layer() {
+    let stage = Stage::new(Prologue::Push);
+    let place = stage.path().join("overlay");
+    fs::create_dir(&place).expect("ours");
+    let script = r#"mount -t tmpfs none "$1" && mkdir "$1"/lower "$1"/upper "$1"/work "$1"/merged &&
+        mount -t overlay -o lowerdir="$1"/lower,upperdir="$1"/upper,workdir="$1"/work none "$1"/merged &&
+        cp "$2"/* "$1"/merged && exec "$3""#;
+    let mut command = stage.command_of("unshare".as_ref(), "loads_and_launches", 10);
+    command
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .args([&place, &stage.path().join("lib")])
+        .arg(std::env::current_exe().expect("we run"))
+        .env(LIBRARIES, place.join("merged"));
+    let mut observer = observe_nothing_yet();
+    let mut target = Target::start(&mut command);
+    target.step();
+    observer.discover().expect("processes can be discovered");
+    let library = place.join("merged/libcuda.so.1");
+    assert_eq!(why_not(&observer, &library), None);
+    let inside = format!("/proc/{}/root{}", target.pid(), library.display());
+    overwrite(inside.as_ref());
+    observer.discover().expect("processes can be discovered");
+    let reason = why_not(&observer, &library).expect("it is let go");
+    assert!(reason.contains("written to"), "{reason}");
+    target.step();
+    target.end();
+}
+
+fn is_readable(descriptor: &OwnedFd) -> bool {
+    let mut descriptors = [PollFd::new(descriptor, PollFlags::IN)];
+    let ready = poll(&mut descriptors, Some(&Timespec::default()));
+    ready.expect("it can be polled") > 0
+}
+
+pub(crate) fn overlayfs() -> Need {
+    Need {
+        name: "overlayfs",
+        check: || match fs::read_to_string("/proc/filesystems") {
+            Ok(list) if list.contains("\toverlay\n") => Ok(()),
+            _ => Err("this kernel has no overlayfs".to_owned()),
+        },
+    }
 }
 
 pub(crate) fn strip() -> Need {

@@ -58,6 +58,14 @@ fn main() -> ExitCode {
         ("ranks_and_their_collectives_are_seen", nccl::ranks),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
+        (
+            "memory_belongs_to_the_device_that_is_current_again",
+            memory::nested_devices,
+        ),
+        (
+            "memory_that_is_mapped_lives_without_its_handle",
+            memory::mapped,
+        ),
         ("an_executed_program_is_a_new_process", processes::execution),
         (
             "a_child_without_cuda_is_no_trainer",
@@ -75,12 +83,16 @@ fn main() -> ExitCode {
         ("a_whole_node_is_told_in_few_series", series::whole_node),
         ("a_replaced_library_is_attached_to_anew", files::replaced),
         ("a_library_that_was_written_to_is_let_go", files::written_to),
+        (
+            "a_library_that_is_being_written_to_is_let_go_at_once",
+            files::written_to_at_once,
+        ),
         ("garbage_is_refused_and_disturbs_nothing", files::garbage),
         ("a_mount_namespace_hides_nothing", files::hidden),
         ("states_are_pinned_for_a_scheduler", shared::pinned),
         ("no_bpffs_is_no_error", shared::without_bpffs),
     ];
-    let more: [(&str, Need, fn()); 3] = [
+    let more: [(&str, Need, fn()); 4] = [
         (
             "a_pid_used_again_is_another_process",
             processes::next_pid(),
@@ -90,6 +102,11 @@ fn main() -> ExitCode {
             "a_stripped_library_is_counted",
             files::strip(),
             files::stripped,
+        ),
+        (
+            "a_library_in_a_layer_that_is_written_to_is_let_go_at_once",
+            files::overlayfs(),
+            files::written_to_in_a_layer,
         ),
         ("programs_are_not_harmed", harm::compiler(), harm::unruly),
     ];

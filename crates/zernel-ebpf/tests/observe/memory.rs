@@ -9,7 +9,12 @@ use zernel_softgpu::install::Prologue;
 use crate::harness::{find, observe};
 use crate::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[("memory", memory), ("two_devices", two_devices)];
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("memory", memory),
+    ("two_devices", two_devices),
+    ("nested_contexts", nested_contexts),
+    ("mapped_memory", mapped_memory),
+];
 
 /// What the driver hands out at least.
 const PAGE: u64 = 2 << 20;
@@ -84,6 +89,87 @@ fn two_devices(driver: &Driver, _rounds: u64) {
     driver.allocate(40);
 }
 
+/// Alternates between the devices: at depth `n`, `1 << n` bytes are allocated on device `n % 2` on the
+/// way up, and `1000 << n` on the way down.
+fn nested_contexts(driver: &Driver, depth: u64) {
+    let cuda = driver.cuda();
+    let mut contexts = [0_u64; 2];
+    call!(cuda, "cuInit", 0);
+    for (device, context) in contexts.iter_mut().enumerate() {
+        call!(cuda, "cuDevicePrimaryCtxRetain", out(context), device);
+    }
+    call!(cuda, "cuCtxSetCurrent", contexts[0]);
+    driver.allocate(1);
+    for level in 1..=depth {
+        call!(cuda, "cuCtxPushCurrent_v2", contexts[level as usize % 2]);
+        driver.allocate(1 << level);
+    }
+    for level in (0..depth).rev() {
+        let mut popped = 0_u64;
+        call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
+        driver.allocate(1000 << level);
+    }
+}
+
+fn create(driver: &Driver) -> u64 {
+    let (mut handle, mut properties) = (0_u64, Properties([1, 0, 1, 0], [0; 2]));
+    let properties = out(&mut properties);
+    call!(
+        driver.cuda(),
+        "cuMemCreate",
+        out(&mut handle),
+        PAGE,
+        properties,
+        0
+    );
+    handle
+}
+
+/// Three pages: one is released before it is unmapped, one after, one is mapped twice.
+fn mapped_memory(driver: &Driver, _rounds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    let handles = [create(driver), create(driver), create(driver)];
+    let mut address = 0_u64;
+    call!(
+        cuda,
+        "cuMemAddressReserve",
+        out(&mut address),
+        4 * PAGE,
+        0,
+        0,
+        0
+    );
+    for (page, handle) in [0, 1, 2, 2]
+        .map(|page| handles[page])
+        .into_iter()
+        .enumerate()
+    {
+        call!(
+            cuda,
+            "cuMemMap",
+            address + page as u64 * PAGE,
+            PAGE,
+            0,
+            handle,
+            0
+        );
+    }
+    assert_ne!(
+        try_call!(cuda, "cuMemMap", address, PAGE, 0, handles[0], 0),
+        0
+    );
+    assert_ne!(try_call!(cuda, "cuMemUnmap", address, PAGE / 2), 0);
+    call!(cuda, "cuMemRelease", handles[0]);
+    call!(cuda, "cuMemRelease", handles[2]);
+    pause();
+    call!(cuda, "cuMemUnmap", address, 3 * PAGE);
+    pause();
+    call!(cuda, "cuMemRelease", handles[1]);
+    pause();
+    call!(cuda, "cuMemUnmap", address + 3 * PAGE, PAGE);
+}
+
 /// Bytes by calling library, as metrics tell them.
 fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
     let text = observer.metrics(Whose::All, TextFormat::Prometheus);
@@ -144,4 +230,49 @@ pub(crate) fn devices() {
         .map(|(device, memory)| (*device, memory.total.current_bytes))
         .collect();
     assert_eq!(in_use, [(0, 1300), (1, 2040)]);
+}
+
+/// What is left on each device after [`nested_contexts`].
+fn nested(observer: &mut Observer, stage: &Stage, depth: u64) -> BTreeMap<u32, u64> {
+    let mut target = stage.target("nested_contexts", depth);
+    target.step();
+    observer.read().expect("maps can be read");
+    let memory = find(observer, target.pid()).memory.iter();
+    memory
+        .map(|(device, memory)| (*device, memory.total.current_bytes))
+        .collect()
+}
+
+pub(crate) fn nested_devices() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let of = |device, depth| {
+        let levels = (0..=depth).filter(|level| level % 2 == device);
+        let bytes =
+            levels.map(|level| (1_u64 << level) + if level < depth { 1000 << level } else { 0 });
+        bytes.sum::<u64>()
+    };
+    for depth in [2, 8] {
+        let expected = BTreeMap::from([(0, of(0, depth)), (1, of(1, depth))]);
+        assert_eq!(nested(&mut observer, &stage, depth), expected);
+    }
+    assert_eq!(observer.losses(), Default::default());
+    // Two lie too deep, and the first device stands for them; only one of them is not on it.
+    let too_deep = 1000 << 9;
+    let expected = BTreeMap::from([(0, of(0, 10) + too_deep), (1, of(1, 10) - too_deep)]);
+    assert_eq!(nested(&mut observer, &stage, 10), expected);
+    assert_eq!(observer.losses().contexts, 2);
+}
+
+/// Who releases memory that is mapped still has it.
+pub(crate) fn mapped() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("mapped_memory", 0);
+    for pages in [3, 2, 1, 0] {
+        target.step();
+        assert_eq!(in_use(&mut observer, &target), (pages * PAGE, 3 * PAGE));
+    }
+    assert_eq!(find(&observer, target.pid()).memory[&0].total.free_count, 3);
+    assert_eq!(observer.losses(), Default::default());
 }

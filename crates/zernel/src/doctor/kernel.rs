@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use procfs::process::{Process, all_processes};
 use rustix::system::uname;
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::thread::CapabilitySet;
+use zernel_ebpf::privilege;
 
 use super::row::Row;
 
@@ -45,25 +46,6 @@ fn version() -> Row {
     }
 }
 
-/// The capabilities that observing needs, with the names people know. Of each set, one will do.
-const WANTED: [(CapabilitySet, &str); 5] = [
-    (or_admin(CapabilitySet::BPF), "CAP_BPF"),
-    (or_admin(CapabilitySet::PERFMON), "CAP_PERFMON"),
-    (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"),
-    (
-        CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
-        "CAP_DAC_READ_SEARCH",
-    ),
-    (
-        or_admin(CapabilitySet::CHECKPOINT_RESTORE),
-        "CAP_CHECKPOINT_RESTORE",
-    ),
-];
-
-const fn or_admin(capability: CapabilitySet) -> CapabilitySet {
-    capability.union(CapabilitySet::SYS_ADMIN)
-}
-
 /// What this process may do, as far as the kernel as a whole is concerned.
 pub(super) struct Privilege {
     held: CapabilitySet,
@@ -71,11 +53,10 @@ pub(super) struct Privilege {
 
 impl Privilege {
     pub(super) fn own() -> Self {
-        let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         Self {
             // In a user namespace of its own a process holds everything, and may do nothing.
             held: if in_initial_namespace("user") {
-                held
+                privilege::held()
             } else {
                 CapabilitySet::empty()
             },
@@ -87,16 +68,13 @@ impl Privilege {
     }
 
     pub(super) fn can_load_bpf(&self) -> bool {
-        let lacking = self.lacking();
-        !lacking.contains(&"CAP_BPF") && !lacking.contains(&"CAP_PERFMON")
+        privilege::lacking(&privilege::TO_LOAD, self.held).is_empty()
     }
 
-    /// The capabilities that are wanted and not held.
+    /// The capabilities that observing needs and that are not held.
     pub(super) fn lacking(&self) -> Vec<&'static str> {
-        let lacking = WANTED
-            .into_iter()
-            .filter(|(any, _)| !self.held.intersects(*any));
-        lacking.map(|(_, name)| name).collect()
+        let needed = [&privilege::TO_LOAD[..], &privilege::TO_SEE].concat();
+        privilege::lacking(&needed, self.held)
     }
 }
 

@@ -10,6 +10,7 @@ const CREATE: u8 = 2;
 const SET: u8 = 3;
 const PUSH: u8 = 4;
 const POP: u8 = 5;
+const DESTROY: u8 = 6;
 
 const fn context(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::CudaContext, role, names)
@@ -28,4 +29,5 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         .keeps([1, 0, 0, 0])
         .frequent(),
     context(POP, &["cuCtxPopCurrent_v2"]).frequent(),
+    context(DESTROY, &["cuCtxDestroy_v2"]).keeps([1, 0, 0, 0]),
 ];

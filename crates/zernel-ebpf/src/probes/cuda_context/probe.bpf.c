@@ -6,9 +6,10 @@ enum cuda_context_role {
 	CONTEXT_INIT,
 	CONTEXT_OPEN, /* arguments: where the context is stored, the device */
 	CONTEXT_CREATE, /* the same; it becomes current */
-	CONTEXT_SET, /* argument: the context that becomes current */
+	CONTEXT_SET, /* argument: the context that takes the place of the current one; 0 pops that */
 	CONTEXT_PUSH, /* the same, until it is popped */
 	CONTEXT_POP,
+	CONTEXT_DESTROY, /* argument: the context, which is popped if it is current */
 };
 
 struct context_key {
@@ -52,11 +53,33 @@ __noinline int open_context(__u32 index, __u64 context, __u32 device)
 	return 0;
 }
 
-/* One level deep: what lies further below is not known, and the first device stands for it. */
 static __always_inline void push_context(struct zernel_thread *thread, __u64 context)
 {
-	thread->context_below = thread->context;
+	/* Of 64 bits, because old verifiers lose the check of a copy of 32. */
+	__u64 below = thread->contexts_pushed;
+
+	barrier_var(below);
+	if (below < ZERNEL_CONTEXT_DEPTH)
+		thread->contexts_below[below] = thread->context;
+	else
+		ZERNEL_LOST(contexts);
+	thread->contexts_pushed++;
 	thread->context = context;
+}
+
+/* What was pushed before the thread was known, or too deep, is not known: the first device stands for
+ * it. */
+static __always_inline void pop_context(struct zernel_thread *thread)
+{
+	__u64 below = thread->contexts_pushed;
+
+	thread->context = 0;
+	if (!below)
+		return;
+	thread->contexts_pushed = --below;
+	barrier_var(below);
+	if (below < ZERNEL_CONTEXT_DEPTH)
+		thread->context = thread->contexts_below[below];
 }
 
 static __always_inline void cuda_context_leave(const struct zernel_symbol *symbol,
@@ -80,14 +103,20 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 			push_context(thread, context);
 		break;
 	case CONTEXT_SET:
-		thread->context = call->arguments[0];
+		if (call->arguments[0])
+			thread->context = call->arguments[0];
+		else
+			pop_context(thread);
 		break;
 	case CONTEXT_PUSH:
 		push_context(thread, call->arguments[0]);
 		break;
 	case CONTEXT_POP:
-		thread->context = thread->context_below;
-		thread->context_below = 0;
+		pop_context(thread);
+		break;
+	case CONTEXT_DESTROY:
+		if (thread->context == call->arguments[0])
+			pop_context(thread);
 		break;
 	}
 }

@@ -10,6 +10,8 @@ const FREE: u8 = 2;
 const CREATE: u8 = 3;
 const RETAIN: u8 = 4;
 const RELEASE: u8 = 5;
+const MAP: u8 = 6;
+const UNMAP: u8 = 7;
 
 const fn memory(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::GpuMem, role, names)
@@ -40,4 +42,6 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         .bytes(2),
     memory(RETAIN, &["cuMemRetainAllocationHandle"]).keeps([1, 0, 0, 0]),
     memory(RELEASE, &["cuMemRelease"]).keeps([1, 0, 0, 0]),
+    memory(MAP, &["cuMemMap"]).keeps([1, 2, 4, 0]).bytes(2),
+    memory(UNMAP, &["cuMemUnmap"]).keeps([1, 2, 0, 0]).bytes(2),
 ];

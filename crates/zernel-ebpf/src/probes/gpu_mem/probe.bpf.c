@@ -4,6 +4,9 @@
  *
  * What is freed is taken out of the map when the call begins, and put back if it fails: once the
  * driver has freed an address, another thread may be given it before this one returns.
+ *
+ * Memory that is created is held by its handle and by each place where it is mapped. It is freed when
+ * all of them are gone, in whatever order.
  */
 enum gpu_mem_role {
 	MEMORY_ALLOCATE, /* arguments: where the address is stored, bytes */
@@ -12,22 +15,28 @@ enum gpu_mem_role {
 	MEMORY_CREATE, /* where the handle is stored, bytes, properties */
 	MEMORY_RETAIN, /* where the handle is stored */
 	MEMORY_RELEASE, /* the handle */
+	MEMORY_MAP, /* the address, bytes, the handle */
+	MEMORY_UNMAP, /* the address, bytes */
 };
 
 enum memory_kind {
 	MEMORY_ADDRESS,
 	MEMORY_HANDLE,
+	MEMORY_MAPPING,
 };
 
+#define MAPPINGS_AT_ONCE (1 << 16)
+
+
 struct allocation_key {
-	__u64 object; /* an address, or a handle */
+	__u64 object; /* an address, or a handle, or where one is mapped */
 	__u32 process;
 	__u32 kind;
 };
 
 struct allocation {
 	__u64 bytes;
-	__u64 caller;
+	__u64 caller; /* of a mapping: the handle */
 	__u32 device;
 	__u32 references;
 };
@@ -151,6 +160,60 @@ static __always_inline void change_references(__u32 process, __u64 handle, __s32
 		freed(process, &gone);
 }
 
+struct unmapping {
+	__u64 address;
+	__u64 end;
+	__u32 process;
+	__u32 reserved;
+};
+
+static long unmap_next(__u64 index, void *context)
+{
+	struct unmapping *rest = context;
+	struct allocation_key key = {
+		.object = rest->address,
+		.process = rest->process,
+		.kind = MEMORY_MAPPING,
+	};
+	struct allocation *found = bpf_map_lookup_elem(&allocations, &key);
+	__u64 handle;
+
+	if (rest->address >= rest->end || !found)
+		return 1;
+	handle = found->caller;
+	rest->address += found->bytes;
+	if (!bpf_map_delete_elem(&allocations, &key))
+		change_references(rest->process, handle, -1);
+	return 0;
+}
+
+/* One call may take away several mappings that lie side by side. */
+__noinline int unmap_memory(__u32 process, __u64 address, __u64 bytes)
+{
+	struct unmapping rest = { .address = address, .end = address + bytes, .process = process };
+
+	bpf_loop(MAPPINGS_AT_ONCE, unmap_next, &rest, 0);
+	return 0;
+}
+
+__noinline int map_memory(__u32 process, __u64 address, __u64 bytes, __u64 handle)
+{
+	struct allocation_key whole = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
+	struct allocation_key key = { .object = address, .process = process, .kind = MEMORY_MAPPING };
+	struct allocation mapping = { .bytes = bytes, .caller = handle, .references = 1 };
+
+	/* If something is mapped there, we were not told that it no longer is. */
+	unmap_memory(process, address, bytes);
+	/* Not of a device, imported, or created before we came. */
+	if (!bpf_map_lookup_elem(&allocations, &whole))
+		return 0;
+	if (bpf_map_update_elem(&allocations, &key, &mapping, BPF_ANY))
+		ZERNEL_LOST(allocations);
+	else
+		change_references(process, handle, 1);
+	return 0;
+}
+
 static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 					  struct zernel_thread *thread,
 					  struct zernel_open_call *call)
@@ -228,6 +291,13 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 		break;
 	case MEMORY_RELEASE:
 		change_references(thread->process, call->arguments[0], -1);
+		break;
+	case MEMORY_MAP:
+		map_memory(thread->process, call->arguments[0], call->arguments[1],
+			   call->arguments[2]);
+		break;
+	case MEMORY_UNMAP:
+		unmap_memory(thread->process, call->arguments[0], call->arguments[1]);
 		break;
 	}
 }

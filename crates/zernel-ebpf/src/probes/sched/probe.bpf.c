@@ -272,48 +272,6 @@ static __noinline int tell_unblock(struct zernel_thread *thread, struct zernel_p
 	return 0;
 }
 
-static __always_inline void switched_out(struct task_struct *task, struct zernel_thread *thread,
-					 __u64 now_ns, bool blocks, bool is_dead)
-{
-	struct zernel_process *process = zernel_process(thread->process);
-	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
-	struct zernel_run *run = &thread->run;
-
-	if (!process)
-		return;
-	if (run->state == ZERNEL_ON_CPU) {
-		__u64 stretch_ns = now_ns - run->since_ns;
-
-		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
-		__sync_fetch_and_add(&process->on_cpu_ns, stretch_ns);
-		run->burst_ns += stretch_ns;
-		thread->data.cpu_ns += stretch_ns;
-		thread->peers.cpu_ns += stretch_ns;
-	}
-	if (run->state == ZERNEL_RUNNABLE || run->state == ZERNEL_BLOCKED)
-		ZERNEL_LOST(switches);
-	__sync_fetch_and_add(&process->switches, 1);
-	if (state)
-		state->cpu_burst_ns = 0;
-	if (!blocks) {
-		turn_run(thread, process, is_dead ? ZERNEL_NOT_SEEN : ZERNEL_RUNNABLE, now_ns);
-		if (is_dead && thread->data.since_ns)
-			give_up_data_wait(thread, process);
-		if (is_dead)
-			end_peer_wait(thread);
-		return;
-	}
-	run->burst_ns = 0;
-	run->delayed_ns = task->sched_info.run_delay;
-	run->reason = why_blocked(task);
-	run->has_blocked = true;
-	turn_run(thread, process, ZERNEL_BLOCKED, now_ns);
-	if (run->reason == ZERNEL_BLOCKED_FUTEX)
-		run->recent_futex_waits++;
-	if (state)
-		tell_block(thread, process, state, now_ns);
-}
-
 /* How long a thread that is being switched in could have run. */
 static __always_inline __u64 delay_of(struct task_struct *task, struct zernel_run *run, __u64 now_ns)
 {
@@ -354,8 +312,51 @@ static __noinline int end_absence(struct zernel_thread *thread, struct zernel_pr
 	return 0;
 }
 
-static __always_inline void switched_in(struct task_struct *task, struct zernel_thread *thread,
-					__u64 now_ns)
+static __noinline int switched_in(struct task_struct *task, struct zernel_thread *thread,
+				  __u64 now_ns)
+{
+	struct zernel_process *process = zernel_process(thread->process);
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	struct zernel_run *run = &thread->run;
+
+	if (!process)
+		return 0;
+	if (run->state == ZERNEL_ON_CPU)
+		ZERNEL_LOST(switches);
+	else if (run->state != ZERNEL_NOT_SEEN)
+		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
+	turn_run(thread, process, ZERNEL_ON_CPU, now_ns);
+	if (!state)
+		return 0;
+	state->cpu_burst_ns = run->burst_ns + 1;
+	keep_recent(run, state, now_ns);
+	if (run->has_blocked)
+		tell_unblock(thread, process, state, now_ns);
+	run->has_blocked = false;
+	return 0;
+}
+
+/*
+ * A thread that is being switched out was on a CPU, whether we were told so or not: some kernels raise no
+ * event for switches away from some threads. The kernel's own account says since when.
+ */
+static __always_inline void make_good_arrival(struct task_struct *task, struct zernel_thread *thread,
+					      __u64 now_ns)
+{
+	struct zernel_run *run = &thread->run;
+	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
+	__u64 arrived_ns = task->sched_info.last_arrival - clock_ahead_ns;
+
+	if (run->state != ZERNEL_RUNNABLE && run->state != ZERNEL_BLOCKED)
+		return;
+	if (clock_ahead_ns && arrived_ns - run->since_ns <= now_ns - run->since_ns)
+		switched_in(task, thread, arrived_ns);
+	else
+		ZERNEL_LOST(switches);
+}
+
+static __always_inline void switched_out(struct task_struct *task, struct zernel_thread *thread,
+					 __u64 now_ns, bool blocks, bool is_dead)
 {
 	struct zernel_process *process = zernel_process(thread->process);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
@@ -363,18 +364,36 @@ static __always_inline void switched_in(struct task_struct *task, struct zernel_
 
 	if (!process)
 		return;
-	if (run->state == ZERNEL_ON_CPU)
-		ZERNEL_LOST(switches);
-	else if (run->state != ZERNEL_NOT_SEEN)
-		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
-	turn_run(thread, process, ZERNEL_ON_CPU, now_ns);
-	if (!state)
+	make_good_arrival(task, thread, now_ns);
+	if (run->state == ZERNEL_ON_CPU) {
+		__u64 stretch_ns = now_ns - run->since_ns;
+
+		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
+		__sync_fetch_and_add(&process->on_cpu_ns, stretch_ns);
+		run->burst_ns += stretch_ns;
+		thread->data.cpu_ns += stretch_ns;
+		thread->peers.cpu_ns += stretch_ns;
+	}
+	__sync_fetch_and_add(&process->switches, 1);
+	if (state)
+		state->cpu_burst_ns = 0;
+	if (!blocks) {
+		turn_run(thread, process, is_dead ? ZERNEL_NOT_SEEN : ZERNEL_RUNNABLE, now_ns);
+		if (is_dead && thread->data.since_ns)
+			give_up_data_wait(thread, process);
+		if (is_dead)
+			end_peer_wait(thread);
 		return;
-	state->cpu_burst_ns = run->burst_ns + 1;
-	keep_recent(run, state, now_ns);
-	if (run->has_blocked)
-		tell_unblock(thread, process, state, now_ns);
-	run->has_blocked = false;
+	}
+	run->burst_ns = 0;
+	run->delayed_ns = task->sched_info.run_delay;
+	run->reason = why_blocked(task);
+	run->has_blocked = true;
+	turn_run(thread, process, ZERNEL_BLOCKED, now_ns);
+	if (run->reason == ZERNEL_BLOCKED_FUTEX)
+		run->recent_futex_waits++;
+	if (state)
+		tell_block(thread, process, state, now_ns);
 }
 
 /* What is known of a thread; most have no storage at all, which is cheaper to see than to ask. */
