@@ -11,11 +11,12 @@
 //! | `rank` | the same in numbers |
 //! | `parts` | its time, in parts that do not overlap |
 //! | `verdict` | what the numbers say |
-//! | `report` | all of it, as data; `render` as text |
+//! | `report` | all of it, as data; `render` as text, `html` as a page |
 
 pub(crate) mod attach;
 mod caller;
 mod child;
+mod html;
 mod parts;
 mod rank;
 mod record;
@@ -72,6 +73,9 @@ struct Observing {
     /// Write the report as JSON to this file too; `-` is stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write the report as a self-contained HTML page to this file too; `-` is stdout
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// The share of its time that any observed thread may pay, such as 0.5%; `none`: whatever it takes
     #[arg(long, value_name = "SHARE", default_value = "0.5%", value_parser = parse_budget)]
     budget: f64,
@@ -133,14 +137,17 @@ impl Observing {
     fn tell(&self, report: &Report) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
         let _ = err.write_all(render::text(report).as_bytes());
-        let Some(file) = self.json.as_deref() else {
-            return;
+        let json = |file: &Path| {
+            let text = serde_json::to_string_pretty(report)?;
+            write_to(file, text + "\n")
         };
-        let written = serde_json::to_string_pretty(report)
-            .map_err(io::Error::from)
-            .and_then(|text| write_to(file, text + "\n"));
-        if let Err(error) = written {
-            let _ = writeln!(err, "zernel: cannot write {}: {error}", file.display());
+        let page = |file: &Path| write_to(file, html::html(report));
+        let json = self.json.as_deref().map(|file| (file, json(file)));
+        let page = self.html.as_deref().map(|file| (file, page(file)));
+        for (file, written) in json.into_iter().chain(page) {
+            if let Err(error) = written {
+                let _ = writeln!(err, "zernel: cannot write {}: {error}", file.display());
+            }
         }
     }
 }

@@ -65,7 +65,8 @@ fn summary(out: &mut String, report: &Report) -> std::fmt::Result {
     writeln!(out, "{BOLD}{what}{BOLD:#} {command}{rest}")
 }
 
-fn ended_how(ended: &Ended) -> String {
+/// The end of a command in words.
+pub(super) fn ended_how(ended: &Ended) -> String {
     let how = match (ended.code, ended.signal) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("ended by signal {signal}"),
@@ -118,7 +119,7 @@ fn legend(out: &mut String) -> std::fmt::Result {
 }
 
 /// What a rank is called.
-fn name(rank: &Seen) -> String {
+pub(super) fn name(rank: &Seen) -> String {
     match rank.rank {
         Some(number) => format!("rank {number}"),
         None => format!("pid {}", rank.pid),
@@ -286,10 +287,16 @@ fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
         let text = format!("{helps}; {at_most}");
         paragraph(out, "helps", &text)?;
     }
-    if report.ranks.len() < 2 {
-        return Ok(());
+    match slowest(report) {
+        Some(text) => paragraph(out, "slowest", &text),
+        None => Ok(()),
     }
+}
+
+/// Which rank the others wait for; `None` if it is alone.
+pub(super) fn slowest(report: &Report) -> Option<String> {
     let text = match report.slowest {
+        _ if report.ranks.len() < 2 => return None,
         Some(slowest) => format!(
             "{}: it waited {:.1} s less in collectives than the one that waited longest{}",
             name(&report.ranks[slowest.index]),
@@ -301,7 +308,7 @@ fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
         }
         None => "can't tell: the ranks were hardly ever seen in collectives".to_owned(),
     };
-    paragraph(out, "slowest", &text)
+    Some(text)
 }
 
 fn why(slowest: &Slowest) -> String {
@@ -414,6 +421,7 @@ mod tests {
         };
         Report {
             command: vec!["torchrun".to_owned(), "--nproc-per-node=8 ".repeat(20)],
+            began_unix_seconds: 0,
             wall_seconds: 123_500.0,
             ended: Some(Ended {
                 code: Some(0),

@@ -1,6 +1,6 @@
 //! All there is to say of a run, as data.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
@@ -14,6 +14,8 @@ use super::watch::{Gathered, Outcome};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Report {
     pub(super) command: Vec<String>,
+    /// When observing it began.
+    pub(super) began_unix_seconds: u64,
     pub(super) wall_seconds: f64,
     /// `None`: it was only attached to.
     pub(super) ended: Option<Ended>,
@@ -75,8 +77,11 @@ impl Report {
         if not_observed.is_some() {
             verdict.evidence = "nothing was observed".to_owned();
         }
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let began = since_epoch.unwrap_or_default().saturating_sub(wall);
         Self {
             command,
+            began_unix_seconds: began.as_secs(),
             wall_seconds: wall.as_secs_f64(),
             ended,
             not_observed,

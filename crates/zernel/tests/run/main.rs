@@ -265,7 +265,15 @@ fn a_training_job_is_reported() {
     let job = Job::new(2, 3000);
     let library = |name| job.library(name).to_str().unwrap().to_owned();
     let libraries = [library("libcuda.so.1"), library("libnccl.so.2")];
-    let options = ["--library", &libraries[0], "--library", &libraries[1]];
+    let page = job.library("page.html");
+    let options = [
+        "--library",
+        &libraries[0],
+        "--library",
+        &libraries[1],
+        "--html",
+        page.to_str().unwrap(),
+    ];
     let spec = job.spec().to_str().unwrap().to_owned();
     let binary = env!("CARGO_BIN_EXE_zernel");
     let script = format!("exec {binary} workload run {spec} >/dev/null");
@@ -287,6 +295,10 @@ fn a_training_job_is_reported() {
     assert!(said.lines().count() <= 40, "{said}");
     for part in ["rank 0", "rank 1", "AllReduce", "verdict", "observing"] {
         assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+    let page = std::fs::read_to_string(page).unwrap();
+    for part in ["rank 0", "rank 1", "AllReduce", "Step time", "GPU memory"] {
+        assert!(page.contains(part), "{part} is not on the page");
     }
 }
 
