@@ -250,6 +250,14 @@ fn it_says_what_matters() {
 }
 
 #[test]
+fn a_straggler_is_named() {
+    let mut report = report_on(ranks(4, 200));
+    report.verdict.straggler = Some(3);
+    report.verdict.evidence = "its peers waited for it".to_owned();
+    assert!(checked(&report).contains("rank 3: its peers waited for it"));
+}
+
+#[test]
 fn it_is_small() {
     let length = |page: String| page.len() / 1024;
     let (two, many) = (report_on(ranks(2, 10_000)), report_on(ranks(64, 10_000)));
