@@ -77,10 +77,17 @@ fn steps(count: u64) -> StepReport {
 fn rank(number: u32, step_count: u64) -> Seen {
     let wall_seconds = step_count as f64 * STEP_NS as f64 / 1e9;
     let looks = 1 + (5.0 * wall_seconds) as u64;
-    let sample = |look: u64| Sample {
-        at_ns: BEGIN_NS + look * SECOND / 5,
-        times: times(look as f64 / 5.0),
-        memory_bytes: look.min(20) << 28,
+    let sample = |look: u64| {
+        let mut times = times(look as f64 / 5.0);
+        // No two columns are alike, as in life.
+        let swing = 0.001 * (look * 7919 % 31) as f64;
+        times.phases.data_loading += swing;
+        times.phases.gpu_compute -= swing;
+        Sample {
+            at_ns: BEGIN_NS + look * SECOND / 5,
+            times,
+            memory_bytes: look.min(20) << 28,
+        }
     };
     Seen {
         pid: 4_000_000 + number,
@@ -98,7 +105,7 @@ fn rank(number: u32, step_count: u64) -> Seen {
             calls: 1_234_567,
             bytes: 1_234_567 << 20,
             until_sync_median_seconds: Some(0.012_345),
-            until_sync_mean_seconds: Some(0.012_345),
+            until_sync_mean_seconds: None,
         }],
         launches: 123_456_789,
         launches_error: 12_345,
@@ -139,7 +146,7 @@ fn report_on(ranks: Vec<Seen>) -> Report {
             index: 1,
             seconds: 1.5,
             reason: Some(Part::Prepare),
-            more_seconds: 1.2,
+            more_seconds: 1.25,
         }),
         ranks,
         observing: Some(Observing {
@@ -247,6 +254,14 @@ fn it_says_what_matters() {
     ] {
         assert!(page.contains(part), "{part} is not there");
     }
+}
+
+#[test]
+fn a_straggler_is_named() {
+    let mut report = report_on(ranks(4, 200));
+    report.verdict.straggler = Some(3);
+    report.verdict.evidence = "its peers waited for it".to_owned();
+    assert!(checked(&report).contains("rank 3: its peers waited for it"));
 }
 
 #[test]
