@@ -92,6 +92,8 @@ pub(super) struct Parts {
     seconds: [f64; Part::ALL.len()],
     /// What of the delays was the loaders', while they were waited for.
     pub(super) data_delay: f64,
+    /// Whether it gave a GPU anything to do.
+    pub(super) uses_gpu: bool,
     /// Waits for the GPU in which it may have been at collectives.
     pub(super) shared_with_collectives: f64,
 }
@@ -137,6 +139,7 @@ impl Parts {
             parts.seconds[part as usize] = seconds;
         }
         parts.data_delay = data_delay;
+        parts.uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
         parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
         parts
     }

@@ -199,12 +199,7 @@ fn bound_by(bound: Bound, parts: &[Parts], wall: f64) -> Verdict {
         cause,
         straggler: None,
         evidence: format!("{}{others}", evidence(bound, &size, parts)),
-        helps: match may_be_communication(bound, parts) {
-            true => Some(
-                "faster kernels or GPUs, or fewer bytes to reduce: a profile of the GPU tells which",
-            ),
-            false => cause.map(helps),
-        },
+        helps: help_with(bound, parts).or_else(|| cause.map(helps)),
         share: Some(seconds / wall),
         at_most_seconds: Some(parts.iter().map(of_rank).fold(0.0, f64::max)),
     }
@@ -230,9 +225,11 @@ fn evidence(bound: Bound, size: &str, parts: &[Parts]) -> String {
             )
         }
         Bound::Host => {
-            format!(
-                "{size} the ranks' own threads were at work on CPUs, and the GPU waited for them"
-            )
+            let meanwhile = match parts.iter().any(|rank| rank.uses_gpu) {
+                true => ", and the GPU waited for them",
+                false => "; none of them used a GPU",
+            };
+            format!("{size} the ranks' own threads were at work on CPUs{meanwhile}")
         }
         Bound::Gpu | Bound::Straggler | Bound::CannotTell => {
             let shared: f64 = parts.iter().map(|rank| rank.shared_with_collectives).sum();
@@ -245,10 +242,18 @@ fn evidence(bound: Bound, size: &str, parts: &[Parts]) -> String {
     }
 }
 
-/// Whether the GPU had collectives to do in most of the time that it was waited for.
-fn may_be_communication(bound: Bound, parts: &[Parts]) -> bool {
+/// What would help where the cause alone does not say it.
+fn help_with(bound: Bound, parts: &[Parts]) -> Option<&'static str> {
     let shared: f64 = parts.iter().map(|rank| rank.shared_with_collectives).sum();
-    bound == Bound::Gpu && 2.0 * shared > sum(parts, Bound::Gpu)
+    match bound {
+        Bound::Gpu if 2.0 * shared > sum(parts, bound) => Some(
+            "faster kernels or GPUs, or fewer bytes to reduce: a profile of the GPU tells which",
+        ),
+        Bound::Host if !parts.iter().any(|rank| rank.uses_gpu) => {
+            Some("a GPU, or more and faster CPUs")
+        }
+        _ => None,
+    }
 }
 
 /// The parts that are worth a word, largest first, without `but`.

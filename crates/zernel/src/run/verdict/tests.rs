@@ -213,6 +213,20 @@ fn waits_for_the_gpu_and_for_collectives_count_once() {
     );
 }
 
+#[test]
+fn who_has_no_gpu_is_not_told_to_feed_it() {
+    let computes = RankTimes {
+        wall: 100.0,
+        cpu: 300.0,
+        unknown: 10.0,
+        ..RankTimes::default()
+    };
+    let verdict = judge(&[computes]);
+    assert_eq!(verdict.bound, Bound::Host);
+    assert!(verdict.evidence.contains("none of them used a GPU"));
+    assert!(!verdict.helps.unwrap().contains("CUDA"));
+}
+
 /// Waits for a peer, and has slack.
 const WAITING: RankTimes = RankTimes {
     communication: 50.0,
