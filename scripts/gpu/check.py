@@ -22,6 +22,8 @@ import tempfile
 import time
 import urllib.request
 
+# How long probes take to be on or off, and then some.
+SETTLE = 0.2
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -129,7 +131,7 @@ def check_memory(options, ddp):
 def check_cost(options, ddp):
     """Switches the probes off and on beside one process, in the order off on on off."""
     arguments = ["--ddp"] if ddp else []
-    seconds = 2 * options.windows * (options.seconds + 0.6) + 40
+    seconds = 2 * options.windows * (options.seconds + SETTLE + 0.2) + 40
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
         zernel = Zernel(options.zernel)
@@ -141,7 +143,7 @@ def check_cost(options, ddp):
         for index in range(2 * options.windows):
             on = index % 4 in (1, 2)
             zernel.process.send_signal(signal.SIGUSR2 if on else signal.SIGUSR1)
-            time.sleep(0.4)
+            time.sleep(SETTLE)
             begin = time.monotonic_ns()
             time.sleep(options.seconds)
             intervals.append((on, begin, time.monotonic_ns()))
