@@ -30,12 +30,18 @@ pub(crate) fn die_with_parent() -> io::Result<()> {
 
 /// Forks; in the child, `act` is all that happens.
 pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
+    let parent = rustix::process::getpid();
     // SAFETY: as a loader of PyTorch does, the child goes on with the memory of its parent. What it calls
     // is its own or libc's, which keeps its locks whole over a fork.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            let done = die_with_parent().and_then(|()| act());
+            // A parent that has ended before would never be noticed.
+            let begin = || match rustix::process::getppid() == Some(parent) {
+                true => act(),
+                false => Err(io::Error::other("the parent has ended")),
+            };
+            let done = die_with_parent().and_then(|()| begin());
             // SAFETY: ends the process, and runs nothing of the parent's.
             unsafe { libc::_exit(i32::from(done.is_err())) }
         }
