@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs zernel observe beside PyTorch on a real GPU, and prints what came of it as a table.
 
-    scripts/gpu/check.py --zernel target/release/zernel [--windows 20] [--seconds 2]
+    scripts/gpu/check.py --zernel target/release/zernel [--windows 20] [--seconds 2] [--only cost] [--job ddp]
 
 Needs root, a CUDA GPU and PyTorch. What it measures:
 
@@ -177,11 +177,12 @@ def main():
     arguments.add_argument("--windows", type=int, default=20)
     arguments.add_argument("--seconds", type=float, default=2)
     arguments.add_argument("--only", choices=["memory", "cost"])
+    arguments.add_argument("--job", choices=["eager", "ddp"])
     options = arguments.parse_args()
     random.seed(1)
     print("| what | zernel / with | truth / without | result |")
     print("|---|---|---|---|")
-    for ddp in (False, True):
+    for ddp in {"eager": [False], "ddp": [True], None: [False, True]}[options.job]:
         if options.only != "cost":
             check_memory(options, ddp)
         if options.only != "memory":
