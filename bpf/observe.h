@@ -158,7 +158,6 @@ struct zernel_losses {
 	__u64 threads; /* events of threads that got no storage */
 	__u64 switches; /* of ML threads, that the kernel did not tell of and its accounts do not show */
 	__u64 contexts; /* CUDA contexts that lie too deep below the current one */
-	__u64 step_marks; /* beyond what their ring buffer holds */
 };
 
 struct zernel_open_call {
@@ -220,6 +219,8 @@ struct zernel_thread {
 	__u64 hits;
 	__u64 context; /* the CUDA context that is current */
 	__u64 copied_ns; /* when a copy ended that is taken for the beginning of launches */
+	__u64 went_backward_ns; /* when a backward pass began, while launches are not seen */
+	__u64 copies_nothing; /* whether it went backward twice and copied nothing in between */
 	__u64 contexts_below[ZERNEL_CONTEXT_DEPTH]; /* those that are current again when it is popped */
 	__u32 contexts_pushed; /* how many lie below, even if not all are kept */
 	__u32 process; /* index; 0: none yet */

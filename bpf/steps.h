@@ -70,10 +70,9 @@ __noinline int zernel_tell_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 	told.missing = process->marks_missing;
 	process->launches = 0;
 	process->marks_missing = 0;
-	if (bpf_ringbuf_output(&step_marks, &told, sizeof(told), BPF_RB_NO_WAKEUP)) {
+	/* The next one tells that this one is missing. */
+	if (bpf_ringbuf_output(&step_marks, &told, sizeof(told), BPF_RB_NO_WAKEUP))
 		process->marks_missing = told.missing | 1 << sort_of(mark);
-		ZERNEL_LOST(step_marks);
-	}
 	return 0;
 }
 

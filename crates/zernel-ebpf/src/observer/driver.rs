@@ -16,6 +16,8 @@ use super::{ObserveError, Observer};
 const ROUND: Duration = Duration::from_millis(500);
 /// How often every process of the machine is looked at.
 const SCAN: Duration = Duration::from_secs(10);
+/// How often GPUs are asked how busy they are.
+const GPUS: Duration = Duration::from_secs(1);
 
 /// Observes until `stop` is set. Others may ask `observer` meanwhile: it is locked for milliseconds
 /// at a time.
@@ -25,6 +27,7 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
         .map_err(|error| ObserveError::Read(error.into()))?;
     let mut next_round = Instant::now() + ROUND;
     let mut next_scan = Instant::now() + SCAN;
+    let mut next_gpus = Instant::now() + GPUS;
     while !stop.load(Ordering::Relaxed) {
         let next_window = lock(observer).governor.next_window();
         let until = next_window.map_or(next_round, |window| window.min(next_round));
@@ -36,6 +39,10 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
             observer.read()?;
             observer.govern();
             next_round = Instant::now() + ROUND;
+        }
+        if Instant::now() >= next_gpus {
+            lock(observer).ask_gpus();
+            next_gpus = Instant::now() + GPUS;
         }
         if Instant::now() >= next_scan {
             lock(observer).scan()?;

@@ -13,6 +13,7 @@ use libbpf_rs::{
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags};
 use zernel_phase::shared::{RawTaskState, RawTrackerConfig};
+use zernel_phase::steps::Mark;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -175,19 +176,19 @@ impl Kernel {
     /// Says whether a function counts only while a window is open.
     pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
         let mut row = SYMBOLS[symbol].raw(sampled);
-        if self.presumes_launches() && is_copy_to_device(symbol) {
+        if self.presumes_launches() && begins_launches(symbol) {
             row.flags |= layout::Symbol::BEGINS_LAUNCHES;
         }
         let key = (symbol as u32).to_ne_bytes();
         find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)
     }
 
-    /// Whether a copy to the device is taken for the beginning of launches.
+    /// Whether what comes before launches is taken for their beginning.
     pub(crate) fn presumes_launches(&self) -> bool {
         self.settings.read(0).tracker.launching_max_ns == PRESUMED_LAUNCHING_NS
     }
 
-    /// Takes a copy to the device for the beginning of launches, or not.
+    /// Takes what comes before launches for their beginning, or not.
     pub(crate) fn presume_launches(&self, presume: bool) -> libbpf_rs::Result<()> {
         let offset = offset_of!(layout::Settings, tracker.launching_max_ns);
         let launching_ns = match presume {
@@ -196,7 +197,7 @@ impl Kernel {
         };
         let word = self.settings.word(0, offset);
         word.store(launching_ns, Ordering::Relaxed);
-        for symbol in (0..SYMBOLS.len()).filter(|symbol| is_copy_to_device(*symbol)) {
+        for symbol in (0..SYMBOLS.len()).filter(|symbol| begins_launches(*symbol)) {
             self.set_sampled(symbol, false)?;
         }
         Ok(())
@@ -464,8 +465,10 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
 /// How long a thread is taken to launch when only the copy before its launches is seen.
 const PRESUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 
-fn is_copy_to_device(symbol: usize) -> bool {
-    SYMBOLS[symbol].counts == Counts::Copy(Direction::HostToDevice)
+/// Whether launches follow a call, as a rule.
+fn begins_launches(symbol: usize) -> bool {
+    let symbol = &SYMBOLS[symbol];
+    symbol.counts == Counts::Copy(Direction::HostToDevice) || symbol.mark == Some(Mark::Backward)
 }
 
 fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {

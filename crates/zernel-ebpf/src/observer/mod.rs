@@ -125,13 +125,12 @@ pub struct Losses {
     pub communicators: u64,
     pub threads: u64,
     pub contexts: u64,
-    pub step_marks: u64,
 }
 
 impl Losses {
     /// The causes by name.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 9] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 8] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -141,7 +140,6 @@ impl Losses {
             ("communicators", self.communicators),
             ("threads", self.threads),
             ("contexts", self.contexts),
-            ("step_marks", self.step_marks),
         ]
     }
 }
@@ -290,12 +288,17 @@ impl Observer {
         let events = self.discovery.scan()?;
         self.take(&events);
         self.drop_changed_files();
-        self.gpu_facts = self.gpus.facts();
+        self.ask_gpus();
         for process in self.processes.values_mut() {
             process.identify_again();
             process.find_devices(&self.gpu_facts);
         }
         self.adopt()
+    }
+
+    /// Asks all GPUs how busy and how full they are.
+    pub fn ask_gpus(&mut self) {
+        self.gpu_facts = self.gpus.facts();
     }
 
     fn take(&mut self, events: &[Event]) {
@@ -544,7 +547,6 @@ impl Observer {
             communicators: raw.communicators,
             threads: raw.threads,
             contexts: raw.contexts,
-            step_marks: raw.step_marks,
         }
     }
 }

@@ -103,6 +103,8 @@ told! {
         collectives: Vec<Collective>,
         /// Every function it called.
         calls: BTreeMap<String, Calls>,
+        /// The share of the last moment in which its GPUs had something to do, for whomever, as NVML says.
+        gpu_utilization: Option<f64>,
         /// GPU memory.
         memory: Vec<Memory>,
         /// GPU memory in use, by who asked for it.
@@ -250,7 +252,8 @@ impl Observer {
     pub fn snapshot(&self, whose: Whose) -> Value {
         let told = self.told(whose);
         let mut snapshot = aggregate(&told).to_ws_snapshot();
-        let observed: Vec<Process> = told.iter().map(|told| describe(told, STEPS)).collect();
+        let describe = |told: &Told<'_>| self.describe(told, STEPS);
+        let observed: Vec<Process> = told.iter().map(describe).collect();
         snapshot["observed"] = json!(observed);
         snapshot["gone_ranks"] = json!(self.described_gone(whose));
         snapshot["sampled"] = self.sampled().collect();
@@ -262,6 +265,26 @@ impl Observer {
         snapshot["problems"] = self.problems().into();
         snapshot["call_cost_seconds"] = (self.cost().ns_per_call / 1e9).into();
         snapshot
+    }
+
+    fn describe(&self, told: &Told<'_>, steps: usize) -> Process {
+        Process {
+            gpu_utilization: self.utilization(told),
+            ..describe(told, steps)
+        }
+    }
+
+    /// The mean of the GPUs on which a process has memory.
+    fn utilization(&self, told: &Told<'_>) -> Option<f64> {
+        let used = told.memory();
+        let used = self
+            .gpu_facts
+            .iter()
+            .filter(|gpu| used.contains_key(&gpu.index));
+        let shares: Vec<f64> = used
+            .filter_map(|gpu| Some(f64::from(gpu.utilization?) / 100.0))
+            .collect();
+        (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
     }
 
     fn described_gone(&self, whose: Whose) -> Vec<Process> {
@@ -278,7 +301,7 @@ impl Observer {
             observed: self
                 .told(whose)
                 .iter()
-                .map(|told| describe(told, usize::MAX))
+                .map(|told| self.describe(told, usize::MAX))
                 .collect(),
             gone_ranks: self.described_gone(whose),
             sampled: self.sampled().map(str::to_owned).collect(),
@@ -403,6 +426,7 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         copied_bytes: copies.bytes,
         collectives: collectives(process),
         calls: calls(process),
+        gpu_utilization: None,
         memory: memory(told),
         memory_by_caller: by_caller(told)
             .into_iter()

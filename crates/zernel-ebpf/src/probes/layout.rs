@@ -106,7 +106,6 @@ mirrors! {
         threads: u64,
         switches: u64,
         contexts: u64,
-        step_marks: u64,
     }
 
     struct StepMark = "zernel_step_mark" {

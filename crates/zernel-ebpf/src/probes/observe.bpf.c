@@ -155,7 +155,8 @@ static __always_inline int enter(struct pt_regs *ctx)
 
 /*
  * While launches are sampled, a thread that has copied its batch is taken to launch from then on. A copy
- * of pageable memory is waited for at once: then from the end of that wait on.
+ * of pageable memory is waited for at once: then from the end of that wait on. Who copies nothing launches
+ * as soon as it has waited for the last step.
  */
 static __always_inline bool launches_begin(const struct zernel_symbol *symbol,
 					   struct zernel_thread *thread,
@@ -165,8 +166,25 @@ static __always_inline bool launches_begin(const struct zernel_symbol *symbol,
 		thread->copied_ns = now_ns;
 		return true;
 	}
-	return symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE && thread->copied_ns &&
-	       call->since_ns - thread->copied_ns < COPY_WAIT_NS;
+	if (symbol->leave_event != ZERNEL_GPU_SYNC_LEAVE)
+		return false;
+	return thread->copies_nothing ||
+	       (thread->copied_ns && call->since_ns - thread->copied_ns < COPY_WAIT_NS);
+}
+
+/* A backward pass begins, in the middle of launches: those of a thread whose batches are on the GPU already
+ * begin when it has waited for the last step. */
+static __always_inline bool goes_backward(const struct zernel_symbol *symbol,
+					  const struct zernel_process *process,
+					  struct zernel_thread *thread, __u64 now_ns)
+{
+	bool presumes = symbol->flags & ZERNEL_BEGINS_LAUNCHES && process->device != ZERNEL_NO_GPU;
+
+	if (symbol->mark != ZERNEL_MARK_BACKWARD)
+		return false;
+	thread->copies_nothing = presumes && thread->copied_ns < thread->went_backward_ns;
+	thread->went_backward_ns = presumes ? now_ns : 0;
+	return presumes;
 }
 
 static __always_inline int leave(struct pt_regs *ctx)
@@ -229,6 +247,8 @@ static __always_inline int mark(struct pt_regs *ctx)
 	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		zernel_observe_event(now_ns, symbol->enter_event, zernel_burst_ns(thread, now_ns));
+	if (goes_backward(symbol, process, thread, now_ns))
+		zernel_observe_event(now_ns, ZERNEL_LAUNCH, zernel_burst_ns(thread, now_ns));
 	return 0;
 }
 

@@ -4,6 +4,8 @@ use serde::Serialize;
 
 /// No launch takes so long but one that waits because the GPU's queue is full, in seconds.
 const LONGEST_LAUNCH: f64 = 50e-6;
+/// A GPU that is busy for this share of the time waits for nobody.
+const NEVER_IDLE: f64 = 0.9;
 
 /// What was seen of one rank, in seconds; these may overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -32,6 +34,8 @@ pub(super) struct RankTimes {
     pub(super) cpu: f64,
     /// Its threads could have run, and did not.
     pub(super) run_delay: f64,
+    /// Its GPUs had something to do, if they say so.
+    pub(super) gpu_busy: Option<f64>,
     /// The share of the time for which its loaders worked, if it has any.
     pub(super) loader_busy: Option<f64>,
 }
@@ -92,6 +96,8 @@ pub(super) struct Parts {
     seconds: [f64; Part::ALL.len()],
     /// What of the delays was the loaders', while they were waited for.
     pub(super) data_delay: f64,
+    /// What of the GPU's time its threads were at work for, while it was busy all the time.
+    pub(super) ahead_of_gpu: f64,
     /// Whether it gave a GPU anything to do.
     pub(super) uses_gpu: bool,
     /// Waits for the GPU in which it may have been at collectives.
@@ -127,6 +133,10 @@ impl Parts {
         let delay = rest.take(rank.run_delay);
         // A thread that spins while it waits is on its CPU, too; that it waits is known already.
         let host = rest.take((rest.0 - rank.unknown).min(rank.cpu));
+        // Who gives the GPU more than it can do waits for it in the end, if only for a place in its queue.
+        let is_ahead = rank.gpu_busy >= Some(NEVER_IDLE * rank.wall) && rank.wall > 0.0;
+        let ahead_of_gpu = if is_ahead { host } else { 0.0 };
+        let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
         for (part, seconds) in [
             (Part::Prepare, prepare),
             (Part::Fetch, fetch),
@@ -139,6 +149,7 @@ impl Parts {
             parts.seconds[part as usize] = seconds;
         }
         parts.data_delay = data_delay;
+        parts.ahead_of_gpu = ahead_of_gpu;
         parts.uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
         parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
         parts

@@ -74,6 +74,8 @@ pub(super) struct Times {
     pub(super) run_delay_seconds: f64,
     /// Threads waited for disk, network or pages.
     pub(super) fetch_seconds: f64,
+    /// Its GPUs had something to do, for whomever, as NVML says.
+    pub(super) gpu_busy_seconds: Option<f64>,
 }
 
 /// Where the time of the thread that drives the steps went.
@@ -159,6 +161,7 @@ impl Times {
             cpu_seconds: process.cpu_seconds,
             run_delay_seconds: process.run_delay_seconds,
             fetch_seconds: process.fetch_seconds,
+            gpu_busy_seconds: None,
         }
     }
 
@@ -193,6 +196,8 @@ impl Times {
             cpu_seconds: of(self.cpu_seconds, other.cpu_seconds),
             run_delay_seconds: of(self.run_delay_seconds, other.run_delay_seconds),
             fetch_seconds: of(self.fetch_seconds, other.fetch_seconds),
+            gpu_busy_seconds: (self.gpu_busy_seconds.zip(other.gpu_busy_seconds))
+                .map(|(own, others)| of(own, others)),
         }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Record {
     latest: Seen,
     samples: Vec<Sample>,
     steps: StepLog,
+    /// For how long its GPUs were busy, as far as they said.
+    gpu_busy_seconds: Option<f64>,
 }
 
 impl Record {
@@ -33,12 +35,18 @@ impl Record {
         self.latest = Seen::new(process);
         self.steps.look(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
-        let sample = Sample {
+        let mut sample = Sample {
             at_ns: now_ns.saturating_sub(ended_ns_ago),
             times: self.latest.times,
             memory_bytes: process.memory.iter().map(|memory| memory.bytes).sum(),
         };
         let last = self.samples.last();
+        if let Some(utilization) = process.gpu_utilization {
+            let since = last.map_or(0.0, |last| last.times.wall_seconds);
+            let busy = utilization * (sample.times.wall_seconds - since);
+            *self.gpu_busy_seconds.get_or_insert(0.0) += busy.max(0.0);
+        }
+        sample.times.gpu_busy_seconds = self.gpu_busy_seconds;
         if last.is_none_or(|last| last.at_ns < sample.at_ns) {
             self.samples.push(sample);
         }
@@ -57,6 +65,7 @@ impl Record {
             mut latest,
             samples,
             steps,
+            ..
         } = self;
         if let Some((report, begin_ns, end_ns)) = steps.report() {
             let begin = at(&samples, begin_ns);
@@ -82,7 +91,10 @@ fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
     let wall_ns = (1e9 * next.times.wall_seconds) as u64;
     let begun = Sample {
         at_ns: next.at_ns.saturating_sub(wall_ns),
-        times: Times::default(),
+        times: Times {
+            gpu_busy_seconds: Some(0.0),
+            ..Times::default()
+        },
         memory_bytes: 0,
     };
     let before = after.checked_sub(1).map_or(begun, |index| samples[index]);

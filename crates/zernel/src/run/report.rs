@@ -135,6 +135,7 @@ fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
         data_sched: times.data_waits.sched,
         cpu: times.cpu_seconds,
         run_delay: times.run_delay_seconds,
+        gpu_busy: times.gpu_busy_seconds,
         loader_busy: loader_busy(rank, processes),
     }
 }

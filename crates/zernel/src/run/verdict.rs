@@ -237,7 +237,14 @@ fn evidence(bound: Bound, size: &str, parts: &[Parts]) -> String {
                 true => format!("; in up to {shared:.1} s of them it had collectives to do, too"),
                 false => String::new(),
             };
-            format!("{size} were waits for the GPU{shared}")
+            let ahead: f64 = parts.iter().map(|rank| rank.ahead_of_gpu).sum();
+            let ahead = match ahead > 0.0 {
+                true => format!(
+                    "; for {ahead:.1} s of them threads worked, but NVML says that it always had something to do"
+                ),
+                false => String::new(),
+            };
+            format!("{size} were waits for the GPU{shared}{ahead}")
         }
     }
 }

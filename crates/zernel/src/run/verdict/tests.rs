@@ -17,6 +17,7 @@ const RANK: RankTimes = RankTimes {
     cpu: 20.0,
     run_delay: 1.0,
     loader_busy: Some(0.2),
+    gpu_busy: None,
 };
 
 /// Waits for loaders that never rest.
@@ -334,4 +335,26 @@ fn a_gain_is_no_more_than_what_the_worst_rank_wasted() {
     assert_eq!(verdict.bound, Bound::Input);
     assert_eq!(verdict.at_most_seconds, Some(29.5));
     assert_eq!(verdict.share, Some(0.295));
+}
+
+#[test]
+fn a_gpu_that_is_never_idle_waits_for_nobody() {
+    let works = RankTimes {
+        gpu_waits: 5.0,
+        cpu: 100.0,
+        ..RANK
+    };
+    assert_eq!(judge(&[works]).bound, Bound::Host);
+    let is_ahead = RankTimes {
+        gpu_busy: Some(97.0),
+        ..works
+    };
+    let verdict = judge(&[is_ahead]);
+    assert_eq!(verdict.bound, Bound::Gpu);
+    assert!(verdict.evidence.contains("NVML"), "{}", verdict.evidence);
+    let has_gaps = RankTimes {
+        gpu_busy: Some(70.0),
+        ..works
+    };
+    assert_eq!(judge(&[has_gaps]).bound, Bound::Host);
 }
