@@ -38,8 +38,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// What to try, in order. The emulator gets several chances: QEMU 7.2's now and then leaves rubbish in
-    /// the flags register of a booting guest, of which some kernels crash (6.12 is known to).
+    /// What to try, in order. The emulator gets several chances: an old one may crash a guest as it boots.
     fn attempts(self) -> &'static [Self] {
         use Accelerator::{Auto, Kvm, Tcg};
         match self {
