@@ -180,6 +180,8 @@ told! {
     struct Memory {
         /// NVML's number of the GPU.
         gpu_id: u32,
+        /// What NVML calls it.
+        gpu: Option<String>,
         /// In use.
         bytes: u64,
         /// The most that was.
@@ -270,8 +272,24 @@ impl Observer {
     fn describe(&self, told: &Told<'_>, steps: usize) -> Process {
         Process {
             gpu_utilization: self.utilization(told),
+            memory: self.memory(told),
             ..describe(told, steps)
         }
+    }
+
+    fn memory(&self, told: &Told<'_>) -> Vec<Memory> {
+        let memory = told.memory().into_iter();
+        let memory = memory.map(|(gpu_id, memory)| {
+            let mut known = self.gpu_facts.iter();
+            let gpu = known.find(|gpu| gpu.index == gpu_id);
+            Memory {
+                gpu_id,
+                gpu: gpu.map(|gpu| gpu.name.clone()),
+                bytes: memory.current_bytes,
+                peak_bytes: memory.peak_bytes,
+            }
+        });
+        memory.collect()
     }
 
     /// The mean of the GPUs on which a process has memory.
@@ -372,7 +390,7 @@ impl DataWaits {
     }
 }
 
-/// A process in a snapshot, with so many of its last steps.
+/// A process in a snapshot, with so many of its last steps, but for what the GPUs say.
 fn describe(told: &Told<'_>, steps: usize) -> Process {
     let process = told.process;
     let launches = process.count(|what| what == Counts::Launch);
@@ -427,7 +445,7 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         collectives: collectives(process),
         calls: calls(process),
         gpu_utilization: None,
-        memory: memory(told),
+        memory: Vec::new(),
         memory_by_caller: by_caller(told)
             .into_iter()
             .map(|((gpu_id, caller), bytes)| CallerMemory {
@@ -505,16 +523,6 @@ fn calls(process: &ObservedProcess) -> BTreeMap<String, Calls> {
         (name.to_owned(), calls)
     });
     calls.collect()
-}
-
-fn memory(told: &Told<'_>) -> Vec<Memory> {
-    let memory = told.memory().into_iter();
-    let memory = memory.map(|(gpu_id, memory)| Memory {
-        gpu_id,
-        bytes: memory.current_bytes,
-        peak_bytes: memory.peak_bytes,
-    });
-    memory.collect()
 }
 
 fn communicator(communicator: &process::Communicator) -> Communicator {

@@ -1,5 +1,7 @@
 //! What was seen of one process, in plain numbers.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use zernel_ebpf::observer::snapshot::{self, Collective, DataWaits, Role};
 use zernel_phase::task_state::WorkloadPhase;
@@ -33,6 +35,8 @@ pub(super) struct Seen {
     pub(super) launches_error: u64,
     pub(super) copies: u64,
     pub(super) copied_bytes: u64,
+    /// Its GPUs by number, with their names where NVML tells them.
+    pub(super) gpus: BTreeMap<u32, Option<String>>,
     /// The sum of the peaks of its devices.
     pub(super) gpu_memory_peak_bytes: u64,
     /// What its threads paid for being observed.
@@ -110,6 +114,9 @@ impl Seen {
             launches_error: process.launches_error,
             copies: process.copies,
             copied_bytes: process.copied_bytes,
+            gpus: (process.memory.iter())
+                .map(|memory| (memory.gpu_id, memory.gpu.clone()))
+                .collect(),
             gpu_memory_peak_bytes: process.memory.iter().map(|m| m.peak_bytes).sum(),
             cost_seconds: process.cost.seconds,
             timeline: Vec::new(),

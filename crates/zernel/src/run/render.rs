@@ -84,6 +84,9 @@ fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
         };
         return paragraph(out, "ranks", &others);
     }
+    if let Some(gpus) = report.gpus() {
+        paragraph(out, "GPUs", &gpus)?;
+    }
     legend(out)?;
     let slowest = report.slowest.map_or(0, |slowest| slowest.index);
     for (index, rank) in report.ranks.iter().enumerate() {

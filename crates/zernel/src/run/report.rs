@@ -1,5 +1,6 @@
 //! All there is to say of a run, as data.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -9,6 +10,9 @@ use super::parts::RankTimes;
 use super::rank::Seen;
 use super::verdict::{self, Slowest, Verdict};
 use super::watch::{Gathered, Outcome};
+
+/// What the software GPU calls itself.
+const SIMULATED: &str = "Zernel Software GPU";
 
 /// The report on a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -93,6 +97,29 @@ impl Report {
             observing,
             problems,
         }
+    }
+}
+
+impl Report {
+    /// The GPUs that were used, as their names and how many there are of each.
+    pub(super) fn gpus(&self) -> Option<String> {
+        let mut names: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+        for (number, name) in self.ranks.iter().flat_map(|rank| &rank.gpus) {
+            names.entry(name.as_deref()?).or_default().insert(*number);
+        }
+        let each = names.iter().map(|(name, numbers)| {
+            let label = if *name == SIMULATED {
+                " (simulated)"
+            } else {
+                ""
+            };
+            match numbers.len() {
+                1 => format!("{name}{label}"),
+                count => format!("{count} × {name}{label}"),
+            }
+        });
+        let text = each.collect::<Vec<_>>().join(", ");
+        (!text.is_empty()).then_some(text)
     }
 }
 

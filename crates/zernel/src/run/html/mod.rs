@@ -95,6 +95,9 @@ fn header(out: &mut String, report: &Report, command: &str) {
         None => facts.push(("Observed for", time(report.wall_seconds))),
     }
     facts.push(("Ranks", report.ranks.len().to_string()));
+    if let Some(gpus) = report.gpus() {
+        facts.push(("GPUs", gpus));
+    }
     let jobs = report.ranks.iter().filter_map(|rank| rank.job.as_deref());
     let mut jobs: Vec<&str> = jobs.collect();
     jobs.sort_unstable();
