@@ -124,11 +124,11 @@ pub(crate) fn arguments(
     arguments
 }
 
-/// A panic ends the run at once, addresses are the same in every boot, and what only costs time in an
+/// A panic, and so does any fault of the kernel, ends the run at once, addresses are the same in every boot, and what only costs time in an
 /// emulator (self-tests, watching the clock) is off. The caller's words come last, so that they win.
 fn kernel_command_line(spec: &VmSpec) -> String {
     let mut words = format!(
-        "console=ttyS0 rdinit={} panic=-1 nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
+        "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
         guest::INIT
     );
     for word in &spec.command_line {
