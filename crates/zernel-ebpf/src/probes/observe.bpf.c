@@ -176,7 +176,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	__u64 stack = PT_REGS_SP(ctx);
 	int result = PT_REGS_RC(ctx);
 	struct zernel_thread *thread =
-		bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+		zernel_kept_of(&threads, bpf_get_current_task_btf(), false);
 	const struct zernel_symbol *symbol;
 	struct zernel_open_call *call;
 	struct zernel_counter *counter;
@@ -333,7 +333,7 @@ int dump_tasks(struct bpf_iter__task *ctx)
 
 	if (!task)
 		return 0;
-	state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	state = zernel_kept_of(&zernel_tasks, task, false);
 	if (state)
 		bpf_seq_write(ctx->meta->seq, state, sizeof(*state));
 	return 0;
