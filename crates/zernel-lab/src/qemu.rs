@@ -100,7 +100,8 @@ pub(crate) fn arguments(
     let (accelerator, cpu) = match accelerator {
         Accelerator::Kvm => ("kvm", "host"),
         // One thread for all processors: with several, QEMU 7.2 loses the race when the guest patches its code.
-        Accelerator::Tcg | Accelerator::Auto => ("tcg,thread=single", "max"),
+        // Without cmpxchg16b, after which it now and then leaves rubbish in the flags register.
+        Accelerator::Tcg | Accelerator::Auto => ("tcg,thread=single", "max,-cx16"),
     };
     let mut arguments: Vec<OsString> = ["-nodefaults", "-no-user-config", "-no-reboot"]
         .map(OsString::from)
