@@ -450,11 +450,30 @@ static __always_inline bool zernel_end_process(struct task_struct *task)
 	return true;
 }
 
+/* Since 6.10. */
+extern void bpf_preempt_disable(void) __weak __ksym;
+extern void bpf_preempt_enable(void) __weak __ksym;
+
+/*
+ * What a map keeps of a task, for programs that can be preempted: whoever is preempted within the lookup keeps
+ * everybody else on its CPU from creating anything, up to 6.18 at least.
+ */
+#define zernel_kept_of(map, task, create)                                                     \
+	({                                                                                    \
+		void *kept;                                                                   \
+		if (bpf_ksym_exists(bpf_preempt_disable))                                     \
+			bpf_preempt_disable();                                                \
+		kept = bpf_task_storage_get(map, task, 0,                                     \
+					    (create) ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);   \
+		if (bpf_ksym_exists(bpf_preempt_enable))                                      \
+			bpf_preempt_enable();                                                 \
+		kept;                                                                         \
+	})
+
 /* The state of a task that is known to belong to an ML process. */
 static __always_inline struct zernel_task_state *zernel_task(struct task_struct *task, __u64 now_ns)
 {
-	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0,
-							       BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct zernel_task_state *state = zernel_kept_of(&zernel_tasks, task, true);
 
 	if (state && !state->phase_word) {
 		state->pid = task->pid;
@@ -470,8 +489,7 @@ static __always_inline struct zernel_task_state *zernel_task(struct task_struct 
 static __always_inline struct zernel_thread *zernel_current_thread(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0,
-							    BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct zernel_thread *thread = zernel_kept_of(&threads, task, true);
 
 	if (!thread) {
 		ZERNEL_LOST(threads);

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::cpio::CpioWriter;
 pub use crate::program::ProgramError;
-use crate::program::needs;
+use crate::program::{loader, needs};
 
 /// The loader's index of libraries outside the default folders; without it the guest would not find them.
 const LOADER_INDEX: &str = "/etc/ld.so.cache";
@@ -166,6 +166,21 @@ impl Initramfs {
         Ok(())
     }
 
+    /// A file of this machine, at the same path; a program comes with the loader and the libraries it needs.
+    pub fn add_same(&mut self, host: impl AsRef<Path>) -> Result<(), InitramfsError> {
+        let host = host.as_ref();
+        let path = std::path::absolute(host).map_err(|source| InitramfsError::Unreadable {
+            path: host.to_owned(),
+            source,
+        })?;
+        match loader(&path) {
+            Ok(Some(_)) => self.add_program(path),
+            // A script, a library, data; or a folder, which is refused.
+            Ok(None) | Err(ProgramError::NotAnExecutable { .. }) => self.add_file(&path, &path),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Writes the archive.
     pub fn write_to(&self, sink: impl Write) -> Result<(), InitramfsError> {
         let mut writer = CpioWriter::new(sink);
@@ -302,6 +317,31 @@ mod tests {
             .unwrap();
         assert_eq!(copied.content, fs::read("/bin/cat").unwrap());
         assert_eq!(copied.mode & 0o111, 0o111);
+    }
+
+    #[test]
+    fn any_file_is_taken_along_and_a_program_with_its_libraries() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script");
+        fs::write(&script, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut initramfs = Initramfs::new();
+        initramfs.add_same(&script).unwrap();
+        initramfs.add_same("/bin/cat").unwrap();
+        let entries = read(&written(&initramfs));
+        let name = script.strip_prefix("/").unwrap().to_str().unwrap();
+        let copied = entries.iter().find(|entry| entry.name == name).unwrap();
+        assert_eq!(copied.content, b"#!/bin/sh\n");
+        assert_eq!(copied.mode, 0o100_755);
+        for library in needs(Path::new("/bin/cat")).unwrap() {
+            assert!(initramfs.contains(&library), "{}", library.display());
+        }
+        assert!(matches!(
+            initramfs.add_same(folder.path()),
+            Err(InitramfsError::NotAFile { .. })
+        ));
+        let error = initramfs.add_same("/no/such/file").unwrap_err();
+        assert!(error.to_string().contains("/no/such/file"), "{error}");
     }
 
     #[test]

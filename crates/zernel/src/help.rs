@@ -34,7 +34,8 @@ pub(crate) const LAB_RUN: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
   zernel lab run --kernel 6.1 zernel doctor  another one
-  zernel lab run --cpus 4 -- nproc --all     any program, with its own options";
+  zernel lab run --cpus 4 -- nproc --all     any program, with its own options
+  zernel lab run --with ./load.toml zernel workload run $PWD/load.toml";
 
 pub(crate) const OBSERVE: &str = "\
 Examples:

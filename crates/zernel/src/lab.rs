@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
-use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmError, VmSpec};
+use zernel_lab::{CommandStatus, Initramfs, KernelCache, KernelRequest, VmError, VmSpec};
 
 use crate::{help, interrupt};
 
@@ -28,8 +28,8 @@ enum Command {
 /// Boot a stock Debian kernel and run one program of this machine in it, as root
 ///
 /// The kernel is fetched once, with apt, and kept in ~/.cache/zernel. The program travels with the
-/// libraries it is linked to; nothing else of this machine is visible inside, and nothing but the
-/// kernel is kept. Output and errors, shown when it has ended, and the exit code are the program's
+/// libraries it is linked to, and with what --with names; nothing else of this machine is visible
+/// inside, and nothing but the kernel is kept. Output and errors, shown when it has ended, and the exit code are the program's
 /// own. The program `zernel` is always this one.
 #[derive(Debug, Args)]
 #[command(after_help = help::LAB_RUN)]
@@ -46,6 +46,10 @@ struct RunOptions {
     /// How long the program may take, in seconds, once the kernel has booted
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
     timeout: u64,
+    /// A file to take along, to the same path inside; of a program also the libraries it is linked to.
+    /// Give it once for each
+    #[arg(long, value_name = "FILE")]
+    with: Vec<PathBuf>,
     /// The program, by path or name, and its arguments
     #[arg(
         required = true,
@@ -75,11 +79,16 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     if io::stderr().is_terminal() {
         eprintln!("zernel: booting it; output comes when the program has ended");
     }
+    let mut files = Initramfs::new();
+    for file in &options.with {
+        files.add_same(own_or(file.as_os_str())?)?;
+    }
     let (program, arguments) = options.command.split_first().expect("clap requires it");
     let result = VmSpec::new(kernel)
         .cpus(options.cpus)
         .memory_mib(options.memory)
         .timeout(Duration::from_secs(options.timeout))
+        .files(files)
         .interrupted_by(interrupt)
         .run(own_or(program)?, arguments);
     match result {

@@ -18,6 +18,8 @@ fn main() -> ExitCode {
             &[vm],
             a_command_is_the_same_inside,
         ),
+        trial("files_are_taken_along", &[vm], files_are_taken_along),
+        trial("a_missing_file_is_named", &[vm], a_missing_file_is_named),
         trial(
             "what_a_command_said_before_its_time_was_up_is_not_lost",
             &[vm],
@@ -59,6 +61,28 @@ fn a_command_is_the_same_inside() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert_eq!(output.status.code(), Some(7));
+}
+
+fn files_are_taken_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data");
+    std::fs::write(&file, "from outside").unwrap();
+    let file = file.to_str().unwrap();
+    let script = format!("cat {file} && /bin/ls {file}");
+    let with = ["--with", file, "--with", "/bin/cat", "--with", "/bin/ls"];
+    let output = lab_run(&[&with[..], &["sh", "-c", &script]].concat());
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        format!("from outside{file}\n"),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn a_missing_file_is_named() {
+    let output = lab_run(&["--with", "/no/such/file", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/file"));
 }
 
 fn what_a_command_said_before_its_time_was_up_is_not_lost() {

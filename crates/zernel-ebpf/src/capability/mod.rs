@@ -119,11 +119,23 @@ impl Capability {
             .find(|program| program.name() == self.program())
             .expect("every capability has a program");
         let links = self.attach(&program).map_err(Refusal::Attach)?;
-        self.provoke(&object, &links).map_err(Refusal::Provoke)?;
-        if self.hits(&object) < self.hits_of_one_call() {
-            return Err(Refusal::Silent);
+        for _ in 0..self.chances() {
+            self.provoke(&object, &links).map_err(Refusal::Provoke)?;
+            if self.hits(&object) >= self.hits_of_one_call() {
+                return Ok(());
+            }
         }
-        Ok(())
+        Err(Refusal::Silent)
+    }
+
+    /// How often it is provoked at most. A probed call is there at once, or two beginnings would pass for one
+    /// call; a tracepoint of an emulated machine may take a moment.
+    fn chances(self) -> u32 {
+        if Self::UPROBE_LADDER.contains(&self) {
+            1
+        } else {
+            20
+        }
     }
 
     /// How often the program runs at least when it is provoked: a call has a beginning and an end.

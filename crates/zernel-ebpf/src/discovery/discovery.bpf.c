@@ -8,6 +8,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+#include "uprobe.h"
 
 /* The loader's list of objects is complete: <link.h>. */
 #define RT_CONSISTENT 0
@@ -179,14 +180,12 @@ static __always_inline int loader_called(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uprobe.multi")
-int loader_multi(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe.multi", loader_multi)
 {
 	return loader_called(ctx);
 }
 
-SEC("uprobe")
-int loader_perf(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe", loader_perf)
 {
 	return loader_called(ctx);
 }

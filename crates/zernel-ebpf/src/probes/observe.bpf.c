@@ -9,6 +9,7 @@
 #include <bpf/bpf_tracing.h>
 #include "call.h"
 #include "steps.h"
+#include "uprobe.h"
 
 #include "cuda_context/probe.bpf.c"
 #include "gpu_mem/probe.bpf.c"
@@ -193,7 +194,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	__u64 stack = PT_REGS_SP(ctx);
 	int result = PT_REGS_RC(ctx);
 	struct zernel_thread *thread =
-		bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+		zernel_kept_of(&threads, bpf_get_current_task_btf(), false);
 	const struct zernel_symbol *symbol;
 	struct zernel_open_call *call;
 	struct zernel_counter *counter;
@@ -264,48 +265,41 @@ static __always_inline bool is_return(void *ctx)
 }
 
 /* The three rungs of the ladder: entry and return in one link, in a link each, in a perf event each. */
-SEC("uprobe.session")
-int call_session(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe.session", call_session)
 {
 	return is_return(ctx) ? leave(ctx) : enter(ctx);
 }
 
-SEC("uprobe.multi")
-int call_enter_multi(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe.multi", call_enter_multi)
 {
 	enter(ctx);
 	return 0;
 }
 
-SEC("uprobe.multi")
-int call_leave_multi(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe.multi", call_leave_multi)
 {
 	return leave(ctx);
 }
 
-SEC("uprobe")
-int call_enter_perf(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe", call_enter_perf)
 {
 	enter(ctx);
 	return 0;
 }
 
-SEC("uprobe")
-int call_leave_perf(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe", call_leave_perf)
 {
 	return leave(ctx);
 }
 
 /* A link of their own, on every rung: a return probe, and a session may be one, kills a C++ program whose
  * exception passes it. */
-SEC("uprobe.multi")
-int call_mark_multi(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe.multi", call_mark_multi)
 {
 	return mark(ctx);
 }
 
-SEC("uprobe")
-int call_mark_perf(struct pt_regs *ctx)
+ZERNEL_UPROBE("uprobe", call_mark_perf)
 {
 	return mark(ctx);
 }
@@ -359,7 +353,7 @@ int dump_tasks(struct bpf_iter__task *ctx)
 
 	if (!task)
 		return 0;
-	state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	state = zernel_kept_of(&zernel_tasks, task, false);
 	if (state)
 		bpf_seq_write(ctx->meta->seq, state, sizeof(*state));
 	return 0;

@@ -13,8 +13,8 @@ use crate::package::{PackagedKernel, kernels_among};
 use super::{Kernel, KernelError, KernelRequest, file_error};
 
 /// Searched in this order. Backports come first: the smallest list, and the newest kernels that are not
-/// being changed every day.
-const SUITES: [&str; 4] = ["trixie-backports", "trixie", "bookworm", "sid"];
+/// being changed every day. What is no longer looked after comes last.
+const SUITES: [&str; 5] = ["trixie-backports", "trixie", "bookworm", "sid", "bullseye"];
 
 /// The folder that holds fetched kernels.
 #[derive(Debug, Clone)]

@@ -4,6 +4,7 @@ use zernel_lab::{KernelCache, KernelRequest};
 use zernel_testkit::Need;
 
 /// The need for a virtual machine with sched_ext, its kernel fetched.
+#[allow(dead_code)] // not every test file has new kernels
 pub(crate) fn vm() -> Need {
     Need {
         name: "vm",

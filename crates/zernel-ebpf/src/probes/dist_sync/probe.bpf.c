@@ -50,7 +50,7 @@ static __always_inline bool peer_block(struct zernel_thread *thread)
 static __noinline int sync_left(__u32 process, __u64 now_ns)
 {
 	struct zernel_task_state *state =
-		bpf_task_storage_get(&zernel_tasks, bpf_get_current_task_btf(), 0, 0);
+		zernel_kept_of(&zernel_tasks, bpf_get_current_task_btf(), false);
 	struct zernel_tracker *tracker;
 
 	if (!state)

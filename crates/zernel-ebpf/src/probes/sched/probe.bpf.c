@@ -439,8 +439,7 @@ static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked
 
 static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 index)
 {
-	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0,
-							    BPF_LOCAL_STORAGE_GET_F_CREATE);
+	struct zernel_thread *thread = zernel_kept_of(&threads, task, true);
 
 	if (!thread) {
 		ZERNEL_LOST(threads);
@@ -504,7 +503,7 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 
 	if (!task || !task->mm)
 		return 0;
-	thread = bpf_task_storage_get(&threads, task, 0, 0);
+	thread = zernel_kept_of(&threads, task, false);
 	if (thread && thread->process) {
 		zernel_task(task, bpf_ktime_get_ns());
 		return 0;

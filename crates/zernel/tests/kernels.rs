@@ -1,0 +1,198 @@
+//! `zernel run` on other kernels than this machine's: a small training job on the software GPU, held against
+//! what the job and the software GPU themselves noted of it.
+//!
+//! This program is also the job, and in a virtual machine it runs the trial that this machine runs too.
+
+mod needs;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use serde_json::Value;
+use zernel_ebpf::capability::Capability;
+use zernel_lab::{Initramfs, KernelCache, KernelRequest, VmSpec};
+use zernel_softgpu::config;
+use zernel_softgpu::install::{LIBRARIES, built_libraries};
+use zernel_softgpu::truth::TruthLog;
+use zernel_testjob::{Cause, Job, Plan, act};
+use zernel_testkit::{Need, root, trial};
+
+const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
+const HERE: &str = "a_job_is_seen_as_it_is_here";
+/// The rung that is to be used; any that works, where it is not set.
+const RUNG: &str = "ZERNEL_TEST_RUNG";
+
+/// Kernels, each with the best rung that it has, and when a thread in the kernel is preempted: as Debian has it
+/// (6.1 and 6.12: never, 7.2: when it has run for long), or at any moment.
+const KERNELS: [(&str, &str, Option<&str>); 4] = [
+    ("6.1", "uprobe (perf event)", None),
+    ("6.12", "uprobe.multi", None),
+    ("6.18", "uprobe.session", Some("preempt=full")),
+    ("7.2", "uprobe.session", None),
+];
+
+fn main() -> ExitCode {
+    if let Some(code) = act() {
+        return code.into();
+    }
+    let bpf = Need {
+        name: "bpf",
+        check: || {
+            let tried = Capability::BtfTracepoint.try_out();
+            tried.map_err(|error| error.to_string())
+        },
+    };
+    let there = KERNELS.into_iter().map(|(version, rung, preemption)| {
+        let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
+        trial(&name, &[needs::old_vm()], move || {
+            is_seen_there(version, rung, preemption);
+        })
+    });
+    let here = trial(HERE, &[root(), bpf], is_seen_here);
+    zernel_testkit::main([here].into_iter().chain(there))
+}
+
+/// Runs the other trial in a virtual machine.
+fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
+    let request: KernelRequest = version.parse().unwrap();
+    let kernel = KernelCache::from_environment().unwrap().obtain(&request);
+    let mut files = Initramfs::new();
+    files.add_same(ZERNEL).unwrap();
+    let libraries = built_libraries().unwrap();
+    for (library, _) in LIBRARIES {
+        files.add_same(libraries.join(library)).unwrap();
+    }
+    let mut machine = VmSpec::new(kernel.unwrap());
+    if let Some(word) = preemption {
+        machine = machine.kernel_argument(word);
+    }
+    let outcome = machine
+        // Emulated, several processors see each other's code change half-way, and a kernel changes its
+        // own when something is attached.
+        .cpus(1)
+        .files(files)
+        .environment(zernel_testkit::REQUIRE, "root,bpf")
+        .environment(RUNG, rung)
+        .environment("ZERNEL_SOFTGPU_LIBRARIES", libraries)
+        .timeout(Duration::from_secs(300))
+        .run(
+            env::current_exe().unwrap(),
+            [HERE, "--exact", "--nocapture"],
+        )
+        .unwrap_or_else(|error| panic!("{version}: {error}"));
+    let output = [&*outcome.stdout, &*outcome.stderr].concat();
+    let output = String::from_utf8_lossy(&output);
+    eprintln!(
+        "{version}: {:?} of {:?}\n{output}",
+        outcome.boot_time, outcome.total_time
+    );
+    assert!(outcome.status.success(), "{version}: {output}");
+    assert!(output.contains("1 passed"), "{version}: {output}");
+}
+
+/// A job of a few seconds under an emulator.
+fn plan() -> Plan {
+    Plan {
+        steps: 30,
+        jitter: 0.1,
+        loaders: 1,
+        load_us: 1000,
+        launches: 4,
+        launch_us: 20,
+        kernel_us: 2000,
+        optimizer_launches: 2,
+        buckets: 2,
+        bucket_bytes: 16 << 10,
+        warm_up_us: 20_000,
+        ..Plan::new(Cause::Gpu, 0)
+    }
+}
+
+fn is_seen_here() {
+    let job = Job::new(plan()).unwrap();
+    let log = tempfile::tempdir().unwrap();
+    let mut run = Command::new(ZERNEL);
+    run.args(["run", "--json", "-", "--budget", "none"]);
+    for library in ["libcuda.so.1", "libnccl.so.2"] {
+        run.arg("--library").arg(job.library(library));
+    }
+    job.environment(run.env(config::LOG, log.path()));
+    let output = run.arg("--").arg(env::current_exe().unwrap()).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    eprintln!("{said}");
+    assert!(output.status.success(), "{}: {said}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if let Ok(rung) = env::var(RUNG) {
+        assert_eq!(report["observing"]["rung"], *rung, "{said}");
+    }
+    let none = Value::Array(Vec::new());
+    assert_eq!(report["observing"]["sampled"], none);
+    assert_eq!(report["problems"], none, "{report:#}");
+    assert_eq!(report["loaders"], job.plan().ranks, "one for each rank");
+    let truth = TruthLog::read(log.path()).unwrap();
+    let ranks = report["ranks"].as_array().unwrap();
+    assert_eq!(ranks.len(), job.plan().ranks as usize, "{report:#}");
+    for (number, rank) in ranks.iter().enumerate() {
+        assert_eq!(rank["rank"], number, "{rank:#}");
+        assert_eq!(rank["complete"], true, "{rank:#}");
+        assert_calls(rank, &truth);
+        assert_steps(rank, &job, number as u32);
+        assert_phases(rank);
+    }
+}
+
+/// Nothing was sampled, so every call was seen.
+fn assert_calls(rank: &Value, truth: &TruthLog) {
+    let mut calls: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let own = |process: &&zernel_softgpu::truth::ProcessTruth| rank["pid"] == process.pid;
+    let returned = truth.processes.iter().filter(own);
+    for ((_, symbol, result), count) in returned.flat_map(|process| &process.returned) {
+        assert_eq!(*result, 0, "{symbol}");
+        let of = calls.entry(symbol).or_default();
+        *of = (of.0 + count.calls, of.1 + count.bytes);
+    }
+    let plan = plan();
+    let steps = u64::from(plan.steps);
+    let of_step = 3 * plan.launches + plan.optimizer_launches;
+    let own = steps * u64::from(of_step);
+    assert_eq!(calls["cuLaunchKernel"].0, own, "the job is another one");
+    // NCCL launches too.
+    let launches = own + calls["cuLaunchKernelEx"].0;
+    assert_eq!(rank["launches"], launches, "{rank:#}");
+    assert_eq!(rank["launches_error"], 0);
+    let (reduced, bytes) = calls["ncclAllReduce"];
+    assert_eq!(reduced, steps * u64::from(plan.buckets));
+    let collectives = rank["collectives"].as_array().unwrap();
+    assert_eq!(collectives.len(), 1, "{rank:#}");
+    assert_eq!(collectives[0]["op"], "AllReduce");
+    assert_eq!(collectives[0]["calls"], reduced);
+    assert_eq!(collectives[0]["bytes"], bytes);
+    let copies = ["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"].map(|name| calls[name]);
+    assert_eq!(rank["copies"], copies[0].0 + copies[1].0, "{rank:#}");
+    assert_eq!(rank["copied_bytes"], copies[0].1 + copies[1].1);
+    let waits = calls["cuStreamSynchronize"].0 as f64;
+    assert_eq!(rank["gpu_waits"], waits, "{rank:#}");
+}
+
+fn assert_steps(rank: &Value, job: &Job, number: u32) {
+    let steps = job.stamps(number).unwrap().len();
+    assert_eq!(rank["steps"]["count"], steps, "{rank:#}");
+}
+
+fn assert_phases(rank: &Value) {
+    let seconds = |value: &Value| value.as_f64().unwrap();
+    let phases = rank["phases"].as_object().unwrap();
+    let wall = seconds(&rank["wall_seconds"]);
+    let parts = phases.iter().filter(|(name, _)| *name != "more_than_wall");
+    let sum: f64 = parts.map(|(_, part)| seconds(part)).sum();
+    assert!(
+        (sum - wall).abs() <= 0.01 * wall,
+        "{sum} of {wall}: {rank:#}"
+    );
+    for phase in ["gpu_compute", "nccl_collective"] {
+        assert!(seconds(&phases[phase]) > 0.0, "{phase}: {rank:#}");
+    }
+}
