@@ -441,12 +441,12 @@ static __always_inline bool zernel_end_process(struct task_struct *task)
 	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
 	struct zernel_process *process = index ? zernel_process(*index) : NULL;
 
-	if (!process)
+	/* Of two threads that end at once, one ends the process. */
+	if (!process || bpf_map_delete_elem(&process_indices, &key))
 		return false;
 	zernel_retire_loader(process);
 	process->exit_code = (__u32)BPF_CORE_READ(task, exit_code);
 	*(volatile __u64 *)&process->ended_ns = bpf_ktime_get_ns();
-	bpf_map_delete_elem(&process_indices, &key);
 	return true;
 }
 

@@ -37,7 +37,7 @@ static __always_inline enum zernel_mark_sort sort_of(__u32 mark)
 
 static __always_inline bool has_marks_left(struct zernel_process *process, __u32 mark, __u64 now_ns)
 {
-	if (now_ns - process->marks_since_ns > MARKS_WINDOW_NS) {
+	if (now_ns > process->marks_since_ns + MARKS_WINDOW_NS) {
 		process->marks_since_ns = now_ns;
 		process->marks[ZERNEL_MARKS_TRAINING] = 0;
 		process->marks[ZERNEL_MARKS_USE] = 0;
@@ -55,6 +55,7 @@ __noinline int zernel_tell_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 {
 	struct zernel_process *process = zernel_process(process_index);
 	struct zernel_step_mark told = {};
+	__u32 launches;
 
 	if (!process || is_repeated(process, mark))
 		return 0;
@@ -65,14 +66,16 @@ __noinline int zernel_tell_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 	}
 	told.at_ns = now_ns;
 	told.process = process_index;
-	told.launches = process->launches < 0xffff ? process->launches : 0xffff;
+	launches = process->launches;
+	told.launches = launches < 0xffff ? launches : 0xffff;
 	told.mark = mark;
 	told.missing = process->marks_missing;
-	process->launches = 0;
 	process->marks_missing = 0;
 	/* The next one tells that this one is missing. */
 	if (bpf_ringbuf_output(&step_marks, &told, sizeof(told), BPF_RB_NO_WAKEUP))
 		process->marks_missing = told.missing | 1 << sort_of(mark);
+	else
+		__sync_fetch_and_add(&process->launches, -launches);
 	return 0;
 }
 

@@ -52,8 +52,10 @@ static inline __u64 zernel_work_until(const __u64 *work, __u64 now_ns)
 
 static inline __u64 zernel_work_ns(__u64 before, __u64 after)
 {
-	return (after - before) << ZERNEL_WORK_COUNT_BITS >>
-	       (ZERNEL_WORK_COUNT_BITS - ZERNEL_WORK_UNIT_SHIFT);
+	/* What was booked as one work may turn out to be another, which was there before. */
+	__s64 units = (__s64)((after - before) << ZERNEL_WORK_COUNT_BITS) >> ZERNEL_WORK_COUNT_BITS;
+
+	return units > 0 ? (__u64)units << ZERNEL_WORK_UNIT_SHIFT : 0;
 }
 
 #endif

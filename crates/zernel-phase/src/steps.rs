@@ -15,8 +15,9 @@
 //!
 //! Marks of a kind that directly follow each other are one: gradients are reduced bucket by bucket, and a batch is
 //! several tensors. A better kind replaces a worse one as soon as it was seen three times, and the count starts anew:
-//! what was copied while a model was loaded was no step. It is never the other way round: a process that has
-//! trained and now only evaluates makes no steps.
+//! what was copied while a model was loaded was no step. It is hardly ever the other way round: a process that has
+//! trained and now only evaluates makes no steps. But one that launches graph after graph trains with what it has
+//! captured before: that shows no other mark.
 
 mod summary;
 
@@ -125,8 +126,10 @@ const OFTEN: u64 = 3;
 const LONGEST_RUN: u32 = 64;
 /// After so many marks, those before count half.
 const HALF_LIFE: u32 = 256;
+/// So many graphs without any mark that was taken for the boundary are steps themselves.
+const REPLAYS: u64 = 32;
 /// How many steps are kept.
-const KEPT: usize = 256;
+const KEPT: usize = 64;
 
 /// The intervals between the boundaries of one kind.
 #[derive(Debug, Clone, Copy, Default)]
@@ -143,6 +146,14 @@ struct Track {
     is_partial: bool,
 }
 
+impl Track {
+    /// Counts boundaries anew.
+    fn forget(&mut self) {
+        self.boundaries = 0;
+        self.early = Default::default();
+    }
+}
+
 /// Finds the steps of one process.
 #[derive(Debug, Clone, Default)]
 pub struct StepDetector {
@@ -152,9 +163,12 @@ pub struct StepDetector {
     run: u32,
     marks: u32,
     went_backward: bool,
+    knows_backward: bool,
     restarts: u32,
     gaps: u64,
     count: u64,
+    /// Boundaries between graphs since the last one between steps.
+    replays: u64,
     steps: VecDeque<Step>,
 }
 
@@ -193,6 +207,11 @@ impl StepDetector {
         self.tracks[mark.index()].is_partial = true;
         if self.boundary == Some(mark) {
             self.boundary = None;
+            self.restarts += 1;
+            self.count = 0;
+            self.steps.clear();
+            // What replaces it begins here: its first intervals are long past.
+            self.tracks.iter_mut().for_each(Track::forget);
         }
     }
 
@@ -225,10 +244,7 @@ impl StepDetector {
         let begins_run = self.last != Some(mark) || self.run >= LONGEST_RUN;
         match mark {
             Mark::Backward => true,
-            Mark::Optimizer => {
-                let knows_backward = self.tracks[Mark::Backward.index()].boundaries > 0;
-                begins_run && (self.went_backward || !knows_backward)
-            }
+            Mark::Optimizer => begins_run && (self.went_backward || !self.knows_backward),
             // The next tensor of the same batch is copied before anything is launched.
             Mark::CopyIn => {
                 let launched = track
@@ -260,7 +276,10 @@ impl StepDetector {
         };
         self.last = Some(mark);
         match mark {
-            Mark::Backward => self.went_backward = true,
+            Mark::Backward => {
+                self.went_backward = true;
+                self.knows_backward = true;
+            }
             Mark::Optimizer => self.went_backward = false,
             _ => {}
         }
@@ -292,7 +311,10 @@ impl StepDetector {
         }
         if self.boundary == Some(mark) {
             self.count += 1;
+            self.replays = 0;
             self.keep(ended);
+        } else if mark == Mark::Graph {
+            self.replays += 1;
         }
         self.choose(mark);
     }
@@ -311,13 +333,18 @@ impl StepDetector {
             return;
         }
         let is_better = self.boundary.is_none_or(|known| {
-            let is_rarer = 2 * track.recent < self.tracks[known.index()].recent;
-            mark.tier() < known.tier() || (mark.tier() == known.tier() && is_rarer)
+            let is_rarer = 4 * track.recent < 3 * self.tracks[known.index()].recent;
+            let replaces = mark == Mark::Graph && self.replays >= REPLAYS;
+            mark.tier() < known.tier() || (mark.tier() == known.tier() && is_rarer) || replaces
         });
         if !is_better {
             return;
         }
-        self.restarts += u32::from(self.boundary.is_some());
+        if let Some(known) = self.boundary {
+            // One that was better has to show itself again before it counts again.
+            self.tracks[known.index()].forget();
+            self.restarts += 1;
+        }
         self.boundary = Some(mark);
         self.steps.clear();
         self.count = track.boundaries;

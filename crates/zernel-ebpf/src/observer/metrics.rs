@@ -113,7 +113,7 @@ families! {
     STEPS = Counter "zernel_steps_total" ["pid"]
         "Steps of the training loop of a process, as far as something was seen to separate them.";
     STEP_SECONDS = Gauge "zernel_step_seconds" ["pid"]
-        "The median of the last steps (256 at most).";
+        "The median of the last steps (64 at most).";
     CPU = Counter "zernel_cpu_seconds_total" ["pid"]
         "Time that the threads of a process have spent on CPUs.";
     RUN_DELAY = Counter "zernel_run_delay_seconds_total" ["pid"]

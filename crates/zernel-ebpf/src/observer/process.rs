@@ -179,7 +179,7 @@ impl ObservedProcess {
             ended_ns: None,
             seen: Seen::Since(raw.first_ns),
             is_loader: false,
-            identity: identify(raw.pid).ok(),
+            identity: identify_life(raw.pid, raw.start_ns),
             memory: BTreeMap::new(),
             loads_for: None,
             scheduling: Scheduling::default(),
@@ -313,16 +313,13 @@ impl ObservedProcess {
 
     /// Asks again who it is: programs name themselves, and change their user, after they start.
     pub(super) fn identify_again(&mut self) {
-        let Ok(mut identity) = identify(self.pid) else {
+        let Some(mut identity) = identify_life(self.pid, self.start_ns) else {
             return;
         };
-        if let Some(known) = &self.identity {
-            if known.start_time != identity.start_time {
-                return;
-            }
-            if let (Some(rank), Some(ranks)) = (known.rank, known.world_size) {
-                identity = identity.with_rank(rank, ranks);
-            }
+        let known = self.identity.as_ref();
+        let known = known.and_then(|known| known.rank.zip(known.world_size));
+        if let Some((rank, ranks)) = known {
+            identity = identity.with_rank(rank, ranks);
         }
         self.identity = Some(identity);
     }
@@ -586,4 +583,13 @@ impl ObservedProcess {
     pub fn is_sampled(&self) -> bool {
         !self.sampling.is_empty()
     }
+}
+
+/// Who a process is, unless its pid is another's by now.
+fn identify_life(pid: u32, start_ns: u64) -> Option<Identity> {
+    let identity = identify(pid).ok()?;
+    let tick_ns = 1_000_000_000 / procfs::ticks_per_second();
+    // Both count from the boot, one of them in whole ticks.
+    let is_same = (start_ns / tick_ns).abs_diff(identity.start_time) <= 1;
+    is_same.then_some(identity)
 }

@@ -40,6 +40,8 @@ pub struct Summary {
     pub p99_ns: u64,
     /// Their maximum.
     pub longest_ns: u64,
+    /// When the first ordinary one began.
+    pub begin_ns: u64,
     /// How many steps the warm-up has.
     pub warm_up: usize,
     /// How long it took.
@@ -67,6 +69,7 @@ impl Summary {
         let unusual = unusual(&steps);
         let mut summary = Self {
             steps: steps.len(),
+            begin_ns: steps.get(warm_up)?.begin_ns,
             warm_up,
             warm_up_ns: steps[..warm_up].iter().map(Step::duration_ns).sum(),
             pauses: evaluation,

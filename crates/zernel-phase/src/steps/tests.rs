@@ -94,6 +94,7 @@ fn the_optimizer_separates_steps() {
         for _ in 0..100 {
             run.torch_step(accumulated, 1);
             stamps.push(run.now_ns);
+            run.look();
         }
         let summary = run.summary();
         assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
@@ -274,4 +275,63 @@ fn what_lay_between_two_marks_need_not_be_seen() {
     }
     assert_eq!(run.detector.count(), 20);
     assert_eq!(run.summary().median_ns, 10 * MS);
+}
+
+#[test]
+fn graphs_that_are_replayed_are_steps_although_they_were_captured_in_others() {
+    let mut run = Loop::new();
+    (0..11).for_each(|_| run.torch_step(1, 1));
+    for _ in 0..200 {
+        run.does(Mark::CopyIn, 0, MS);
+        run.does(Mark::Graph, 1, 4 * MS);
+        run.look();
+    }
+    assert_eq!(run.detector.boundary(), Some(Mark::Graph));
+    assert_eq!(run.summary().median_ns, 5 * MS);
+    assert!(run.detector.count() >= 199);
+}
+
+#[test]
+fn twice_as_rare_is_rarer() {
+    // Gradients are reduced after every second backward pass; then the other way round.
+    for (backwards, reduces, rarer) in [(2, 1, Mark::Reduce), (1, 2, Mark::Backward)] {
+        let mut run = Loop::new();
+        for _ in 0..100 {
+            for _ in 0..backwards {
+                run.does(Mark::CopyIn, 0, MS);
+                run.does(Mark::Backward, 9, MS);
+            }
+            for _ in 0..reduces {
+                run.does(Mark::Reduce, 3, MS);
+                run.does(Mark::Wait, 3, MS);
+            }
+            run.look();
+        }
+        assert_eq!(run.detector.boundary(), Some(rarer));
+        run.look();
+        let step_ns = 2 * (backwards + reduces) * MS;
+        assert_eq!(run.summary().median_ns, step_ns);
+    }
+}
+
+#[test]
+fn what_is_no_longer_seen_starts_the_count_anew() {
+    let mut run = Loop::new();
+    (0..40).for_each(|_| run.torch_step(4, 1));
+    let restarts = run.detector.restarts();
+    run.detector.distrust(Mark::Optimizer);
+    assert_eq!(
+        (run.detector.count(), run.detector.restarts()),
+        (0, restarts + 1)
+    );
+    for _ in 0..40 {
+        run.torch_step(4, 1);
+        run.look();
+    }
+    let summary = run.summary();
+    assert_eq!(
+        summary.longest_ns / MS,
+        summary.median_ns / MS,
+        "no step is of both kinds"
+    );
 }

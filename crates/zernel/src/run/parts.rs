@@ -98,6 +98,8 @@ pub(super) struct Parts {
     pub(super) data_delay: f64,
     /// What of the GPU's time its threads were at work for, while it was busy all the time.
     pub(super) ahead_of_gpu: f64,
+    /// The share of the time in which its GPUs had something to do, if they say so.
+    pub(super) gpu_busy: Option<f64>,
     /// Whether it gave a GPU anything to do.
     pub(super) uses_gpu: bool,
     /// Waits for the GPU in which it may have been at collectives.
@@ -150,6 +152,7 @@ impl Parts {
         }
         parts.data_delay = data_delay;
         parts.ahead_of_gpu = ahead_of_gpu;
+        parts.gpu_busy = rank.gpu_busy.map(|busy| busy / rank.wall.max(f64::EPSILON));
         parts.uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
         parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
         parts

@@ -123,6 +123,25 @@ impl Seen {
         }
     }
 
+    /// Without what was seen before.
+    pub(super) fn since(mut self, before: &Self) -> Self {
+        let difference = |now: f64, before: f64| (now - before).max(0.0);
+        self.times = self.times.with(&before.times, difference);
+        self.launches = self.launches.saturating_sub(before.launches);
+        self.copies = self.copies.saturating_sub(before.copies);
+        self.copied_bytes = self.copied_bytes.saturating_sub(before.copied_bytes);
+        self.cost_seconds = difference(self.cost_seconds, before.cost_seconds);
+        for collective in &mut self.collectives {
+            let mut known = before.collectives.iter();
+            if let Some(before) = known.find(|known| known.op == collective.op) {
+                collective.calls = collective.calls.saturating_sub(before.calls);
+                collective.bytes = collective.bytes.saturating_sub(before.bytes);
+            }
+        }
+        self.collectives.retain(|collective| collective.calls > 0);
+        self
+    }
+
     /// The time that is judged: that of its steps, if it was seen to make any.
     pub(super) fn judged(&self) -> &Times {
         self.training

@@ -23,6 +23,8 @@ pub(super) struct Sample {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Record {
     latest: Seen,
+    /// What is not to count.
+    before: Option<Seen>,
     samples: Vec<Sample>,
     steps: StepLog,
     /// For how long its GPUs were busy, as far as they said.
@@ -30,9 +32,27 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// A process that was there before: what it did until the first look does not count.
+    pub(super) fn from_now_on(process: &snapshot::Process) -> Self {
+        Self {
+            before: Some(Seen::new(process)),
+            steps: StepLog::from_now_on(&process.steps),
+            ..Self::default()
+        }
+    }
+
     /// Takes in how a process is now.
     pub(super) fn look(&mut self, process: &snapshot::Process, now_ns: u64) {
-        self.latest = Seen::new(process);
+        let seen = Seen::new(process);
+        let seen = match &self.before {
+            Some(before) => seen.since(before),
+            None => seen,
+        };
+        if seen.times.wall_seconds < self.latest.times.wall_seconds {
+            // It executes another program, and begins anew.
+            *self = Self::default();
+        }
+        self.latest = seen;
         self.steps.look(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
         let mut sample = Sample {
@@ -47,6 +67,7 @@ impl Record {
             *self.gpu_busy_seconds.get_or_insert(0.0) += busy.max(0.0);
         }
         sample.times.gpu_busy_seconds = self.gpu_busy_seconds;
+        self.latest.times.gpu_busy_seconds = self.gpu_busy_seconds;
         if last.is_none_or(|last| last.at_ns < sample.at_ns) {
             self.samples.push(sample);
         }

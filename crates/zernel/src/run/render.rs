@@ -218,6 +218,9 @@ fn step_times(rank: &Seen, steps: &StepReport) -> String {
         let seconds = time(steps.warm_up_seconds);
         parts.push(format!("{} of warm-up took {seconds}", steps.warm_up));
     }
+    if steps.thinned {
+        parts.push("pauses and stalls only of a part of them".to_owned());
+    }
     if !steps.pauses.is_empty() {
         let seconds = time(steps.pause_seconds);
         parts.push(format!("pauses of {seconds} in all:"));

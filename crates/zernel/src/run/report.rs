@@ -167,11 +167,15 @@ fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
     }
 }
 
+/// A loader that lived for less than this share of its rank's time tells nothing.
+const SHORT: f64 = 0.2;
+
 /// The share of its time for which the busiest loader of a rank worked.
 fn loader_busy(rank: &Seen, processes: &[Seen]) -> Option<f64> {
-    let own = processes
-        .iter()
-        .filter(|seen| seen.loads_for == Some(rank.pid));
+    let own = processes.iter().filter(|seen| {
+        let is_short = seen.times.wall_seconds < SHORT * rank.judged().wall_seconds;
+        seen.loads_for == Some(rank.pid) && !is_short
+    });
     let shares =
         own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
     shares.max_by(f64::total_cmp).map(|share| share.min(1.0))

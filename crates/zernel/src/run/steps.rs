@@ -5,7 +5,7 @@ use zernel_ebpf::observer::snapshot::Steps;
 use zernel_phase::steps::{Mark, Step, Stretch, Summary};
 
 /// How many steps are kept: of more, every second one is let go.
-const KEPT: usize = 1 << 16;
+const KEPT: usize = 1 << 18;
 /// Fewer are no training.
 const FEWEST: usize = 3;
 /// How many pauses and stalls are told of.
@@ -17,7 +17,10 @@ pub(super) struct StepLog {
     boundary: Option<Mark>,
     restarts: u32,
     count: u64,
+    /// Of these, those that do not count.
+    before: u64,
     has_gaps: bool,
+    is_thinned: bool,
     steps: Vec<Step>,
 }
 
@@ -28,6 +31,8 @@ pub(super) struct StepReport {
     pub(super) count: u64,
     /// Whether there were more, because not all was seen that tells them apart.
     pub(super) at_least: bool,
+    /// Whether there were so many that pauses and stalls are those of a part of them.
+    pub(super) thinned: bool,
     /// What was taken to separate them.
     pub(super) separated_by: Option<Mark>,
     pub(super) median_seconds: f64,
@@ -36,7 +41,7 @@ pub(super) struct StepReport {
     /// Slow ones at the beginning, in none of these numbers.
     pub(super) warm_up: usize,
     pub(super) warm_up_seconds: f64,
-    /// What lay between steps and was none of them: evaluations, checkpoints.
+    /// What lay between steps and was none of them: evaluations, checkpoints; the longest of them.
     pub(super) pauses: Vec<Interruption>,
     pub(super) pause_seconds: f64,
     /// Steps of the usual kind that took three times the median; the longest of them are listed.
@@ -55,6 +60,16 @@ pub(super) struct Interruption {
 }
 
 impl StepLog {
+    /// Without the steps that were made before.
+    pub(super) fn from_now_on(steps: &Steps) -> Self {
+        Self {
+            restarts: steps.restarts,
+            count: steps.count,
+            before: steps.count,
+            ..Self::default()
+        }
+    }
+
     /// Takes in the steps that are new.
     pub(super) fn look(&mut self, steps: &Steps) {
         if steps.restarts != self.restarts || steps.count < self.count {
@@ -70,6 +85,7 @@ impl StepLog {
         self.has_gaps = steps.gaps > 0;
         self.boundary = steps.boundary.or(self.boundary);
         if self.steps.len() > KEPT {
+            self.is_thinned = true;
             let mut is_odd = false;
             self.steps.retain(|_| {
                 is_odd = !is_odd;
@@ -82,15 +98,16 @@ impl StepLog {
     pub(super) fn report(self) -> Option<(StepReport, u64, u64)> {
         let boundary = self.boundary?;
         let summary = Summary::of(&self.steps, boundary)?;
-        if self.steps.len() < FEWEST {
+        if summary.steps < FEWEST {
             return None;
         }
         let first_ns = self.steps.first()?.begin_ns;
-        let begin_ns = self.steps.get(summary.warm_up)?.begin_ns;
+        let begin_ns = summary.begin_ns;
         let end_ns = self.steps.last()?.end_ns;
         let report = StepReport {
-            count: self.count,
+            count: self.count - self.before,
             at_least: self.has_gaps,
+            thinned: self.is_thinned,
             separated_by: Some(boundary),
             median_seconds: seconds(summary.median_ns),
             p99_seconds: seconds(summary.p99_ns),

@@ -225,9 +225,12 @@ fn evidence(bound: Bound, size: &str, parts: &[Parts]) -> String {
             )
         }
         Bound::Host => {
+            let shares: Vec<f64> = parts.iter().filter_map(|rank| rank.gpu_busy).collect();
+            let busy = 100.0 * shares.iter().sum::<f64>() / shares.len().max(1) as f64;
             let meanwhile = match parts.iter().any(|rank| rank.uses_gpu) {
-                true => ", and the GPU waited for them",
-                false => "; none of them used a GPU",
+                true if shares.is_empty() => ", and hardly ever waited for the GPU".to_owned(),
+                true => format!(", and the GPU was busy for {busy:.0} % of it, as NVML says"),
+                false => "; none of them used a GPU".to_owned(),
             };
             format!("{size} the ranks' own threads were at work on CPUs{meanwhile}")
         }

@@ -220,7 +220,11 @@ impl Gathering {
             let descent = self.descents.entry(key);
             let descent = descent.or_insert_with(|| descent_from(root, start_ns, process));
             if *descent == Descent::Ours {
-                let record = self.records.entry(key).or_default();
+                let record = self.records.entry(key);
+                let record = record.or_insert_with(|| match root {
+                    Root::Ourselves => Record::default(),
+                    Root::Other(_) => Record::from_now_on(process),
+                });
                 record.look(process, now_ns);
             }
         }

@@ -34,7 +34,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     .tells(OptimizerMarker)
     .marks(Mark::Optimizer),
     // Optimizers that update tensor by tensor, or all of them operation by operation. Of all that they
-    // call, these are called by nothing else.
+    // call, these are called by little else: `lerp` by averages of models, which are made after steps, but not
+    // after all of them.
     torch(
         OPTIMIZER,
         "at::_ops::_foreach_addcdiv_::call",
@@ -56,7 +57,6 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         ],
     )
     .tells(OptimizerMarker)
-    .marks(Mark::Optimizer)
     .frequent(),
     torch(
         OPTIMIZER,
