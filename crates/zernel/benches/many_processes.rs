@@ -109,13 +109,22 @@ fn report(what: &str, daemon: &Daemon) {
 
 /// Memory of the process itself: pages of maps that it has mapped are told with the maps.
 fn resident_bytes(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let kilobytes = |name: &str| -> u64 {
-        let mut lines = status.lines().filter_map(|line| line.strip_prefix(name));
-        let number = lines.next().and_then(|rest| rest.split_whitespace().next());
-        number.and_then(|number| number.parse().ok()).unwrap_or(0)
-    };
-    1024 * (kilobytes("RssAnon:") + kilobytes("RssFile:"))
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs");
+    let mut is_of_map = false;
+    let mut kilobytes = 0;
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("Rss:") if !is_of_map => {
+                let number = words.next().and_then(|number| number.parse::<u64>().ok());
+                kilobytes += number.unwrap_or(0);
+            }
+            // A new mapping begins with its addresses.
+            Some(word) if !word.ends_with(':') => is_of_map = line.ends_with("bpf-map"),
+            _ => {}
+        }
+    }
+    1024 * kilobytes
 }
 
 /// What the kernel says that the process' maps take, each counted once.

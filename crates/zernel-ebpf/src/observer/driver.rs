@@ -38,6 +38,7 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
             let mut observer = lock(observer);
             observer.read()?;
             observer.govern();
+            observer.identify_some();
             next_round = Instant::now() + ROUND;
         }
         if Instant::now() >= next_gpus {

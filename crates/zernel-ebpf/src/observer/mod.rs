@@ -144,6 +144,9 @@ impl Losses {
     }
 }
 
+/// In how many rounds all processes are asked again who they are.
+const ROUNDS_TO_IDENTIFY: usize = 20;
+
 /// The probes, attached. Dropping it detaches everything.
 pub struct Observer {
     files: Vec<AttachedFile>,
@@ -165,6 +168,8 @@ pub struct Observer {
     gpus: Gpus,
     gpu_facts: Vec<GpuFacts>,
     grace: Duration,
+    /// The kernel's place of the process that is asked next who it is.
+    identified: u32,
     next_file: u64,
     paused: bool,
     kernel: Kernel,
@@ -197,6 +202,7 @@ impl Observer {
             gpu_facts: gpus.facts(),
             gpus,
             grace: options.grace,
+            identified: 0,
             next_file: 0,
             paused: false,
             kernel,
@@ -289,11 +295,31 @@ impl Observer {
         self.take(&events);
         self.drop_changed_files();
         self.ask_gpus();
-        for process in self.processes.values_mut() {
-            process.identify_again();
-            process.find_devices(&self.gpu_facts);
-        }
         self.adopt()
+    }
+
+    /// Asks some processes again who they are and which devices they can use, others the next time: that takes a
+    /// while for each.
+    fn identify_some(&mut self) {
+        let count = self.processes.len().div_ceil(ROUNDS_TO_IDENTIFY);
+        let after = self.identified..;
+        let mut some: Vec<u32> = self
+            .processes
+            .range(after)
+            .map(|(index, _)| *index)
+            .collect();
+        some.truncate(count);
+        // From the beginning again.
+        self.identified = some
+            .last()
+            .filter(|_| some.len() == count)
+            .map_or(0, |last| last + 1);
+        for index in some {
+            if let Some(process) = self.processes.get_mut(&index) {
+                process.identify_again();
+                process.find_devices(&self.gpu_facts);
+            }
+        }
     }
 
     /// Asks all GPUs how busy and how full they are.
