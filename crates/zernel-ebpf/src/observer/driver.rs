@@ -35,10 +35,13 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
             lock(observer).discover()?;
         }
         if Instant::now() >= next_round {
-            let mut observer = lock(observer);
-            observer.read()?;
-            observer.govern();
-            observer.identify_some();
+            {
+                let mut observer = lock(observer);
+                observer.read()?;
+                observer.govern();
+            }
+            // Who has waited meanwhile comes first.
+            lock(observer).identify_some();
             next_round = Instant::now() + ROUND;
         }
         if Instant::now() >= next_gpus {

@@ -145,7 +145,7 @@ impl Losses {
 }
 
 /// In how many rounds all processes are asked again who they are.
-const ROUNDS_TO_IDENTIFY: usize = 20;
+const ROUNDS_TO_IDENTIFY: usize = 40;
 
 /// The probes, attached. Dropping it detaches everything.
 pub struct Observer {
