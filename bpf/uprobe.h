@@ -5,8 +5,8 @@
  * Since 6.13 the stack of a tracing program may be memory of its CPU: the kernel holds that such a program
  * cannot run twice on one CPU at a time. At an uprobe it can. It is preempted like the thread that it runs
  * for, another thread runs it on the same CPU, and either finds the other's values on its stack, pointers
- * among them. A program that has a tail call keeps the stack of its thread. So each that keeps anything there has one, which the
- * verifier sees is never made and takes out.
+ * among them. A program that has a tail call keeps the stack of its thread. So each that keeps anything
+ * there has one, which the verifier sees is never made and takes out.
  */
 #ifndef ZERNEL_UPROBE_H
 #define ZERNEL_UPROBE_H

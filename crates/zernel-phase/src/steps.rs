@@ -8,7 +8,7 @@
 //! | | boundary | because |
 //! |---|---|---|
 //! | 1 | the first optimizer mark after a backward pass | with gradient accumulation, several backward passes make a step |
-//! | 2 | gradients being reduced or a backward pass, whichever is rarer | the former happens once per update, the latter may be sharded into many collectives |
+//! | 2 | gradients being reduced or a backward pass, whichever is rarer | a step may have several backward passes, or collectives for every part of a sharded model |
 //! | 3 | a graph launched or a batch copied in, whichever is rarer | evaluation does these too: see [`Summary`] |
 //! | 4 | a copy to the host | |
 //! | 5 | a wait for the GPU | |

@@ -3,6 +3,8 @@
 //!
 //! This program is also the job, and in a virtual machine it runs the trial that this machine runs too.
 
+#[path = "needs/bpf.rs"]
+mod bpf_need;
 mod needs;
 
 use std::collections::BTreeMap;
@@ -11,13 +13,14 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use serde_json::Value;
-use zernel_ebpf::capability::Capability;
 use zernel_lab::{Initramfs, KernelCache, KernelRequest, VmSpec};
 use zernel_softgpu::config;
 use zernel_softgpu::install::{LIBRARIES, built_libraries};
 use zernel_softgpu::truth::TruthLog;
 use zernel_testjob::{Cause, Job, Plan, act};
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::{root, trial};
+
+use bpf_need::bpf;
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 const HERE: &str = "a_job_is_seen_as_it_is_here";
@@ -37,20 +40,13 @@ fn main() -> ExitCode {
     if let Some(code) = act() {
         return code.into();
     }
-    let bpf = Need {
-        name: "bpf",
-        check: || {
-            let tried = Capability::BtfTracepoint.try_out();
-            tried.map_err(|error| error.to_string())
-        },
-    };
     let there = KERNELS.into_iter().map(|(version, rung, preemption)| {
         let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
         trial(&name, &[needs::old_vm()], move || {
             is_seen_there(version, rung, preemption);
         })
     });
-    let here = trial(HERE, &[root(), bpf], is_seen_here);
+    let here = trial(HERE, &[root(), bpf()], is_seen_here);
     zernel_testkit::main([here].into_iter().chain(there))
 }
 

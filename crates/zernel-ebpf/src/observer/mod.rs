@@ -323,7 +323,7 @@ impl Observer {
     }
 
     /// Asks all GPUs how busy and how full they are.
-    pub fn ask_gpus(&mut self) {
+    fn ask_gpus(&mut self) {
         self.gpu_facts = self.gpus.facts();
     }
 

@@ -89,9 +89,7 @@ pub(crate) fn written_to() {
     target.step();
     observer.discover().expect("processes can be discovered");
     let library = stage.library("libcuda.so.1");
-    let content = fs::read(&library).expect("it is there");
-    let mut file = OpenOptions::new().write(true).open(&library).expect("ours");
-    file.write_all(&content).expect("ours");
+    overwrite(&library);
     observer.scan().expect("processes can be scanned");
     target.step();
     observer.read().expect("maps can be read");

@@ -1,7 +1,5 @@
 //! What a list of steps says.
 
-use serde::{Deserialize, Serialize};
-
 use super::{Mark, MarkSort, Step};
 
 /// A step takes this many times the median to be a long one.
@@ -14,7 +12,7 @@ const UNUSUAL: f64 = 0.1;
 const FORWARD_ONLY: f64 = 0.6;
 
 /// A piece of time between usual steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
     /// When it began.
     pub begin_ns: u64,
@@ -30,7 +28,7 @@ pub struct Stretch {
 /// steps: intervals with far fewer launches than a step has. The median and the 99th percentile are those of
 /// all other steps; the **stalls** are among these: steps of the usual kind that took three times the
 /// median.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Summary {
     /// How many steps there were, those of the warm-up and those with a pause included.
     pub steps: usize,

@@ -1,5 +1,7 @@
 //! `zernel hang`, asked about four ranks of the software GPU of which one comes to a bad end.
 
+#[path = "../needs/bpf.rs"]
+mod bpf_need;
 #[path = "../../../zernel-ebpf/tests/observe/communicator.rs"]
 mod communicator;
 #[path = "../observe/daemon.rs"]
@@ -25,22 +27,16 @@ use ranks::{HEALTHY_ROUNDS, Job, ROLES, only_finding};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use target::Stage;
-use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::{root, trial};
+
+use bpf_need::bpf;
 
 fn main() -> ExitCode {
     if let Some(code) = target::act(ROLES) {
         return code;
     }
-    let bpf = Need {
-        name: "bpf",
-        check: || {
-            let tried = Capability::BtfTracepoint.try_out();
-            tried.map_err(|error| error.to_string())
-        },
-    };
-    let needs = [root(), bpf];
+    let needs = [root(), bpf()];
     let trials: &[(&str, fn())] = &[
         ("a_stopped_rank_is_named", a_stopped_rank_is_named),
         ("a_rank_on_a_cpu_is_named", a_rank_on_a_cpu_is_named),

@@ -1,5 +1,7 @@
 //! `zernel observe` as a person uses it.
 
+#[path = "../needs/bpf.rs"]
+mod bpf_need;
 mod daemon;
 mod service;
 #[path = "../../../zernel-ebpf/tests/observe/target.rs"]
@@ -15,23 +17,17 @@ use daemon::{Daemon, output};
 use rustix::process::Signal;
 use serde_json::Value;
 use target::{Driver, Role, Stage, Target, call};
-use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::{Need, root, trial};
+
+use bpf_need::bpf;
 
 fn main() -> ExitCode {
     let roles: &[(&str, Role)] = &[("launches", launches)];
     if let Some(code) = target::act(roles) {
         return code;
     }
-    let bpf = Need {
-        name: "bpf",
-        check: || {
-            let tried = Capability::BtfTracepoint.try_out();
-            tried.map_err(|error| error.to_string())
-        },
-    };
-    let needs = [root(), bpf];
+    let needs = [root(), bpf()];
     let trials: &[(&str, fn())] = &[
         ("what_a_program_does_is_told", what_a_program_does_is_told),
         ("open_metrics_has_an_end", open_metrics_has_an_end),

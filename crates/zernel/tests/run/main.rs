@@ -1,19 +1,21 @@
 //! `zernel run`, `zernel ps` and `zernel hang`, as a user meets them.
 
 mod attach;
+#[path = "../needs/bpf.rs"]
+mod bpf_need;
 mod daemon;
 mod job;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Output, Stdio};
-use std::sync::OnceLock;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use zernel_ebpf::capability::Capability;
 use zernel_testkit::{Need, root, trial};
 
 use job::Job;
+
+use bpf_need::bpf;
 
 fn main() -> ExitCode {
     let observing = [root(), bpf()];
@@ -88,21 +90,6 @@ fn main() -> ExitCode {
             daemon::without_a_daemon,
         ),
     ])
-}
-
-/// The need for a kernel that loads BPF programs for us.
-fn bpf() -> Need {
-    Need {
-        name: "bpf",
-        check: || {
-            static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
-            let check = || {
-                let tried = Capability::BtfTracepoint.try_out();
-                tried.map_err(|error| error.to_string())
-            };
-            CHECKED.get_or_init(check).clone()
-        },
-    }
 }
 
 const PYTHON: &str = "/usr/bin/python3";

@@ -1,16 +1,19 @@
 //! The verdict of `zernel run`, held against jobs whose bottleneck is known, and against programs that
 //! have none.
 
+#[path = "../needs/bpf.rs"]
+mod bpf_need;
 mod other;
 mod steps;
 
 use std::process::{Command, ExitCode, Output};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
-use zernel_ebpf::capability::Capability;
 use zernel_testjob::{Cause, Job, Load, Plan, Slowness, act};
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::{root, trial};
+
+use bpf_need::bpf;
 
 const SEEDS: u64 = 5;
 
@@ -43,21 +46,6 @@ fn main() -> ExitCode {
     let other = other::trials(&observing).into_iter();
     let other = other.chain(steps::trials(&observing));
     zernel_testkit::main(jobs.chain(more).chain(other))
-}
-
-/// The need for a kernel that loads BPF programs for us.
-fn bpf() -> Need {
-    Need {
-        name: "bpf",
-        check: || {
-            static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
-            let check = || {
-                let tried = Capability::BtfTracepoint.try_out();
-                tried.map_err(|error| error.to_string())
-            };
-            CHECKED.get_or_init(check).clone()
-        },
-    }
 }
 
 /// One job at a time: two would hold each other up.

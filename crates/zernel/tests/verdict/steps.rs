@@ -1,13 +1,11 @@
 //! The steps that `zernel run` finds, held against those that the ranks note themselves.
 
-use std::process::Command;
-
 use libtest_mimic::Trial;
 use serde_json::Value;
 use zernel_testjob::{Cause, Job, Part, Plan, Stamp};
 use zernel_testkit::{Need, trial};
 
-use crate::report_on;
+use crate::report_on_job;
 
 type Change = fn(&mut Plan);
 
@@ -52,15 +50,7 @@ fn are_found(change: Change) {
     plan.steps = 120;
     change(&mut plan);
     let job = Job::new(plan).unwrap();
-    let program = std::env::current_exe().unwrap();
-    let attach = |run: &mut Command| {
-        for library in ["libcuda.so.1", "libnccl.so.2"] {
-            run.arg("--library").arg(job.library(library));
-        }
-        job.alone(run);
-    };
-    let (report, output) = report_on(attach, &[program.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let (report, said) = report_on_job(&job);
     let ranks = report["ranks"].as_array().unwrap();
     assert_eq!(ranks.len(), job.plan().ranks as usize, "{said}");
     for (number, rank) in ranks.iter().enumerate() {
