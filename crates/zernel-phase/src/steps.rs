@@ -17,7 +17,8 @@
 //! several tensors. A better kind replaces a worse one as soon as it was seen three times, and the count starts anew:
 //! what was copied while a model was loaded was no step. It is hardly ever the other way round: a process that has
 //! trained and now only evaluates makes no steps. But one that launches graph after graph trains with what it has
-//! captured before: that shows no other mark.
+//! captured before: that shows no other mark. And where the boundary is no longer seen, another kind that came as
+//! often takes its place, and the count goes on.
 
 mod summary;
 
@@ -152,6 +153,18 @@ impl Track {
         self.boundaries = 0;
         self.early = Default::default();
     }
+
+    /// Whether it has had about as many boundaries as another of late.
+    fn is_as_frequent_as(&self, other: &Self) -> bool {
+        let difference = self.recent.abs_diff(other.recent);
+        difference <= 1 || 8 * difference <= self.recent.max(other.recent)
+    }
+
+    /// Whether its last boundary came after that of another.
+    fn is_ahead_of(&self, other: &Self) -> bool {
+        let begin_ns = |track: &Self| track.open.map(|open| open.begin_ns);
+        begin_ns(self) > begin_ns(other)
+    }
 }
 
 /// Finds the steps of one process.
@@ -205,14 +218,31 @@ impl StepDetector {
     /// Marks of this kind are not all seen: nothing is concluded from them any more.
     pub fn distrust(&mut self, mark: Mark) {
         self.tracks[mark.index()].is_partial = true;
-        if self.boundary == Some(mark) {
-            self.boundary = None;
+        if self.boundary != Some(mark) {
+            return;
+        }
+        self.boundary = self.substitute_for(mark);
+        if let Some(substitute) = self.boundary {
+            // It may have ended the step that the other was about to end.
+            let is_ahead = self.tracks[substitute.index()].is_ahead_of(&self.tracks[mark.index()]);
+            self.count += u64::from(is_ahead);
+        } else {
             self.restarts += 1;
             self.count = 0;
             self.steps.clear();
             // What replaces it begins here: its first intervals are long past.
             self.tracks.iter_mut().for_each(Track::forget);
         }
+    }
+
+    /// The best kind that separates the same steps as another.
+    fn substitute_for(&self, mark: Mark) -> Option<Mark> {
+        let lost = &self.tracks[mark.index()];
+        let candidates = Mark::ALL.into_iter().filter(|candidate| {
+            let track = &self.tracks[candidate.index()];
+            !track.is_partial && track.boundaries >= OFTEN && track.is_as_frequent_as(lost)
+        });
+        candidates.min_by_key(|candidate| candidate.tier())
     }
 
     /// What separates steps, once that is known.

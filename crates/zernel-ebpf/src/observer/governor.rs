@@ -56,9 +56,10 @@ const WINDOW: Duration = Duration::from_millis(50);
 const DUTY: f64 = 0.1;
 /// Of a budget, what the functions that are watched all the time may use.
 const STEADY: f64 = 0.8;
-/// A sampled function is watched all the time again when that would cost less than this of the budget.
+/// A function that costs less than this of the budget is not worth being sampled: much would no longer be known,
+/// such as where each step ends, and hardly anything be saved.
 const CALM: f64 = 0.2;
-/// ... for so many rounds.
+/// A sampled one is watched all the time again when it would have cost less for so many rounds.
 const CALM_ROUNDS: u32 = 20;
 
 /// What a probe costs here, and what was done about it.
@@ -167,8 +168,10 @@ impl Observer {
             }
             let mut left = share;
             for (symbol, rate) in rates {
-                if left > budget * STEADY && SYMBOLS[symbol].frequent {
-                    left -= share * rate / steady;
+                let saved = share * rate / steady;
+                let is_worth_it = left > budget * STEADY && saved >= budget * CALM;
+                if is_worth_it && SYMBOLS[symbol].frequent {
+                    left -= saved;
                     hot.insert(symbol);
                 }
             }

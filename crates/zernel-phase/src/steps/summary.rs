@@ -64,7 +64,7 @@ impl Summary {
             .take_while(|step| is_long(step))
             .count()
             .min(most);
-        let unusual = unusual(&steps);
+        let is_unusual = unusual(&steps);
         let mut summary = Self {
             steps: steps.len(),
             begin_ns: steps.get(warm_up)?.begin_ns,
@@ -74,8 +74,8 @@ impl Summary {
             ..Self::default()
         };
         let mut ordinary = Vec::new();
-        for step in &steps[warm_up..] {
-            if is_long(step) && unusual(step) {
+        for (place, step) in steps.iter().enumerate().skip(warm_up) {
+            if is_long(step) && is_unusual(place) {
                 summary.pauses.push(Stretch {
                     begin_ns: step.begin_ns,
                     duration_ns: step.duration_ns() - median_ns,
@@ -136,8 +136,9 @@ fn without_evaluation(steps: &[Step], boundary: Mark) -> (Vec<Step>, Vec<Stretch
     (only_steps, evaluation.collect())
 }
 
-/// Whether a step did what few steps do. Where no two steps do the same, none is unusual.
-fn unusual(steps: &[Step]) -> impl Fn(&Step) -> bool {
+/// Whether the step at a place did what few steps do, and neither of those beside it: from where on some marks are
+/// no longer seen, all steps differ from those before. Where no two steps do the same, none is unusual.
+fn unusual(steps: &[Step]) -> impl Fn(usize) -> bool {
     let mut kinds: Vec<[u16; 7]> = steps.iter().map(|step| step.marks).collect();
     kinds.sort_unstable();
     let sizes: Vec<([u16; 7], usize)> = kinds
@@ -146,9 +147,17 @@ fn unusual(steps: &[Step]) -> impl Fn(&Step) -> bool {
         .collect();
     let largest = sizes.iter().map(|(_, size)| *size).max().unwrap_or(0);
     let total = steps.len();
-    move |step| {
-        let place = sizes.binary_search_by_key(&step.marks, |(marks, _)| *marks);
-        let size = place.map_or(0, |place| sizes[place].1);
-        2 * largest >= total && (size as f64) < UNUSUAL * total as f64
+    move |place| {
+        let marks = &steps[place].marks;
+        let kind = sizes.binary_search_by_key(marks, |(marks, _)| *marks);
+        let size = kind.map_or(0, |kind| sizes[kind].1);
+        let beside = [place.checked_sub(1), Some(place + 1)];
+        let mut beside = beside
+            .into_iter()
+            .flatten()
+            .filter_map(|place| steps.get(place));
+        2 * largest >= total
+            && (size as f64) < UNUSUAL * total as f64
+            && beside.all(|step| step.marks != *marks)
     }
 }

@@ -57,6 +57,11 @@ impl Loop {
 
     /// One step of PyTorch: the batch in two tensors of pageable memory, forward, backward, optimizer, loss.
     fn torch_step(&mut self, accumulated: usize, scale: u64) {
+        self.make_gradients(accumulated, scale);
+        self.update(scale);
+    }
+
+    fn make_gradients(&mut self, accumulated: usize, scale: u64) {
         for _ in 0..accumulated {
             for _ in 0..2 {
                 self.does(Mark::CopyIn, 0, MS / 10 * scale);
@@ -67,6 +72,9 @@ impl Loop {
         for _ in 0..6 {
             self.does(Mark::Reduce, 20, MS / 2 * scale);
         }
+    }
+
+    fn update(&mut self, scale: u64) {
         self.does(Mark::Optimizer, 100, MS * scale);
         // A scaler asks whether the gradients were finite in between.
         self.does(Mark::Wait, 5, MS / 10 * scale);
@@ -214,13 +222,39 @@ fn what_is_all_there_is_separates_steps() {
 }
 
 #[test]
-fn what_is_not_always_seen_separates_nothing() {
-    let mut run = Loop::new();
-    (0..50).for_each(|_| run.torch_step(1, 1));
-    run.detector.distrust(Mark::Optimizer);
-    assert_eq!(run.detector.boundary(), None);
-    (0..50).for_each(|_| run.torch_step(1, 1));
-    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+fn what_came_as_often_takes_the_place_of_what_is_no_longer_seen() {
+    for (accumulated, substitute) in [(1, Mark::Backward), (4, Mark::Reduce)] {
+        // The boundary is lost between two steps, and in the middle of one.
+        for is_amid in [false, true] {
+            let mut run = Loop::new();
+            run.load_model();
+            for _ in 0..50 {
+                run.torch_step(accumulated, 1);
+                run.look();
+            }
+            let restarts = run.detector.restarts();
+            if is_amid {
+                run.make_gradients(accumulated, 1);
+                run.detector.distrust(Mark::Optimizer);
+                run.update(1);
+            }
+            run.detector.distrust(Mark::Optimizer);
+            for _ in 0..50 {
+                run.torch_step(accumulated, 1);
+                run.look();
+            }
+            assert_eq!(run.detector.boundary(), Some(substitute));
+            assert_eq!(run.detector.restarts(), restarts);
+            assert_eq!(run.detector.count(), 100 + u64::from(is_amid));
+            let summary = run.summary();
+            let shortest = run.collected.iter().map(Step::duration_ns).min();
+            assert_eq!(
+                shortest,
+                Some(summary.median_ns),
+                "no part of a step is one"
+            );
+        }
+    }
 }
 
 #[test]
@@ -315,23 +349,40 @@ fn twice_as_rare_is_rarer() {
 }
 
 #[test]
-fn what_is_no_longer_seen_starts_the_count_anew() {
+fn a_late_step_is_no_pause_because_of_what_is_seen_no_longer() {
     let mut run = Loop::new();
-    (0..40).for_each(|_| run.torch_step(4, 1));
+    for step in 0..200 {
+        run.now_ns += if step == 5 { 100 * MS } else { 0 };
+        run.does(Mark::Backward, 100, 3 * MS);
+        if step < 10 {
+            run.does(Mark::CopyOut, 0, MS);
+        }
+        run.look();
+    }
+    let summary = run.summary();
+    assert_eq!((summary.pauses.len(), summary.stalls.len()), (0, 1));
+}
+
+#[test]
+fn where_nothing_came_as_often_the_count_starts_anew() {
+    let accumulate = |run: &mut Loop| {
+        (0..4).for_each(|_| run.does(Mark::Backward, 100, 3 * MS));
+        run.does(Mark::Optimizer, 100, MS);
+    };
+    let mut run = Loop::new();
+    (0..40).for_each(|_| accumulate(&mut run));
     let restarts = run.detector.restarts();
     run.detector.distrust(Mark::Optimizer);
+    assert_eq!(run.detector.boundary(), None);
     assert_eq!(
         (run.detector.count(), run.detector.restarts()),
         (0, restarts + 1)
     );
     for _ in 0..40 {
-        run.torch_step(4, 1);
+        accumulate(&mut run);
         run.look();
     }
-    let summary = run.summary();
-    assert_eq!(
-        summary.longest_ns / MS,
-        summary.median_ns / MS,
-        "no step is of both kinds"
-    );
+    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+    assert_eq!(run.summary().median_ns, 3 * MS);
+    assert_eq!(run.summary().longest_ns, 4 * MS, "no step is of both kinds");
 }
