@@ -104,6 +104,16 @@ impl Request {
     }
 }
 
+/// The beginning of `ncclConfig_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Configuration {
+    _size: usize,
+    _magic: u32,
+    _version: u32,
+    blocking: i32,
+}
+
 fn join(id: UniqueId, rank: i32, ranks: i32, place: Place) -> group::Making {
     Box::new(move || Ok(Communicator::join(&id, rank, ranks, place)?.handle))
 }
@@ -153,12 +163,17 @@ exports! { "nccl" =>
         remember(init_rank(handle, ranks, id, rank))
     }
 
-    /// Communicators are always blocking; the rest of a configuration tunes hardware that is not there.
+    /// Communicators are always blocking, whatever they return; the rest of a configuration tunes hardware that
+    /// is not there.
     fn ncclCommInitRankConfig(
-        call, handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32, _configuration: u64,
+        call, handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32, configuration: In<Configuration>,
     ) -> Outcome {
         call.object = id.cookie();
-        remember(init_rank(handle, ranks, id, rank))
+        remember(init_rank(handle, ranks, id, rank))?;
+        match configuration.get() {
+            Ok(Configuration { blocking: 0, .. }) => Err(NcclError::InProgress),
+            _ => Ok(()),
+        }
     }
 
     fn ncclCommInitRankScalable(

@@ -16,6 +16,8 @@ pub(crate) enum NcclError {
     InvalidArgument = 4,
     InvalidUsage = 5,
     RemoteError = 6,
+    /// No error: a communicator that does not block may need longer than the call.
+    InProgress = 7,
 }
 
 impl From<NcclError> for i32 {

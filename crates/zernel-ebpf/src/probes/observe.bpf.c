@@ -205,7 +205,8 @@ static __always_inline int leave(struct pt_regs *ctx)
 	counter = call ? zernel_counter(thread->process, call->symbol) : NULL;
 	if (!symbol || !counter)
 		return 0;
-	failed = symbol->flags & ZERNEL_HAS_RESULT && result;
+	failed = symbol->flags & ZERNEL_HAS_RESULT && result &&
+		 !(symbol->probe == ZERNEL_NCCL && result == NCCL_IN_PROGRESS);
 	probe_leave(symbol, thread, call, now_ns, failed);
 	if (failed)
 		__sync_fetch_and_add(&counter->failed, 1);

@@ -37,17 +37,47 @@ fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
     id
 }
 
-/// Makes a communicator with the other targets of the stage.
+/// The beginning of `ncclConfig_t`.
+#[repr(C)]
+struct Configuration {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: i32,
+}
+
+/// `ncclInProgress`, which is no error.
+pub(crate) const IN_PROGRESS: i32 = 7;
+
+/// Makes a communicator with the other targets of the stage. That of every second one does not block.
 pub(crate) fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
-    type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
+    type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32, *const Configuration) -> i32;
     let id = unique_id(driver, rank);
-    let mut communicator = 0;
-    // SAFETY: the signature of ncclCommInitRank.
-    let result = unsafe {
-        let join: Symbol<'_, Join> = driver.nccl().get(b"ncclCommInitRank\0").expect("exported");
-        join(&raw mut communicator, ranks as i32, id, rank as i32)
+    let blocking = rank.is_multiple_of(2).into();
+    let configuration = Configuration {
+        size: size_of::<Configuration>(),
+        magic: 0xcafe_beef,
+        version: 22_809,
+        blocking,
     };
-    assert_eq!(result, 0, "ncclCommInitRank");
+    let mut communicator = 0;
+    // SAFETY: the signature of ncclCommInitRankConfig.
+    let result = unsafe {
+        let join: Symbol<'_, Join> = driver
+            .nccl()
+            .get(b"ncclCommInitRankConfig\0")
+            .expect("exported");
+        let (ranks, rank) = (ranks as i32, rank as i32);
+        join(
+            &raw mut communicator,
+            ranks,
+            id,
+            rank,
+            &raw const configuration,
+        )
+    };
+    let expected = if blocking == 1 { 0 } else { IN_PROGRESS };
+    assert_eq!(result, expected, "ncclCommInitRankConfig");
     communicator
 }
 

@@ -13,6 +13,7 @@ use zernel_ebpf::observer::{
 };
 use zernel_ebpf::probes::SYMBOLS;
 
+use crate::communicator::IN_PROGRESS;
 use crate::target::{Stage, Target};
 
 /// Options that count everything, with the libraries of a stage attached before anyone uses them.
@@ -118,7 +119,7 @@ pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCo
             };
             let total = calls.entry(name).or_default();
             total.calls += count.calls;
-            if *result == 0 {
+            if *result == 0 || (symbol.starts_with("nccl") && *result == IN_PROGRESS) {
                 total.bytes += count.bytes;
             } else {
                 total.failed += count.calls;

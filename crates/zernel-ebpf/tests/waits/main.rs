@@ -63,6 +63,7 @@ fn main() -> ExitCode {
             &with_torch,
             torch::ranks,
         ),
+        trial("torch_models_are_waited_for", &with_torch, torch::model),
         trial("torch_survives_exceptions", &with_torch, torch::exceptions),
     ])
 }

@@ -220,16 +220,23 @@ pub(crate) fn alone() {
     assert_about("torch reading by itself", loaded.seen_ns, loaded.truth_ns);
 }
 
-/// Two ranks, one of which is slow; each says how long it waited.
+/// Two ranks, one of which is slow; each says how long it waited, in collectives of its own or in those of a
+/// model that reduces its gradients.
 const RANKS: &str = r#"
 import os, sys, time, torch
 import torch.distributed as dist
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 torch.set_num_threads(1)
-tensor = torch.ones(1000)
+if sys.argv[3] == "model":
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 10))
+    data = torch.ones(1, 10)
+    begin, meet = lambda: model(data).sum(), lambda loss: loss.backward()
+else:
+    tensor = torch.ones(1000)
+    begin, meet = lambda: tensor, dist.all_reduce
 for _ in range(3):
-    dist.all_reduce(tensor)
+    meet(begin())
 # So that what the clock shows is what it does, and not that others run.
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 print("ready", flush=True)
@@ -238,23 +245,25 @@ waited = 0
 for _ in range(40):
     if rank == 0:
         time.sleep(0.02)
+    begun = begin()
     before = time.monotonic_ns()
-    dist.all_reduce(tensor)
+    meet(begun)
     waited += time.monotonic_ns() - before
     end = time.thread_time() + 0.002
     while time.thread_time() < end:
         pass
-dist.all_reduce(tensor) # shows that the last wait is over
+meet(begin()) # shows that the last wait is over
 print(waited, flush=True)
 sys.stdin.readline()
 "#;
 
-pub(crate) fn ranks() {
+/// How long the fast one of two ranks was seen to wait for the other, and how long it says it did.
+fn await_peer(how: &str) -> (u64, u64) {
     let mut observer = observer();
     let folder = tempfile::tempdir().expect("a temporary directory");
     let meeting = folder.path().join("meeting");
     let meeting = meeting.to_str().expect("a plain name");
-    let mut ranks = ["0", "1"].map(|rank| Script::start(RANKS, &[rank, meeting]));
+    let mut ranks = ["0", "1"].map(|rank| Script::start(RANKS, &[rank, meeting, how]));
     for rank in &mut ranks {
         assert_eq!(rank.line(), "ready");
     }
@@ -264,7 +273,17 @@ pub(crate) fn ranks() {
     let truths: Vec<u64> = ranks.iter_mut().map(|rank| rank.numbers()[0]).collect();
     let (after, count) = wait_sum(&mut observer, fast, Family::DistSync);
     eprintln!("{} waits seen, truths {truths:?}", count - count_before);
-    assert_about("waits for a peer", after - before, truths[1]);
+    (after - before, truths[1])
+}
+
+pub(crate) fn ranks() {
+    let (seen, truth) = await_peer("collective");
+    assert_about("waits for a peer", seen, truth);
+}
+
+pub(crate) fn model() {
+    let (seen, truth) = await_peer("model");
+    assert_about("waits for a peer's gradients", seen, truth);
 }
 
 /// Raises in the middle of a probed function of C++.

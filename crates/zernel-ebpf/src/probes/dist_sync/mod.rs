@@ -4,15 +4,23 @@ use super::torch::AWAIT_PEERS;
 use super::{Probe, Symbol};
 use crate::library::LibraryKind::TorchCpu;
 
-pub(super) const SYMBOLS: &[Symbol] = &[Symbol::new(
-    TorchCpu,
-    Probe::Torch,
-    AWAIT_PEERS,
-    &[
-        "_ZN4c10d4Work4waitE",
-        "_ZN4c10d16ProcessGroupGloo9AsyncWork4waitE",
-        "_ZN4c10d16ProcessGroupGloo8RecvWork4waitE",
-        "_ZN4c10d16ProcessGroupGloo8SendWork4waitE",
-    ],
-)
-.of_cpp("c10d::Work::wait")];
+const fn await_peers(label: &'static str, names: &'static [&'static str]) -> Symbol {
+    Symbol::new(TorchCpu, Probe::Torch, AWAIT_PEERS, names).of_cpp(label)
+}
+
+pub(super) const SYMBOLS: &[Symbol] = &[
+    await_peers(
+        "c10d::Work::wait",
+        &[
+            "_ZN4c10d4Work4waitE",
+            "_ZN4c10d16ProcessGroupGloo9AsyncWork4waitE",
+            "_ZN4c10d16ProcessGroupGloo8RecvWork4waitE",
+            "_ZN4c10d16ProcessGroupGloo8SendWork4waitE",
+        ],
+    ),
+    // Where a model waits for its gradients to be reduced; the waits themselves are inlined.
+    await_peers(
+        "c10d::Reducer::finalize_backward",
+        &["_ZN4c10d7Reducer17finalize_backwardE"],
+    ),
+];

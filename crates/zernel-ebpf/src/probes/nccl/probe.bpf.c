@@ -22,6 +22,7 @@ enum nccl_role {
 #define NCCL_UNIQUE_ID_WORDS 16
 #define NCCL_PENDING 64
 #define NCCL_NO_RANK 0xffffffffU
+#define NCCL_IN_PROGRESS 7 /* a communicator that does not block: the call has begun what it is to do */
 #define NCCL_RANKS_OF_ALL 16 /* of ncclCommInitAll, which one process calls for its own devices */
 
 struct communicator_key {
