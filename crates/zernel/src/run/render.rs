@@ -324,13 +324,13 @@ pub(super) fn slowest(report: &Report) -> Option<String> {
 }
 
 fn why(slowest: &Slowest) -> String {
-    let more = slowest.more_seconds;
-    slowest.reason.map_or(String::new(), |reason| {
-        format!(
+    match slowest.more_seconds {
+        0.0 => String::new(),
+        more => format!(
             ", and spent {more:.1} s more {} than its peers",
-            reason.spent()
-        )
-    })
+            slowest.spent()
+        ),
+    }
 }
 
 /// Whether a rank spent a hundredth of its time in collectives.

@@ -199,7 +199,10 @@ fn bound_by(bound: Bound, parts: &[Parts], wall: f64) -> Verdict {
         cause,
         straggler: None,
         evidence: format!("{}{others}", evidence(bound, &size, parts)),
-        helps: help_with(bound, parts).or_else(|| cause.map(helps)),
+        helps: help_with(bound, parts).or_else(|| {
+            let uses_gpu = parts.iter().any(|rank| rank.uses_gpu);
+            cause.map(|cause| helps(cause, uses_gpu))
+        }),
         share: Some(seconds / wall),
         at_most_seconds: Some(parts.iter().map(of_rank).fold(0.0, f64::max)),
     }
@@ -259,9 +262,6 @@ fn help_with(bound: Bound, parts: &[Parts]) -> Option<&'static str> {
         Bound::Gpu if 2.0 * shared > sum(parts, bound) => Some(
             "faster kernels or GPUs, or fewer bytes to reduce: a profile of the GPU tells which",
         ),
-        Bound::Host if !parts.iter().any(|rank| rank.uses_gpu) => {
-            Some("a GPU, or more and faster CPUs")
-        }
         _ => None,
     }
 }
@@ -285,7 +285,7 @@ fn list(parts: &[Parts], wall: f64, but: &[Part]) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-fn helps(cause: Part) -> &'static str {
+fn helps(cause: Part, uses_gpu: bool) -> &'static str {
     match cause {
         Part::Prepare => "more loaders where CPUs are free, or less to do for each batch",
         Part::Fetch => "faster storage or network, or fetching further ahead",
@@ -295,6 +295,7 @@ fn helps(cause: Part) -> &'static str {
         Part::CpuDelay => "fewer threads for the CPUs there are, or no neighbours on them",
         Part::Communication => "overlapping collectives with the backward pass, or fewer bytes",
         Part::Gpu => "faster kernels or GPUs",
+        Part::Host if !uses_gpu => "a GPU, or more and faster CPUs",
         Part::Host => "CUDA graphs, torch.compile or larger batches: less to do for each kernel",
     }
 }
@@ -306,10 +307,18 @@ pub(super) struct Slowest {
     pub(super) index: usize,
     /// How much less it waited in collectives than the rank that waited longest.
     pub(super) seconds: f64,
-    /// What it spent more time in than its peers do on average, if there is such a part.
+    /// What it spent more time in than its peers do on average; `None` if that was not seen.
     pub(super) reason: Option<Part>,
     /// How much more.
     pub(super) more_seconds: f64,
+}
+
+impl Slowest {
+    /// What it spent more time in.
+    pub(super) fn spent(&self) -> &'static str {
+        self.reason
+            .map_or("blocked by what is not seen", Part::spent)
+    }
 }
 
 /// The rank that waits least in collectives, if others wait longer by a twentieth of their time: peers
@@ -324,19 +333,26 @@ pub(super) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
     if seconds <= 0.0 || seconds < STANDS_OUT * ranks[longest_index].wall {
         return None;
     }
-    let parts: Vec<Parts> = ranks.iter().map(Parts::new).collect();
-    let more = |part: &Part| {
-        let peers = peers(&parts, index).map(|peer| peer.of(*part));
-        parts[index].of(*part) - peers.sum::<f64>() / (ranks.len() - 1) as f64
+    let of_all: Vec<(&RankTimes, Parts)> =
+        ranks.iter().map(|rank| (rank, Parts::new(rank))).collect();
+    let spent = |reason: Option<Part>, (rank, parts): &(&RankTimes, Parts)| match reason {
+        Some(part) => parts.of(part),
+        None => rank.wall - parts.total(),
     };
-    let reasons = Part::ALL.into_iter();
-    let reasons = reasons.filter(|part| *part != Part::Communication);
-    let reason = reasons.max_by(|a, b| more(a).total_cmp(&more(b)))?;
-    let more_seconds = more(&reason);
+    let more = |reason: Option<Part>| {
+        let peers = peers(&of_all, index).map(|peer| spent(reason, peer));
+        spent(reason, &of_all[index]) - peers.sum::<f64>() / (ranks.len() - 1) as f64
+    };
+    let reasons = Part::ALL
+        .into_iter()
+        .filter(|part| *part != Part::Communication);
+    let reasons = reasons.map(Some).chain([None]);
+    let reasons = reasons.map(|reason| (reason, more(reason)));
+    let (reason, more_seconds) = reasons.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
     Some(Slowest {
         index,
         seconds,
-        reason: (more_seconds > 0.0).then_some(reason),
+        reason,
         more_seconds: more_seconds.max(0.0),
     })
 }
@@ -349,7 +365,7 @@ fn peers<T>(ranks: &[T], but: usize) -> impl Iterator<Item = &T> {
 
 /// Judges whether one rank alone holds the others up.
 fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Option<Verdict> {
-    let reason = slowest.reason?;
+    let reason = slowest.reason;
     let count = (ranks.len() - 1) as f64;
     let mean = |of: &dyn Fn(&RankTimes, &Parts) -> f64| {
         let both: Vec<(&RankTimes, &Parts)> = ranks.iter().zip(parts).collect();
@@ -360,8 +376,9 @@ fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Op
     };
     let least = parts[slowest.index].of(Part::Communication);
     let slow = &parts[slowest.index];
-    let lacks_cpus = reason == Part::CpuDelay && 2.0 * slow.data_delay > slow.of(Part::CpuDelay);
-    let is_for_data = reason.is_of_loaders() || lacks_cpus;
+    let lacks_cpus =
+        reason == Some(Part::CpuDelay) && 2.0 * slow.data_delay > slow.of(Part::CpuDelay);
+    let is_for_data = reason.is_some_and(Part::is_of_loaders) || lacks_cpus;
     // A peer whose loaders hardly rest would soon wait for them instead.
     let busy =
         |rank: &RankTimes| rank.wall * rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
@@ -371,23 +388,27 @@ fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Op
     let input = mean(&|_, parts| sum(std::slice::from_ref(parts), Bound::Input));
     let delay = mean(&|_, parts| parts.of(Part::CpuDelay));
     let wall = mean(&|rank, _| rank.wall);
-    if gain < WASTE * wall || gain < input.max(delay).max(hidden) {
+    let is_explained = slowest.more_seconds > 0.0;
+    if !is_explained || gain < WASTE * wall || gain < input.max(delay).max(hidden) {
         return None;
     }
     let all: f64 = ranks.iter().map(|rank| rank.wall).sum();
     let share = gain / wall;
     Some(Verdict {
         bound: Bound::Straggler,
-        cause: Some(reason),
+        cause: reason,
         straggler: Some(slowest.index),
         evidence: format!(
             "its peers waited for it for {gain:.1} s of their {wall:.1} s each ({:.0} %); it spent {:.1} s more {} \
              than they did",
             100.0 * share,
             slowest.more_seconds,
-            reason.spent()
+            slowest.spent()
         ),
-        helps: Some(helps(reason)),
+        helps: Some(reason.map_or(
+            "a look at the stack of that rank: it is blocked by nothing that is seen",
+            |reason| helps(reason, slow.uses_gpu),
+        )),
         share: Some(gain * count / all),
         at_most_seconds: Some(gain),
     })

@@ -284,6 +284,25 @@ fn one_slow_rank_is_a_straggler_whatever_slows_it() {
     }
 }
 
+/// It sleeps, or waits for a lock: that is not seen, but everyone waits for it.
+#[test]
+fn a_straggler_may_be_held_up_by_what_is_not_seen() {
+    let asleep = RankTimes {
+        gpu_waits: 8.0,
+        cpu: 10.0,
+        ..RANK
+    };
+    let ranks = [WAITING, asleep, WAITING, WAITING];
+    let verdict = judge(&ranks);
+    assert_eq!(verdict.bound, Bound::Straggler, "{}", verdict.evidence);
+    assert_eq!((verdict.cause, verdict.straggler), (None, Some(1)));
+    assert!(
+        verdict.evidence.contains("blocked by what is not seen"),
+        "{}",
+        verdict.evidence
+    );
+}
+
 /// Of ranks that are all held up by their loaders, one is always the slowest, and hides the others' waits.
 #[test]
 fn the_slowest_of_many_starved_ranks_is_no_straggler() {
