@@ -64,6 +64,11 @@ fn main() -> ExitCode {
             torch::ranks,
         ),
         trial("torch_models_are_waited_for", &with_torch, torch::model),
+        trial(
+            "nobody_waits_where_a_backward_pass_ends_on_a_gpu",
+            &with_torch,
+            torch::model_on_gpu,
+        ),
         trial("torch_survives_exceptions", &with_torch, torch::exceptions),
     ])
 }

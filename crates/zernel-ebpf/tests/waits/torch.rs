@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use zernel_ebpf::observer::{Observer, Options, Rung};
 use zernel_ebpf::probes::{DataloadCauses, Family};
+use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
 
 use crate::{assert_about, find};
@@ -40,14 +41,15 @@ fn library() -> Option<&'static Path> {
 }
 
 fn observer() -> Observer {
-    observer_on(&Rung::LADDER)
+    observer_on(&Rung::LADDER, None)
 }
 
-fn observer_on(rungs: &[Rung]) -> Observer {
-    let path = library().expect("checked").to_owned();
+/// Watches torch, and a driver if there is one.
+fn observer_on(rungs: &[Rung], driver: Option<&Path>) -> Observer {
+    let torch = library().expect("checked");
     let options = Options {
         rungs: rungs.to_vec(),
-        ..Options::exact([path])
+        ..Options::exact([torch].into_iter().chain(driver).map(Path::to_owned))
     };
     Observer::start(&options).expect("this machine can observe")
 }
@@ -223,9 +225,13 @@ pub(crate) fn alone() {
 /// Two ranks, one of which is slow; each says how long it waited, in collectives of its own or in those of a
 /// model that reduces its gradients.
 const RANKS: &str = r#"
-import os, sys, time, torch
+import ctypes, os, sys, time, torch
 import torch.distributed as dist
 rank = int(sys.argv[1])
+if len(sys.argv) > 4:
+    driver = ctypes.CDLL(sys.argv[4])
+    driver.cuInit(0)
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 torch.set_num_threads(1)
 if sys.argv[3] == "model":
@@ -258,12 +264,16 @@ sys.stdin.readline()
 "#;
 
 /// How long the fast one of two ranks was seen to wait for the other, and how long it says it did.
-fn await_peer(how: &str) -> (u64, u64) {
-    let mut observer = observer();
+fn await_peer(how: &str, driver: Option<&Path>) -> (u64, u64) {
+    let mut observer = observer_on(&Rung::LADDER, driver);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let meeting = folder.path().join("meeting");
     let meeting = meeting.to_str().expect("a plain name");
-    let mut ranks = ["0", "1"].map(|rank| Script::start(RANKS, &[rank, meeting, how]));
+    let driver = driver.map(|path| path.to_str().expect("a plain name"));
+    let mut ranks = ["0", "1"].map(|rank| {
+        let arguments = [rank, meeting, how].into_iter().chain(driver);
+        Script::start(RANKS, &arguments.collect::<Vec<_>>())
+    });
     for rank in &mut ranks {
         assert_eq!(rank.line(), "ready");
     }
@@ -277,13 +287,21 @@ fn await_peer(how: &str) -> (u64, u64) {
 }
 
 pub(crate) fn ranks() {
-    let (seen, truth) = await_peer("collective");
+    let (seen, truth) = await_peer("collective", None);
     assert_about("waits for a peer", seen, truth);
 }
 
 pub(crate) fn model() {
-    let (seen, truth) = await_peer("model");
+    let (seen, truth) = await_peer("model", None);
     assert_about("waits for a peer's gradients", seen, truth);
+}
+
+/// Then it is not the training loop's thread that ends a backward pass, and that one idles afterwards.
+pub(crate) fn model_on_gpu() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    install(folder.path(), Prologue::Push).expect("the software GPU is built");
+    let (seen, _) = await_peer("model", Some(&folder.path().join("libcuda.so.1")));
+    assert_eq!(seen, 0);
 }
 
 /// Raises in the middle of a probed function of C++.
@@ -311,7 +329,7 @@ sys.stdin.readline()
 
 pub(crate) fn exceptions() {
     for rung in Rung::LADDER {
-        let mut observer = observer_on(&[rung]);
+        let mut observer = observer_on(&[rung], None);
         let mut script = Script::start(EXCEPTIONS, &[]);
         assert_eq!(script.numbers(), [100], "{}", rung.name());
         observer.read().expect("maps can be read");

@@ -1,15 +1,16 @@
 //! Waits for peers.
 
-use super::torch::AWAIT_PEERS;
+use super::torch::{AWAIT_GRADIENTS, AWAIT_PEERS};
 use super::{Probe, Symbol};
 use crate::library::LibraryKind::TorchCpu;
 
-const fn await_peers(label: &'static str, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(TorchCpu, Probe::Torch, AWAIT_PEERS, names).of_cpp(label)
+const fn wait(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
+    Symbol::new(TorchCpu, Probe::Torch, role, names).of_cpp(label)
 }
 
 pub(super) const SYMBOLS: &[Symbol] = &[
-    await_peers(
+    wait(
+        AWAIT_PEERS,
         "c10d::Work::wait",
         &[
             "_ZN4c10d4Work4waitE",
@@ -19,7 +20,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         ],
     ),
     // Where a model waits for its gradients to be reduced; the waits themselves are inlined.
-    await_peers(
+    wait(
+        AWAIT_GRADIENTS,
         "c10d::Reducer::finalize_backward",
         &["_ZN4c10d7Reducer17finalize_backwardE"],
     ),

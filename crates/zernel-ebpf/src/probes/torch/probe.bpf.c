@@ -6,15 +6,19 @@ enum torch_role {
 	TORCH_BACKWARD,
 	TORCH_OPTIMIZER,
 	TORCH_AWAIT_PEERS,
+	TORCH_AWAIT_GRADIENTS,
 };
 
 static __always_inline void torch_mark(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread,
 				       struct zernel_process *process, __u64 now_ns)
 {
+	/* With a GPU nobody waits here, and it is not the thread of the training loop that calls. */
+	if (symbol->role == TORCH_AWAIT_GRADIENTS && process->device != ZERNEL_NO_GPU)
+		return;
 	thread->run.steps = true;
 	if (process->flags & ZERNEL_IS_LOADER)
 		zernel_is_trainer(process);
-	if (symbol->role == TORCH_AWAIT_PEERS)
+	if (symbol->role >= TORCH_AWAIT_PEERS)
 		await_peers(thread, now_ns);
 }
