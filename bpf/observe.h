@@ -131,6 +131,8 @@ struct zernel_process {
 	__u32 histograms[ZERNEL_FAMILIES]; /* where they are; 0: none yet */
 	__u64 on_cpu_ns; /* of all its threads, as all that follows */
 	__u64 run_delay_ns; /* could run, and did not */
+	__u64 calling_on_cpu_ns; /* the same two of its threads that make calls which are watched */
+	__u64 calling_run_delay_ns;
 	__u64 switches; /* off a CPU */
 	__u64 blocked_ns[ZERNEL_BLOCK_REASONS];
 	__u64 dataload_ns[ZERNEL_WORKS + 1]; /* waits for data by what was done meanwhile; nothing */
@@ -215,7 +217,7 @@ struct zernel_wait {
 };
 
 struct zernel_thread {
-	__u64 window_ns; /* since when hits are counted */
+	__u64 window_ns; /* since when hits are counted; 0: it has made no call that is watched */
 	__u64 hits;
 	__u64 context; /* the CUDA context that is current */
 	__u64 copied_ns; /* when a copy ended that is taken for the beginning of launches */

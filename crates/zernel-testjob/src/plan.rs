@@ -139,6 +139,8 @@ pub struct Plan {
     pub pins: bool,
     /// Whether threads that wait for the GPU spin, as the driver's default is; else they sleep.
     pub spins: bool,
+    /// Threads of each rank that are always busy, and that nobody waits for.
+    pub busy_threads: u32,
     /// Processes on each of the job's CPUs that do nothing but spin.
     pub spinners: u32,
     /// Whether each rank has to stay on a CPU with its loaders and spinners.
@@ -198,6 +200,7 @@ impl Plan {
             overlaps: false,
             pins: true,
             spins: false,
+            busy_threads: 0,
             spinners: 0,
             stays_on_cpus: false,
             slow: None,

@@ -23,6 +23,7 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     gpu.copy_to(model.as_mut_ptr(), bytes)?;
     let seed = plan.seed * 1000 + u64::from(rank);
     let loaders = Loaders::fork(directory, plan, seed)?;
+    (0..plan.busy_threads).for_each(|_| be_busy());
     let peers = Peers::meet(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
     let mut trainer = Trainer {
         plan,
@@ -45,6 +46,16 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     let stamps = trainer.stamps;
     peers.leave()?;
     Ok(stamps)
+}
+
+/// Does what nobody waits for, as long as the process lives.
+fn be_busy() {
+    std::thread::spawn(|| {
+        sys::set_priority(Priority::Last);
+        loop {
+            std::hint::spin_loop();
+        }
+    });
 }
 
 fn is_due(every: u32, step: u32) -> bool {

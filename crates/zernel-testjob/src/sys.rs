@@ -52,6 +52,8 @@ pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
 /// Who gets a CPU first, among those who come before others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Priority {
+    /// After everybody else.
+    Last,
     /// With everybody else.
     Usual,
     /// Before everybody else.
@@ -63,8 +65,9 @@ pub(crate) enum Priority {
 }
 
 /// Sets the priority of this thread and of what it will start, as far as it may.
-fn set_priority(priority: Priority) {
+pub(crate) fn set_priority(priority: Priority) {
     let (policy, sched_priority) = match priority {
+        Priority::Last => (libc::SCHED_IDLE, 0),
         Priority::Usual => (libc::SCHED_OTHER, 0),
         Priority::Loader => (libc::SCHED_RR, 1),
         Priority::Rank => (libc::SCHED_RR, 2),

@@ -193,11 +193,12 @@ impl Observer {
         for (index, process) in &mut self.processes {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
+        self.governor.sampled.insert(symbol, 0);
+        self.presume_launches();
+        // This may take long on a machine that is busy.
         for file in &mut self.files {
             file.watch_sampled(symbol);
         }
-        self.governor.sampled.insert(symbol, 0);
-        self.presume_launches();
         if self.governor.next_window.is_none() {
             self.governor.next_window = Some(Instant::now());
         }

@@ -115,6 +115,10 @@ told! {
         cpu_seconds: f64,
         /// Time in which its threads could have run, and did not.
         run_delay_seconds: f64,
+        /// Time on CPUs of its threads that make calls which are watched.
+        calling_cpu_seconds: f64,
+        /// Time in which these could have run, and did not.
+        calling_run_delay_seconds: f64,
         /// Time in which its threads waited for disk, network or pages.
         fetch_seconds: f64,
         /// What it pays for being observed.
@@ -457,6 +461,8 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         communicators: process.communicators.iter().map(communicator).collect(),
         cpu_seconds: seconds(process.scheduling.on_cpu_ns),
         run_delay_seconds: seconds(process.scheduling.run_delay_ns),
+        calling_cpu_seconds: seconds(process.scheduling.calling_on_cpu_ns),
+        calling_run_delay_seconds: seconds(process.scheduling.calling_run_delay_ns),
         fetch_seconds: FETCHES
             .iter()
             .map(|reason| seconds(process.scheduling.blocked_ns(*reason)))

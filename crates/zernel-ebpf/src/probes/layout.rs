@@ -74,6 +74,8 @@ mirrors! {
         histograms: [u32; Family::COUNT],
         on_cpu_ns: u64,
         run_delay_ns: u64,
+        calling_on_cpu_ns: u64,
+        calling_run_delay_ns: u64,
         switches: u64,
         blocked_ns: [u64; 7],
         dataload_ns: [u64; 4],

@@ -30,9 +30,9 @@ pub(super) struct RankTimes {
     pub(super) data_prepare: f64,
     pub(super) data_fetch: f64,
     pub(super) data_sched: f64,
-    /// All its threads on CPUs.
+    /// Its threads that take part in steps were on CPUs.
     pub(super) cpu: f64,
-    /// Its threads could have run, and did not.
+    /// These could have run, and did not.
     pub(super) run_delay: f64,
     /// Its GPUs had something to do, if they say so.
     pub(super) gpu_busy: Option<f64>,

@@ -76,6 +76,9 @@ pub(super) struct Times {
     pub(super) cpu_seconds: f64,
     /// Threads could have run, and did not.
     pub(super) run_delay_seconds: f64,
+    /// The same two of the threads that make calls which are watched, and so hold up its steps.
+    pub(super) calling_cpu_seconds: f64,
+    pub(super) calling_run_delay_seconds: f64,
     /// Threads waited for disk, network or pages.
     pub(super) fetch_seconds: f64,
     /// Its GPUs had something to do, for whomever, as NVML says.
@@ -186,6 +189,8 @@ impl Times {
             launches: process.launches as f64,
             cpu_seconds: process.cpu_seconds,
             run_delay_seconds: process.run_delay_seconds,
+            calling_cpu_seconds: process.calling_cpu_seconds,
+            calling_run_delay_seconds: process.calling_run_delay_seconds,
             fetch_seconds: process.fetch_seconds,
             gpu_busy_seconds: None,
         }
@@ -221,6 +226,11 @@ impl Times {
             launches: of(self.launches, other.launches),
             cpu_seconds: of(self.cpu_seconds, other.cpu_seconds),
             run_delay_seconds: of(self.run_delay_seconds, other.run_delay_seconds),
+            calling_cpu_seconds: of(self.calling_cpu_seconds, other.calling_cpu_seconds),
+            calling_run_delay_seconds: of(
+                self.calling_run_delay_seconds,
+                other.calling_run_delay_seconds,
+            ),
             fetch_seconds: of(self.fetch_seconds, other.fetch_seconds),
             gpu_busy_seconds: (self.gpu_busy_seconds.zip(other.gpu_busy_seconds))
                 .map(|(own, others)| of(own, others)),

@@ -160,8 +160,8 @@ fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
         data_prepare: times.data_waits.prepare,
         data_fetch: times.data_waits.fetch,
         data_sched: times.data_waits.sched,
-        cpu: times.cpu_seconds,
-        run_delay: times.run_delay_seconds,
+        cpu: times.calling_cpu_seconds,
+        run_delay: times.calling_run_delay_seconds,
         gpu_busy: times.gpu_busy_seconds,
         loader_busy: loader_busy(rank, processes),
     }

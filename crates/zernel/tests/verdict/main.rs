@@ -41,6 +41,11 @@ fn main() -> ExitCode {
         trial("a_job_with_pauses_is_told", &observing, || {
             is_told(with_pauses(&Plan::new(Cause::Gpu, 0)));
         }),
+        trial(
+            "threads_that_nobody_waits_for_hold_nobody_up",
+            &observing,
+            threads_that_nobody_waits_for,
+        ),
         trial("what_overlaps_is_said", &observing, what_overlaps_is_said),
     ];
     let other = other::trials(&observing).into_iter();
@@ -82,7 +87,20 @@ fn report_on_job(job: &Job) -> (Value, String) {
     (report, said)
 }
 
-fn is_told(plan: Plan) {
+/// Nor do they hide what a rank is at, although the machine has no CPU left for anyone.
+fn threads_that_nobody_waits_for() {
+    let report = is_told(Plan {
+        busy_threads: 3,
+        ..Plan::new(Cause::Host, 0)
+    });
+    for rank in report["ranks"].as_array().unwrap() {
+        let phases = &rank["training"]["phases"];
+        let of = |phase: &str| phases[phase].as_f64().unwrap();
+        assert!(of("gpu_compute") > of("data_loading"), "{phases}");
+    }
+}
+
+fn is_told(plan: Plan) -> Value {
     let job = Job::new(plan).unwrap();
     let (report, said) = report_on_job(&job);
     let verdict = &report["verdict"];
@@ -95,6 +113,7 @@ fn is_told(plan: Plan) {
     for rank in 0..job.plan().ranks {
         assert!(job.stamps(rank).unwrap().len() >= job.plan().steps as usize);
     }
+    report
 }
 
 /// The same job with all that interrupts training.

@@ -55,6 +55,10 @@ pub struct Scheduling {
     pub on_cpu_ns: u64,
     /// Able to run, and not running.
     pub run_delay_ns: u64,
+    /// On a CPU, those of them that make calls which are watched: the others do not hold up its steps.
+    pub calling_on_cpu_ns: u64,
+    /// Able to run, and not running, the same threads.
+    pub calling_run_delay_ns: u64,
     /// How often one of them left its CPU.
     pub switches: u64,
     blocked_ns: [u64; 7],
@@ -65,6 +69,8 @@ impl Scheduling {
         Self {
             on_cpu_ns: raw.on_cpu_ns,
             run_delay_ns: raw.run_delay_ns,
+            calling_on_cpu_ns: raw.calling_on_cpu_ns,
+            calling_run_delay_ns: raw.calling_run_delay_ns,
             switches: raw.switches,
             blocked_ns: raw.blocked_ns,
         }

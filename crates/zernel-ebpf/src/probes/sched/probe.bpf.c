@@ -298,6 +298,8 @@ static __noinline int end_absence(struct zernel_thread *thread, struct zernel_pr
 	__u32 work = work_of(run);
 
 	__sync_fetch_and_add(&process->run_delay_ns, delay_ns);
+	if (thread->window_ns)
+		__sync_fetch_and_add(&process->calling_run_delay_ns, delay_ns);
 	zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
 	if (run->state != ZERNEL_BLOCKED)
 		return 0;
@@ -370,6 +372,8 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 
 		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
 		__sync_fetch_and_add(&process->on_cpu_ns, stretch_ns);
+		if (thread->window_ns)
+			__sync_fetch_and_add(&process->calling_on_cpu_ns, stretch_ns);
 		run->burst_ns += stretch_ns;
 		thread->data.cpu_ns += stretch_ns;
 		thread->peers.cpu_ns += stretch_ns;
