@@ -1,64 +1,111 @@
 //! What was counted in windows, and what that says of the time between them.
 
-/// Calls of a sampled function: a rate, the time it is taken to hold for, and how far the rates of
-/// the windows lie apart.
+/// Calls of a sampled function: those of the windows, and what they say of the time between them.
+///
+/// Between two windows the rate is taken to go from that of the one to that of the other. How far
+/// neighbours lie apart tells how far that may be off; not how far all of them do, because a program that has
+/// come to rest is no less known for it. A program is slower while it is watched, by no more than what the probes
+/// cost it: its own rate lies between the one seen and the one without that time. The middle is taken, and the
+/// rest is doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Estimate {
     windows: u64,
-    mean_rate: f64,
-    /// Sum of the squared differences from the mean.
-    spread: f64,
-    seconds: f64,
+    /// In the last window.
+    last: Rate,
     calls: f64,
     bytes: f64,
+    /// How far the calls may be off because windows slow the program down.
+    doubt: f64,
+    /// Of all spans between windows: half of the squared difference of their rates, times the squared seconds.
+    spread: f64,
+    /// The squared seconds of these spans, and of all.
+    squares_between: f64,
+    squares: f64,
     recent_rate: f64,
 }
 
+/// What happened in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Rate {
+    calls: f64,
+    bytes: f64,
+    doubt: f64,
+}
+
+impl Rate {
+    fn with(self, other: Self, of: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            calls: of(self.calls, other.calls),
+            bytes: of(self.bytes, other.bytes),
+            doubt: of(self.doubt, other.doubt),
+        }
+    }
+}
+
+/// What a window saw.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Window {
+    pub(crate) calls: u64,
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+    /// The share of it that the probes may have cost whom it watched.
+    pub(crate) slowed: f64,
+}
+
+impl Window {
+    fn rate(&self) -> Rate {
+        let seen = self.calls as f64 / self.seconds;
+        let unwatched = seen / (1.0 - self.slowed.clamp(0.0, 0.9));
+        let calls = f64::midpoint(seen, unwatched);
+        Rate {
+            calls,
+            bytes: self.bytes as f64 / self.calls.max(1) as f64 * calls,
+            doubt: calls - seen,
+        }
+    }
+}
+
 impl Estimate {
-    /// Takes in a window of `window_s` seconds that stands for the last `span_s` seconds.
-    pub(crate) fn add(&mut self, calls: u64, bytes: u64, window_s: f64, span_s: f64) {
-        if window_s <= 0.0 || span_s <= 0.0 {
+    /// Takes in a window that ends the last `span_s` seconds.
+    pub(crate) fn add(&mut self, window: Window, span_s: f64) {
+        if window.seconds <= 0.0 || span_s <= 0.0 {
             return;
         }
-        let rate = calls as f64 / window_s;
-        self.windows += 1;
+        let rate = window.rate();
+        let before = match self.windows {
+            0 => rate,
+            _ => self.last,
+        };
+        self.take(before.with(rate, f64::midpoint), span_s);
+        if self.windows > 0 {
+            let difference = rate.calls - before.calls;
+            self.spread += 0.5 * (difference * span_s).powi(2);
+            self.squares_between += span_s.powi(2);
+        }
         // The last few windows count most.
         self.recent_rate = match self.windows {
-            1 => rate,
-            _ => 0.7 * self.recent_rate + 0.3 * rate,
+            0 => rate.calls,
+            _ => 0.7 * self.recent_rate + 0.3 * rate.calls,
         };
-        let before = rate - self.mean_rate;
-        self.mean_rate += before / self.windows as f64;
-        self.spread += before * (rate - self.mean_rate);
-        self.seconds += span_s;
-        self.calls += rate * span_s;
-        self.bytes += bytes as f64 / window_s * span_s;
+        self.last = rate;
+        self.windows += 1;
     }
 
     /// Takes the rate to hold for another `span_s` seconds that no window was in.
     pub(crate) fn extend(&mut self, span_s: f64) {
-        if self.calls > 0.0 {
-            self.bytes += self.bytes / self.calls * self.recent_rate * span_s;
-        }
-        self.calls += self.recent_rate * span_s;
-        self.seconds += span_s;
+        self.take(self.last, span_s);
+    }
+
+    fn take(&mut self, rate: Rate, span_s: f64) {
+        self.calls += rate.calls * span_s;
+        self.bytes += rate.bytes * span_s;
+        self.doubt += rate.doubt * span_s;
+        self.squares += span_s.powi(2);
     }
 
     /// Calls per second in the last few windows.
     pub(crate) fn recent_rate(&self) -> f64 {
         self.recent_rate
-    }
-
-    /// How many windows there were.
-    #[must_use]
-    pub fn windows(&self) -> u64 {
-        self.windows
-    }
-
-    /// Calls per second.
-    #[must_use]
-    pub fn rate(&self) -> f64 {
-        self.mean_rate
     }
 
     /// Calls while the function was sampled.
@@ -80,11 +127,14 @@ impl Estimate {
         if self.windows < 2 {
             return self.calls();
         }
-        let freedom = (self.windows - 1) as f64;
-        let deviation = (self.spread / freedom).sqrt();
+        // Differences of neighbours are not independent of each other.
+        let windows = self.windows as f64;
+        let freedom = 2.0 * (windows - 1.0).powi(2) / (3.0 * windows - 4.0);
+        // Spans that no two windows enclose are known as badly as the others.
+        let deviation = (self.spread * self.squares / self.squares_between).sqrt();
         // Student's t for 95 %, to within 3 %.
         let t = 1.96 + 2.5 / freedom + 8.0 / freedom.powi(3);
-        (t * deviation / (self.windows as f64).sqrt() * self.seconds).round() as u64
+        (t * deviation + self.doubt).round() as u64
     }
 }
 
@@ -92,46 +142,99 @@ impl Estimate {
 mod tests {
     use super::*;
 
+    fn window(calls: u64) -> Window {
+        Window {
+            calls,
+            bytes: 10 * calls,
+            seconds: 0.05,
+            slowed: 0.0,
+        }
+    }
+
     #[test]
     fn a_steady_rate_is_told_without_error() {
         let mut estimate = Estimate::default();
         for _ in 0..10 {
-            estimate.add(500, 5000, 0.05, 1.0);
+            estimate.add(window(500), 1.0);
         }
-        assert_eq!(estimate.calls(), 100_000);
-        assert_eq!(estimate.bytes(), 1_000_000);
+        estimate.extend(1.0);
+        assert_eq!(estimate.calls(), 110_000);
+        assert_eq!(estimate.bytes(), 1_100_000);
         assert_eq!(estimate.error(), 0);
     }
 
     #[test]
     fn one_window_proves_nothing() {
         let mut estimate = Estimate::default();
-        estimate.add(500, 0, 0.05, 1.0);
+        estimate.add(window(500), 1.0);
         assert_eq!(estimate.error(), estimate.calls());
     }
 
     #[test]
     fn the_stated_error_holds_nineteen_times_out_of_twenty() {
-        let mut random = fastrand::Rng::with_seed(7);
-        let mut held = 0;
-        for _ in 0..1000 {
-            let mut estimate = Estimate::default();
-            let mut truth = 0.0;
-            for _ in 0..20 {
-                // A second of twenty stretches of 50 ms, of which one is seen.
-                let stretches: Vec<u64> = (0..20).map(|_| random.u64(0..1000)).collect();
-                truth += stretches.iter().sum::<u64>() as f64;
-                estimate.add(stretches[random.usize(0..20)], 0, 0.05, 1.0);
+        for windows in [4, 20, 100] {
+            let mut random = fastrand::Rng::with_seed(7);
+            let mut held = 0;
+            for _ in 0..1000 {
+                let mut estimate = Estimate::default();
+                let mut truth = 0.0;
+                for _ in 0..windows {
+                    // A second of twenty stretches of 50 ms, of which one is seen.
+                    let stretches: Vec<u64> = (0..20).map(|_| random.u64(0..1000)).collect();
+                    truth += stretches.iter().sum::<u64>() as f64;
+                    estimate.add(window(stretches[random.usize(0..20)]), 1.0);
+                }
+                held +=
+                    u32::from((estimate.calls() as f64 - truth).abs() <= estimate.error() as f64);
             }
-            held += u32::from((estimate.calls() as f64 - truth).abs() <= estimate.error() as f64);
+            assert!(
+                (930..=985).contains(&held),
+                "{windows} windows: {held} of 1000"
+            );
         }
-        assert!((930..=985).contains(&held), "{held} of 1000");
+    }
+
+    #[test]
+    fn rest_is_no_doubt() {
+        let mut estimate = Estimate::default();
+        (0..10).for_each(|_| estimate.add(window(500), 1.0));
+        estimate.add(window(0), 1.0);
+        let (calls, error) = (estimate.calls(), estimate.error());
+        assert_eq!(calls, 105_000, "it came to rest somewhere in the last span");
+        (0..10).for_each(|_| estimate.add(window(0), 1.0));
+        assert_eq!(estimate.calls(), calls);
+        assert!(estimate.error() <= error);
+    }
+
+    #[test]
+    fn being_watched_slows_down() {
+        let mut estimate = Estimate::default();
+        for _ in 0..10 {
+            let slowed = 0.2;
+            estimate.add(
+                Window {
+                    slowed,
+                    ..window(400)
+                },
+                1.0,
+            );
+        }
+        // 8000 a second were seen, 10,000 would be if probes cost all that they may.
+        assert_eq!((estimate.calls(), estimate.error()), (90_000, 10_000));
+        assert_eq!(estimate.bytes(), 900_000);
     }
 
     #[test]
     fn an_empty_window_is_passed_over() {
         let mut estimate = Estimate::default();
-        estimate.add(5, 5, 0.0, 1.0);
+        let seconds = 0.0;
+        estimate.add(
+            Window {
+                seconds,
+                ..window(5)
+            },
+            1.0,
+        );
         assert_eq!(estimate, Estimate::default());
     }
 }

@@ -290,7 +290,9 @@ impl Observer {
         let symbols: Vec<usize> = self.governor.sampled.keys().copied().collect();
         for (index, process) in &mut self.processes {
             let counters = self.kernel.counters.read(*index as usize);
-            process.take_window(&symbols, &counters, self.governor.window_from_ns, to_ns);
+            let cost_ns = self.governor.cost.of_call(process.threads());
+            let from_ns = self.governor.window_from_ns;
+            process.take_window(&symbols, &counters, from_ns, to_ns, cost_ns);
         }
         self.plan_next_window();
         let windows = self.files.iter_mut();

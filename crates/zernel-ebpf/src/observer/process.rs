@@ -9,7 +9,7 @@ use zerocopy::FromZeros;
 
 use super::callers::Callers;
 use super::durations::Taken;
-use super::estimate::Estimate;
+use super::estimate::{Estimate, Window};
 use super::governor::ProcessCost;
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
@@ -394,8 +394,8 @@ impl ObservedProcess {
             calls: sum.calls + count.calls,
             failed: sum.failed + count.failed,
             bytes: sum.bytes + count.bytes,
-            // Of independent estimates, variances add up.
-            error: (sum.error as f64).hypot(count.error as f64).round() as u64,
+            // They come from the same windows: what one lacks, the other lacks too.
+            error: sum.error + count.error,
         })
     }
 
@@ -454,6 +454,14 @@ impl ObservedProcess {
             2
         } else {
             1
+        }
+    }
+
+    /// The share of its calls that its busiest thread makes.
+    fn busiest_share(&self) -> f64 {
+        match self.total_rate() {
+            total if total > 0.0 => (self.busiest_rate() / total).clamp(0.0, 1.0),
+            _ => 1.0,
         }
     }
 
@@ -539,21 +547,32 @@ impl ObservedProcess {
         }
     }
 
-    /// Takes in what a window counted, for all functions that are sampled.
+    /// Takes in what a window counted, for all functions that are sampled. A call costs `cost_ns`.
     pub(super) fn take_window(
         &mut self,
         symbols: &[usize],
         counters: &layout::Counters,
         from_ns: u64,
         to_ns: u64,
+        cost_ns: f64,
     ) {
         self.counters = *counters;
+        let first_ns = self.first_ns;
         // A process that came during the window was seen for the rest of it.
-        let from_ns = from_ns.max(self.first_ns);
-        let window_s = to_ns.saturating_sub(from_ns) as f64 / 1e9;
+        let seconds = to_ns.saturating_sub(from_ns.max(first_ns)) as f64 / 1e9;
+        let known = |symbol: &usize| {
+            self.sampling
+                .get(symbol)
+                .map_or(0, |known| known.last.calls)
+        };
+        let calls: u64 = symbols
+            .iter()
+            .map(|symbol| counters.of[*symbol].calls - known(symbol))
+            .sum();
+        let slowed =
+            calls as f64 * self.busiest_share() * cost_ns / 1e9 / seconds.max(f64::EPSILON);
         for symbol in symbols {
             let counter = counters.of[*symbol];
-            let first_ns = self.first_ns;
             let sampling = self.sampling.entry(*symbol).or_insert_with(|| Sampling {
                 windowed: FromZeros::new_zeroed(),
                 last: FromZeros::new_zeroed(),
@@ -561,13 +580,17 @@ impl ObservedProcess {
                 open: true,
                 estimate: Estimate::default(),
             });
-            let calls = counter.calls - sampling.last.calls;
-            let bytes = counter.bytes - sampling.last.bytes;
-            sampling.windowed.calls += calls;
-            sampling.windowed.bytes += bytes;
+            let window = Window {
+                calls: counter.calls - sampling.last.calls,
+                bytes: counter.bytes - sampling.last.bytes,
+                seconds,
+                slowed,
+            };
+            sampling.windowed.calls += window.calls;
+            sampling.windowed.bytes += window.bytes;
             sampling.last = counter;
             let span_s = to_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
-            sampling.estimate.add(calls, bytes, window_s, span_s);
+            sampling.estimate.add(window, span_s);
             sampling.until_ns = to_ns;
         }
     }
