@@ -98,11 +98,15 @@ impl Exposition {
         histogram: &LatencyHistogram,
     ) {
         let labels = &label_text(labels);
-        for (edge, count) in EDGE_LABELS.iter().zip(histogram.counts_below(EDGES)) {
-            self.sample_with(name, "_bucket", labels, &[("le", edge)], count);
+        let separator = if labels.is_empty() { "" } else { "," };
+        let counts = histogram.counts_below(EDGES).into_iter();
+        let edges = EDGE_LABELS.iter().map(String::as_str);
+        for (edge, count) in edges.zip(counts).chain([("+Inf", histogram.count)]) {
+            for part in [name, "_bucket{", labels, separator, "le=\"", edge, "\"}"] {
+                self.text.push_str(part);
+            }
+            writeln!(self.text, " {count}").expect(ENDLESS);
         }
-        let endless: (&str, &dyn Display) = ("le", &"+Inf");
-        self.sample_with(name, "_bucket", labels, &[endless], histogram.count);
         self.sum_and_count(name, labels, histogram);
     }
 

@@ -80,7 +80,7 @@ pub(crate) struct Target {
 }
 
 /// For how many entries of a map there is room at first.
-const FEW_ENTRIES: u32 = 512;
+const FEW_ENTRIES: u32 = 4096;
 
 /// The loaded object.
 pub(crate) struct Kernel {
