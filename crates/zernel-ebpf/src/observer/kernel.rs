@@ -297,8 +297,8 @@ impl Kernel {
         loop {
             let batches = map.lookup_batch(room, MapFlags::ANY, MapFlags::ANY)?;
             let entries: Vec<_> = batches.map(typed).collect::<libbpf_rs::Result<_>>()?;
-            // Batches are taken to end with one that is not full, as one is also where the next bucket of the
-            // map does not fit. No bucket takes half of it.
+            // The first batch that is not full is taken for the last one. But a batch also ends where the next
+            // bucket of the map does not fit: that one is all there is if it is not even half full.
             if entries.len() < room as usize / 2 || room >= map.max_entries() {
                 return Ok(entries);
             }

@@ -258,7 +258,7 @@ pub struct Moment {
     snapshot: Snapshot,
 }
 
-/// Written as it is, not by way of a [`Value`], which takes ten times the memory.
+/// Written as it is, not by way of a [`Value`], which takes several times the memory and the time.
 #[derive(Serialize)]
 struct Served<'a> {
     #[serde(flatten)]
