@@ -37,7 +37,7 @@ impl Desk {
         let source = Arc::clone(&self.source);
         let answer = move || match topic {
             Topic::Metrics(format) => source.metrics(scope, format),
-            Topic::Snapshot => source.snapshot(scope).to_string(),
+            Topic::Snapshot => source.snapshot(scope),
             Topic::Ledger => source.ledger(scope).to_string(),
         };
         let work = move || Utf8Bytes::from(answer());

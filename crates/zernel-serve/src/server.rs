@@ -22,6 +22,9 @@ use crate::socket_file::SocketFile;
 use crate::websocket::Lounge;
 use crate::{Limits, Options, ServeError, Source};
 
+/// How many threads ask the source. Texts are large, and each thread keeps memory of its own for them.
+const ASKING: usize = 2;
+
 /// A server that listens everywhere it was told to, and does not yet answer.
 pub struct Server {
     source: Arc<dyn Source>,
@@ -117,6 +120,7 @@ impl Server {
     /// [`Server::run`] on a runtime of its own, for those who have none.
     pub fn run_on_this_thread(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(ASKING)
             .enable_all()
             .build()?;
         let result = runtime.block_on(self.run(shutdown));

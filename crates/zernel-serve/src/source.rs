@@ -35,8 +35,8 @@ pub struct Health {
 pub trait Source: Send + Sync + 'static {
     /// All metrics as text.
     fn metrics(&self, scope: Scope, format: Format) -> String;
-    /// The state of this moment, as pushed to live clients.
-    fn snapshot(&self, scope: Scope) -> serde_json::Value;
+    /// The state of this moment as JSON, as pushed to live clients.
+    fn snapshot(&self, scope: Scope) -> String;
     /// What was added up so far.
     fn ledger(&self, scope: Scope) -> serde_json::Value;
     /// Whether all this can be relied on.

@@ -220,8 +220,9 @@ impl Source for Daemon {
         self.fresh().metrics(whose(scope), format)
     }
 
-    fn snapshot(&self, scope: Scope) -> Value {
-        self.fresh().snapshot(whose(scope))
+    fn snapshot(&self, scope: Scope) -> String {
+        let moment = self.fresh().moment(whose(scope));
+        moment.to_json()
     }
 
     fn ledger(&self, scope: Scope) -> Value {

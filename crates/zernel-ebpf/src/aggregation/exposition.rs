@@ -67,18 +67,24 @@ impl Exposition {
         labels: &[(&str, &dyn Display)],
         value: impl Display,
     ) {
+        self.sample_with(name, suffix, "", labels, value);
+    }
+
+    /// The same with further labels before the others, as [`label_text`] writes them.
+    pub(crate) fn sample_with(
+        &mut self,
+        name: &str,
+        suffix: &str,
+        written: &str,
+        labels: &[(&str, &dyn Display)],
+        value: impl Display,
+    ) {
         self.text.push_str(name);
         self.text.push_str(suffix);
-        let mut separator = '{';
-        for (label, value) in labels {
-            self.text.push(separator);
-            self.text.push_str(label);
-            self.text.push_str("=\"");
-            write!(Escaped(&mut self.text), "{value}").expect(ENDLESS);
-            self.text.push('"');
-            separator = ',';
-        }
-        if !labels.is_empty() {
+        if !written.is_empty() || !labels.is_empty() {
+            self.text.push('{');
+            self.text.push_str(written);
+            write_labels(&mut self.text, !written.is_empty(), labels);
             self.text.push('}');
         }
         writeln!(self.text, " {value}").expect(ENDLESS);
@@ -91,12 +97,16 @@ impl Exposition {
         labels: &[(&str, &dyn Display)],
         histogram: &LatencyHistogram,
     ) {
-        for (edge, count) in EDGE_LABELS.iter().zip(histogram.counts_below(EDGES)) {
-            let labels = [labels, &[("le", edge)]].concat();
-            self.sample(name, "_bucket", &labels, count);
+        let labels = &label_text(labels);
+        let separator = if labels.is_empty() { "" } else { "," };
+        let counts = histogram.counts_below(EDGES).into_iter();
+        let edges = EDGE_LABELS.iter().map(String::as_str);
+        for (edge, count) in edges.zip(counts).chain([("+Inf", histogram.count)]) {
+            for part in [name, "_bucket{", labels, separator, "le=\"", edge, "\"}"] {
+                self.text.push_str(part);
+            }
+            writeln!(self.text, " {count}").expect(ENDLESS);
         }
-        let endless = [labels, &[("le", &"+Inf")]].concat();
-        self.sample(name, "_bucket", &endless, histogram.count);
         self.sum_and_count(name, labels, histogram);
     }
 
@@ -107,21 +117,17 @@ impl Exposition {
         labels: &[(&str, &dyn Display)],
         histogram: &LatencyHistogram,
     ) {
+        let labels = &label_text(labels);
         for share in [0.5, 0.99] {
-            let labels = [labels, &[("quantile", &share)]].concat();
-            self.sample(name, "", &labels, seconds(histogram.quantile_ns(share)));
+            let value = seconds(histogram.quantile_ns(share));
+            self.sample_with(name, "", labels, &[("quantile", &share)], value);
         }
         self.sum_and_count(name, labels, histogram);
     }
 
-    fn sum_and_count(
-        &mut self,
-        name: &str,
-        labels: &[(&str, &dyn Display)],
-        histogram: &LatencyHistogram,
-    ) {
-        self.sample(name, "_sum", labels, seconds(histogram.sum_ns));
-        self.sample(name, "_count", labels, histogram.count);
+    fn sum_and_count(&mut self, name: &str, labels: &str, histogram: &LatencyHistogram) {
+        self.sample_with(name, "_sum", labels, &[], seconds(histogram.sum_ns));
+        self.sample_with(name, "_count", labels, &[], histogram.count);
     }
 
     pub(crate) fn finish(self) -> String {
@@ -130,6 +136,26 @@ impl Exposition {
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
         writeln!(self.text, "{line}").expect(ENDLESS);
+    }
+}
+
+/// Labels as they stand in a sample, for those that several samples share.
+pub(crate) fn label_text(labels: &[(&str, &dyn Display)]) -> String {
+    let mut text = String::new();
+    write_labels(&mut text, false, labels);
+    text
+}
+
+/// Adds labels, to others if there are any.
+fn write_labels(text: &mut String, mut others: bool, labels: &[(&str, &dyn Display)]) {
+    for (label, value) in labels {
+        if std::mem::replace(&mut others, true) {
+            text.push(',');
+        }
+        text.push_str(label);
+        text.push_str("=\"");
+        write!(Escaped(text), "{value}").expect(ENDLESS);
+        text.push('"');
     }
 }
 
@@ -144,14 +170,17 @@ struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        for character in text.chars() {
-            match character {
-                '\\' => self.0.push_str(r"\\"),
-                '"' => self.0.push_str("\\\""),
-                '\n' => self.0.push_str(r"\n"),
-                other => self.0.push(other),
-            }
+        let mut rest = text;
+        while let Some(at) = rest.find(['\\', '"', '\n']) {
+            self.0.push_str(&rest[..at]);
+            self.0.push_str(match rest.as_bytes()[at] {
+                b'\\' => r"\\",
+                b'"' => "\\\"",
+                _ => r"\n",
+            });
+            rest = &rest[at + 1..];
         }
+        self.0.push_str(rest);
         Ok(())
     }
 }

@@ -109,9 +109,14 @@ impl AggregatedMetrics {
     #[must_use]
     pub fn to_prometheus(&self) -> String {
         let mut out = Exposition::default();
-        self.expose_memory(&mut out);
-        self.expose_durations(&mut out, expose_histograms);
+        self.expose(&mut out);
         out.finish()
+    }
+
+    /// The same, to be followed by others.
+    pub(crate) fn expose(&self, out: &mut Exposition) {
+        self.expose_memory(out);
+        self.expose_durations(out, expose_histograms);
     }
 
     /// The same families with durations as summaries: `quantile="0.5"` and `"0.99"` in place of

@@ -40,8 +40,9 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
                 observer.read()?;
                 observer.govern();
             }
-            // Who has waited meanwhile comes first.
-            lock(observer).identify_some();
+            let questions = lock(observer).questions();
+            let answers = questions.ask();
+            lock(observer).take_answers(answers);
             next_round = Instant::now() + ROUND;
         }
         if Instant::now() >= next_gpus {

@@ -79,6 +79,9 @@ pub(crate) struct Target {
     pub(crate) symbol: usize,
 }
 
+/// For how many entries of a map there is room at first.
+const FEW_ENTRIES: u32 = 4096;
+
 /// The loaded object.
 pub(crate) struct Kernel {
     object: Object,
@@ -278,22 +281,29 @@ impl Kernel {
         Ok(())
     }
 
-    /// All entries of a hash map.
+    /// All entries of a hash map, many with each system call.
     pub(crate) fn entries<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
     ) -> libbpf_rs::Result<Vec<(K, V)>> {
         let map = find_map(&self.object, map)?;
-        let mut entries = Vec::new();
-        for key in map.keys() {
-            let Some(value) = map.lookup(&key, MapFlags::ANY)? else {
-                continue; // deleted meanwhile
-            };
-            let key = K::read_from_bytes(&key).map_err(|_| wrong_size(map.name()))?;
-            let value = V::read_from_bytes(&value).map_err(|_| wrong_size(map.name()))?;
-            entries.push((key, value));
+        let typed = |(key, value): (Vec<u8>, Vec<u8>)| {
+            let entry = K::read_from_bytes(&key)
+                .ok()
+                .zip(V::read_from_bytes(&value).ok());
+            entry.ok_or_else(|| wrong_size(map.name()))
+        };
+        let mut room = FEW_ENTRIES;
+        loop {
+            let batches = map.lookup_batch(room, MapFlags::ANY, MapFlags::ANY)?;
+            let entries: Vec<_> = batches.map(typed).collect::<libbpf_rs::Result<_>>()?;
+            // The first batch that is not full is taken for the last one. But a batch also ends where the next
+            // bucket of the map does not fit: that one is all there is if it is not even half full.
+            if entries.len() < room as usize / 2 || room >= map.max_entries() {
+                return Ok(entries);
+            }
+            room *= 2;
         }
-        Ok(entries)
     }
 
     /// Attaches to functions of one file. Dropping the links detaches.

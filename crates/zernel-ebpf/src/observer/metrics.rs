@@ -11,7 +11,7 @@ use zernel_phase::task_state::WorkloadPhase;
 use super::Observer;
 use super::callers::UNKNOWN;
 use super::process::{CallCount, ObservedProcess, Seen};
-use crate::aggregation::exposition::{Exposition, Kind};
+use crate::aggregation::exposition::{Exposition, Kind, label_text};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
 use crate::gpu::GpuFacts;
 use crate::identity::Identity;
@@ -215,11 +215,12 @@ impl Observer {
     pub fn metrics(&self, whose: Whose, format: TextFormat) -> String {
         let told = self.told(whose);
         let aggregated = aggregate(&told);
-        let (mut text, mut out) = match format {
-            TextFormat::Prometheus => (aggregated.to_prometheus(), Exposition::default()),
-            TextFormat::OpenMetrics => (aggregated.to_prometheus(), Exposition::open_metrics()),
+        let mut out = match format {
+            TextFormat::Prometheus => Exposition::default(),
+            TextFormat::OpenMetrics => Exposition::open_metrics(),
             TextFormat::Quantiles => return aggregated.to_prometheus_quantiles(),
         };
+        aggregated.expose(&mut out);
         drop(aggregated);
         expose_calls(&mut out, &told);
         expose_collectives(&mut out, &told);
@@ -229,7 +230,7 @@ impl Observer {
             self.expose_gpus(&mut out);
             self.expose_observer(&mut out);
         }
-        text.push_str(&out.finish());
+        let mut text = out.finish();
         if format == TextFormat::OpenMetrics {
             text.push_str("# EOF\n");
         }
@@ -344,10 +345,9 @@ fn series(
     let (name, kind, help) = family;
     out.family(name, kind, help);
     for told in told {
-        let pid = told.process.pid;
+        let pid = label_text(&[("pid", &told.process.pid)]);
         each(told, &mut |labels, value| {
-            let labels = [&[("pid", &pid as &dyn Display)], labels].concat();
-            out.sample(name, "", &labels, value);
+            out.sample_with(name, "", &pid, labels, value);
         });
     }
 }

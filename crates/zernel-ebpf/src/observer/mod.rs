@@ -6,11 +6,13 @@
 //! | `files` | the library files that probes are attached to |
 //! | `changes` | tells when one of them is written to or removed |
 //! | `process` | what is known of one process |
+//! | `asking` | who it is |
 //! | `step_marks` | what tells its steps apart |
 //! | `governor` | what observing costs, and how it is kept within a budget |
 //! | `driver` | the loop that makes an [`Observer`] do its work |
 //! | `metrics`, [`snapshot`], `ledger` | what it tells |
 
+mod asking;
 mod callers;
 mod changes;
 mod driver;
@@ -144,9 +146,6 @@ impl Losses {
     }
 }
 
-/// In how many rounds all processes are asked again who they are.
-const ROUNDS_TO_IDENTIFY: usize = 40;
-
 /// The probes, attached. Dropping it detaches everything.
 pub struct Observer {
     files: Vec<AttachedFile>,
@@ -169,7 +168,7 @@ pub struct Observer {
     gpu_facts: Vec<GpuFacts>,
     grace: Duration,
     /// The kernel's place of the process that is asked next who it is.
-    identified: u32,
+    next_asked: u32,
     next_file: u64,
     paused: bool,
     kernel: Kernel,
@@ -202,7 +201,7 @@ impl Observer {
             gpu_facts: gpus.facts(),
             gpus,
             grace: options.grace,
-            identified: 0,
+            next_asked: 0,
             next_file: 0,
             paused: false,
             kernel,
@@ -296,30 +295,6 @@ impl Observer {
         self.drop_changed_files();
         self.ask_gpus();
         self.adopt()
-    }
-
-    /// Asks some processes again who they are and which devices they can use, others the next time: that takes a
-    /// while for each.
-    fn identify_some(&mut self) {
-        let count = self.processes.len().div_ceil(ROUNDS_TO_IDENTIFY);
-        let after = self.identified..;
-        let mut some: Vec<u32> = self
-            .processes
-            .range(after)
-            .map(|(index, _)| *index)
-            .collect();
-        some.truncate(count);
-        // From the beginning again.
-        self.identified = some
-            .last()
-            .filter(|_| some.len() == count)
-            .map_or(0, |last| last + 1);
-        for index in some {
-            if let Some(process) = self.processes.get_mut(&index) {
-                process.identify_again();
-                process.find_devices(&self.gpu_facts);
-            }
-        }
     }
 
     /// Asks all GPUs how busy and how full they are.
@@ -449,10 +424,12 @@ impl Observer {
     /// Of each process the thread that drives its steps tells the phase.
     fn read_phases(&mut self) -> libbpf_rs::Result<()> {
         let now_ns = monotonic_ns();
-        let states = self.kernel.task_states()?;
+        let mut states = self.kernel.task_states()?;
+        states.sort_by_key(|state| state.tgid);
         for process in self.processes.values_mut() {
             let pid = process.pid;
-            let own = states.iter().filter(|state| state.tgid == pid);
+            let first = states.partition_point(|state| state.tgid < pid);
+            let own = states[first..].iter().take_while(|state| state.tgid == pid);
             process.set_phases(own, now_ns);
         }
         Ok(())

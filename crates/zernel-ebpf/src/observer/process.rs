@@ -162,8 +162,9 @@ pub struct ObservedProcess {
     /// Calls that ran into probes.
     hits: u64,
     hits_before: u64,
-    counters: layout::Counters,
-    counters_before: layout::Counters,
+    /// Of the functions that it has called, a few of all: what they say is summed up often.
+    counters: BTreeMap<usize, layout::Counter>,
+    counters_before: BTreeMap<usize, layout::Counter>,
     /// Calls per second in the last round.
     rates: BTreeMap<usize, f64>,
     sampling: BTreeMap<usize, Sampling>,
@@ -196,8 +197,8 @@ impl ObservedProcess {
             steady_cost: 0.0,
             hits: 0,
             hits_before: 0,
-            counters: FromZeros::new_zeroed(),
-            counters_before: FromZeros::new_zeroed(),
+            counters: BTreeMap::new(),
+            counters_before: BTreeMap::new(),
             rates: BTreeMap::new(),
             sampling: BTreeMap::new(),
             durations: BTreeMap::new(),
@@ -220,7 +221,7 @@ impl ObservedProcess {
         self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
         self.scheduling = Scheduling::new(raw);
         self.dataload = DataloadCauses::new(raw);
-        self.counters = kernel.counters.read(index);
+        self.set_counters(&kernel.counters.read(index));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = Family::from_index(number).filter(|_| slot != 0) else {
                 continue;
@@ -231,6 +232,13 @@ impl ObservedProcess {
         let addresses = self.memory.values();
         let addresses = addresses.flat_map(|memory| memory.by_caller.keys().copied());
         self.callers.resolve(self.pid, addresses);
+    }
+
+    fn set_counters(&mut self, counters: &layout::Counters) {
+        let counters = counters.of.iter().enumerate();
+        let called = counters.filter(|(_, counter)| counter.calls > 0);
+        self.counters
+            .extend(called.map(|(symbol, counter)| (symbol, *counter)));
     }
 
     pub(super) fn set_memory(&mut self, key: &layout::AccountKey, account: &layout::Account) {
@@ -299,7 +307,7 @@ impl ObservedProcess {
     /// Whether a function that it calls, and that is such a one, is sampled.
     fn is_sampled_as(&self, wanted: impl Fn(&Symbol) -> bool) -> bool {
         let sampled = self.sampling.keys();
-        let mut called = sampled.filter(|symbol| self.counters.of[**symbol].calls > 0);
+        let mut called = sampled.filter(|symbol| self.counters.contains_key(symbol));
         called.any(|symbol| wanted(&SYMBOLS[*symbol]))
     }
 
@@ -311,11 +319,8 @@ impl ObservedProcess {
         };
     }
 
-    /// Asks again who it is: programs name themselves, and change their user, after they start.
-    pub(super) fn identify_again(&mut self) {
-        let Some(mut identity) = identify_life(self.pid, self.start_ns) else {
-            return;
-        };
+    /// Takes in who it is now. The rank that it has shown stays.
+    pub(super) fn set_identity(&mut self, mut identity: Identity) {
         let known = self.identity.as_ref();
         let known = known.and_then(|known| known.rank.zip(known.world_size));
         if let Some((rank, ranks)) = known {
@@ -400,13 +405,13 @@ impl ObservedProcess {
     }
 
     fn counted(&self) -> impl Iterator<Item = (usize, CallCount)> {
-        (0..SYMBOLS.len())
-            .map(|symbol| (symbol, self.call_count(symbol)))
+        let counters = self.counters.iter();
+        counters
+            .map(|(symbol, counter)| (*symbol, self.call_count(*symbol, counter)))
             .filter(|(_, count)| count.calls > 0)
     }
 
-    fn call_count(&self, symbol: usize) -> CallCount {
-        let counter = &self.counters.of[symbol];
+    fn call_count(&self, symbol: usize, counter: &layout::Counter) -> CallCount {
         let mut count = CallCount {
             calls: counter.calls,
             failed: counter.failed,
@@ -474,14 +479,16 @@ impl ObservedProcess {
         let calls = self.hits.saturating_sub(self.hits_before);
         self.hits_before = self.hits;
         self.rates.clear();
-        let counters = self.counters.of.iter().zip(&self.counters_before.of);
-        for (symbol, (now, before)) in counters.enumerate() {
-            let calls = now.calls.wrapping_sub(before.calls);
+        for (symbol, now) in &self.counters {
+            let before = self.counters_before.get(symbol);
+            let calls = now
+                .calls
+                .wrapping_sub(before.map_or(0, |before| before.calls));
             if calls > 0 && elapsed > 0.0 {
-                self.rates.insert(symbol, calls as f64 / elapsed);
+                self.rates.insert(*symbol, calls as f64 / elapsed);
             }
         }
-        self.counters_before = self.counters;
+        self.counters_before.clone_from(&self.counters);
         // Windows make it jump: what matters is what it is on average.
         let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
         self.cost = ProcessCost {
@@ -521,7 +528,7 @@ impl ObservedProcess {
     }
 
     pub(super) fn begin_sampling(&mut self, symbol: usize, counters: &layout::Counters) {
-        self.counters = *counters;
+        self.set_counters(counters);
         let now_ns = super::monotonic_ns();
         let counter = counters.of[symbol];
         let sampling = self.sampling.entry(symbol).or_insert_with(|| Sampling {
@@ -556,7 +563,7 @@ impl ObservedProcess {
         to_ns: u64,
         cost_ns: f64,
     ) {
-        self.counters = *counters;
+        self.set_counters(counters);
         let first_ns = self.first_ns;
         // A process that came during the window was seen for the rest of it.
         let seconds = to_ns.saturating_sub(from_ns.max(first_ns)) as f64 / 1e9;
@@ -609,7 +616,7 @@ impl ObservedProcess {
 }
 
 /// Who a process is, unless its pid is another's by now.
-fn identify_life(pid: u32, start_ns: u64) -> Option<Identity> {
+pub(super) fn identify_life(pid: u32, start_ns: u64) -> Option<Identity> {
     let identity = identify(pid).ok()?;
     let tick_ns = 1_000_000_000 / procfs::ticks_per_second();
     // Both count from the boot, one of them in whole ticks.

@@ -4,6 +4,7 @@
 //! not there is empty or `None`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -13,6 +14,7 @@ use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 use super::metrics::{Told, Whose, aggregate, by_caller, is_of};
 use super::process::{self, ObservedProcess, Seen};
 use super::{End, GoneRank, Observer, monotonic_ns};
+use crate::aggregation::AggregatedMetrics;
 use crate::identity::Identity;
 use crate::probes::{BlockedBy, Counts, Family, Operation};
 
@@ -252,25 +254,35 @@ pub enum Role {
     Unknown,
 }
 
+/// All that a snapshot is made of. Making text of it takes a while, in which others may use the observer.
+#[derive(Debug)]
+pub struct Moment {
+    aggregated: AggregatedMetrics,
+    shared_state: Result<PathBuf, String>,
+    snapshot: Snapshot,
+}
+
+/// Written as it is, not by way of a [`Value`], which takes several times the memory and the time.
+#[derive(Serialize)]
+struct Served<'a> {
+    #[serde(flatten)]
+    aggregated: Value,
+    shared_state: Value,
+    #[serde(flatten)]
+    snapshot: &'a Snapshot,
+}
+
 impl Observer {
     /// The state of this moment, for live clients.
     #[must_use]
-    pub fn snapshot(&self, whose: Whose) -> Value {
+    pub fn moment(&self, whose: Whose) -> Moment {
         let told = self.told(whose);
-        let mut snapshot = aggregate(&told).to_ws_snapshot();
-        let describe = |told: &Told<'_>| self.describe(told, STEPS);
-        let observed: Vec<Process> = told.iter().map(describe).collect();
-        snapshot["observed"] = json!(observed);
-        snapshot["gone_ranks"] = json!(self.described_gone(whose));
-        snapshot["sampled"] = self.sampled().collect();
-        snapshot["shared_state"] = match self.shared_state() {
-            Ok(path) => json!({ "path": path }),
-            Err(reason) => json!({ "missing": reason }),
-        };
-        snapshot["rung"] = self.rung().name().into();
-        snapshot["problems"] = self.problems().into();
-        snapshot["call_cost_seconds"] = (self.cost().ns_per_call / 1e9).into();
-        snapshot
+        let shared_state = self.shared_state();
+        Moment {
+            aggregated: aggregate(&told),
+            shared_state: shared_state.map_err(str::to_owned),
+            snapshot: self.describe_all(&told, whose, STEPS),
+        }
     }
 
     fn describe(&self, told: &Told<'_>, steps: usize) -> Process {
@@ -319,18 +331,35 @@ impl Observer {
     /// The part of a snapshot that clients use, with all the steps that are kept.
     #[must_use]
     pub fn observed(&self, whose: Whose) -> Snapshot {
+        self.describe_all(&self.told(whose), whose, usize::MAX)
+    }
+
+    fn describe_all(&self, told: &[Told<'_>], whose: Whose, steps: usize) -> Snapshot {
+        let describe = |told: &Told<'_>| self.describe(told, steps);
         Snapshot {
-            observed: self
-                .told(whose)
-                .iter()
-                .map(|told| self.describe(told, usize::MAX))
-                .collect(),
+            observed: told.iter().map(describe).collect(),
             gone_ranks: self.described_gone(whose),
             sampled: self.sampled().map(str::to_owned).collect(),
             rung: self.rung().name().to_owned(),
             problems: self.problems(),
             call_cost_seconds: self.cost().ns_per_call / 1e9,
         }
+    }
+}
+
+impl Moment {
+    /// As it is served.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let served = Served {
+            aggregated: self.aggregated.to_ws_snapshot(),
+            shared_state: match &self.shared_state {
+                Ok(path) => json!({ "path": path }),
+                Err(reason) => json!({ "missing": reason }),
+            },
+            snapshot: &self.snapshot,
+        };
+        serde_json::to_string(&served).expect("all keys are text")
     }
 }
 

@@ -67,10 +67,10 @@ impl Source for Fake {
         format!("{scope:?} {format:?}\n")
     }
 
-    fn snapshot(&self, scope: Scope) -> Value {
+    fn snapshot(&self, scope: Scope) -> String {
         let number = self.snapshots.fetch_add(1, Ordering::SeqCst) + 1;
         let padding = "x".repeat(self.padding);
-        json!({ "number": number, "scope": format!("{scope:?}"), "padding": padding })
+        json!({ "number": number, "scope": format!("{scope:?}"), "padding": padding }).to_string()
     }
 
     fn ledger(&self, scope: Scope) -> Value {
