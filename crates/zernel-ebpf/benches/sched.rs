@@ -7,6 +7,7 @@ use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::path::Path;
 use std::time::Instant;
 
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use libbpf_rs::{Link, ObjectBuilder};
 use libloading::{Library, Symbol};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -21,6 +22,8 @@ const ROUNDS: usize = 40;
 /// Of one turn, whose result is their median.
 const BATCHES: usize = 60;
 const ROUND_TRIPS: u32 = 300;
+/// How often a turn is repeated that others have disturbed.
+const TRIES: usize = 100;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Arm {
@@ -52,18 +55,18 @@ fn main() {
     let mut players = Players::fork(|| {});
     let arms = [Arm::Nobody, Arm::Others, Arm::Empty, Arm::Both];
     let turns = Turns::take(&arms, ROUNDS, |arm| match arm {
-        Arm::Nobody => players.play(),
+        Arm::Nobody => players.play_with(0),
         Arm::Empty => {
             let _link = attach_empty().expect("the observer's programs load too");
-            players.play()
+            players.play_with(1)
         }
         Arm::Others => {
             let _observer = Observer::start(&Options::default()).expect("it just worked");
-            players.play()
+            players.play_with(1)
         }
         Arm::Both => both_observed(&driver),
     });
-    println!("A context switch while …");
+    println!("What a context switch takes:");
     for arm in arms {
         turns.plain(arm);
     }
@@ -79,12 +82,20 @@ fn attach_empty() -> libbpf_rs::Result<Link> {
     program.expect("there is one").attach()
 }
 
+fn programs_on_switches() -> usize {
+    let sees_switches = |link: &LinkInfo| match &link.info {
+        LinkTypeInfo::RawTracepoint(tracepoint) => tracepoint.name == "sched_switch",
+        _ => false,
+    };
+    LinkInfoIter::default().filter(sees_switches).count()
+}
+
 /// One is an ML process, the other one its loader.
 fn both_observed(driver: &Path) -> f64 {
     let options = Options::exact([driver.to_owned()]);
     let mut observer = Observer::start(&options).expect("it just worked");
     let mut players = Players::fork(|| call_driver(driver));
-    let ns = players.play();
+    let ns = players.play_with(1);
     observer.read().expect("what was just kept");
     let pid = players.0.pid.as_raw_nonzero().get().cast_unsigned();
     assert!(observer.processes().any(|process| process.pid == pid));
@@ -172,6 +183,18 @@ impl Players {
                 answers.write_all(&ns.to_ne_bytes()).expect("we are heard");
             }
         }))
+    }
+
+    /// Plays while so many programs see the switches: another observer's would be taken for ours.
+    fn play_with(&mut self, programs: usize) -> f64 {
+        for _ in 0..TRIES {
+            let before = programs_on_switches();
+            let ns = self.play();
+            if before == programs && programs_on_switches() == programs {
+                return ns;
+            }
+        }
+        panic!("somebody else observes switches here: end that first");
     }
 
     fn play(&mut self) -> f64 {
