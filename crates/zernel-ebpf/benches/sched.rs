@@ -5,7 +5,8 @@
 use std::fmt::{self, Display};
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::path::Path;
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use libbpf_rs::{Link, ObjectBuilder};
@@ -22,8 +23,10 @@ const ROUNDS: usize = 40;
 /// Of one turn, whose result is their median.
 const BATCHES: usize = 60;
 const ROUND_TRIPS: u32 = 300;
-/// How often a turn is repeated that others have disturbed.
-const TRIES: usize = 100;
+/// Before each turn: what loading and freeing programs leaves the kernel to do is over by then.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How often a turn is tried.
+const TRIES: usize = 600;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Arm {
@@ -185,13 +188,17 @@ impl Players {
         }))
     }
 
-    /// Plays while so many programs see the switches: another observer's would be taken for ours.
+    /// Plays while so many programs see the switches: another observer's would be taken for ours, so it is
+    /// waited for.
     fn play_with(&mut self, programs: usize) -> f64 {
+        let alone = || programs_on_switches() == programs;
         for _ in 0..TRIES {
-            let before = programs_on_switches();
-            let ns = self.play();
-            if before == programs && programs_on_switches() == programs {
-                return ns;
+            sleep(PAUSE);
+            if alone() {
+                let ns = self.play();
+                if alone() {
+                    return ns;
+                }
             }
         }
         panic!("somebody else observes switches here: end that first");
