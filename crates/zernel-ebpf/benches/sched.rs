@@ -63,11 +63,8 @@ fn main() {
             let _link = attach_empty().expect("the observer's programs load too");
             players.play_with(1)
         }
-        Arm::Others => {
-            let _observer = Observer::start(&Options::default()).expect("it just worked");
-            players.play_with(1)
-        }
-        Arm::Both => both_observed(&driver),
+        Arm::Others => observing(&driver, |_| players.play_with(1)),
+        Arm::Both => observing(&driver, |observed| observed.play_with(1)),
     });
     println!("What a context switch takes:");
     for arm in arms {
@@ -93,16 +90,19 @@ fn programs_on_switches() -> usize {
     LinkInfoIter::default().filter(sees_switches).count()
 }
 
-/// One is an ML process, the other one its loader.
-fn both_observed(driver: &Path) -> f64 {
-    let options = Options::exact([driver.to_owned()]);
+/// Observes as the daemon does; two players are observed, an ML process and its loader.
+fn observing(driver: &Path, measure: impl FnOnce(&mut Players) -> f64) -> f64 {
+    let options = Options {
+        libraries: vec![driver.to_owned()],
+        ..Options::default()
+    };
     let mut observer = Observer::start(&options).expect("it just worked");
-    let mut players = Players::fork(|| call_driver(driver));
-    let ns = players.play_with(1);
+    let mut observed = Players::fork(|| call_driver(driver));
+    observed.play();
     observer.read().expect("what was just kept");
-    let pid = players.0.pid.as_raw_nonzero().get().cast_unsigned();
+    let pid = observed.0.pid.as_raw_nonzero().get().cast_unsigned();
     assert!(observer.processes().any(|process| process.pid == pid));
-    ns
+    measure(&mut observed)
 }
 
 fn call_driver(path: &Path) {
