@@ -1,11 +1,13 @@
-//! Compiles the BPF objects that the crate embeds.
+//! Compiles the BPF objects that the crate and its benchmarks embed.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 5] = [
+const OBJECTS: [&str; 6] = [
+    // Only a benchmark's.
+    "benches/empty",
     "src/capability/capability",
     "src/discovery/discovery",
     "src/discovery/mappings",

@@ -1,53 +1,113 @@
-//! What observing costs a context switch: two processes that pass a byte back and forth on one CPU,
-//! while nobody observes, while others are observed, and while they are observed themselves.
+//! What observing costs a context switch: two processes that pass a byte back and forth on one CPU, while
+//! nobody observes, while others are observed, while they are observed themselves, and with a program that
+//! does nothing, which tells what is ours from what any program costs. All in turns.
 
+use std::fmt::{self, Display};
 use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
+use libbpf_rs::{Link, ObjectBuilder};
 use libloading::{Library, Symbol};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use zernel_ebpf::observer::{Observer, Options};
 use zernel_softgpu::install::{Prologue, install};
-use zernel_testkit::bench::Comparison;
+use zernel_testkit::bench::{Turns, median};
 
-const ROUND_TRIPS: u64 = 1000;
-/// There and back.
-const SWITCHES: u64 = 2 * ROUND_TRIPS;
+static EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty.bpf.o"));
+
+const ROUNDS: usize = 40;
+/// Of one turn, whose result is their median.
+const BATCHES: usize = 60;
+const ROUND_TRIPS: u32 = 300;
+/// Before each turn: what loading and freeing programs leaves the kernel to do is over by then.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How often a turn is tried.
+const TRIES: usize = 600;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Arm {
+    Nobody,
+    Empty,
+    Others,
+    Both,
+}
+
+impl Display for Arm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nobody => "nobody observes",
+            Self::Empty => "an empty program",
+            Self::Others => "others are observed",
+            Self::Both => "both are observed",
+        })
+    }
+}
 
 fn main() {
     if let Err(error) = Observer::start(&Options::default()) {
         println!("skipped: {error}");
         return;
     }
-    own_one_cpu();
-    let mut comparison = Comparison::from_args();
-    let mut partner = Partner::fork();
-    comparison.measure("switch, nobody observes", SWITCHES, || partner.play());
-    {
-        let _observer = Observer::start(&Options::default()).expect("it just worked");
-        comparison.measure("switch, others are observed", SWITCHES, || partner.play());
-    }
-    comparison.measure("switch, nobody observes any more", SWITCHES, || {
-        partner.play();
-    });
-    drop(partner);
-    observed(&mut comparison);
-    println!();
-    let bare = "switch, nobody observes";
-    comparison.ratio("switch, others are observed", bare);
-    comparison.ratio("switch, nobody observes any more", bare);
-    comparison.ratio("switch, both are observed", bare);
-}
-
-/// Becomes an ML process, and its partner one that loads its data.
-fn observed(comparison: &mut Comparison) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     install(folder.path(), Prologue::Push).expect("the software GPU is built");
-    let path = folder.path().join("libcuda.so.1");
-    let options = Options::exact([path.clone()]);
-    let _observer = Observer::start(&options).expect("it just worked");
+    let driver = folder.path().join("libcuda.so.1");
+    let mut players = Players::fork(|| {});
+    let arms = [Arm::Nobody, Arm::Others, Arm::Empty, Arm::Both];
+    let turns = Turns::take(&arms, ROUNDS, |arm| match arm {
+        Arm::Nobody => players.play_with(0),
+        Arm::Empty => {
+            let _link = attach_empty().expect("the observer's programs load too");
+            players.play_with(1)
+        }
+        Arm::Others => observing(&driver, |_| players.play_with(1)),
+        Arm::Both => observing(&driver, |observed| observed.play_with(1)),
+    });
+    println!("What a context switch takes:");
+    for arm in arms {
+        turns.plain(arm);
+    }
+    turns.added(Arm::Others, Arm::Nobody);
+    turns.added(Arm::Empty, Arm::Nobody);
+    turns.added(Arm::Others, Arm::Empty);
+    turns.added(Arm::Both, Arm::Nobody);
+}
+
+fn attach_empty() -> libbpf_rs::Result<Link> {
+    let object = ObjectBuilder::default().open_memory(EMPTY)?.load()?;
+    let program = object.progs_mut().next();
+    program.expect("there is one").attach()
+}
+
+fn programs_on_switches() -> usize {
+    let sees_switches = |link: &LinkInfo| match &link.info {
+        LinkTypeInfo::RawTracepoint(tracepoint) => tracepoint.name == "sched_switch",
+        _ => false,
+    };
+    LinkInfoIter::default().filter(sees_switches).count()
+}
+
+/// Observes as the daemon does; two players are observed, an ML process and its loader.
+fn observing(driver: &Path, measure: impl FnOnce(&mut Players) -> f64) -> f64 {
+    let options = Options {
+        libraries: vec![driver.to_owned()],
+        ..Options::default()
+    };
+    let mut observer = Observer::start(&options).expect("it just worked");
+    let mut observed = Players::fork(|| call_driver(driver));
+    observed.play();
+    observer.read().expect("what was just kept");
+    let pid = observed.0.pid.as_raw_nonzero().get().cast_unsigned();
+    assert!(observer.processes().any(|process| process.pid == pid));
+    measure(&mut observed)
+}
+
+fn call_driver(path: &Path) {
     // SAFETY: loading the software GPU runs no code of its own.
-    let library = unsafe { Library::new(&path) }.expect("just installed");
+    let library = unsafe { Library::new(path) }.expect("just installed");
     // SAFETY: `cuInit` takes flags and returns a result.
     let result = unsafe {
         let init: Symbol<'_, unsafe extern "C" fn(u32) -> i32> =
@@ -55,8 +115,6 @@ fn observed(comparison: &mut Comparison) {
         init(0)
     };
     assert_eq!(result, 0);
-    let mut partner = Partner::fork();
-    comparison.measure("switch, both are observed", SWITCHES, || partner.play());
 }
 
 /// So that every pass of the byte is one switch, and nobody else comes between.
@@ -73,43 +131,91 @@ fn own_one_cpu() {
     }
 }
 
-struct Partner {
+/// A child with two pipes to it.
+struct Child {
     pid: Pid,
     there: PipeWriter,
     back: PipeReader,
 }
 
-impl Partner {
-    fn fork() -> Self {
-        let (mut there_end, there) = std::io::pipe().expect("a pipe");
-        let (back, mut back_end) = std::io::pipe().expect("a pipe");
-        // SAFETY: this program has one thread when it forks, and the child only reads and writes.
+impl Child {
+    fn fork(life: impl FnOnce(PipeReader, PipeWriter)) -> Self {
+        let (there_end, there) = std::io::pipe().expect("a pipe");
+        let (back, back_end) = std::io::pipe().expect("a pipe");
+        // SAFETY: this program has one thread when it forks.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             drop((there, back));
-            let mut byte = [0];
-            while there_end.read_exact(&mut byte).is_ok() && back_end.write_all(&byte).is_ok() {}
+            life(there_end, back_end);
             std::process::exit(0);
         }
         let pid = Pid::from_raw(pid).expect("the fork worked");
         Self { pid, there, back }
     }
 
-    fn play(&mut self) {
-        let mut byte = [0];
-        for _ in 0..ROUND_TRIPS {
-            self.there.write_all(&byte).expect("the partner listens");
-            self.back
-                .read_exact(&mut byte)
-                .expect("the partner answers");
-        }
+    /// Sends a byte, and waits for the answer.
+    fn ask(&mut self, answer: &mut [u8]) {
+        self.there.write_all(&[0]).expect("the child listens");
+        self.back.read_exact(answer).expect("the child answers");
     }
 }
 
-impl Drop for Partner {
+impl Drop for Child {
     fn drop(&mut self) {
-        let _ = rustix::process::kill_process(self.pid, rustix::process::Signal::KILL);
-        // SAFETY: waits for our own child, and wants to know nothing of it.
-        unsafe { libc::waitpid(self.pid.as_raw_nonzero().get(), std::ptr::null_mut(), 0) };
+        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
+}
+
+/// Two processes that pass a byte back and forth when asked to.
+struct Players(Child);
+
+impl Players {
+    /// The first one prepares, then forks the other one.
+    fn fork(prepare: impl FnOnce()) -> Self {
+        Self(Child::fork(|mut asked, mut answers| {
+            prepare();
+            own_one_cpu();
+            let mut partner = Child::fork(|mut from, mut to| {
+                let mut byte = [0];
+                while from.read_exact(&mut byte).is_ok() && to.write_all(&byte).is_ok() {}
+            });
+            while asked.read_exact(&mut [0]).is_ok() {
+                let batches = (0..BATCHES).map(|_| ns_per_switch(&mut partner));
+                let ns = median(batches.collect());
+                answers.write_all(&ns.to_ne_bytes()).expect("we are heard");
+            }
+        }))
+    }
+
+    /// Plays while so many programs see the switches: another observer's would be taken for ours, so it is
+    /// waited for.
+    fn play_with(&mut self, programs: usize) -> f64 {
+        let alone = || programs_on_switches() == programs;
+        for _ in 0..TRIES {
+            sleep(PAUSE);
+            if alone() {
+                let ns = self.play();
+                if alone() {
+                    return ns;
+                }
+            }
+        }
+        panic!("somebody else observes switches here: end that first");
+    }
+
+    fn play(&mut self) -> f64 {
+        let mut ns = [0; 8];
+        self.0.ask(&mut ns);
+        f64::from_ne_bytes(ns)
+    }
+}
+
+fn ns_per_switch(partner: &mut Child) -> f64 {
+    let start = Instant::now();
+    for _ in 0..ROUND_TRIPS {
+        partner.ask(&mut [0]);
+    }
+    // There and back.
+    start.elapsed().as_nanos() as f64 / f64::from(2 * ROUND_TRIPS)
 }

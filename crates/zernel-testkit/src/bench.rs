@@ -1,5 +1,6 @@
-//! Benchmarks that end in ratios: several ways to do the same thing, timed in one run.
+//! Benchmarks that end in comparisons: several ways to do the same thing, timed in one run.
 
+use std::fmt::{self, Display};
 use std::time::Instant;
 
 use criterion::{Criterion, Throughput};
@@ -53,5 +54,154 @@ impl Comparison {
                 this / that
             );
         }
+    }
+}
+
+/// Several ways to do the same thing, timed in turns. What slows the machine down for a while slows down
+/// neighbours alike, so differences between neighbours show what is far smaller than such drift.
+pub struct Turns<A> {
+    arms: Vec<A>,
+    /// The times of each arm, one per round.
+    times: Vec<Vec<f64>>,
+}
+
+impl<A: Copy + PartialEq + Display> Turns<A> {
+    /// Measures all arms in every round, in one round forwards and in the next one backwards, so that steady
+    /// drift favours none.
+    pub fn take(arms: &[A], rounds: usize, mut measure: impl FnMut(A) -> f64) -> Self {
+        let mut times = vec![Vec::new(); arms.len()];
+        for round in 0..rounds {
+            for turn in 0..arms.len() {
+                let place = match round % 2 {
+                    0 => turn,
+                    _ => arms.len() - 1 - turn,
+                };
+                times[place].push(measure(arms[place]));
+            }
+        }
+        Self {
+            arms: arms.to_vec(),
+            times,
+        }
+    }
+
+    /// Prints the median time of an arm.
+    pub fn plain(&self, arm: A) {
+        println!("{arm}: {:.1} ns", median(self.times(arm).to_vec()));
+    }
+
+    /// Prints what an arm takes longer than another.
+    pub fn added(&self, arm: A, to: A) {
+        println!("{arm}, less {to}: {}", self.difference(arm, to));
+    }
+
+    fn difference(&self, arm: A, to: A) -> Difference {
+        let pairs = self.times(arm).iter().zip(self.times(to));
+        Difference::of(&pairs.map(|(this, that)| this - that).collect::<Vec<_>>())
+    }
+
+    fn times(&self, arm: A) -> &[f64] {
+        let place = self.arms.iter().position(|other| *other == arm);
+        place.map_or(&[], |place| &self.times[place])
+    }
+}
+
+/// How often pairs are drawn anew for an interval.
+const RESAMPLES: usize = 10_000;
+
+/// The median of paired differences, and where it lies in 95 % of samples drawn from them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Difference {
+    median: f64,
+    least: f64,
+    most: f64,
+    pairs: usize,
+}
+
+impl Difference {
+    fn of(differences: &[f64]) -> Self {
+        let mut random = fastrand::Rng::with_seed(0);
+        let mut draw = || {
+            let drawn = differences
+                .iter()
+                .filter_map(|_| random.choice(differences));
+            median(drawn.copied().collect())
+        };
+        let mut medians: Vec<f64> = (0..RESAMPLES).map(|_| draw()).collect();
+        medians.sort_by(f64::total_cmp);
+        Self {
+            median: median(differences.to_vec()),
+            least: medians[RESAMPLES / 40],
+            most: medians[RESAMPLES - 1 - RESAMPLES / 40],
+            pairs: differences.len(),
+        }
+    }
+}
+
+impl Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            median,
+            least,
+            most,
+            pairs,
+        } = self;
+        write!(
+            f,
+            "{median:+.1} ns (95 %: {least:+.1} to {most:+.1}, {pairs} pairs)"
+        )
+    }
+}
+
+/// The middle one, or the mean of the two in the middle; not a number if there is none.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let upper = values.len() / 2;
+    let lower = values.len().saturating_sub(1) / 2;
+    match (values.get(lower), values.get(upper)) {
+        (Some(lower), Some(upper)) => f64::midpoint(*lower, *upper),
+        _ => f64::NAN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn turns_go_forwards_and_backwards() {
+        let mut order = String::new();
+        Turns::take(&['a', 'b', 'c'], 3, |arm| {
+            order.push(arm);
+            0.0
+        });
+        assert_eq!(order, "abccbaabc");
+    }
+
+    #[test]
+    fn drift_larger_than_the_difference_does_not_hide_it() {
+        let mut clock = 0.0;
+        let turns = Turns::take(&["bare", "probed"], 40, |arm| {
+            clock += 10.0;
+            clock + if arm == "probed" { 5.0 } else { 0.0 }
+        });
+        let difference = turns.difference("probed", "bare");
+        assert_eq!(difference.median, 5.0);
+        assert!(difference.least <= 5.0 && difference.most >= 5.0);
+        assert_eq!(difference.pairs, 40);
+    }
+
+    #[test]
+    fn equal_pairs_leave_no_doubt() {
+        let difference = Difference::of(&[7.0; 30]);
+        assert_eq!((difference.least, difference.most), (7.0, 7.0));
     }
 }
