@@ -22,6 +22,7 @@
 
 mod summary;
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
@@ -125,8 +126,11 @@ impl Step {
 const OFTEN: u64 = 3;
 /// So many marks of a kind with no other in between are not one, but all there is.
 const LONGEST_RUN: u32 = 64;
-/// After so many marks, those before count half.
-const HALF_LIFE: u32 = 256;
+/// After so many steps, what came before counts half; after so many marks, where no steps are known.
+const RECENT_STEPS: u32 = 32;
+const RECENT_MARKS: u32 = 256;
+/// Kinds that came less often of late cannot be compared.
+const COMPARABLE: u32 = 4;
 /// So many graphs without any mark that was taken for the boundary are steps themselves.
 const REPLAYS: u64 = 32;
 /// How many steps are kept.
@@ -157,13 +161,8 @@ impl Track {
     /// Whether it has had about as many boundaries as another of late.
     fn is_as_frequent_as(&self, other: &Self) -> bool {
         let difference = self.recent.abs_diff(other.recent);
-        difference <= 1 || 8 * difference <= self.recent.max(other.recent)
-    }
-
-    /// Whether its last boundary came after that of another.
-    fn is_ahead_of(&self, other: &Self) -> bool {
-        let begin_ns = |track: &Self| track.open.map(|open| open.begin_ns);
-        begin_ns(self) > begin_ns(other)
+        let is_known = self.recent.min(other.recent) >= COMPARABLE;
+        is_known && (difference <= 1 || 8 * difference <= self.recent.max(other.recent))
     }
 }
 
@@ -172,6 +171,8 @@ impl Track {
 pub struct StepDetector {
     tracks: [Track; 7],
     boundary: Option<Mark>,
+    /// Whether that took the place of a better one, which is no longer seen.
+    is_substitute: bool,
     last: Option<Mark>,
     run: u32,
     marks: u32,
@@ -215,24 +216,23 @@ impl StepDetector {
         self.gaps
     }
 
-    /// Marks of this kind are not all seen: nothing is concluded from them any more.
-    pub fn distrust(&mut self, mark: Mark) {
-        self.tracks[mark.index()].is_partial = true;
-        if self.boundary != Some(mark) {
-            return;
+    /// Marks of these kinds are not all seen: nothing is concluded from them any more.
+    pub fn distrust(&mut self, marks: &[Mark]) {
+        for mark in marks {
+            self.tracks[mark.index()].is_partial = true;
         }
-        self.boundary = self.substitute_for(mark);
-        if let Some(substitute) = self.boundary {
-            // It may have ended the step that the other was about to end.
-            let is_ahead = self.tracks[substitute.index()].is_ahead_of(&self.tracks[mark.index()]);
-            self.count += u64::from(is_ahead);
-        } else {
+        let Some(lost) = self.boundary.filter(|known| marks.contains(known)) else {
+            return;
+        };
+        self.boundary = self.substitute_for(lost);
+        self.is_substitute = self.boundary.is_some();
+        if !self.is_substitute {
             self.restarts += 1;
             self.count = 0;
             self.steps.clear();
-            // What replaces it begins here: its first intervals are long past.
-            self.tracks.iter_mut().for_each(Track::forget);
         }
+        // What replaces it begins here: its first intervals are long past.
+        self.tracks.iter_mut().for_each(Track::forget);
     }
 
     /// The best kind that separates the same steps as another.
@@ -240,7 +240,7 @@ impl StepDetector {
         let lost = &self.tracks[mark.index()];
         let candidates = Mark::ALL.into_iter().filter(|candidate| {
             let track = &self.tracks[candidate.index()];
-            !track.is_partial && track.boundaries >= OFTEN && track.is_as_frequent_as(lost)
+            !track.is_partial && track.is_as_frequent_as(lost)
         });
         candidates.min_by_key(|candidate| candidate.tier())
     }
@@ -257,7 +257,7 @@ impl StepDetector {
         self.count
     }
 
-    /// How often the count started anew, because a better boundary was found.
+    /// How often the count started anew, because a better boundary was found, or the one known was no longer seen.
     #[must_use]
     pub fn restarts(&self) -> u32 {
         self.restarts
@@ -313,8 +313,12 @@ impl StepDetector {
             Mark::Optimizer => self.went_backward = false,
             _ => {}
         }
-        self.marks += 1;
-        if self.marks == HALF_LIFE {
+        self.marks = self.marks.saturating_add(1);
+        let is_past = match self.boundary {
+            Some(known) => self.tracks[known.index()].recent >= RECENT_STEPS,
+            None => self.marks >= RECENT_MARKS,
+        };
+        if is_past {
             self.marks = 0;
             self.tracks.iter_mut().for_each(|track| track.recent /= 2);
         }
@@ -334,7 +338,7 @@ impl StepDetector {
             ..step
         });
         track.boundaries += 1;
-        track.recent += 1;
+        track.recent = track.recent.saturating_add(1);
         let early = track.early.iter_mut().find(|place| place.is_none());
         if let (Some(place), Some(step)) = (early, ended) {
             *place = Some(step);
@@ -363,9 +367,15 @@ impl StepDetector {
             return;
         }
         let is_better = self.boundary.is_none_or(|known| {
-            let is_rarer = 4 * track.recent < 3 * self.tracks[known.index()].recent;
+            let of_known = &self.tracks[known.index()];
+            let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(of_known.recent);
             let replaces = mark == Mark::Graph && self.replays >= REPLAYS;
-            mark.tier() < known.tier() || (mark.tier() == known.tier() && is_rarer) || replaces
+            match mark.tier().cmp(&known.tier()) {
+                // What separates the same steps as a better kind did is better than its tier.
+                Ordering::Less => !self.is_substitute || is_rarer,
+                Ordering::Equal => is_rarer || replaces,
+                Ordering::Greater => replaces,
+            }
         });
         if !is_better {
             return;
@@ -376,6 +386,7 @@ impl StepDetector {
             self.restarts += 1;
         }
         self.boundary = Some(mark);
+        self.is_substitute = false;
         self.steps.clear();
         self.count = track.boundaries;
         for step in track.early {

@@ -4,17 +4,16 @@
 ///
 /// Between two windows the rate is taken to go from that of the one to that of the other. How far
 /// neighbours lie apart tells how far that may be off; not how far all of them do, because a program that has
-/// come to rest is no less known for it. A program is slower while it is watched, by no more than what the probes
-/// cost it: its own rate lies between the one seen and the one without that time. The middle is taken, and the
-/// rest is doubt.
+/// come to rest is no less known for it. A program is also slower while it is watched, by no more than what the
+/// probes cost it: that is doubt, too.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Estimate {
     windows: u64,
-    /// In the last window.
-    last: Rate,
+    /// In the last window, since sampling began the last time.
+    last: Option<Rate>,
     calls: f64,
     bytes: f64,
-    /// How far the calls may be off because windows slow the program down.
+    /// How many more calls there may be because windows slow the program down.
     doubt: f64,
     /// Of all spans between windows: half of the squared difference of their rates, times the squared seconds.
     spread: f64,
@@ -33,11 +32,11 @@ struct Rate {
 }
 
 impl Rate {
-    fn with(self, other: Self, of: impl Fn(f64, f64) -> f64) -> Self {
+    fn midpoint(self, other: Self) -> Self {
         Self {
-            calls: of(self.calls, other.calls),
-            bytes: of(self.bytes, other.bytes),
-            doubt: of(self.doubt, other.doubt),
+            calls: f64::midpoint(self.calls, other.calls),
+            bytes: f64::midpoint(self.bytes, other.bytes),
+            doubt: f64::midpoint(self.doubt, other.doubt),
         }
     }
 }
@@ -54,16 +53,18 @@ pub(crate) struct Window {
 
 impl Window {
     fn rate(&self) -> Rate {
-        let seen = self.calls as f64 / self.seconds;
-        let unwatched = seen / (1.0 - self.slowed.clamp(0.0, 0.9));
-        let calls = f64::midpoint(seen, unwatched);
+        let calls = self.calls as f64 / self.seconds;
+        let slowed = self.slowed.clamp(0.0, MOST_SLOWED);
         Rate {
             calls,
-            bytes: self.bytes as f64 / self.calls.max(1) as f64 * calls,
-            doubt: calls - seen,
+            bytes: self.bytes as f64 / self.seconds,
+            doubt: calls * slowed / (1.0 - slowed),
         }
     }
 }
+
+/// Above this, it is not known by how much probes slow a program down.
+const MOST_SLOWED: f64 = 0.5;
 
 impl Estimate {
     /// Takes in a window that ends the last `span_s` seconds.
@@ -72,28 +73,29 @@ impl Estimate {
             return;
         }
         let rate = window.rate();
-        let before = match self.windows {
-            0 => rate,
-            _ => self.last,
-        };
-        self.take(before.with(rate, f64::midpoint), span_s);
-        if self.windows > 0 {
-            let difference = rate.calls - before.calls;
-            self.spread += 0.5 * (difference * span_s).powi(2);
-            self.squares_between += span_s.powi(2);
+        let unseen_s = (span_s - window.seconds).max(0.0);
+        // What was counted is certain.
+        self.calls += window.calls as f64;
+        self.bytes += window.bytes as f64;
+        self.take(self.last.unwrap_or(rate).midpoint(rate), unseen_s);
+        if let Some(last) = self.last {
+            let difference = rate.calls - last.calls;
+            self.spread += 0.5 * (difference * unseen_s).powi(2);
+            self.squares_between += unseen_s.powi(2);
         }
         // The last few windows count most.
         self.recent_rate = match self.windows {
             0 => rate.calls,
             _ => 0.7 * self.recent_rate + 0.3 * rate.calls,
         };
-        self.last = rate;
+        self.last = Some(rate);
         self.windows += 1;
     }
 
-    /// Takes the rate to hold for another `span_s` seconds that no window was in.
-    pub(crate) fn extend(&mut self, span_s: f64) {
-        self.take(self.last, span_s);
+    /// Sampling ends, and no window was in the last `span_s` seconds: they are taken to be like the last one.
+    pub(crate) fn end(&mut self, span_s: f64) {
+        let last = self.last.take().unwrap_or_default();
+        self.take(last, span_s);
     }
 
     fn take(&mut self, rate: Rate, span_s: f64) {
@@ -124,7 +126,7 @@ impl Estimate {
     /// few windows to tell.
     #[must_use]
     pub fn error(&self) -> u64 {
-        if self.windows < 2 {
+        if self.windows < 2 || self.squares_between <= 0.0 {
             return self.calls();
         }
         // Differences of neighbours are not independent of each other.
@@ -157,7 +159,7 @@ mod tests {
         for _ in 0..10 {
             estimate.add(window(500), 1.0);
         }
-        estimate.extend(1.0);
+        estimate.end(1.0);
         assert_eq!(estimate.calls(), 110_000);
         assert_eq!(estimate.bytes(), 1_100_000);
         assert_eq!(estimate.error(), 0);
@@ -200,7 +202,7 @@ mod tests {
         (0..10).for_each(|_| estimate.add(window(500), 1.0));
         estimate.add(window(0), 1.0);
         let (calls, error) = (estimate.calls(), estimate.error());
-        assert_eq!(calls, 105_000, "it came to rest somewhere in the last span");
+        assert_eq!(calls, 104_750, "it came to rest somewhere in the last span");
         (0..10).for_each(|_| estimate.add(window(0), 1.0));
         assert_eq!(estimate.calls(), calls);
         assert!(estimate.error() <= error);
@@ -219,9 +221,22 @@ mod tests {
                 1.0,
             );
         }
-        // 8000 a second were seen, 10,000 would be if probes cost all that they may.
-        assert_eq!((estimate.calls(), estimate.error()), (90_000, 10_000));
-        assert_eq!(estimate.bytes(), 900_000);
+        // 8000 a second were seen, 10,000 would be if probes cost all that they may: but not in the windows.
+        assert_eq!((estimate.calls(), estimate.error()), (80_000, 19_000));
+    }
+
+    #[test]
+    fn what_was_counted_is_in_it() {
+        let mut estimate = Estimate::default();
+        (0..3).for_each(|_| estimate.add(window(0), 1.0));
+        let before = estimate.calls();
+        estimate.add(window(500), 0.05);
+        assert_eq!(estimate.calls(), before + 500);
+        // Sampled again after a while: the last time says nothing of this one.
+        estimate.end(0.0);
+        let (before, error) = (estimate.calls(), estimate.error());
+        estimate.add(window(1000), 0.1);
+        assert_eq!((estimate.calls(), estimate.error()), (before + 2000, error));
     }
 
     #[test]

@@ -56,11 +56,36 @@ const WINDOW: Duration = Duration::from_millis(50);
 const DUTY: f64 = 0.1;
 /// Of a budget, what the functions that are watched all the time may use.
 const STEADY: f64 = 0.8;
-/// A function that costs less than this of the budget is not worth being sampled: much would no longer be known,
-/// such as where each step ends, and hardly anything be saved.
+/// A function that costs less than this of the budget is sampled only where the budget would not hold else: much
+/// would no longer be known, such as where each step ends, and hardly anything be saved.
 const CALM: f64 = 0.2;
 /// A sampled one is watched all the time again when it would have cost less for so many rounds.
 const CALM_ROUNDS: u32 = 20;
+
+/// Which functions to sample, of those that cost a thread these shares of its time, and `share` in all; and what
+/// is left of that then.
+fn to_sample(mut costs: Vec<(usize, f64)>, share: f64, budget: f64) -> (Vec<usize>, f64) {
+    let mut sampled = Vec::new();
+    let mut left = share;
+    costs.retain(|(symbol, _)| SYMBOLS[*symbol].frequent);
+    // Those that cost most first, and of the others those last that tell where steps end.
+    let is_dear = |cost: f64| cost >= budget * CALM;
+    costs.sort_by(|(a, cost_a), (b, cost_b)| {
+        let marks = |symbol: &usize| SYMBOLS[*symbol].mark.is_some();
+        let dearer = cost_b.total_cmp(cost_a);
+        match is_dear(*cost_a) || is_dear(*cost_b) {
+            true => dearer,
+            false => marks(a).cmp(&marks(b)).then(dearer),
+        }
+    });
+    for (symbol, cost) in costs {
+        if left > budget || (left > budget * STEADY && is_dear(cost)) {
+            left -= cost;
+            sampled.push(symbol);
+        }
+    }
+    (sampled, left)
+}
 
 /// What a probe costs here, and what was done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -166,15 +191,11 @@ impl Observer {
             if share <= budget {
                 continue;
             }
-            let mut left = share;
-            for (symbol, rate) in rates {
-                let saved = share * rate / steady;
-                let is_worth_it = left > budget * STEADY && saved >= budget * CALM;
-                if is_worth_it && SYMBOLS[symbol].frequent {
-                    left -= saved;
-                    hot.insert(symbol);
-                }
-            }
+            let costs = rates
+                .iter()
+                .map(|(symbol, rate)| (*symbol, share * rate / steady));
+            let (sampled, left) = to_sample(costs.collect(), share, budget);
+            hot.extend(sampled);
             stuck |= left > self.governor.options.ceiling;
         }
         for symbol in hot {
@@ -231,12 +252,13 @@ impl Observer {
         if self.governor.window.is_some() {
             return;
         }
-        let limit = self.governor.options.budget * CALM;
+        let budget = self.governor.options.budget;
         let mut calm = Vec::new();
         for (symbol, rounds) in &mut self.governor.sampled {
             let busy = self.processes.values().any(|process| {
                 let ns = self.governor.cost.of_call(process.threads());
-                process.sampled_rate(*symbol) * ns / 1e9 > limit
+                let cost = process.sampled_rate(*symbol) * ns / 1e9;
+                cost > 0.0 && (cost > budget * CALM || process.steady_cost + cost > budget * STEADY)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
             if *rounds >= CALM_ROUNDS {
@@ -429,5 +451,59 @@ impl Work {
         let start = Instant::now();
         black_box(calibration_target)();
         start.elapsed().as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: f64 = 0.005;
+
+    fn symbol(name: &str) -> usize {
+        let place = SYMBOLS.iter().position(|symbol| symbol.name() == name);
+        place.expect("in the table")
+    }
+
+    /// Functions and their costs as shares of the budget.
+    fn sampled(costs: &[(&str, f64)]) -> Vec<&'static str> {
+        let costs: Vec<(usize, f64)> = costs
+            .iter()
+            .map(|(name, share)| (symbol(name), share * BUDGET))
+            .collect();
+        let share = costs.iter().map(|(_, cost)| cost).sum();
+        let (sampled, left) = to_sample(costs, share, BUDGET);
+        assert!(left <= BUDGET, "{left}");
+        sampled
+            .iter()
+            .map(|symbol| SYMBOLS[*symbol].name())
+            .collect()
+    }
+
+    #[test]
+    fn what_costs_most_is_sampled_and_what_is_cheap_is_left() {
+        let adds_up = sampled(&[
+            ("cuLaunchKernel", 19.0),
+            ("cuMemcpyDtoDAsync_v2", 7.0),
+            ("at::_ops::_foreach_addcdiv_::call", 0.1),
+            ("cuMemcpyDtoHAsync_v2", 0.1),
+            ("ncclAllReduce", 0.7),
+        ]);
+        assert_eq!(adds_up, ["cuLaunchKernel", "cuMemcpyDtoDAsync_v2"]);
+    }
+
+    #[test]
+    fn what_is_cheap_is_sampled_where_the_budget_would_not_hold_else() {
+        let sampled = sampled(&[
+            ("at::_ops::_foreach_addcdiv_::call", 0.15),
+            ("cuEventRecord", 0.12),
+            ("cuMemcpyDtoHAsync_v2", 0.11),
+            ("ncclAllReduce", 0.7),
+        ]);
+        assert_eq!(
+            sampled,
+            ["cuEventRecord"],
+            "the others tell where steps end"
+        );
     }
 }

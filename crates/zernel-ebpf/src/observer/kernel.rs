@@ -17,6 +17,7 @@ use zernel_phase::steps::Mark;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::batch;
 use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
@@ -78,9 +79,6 @@ pub(crate) struct Target {
     pub(crate) offset: u64,
     pub(crate) symbol: usize,
 }
-
-/// For how many entries of a map there is room at first.
-const FEW_ENTRIES: u32 = 4096;
 
 /// The loaded object.
 pub(crate) struct Kernel {
@@ -281,29 +279,12 @@ impl Kernel {
         Ok(())
     }
 
-    /// All entries of a hash map, many with each system call.
+    /// All entries of a hash map.
     pub(crate) fn entries<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
     ) -> libbpf_rs::Result<Vec<(K, V)>> {
-        let map = find_map(&self.object, map)?;
-        let typed = |(key, value): (Vec<u8>, Vec<u8>)| {
-            let entry = K::read_from_bytes(&key)
-                .ok()
-                .zip(V::read_from_bytes(&value).ok());
-            entry.ok_or_else(|| wrong_size(map.name()))
-        };
-        let mut room = FEW_ENTRIES;
-        loop {
-            let batches = map.lookup_batch(room, MapFlags::ANY, MapFlags::ANY)?;
-            let entries: Vec<_> = batches.map(typed).collect::<libbpf_rs::Result<_>>()?;
-            // The first batch that is not full is taken for the last one. But a batch also ends where the next
-            // bucket of the map does not fit: that one is all there is if it is not even half full.
-            if entries.len() < room as usize / 2 || room >= map.max_entries() {
-                return Ok(entries);
-            }
-            room *= 2;
-        }
+        batch::entries(&find_map(&self.object, map)?)
     }
 
     /// Attaches to functions of one file. Dropping the links detaches.
@@ -488,9 +469,4 @@ fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
 
 fn missing(what: &str, name: &str) -> libbpf_rs::Error {
     std::io::Error::other(format!("the BPF object has no {what} {name}")).into()
-}
-
-fn wrong_size(map: &std::ffi::OsStr) -> libbpf_rs::Error {
-    let map = map.to_string_lossy();
-    std::io::Error::other(format!("entries of the BPF map {map} are of another size")).into()
 }

@@ -2,7 +2,7 @@
 //!
 //! | part | subject |
 //! |---|---|
-//! | `kernel` | the loaded programs and the maps shared with them |
+//! | `kernel`, `batch` | the loaded programs and the maps shared with them |
 //! | `files` | the library files that probes are attached to |
 //! | `changes` | tells when one of them is written to or removed |
 //! | `process` | what is known of one process |
@@ -13,6 +13,7 @@
 //! | `metrics`, [`snapshot`], `ledger` | what it tells |
 
 mod asking;
+mod batch;
 mod callers;
 mod changes;
 mod driver;

@@ -297,11 +297,9 @@ impl ObservedProcess {
 
     /// Functions that are sampled do not tell of every step.
     pub(super) fn distrust_sampled_marks(&mut self) {
-        for mark in Mark::ALL {
-            if self.is_sampled_as(|symbol| symbol.mark == Some(mark)) {
-                self.steps.distrust(mark);
-            }
-        }
+        let is_sampled = |mark: &Mark| self.is_sampled_as(|symbol| symbol.mark == Some(*mark));
+        let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
+        self.steps.distrust(&sampled);
     }
 
     /// Whether a function that it calls, and that is such a one, is sampled.
@@ -462,11 +460,12 @@ impl ObservedProcess {
         }
     }
 
-    /// The share of its calls that its busiest thread makes.
+    /// The share of its calls that its busiest thread makes, at most.
     fn busiest_share(&self) -> f64 {
-        match self.total_rate() {
-            total if total > 0.0 => (self.busiest_rate() / total).clamp(0.0, 1.0),
-            _ => 1.0,
+        let (busiest, total) = (self.busiest_rate(), self.total_rate());
+        match busiest > 0.0 && total > 0.0 {
+            true => (busiest / total).min(1.0),
+            false => 1.0,
         }
     }
 
@@ -548,7 +547,7 @@ impl ObservedProcess {
         let sampling = self.sampling.get_mut(&symbol);
         if let Some(sampling) = sampling.filter(|sampling| sampling.open) {
             let span_s = now_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
-            sampling.estimate.extend(span_s);
+            sampling.estimate.end(span_s);
             sampling.until_ns = now_ns;
             sampling.open = false;
         }

@@ -13,7 +13,7 @@ pub(crate) const RANK: &str = "ZERNEL_TARGET_RANK";
 /// `ncclUniqueId`, which is passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct UniqueId([u8; 128]);
+pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
 pub(crate) fn own_rank() -> u64 {
     env::var(RANK).expect("set").parse().expect("a number")
@@ -49,10 +49,14 @@ struct Configuration {
 /// `ncclInProgress`, which is no error.
 pub(crate) const IN_PROGRESS: i32 = 7;
 
-/// Makes a communicator with the other targets of the stage. That of every second one does not block.
+/// Makes a communicator with the other targets of the stage.
 pub(crate) fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
+    join_as(driver, unique_id(driver, rank), rank, ranks)
+}
+
+/// Makes a communicator with those who know its id. That of every second rank does not block.
+pub(crate) fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
     type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32, *const Configuration) -> i32;
-    let id = unique_id(driver, rank);
     let blocking = rank.is_multiple_of(2).into();
     let configuration = Configuration {
         size: size_of::<Configuration>(),

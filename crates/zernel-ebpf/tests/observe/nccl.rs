@@ -6,11 +6,11 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::EventKind;
 
-use crate::communicator::{RANK, join, own_rank, stream};
+use crate::communicator::{RANK, UniqueId, join, join_as, own_rank, stream};
 use crate::harness::{assert_exact, find, observe, run};
 use crate::target::{Driver, Role, Stage, Target, call, out, pause};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
+pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank), ("communicators", communicators)];
 
 const RANKS: u64 = 2;
 /// Elements of a message: with the bandwidth below, some milliseconds.
@@ -158,6 +158,31 @@ fn hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
         .partition(|communicator| communicator.sequence > 0);
     assert_eq!(whole.len(), 1);
     (whole[0].hash, parts.iter().map(|part| part.hash).collect())
+}
+
+fn communicators(driver: &Driver, count: u64) {
+    driver.open();
+    for _ in 0..count {
+        let mut id = UniqueId([0; 128]);
+        call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
+        join_as(driver, id, 0, 1);
+    }
+}
+
+/// More than are read at once.
+pub(crate) fn many() {
+    const COUNT: usize = 600;
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("communicators", COUNT as u64);
+    target.step();
+    observer.read().expect("maps can be read");
+    let mut hashes: Vec<u64> = (find(&observer, target.pid()).communicators.iter())
+        .map(|communicator| communicator.hash)
+        .collect();
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), COUNT);
 }
 
 pub(crate) fn ranks() {

@@ -8,6 +8,8 @@ const LONG: f64 = 1.5;
 const STALL: f64 = 3.0;
 /// What fewer than this share of the steps do is not usual.
 const UNUSUAL: f64 = 0.1;
+/// So many like it beside it make a step usual.
+const FEW: usize = 4;
 /// With less than this share of the launches, it is no step but a part of an evaluation.
 const FORWARD_ONLY: f64 = 0.6;
 
@@ -136,8 +138,8 @@ fn without_evaluation(steps: &[Step], boundary: Mark) -> (Vec<Step>, Vec<Stretch
     (only_steps, evaluation.collect())
 }
 
-/// Whether the step at a place did what few steps do, and neither of those beside it: from where on some marks are
-/// no longer seen, all steps differ from those before. Where no two steps do the same, none is unusual.
+/// Whether the step at a place did what few steps do, and hardly any of those beside it: from where on some marks
+/// are no longer seen, all steps differ from those before. Where no two steps do the same, none is unusual.
 fn unusual(steps: &[Step]) -> impl Fn(usize) -> bool {
     let mut kinds: Vec<[u16; 7]> = steps.iter().map(|step| step.marks).collect();
     kinds.sort_unstable();
@@ -151,13 +153,18 @@ fn unusual(steps: &[Step]) -> impl Fn(usize) -> bool {
         let marks = &steps[place].marks;
         let kind = sizes.binary_search_by_key(marks, |(marks, _)| *marks);
         let size = kind.map_or(0, |kind| sizes[kind].1);
-        let beside = [place.checked_sub(1), Some(place + 1)];
-        let mut beside = beside
-            .into_iter()
-            .flatten()
-            .filter_map(|place| steps.get(place));
-        2 * largest >= total
-            && (size as f64) < UNUSUAL * total as f64
-            && beside.all(|step| step.marks != *marks)
+        let alike = |step: &&Step| step.marks == *marks;
+        let before = steps[..place]
+            .iter()
+            .rev()
+            .take(FEW)
+            .take_while(alike)
+            .count();
+        let after = steps[place + 1..]
+            .iter()
+            .take(FEW)
+            .take_while(alike)
+            .count();
+        2 * largest >= total && (size as f64) < UNUSUAL * total as f64 && before + after < FEW
     }
 }

@@ -234,18 +234,19 @@ fn what_came_as_often_takes_the_place_of_what_is_no_longer_seen() {
             }
             let restarts = run.detector.restarts();
             if is_amid {
+                // This step is the one that neither kind ends.
                 run.make_gradients(accumulated, 1);
-                run.detector.distrust(Mark::Optimizer);
+                run.detector.distrust(&[Mark::Optimizer]);
                 run.update(1);
             }
-            run.detector.distrust(Mark::Optimizer);
+            run.detector.distrust(&[Mark::Optimizer]);
             for _ in 0..50 {
                 run.torch_step(accumulated, 1);
                 run.look();
             }
             assert_eq!(run.detector.boundary(), Some(substitute));
             assert_eq!(run.detector.restarts(), restarts);
-            assert_eq!(run.detector.count(), 100 + u64::from(is_amid));
+            assert_eq!(run.detector.count(), 100);
             let summary = run.summary();
             let shortest = run.collected.iter().map(Step::duration_ns).min();
             assert_eq!(
@@ -349,6 +350,44 @@ fn twice_as_rare_is_rarer() {
 }
 
 #[test]
+fn a_substitute_of_a_worse_kind_stays() {
+    let step = |run: &mut Loop| {
+        (0..4).for_each(|_| run.does(Mark::Backward, 100, 3 * MS));
+        run.does(Mark::Optimizer, 100, MS);
+        run.does(Mark::Wait, 0, MS);
+        run.look();
+    };
+    let mut run = Loop::new();
+    (0..1000).for_each(|_| step(&mut run));
+    let restarts = run.detector.restarts();
+    run.detector.distrust(&[Mark::Optimizer, Mark::CopyOut]);
+    (0..1000).for_each(|_| step(&mut run));
+    assert_eq!(run.detector.boundary(), Some(Mark::Wait));
+    assert_eq!(
+        (run.detector.count(), run.detector.restarts()),
+        (2000, restarts)
+    );
+    assert_eq!(run.summary().longest_ns, 14 * MS);
+}
+
+#[test]
+fn what_is_long_past_is_no_substitute() {
+    let step = |run: &mut Loop| {
+        for _ in 0..150 {
+            run.does(Mark::Reduce, 1, MS / 10);
+            run.does(Mark::Wait, 1, MS / 10);
+        }
+        run.does(Mark::Backward, 1, MS);
+        run.does(Mark::Optimizer, 1, MS);
+    };
+    let mut run = Loop::new();
+    (0..10).for_each(|_| run.does(Mark::CopyOut, 1, MS));
+    (0..100).for_each(|_| step(&mut run));
+    run.detector.distrust(&[Mark::Optimizer]);
+    assert_eq!(run.detector.boundary(), Some(Mark::Backward));
+}
+
+#[test]
 fn a_late_step_is_no_pause_because_of_what_is_seen_no_longer() {
     let mut run = Loop::new();
     for step in 0..200 {
@@ -372,7 +411,7 @@ fn where_nothing_came_as_often_the_count_starts_anew() {
     let mut run = Loop::new();
     (0..40).for_each(|_| accumulate(&mut run));
     let restarts = run.detector.restarts();
-    run.detector.distrust(Mark::Optimizer);
+    run.detector.distrust(&[Mark::Optimizer]);
     assert_eq!(run.detector.boundary(), None);
     assert_eq!(
         (run.detector.count(), run.detector.restarts()),

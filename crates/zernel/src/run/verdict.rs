@@ -307,9 +307,9 @@ pub(super) struct Slowest {
     pub(super) index: usize,
     /// How much less it waited in collectives than the rank that waited longest.
     pub(super) seconds: f64,
-    /// What it spent more time in than its peers do on average; `None` if that was not seen.
+    /// What it spent more time in than its peers do on average; `None` if that was not seen, or there is nothing.
     pub(super) reason: Option<Part>,
-    /// How much more.
+    /// How much more; 0 if there is nothing.
     pub(super) more_seconds: f64,
 }
 
@@ -352,7 +352,7 @@ pub(super) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
     Some(Slowest {
         index,
         seconds,
-        reason,
+        reason: reason.filter(|_| more_seconds > 0.0),
         more_seconds: more_seconds.max(0.0),
     })
 }

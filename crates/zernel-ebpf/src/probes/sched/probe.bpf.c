@@ -15,6 +15,7 @@
  */
 #define TASK_DEAD 0x80
 #define RECENT_NS (1ULL << 30)
+#define CALLING_NS (60 * RECENT_NS)
 #define NOT_A_SYSCALL (~0UL)
 
 enum {
@@ -287,6 +288,13 @@ static __always_inline __u64 delay_of(struct task_struct *task, struct zernel_ru
 	return delay_ns < absent_ns ? delay_ns : absent_ns;
 }
 
+/* Whether the thread takes part in what the process is watched for. One whose functions are all sampled shows that
+ * now and then only. */
+static __always_inline bool makes_calls(const struct zernel_thread *thread, __u64 now_ns)
+{
+	return thread->window_ns && now_ns - thread->window_ns < CALLING_NS;
+}
+
 /* The thread was away; of that, it could have run for `delay_ns`. */
 static __noinline int end_absence(struct zernel_thread *thread, struct zernel_process *process,
 				  __u64 delay_ns, __u64 now_ns)
@@ -298,7 +306,7 @@ static __noinline int end_absence(struct zernel_thread *thread, struct zernel_pr
 	__u32 work = work_of(run);
 
 	__sync_fetch_and_add(&process->run_delay_ns, delay_ns);
-	if (thread->window_ns)
+	if (makes_calls(thread, now_ns))
 		__sync_fetch_and_add(&process->calling_run_delay_ns, delay_ns);
 	zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
 	if (run->state != ZERNEL_BLOCKED)
@@ -372,7 +380,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 
 		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
 		__sync_fetch_and_add(&process->on_cpu_ns, stretch_ns);
-		if (thread->window_ns)
+		if (makes_calls(thread, now_ns))
 			__sync_fetch_and_add(&process->calling_on_cpu_ns, stretch_ns);
 		run->burst_ns += stretch_ns;
 		thread->data.cpu_ns += stretch_ns;
