@@ -52,6 +52,10 @@ fn main() {
         println!("skipped: {error}");
         return;
     }
+    if !schedule(libc::SCHED_FIFO, 1) {
+        println!("others may come between: this may not run first in, first out");
+    }
+    schedule(libc::SCHED_OTHER, 0);
     let folder = tempfile::tempdir().expect("a temporary directory");
     install(folder.path(), Prologue::Push).expect("the software GPU is built");
     let driver = folder.path().join("libcuda.so.1");
@@ -124,11 +128,14 @@ fn own_one_cpu() {
     let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu));
     one.set(first.expect("we run somewhere"));
     sched_setaffinity(None, &one).expect("a part of what is allowed");
-    let priority = libc::sched_param { sched_priority: 1 };
+    schedule(libc::SCHED_FIFO, 1);
+}
+
+/// Whether the calling thread may be scheduled so.
+fn schedule(policy: i32, sched_priority: i32) -> bool {
+    let priority = libc::sched_param { sched_priority };
     // SAFETY: a valid parameter for the calling thread.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } != 0 {
-        println!("others may come between: this may not run first in, first out");
-    }
+    unsafe { libc::sched_setscheduler(0, policy, &raw const priority) == 0 }
 }
 
 /// A child with two pipes to it.
