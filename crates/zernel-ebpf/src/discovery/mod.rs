@@ -17,7 +17,7 @@ mod library;
 mod loader;
 mod process;
 mod scan;
-mod sys;
+pub(crate) mod sys;
 mod trace;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

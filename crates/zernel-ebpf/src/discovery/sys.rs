@@ -31,7 +31,7 @@ pub(super) fn attach_to_process(program: &ProgramMut<'_>, pid: u32) -> io::Resul
 }
 
 /// Readable when the ring buffer has data.
-pub(super) fn file_descriptor<'a>(ring: &'a RingBuffer<'_>) -> BorrowedFd<'a> {
+pub(crate) fn file_descriptor<'a>(ring: &'a RingBuffer<'_>) -> BorrowedFd<'a> {
     // SAFETY: the descriptor belongs to the ring buffer, which outlives the borrow.
     unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) }
 }

@@ -14,6 +14,8 @@ use super::{ObserveError, Observer};
 
 /// How often the kernel's maps are read and costs are looked at.
 const ROUND: Duration = Duration::from_millis(500);
+/// How often alarms are heeded, at most: what cannot be sampled goes on raising them.
+const ALARM: Duration = Duration::from_secs(1);
 /// How often every process of the machine is looked at.
 const SCAN: Duration = Duration::from_secs(10);
 /// How often GPUs are asked how busy they are.
@@ -26,13 +28,19 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
         .discovery_descriptor()
         .map_err(|error| ObserveError::Read(error.into()))?;
     let mut next_round = Instant::now() + ROUND;
+    let mut next_alarm = Instant::now();
     let mut next_scan = Instant::now() + SCAN;
     let mut next_gpus = Instant::now() + GPUS;
     while !stop.load(Ordering::Relaxed) {
         let next_window = lock(observer).governor.next_window();
         let until = next_window.map_or(next_round, |window| window.min(next_round));
         if wait(&descriptor, until) {
-            lock(observer).discover()?;
+            let mut observer = lock(observer);
+            observer.discover()?;
+            if observer.take_alarm() && Instant::now() >= next_alarm {
+                next_round = Instant::now();
+                next_alarm = next_round + ALARM;
+            }
         }
         if Instant::now() >= next_round {
             {

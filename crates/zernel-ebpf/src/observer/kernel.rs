@@ -17,6 +17,7 @@ use zernel_phase::steps::Mark;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::alarm::Alarm;
 use super::batch;
 use super::mapped::MappedArray;
 use super::monotonic_ns;
@@ -89,6 +90,7 @@ pub(crate) struct Kernel {
     _tracepoints: Vec<Link>,
     pub(crate) rung: Rung,
     pub(crate) step_marks: StepMarks,
+    pub(crate) alarm: Alarm,
     pub(crate) settings: MappedArray<layout::Settings>,
     pub(crate) losses: MappedArray<layout::Losses>,
     pub(crate) processes: MappedArray<layout::Process>,
@@ -145,6 +147,7 @@ impl Kernel {
             heartbeat,
             _tracepoints: tracepoints,
             step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
+            alarm: Alarm::new(&find_map(&object, "alarms")?)?,
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
             losses: MappedArray::new(find_map(&object, "losses")?, 1)?,
             processes: MappedArray::new(find_map(&object, "processes")?, layout::PROCESSES)?,

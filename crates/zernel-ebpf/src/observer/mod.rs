@@ -8,10 +8,11 @@
 //! | `process` | what is known of one process |
 //! | `asking` | who it is |
 //! | `step_marks` | what tells its steps apart |
-//! | `governor` | what observing costs, and how it is kept within a budget |
+//! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
 //! | `driver` | the loop that makes an [`Observer`] do its work |
 //! | `metrics`, [`snapshot`], `ledger` | what it tells |
 
+mod alarm;
 mod asking;
 mod batch;
 mod callers;
@@ -152,8 +153,9 @@ pub struct Observer {
     files: Vec<AttachedFile>,
     refused: Vec<RefusedFile>,
     changes: Changes,
-    /// Readable when there are events of processes or changes of files.
+    /// Readable when there are events of processes, changes of files or alarms.
     events: OwnedFd,
+    is_alarmed: bool,
     /// Which files a process maps, by their place in `files`.
     maps: BTreeMap<ProcessKey, BTreeSet<u64>>,
     processes: BTreeMap<u32, ObservedProcess>,
@@ -190,7 +192,12 @@ impl Observer {
         let mut observer = Self {
             files: Vec::new(),
             refused: Vec::new(),
-            events: either(discovery.file_descriptor(), changes.as_fd())?,
+            events: any([
+                discovery.file_descriptor(),
+                changes.as_fd(),
+                kernel.alarm.as_fd(),
+            ])?,
+            is_alarmed: false,
             changes,
             maps: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -278,12 +285,19 @@ impl Observer {
         self.events.try_clone()
     }
 
+    /// Whether a thread was found to pay far too much, since the last time: then [`Self::read`] and
+    /// [`Self::govern`] should not wait.
+    pub fn take_alarm(&mut self) -> bool {
+        std::mem::take(&mut self.is_alarmed)
+    }
+
     /// Takes in what happened to processes and to library files: attaches to what is mapped, lets go
     /// of what was written to.
     pub fn discover(&mut self) -> Result<(), ObserveError> {
         if self.changes.take() {
             self.drop_changed_files();
         }
+        self.is_alarmed |= self.kernel.alarm.take();
         let events = self.discovery.poll(Duration::ZERO)?;
         self.take(&events);
         Ok(())
@@ -555,15 +569,15 @@ impl Observer {
     }
 }
 
-/// A descriptor that is readable when one of two is.
-fn either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+/// A descriptor that is readable when one of several is.
+fn any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<OwnedFd> {
     use rustix::event::epoll;
-    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    for source in [one, other] {
+    let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for source in sources {
         let data = epoll::EventData::new_u64(0);
-        epoll::add(&both, source, data, epoll::EventFlags::IN)?;
+        epoll::add(&all, source, data, epoll::EventFlags::IN)?;
     }
-    Ok(both)
+    Ok(all)
 }
 
 /// CLOCK_MONOTONIC, which the probes stamp with.

@@ -21,6 +21,26 @@
 #include "sched/probe.bpf.c"
 
 #define COST_WINDOW_NS 250000000ULL
+/* So many probes in less time than that are more than anyone wants to pay. */
+#define HOT_HITS 2000
+
+/* Wakes userspace, which looks at costs only now and then. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} alarms SEC(".maps");
+
+static __noinline int raise_alarm(struct zernel_process *process, __u64 elapsed_ns)
+{
+	struct zernel_settings *set = zernel_settings();
+
+	/* What is on for a moment is paid for by a long time without. */
+	if (!set || set->window_open || !elapsed_ns)
+		return 0;
+	zernel_raise(&process->busiest_hits, HOT_HITS * 1000000000ULL / elapsed_ns);
+	bpf_ringbuf_output(&alarms, &elapsed_ns, sizeof(elapsed_ns), 0);
+	return 0;
+}
 
 /* Counts a probe for what observing costs, by thread, because a budget is a thread's. */
 static __always_inline void count_hit(struct zernel_thread *thread, struct zernel_process *process,
@@ -30,8 +50,11 @@ static __always_inline void count_hit(struct zernel_thread *thread, struct zerne
 
 	__sync_fetch_and_add(&process->hits, 1);
 	thread->hits++;
-	if (elapsed_ns < COST_WINDOW_NS)
+	if (elapsed_ns < COST_WINDOW_NS) {
+		if (thread->hits == HOT_HITS)
+			raise_alarm(process, elapsed_ns);
 		return;
+	}
 	if (thread->window_ns)
 		zernel_raise(&process->busiest_hits, thread->hits * 1000000000ULL / elapsed_ns);
 	thread->window_ns = now_ns;

@@ -135,6 +135,25 @@ pub(crate) fn busy() {
     assert_eq!((launches.calls, launches.error), (1000, 0));
 }
 
+/// Nobody pays far too much until costs happen to be looked at.
+pub(crate) fn alarm() {
+    let stage = Stage::alone(Prologue::Push);
+    let mut observer = Observer::start(&governed(&stage)).expect("this machine can observe");
+    let mut slow = stage.target("slow", 20);
+    slow.step();
+    observer.discover().expect("events can be read");
+    assert!(!observer.take_alarm());
+    observer.govern();
+    let mut target = stage.target("launches", 20_000);
+    target.step();
+    observer.discover().expect("events can be read");
+    assert!(observer.take_alarm());
+    assert!(!observer.take_alarm(), "it is over");
+    observer.read().expect("maps can be read");
+    observer.govern();
+    assert!(is_sampled(&observer));
+}
+
 /// Killed between two windows: what it did since the last one is estimated, too.
 /// The stated error holds 19 times out of 20; four times as much is not left by chance.
 pub(crate) fn estimate() {

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         ),
         ("nothing_is_lost_at_full_speed", counts::full_speed),
         ("a_busy_function_is_sampled_until_it_calms", governor::busy),
+        ("a_hot_function_raises_an_alarm", governor::alarm),
         ("an_estimate_is_as_good_as_it_says", governor::estimate),
         ("a_slow_program_is_counted_exactly", governor::slow),
         (
