@@ -24,7 +24,7 @@ import time
 import urllib.request
 
 # How long probes take to be on or off, and then some.
-SETTLE = 0.2
+SETTLE = 1.0
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -139,7 +139,7 @@ def trimmed_mean(values):
 def check_cost(options, ddp):
     """Switches the probes off and on beside one process, in the order off on on off."""
     arguments = ["--ddp"] if ddp else []
-    seconds = 2 * options.windows * (options.seconds + SETTLE + 0.2) + 40
+    seconds = options.windows * (2 * options.seconds + SETTLE + 0.4) + 40
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
         zernel = Zernel(options.zernel)
@@ -147,11 +147,13 @@ def check_cost(options, ddp):
         wait_for_steps(log, 100)
         # Long enough for the governor to have found what must be sampled.
         time.sleep(6)
-        intervals, ratios = [], []
+        intervals, ratios, was_on = [], [], True
         for index in range(2 * options.windows):
             on = index % 4 in (1, 2)
-            zernel.process.send_signal(signal.SIGUSR2 if on else signal.SIGUSR1)
-            time.sleep(SETTLE)
+            if on != was_on:
+                zernel.process.send_signal(signal.SIGUSR2 if on else signal.SIGUSR1)
+                time.sleep(SETTLE)
+            was_on = on
             begin = time.monotonic_ns()
             time.sleep(options.seconds)
             intervals.append((on, begin, time.monotonic_ns()))
