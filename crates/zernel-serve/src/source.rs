@@ -37,7 +37,7 @@ pub trait Source: Send + Sync + 'static {
     fn metrics(&self, scope: Scope, format: Format) -> String;
     /// The state of this moment as JSON, as pushed to live clients.
     fn snapshot(&self, scope: Scope) -> String;
-    /// What was added up so far.
+    /// Which functions are watched, and why others are not.
     fn ledger(&self, scope: Scope) -> serde_json::Value;
     /// Whether all this can be relied on.
     fn health(&self) -> Health;

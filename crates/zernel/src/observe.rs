@@ -15,6 +15,7 @@ use signal_hook::iterator::{Handle, Signals};
 use zernel_ebpf::observer::{self, GovernorOptions, Observer, TextFormat, Whose};
 use zernel_serve::{Format, Health, Scope, Secret, Server, Source};
 
+use crate::run::attach::parse_time;
 use crate::{interrupt, print, service};
 
 /// Watch every ML process of this machine, and serve what is seen
@@ -51,9 +52,9 @@ pub(crate) struct Options {
     /// A library to attach to at once, before any process uses it
     #[arg(long = "library", value_name = "FILE")]
     libraries: Vec<PathBuf>,
-    /// End after so many seconds
-    #[arg(long = "for", value_name = "SECONDS")]
-    seconds: Option<f64>,
+    /// End after this time, such as 60s, 5m or 1h
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+    time: Option<Duration>,
     /// Serve nothing: look for two seconds (or --for), print what is attached where, and end
     #[arg(long)]
     ledger: bool,
@@ -77,8 +78,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let stop = interrupt::flag()?;
     let observer = Arc::new(Mutex::new(Observer::start(&observer_options(options))?));
     if options.ledger {
-        let seconds = options.seconds.unwrap_or(2.0);
-        observe_for(&observer, &stop, Duration::from_secs_f64(seconds))?;
+        let time = options.time.unwrap_or(Duration::from_secs(2));
+        observe_for(&observer, &stop, time)?;
         let ledger = lock(&observer).ledger(Whose::All);
         print(format!("{ledger:#}\n").as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -94,9 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         eprintln!("zernel: the service manager cannot be told that we are ready: {error}");
     }
     let pausing = pause_on_signals(&observer)?;
-    let end = options
-        .seconds
-        .map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+    let end = options.time.map(|time| Instant::now() + time);
     thread::scope(|scope| {
         let watching = scope.spawn(|| {
             let result = observer::run(&observer, &stop);

@@ -35,6 +35,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    options.observing.try_files()?;
     let interrupted = interrupt::flag()?;
     let process = i32::try_from(options.pid).map(Process::new);
     let Ok(Ok(process)) = process else {
@@ -60,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
 }
 
 /// Seconds, or a number with its unit.
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
         Some(number) => (number, &text[number.len()..]),
         None => (text, "s"),

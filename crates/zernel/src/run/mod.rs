@@ -27,6 +27,7 @@ mod verdict;
 mod watch;
 
 use std::ffi::OsString;
+use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -53,12 +54,7 @@ use watch::{Root, Watch};
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The command and its arguments
-    #[arg(
-        value_name = "COMMAND",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
     /// Under sudo, run the command as root too
     #[arg(long)]
@@ -87,6 +83,7 @@ struct Observing {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    options.observing.try_files()?;
     let signals = CaughtSignals::catch()?;
     let caller = match options.as_root {
         true => None,
@@ -131,6 +128,27 @@ impl Observing {
             ..observer::Options::default()
         };
         Watch::start(&options, root, &self.socket)
+    }
+
+    /// Finds out whether reports can be written, before the work that they are about.
+    fn try_files(&self) -> Result<(), String> {
+        let files: Vec<&Path> = self
+            .json
+            .iter()
+            .chain(&self.html)
+            .map(PathBuf::as_path)
+            .collect();
+        if files.len() == 2 && files[0] == files[1] {
+            return Err(format!(
+                "{} cannot be both JSON and HTML",
+                files[0].display()
+            ));
+        }
+        for file in files.into_iter().filter(|file| file.as_os_str() != "-") {
+            let opened = OpenOptions::new().create(true).append(true).open(file);
+            opened.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+        }
+        Ok(())
     }
 
     /// A report that cannot be written is a pity, but the command's exit code is still passed on.

@@ -11,7 +11,7 @@ const NEVER_IDLE: f64 = 0.9;
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct RankTimes {
     pub(super) wall: f64,
-    /// In phase NcclCollective: with nothing but collectives to wait for.
+    /// In phase NcclCollective, with nothing but collectives to wait for, or in waits for peers without such phases.
     pub(super) communication: f64,
     /// In calls that wait for the GPU, for whatever it had to do.
     pub(super) gpu_waits: f64,
@@ -133,8 +133,11 @@ impl Parts {
         let gpu =
             rest.take((rank.gpu_waits - rank.peer_waits).max(0.0) + blocked_launches.max(0.0));
         let delay = rest.take(rank.run_delay);
+        let uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
+        // Without a GPU there are hardly any phases, and work on CPUs is all there is.
+        let unknown = if uses_gpu { rank.unknown } else { 0.0 };
         // A thread that spins while it waits is on its CPU, too; that it waits is known already.
-        let host = rest.take((rest.0 - rank.unknown).min(rank.cpu));
+        let host = rest.take((rest.0 - unknown).min(rank.cpu));
         // Who gives the GPU more than it can do waits for it in the end, if only for a place in its queue.
         let is_ahead = rank.gpu_busy >= Some(NEVER_IDLE * rank.wall) && rank.wall > 0.0;
         let ahead_of_gpu = if is_ahead { host } else { 0.0 };
@@ -153,7 +156,7 @@ impl Parts {
         parts.data_delay = data_delay;
         parts.ahead_of_gpu = ahead_of_gpu;
         parts.gpu_busy = rank.gpu_busy.map(|busy| busy / rank.wall.max(f64::EPSILON));
-        parts.uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
+        parts.uses_gpu = uses_gpu;
         parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
         parts
     }

@@ -157,7 +157,7 @@ impl Seen {
         let times = &self.times;
         let worked = self.launches > 0 || !self.collectives.is_empty();
         let waited = times.data_waits.total() + times.peer_wait_seconds > 0.0;
-        let stepped = times.phases.total() > times.phases.unknown;
+        let stepped = self.steps.is_some() || times.phases.total() > times.phases.unknown;
         !self.is_loader && (worked || waited || stepped)
     }
 
@@ -176,6 +176,11 @@ impl Seen {
 }
 
 impl Times {
+    /// In collectives: as the phases have it, or as waits show that come without phases.
+    pub(super) fn communication_seconds(&self) -> f64 {
+        self.phases.nccl_collective.max(self.peer_wait_seconds)
+    }
+
     pub(super) fn new(process: &snapshot::Process) -> Self {
         let wall_seconds = process.observed_seconds;
         Self {

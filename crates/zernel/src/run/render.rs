@@ -79,7 +79,8 @@ pub(super) fn ended_how(ended: &Ended) -> String {
 fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
         let others = match report.others + report.loaders {
-            0 => "no process used CUDA, NCCL or torch".to_owned(),
+            0 => "no call to CUDA, NCCL or torch that trains was seen".to_owned(),
+            1 => "one process was observed, and did not train".to_owned(),
             count => format!("{count} processes were observed, and none trained"),
         };
         return paragraph(out, "ranks", &others);
@@ -336,7 +337,7 @@ fn why(slowest: &Slowest) -> String {
 /// Whether a rank spent a hundredth of its time in collectives.
 fn meets(report: &Report) -> bool {
     let mut ranks = report.ranks.iter();
-    ranks.any(|rank| rank.judged().phases.nccl_collective > 0.01 * rank.judged().wall_seconds)
+    ranks.any(|rank| rank.judged().communication_seconds() > 0.01 * rank.judged().wall_seconds)
 }
 
 fn observing(out: &mut String, report: &Report) -> std::fmt::Result {

@@ -149,7 +149,7 @@ fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
     });
     RankTimes {
         wall: times.wall_seconds,
-        communication: times.phases.nccl_collective,
+        communication: times.communication_seconds(),
         gpu_waits: times.gpu_wait_seconds,
         peer_waits: times.peer_wait_seconds,
         until_sync: until_sync.fold(0.0, f64::max),

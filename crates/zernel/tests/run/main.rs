@@ -27,6 +27,7 @@ fn main() -> ExitCode {
             &[],
             output_is_the_commands_alone,
         ),
+        trial("wrong_usage_runs_nothing", &[], wrong_usage_runs_nothing),
         trial(
             "an_ignored_signal_stays_ignored",
             &[],
@@ -191,6 +192,22 @@ fn output_is_the_commands_alone() {
 }
 
 /// As under `nohup`.
+fn wrong_usage_runs_nothing() {
+    for (options, complaint) in [
+        (&["--htlm", "page"][..], "--htlm"),
+        (&["--html", "/no/such/folder/page"], "/no/such/folder/page"),
+        (&["--html", "-", "--json", "-"], "both"),
+    ] {
+        let mut run = zernel();
+        run.arg("run").args(options).args(["--", "echo", "it ran"]);
+        let output = run.output().unwrap();
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{options:?}");
+        assert!(said.contains(complaint), "{options:?}: {said}");
+        assert!(output.stdout.is_empty(), "{options:?}");
+    }
+}
+
 fn an_ignored_signal_stays_ignored() {
     let binary = env!("CARGO_BIN_EXE_zernel");
     let script = format!("trap '' HUP; exec {binary} run -- sh -c 'kill -HUP $$; echo alive'");
@@ -245,7 +262,7 @@ fn what_trains_nothing() {
     assert_eq!(others, (&0.into(), &0.into()), "{report}");
     let said = text(&output.stderr);
     assert!(
-        said.contains("no process used CUDA, NCCL or torch"),
+        said.contains("no call to CUDA, NCCL or torch that trains was seen"),
         "{said}"
     );
 }

@@ -284,6 +284,29 @@ fn one_slow_rank_is_a_straggler_whatever_slows_it() {
     }
 }
 
+/// Without a GPU and an optimizer that is known there are no phases.
+#[test]
+fn without_a_gpu_work_on_cpus_is_known() {
+    let alone = RankTimes {
+        wall: 100.0,
+        unknown: 100.0,
+        cpu: 95.0,
+        ..RankTimes::default()
+    };
+    let verdict = judge(&[alone]);
+    assert_eq!(verdict.bound, Bound::Host, "{}", verdict.evidence);
+    let waiting = RankTimes {
+        cpu: 12.0,
+        communication: 80.0,
+        peer_waits: 80.0,
+        ..alone
+    };
+    let asleep = RankTimes { cpu: 12.0, ..alone };
+    let verdict = judge(&[waiting, asleep]);
+    assert_eq!(verdict.bound, Bound::Straggler, "{}", verdict.evidence);
+    assert_eq!(verdict.straggler, Some(1));
+}
+
 /// It sleeps, or waits for a lock: that is not seen, but everyone waits for it.
 #[test]
 fn a_straggler_may_be_held_up_by_what_is_not_seen() {
