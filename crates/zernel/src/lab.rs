@@ -51,12 +51,7 @@ struct RunOptions {
     #[arg(long, value_name = "FILE")]
     with: Vec<PathBuf>,
     /// The program, by path or name, and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 

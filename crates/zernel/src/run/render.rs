@@ -76,14 +76,18 @@ pub(super) fn ended_how(ended: &Ended) -> String {
     format!("{how}; CPU {user:.2} s user, {system:.2} s system")
 }
 
+/// What was seen instead of ranks.
+pub(super) fn no_ranks(report: &Report) -> String {
+    match report.others + report.loaders {
+        0 => "no call to CUDA, NCCL or torch that trains was seen".to_owned(),
+        1 => "one process was observed, and did not train".to_owned(),
+        count => format!("{count} processes were observed, and none trained"),
+    }
+}
+
 fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
-        let others = match report.others + report.loaders {
-            0 => "no call to CUDA, NCCL or torch that trains was seen".to_owned(),
-            1 => "one process was observed, and did not train".to_owned(),
-            count => format!("{count} processes were observed, and none trained"),
-        };
-        return paragraph(out, "ranks", &others);
+        return paragraph(out, "ranks", &no_ranks(report));
     }
     if let Some(gpus) = report.gpus() {
         paragraph(out, "GPUs", &gpus)?;

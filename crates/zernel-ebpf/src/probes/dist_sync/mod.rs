@@ -1,15 +1,10 @@
 //! Waits for peers.
 
-use super::torch::{AWAIT_GRADIENTS, AWAIT_PEERS};
-use super::{Probe, Symbol};
-use crate::library::LibraryKind::TorchCpu;
-
-const fn wait(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(TorchCpu, Probe::Torch, role, names).of_cpp(label)
-}
+use super::Symbol;
+use super::torch::{AWAIT_GRADIENTS, AWAIT_PEERS, torch};
 
 pub(super) const SYMBOLS: &[Symbol] = &[
-    wait(
+    torch(
         AWAIT_PEERS,
         "c10d::Work::wait",
         &[
@@ -20,7 +15,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         ],
     ),
     // Where a model waits for its gradients to be reduced; the waits themselves are inlined.
-    wait(
+    torch(
         AWAIT_GRADIENTS,
         "c10d::Reducer::finalize_backward",
         &["_ZN4c10d7Reducer17finalize_backwardE"],

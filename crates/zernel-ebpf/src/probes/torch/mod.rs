@@ -12,7 +12,7 @@ const OPTIMIZER: u8 = 1;
 pub(super) const AWAIT_PEERS: u8 = 2;
 pub(super) const AWAIT_GRADIENTS: u8 = 3;
 
-const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
+pub(super) const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
     Symbol::new(TorchCpu, Probe::Torch, role, names).of_cpp(label)
 }
 

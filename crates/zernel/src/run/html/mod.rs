@@ -16,7 +16,7 @@ mod tables;
 mod tests;
 
 use super::rank::Seen;
-use super::render::{ended_how, evidence, name, slowest};
+use super::render::{ended_how, evidence, name, no_ranks, slowest};
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
 use crate::text::shortened;
@@ -165,11 +165,10 @@ fn verdict(out: &mut String, report: &Report) {
 
 fn ranks(out: &mut String, report: &Report) {
     if report.ranks.is_empty() {
-        let text = match report.others + report.loaders {
-            0 => "No process used CUDA, NCCL or torch.".to_owned(),
-            count => format!("{count} processes were observed, and none trained."),
-        };
-        push(out, format_args!("<h2>Ranks</h2><p>{text}</p>\n"));
+        push(
+            out,
+            format_args!("<h2>Ranks</h2><p>None: {}.</p>\n", no_ranks(report)),
+        );
         return;
     }
     let (shown, folded) = report.ranks.split_at(report.ranks.len().min(SHOWN));
