@@ -67,7 +67,10 @@ told! {
         complete: bool,
         /// If not, since when.
         since_seconds_ago: Option<f64>,
-        /// From its first event to its end, or to now.
+        /// When its program was first seen, in nanoseconds of CLOCK_MONOTONIC: with the above, which of those that
+        /// it has executed this is.
+        first_seen_ns: u64,
+        /// From then to its end, or to now.
         observed_seconds: f64,
         /// `None`: it lives.
         ended_seconds_ago: Option<f64>,
@@ -444,6 +447,7 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
             Seen::Complete => None,
             Seen::Since(ns) => seconds_ago(ns),
         },
+        first_seen_ns: process.first_ns,
         observed_seconds: seconds(end_ns.saturating_sub(process.first_ns)),
         ended_seconds_ago: process.ended_ns.and_then(seconds_ago),
         exit_code: None,

@@ -1,5 +1,7 @@
 //! What was seen of one process over time, look by look.
 
+use std::cmp::Ordering;
+
 use zernel_ebpf::observer::snapshot;
 
 use super::rank::{Seen, Times, Training};
@@ -22,6 +24,8 @@ pub(super) struct Sample {
 /// A process over time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Record {
+    /// When the program that it executes was first seen.
+    first_seen_ns: u64,
     latest: Seen,
     /// What is not to count.
     before: Option<Seen>,
@@ -35,6 +39,7 @@ impl Record {
     /// A process that was there before: what it did until the first look does not count.
     pub(super) fn from_now_on(process: &snapshot::Process) -> Self {
         Self {
+            first_seen_ns: process.first_seen_ns,
             before: Some(Seen::new(process)),
             steps: StepLog::from_now_on(&process.steps),
             ..Self::default()
@@ -43,15 +48,22 @@ impl Record {
 
     /// Takes in how a process is now.
     pub(super) fn look(&mut self, process: &snapshot::Process, now_ns: u64) {
+        match process.first_seen_ns.cmp(&self.first_seen_ns) {
+            Ordering::Equal => {}
+            // It has executed another program since.
+            Ordering::Less => return,
+            Ordering::Greater => {
+                *self = Self {
+                    first_seen_ns: process.first_seen_ns,
+                    ..Self::default()
+                };
+            }
+        }
         let seen = Seen::new(process);
         let seen = match &self.before {
             Some(before) => seen.since(before),
             None => seen,
         };
-        if seen.times.wall_seconds < self.latest.times.wall_seconds {
-            // It executes another program, and begins anew.
-            *self = Self::default();
-        }
         self.latest = seen;
         self.steps.look(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
@@ -128,6 +140,9 @@ fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
 
 #[cfg(test)]
 mod tests {
+    use zernel_ebpf::observer::snapshot::Steps;
+    use zernel_phase::steps::{Mark, Step};
+
     use super::*;
 
     fn sample(at_ns: u64, wall_seconds: f64, cpu_seconds: f64) -> Sample {
@@ -141,6 +156,65 @@ mod tests {
             times,
             memory_bytes: 0,
         }
+    }
+
+    /// A process whose program has made so many steps of a second, the last 64 of which are told.
+    fn program(first_seen_ns: u64, steps: u64, observed_seconds: f64) -> snapshot::Process {
+        let step = |number| Step {
+            begin_ns: first_seen_ns + 1_000_000_000 * number,
+            end_ns: first_seen_ns + 1_000_000_000 * (number + 1),
+            launches: None,
+            marks: [0; 7],
+        };
+        snapshot::Process {
+            first_seen_ns,
+            observed_seconds,
+            steps: Steps {
+                boundary: Some(Mark::Backward),
+                count: steps,
+                recent: (steps.saturating_sub(64)..steps).map(step).collect(),
+                ..Steps::default()
+            },
+            ..snapshot::Process::default()
+        }
+    }
+
+    fn steps_and_begin(record: Record) -> (u64, f64) {
+        let seen = record.finish();
+        let steps = seen.steps.expect("steps");
+        let training = seen.training.expect("a training loop");
+        (steps.count, training.begin_seconds)
+    }
+
+    #[test]
+    fn a_process_that_ended_just_before_the_last_look_keeps_its_steps() {
+        let mut record = Record::default();
+        for seconds in 1..=99 {
+            record.look(
+                &program(1, seconds, seconds as f64),
+                1_000_000_000 * seconds,
+            );
+        }
+        // It was looked at while it ended: its end lies a little before the last look.
+        record.look(&program(1, 100, 100.01), 100_010_000_000);
+        record.look(&program(1, 100, 100.0), 100_200_000_000);
+        let (steps, begin_seconds) = steps_and_begin(record);
+        assert_eq!(steps, 100);
+        assert!(begin_seconds < 0.01, "{begin_seconds}");
+    }
+
+    #[test]
+    fn another_program_begins_anew() {
+        let mut record = Record::default();
+        record.look(&program(1, 40, 40.0), 40_000_000_000);
+        // The one before is told of for a while, in any order.
+        for order in [[0, 1], [1, 0]] {
+            for which in order {
+                let programs = [program(1, 40, 40.0), program(50_000_000_000, 30, 30.0)];
+                record.look(&programs[which], 90_000_000_000);
+            }
+        }
+        assert_eq!(steps_and_begin(record).0, 30);
     }
 
     #[test]
