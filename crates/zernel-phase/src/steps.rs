@@ -20,6 +20,7 @@
 //! captured before: that shows no other mark. And where the boundary is no longer seen, another kind that came as
 //! often takes its place, and the count goes on.
 
+mod progress;
 mod summary;
 
 use std::cmp::Ordering;
@@ -27,6 +28,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+pub use progress::{Done, LaunchesPerStep, Progress};
 pub use summary::{Stretch, Summary, median_ns};
 
 /// Something that a process does about once a step; the numbers are those of `enum zernel_mark`.
@@ -101,6 +103,40 @@ pub enum MarkSort {
     Use,
 }
 
+/// What was launched between a mark and the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launches {
+    /// So much, as is known of all marks.
+    Counted(u32),
+    /// So much. Of most other marks it is not known: where steps end must not depend on it.
+    Glimpsed(u32),
+    /// Not all was counted.
+    Unknown,
+}
+
+impl Launches {
+    /// If it is known of all marks.
+    fn counted(self) -> Option<u32> {
+        match self {
+            Self::Counted(launches) => Some(launches),
+            Self::Glimpsed(_) | Self::Unknown => None,
+        }
+    }
+
+    /// If it is known of this one.
+    fn known(self) -> Option<u32> {
+        match self {
+            Self::Counted(launches) | Self::Glimpsed(launches) => Some(launches),
+            Self::Unknown => None,
+        }
+    }
+}
+
+/// Of two counts, if both are known.
+fn sum(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+    Some(a?.saturating_add(b?))
+}
+
 /// From one boundary to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
@@ -141,6 +177,8 @@ const KEPT: usize = 64;
 struct Track {
     /// Since the last boundary, if there was one.
     open: Option<Step>,
+    /// Launches in it, if they were all counted or glimpsed.
+    glimpsed: Option<u32>,
     /// Boundaries so far.
     boundaries: u64,
     /// The same, of late.
@@ -184,12 +222,15 @@ pub struct StepDetector {
     /// Boundaries between graphs since the last one between steps.
     replays: u64,
     steps: VecDeque<Step>,
+    launches_per_step: LaunchesPerStep,
+    /// By how much steps that did more than usual took longer.
+    strange_ns: u64,
 }
 
 impl StepDetector {
-    /// A process did something, after so many launches since the last time; `None` if not all were counted.
-    /// Marks of several threads may come a little out of order.
-    pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Option<u32>) {
+    /// A process did something, after so many launches since the last time. Marks of several threads may come a
+    /// little out of order.
+    pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Launches) {
         let is_boundary = self.is_boundary(mark, launches);
         self.note(mark, launches);
         if is_boundary {
@@ -229,6 +270,7 @@ impl StepDetector {
         if !self.is_substitute {
             self.restarts += 1;
             self.count = 0;
+            self.launches_per_step = LaunchesPerStep::default();
             self.steps.clear();
         }
         // What replaces it begins here: its first intervals are long past.
@@ -269,7 +311,7 @@ impl StepDetector {
         &self.steps
     }
 
-    fn is_boundary(&self, mark: Mark, launches: Option<u32>) -> bool {
+    fn is_boundary(&self, mark: Mark, launches: Launches) -> bool {
         let track = &self.tracks[mark.index()];
         let begins_run = self.last != Some(mark) || self.run >= LONGEST_RUN;
         match mark {
@@ -277,28 +319,23 @@ impl StepDetector {
             Mark::Optimizer => begins_run && (self.went_backward || !self.knows_backward),
             // The next tensor of the same batch is copied before anything is launched.
             Mark::CopyIn => {
-                let launched = track
-                    .open
-                    .and_then(|open| Some(open.launches?.saturating_add(launches?)));
-                begins_run && launched != Some(0)
+                let so_far = track.open.and_then(|open| open.launches);
+                begins_run && sum(so_far, launches.counted()) != Some(0)
             }
             _ => begins_run,
         }
     }
 
     /// Adds a mark to all intervals that are open.
-    fn note(&mut self, mark: Mark, launches: Option<u32>) {
-        for open in self
-            .tracks
-            .iter_mut()
-            .filter_map(|track| track.open.as_mut())
-        {
+    fn note(&mut self, mark: Mark, launches: Launches) {
+        for track in &mut self.tracks {
+            let Some(open) = &mut track.open else {
+                continue;
+            };
             let count = &mut open.marks[mark.index()];
             *count = count.saturating_add(1);
-            open.launches = open
-                .launches
-                .zip(launches)
-                .map(|(a, b)| a.saturating_add(b));
+            open.launches = sum(open.launches, launches.counted());
+            track.glimpsed = sum(track.glimpsed, launches.known());
         }
         self.run = match self.last == Some(mark) {
             true => self.run.saturating_add(1),
@@ -333,6 +370,7 @@ impl StepDetector {
             marks: [0; 7],
         };
         let ended = track.open.replace(begun);
+        let glimpsed = track.glimpsed.replace(0);
         let ended = ended.map(|step| Step {
             end_ns: at_ns.max(step.begin_ns),
             ..step
@@ -346,6 +384,9 @@ impl StepDetector {
         if self.boundary == Some(mark) {
             self.count += 1;
             self.replays = 0;
+            if let Some(step) = ended {
+                self.note_work(&step, glimpsed);
+            }
             self.keep(ended);
         } else if mark == Mark::Graph {
             self.replays += 1;
@@ -387,6 +428,7 @@ impl StepDetector {
         }
         self.boundary = Some(mark);
         self.is_substitute = false;
+        self.launches_per_step = LaunchesPerStep::default();
         self.steps.clear();
         self.count = track.boundaries;
         for step in track.early {

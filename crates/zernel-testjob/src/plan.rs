@@ -177,6 +177,15 @@ impl Plan {
         plan
     }
 
+    /// How often a rank launches in all.
+    #[must_use]
+    pub fn all_launches(&self) -> u32 {
+        // Backward takes two for each of forward, and NCCL one for each collective.
+        let step = self.accumulate * 3 * self.launches + self.optimizer_launches + self.buckets;
+        let evaluations = self.steps.checked_div(self.evaluate_every).unwrap_or(0);
+        self.steps * step + evaluations * self.evaluate_batches * self.launches
+    }
+
     /// A job that nothing holds up, with steps of some milliseconds.
     fn unhindered(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
         Self {

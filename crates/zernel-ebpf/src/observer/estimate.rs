@@ -1,8 +1,13 @@
 //! What was counted in windows, and what that says of the time between them.
 
+use zernel_phase::steps::Done;
+
 /// Calls of a sampled function: those of the windows, and what they say of the time between them.
 ///
-/// Between two windows the rate is taken to go from that of the one to that of the other. How far
+/// Where a process makes steps, these tell: all of them are counted, and the windows know what a step calls
+/// (`PerStep`).
+///
+/// Elsewhere, the rate between two windows is taken to go from that of the one to that of the other. How far
 /// neighbours lie apart tells how far that may be off; not how far all of them do, because a program that has
 /// come to rest is no less known for it. A program is also slower while it is watched, by no more than what the
 /// probes cost it: that is doubt, too.
@@ -11,6 +16,8 @@ pub struct Estimate {
     windows: u64,
     /// In the last window, since sampling began the last time.
     last: Option<Rate>,
+    by_steps: PerStep,
+    /// All that follows is of the time in which no steps are known.
     calls: f64,
     bytes: f64,
     /// How many more calls there may be because windows slow the program down.
@@ -21,6 +28,39 @@ pub struct Estimate {
     squares_between: f64,
     squares: f64,
     recent_rate: f64,
+}
+
+/// The same for the time in which a process made steps.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct PerStep {
+    windows: f64,
+    /// In windows, and their squares and products.
+    seen_calls: f64,
+    seen_bytes: f64,
+    seen_steps: f64,
+    launched: f64,
+    calls_squared: f64,
+    calls_by_steps: f64,
+    steps_squared: f64,
+    /// More steps than there were have been taken for seen: where windows begin and end is not known to the launch.
+    owed: f64,
+    /// In all.
+    calls: f64,
+    bytes: f64,
+    error: f64,
+}
+
+/// What a process did in a span that a window ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Steps {
+    /// From the last window to the end of this one.
+    pub(crate) done: Done,
+    /// Of these, the steps that were in the window.
+    pub(crate) seen: f64,
+    /// By what share these may be off.
+    pub(crate) relative_error: f64,
+    /// The launches that told how many they are.
+    pub(crate) launched: u64,
 }
 
 /// What happened in a second.
@@ -67,21 +107,17 @@ impl Window {
 const MOST_SLOWED: f64 = 0.5;
 
 impl Estimate {
-    /// Takes in a window that ends the last `span_s` seconds.
-    pub(crate) fn add(&mut self, window: Window, span_s: f64) {
+    /// Takes in a window that ends the last `span_s` seconds, and the steps that were made in them, if they are
+    /// known.
+    pub(crate) fn add(&mut self, window: Window, span_s: f64, steps: Option<Steps>) {
         if window.seconds <= 0.0 || span_s <= 0.0 {
             return;
         }
         let rate = window.rate();
         let unseen_s = (span_s - window.seconds).max(0.0);
-        // What was counted is certain.
-        self.calls += window.calls as f64;
-        self.bytes += window.bytes as f64;
-        self.take(self.last.unwrap_or(rate).midpoint(rate), unseen_s);
-        if let Some(last) = self.last {
-            let difference = rate.calls - last.calls;
-            self.spread += 0.5 * (difference * unseen_s).powi(2);
-            self.squares_between += unseen_s.powi(2);
+        match steps.filter(|steps| self.by_steps.seen_steps + steps.seen > 0.0) {
+            Some(steps) => self.by_steps.add(&window, &steps),
+            None => self.add_by_time(&window, rate, unseen_s),
         }
         // The last few windows count most.
         self.recent_rate = match self.windows {
@@ -92,10 +128,26 @@ impl Estimate {
         self.windows += 1;
     }
 
-    /// Sampling ends, and no window was in the last `span_s` seconds: they are taken to be like the last one.
-    pub(crate) fn end(&mut self, span_s: f64) {
+    fn add_by_time(&mut self, window: &Window, rate: Rate, unseen_s: f64) {
+        // What was counted is certain.
+        self.calls += window.calls as f64;
+        self.bytes += window.bytes as f64;
+        self.take(self.last.unwrap_or(rate).midpoint(rate), unseen_s);
+        if let Some(last) = self.last {
+            let difference = rate.calls - last.calls;
+            self.spread += 0.5 * (difference * unseen_s).powi(2);
+            self.squares_between += unseen_s.powi(2);
+        }
+    }
+
+    /// Sampling ends, and no window was in the last `span_s` seconds: they are taken to be like the last one, or
+    /// their steps like all others.
+    pub(crate) fn end(&mut self, span_s: f64, steps: Option<Steps>) {
         let last = self.last.take().unwrap_or_default();
-        self.take(last, span_s);
+        match steps.filter(|_| self.by_steps.seen_steps > 0.0) {
+            Some(steps) => self.by_steps.take(&steps, last.calls),
+            None => self.take(last, span_s),
+        }
     }
 
     fn take(&mut self, rate: Rate, span_s: f64) {
@@ -113,31 +165,95 @@ impl Estimate {
     /// Calls while the function was sampled.
     #[must_use]
     pub fn calls(&self) -> u64 {
-        self.calls.round() as u64
+        (self.calls + self.by_steps.calls).round() as u64
     }
 
     /// Bytes they were about.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes.round() as u64
+        (self.bytes + self.by_steps.bytes).round() as u64
     }
 
     /// How far [`Self::calls`] may be off, 19 times out of 20; as much as it is, when there are too
     /// few windows to tell.
     #[must_use]
     pub fn error(&self) -> u64 {
+        (self.error_by_time() + self.by_steps.error()).round() as u64
+    }
+
+    fn error_by_time(&self) -> f64 {
         if self.windows < 2 || self.squares_between <= 0.0 {
-            return self.calls();
+            return self.calls;
         }
         // Differences of neighbours are not independent of each other.
         let windows = self.windows as f64;
         let freedom = 2.0 * (windows - 1.0).powi(2) / (3.0 * windows - 4.0);
         // Spans that no two windows enclose are known as badly as the others.
         let deviation = (self.spread * self.squares / self.squares_between).sqrt();
-        // Student's t for 95 %, to within 3 %.
-        let t = 1.96 + 2.5 / freedom + 8.0 / freedom.powi(3);
-        (t * deviation + self.doubt).round() as u64
+        student(freedom) * deviation + self.doubt
     }
+}
+
+impl PerStep {
+    fn add(&mut self, window: &Window, steps: &Steps) {
+        let calls = window.calls as f64;
+        self.windows += 1.0;
+        self.seen_calls += calls;
+        self.seen_bytes += window.bytes as f64;
+        self.seen_steps += steps.seen;
+        self.launched += steps.launched as f64;
+        self.calls_squared += calls * calls;
+        self.calls_by_steps += calls * steps.seen;
+        self.steps_squared += steps.seen * steps.seen;
+        // What was counted is certain.
+        self.calls += calls;
+        self.bytes += window.bytes as f64;
+        self.take(steps, calls / window.seconds);
+    }
+
+    /// Takes in the steps that were not seen. In time in which something else was done, there were as many calls a
+    /// second as in the window, if that was still so then; else any number up to that.
+    fn take(&mut self, steps: &Steps, calls_per_second: f64) {
+        let left = steps.done.steps - steps.seen + self.owed;
+        self.owed = left.min(0.0);
+        let unseen = left.max(0.0);
+        let known = if steps.done.is_strange { 1.0 } else { 0.5 };
+        let strange = known * calls_per_second * steps.done.strange_ns as f64 / 1e9;
+        let calls = unseen * self.seen_calls / self.seen_steps;
+        self.calls += calls + strange;
+        self.bytes += unseen * self.seen_bytes / self.seen_steps;
+        let relative_error = steps.relative_error + self.relative_error();
+        self.error += calls * relative_error.min(1.0) + strange;
+    }
+
+    /// By what share the calls of a step may be off beside its launches, as windows differ.
+    fn relative_error(&self) -> f64 {
+        if self.seen_calls == self.launched {
+            return 0.0;
+        }
+        if self.seen_calls <= 0.0 || self.windows < 2.0 {
+            return 1.0;
+        }
+        let rate = self.seen_calls / self.seen_steps;
+        let residue = self.calls_squared - 2.0 * rate * self.calls_by_steps
+            + rate * rate * self.steps_squared;
+        let freedom = self.windows - 1.0;
+        let deviation = (residue.max(0.0) * self.windows / freedom).sqrt();
+        student(freedom) * deviation / self.seen_calls
+    }
+
+    /// How far its calls may be off. Where the first span begins and the last one ends is not known to the launch.
+    fn error(&self) -> f64 {
+        match self.seen_steps > 0.0 {
+            true => self.error + self.seen_calls / self.seen_steps,
+            false => 0.0,
+        }
+    }
+}
+
+/// Student's t for 95 %, to within 3 %.
+fn student(freedom: f64) -> f64 {
+    1.96 + 2.5 / freedom + 8.0 / freedom.powi(3)
 }
 
 #[cfg(test)]
@@ -157,9 +273,9 @@ mod tests {
     fn a_steady_rate_is_told_without_error() {
         let mut estimate = Estimate::default();
         for _ in 0..10 {
-            estimate.add(window(500), 1.0);
+            estimate.add(window(500), 1.0, None);
         }
-        estimate.end(1.0);
+        estimate.end(1.0, None);
         assert_eq!(estimate.calls(), 110_000);
         assert_eq!(estimate.bytes(), 1_100_000);
         assert_eq!(estimate.error(), 0);
@@ -168,7 +284,7 @@ mod tests {
     #[test]
     fn one_window_proves_nothing() {
         let mut estimate = Estimate::default();
-        estimate.add(window(500), 1.0);
+        estimate.add(window(500), 1.0, None);
         assert_eq!(estimate.error(), estimate.calls());
     }
 
@@ -184,7 +300,7 @@ mod tests {
                     // A second of twenty stretches of 50 ms, of which one is seen.
                     let stretches: Vec<u64> = (0..20).map(|_| random.u64(0..1000)).collect();
                     truth += stretches.iter().sum::<u64>() as f64;
-                    estimate.add(window(stretches[random.usize(0..20)]), 1.0);
+                    estimate.add(window(stretches[random.usize(0..20)]), 1.0, None);
                 }
                 held +=
                     u32::from((estimate.calls() as f64 - truth).abs() <= estimate.error() as f64);
@@ -199,11 +315,11 @@ mod tests {
     #[test]
     fn rest_is_no_doubt() {
         let mut estimate = Estimate::default();
-        (0..10).for_each(|_| estimate.add(window(500), 1.0));
-        estimate.add(window(0), 1.0);
+        (0..10).for_each(|_| estimate.add(window(500), 1.0, None));
+        estimate.add(window(0), 1.0, None);
         let (calls, error) = (estimate.calls(), estimate.error());
         assert_eq!(calls, 104_750, "it came to rest somewhere in the last span");
-        (0..10).for_each(|_| estimate.add(window(0), 1.0));
+        (0..10).for_each(|_| estimate.add(window(0), 1.0, None));
         assert_eq!(estimate.calls(), calls);
         assert!(estimate.error() <= error);
     }
@@ -219,6 +335,7 @@ mod tests {
                     ..window(400)
                 },
                 1.0,
+                None,
             );
         }
         // 8000 a second were seen, 10,000 would be if probes cost all that they may: but not in the windows.
@@ -228,14 +345,14 @@ mod tests {
     #[test]
     fn what_was_counted_is_in_it() {
         let mut estimate = Estimate::default();
-        (0..3).for_each(|_| estimate.add(window(0), 1.0));
+        (0..3).for_each(|_| estimate.add(window(0), 1.0, None));
         let before = estimate.calls();
-        estimate.add(window(500), 0.05);
+        estimate.add(window(500), 0.05, None);
         assert_eq!(estimate.calls(), before + 500);
         // Sampled again after a while: the last time says nothing of this one.
-        estimate.end(0.0);
+        estimate.end(0.0, None);
         let (before, error) = (estimate.calls(), estimate.error());
-        estimate.add(window(1000), 0.1);
+        estimate.add(window(1000), 0.1, None);
         assert_eq!((estimate.calls(), estimate.error()), (before + 2000, error));
     }
 
@@ -249,7 +366,80 @@ mod tests {
                 ..window(5)
             },
             1.0,
+            None,
         );
         assert_eq!(estimate, Estimate::default());
+    }
+
+    /// A window with so many steps of 100 calls, after so many that it did not see.
+    fn steps(seen: f64, unseen: f64) -> (Window, Option<Steps>) {
+        let steps = Steps {
+            done: Done {
+                steps: seen + unseen,
+                strange_ns: 0,
+                is_strange: false,
+            },
+            seen,
+            relative_error: 0.01,
+            launched: (100.0 * seen) as u64,
+        };
+        (window((100.0 * seen) as u64), Some(steps))
+    }
+
+    #[test]
+    fn steps_tell_what_windows_of_any_length_do_not() {
+        let mut estimate = Estimate::default();
+        for seen in [0.5, 3.0, 1.0, 2.5] {
+            let (window, steps) = steps(seen, 100.0 - seen);
+            estimate.add(window, 1.0, steps);
+        }
+        let (_, last) = steps(0.0, 50.0);
+        estimate.end(0.5, last);
+        assert_eq!(estimate.calls(), 45_000);
+        assert_eq!(estimate.bytes(), 450_000);
+        // One in a hundred of what was not seen, and a step.
+        assert_eq!(estimate.error(), 443 + 100);
+    }
+
+    #[test]
+    fn what_is_called_now_and_then_is_less_known() {
+        let mut estimate = Estimate::default();
+        let add = |estimate: &mut Estimate, calls| {
+            let (_, steps) = steps(2.0, 98.0);
+            estimate.add(window(calls), 1.0, steps);
+        };
+        add(&mut estimate, 30);
+        assert_eq!((estimate.calls(), estimate.error()), (1500, 1470 + 15));
+        for calls in [10, 30, 10, 30, 10, 30] {
+            add(&mut estimate, calls);
+        }
+        assert!((7000..8500).contains(&estimate.calls()), "{estimate:?}");
+        let share = estimate.error() as f64 / estimate.calls() as f64;
+        assert!((0.3..0.9).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn what_is_done_beside_steps_is_doubt() {
+        let mut estimate = Estimate::default();
+        let (window, mut steps) = steps(2.0, 98.0);
+        estimate.add(window, 1.0, steps);
+        let (calls, error) = (estimate.calls(), estimate.error());
+        if let Some(steps) = &mut steps {
+            steps.done.strange_ns = 500_000_000;
+        }
+        // At 4000 a second: 2000 at most.
+        estimate.add(window, 1.5, steps);
+        assert_eq!(estimate.calls() - calls, calls + 1000);
+        assert_eq!(estimate.error() - error, 98 + 1000);
+    }
+
+    #[test]
+    fn a_step_that_was_seen_twice_is_not_counted_twice() {
+        let mut estimate = Estimate::default();
+        for (seen, unseen) in [(4.0, -0.5), (4.0, 0.5)] {
+            let (window, steps) = steps(seen, unseen);
+            estimate.add(window, 0.05, steps);
+        }
+        assert_eq!(estimate.calls(), 800);
     }
 }

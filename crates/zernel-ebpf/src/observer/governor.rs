@@ -7,9 +7,10 @@
 //! windows count stands for the time between them, with an error taken from how far they lie apart.
 //! A function that cannot be sampled and still costs more than the ceiling is left alone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hint::black_box;
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
@@ -17,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
+use zernel_phase::steps::median_ns;
 
 use super::files::{AttachedFile, Watch, detach};
 use super::kernel::{Kernel, Target};
@@ -52,6 +54,10 @@ impl GovernorOptions {
 
 /// How long sampled functions are watched at a time: shorter ones do not pay for attaching.
 const WINDOW: Duration = Duration::from_millis(50);
+/// How long at most, to see whole steps.
+const LONGEST_WINDOW: Duration = Duration::from_millis(500);
+/// In so many times the length of a step there are as many whole ones as tell how many launches one has.
+const WHOLE_STEPS: f64 = 4.2;
 /// The largest share of the time that windows may take: two a second.
 const DUTY: f64 = 0.1;
 /// Of a budget, what the functions that are watched all the time may use.
@@ -124,6 +130,7 @@ pub(super) struct Governor {
     next_window: Option<Instant>,
     window: Option<Instant>,
     window_from_ns: u64,
+    pub(super) windows: Windows,
     over_ceiling: u32,
 }
 
@@ -138,6 +145,7 @@ impl Governor {
             next_window: None,
             window: None,
             window_from_ns: 0,
+            windows: Windows::default(),
             over_ceiling: 0,
         }
     }
@@ -149,6 +157,34 @@ impl Governor {
     /// When the next window is due.
     pub(super) fn next_window(&self) -> Option<Instant> {
         self.next_window.filter(|_| !self.sampled.is_empty())
+    }
+}
+
+/// The last windows, each from when to when everything was counted.
+#[derive(Debug, Default)]
+pub(super) struct Windows(VecDeque<RangeInclusive<u64>>);
+
+impl Windows {
+    /// How many are kept: marks are told soon.
+    const KEPT: usize = 4;
+
+    fn open(&mut self, from_ns: u64) {
+        if self.0.len() == Self::KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back(from_ns..=u64::MAX);
+    }
+
+    fn close(&mut self, to_ns: u64) {
+        if let Some(last) = self.0.back_mut() {
+            *last = *last.start()..=to_ns;
+        }
+    }
+
+    /// Whether everything was counted from one moment to another.
+    pub(super) fn hold(&self, from_ns: u64, to_ns: u64) -> bool {
+        let mut windows = self.0.iter();
+        windows.any(|window| window.contains(&from_ns) && window.contains(&to_ns))
     }
 }
 
@@ -298,17 +334,36 @@ impl Observer {
                 file.detach(&problem);
             }
         }
+        for (index, process) in &mut self.processes {
+            process.expect_window(&self.kernel.counters.read(*index as usize));
+        }
         self.governor.window_from_ns = monotonic_ns();
         self.kernel.open_window(true);
-        let end = Instant::now() + WINDOW;
+        self.governor.windows.open(monotonic_ns());
+        let end = Instant::now() + self.window_length();
         self.governor.window = Some(end);
         Some(end)
     }
 
+    /// Long enough for whole steps of those of whom it is not known yet how many launches one has.
+    fn window_length(&self) -> Duration {
+        let steps = self.processes.values().filter_map(|process| {
+            let is_known = process.steps.launches_per_step().mean().is_some();
+            let step_ns = median_ns(process.steps.recent())?;
+            let is_wanted = process.is_launching_sampled() && !is_known;
+            is_wanted.then(|| Duration::from_nanos(step_ns).mul_f64(WHOLE_STEPS))
+        });
+        let longest = steps.max().unwrap_or_default();
+        longest.clamp(WINDOW, LONGEST_WINDOW)
+    }
+
     /// Ends the window; dropping the links detaches, which takes a while.
     pub(super) fn close_window(&mut self) -> Vec<Link> {
+        self.governor.windows.close(monotonic_ns());
         self.kernel.open_window(false);
         let to_ns = monotonic_ns();
+        // How far everyone has got by now; if that cannot be read, whoever reads all says so.
+        let _ = self.read_step_marks();
         self.governor.window = None;
         self.governor.cost.windows += 1;
         let symbols: Vec<usize> = self.governor.sampled.keys().copied().collect();
@@ -318,13 +373,15 @@ impl Observer {
             let from_ns = self.governor.window_from_ns;
             process.take_window(&symbols, &counters, from_ns, to_ns, cost_ns);
         }
-        self.plan_next_window();
+        let length = Duration::from_nanos(to_ns - self.governor.window_from_ns);
+        self.plan_next_window(length);
         let windows = self.files.iter_mut();
         windows.flat_map(AttachedFile::close_window).collect()
     }
 
-    /// The next window comes so late that the busiest thread pays no more than its budget.
-    fn plan_next_window(&mut self) {
+    /// After a window of that length, the next one comes so late that the busiest thread pays no more than its
+    /// budget.
+    fn plan_next_window(&mut self, length: Duration) {
         let budget = self.governor.options.budget;
         let duty = self.processes.values().map(|process| {
             let ns = self.governor.cost.of_call(process.threads());
@@ -340,7 +397,7 @@ impl Observer {
         let duty = duty.fold(DUTY, f64::min).max(1e-4);
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
-        let pause = WINDOW.div_f64(duty).mul_f64(jitter).max(WINDOW);
+        let pause = length.div_f64(duty).mul_f64(jitter).max(length);
         self.governor.next_window = Some(Instant::now() + pause);
     }
 

@@ -407,7 +407,7 @@ impl Observer {
         }
         for mark in self.kernel.step_marks.take()? {
             if let Some(process) = self.processes.get_mut(&mark.process) {
-                process.mark_step(&mark);
+                process.mark_step(&mark, &self.governor.windows);
             }
         }
         Ok(())

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
-use zernel_phase::steps::{Mark, MarkSort, StepDetector};
+use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 use zerocopy::FromZeros;
 
 use super::callers::Callers;
 use super::durations::Taken;
-use super::estimate::{Estimate, Window};
-use super::governor::ProcessCost;
+use super::estimate::{Estimate, Steps, Window};
+use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, VisibleDevices};
@@ -110,9 +110,89 @@ struct Sampling {
     last: layout::Counter,
     /// Up to when the estimate goes.
     until_ns: u64,
+    /// How far the process had got then.
+    progress: Option<Progress>,
     /// Whether it goes on.
     open: bool,
     estimate: Estimate,
+}
+
+impl Sampling {
+    /// Begins where everything is exact.
+    fn new(counter: layout::Counter, now_ns: u64, progress: Option<Progress>) -> Self {
+        Self {
+            windowed: FromZeros::new_zeroed(),
+            last: counter,
+            until_ns: now_ns,
+            progress,
+            open: true,
+            estimate: Estimate::default(),
+        }
+    }
+
+    /// Begins again.
+    fn resume(&mut self, counter: layout::Counter, now_ns: u64, progress: Option<Progress>) {
+        *self = Self {
+            windowed: self.windowed,
+            estimate: self.estimate,
+            ..Self::new(counter, now_ns, progress)
+        };
+    }
+
+    /// Takes in what a window has counted up to now.
+    fn take(&mut self, counter: layout::Counter, of: &WindowOf) {
+        let window = Window {
+            calls: counter.calls - self.last.calls,
+            bytes: counter.bytes - self.last.bytes,
+            seconds: of.seconds,
+            slowed: of.slowed,
+        };
+        self.windowed.calls += window.calls;
+        self.windowed.bytes += window.bytes;
+        self.last = counter;
+        let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
+        let steps = of.steps_since(self.progress);
+        self.estimate.add(window, span_s, steps);
+        self.until_ns = of.to_ns;
+        self.progress = of.progress;
+    }
+
+    /// The function is counted exactly again.
+    fn end(&mut self, of: &WindowOf) {
+        if self.open {
+            let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
+            self.estimate.end(span_s, of.steps_since(self.progress));
+            self.until_ns = of.to_ns;
+            self.open = false;
+        }
+    }
+}
+
+/// A window as one process passed through it.
+#[derive(Debug, Clone, Copy)]
+struct WindowOf {
+    seconds: f64,
+    to_ns: u64,
+    slowed: f64,
+    /// Launches in it, sampled or not.
+    launched: u64,
+    /// How far the process had got at its end.
+    progress: Option<Progress>,
+    /// The launches of a step, and by what share that may be off.
+    per_step: Option<(f64, f64)>,
+}
+
+impl WindowOf {
+    /// The steps since another moment, as far as they are known.
+    fn steps_since(&self, progress: Option<Progress>) -> Option<Steps> {
+        let (per_step, relative_error) = self.per_step?;
+        Some(Steps {
+            done: self.progress?.since(&progress?, self.launched > 0)?,
+            seen: self.launched as f64 / per_step,
+            relative_error,
+            launched: self.launched,
+        })
+    }
 }
 
 /// A process as far as it was observed.
@@ -168,6 +248,12 @@ pub struct ObservedProcess {
     /// Calls per second in the last round.
     rates: BTreeMap<usize, f64>,
     sampling: BTreeMap<usize, Sampling>,
+    /// The same of all that launches, while some of it is sampled.
+    launching: Option<Sampling>,
+    /// How often it had launched when the window was opened.
+    launched_before: u64,
+    /// When the last mark was told.
+    last_mark_ns: u64,
     durations: BTreeMap<Family, (Taken, LatencyHistogram)>,
 }
 
@@ -201,6 +287,9 @@ impl ObservedProcess {
             counters_before: BTreeMap::new(),
             rates: BTreeMap::new(),
             sampling: BTreeMap::new(),
+            launching: None,
+            launched_before: 0,
+            last_mark_ns: 0,
             durations: BTreeMap::new(),
         }
     }
@@ -282,9 +371,16 @@ impl ObservedProcess {
     }
 
     /// Takes in something that may tell one of its steps from the next.
-    pub(super) fn mark_step(&mut self, raw: &layout::StepMark) {
-        let launches = (!self.is_sampled_as(|symbol| symbol.counts == Counts::Launch))
-            .then_some(raw.launches.into());
+    pub(super) fn mark_step(&mut self, raw: &layout::StepMark, windows: &Windows) {
+        let count = raw.launches.into();
+        let launches = if !self.is_sampled_as(|symbol| symbol.counts == Counts::Launch) {
+            Launches::Counted(count)
+        } else if windows.hold(self.last_mark_ns, raw.at_ns) && raw.launches < u16::MAX {
+            Launches::Glimpsed(count)
+        } else {
+            Launches::Unknown
+        };
+        self.last_mark_ns = raw.at_ns;
         for (bit, sort) in [MarkSort::Training, MarkSort::Use].into_iter().enumerate() {
             if raw.missing >> bit & 1 != 0 {
                 self.steps.gap(sort);
@@ -393,13 +489,24 @@ impl ObservedProcess {
         let of_kind = self
             .counted()
             .filter(|(symbol, _)| what(SYMBOLS[*symbol].counts));
-        of_kind.fold(CallCount::default(), |sum, (_, count)| CallCount {
-            calls: sum.calls + count.calls,
-            failed: sum.failed + count.failed,
-            bytes: sum.bytes + count.bytes,
+        let mut sum = CallCount::default();
+        let mut launches_error = 0;
+        for (symbol, count) in of_kind {
+            sum.calls += count.calls;
+            sum.failed += count.failed;
+            sum.bytes += count.bytes;
             // They come from the same windows: what one lacks, the other lacks too.
-            error: sum.error + count.error,
-        })
+            sum.error += count.error;
+            if SYMBOLS[symbol].counts == Counts::Launch {
+                launches_error += count.error;
+            }
+        }
+        // Which of them launched is less known than that one of them did.
+        if let Some(launching) = &self.launching {
+            sum.error -= launches_error;
+            sum.error += launches_error.min(launching.estimate.error());
+        }
+        sum
     }
 
     fn counted(&self) -> impl Iterator<Item = (usize, CallCount)> {
@@ -529,28 +636,54 @@ impl ObservedProcess {
     pub(super) fn begin_sampling(&mut self, symbol: usize, counters: &layout::Counters) {
         self.set_counters(counters);
         let now_ns = super::monotonic_ns();
+        let progress = self.steps.progress(now_ns);
         let counter = counters.of[symbol];
-        let sampling = self.sampling.entry(symbol).or_insert_with(|| Sampling {
-            windowed: FromZeros::new_zeroed(),
-            last: counter,
-            until_ns: now_ns,
-            open: true,
-            estimate: Estimate::default(),
-        });
-        sampling.last = counter;
-        sampling.until_ns = now_ns;
-        sampling.open = true;
+        self.sampling
+            .entry(symbol)
+            .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
+            .or_insert_with(|| Sampling::new(counter, now_ns, progress));
+        if SYMBOLS[symbol].counts == Counts::Launch {
+            let counter = all_launches(counters);
+            match &mut self.launching {
+                Some(launching) if launching.open => {}
+                Some(launching) => launching.resume(counter, now_ns, progress),
+                none => *none = Some(Sampling::new(counter, now_ns, progress)),
+            }
+        }
     }
 
     /// It is counted exactly again; the time since the last window is taken to be like it.
     pub(super) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
-        let sampling = self.sampling.get_mut(&symbol);
-        if let Some(sampling) = sampling.filter(|sampling| sampling.open) {
-            let span_s = now_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
-            sampling.estimate.end(span_s);
-            sampling.until_ns = now_ns;
-            sampling.open = false;
+        let end = self.window_of(now_ns);
+        if let Some(sampling) = self.sampling.get_mut(&symbol) {
+            sampling.end(&end);
         }
+        let is_launch = |symbol: &usize| SYMBOLS[*symbol].counts == Counts::Launch;
+        let mut launches = self.sampling.iter().filter(|(symbol, _)| is_launch(symbol));
+        let goes_on = launches.any(|(_, sampling)| sampling.open);
+        if let Some(launching) = self.launching.as_mut().filter(|_| !goes_on) {
+            launching.end(&end);
+        }
+    }
+
+    /// A window with nothing in it.
+    fn window_of(&self, to_ns: u64) -> WindowOf {
+        let per_step = self.steps.launches_per_step();
+        WindowOf {
+            seconds: 0.0,
+            to_ns,
+            slowed: 0.0,
+            launched: 0,
+            progress: self.steps.progress(to_ns),
+            per_step: per_step
+                .mean()
+                .map(|mean| (mean, per_step.relative_error())),
+        }
+    }
+
+    /// A window is about to open.
+    pub(super) fn expect_window(&mut self, counters: &layout::Counters) {
+        self.launched_before = all_launches(counters).calls;
     }
 
     /// Takes in what a window counted, for all functions that are sampled. A call costs `cost_ns`.
@@ -564,8 +697,6 @@ impl ObservedProcess {
     ) {
         self.set_counters(counters);
         let first_ns = self.first_ns;
-        // A process that came during the window was seen for the rest of it.
-        let seconds = to_ns.saturating_sub(from_ns.max(first_ns)) as f64 / 1e9;
         let known = |symbol: &usize| {
             self.sampling
                 .get(symbol)
@@ -575,30 +706,33 @@ impl ObservedProcess {
             .iter()
             .map(|symbol| counters.of[*symbol].calls - known(symbol))
             .sum();
-        let slowed =
-            calls as f64 * self.busiest_share() * cost_ns / 1e9 / seconds.max(f64::EPSILON);
+        // A process that came during the window was seen for the rest of it.
+        let seconds = to_ns.saturating_sub(from_ns.max(first_ns)) as f64 / 1e9;
+        let launches = all_launches(counters);
+        let window = WindowOf {
+            seconds,
+            slowed: calls as f64 * self.busiest_share() * cost_ns / 1e9 / seconds.max(f64::EPSILON),
+            launched: launches.calls - self.launched_before,
+            ..self.window_of(to_ns)
+        };
+        let unknown = || Sampling::new(FromZeros::new_zeroed(), first_ns, None);
         for symbol in symbols {
-            let counter = counters.of[*symbol];
-            let sampling = self.sampling.entry(*symbol).or_insert_with(|| Sampling {
-                windowed: FromZeros::new_zeroed(),
-                last: FromZeros::new_zeroed(),
-                until_ns: first_ns,
-                open: true,
-                estimate: Estimate::default(),
-            });
-            let window = Window {
-                calls: counter.calls - sampling.last.calls,
-                bytes: counter.bytes - sampling.last.bytes,
-                seconds,
-                slowed,
-            };
-            sampling.windowed.calls += window.calls;
-            sampling.windowed.bytes += window.bytes;
-            sampling.last = counter;
-            let span_s = to_ns.saturating_sub(sampling.until_ns) as f64 / 1e9;
-            sampling.estimate.add(window, span_s);
-            sampling.until_ns = to_ns;
+            let sampling = self.sampling.entry(*symbol).or_insert_with(unknown);
+            sampling.take(counters.of[*symbol], &window);
+            if SYMBOLS[*symbol].counts == Counts::Launch {
+                let launching = self.launching.get_or_insert_with(unknown);
+                if launching.until_ns < to_ns {
+                    launching.take(launches, &window);
+                }
+            }
         }
+    }
+
+    /// Whether it launches by a function that is sampled now.
+    pub(super) fn is_launching_sampled(&self) -> bool {
+        self.launching
+            .as_ref()
+            .is_some_and(|launching| launching.open)
     }
 
     /// It was not watched for a while.
@@ -612,6 +746,17 @@ impl ObservedProcess {
     pub fn is_sampled(&self) -> bool {
         !self.sampling.is_empty()
     }
+}
+
+/// The sum of everything that launches.
+fn all_launches(counters: &layout::Counters) -> layout::Counter {
+    let mut sum: layout::Counter = FromZeros::new_zeroed();
+    let counters = counters.of.iter().zip(SYMBOLS.iter());
+    for (counter, _) in counters.filter(|(_, symbol)| symbol.counts == Counts::Launch) {
+        sum.calls += counter.calls;
+        sum.bytes += counter.bytes;
+    }
+    sum
 }
 
 /// Who a process is, unless its pid is another's by now.

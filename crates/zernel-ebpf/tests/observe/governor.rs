@@ -200,6 +200,39 @@ pub(crate) fn estimate() {
     );
 }
 
+/// Of a training loop all steps are known, and so are its launches, however few windows there are.
+pub(crate) fn estimate_by_steps() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&governed(&stage));
+    let mut target = stage.target("eager", 6_000);
+    let pid = target.pid();
+    target.go();
+    watcher.wait_until("launches are sampled", is_sampled);
+    target.wait_until_done();
+    target.end();
+    watcher.wait_until("its end is known", |observer| {
+        find(observer, pid).ended_ns.is_some()
+    });
+    let observer = watcher.stop();
+    let launches = seen_of(find(&observer, pid))["cuLaunchKernel"];
+    let truth = truth_of(&stage, pid)["cuLaunchKernel"].calls;
+    eprintln!(
+        "{} launches taken for {} ± {} in {} windows",
+        truth,
+        launches.calls,
+        launches.error,
+        observer.cost().windows
+    );
+    assert!(
+        launches.error > 0 && launches.error < launches.calls / 8,
+        "{launches:?}"
+    );
+    assert!(
+        launches.calls.abs_diff(truth) <= 2 * launches.error,
+        "{launches:?} for {truth}"
+    );
+}
+
 /// With launches sampled, the phases of a training loop must be what they are with all of them seen: it
 /// computes nearly all the time, and loads hardly ever.
 pub(crate) fn phases_while_sampled() {

@@ -46,6 +46,10 @@ fn main() -> ExitCode {
         ("a_busy_function_is_sampled_until_it_calms", governor::busy),
         ("a_hot_function_raises_an_alarm", governor::alarm),
         ("an_estimate_is_as_good_as_it_says", governor::estimate),
+        (
+            "steps_tell_how_often_a_sampled_function_was_called",
+            governor::estimate_by_steps,
+        ),
         ("a_slow_program_is_counted_exactly", governor::slow),
         (
             "phases_are_right_while_launches_are_sampled",

@@ -24,7 +24,8 @@ impl Loop {
 
     fn does(&mut self, mark: Mark, launches: u32, after_ns: u64) {
         self.now_ns += after_ns;
-        self.detector.mark(mark, self.now_ns, Some(launches));
+        self.detector
+            .mark(mark, self.now_ns, Launches::Counted(launches));
     }
 
     /// Takes the steps that are new, as a reader does that looks now and then.
@@ -262,7 +263,7 @@ fn what_came_as_often_takes_the_place_of_what_is_no_longer_seen() {
 fn no_steps_have_no_summary() {
     assert_eq!(Summary::of(&[], Mark::Wait), None);
     let mut detector = StepDetector::default();
-    detector.mark(Mark::Optimizer, 5, None);
+    detector.mark(Mark::Optimizer, 5, Launches::Unknown);
     assert_eq!((detector.boundary(), detector.count()), (None, 0));
 }
 
@@ -270,7 +271,7 @@ fn no_steps_have_no_summary() {
 fn marks_that_come_late_do_no_harm() {
     let mut detector = StepDetector::default();
     for at_ns in [50, 40, 60, 10, u64::MAX, 0] {
-        detector.mark(Mark::Backward, at_ns, Some(u32::MAX));
+        detector.mark(Mark::Backward, at_ns, Launches::Counted(u32::MAX));
     }
     let durations = detector.recent().iter().map(Step::duration_ns);
     assert!(durations.eq([0, 20, 0, u64::MAX - 10, 0]));
@@ -424,4 +425,97 @@ fn where_nothing_came_as_often_the_count_starts_anew() {
     assert_eq!(run.detector.boundary(), Some(Mark::Backward));
     assert_eq!(run.summary().median_ns, 3 * MS);
     assert_eq!(run.summary().longest_ns, 4 * MS, "no step is of both kinds");
+}
+
+/// Steps of 10 ms with 100 to 102 launches, of which those of six in twenty are counted, and how many they are.
+fn glimpsed(steps: u32, mut between: impl FnMut(&mut Loop, u32)) -> (Loop, u64) {
+    let mut run = Loop::new();
+    let mut launched = 0;
+    for step in 0..steps {
+        let count = 100 + step % 3;
+        let launches = match step % 20 {
+            0..6 => Launches::Glimpsed(count),
+            _ => Launches::Unknown,
+        };
+        launched += u64::from(count);
+        run.now_ns += 10 * MS;
+        run.detector.mark(Mark::Backward, run.now_ns, launches);
+        between(&mut run, step);
+    }
+    (run, launched)
+}
+
+fn done_since(run: &Loop, begin: Option<Progress>) -> Option<Done> {
+    run.detector.progress(run.now_ns)?.since(&begin?, false)
+}
+
+#[test]
+fn a_few_steps_tell_how_many_launches_there_are_in_all() {
+    let mut begin = None;
+    let (run, launched) = glimpsed(400, |run, step| {
+        if step == 3 {
+            begin = run.detector.progress(run.now_ns);
+        }
+    });
+    let done = done_since(&run, begin).expect("the same series");
+    assert_eq!((done.steps, done.strange_ns), (396.0, 0));
+    let per_step = run.detector.launches_per_step();
+    let mean = per_step.mean().expect("many were counted");
+    let error = per_step.relative_error() * 400.0 * mean;
+    assert!((400.0 * mean - launched as f64).abs() <= error);
+    assert!(error < 0.02 * launched as f64, "{error}");
+}
+
+#[test]
+fn what_is_done_beside_steps_is_told() {
+    let mut begin = None;
+    let (run, _) = glimpsed(100, |run, step| match step {
+        20 => begin = run.detector.progress(run.now_ns),
+        // Late, but a step like all others; then one with an evaluation.
+        30 => run.now_ns += 50 * MS,
+        50 => (0..40).for_each(|_| run.does(Mark::CopyOut, 0, 5 * MS)),
+        _ => {}
+    });
+    let done = done_since(&run, begin).expect("the same series");
+    assert_eq!((done.steps, done.strange_ns), (79.0, 200 * MS));
+}
+
+#[test]
+fn a_process_that_makes_no_more_steps_rests_or_does_something_else() {
+    let mut begin = None;
+    let (mut run, _) = glimpsed(20, |run, step| {
+        if step == 10 {
+            begin = run.detector.progress(run.now_ns);
+        }
+    });
+    run.now_ns += 5 * MS;
+    assert_eq!(done_since(&run, begin).map(|done| done.steps), Some(9.5));
+    run.now_ns += 205 * MS;
+    let now = run.detector.progress(run.now_ns).expect("it made steps");
+    let begin = begin.expect("it made steps");
+    let done = |strange_ns, is_strange| Done {
+        steps: 10.0,
+        strange_ns,
+        is_strange,
+    };
+    assert_eq!(now.since(&begin, false), Some(done(0, false)));
+    assert_eq!(now.since(&begin, true), Some(done(200 * MS, true)));
+    run.does(Mark::CopyOut, 0, MS);
+    let later = run.detector.progress(run.now_ns).expect("it made steps");
+    assert_eq!(later.since(&begin, false), Some(done(201 * MS, true)));
+    // Steps tell nothing of what is done without any.
+    assert_eq!(later.since(&now, true), None);
+    assert_eq!(later.since(&now, false), None);
+}
+
+#[test]
+fn steps_that_are_counted_anew_do_not_tell_how_far_it_got() {
+    let (mut run, _) = glimpsed(20, |_, _| {});
+    let begin = run.detector.progress(run.now_ns);
+    (0..20).for_each(|_| run.torch_step(1, 1));
+    assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
+    assert!(run.detector.progress(run.now_ns).is_some());
+    assert_eq!(done_since(&run, begin), None);
+    let per_step = *StepDetector::default().launches_per_step();
+    assert_eq!((per_step.mean(), per_step.relative_error()), (None, 1.0));
 }

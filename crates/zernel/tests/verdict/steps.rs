@@ -56,7 +56,18 @@ fn are_found(change: Change) {
     for (number, rank) in ranks.iter().enumerate() {
         let stamps = job.stamps(number as u32).unwrap();
         assert_agrees(&rank["steps"], &stamps, &said);
+        assert_launches(rank, job.plan().all_launches().into(), &said);
     }
+}
+
+/// All of them if they were counted all the time, and else within the error that is told: that holds 19 times out of
+/// 20, and twice as much is not left by chance.
+fn assert_launches(rank: &Value, truth: u64, said: &str) {
+    let of = |key: &str| rank[key].as_u64().expect("a number");
+    let (launches, error) = (of("launches"), of("launches_error"));
+    eprintln!("{launches} ± {error} launches of {truth}");
+    assert!(launches.abs_diff(truth) <= 2 * error, "{truth}: {said}");
+    assert!(error < truth / 2, "{said}");
 }
 
 fn assert_agrees(found: &Value, stamps: &[Stamp], said: &str) {
