@@ -60,8 +60,12 @@ const LONGEST_WINDOW: Duration = Duration::from_millis(500);
 const WHOLE_STEPS: f64 = 4.2;
 /// The largest share of the time that windows may take: two a second.
 const DUTY: f64 = 0.1;
+/// And the least.
+const LEAST_DUTY: f64 = 1e-4;
 /// Of a budget, what the functions that are watched all the time may use.
 const STEADY: f64 = 0.8;
+/// Of what is left for windows, what they use where steps are so well known that windows only tell what changes.
+const NEWS: f64 = 0.2;
 /// A function that costs less than this of the budget is sampled only where the budget would not hold else: much
 /// would no longer be known, such as where each step ends, and hardly anything be saved.
 const CALM: f64 = 0.2;
@@ -93,6 +97,13 @@ fn to_sample(mut costs: Vec<(usize, f64)>, share: f64, budget: f64) -> (Vec<usiz
         }
     }
     (sampled, left)
+}
+
+/// The share of the time for which windows are open, of a process to whom they cost so much of their time and which has
+/// so much of its budget left.
+fn duty(cost: f64, left: f64, is_well_known: bool) -> f64 {
+    let needed = if is_well_known { NEWS } else { 1.0 };
+    (needed * left / cost).clamp(LEAST_DUTY, DUTY)
 }
 
 /// What a probe costs here, and what was done about it.
@@ -383,6 +394,7 @@ impl Observer {
     /// budget.
     fn plan_next_window(&mut self, length: Duration) {
         let budget = self.governor.options.budget;
+        let now_ns = monotonic_ns();
         let duty = self.processes.values().map(|process| {
             let ns = self.governor.cost.of_call(process.threads());
             let calls: f64 = self
@@ -392,9 +404,9 @@ impl Observer {
                 .map(|symbol| process.sampled_rate(*symbol))
                 .sum();
             let left = (budget - process.steady_cost).max(budget * (1.0 - STEADY));
-            left / (calls * ns / 1e9)
+            duty(calls * ns / 1e9, left, process.is_well_known(now_ns))
         });
-        let duty = duty.fold(DUTY, f64::min).max(1e-4);
+        let duty = duty.fold(DUTY, f64::min);
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
         let pause = length.div_f64(duty).mul_f64(jitter).max(length);
@@ -573,5 +585,16 @@ mod tests {
             ("ncclAllReduce", 1.7),
         ]);
         assert_eq!(sampled, ["cuLaunchKernel"]);
+    }
+
+    #[test]
+    fn windows_take_what_is_left_and_less_where_steps_are_known() {
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
+        assert!(near(duty(0.1, 0.002, false), 0.02));
+        assert!(near(duty(0.1, 0.002, true), 0.02 * NEWS));
+        for is_well_known in [false, true] {
+            assert!(near(duty(0.0, 0.002, is_well_known), DUTY));
+            assert!(near(duty(1e6, 0.002, is_well_known), LEAST_DUTY));
+        }
     }
 }

@@ -19,6 +19,9 @@ use crate::probes::{
     Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
 };
 
+/// An error up to which what a step launches is well known.
+const WELL_KNOWN: f64 = 0.02;
+
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
@@ -733,6 +736,13 @@ impl ObservedProcess {
         self.launching
             .as_ref()
             .is_some_and(|launching| launching.open)
+    }
+
+    /// Whether it makes steps, and it is well known how many launches one has.
+    pub(super) fn is_well_known(&self, now_ns: u64) -> bool {
+        let makes_steps = |progress: Progress| !progress.is_overdue();
+        self.steps.progress(now_ns).is_some_and(makes_steps)
+            && self.steps.launches_per_step().relative_error() <= WELL_KNOWN
     }
 
     /// It was not watched for a while.

@@ -92,11 +92,17 @@ pub struct Done {
 }
 
 impl Progress {
+    /// Whether no step has ended for so long that there is none any more.
+    #[must_use]
+    pub fn is_overdue(&self) -> bool {
+        self.overdue_ns > 0
+    }
+
     /// What was done since an earlier moment; `None` if steps do not tell that. A process of which no step has ended
     /// for long rests, unless it is seen to be at work.
     #[must_use]
     pub fn since(&self, earlier: &Self, is_at_work: bool) -> Option<Done> {
-        let is_strange = self.overdue_ns > 0 && (self.is_strange || is_at_work);
+        let is_strange = self.is_overdue() && (self.is_strange || is_at_work);
         let steps = (self.steps - earlier.steps).max(0.0);
         if self.series != earlier.series || (is_strange && steps < 1.0) {
             return None;
