@@ -20,7 +20,7 @@ use crate::probes::{
 };
 
 /// An error up to which what a step launches is well known.
-const WELL_KNOWN: f64 = 0.02;
+const WELL_KNOWN: f64 = 0.05;
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
