@@ -2,13 +2,15 @@
 """Runs zernel observe beside PyTorch on a real GPU, and prints what came of it as a table.
 
     scripts/gpu/check.py --zernel target/release/zernel [--windows 20] [--seconds 2] [--only cost] [--job ddp]
+        [--budget 0.01%]
 
 Needs root, a CUDA GPU and PyTorch. What it measures:
 
 - memory: bytes whose caller is libcudart (or libc10_cuda, with expandable segments) against
   torch.cuda.memory_reserved(), and NVML's number for the process less what was seen, against the same of a job
   on small data;
-- cost: the time of a step with the probes on and off, switched beside one running process.
+- cost: the time of a step with the probes on and off, switched beside one running process; with a tiny budget, of
+  those that are never sampled.
 """
 
 import argparse
@@ -142,7 +144,7 @@ def check_cost(options, ddp):
     seconds = options.windows * (2 * options.seconds + SETTLE + 0.4) + 40
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
-        zernel = Zernel(options.zernel)
+        zernel = Zernel(options.zernel, *(["--budget", options.budget] if options.budget else []))
         training = start_training(log, seconds, *arguments)
         wait_for_steps(log, 100)
         # Long enough for the governor to have found what must be sampled.
@@ -188,6 +190,7 @@ def main():
     arguments.add_argument("--seconds", type=float, default=2)
     arguments.add_argument("--only", choices=["memory", "cost"])
     arguments.add_argument("--job", choices=["eager", "ddp"])
+    arguments.add_argument("--budget", help="of the daemon whose cost is measured")
     options = arguments.parse_args()
     random.seed(1)
     print("| what | zernel / with | truth / without | result |")

@@ -749,6 +749,8 @@ impl ObservedProcess {
     pub(super) fn miss(&mut self, now_ns: u64) {
         self.seen = Seen::Since(now_ns);
         self.missed = true;
+        self.steps.gap(MarkSort::Training);
+        self.steps.gap(MarkSort::Use);
     }
 
     /// Whether any of its functions is sampled, or was.

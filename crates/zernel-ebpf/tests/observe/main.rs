@@ -78,6 +78,7 @@ fn main() -> ExitCode {
             processes::child_without_cuda,
         ),
         ("a_killed_process_is_told_of_for_a_while", processes::killed),
+        ("what_a_pause_hides_is_no_step", processes::paused),
         (
             "thousands_of_short_processes_are_counted",
             processes::thousands_of_short_ones,

@@ -13,13 +13,39 @@ use zernel_testkit::Need;
 
 use crate::counts::launches;
 use crate::harness::{Watcher, exact, find, observe, seen_of, start, wait_until};
-use crate::target::{Driver, ROLE, ROUNDS, Role, Stage, Target, directory, pause, try_call};
+use crate::target::{Driver, ROLE, ROUNDS, Role, Stage, Target, call, directory, pause, try_call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("executes", executes),
     ("forks", forks),
     ("many_children", many_children),
+    ("steps_in_parts", steps_in_parts),
 ];
+
+/// Makes so many steps, waits, and again, twice.
+fn steps_in_parts(driver: &Driver, steps: u64) {
+    driver.open();
+    let function = driver.kernel();
+    let device = driver.allocate(64);
+    let mut batch = [0; 64];
+    for part in 0..3 {
+        if part > 0 {
+            pause();
+        }
+        for _ in 0..steps {
+            call!(
+                driver.cuda(),
+                "cuMemcpyHtoDAsync_v2",
+                device,
+                batch.as_mut_ptr(),
+                64,
+                0
+            );
+            driver.launch(function);
+            driver.synchronize();
+        }
+    }
+}
 
 /// Launches, and becomes another program that launches once more.
 fn executes(driver: &Driver, rounds: u64) {
@@ -300,4 +326,21 @@ pub(crate) fn gone_meanwhile() {
     let observer = watcher.stop();
     let refused = observer.ledger(Whose::All)["refused"].clone();
     assert_eq!(refused, serde_json::json!([]));
+}
+
+/// What was done while observing was paused is missing, and makes no long step.
+pub(crate) fn paused() {
+    let stage = Stage::alone(Prologue::Push);
+    let mut observer = start(&exact(&stage));
+    let mut target = stage.target("steps_in_parts", 20);
+    target.step();
+    observer.read().expect("maps can be read");
+    observer.pause();
+    target.step();
+    observer.resume();
+    target.step();
+    observer.read().expect("maps can be read");
+    let steps = &find(&observer, target.pid()).steps;
+    assert_eq!((steps.count(), steps.gaps()), (40, 1));
+    assert_eq!(steps.recent().len(), 38);
 }
