@@ -47,9 +47,10 @@ Examples:
 
 pub(crate) const PS: &str = "\
 Examples:
-  zernel ps             your own training processes
-  sudo zernel ps        everybody's
-  watch -n 1 zernel ps  again every second";
+  zernel ps                         your own training processes
+  sudo zernel ps                    everybody's
+  watch -n 1 zernel ps              again every second
+  zernel ps --json | jq '.[].rank'  for a program";
 
 pub(crate) const RUN: &str = "\
 Examples:

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde::Serialize;
 use zernel_phase::task_state::WorkloadPhase;
 
 use crate::client::Socket;
@@ -17,28 +18,80 @@ use zernel_ebpf::observer::snapshot::{Process, Snapshot};
 /// One line each: the median of its last steps in milliseconds (STEP), the share of its time that it has waited for data (DATA) and spent in collectives (COMM),
 /// and the share that its busiest thread pays for being observed (COST). Needs a running `zernel observe`; who is
 /// not root sees their own processes.
+///
+/// With --json, an array of objects, one for each: pid, comm, job, rank, gpus (a list of numbers), phase,
+/// median_step_seconds, data_share, collective_share and cost_share (1 is all of the time). What is not known is null.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
+    /// Tell programs, not people
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     socket: Socket,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let snapshot = options.socket.snapshot()?;
-    crate::print(table(&snapshot).as_bytes())?;
+    let trainers = trainers(&options.socket.snapshot()?);
+    let text = match options.json {
+        true => format!("{:#}\n", serde_json::to_value(&trainers)?),
+        false => table(&trainers),
+    };
+    crate::print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(snapshot: &Snapshot) -> String {
-    let mut trainers: Vec<&Process> = snapshot.observed.iter().collect();
-    trainers.retain(|process| process.is_trainer());
-    // Those of no job come last.
-    trainers.sort_by_key(|process| {
-        let job = process.job();
-        (job.is_none(), job, process.rank(), process.pid)
-    });
+/// A process that trains, in the form that `--json` has.
+#[derive(Debug, Serialize)]
+struct Trainer {
+    pid: u32,
+    comm: String,
+    job: Option<String>,
+    rank: Option<u32>,
+    /// NVML's numbers of the GPUs on which it holds memory.
+    gpus: BTreeSet<u32>,
+    phase: Option<WorkloadPhase>,
+    /// Of its last steps.
+    median_step_seconds: Option<f64>,
+    /// Of its time, in waits for data and in collectives.
+    data_share: Option<f64>,
+    collective_share: Option<f64>,
+    /// Of its time, what its busiest thread pays for being observed.
+    cost_share: f64,
+}
+
+impl Trainer {
+    fn new(process: &Process) -> Self {
+        let times = process.phase_times.as_ref();
+        let share = |phase| times.map(|times| times.phase_fraction(phase));
+        Self {
+            pid: process.pid,
+            comm: process.comm().to_owned(),
+            job: process.job().map(str::to_owned),
+            rank: process.rank(),
+            gpus: process.memory_by_caller.iter().map(|m| m.gpu_id).collect(),
+            phase: process.phase,
+            median_step_seconds: process.steps.median_seconds(),
+            data_share: share(WorkloadPhase::DataLoading),
+            collective_share: share(WorkloadPhase::NcclCollective),
+            cost_share: process.cost.busiest_thread_ratio,
+        }
+    }
+}
+
+/// Those that are there, by job and rank; those of no job come last.
+fn trainers(snapshot: &Snapshot) -> Vec<Trainer> {
+    let observed = snapshot.observed.iter();
+    let mut trainers: Vec<Trainer> = observed
+        .filter(|process| process.is_trainer())
+        .map(Trainer::new)
+        .collect();
+    trainers.sort_by_cached_key(|of| (of.job.is_none(), of.job.clone(), of.rank, of.pid));
+    trainers
+}
+
+fn table(trainers: &[Trainer]) -> String {
     let mut rows = vec![HEADER.map(str::to_owned)];
-    rows.extend(trainers.into_iter().map(cells));
+    rows.extend(trainers.iter().map(cells));
     let widths: Vec<usize> = (0..HEADER.len())
         .map(|column| {
             let lengths = rows.iter().map(|row| row[column].chars().count());
@@ -54,32 +107,28 @@ const HEADER: [&str; 10] = [
 /// The columns that are text; numbers end where the column ends.
 const TEXT: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
-fn cells(process: &Process) -> [String; 10] {
+fn cells(trainer: &Trainer) -> [String; 10] {
     let unknown = || "-".to_owned();
-    let share = |phase| {
-        let times = process.phase_times.as_ref();
-        times.map_or_else(unknown, |times| percent(times.phase_fraction(phase)))
-    };
-    let gpus: BTreeSet<u32> = process.memory_by_caller.iter().map(|m| m.gpu_id).collect();
-    let gpus: Vec<String> = gpus.iter().map(u32::to_string).collect();
+    let gpus: Vec<String> = trainer.gpus.iter().map(u32::to_string).collect();
+    let job = trainer.job.as_deref();
     [
-        process.pid.to_string(),
-        process.job().map_or_else(unknown, |job| shortened(job, 20)),
-        process.rank().map_or_else(unknown, |rank| rank.to_string()),
+        trainer.pid.to_string(),
+        job.map_or_else(unknown, |job| shortened(job, 20)),
+        trainer.rank.map_or_else(unknown, |rank| rank.to_string()),
         if gpus.is_empty() {
             unknown()
         } else {
             gpus.join(",")
         },
-        process
+        trainer
             .phase
             .map_or_else(unknown, |phase| phase.to_string()),
-        (process.steps.median_seconds())
+        (trainer.median_step_seconds)
             .map_or_else(unknown, |seconds| format!("{:.1}", 1e3 * seconds)),
-        share(WorkloadPhase::DataLoading),
-        share(WorkloadPhase::NcclCollective),
-        format!("{:.2}%", 100.0 * process.cost.busiest_thread_ratio),
-        shortened(process.comm(), 15),
+        trainer.data_share.map_or_else(unknown, percent),
+        trainer.collective_share.map_or_else(unknown, percent),
+        format!("{:.2}%", 100.0 * trainer.cost_share),
+        shortened(&trainer.comm, 15),
     ]
 }
 
@@ -105,8 +154,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn there_is_a_line_for_each_trainer_that_is_there() {
+    /// Two that train, and two that do not.
+    fn seen() -> Vec<Trainer> {
         let snapshot = json!({"observed": [
             {
                 "pid": 12, "role": "trainer", "phase": "GpuCompute",
@@ -125,7 +174,12 @@ mod tests {
             {"pid": 14, "role": "trainer", "ended_seconds_ago": 1.0},
             {"pid": 15, "role": "trainer", "identity": null, "phase_times": null},
         ]});
-        let table = table(&serde_json::from_value(snapshot).unwrap());
+        trainers(&serde_json::from_value(snapshot).unwrap())
+    }
+
+    #[test]
+    fn there_is_a_line_for_each_trainer_that_is_there() {
+        let table = table(&seen());
         let lines: Vec<Vec<&str>> = table
             .lines()
             .map(|line| line.split_whitespace().collect())
@@ -145,5 +199,23 @@ mod tests {
             "python?[2J",
         ];
         assert_eq!(lines[1], expected);
+    }
+
+    #[test]
+    fn programs_get_an_object_for_each_trainer() {
+        let told = serde_json::to_value(seen()).unwrap();
+        let expected = json!([
+            {
+                "pid": 12, "comm": "python\u{1b}[2J", "job": "slurm-7", "rank": 1, "gpus": [3],
+                "phase": "GpuCompute", "median_step_seconds": 0.0125, "data_share": 0.1,
+                "collective_share": 0.2, "cost_share": 0.0034,
+            },
+            {
+                "pid": 15, "comm": "", "job": null, "rank": null, "gpus": [], "phase": null,
+                "median_step_seconds": null, "data_share": null, "collective_share": null,
+                "cost_share": 0.0,
+            },
+        ]);
+        assert_eq!(told, expected);
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use crate::job::{Job, Running, wait_until};
 use crate::{text, zernel};
@@ -79,6 +80,12 @@ pub(crate) fn ps_lists_trainers() {
         trainers.len() == 2 && trainers.iter().all(is_whole)
     };
     wait_until(ranks_with_phase);
+    let told = daemon.ask(&["ps", "--json"]).stdout;
+    let told: Value = serde_json::from_slice(&told).expect("JSON");
+    let told = told.as_array().expect("a list").iter();
+    let own = told.filter(|trainer| trainer["job"] == job.name());
+    let ranks: Vec<_> = own.map(|trainer| trainer["rank"].as_u64()).collect();
+    assert_eq!(ranks, [Some(0), Some(1)]);
     running.stop();
 }
 
