@@ -4,8 +4,10 @@ use super::{Mark, MarkSort, Step};
 
 /// A step takes this many times the median to be a long one.
 const LONG: f64 = 1.5;
-/// And this many to be a stall.
+/// And this many to be a stall, if it also takes this many times what all but a tenth of the steps take: what comes
+/// more often is a rhythm, such as that of two loaders which take turns.
 const STALL: f64 = 3.0;
+const OUT_OF_RHYTHM: f64 = 1.5;
 /// What fewer than this share of the steps do is not usual.
 const UNUSUAL: f64 = 0.1;
 /// So many like it beside it make a step usual.
@@ -29,7 +31,7 @@ pub struct Stretch {
 /// or writing a checkpoint; what exceeds the median is the pause. **Evaluation** where only copies separate
 /// steps: intervals with far fewer launches than a step has. The median and the 99th percentile are those of
 /// all other steps; the **stalls** are among these: steps of the usual kind that took three times the
-/// median.
+/// median, and half as long again as nine of ten steps at least.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Summary {
     /// How many steps there were, those of the warm-up and those with a pause included.
@@ -83,21 +85,24 @@ impl Summary {
                     duration_ns: step.duration_ns() - median_ns,
                 });
             } else {
-                ordinary.push(step.duration_ns());
-                if step.duration_ns() as f64 > STALL * median_ns as f64 {
-                    summary.stalls.push(Stretch {
-                        begin_ns: step.begin_ns,
-                        duration_ns: step.duration_ns(),
-                    });
-                }
+                ordinary.push(Stretch {
+                    begin_ns: step.begin_ns,
+                    duration_ns: step.duration_ns(),
+                });
             }
         }
         summary.pauses.sort_by_key(|pause| pause.begin_ns);
-        ordinary.sort_unstable();
-        let last = ordinary.len().checked_sub(1)?;
-        summary.median_ns = median(ordinary.clone())?;
-        summary.p99_ns = ordinary[(0.99 * last as f64).round() as usize];
-        summary.longest_ns = ordinary[last];
+        let mut durations: Vec<u64> = ordinary.iter().map(|step| step.duration_ns).collect();
+        durations.sort_unstable();
+        let last = durations.len().checked_sub(1)?;
+        // Rounded down: of few steps, the longest is not one of the nine of ten.
+        let most_ns = durations[((1.0 - UNUSUAL) * last as f64) as usize];
+        let stall_ns = (STALL * median_ns as f64).max(OUT_OF_RHYTHM * most_ns as f64);
+        ordinary.retain(|step| step.duration_ns as f64 > stall_ns);
+        summary.stalls = ordinary;
+        summary.p99_ns = durations[(0.99 * last as f64).round() as usize];
+        summary.longest_ns = durations[last];
+        summary.median_ns = median(durations)?;
         Some(summary)
     }
 }

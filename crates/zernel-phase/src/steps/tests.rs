@@ -259,6 +259,59 @@ fn what_came_as_often_takes_the_place_of_what_is_no_longer_seen() {
     }
 }
 
+/// Steps that take so many milliseconds, one after the other.
+fn steps_of(milliseconds: impl IntoIterator<Item = u64>) -> Vec<Step> {
+    let mut now_ns = 0;
+    let step = |duration: u64| {
+        let begin_ns = now_ns;
+        now_ns += duration * MS;
+        Step {
+            begin_ns,
+            end_ns: now_ns,
+            launches: None,
+            marks: [0, 1, 0, 0, 0, 0, 0],
+        }
+    };
+    milliseconds.into_iter().map(step).collect()
+}
+
+#[test]
+fn a_rhythm_is_no_stall_and_a_stall_in_it_is_one() {
+    let stalls = |period: u64, stalled: &[u64]| {
+        let milliseconds = (1..=200).map(|number| match number {
+            _ if stalled.contains(&number) => 120,
+            _ if number % period == 0 => 50,
+            _ => 10,
+        });
+        let steps = steps_of(milliseconds);
+        let summary = Summary::of(&steps, Mark::Backward).expect("steps");
+        assert_eq!(summary.median_ns, 10 * MS);
+        summary.stalls
+    };
+    // As many loaders take turns, each of which delays a step.
+    for period in [2, 3, 8] {
+        assert_eq!(stalls(period, &[]), []);
+        for stalled in [&[102][..], &[80, 90, 102]] {
+            let durations: Vec<u64> = stalls(period, stalled)
+                .iter()
+                .map(|stall| stall.duration_ns)
+                .collect();
+            assert_eq!(durations, vec![120 * MS; stalled.len()]);
+        }
+    }
+    // Without a rhythm, three times the median is enough.
+    assert_eq!(stalls(201, &[101]).len(), 1);
+}
+
+#[test]
+fn one_of_few_steps_can_be_a_stall() {
+    for count in 3..=12 {
+        let steps = steps_of((0..count).map(|number| if number == 1 { 50 } else { 10 }));
+        let summary = Summary::of(&steps, Mark::Backward).expect("steps");
+        assert_eq!(summary.stalls.len(), 1, "{count}");
+    }
+}
+
 #[test]
 fn no_steps_have_no_summary() {
     assert_eq!(Summary::of(&[], Mark::Wait), None);

@@ -44,7 +44,8 @@ pub(super) struct StepReport {
     /// What lay between steps and was none of them: evaluations, checkpoints; the longest of them.
     pub(super) pauses: Vec<Interruption>,
     pub(super) pause_seconds: f64,
-    /// Steps of the usual kind that took three times the median; the longest of them are listed.
+    /// Steps of the usual kind that took three times the median, and longer than a rhythm explains; the longest of
+    /// them are listed.
     pub(super) stalls: Vec<Interruption>,
     pub(super) stalled: usize,
     /// When they ended and how long they took, to be drawn.

@@ -92,8 +92,8 @@ fn step_table(ranks: &[Seen]) -> String {
     ];
     table("Steps", &head, &rows)
         + "<p class=\"soft\">A pause is what made a step longer that did what few steps do, such as an evaluation. A stall \
-           is a step of the usual kind that took three times the median. Neither warm-up nor pauses are in median, 99th \
-           percentile and longest.</p>\n"
+           is a step of the usual kind that took three times the median, and half as long again as nine of \
+           ten steps. Neither warm-up nor pauses are in median, 99th percentile and longest.</p>\n"
 }
 
 /// How long it was before and after the steps of a rank.
