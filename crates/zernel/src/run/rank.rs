@@ -9,6 +9,9 @@ use zernel_phase::task_state::WorkloadPhase;
 use super::record::Sample;
 use super::steps::StepReport;
 
+/// A start that is shorter than this is not worth a word, in seconds.
+const SHORT_START: f64 = 0.1;
+
 /// A process of the command.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(super) struct Seen {
@@ -23,6 +26,8 @@ pub(super) struct Seen {
     /// It was observed from its first CUDA call on.
     pub(super) complete: bool,
     pub(super) still_running: bool,
+    /// How long it had run before its first call that is watched: imports, mostly. `None`: it was there before.
+    pub(super) before_first_call_seconds: Option<f64>,
     /// From its first event to its end.
     #[serde(flatten)]
     pub(super) times: Times,
@@ -109,6 +114,7 @@ impl Seen {
             loads_for: process.loads_for,
             complete: process.complete,
             still_running: process.ended_seconds_ago.is_none(),
+            before_first_call_seconds: None,
             times: Times::new(process),
             training: None,
             steps: None,
@@ -164,6 +170,12 @@ impl Seen {
     /// Time in which it was at work as a loader: on CPUs, fetching, or about to.
     pub(super) fn loading_seconds(&self) -> f64 {
         self.times.cpu_seconds + self.times.fetch_seconds + self.times.run_delay_seconds
+    }
+
+    /// How long it had run before its first call, if that is worth a word.
+    pub(super) fn start_seconds(&self) -> Option<f64> {
+        self.before_first_call_seconds
+            .filter(|seconds| *seconds >= SHORT_START)
     }
 
     /// The share of its time that it paid for being observed.

@@ -26,6 +26,8 @@ pub(super) struct Sample {
 pub(super) struct Record {
     /// When the program that it executes was first seen.
     first_seen_ns: u64,
+    /// How long it had run before that, if that is known.
+    before_first_call_seconds: Option<f64>,
     latest: Seen,
     /// What is not to count.
     before: Option<Seen>,
@@ -36,6 +38,18 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// A process that is observed from its start on. `asleep_ns` is how long the machine has been suspended since it
+    /// was booted: processes start by a clock that counts that, and calls are made by one that does not.
+    pub(super) fn from_the_start(process: &snapshot::Process, asleep_ns: u64) -> Self {
+        let start_ns = process.start_ns.saturating_sub(asleep_ns);
+        let before_ns = process.first_seen_ns.saturating_sub(start_ns);
+        Self {
+            first_seen_ns: process.first_seen_ns,
+            before_first_call_seconds: Some(before_ns as f64 / 1e9),
+            ..Self::default()
+        }
+    }
+
     /// A process that was there before: what it did until the first look does not count.
     pub(super) fn from_now_on(process: &snapshot::Process) -> Self {
         Self {
@@ -98,8 +112,10 @@ impl Record {
             mut latest,
             samples,
             steps,
+            before_first_call_seconds,
             ..
         } = self;
+        latest.before_first_call_seconds = before_first_call_seconds;
         if let Some((report, begin_ns, end_ns)) = steps.report() {
             let begin = at(&samples, begin_ns);
             let end = at(&samples, end_ns);
@@ -201,6 +217,24 @@ mod tests {
         let (steps, begin_seconds) = steps_and_begin(record);
         assert_eq!(steps, 100);
         assert!(begin_seconds < 0.01, "{begin_seconds}");
+    }
+
+    #[test]
+    fn what_came_before_the_first_call_is_known_of_those_that_were_seen_to_start() {
+        let process = snapshot::Process {
+            start_ns: 107_000_000_000,
+            ..program(12_500_000_000, 10, 10.0)
+        };
+        let before = |mut record: Record, process: &snapshot::Process| {
+            record.look(process, 30_000_000_000);
+            record.finish().before_first_call_seconds
+        };
+        let started = Record::from_the_start(&process, 100_000_000_000);
+        assert_eq!(before(started.clone(), &process), Some(5.5));
+        assert_eq!(before(Record::from_now_on(&process), &process), None);
+        // The program that it executes later has made no first call of the process.
+        let later = program(20_000_000_000, 5, 5.0);
+        assert_eq!(before(started, &later), None);
     }
 
     #[test]

@@ -214,9 +214,12 @@ fn step_times(rank: &Seen, steps: &StepReport) -> String {
         format!("p99 {}", time(steps.p99_seconds)),
         format!("longest {}", time(steps.longest_seconds)),
     ];
+    let start = rank.start_seconds();
+    parts.extend(start.map(|seconds| format!("{seconds:.1} s before its first call")));
     if let Some(training) = &rank.training {
+        let then = if start.is_some() { "then " } else { "" };
         let after = rank.times.wall_seconds - training.begin_seconds - training.times.wall_seconds;
-        parts.push(format!("{:.1} s before them", training.begin_seconds));
+        parts.push(format!("{then}{:.1} s before them", training.begin_seconds));
         parts.push(format!("{:.1} s after", after.max(0.0)));
     }
     if steps.warm_up > 0 {
@@ -381,7 +384,7 @@ mod tests {
     use zernel_ebpf::observer::snapshot::{Collective, DataWaits};
 
     use crate::run::parts::{Part, RankTimes};
-    use crate::run::rank::{Phases, Times};
+    use crate::run::rank::{Phases, Times, Training};
     use crate::run::report::Observing;
     use crate::run::verdict::judge;
 
@@ -498,6 +501,30 @@ mod tests {
             "12 processes lost",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_came_before_the_first_call_is_told() {
+        let told = |before_first_call_seconds| {
+            let mut report = report(1);
+            report.ranks[0].steps = Some(StepReport::default());
+            report.ranks[0].training = Some(Training::default());
+            report.ranks[0].before_first_call_seconds = before_first_call_seconds;
+            // Wherever lines end.
+            let text = plain(&report);
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let text = told(Some(5.42));
+        assert!(
+            text.contains("5.4 s before its first call, then 0.0 s before them"),
+            "{text}"
+        );
+        for nothing in [None, Some(0.09)] {
+            let text = told(nothing);
+            assert!(!text.contains("before its first call"), "{text}");
+            assert!(text.contains(" 0.0 s before them"), "{text}");
+            assert!(!text.contains("then 0.0 s before them"), "{text}");
         }
     }
 

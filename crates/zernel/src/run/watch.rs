@@ -207,6 +207,7 @@ impl Gathering {
 
     fn take(&mut self, snapshot: &Snapshot, is_last: bool) {
         let now_ns = monotonic_ns();
+        let asleep_ns = since_boot_ns().saturating_sub(now_ns);
         let gathered = &mut self.gathered;
         gathered.sampled.extend(snapshot.sampled.iter().cloned());
         if is_last {
@@ -222,7 +223,7 @@ impl Gathering {
             if *descent == Descent::Ours {
                 let record = self.records.entry(key);
                 let record = record.or_insert_with(|| match root {
-                    Root::Ourselves => Record::default(),
+                    Root::Ourselves => Record::from_the_start(process, asleep_ns),
                     Root::Other(_) => Record::from_now_on(process),
                 });
                 record.look(process, now_ns);

@@ -349,6 +349,7 @@ class Slow(Dataset):
         return torch.full((1000,), float(index))
 
 torch.set_num_threads(1)
+time.sleep(0.5)
 model = torch.nn.Linear(1000, 1)
 optimizer = torch.optim.Adam(model.parameters(), foreach=False)
 for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
@@ -361,6 +362,10 @@ fn torch_waits_for_its_loader() {
     let (report, output) = report_on(&[], &[PYTHON, "-c", SLOW_LOADER]);
     let said = text(&output.stderr);
     assert_eq!(report["ranks"].as_array().unwrap().len(), 1, "{report:#}");
+    let before = report["ranks"][0]["before_first_call_seconds"].as_f64();
+    let wall = report["wall_seconds"].as_f64();
+    assert!(before > Some(0.5) && before < wall, "{report:#}");
+    assert!(said.contains("s before its first call"), "{said}");
     let waits = &report["ranks"][0]["data_waits"];
     let cause = |name: &str| waits[name].as_f64().unwrap();
     assert!(cause("prepare") > cause("fetch") + cause("other"), "{said}");

@@ -70,6 +70,7 @@ fn step_table(ranks: &[Seen]) -> String {
             },
             time(steps.pause_seconds),
             steps.stalled.to_string(),
+            rank.start_seconds().map_or("–".to_owned(), time),
             before,
             after,
         ]
@@ -87,6 +88,7 @@ fn step_table(ranks: &[Seen]) -> String {
         "warm-up",
         "in pauses",
         "stalls",
+        "before its first call",
         "before them",
         "after them",
     ];

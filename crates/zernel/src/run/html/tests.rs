@@ -94,6 +94,7 @@ fn rank(number: u32, step_count: u64) -> Seen {
         comm: "python3".to_owned(),
         rank: Some(number),
         complete: true,
+        before_first_call_seconds: Some(5.42),
         times: times(wall_seconds),
         training: Some(Training {
             begin_seconds: 0.0,
@@ -244,6 +245,8 @@ fn it_says_what_matters() {
         "AllReduce",
         "12.3 ms",
         "123\u{202f}456\u{202f}789 ± 12\u{202f}345",
+        "before its first call",
+        "5.42 s",
         "pause 3.25 s",
         "stall 2.03 s",
         "99th percentile",
