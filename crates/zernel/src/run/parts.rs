@@ -38,6 +38,8 @@ pub(super) struct RankTimes {
     pub(super) gpu_busy: Option<f64>,
     /// The share of the time for which its loaders worked, if it has any.
     pub(super) loader_busy: Option<f64>,
+    /// Whether it has as many loaders as CPUs.
+    pub(super) loaders_fill_cpus: bool,
 }
 
 /// A part of a rank's time.
@@ -102,6 +104,8 @@ pub(super) struct Parts {
     pub(super) gpu_busy: Option<f64>,
     /// Whether it gave a GPU anything to do.
     pub(super) uses_gpu: bool,
+    /// Whether it has as many loaders as CPUs.
+    pub(super) loaders_fill_cpus: bool,
     /// Waits for the GPU in which it may have been at collectives.
     pub(super) shared_with_collectives: f64,
 }
@@ -157,6 +161,7 @@ impl Parts {
         parts.ahead_of_gpu = ahead_of_gpu;
         parts.gpu_busy = rank.gpu_busy.map(|busy| busy / rank.wall.max(f64::EPSILON));
         parts.uses_gpu = uses_gpu;
+        parts.loaders_fill_cpus = rank.loaders_fill_cpus;
         parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
         parts
     }

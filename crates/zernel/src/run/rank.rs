@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rustix::thread::CpuSet;
 use serde::Serialize;
 use zernel_ebpf::observer::snapshot::{self, Collective, DataWaits, Role};
 use zernel_phase::task_state::WorkloadPhase;
@@ -46,6 +47,9 @@ pub(super) struct Seen {
     pub(super) gpu_memory_peak_bytes: u64,
     /// What its threads paid for being observed.
     pub(super) cost_seconds: f64,
+    /// The CPUs that it may use; none, if that is not known.
+    #[serde(skip)]
+    pub(super) cpus: CpuSet,
     /// How it went, to be drawn.
     #[serde(skip)]
     pub(super) timeline: Vec<Sample>,
@@ -128,6 +132,7 @@ impl Seen {
                 .collect(),
             gpu_memory_peak_bytes: process.memory.iter().map(|m| m.peak_bytes).sum(),
             cost_seconds: process.cost.seconds,
+            cpus: CpuSet::new(),
             timeline: Vec::new(),
         }
     }

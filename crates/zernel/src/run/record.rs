@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use rustix::thread::CpuSet;
 use zernel_ebpf::observer::snapshot;
 
 use super::rank::{Seen, Times, Training};
@@ -35,6 +36,8 @@ pub(super) struct Record {
     steps: StepLog,
     /// For how long its GPUs were busy, as far as they said.
     gpu_busy_seconds: Option<f64>,
+    /// The CPUs that it may use, as far as it was asked.
+    pub(super) cpus: CpuSet,
 }
 
 impl Record {
@@ -113,8 +116,10 @@ impl Record {
             samples,
             steps,
             before_first_call_seconds,
+            cpus,
             ..
         } = self;
+        latest.cpus = cpus;
         latest.before_first_call_seconds = before_first_call_seconds;
         if let Some((report, begin_ns, end_ns)) = steps.report() {
             let begin = at(&samples, begin_ns);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::thread::CpuSet;
 use serde::Serialize;
 
 use super::child::Ended;
@@ -76,7 +77,10 @@ impl Report {
             .cloned()
             .collect();
         ranks.sort_by_key(|seen| (seen.rank.is_none(), seen.rank, seen.pid));
-        let times: Vec<RankTimes> = ranks.iter().map(|rank| times(rank, &processes)).collect();
+        let times: Vec<RankTimes> = ranks
+            .iter()
+            .map(|rank| times(rank, &ranks, &processes))
+            .collect();
         let mut verdict = verdict::judge(&times);
         if not_observed.is_some() {
             verdict.evidence = "nothing was observed".to_owned();
@@ -139,7 +143,7 @@ impl Observing {
 }
 
 /// What the verdict rests on.
-fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
+fn times(rank: &Seen, ranks: &[Seen], processes: &[Seen]) -> RankTimes {
     let times = rank.judged();
     let collectives = rank.collectives.iter();
     // Those that one wait covers overlap, so no more than one counts for each wait.
@@ -164,6 +168,7 @@ fn times(rank: &Seen, processes: &[Seen]) -> RankTimes {
         run_delay: times.calling_run_delay_seconds,
         gpu_busy: times.gpu_busy_seconds,
         loader_busy: loader_busy(rank, processes),
+        loaders_fill_cpus: own_loaders(rank, processes) >= own_cpus(rank, ranks),
     }
 }
 
@@ -179,4 +184,77 @@ fn loader_busy(rank: &Seen, processes: &[Seen]) -> Option<f64> {
     let shares =
         own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
     shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
+}
+
+/// How many loaders a rank has at a time: some programs start new ones for every epoch.
+fn own_loaders(rank: &Seen, processes: &[Seen]) -> f64 {
+    let wall = rank.judged().wall_seconds.max(f64::EPSILON);
+    let own = processes
+        .iter()
+        .filter(|seen| seen.loads_for == Some(rank.pid));
+    let shares = own.map(|loader| (loader.times.wall_seconds / wall).min(1.0));
+    shares.sum::<f64>().round()
+}
+
+/// How many CPUs a rank has, if those that several ranks may use are shared out evenly; infinite, if nobody knows.
+fn own_cpus(rank: &Seen, ranks: &[Seen]) -> f64 {
+    if rank.cpus.count() == 0 {
+        return f64::INFINITY;
+    }
+    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| rank.cpus.is_set(*cpu));
+    let users = |cpu| ranks.iter().filter(|other| other.cpus.is_set(cpu)).count();
+    cpus.map(|cpu| 1.0 / users(cpu).max(1) as f64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::rank::Times;
+
+    fn lived(pid: u32, wall_seconds: f64) -> Seen {
+        let times = Times {
+            wall_seconds,
+            ..Times::default()
+        };
+        Seen {
+            pid,
+            times,
+            ..Seen::default()
+        }
+    }
+
+    fn may_use(cpus: std::ops::Range<usize>) -> Seen {
+        let mut rank = lived(1, 10.0);
+        cpus.for_each(|cpu| rank.cpus.set(cpu));
+        rank
+    }
+
+    #[test]
+    fn loaders_that_follow_each_other_are_one() {
+        let rank = lived(1, 10.0);
+        let loader = |loads_for, wall_seconds| Seen {
+            is_loader: true,
+            loads_for: Some(loads_for),
+            ..lived(7, wall_seconds)
+        };
+        let count = |walls: &[f64]| {
+            let own = walls.iter().map(|wall| loader(1, *wall));
+            let others = loader(2, 10.0);
+            own_loaders(&rank, &own.chain([others]).collect::<Vec<_>>())
+        };
+        assert_eq!(count(&[]), 0.0);
+        assert_eq!(count(&[9.6, 9.7]), 2.0);
+        // Those that were there before the first step have lived longer than the steps took.
+        assert_eq!(count(&[13.0, 13.0]), 2.0);
+        assert_eq!(count(&[4.8, 4.8, 4.9, 4.9]), 2.0);
+    }
+
+    #[test]
+    fn cpus_are_shared_out_among_ranks() {
+        let of_first = |ranks: &[Seen]| own_cpus(&ranks[0], ranks);
+        assert_eq!(of_first(&[may_use(0..8)]), 8.0);
+        assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);
+        assert_eq!(of_first(&[may_use(0..4), may_use(4..8)]), 4.0);
+        assert_eq!(of_first(&[may_use(0..0), may_use(0..8)]), f64::INFINITY);
+    }
 }

@@ -199,10 +199,7 @@ fn bound_by(bound: Bound, parts: &[Parts], wall: f64) -> Verdict {
         cause,
         straggler: None,
         evidence: format!("{}{others}", evidence(bound, &size, parts)),
-        helps: help_with(bound, parts).or_else(|| {
-            let uses_gpu = parts.iter().any(|rank| rank.uses_gpu);
-            cause.map(|cause| helps(cause, uses_gpu))
-        }),
+        helps: help_with(bound, parts).or_else(|| cause.map(|cause| helps(cause, parts))),
         share: Some(seconds / wall),
         at_most_seconds: Some(parts.iter().map(of_rank).fold(0.0, f64::max)),
     }
@@ -285,8 +282,14 @@ fn list(parts: &[Parts], wall: f64, but: &[Part]) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-fn helps(cause: Part, uses_gpu: bool) -> &'static str {
+/// What would help ranks.
+fn helps(cause: Part, ranks: &[Parts]) -> &'static str {
+    let uses_gpu = ranks.iter().any(|rank| rank.uses_gpu);
+    let loaders_fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
     match cause {
+        Part::Prepare if loaders_fill_cpus => {
+            "less to do for each batch: there are as many loaders as CPUs"
+        }
         Part::Prepare => "more loaders where CPUs are free, or less to do for each batch",
         Part::Fetch => "faster storage or network, or fetching further ahead",
         Part::OtherData => {
@@ -407,7 +410,7 @@ fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Op
         ),
         helps: Some(reason.map_or(
             "a look at the stack of that rank: it is blocked by nothing that is seen",
-            |reason| helps(reason, slow.uses_gpu),
+            |reason| helps(reason, std::slice::from_ref(slow)),
         )),
         share: Some(gain * count / all),
         at_most_seconds: Some(gain),

@@ -7,6 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use procfs::process::Process;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity};
 use zernel_ebpf::observer::snapshot::{self, Snapshot};
 use zernel_ebpf::observer::{self, ObserveError, Observer, Options, Whose};
 
@@ -227,6 +229,10 @@ impl Gathering {
                     Root::Other(_) => Record::from_now_on(process),
                 });
                 record.look(process, now_ns);
+                // A process may change that at any time.
+                if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
+                    record.cpus = cpus;
+                }
             }
         }
     }
@@ -280,6 +286,12 @@ fn parent(pid: u32) -> Option<u32> {
     Some(process.stat().ok()?.ppid.unsigned_abs())
 }
 
+/// The CPUs that a process may use.
+fn cpus(pid: u32) -> Option<CpuSet> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    sched_getaffinity(Some(pid)).ok()
+}
+
 fn since_boot_ns() -> u64 {
     nanoseconds(rustix::time::ClockId::Boottime)
 }
@@ -292,4 +304,16 @@ fn monotonic_ns() -> u64 {
 fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
     let now = rustix::time::clock_gettime(clock);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpus_of_a_process_are_known() {
+        let own = cpus(std::process::id()).expect("we are there");
+        assert!(own.count() > 0);
+        assert_eq!(cpus(u32::MAX), None);
+    }
 }

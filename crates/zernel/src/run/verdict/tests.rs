@@ -17,6 +17,7 @@ const RANK: RankTimes = RankTimes {
     cpu: 20.0,
     run_delay: 1.0,
     loader_busy: Some(0.2),
+    loaders_fill_cpus: false,
     gpu_busy: None,
 };
 
@@ -399,4 +400,18 @@ fn a_gpu_that_is_never_idle_waits_for_nobody() {
         ..works
     };
     assert_eq!(judge(&[has_gaps]).bound, Bound::Host);
+}
+
+#[test]
+fn more_loaders_help_only_where_there_are_cpus_for_them() {
+    let full = RankTimes {
+        loaders_fill_cpus: true,
+        ..STARVED
+    };
+    let helps = |ranks: &[RankTimes]| judge(ranks).helps.expect("advice");
+    assert!(helps(&[STARVED]).contains("more loaders"));
+    assert!(helps(&[full, STARVED]).contains("more loaders"));
+    let advice = helps(&[full, full]);
+    assert!(!advice.contains("more loaders"), "{advice}");
+    assert!(advice.contains("as many loaders as CPUs"), "{advice}");
 }
