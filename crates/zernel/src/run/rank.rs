@@ -24,8 +24,9 @@ pub(super) struct Seen {
     pub(super) is_loader: bool,
     /// The pid of the process that it loads data for.
     pub(super) loads_for: Option<u32>,
-    /// It was observed from its first CUDA call on.
-    pub(super) complete: bool,
+    /// Whether it was observed from its first CUDA call on; `None`: it made none, and no other call is known to be
+    /// its first.
+    pub(super) complete: Option<bool>,
     pub(super) still_running: bool,
     /// How long it had run before its first call that is watched: imports, mostly. `None`: it was there before.
     pub(super) before_first_call_seconds: Option<f64>,
@@ -116,7 +117,7 @@ impl Seen {
             rank: process.rank(),
             is_loader: process.role == Role::Loader,
             loads_for: process.loads_for,
-            complete: process.complete,
+            complete: (process.complete || calls_cuda(process)).then_some(process.complete),
             still_running: process.ended_seconds_ago.is_none(),
             before_first_call_seconds: None,
             times: Times::new(process),
@@ -140,6 +141,7 @@ impl Seen {
     /// Without what was seen before.
     pub(super) fn since(mut self, before: &Self) -> Self {
         let difference = |now: f64, before: f64| (now - before).max(0.0);
+        self.complete = Some(false);
         self.times = self.times.with(&before.times, difference);
         self.launches = self.launches.saturating_sub(before.launches);
         self.copies = self.copies.saturating_sub(before.copies);
@@ -190,6 +192,10 @@ impl Seen {
             false => 0.0,
         }
     }
+}
+
+fn calls_cuda(process: &snapshot::Process) -> bool {
+    process.calls.keys().any(|name| name.starts_with("cu"))
 }
 
 impl Times {
@@ -311,6 +317,25 @@ mod tests {
         };
         phases.fill(5.0);
         assert_eq!((phases.total(), phases.unknown), (5.0, 2.0));
+    }
+
+    #[test]
+    fn who_makes_no_cuda_call_has_no_first_one() {
+        let seen = |complete, call: &str| {
+            let calls = BTreeMap::from([(call.to_owned(), snapshot::Calls::default())]);
+            Seen::new(&snapshot::Process {
+                complete,
+                calls,
+                ..snapshot::Process::default()
+            })
+        };
+        assert_eq!(seen(true, "cuInit").complete, Some(true));
+        assert_eq!(seen(false, "cuMemAlloc_v2").complete, Some(false));
+        assert_eq!(seen(false, "ncclAllReduce").complete, None);
+        // What was seen before does not count, so it is not all there was.
+        for process in [seen(true, "cuInit"), seen(false, "ncclAllReduce")] {
+            assert_eq!(process.clone().since(&process).complete, Some(false));
+        }
     }
 
     #[test]

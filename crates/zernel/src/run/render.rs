@@ -280,7 +280,7 @@ fn work(rank: &Seen) -> String {
         format!("run-queue delay {:.2} s", rank.times.run_delay_seconds),
     ];
     let mut text = parts.map(|part| whole(&part)).join(", ");
-    if !rank.complete && rank.launches > 0 {
+    if rank.complete == Some(false) {
         text.push_str("; not seen from its first call on");
     }
     if rank.still_running {
@@ -393,7 +393,7 @@ mod tests {
             pid: 4_000_000 + number,
             comm: "a-very-long-command-name".to_owned(),
             rank: Some(number),
-            complete: true,
+            complete: Some(true),
             times: Times {
                 wall_seconds: 123_456.78,
                 phases: Phases {

@@ -366,6 +366,7 @@ fn torch_waits_for_its_loader() {
     let wall = report["wall_seconds"].as_f64();
     assert!(before > Some(0.5) && before < wall, "{report:#}");
     assert!(said.contains("s before its first call"), "{said}");
+    assert_eq!(report["ranks"][0]["complete"], Value::Null, "{report:#}");
     let waits = &report["ranks"][0]["data_waits"];
     let cause = |name: &str| waits[name].as_f64().unwrap();
     assert!(cause("prepare") > cause("fetch") + cause("other"), "{said}");

@@ -166,14 +166,16 @@ fn work_table(ranks: &[Seen]) -> String {
 }
 
 fn remarks(rank: &Seen) -> String {
-    let is_partial = !rank.complete && rank.launches > 0;
-    match (is_partial, rank.still_running) {
-        (false, false) => "whole",
-        (true, false) => "not from its first call on",
-        (false, true) => "still running",
-        (true, true) => "not from its first call on; still running",
+    let how = match rank.complete {
+        Some(true) => "whole",
+        Some(false) => "not from its first call on",
+        None => "from when on is not known",
+    };
+    match (rank.complete, rank.still_running) {
+        (Some(true), true) => "still running".to_owned(),
+        (_, true) => format!("{how}; still running"),
+        (_, false) => how.to_owned(),
     }
-    .to_owned()
 }
 
 fn collective_table(ranks: &[Seen]) -> String {

@@ -93,7 +93,7 @@ fn rank(number: u32, step_count: u64) -> Seen {
         pid: 4_000_000 + number,
         comm: "python3".to_owned(),
         rank: Some(number),
-        complete: true,
+        complete: Some(true),
         before_first_call_seconds: Some(5.42),
         times: times(wall_seconds),
         training: Some(Training {
@@ -256,6 +256,24 @@ fn it_says_what_matters() {
         "12 processes lost",
     ] {
         assert!(page.contains(part), "{part} is not there");
+    }
+}
+
+/// Whatever JSON says of a rank, the page says too.
+#[test]
+fn only_what_was_wholly_observed_is_called_so() {
+    for (complete, said) in [
+        (Some(true), "whole"),
+        (Some(false), "not from its first call on"),
+        (None, "from when on is not known"),
+    ] {
+        let seen = Seen {
+            complete,
+            launches: 0,
+            ..rank(0, 100)
+        };
+        let page = checked(&report_on(vec![seen]));
+        assert!(page.contains(&format!("<td>{said}</td>")), "{said}");
     }
 }
 
