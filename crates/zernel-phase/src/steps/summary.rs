@@ -58,11 +58,24 @@ impl Summary {
     /// Of steps in their order, and what separates them; `None` without any.
     #[must_use]
     pub fn of(steps: &[Step], boundary: Mark) -> Option<Self> {
+        Self::new(steps, boundary, true)
+    }
+
+    /// The same of steps before which there were others: they have no warm-up.
+    #[must_use]
+    pub fn of_later(steps: &[Step], boundary: Mark) -> Option<Self> {
+        Self::new(steps, boundary, false)
+    }
+
+    fn new(steps: &[Step], boundary: Mark, from_the_first: bool) -> Option<Self> {
         let (steps, evaluation) = without_evaluation(steps, boundary);
         let median_ns = median_ns(&steps)?;
         let long_ns = (LONG * median_ns as f64) as u64;
         let is_long = |step: &Step| step.duration_ns() > long_ns;
-        let most = (steps.len() / 10).max(10).min(steps.len() / 2);
+        let most = match from_the_first {
+            true => (steps.len() / 10).max(10).min(steps.len() / 2),
+            false => 0,
+        };
         let warm_up = steps
             .iter()
             .take_while(|step| is_long(step))

@@ -304,6 +304,17 @@ fn a_rhythm_is_no_stall_and_a_stall_in_it_is_one() {
 }
 
 #[test]
+fn only_the_first_steps_of_all_are_a_warm_up() {
+    let steps = steps_of([50, 50].into_iter().chain([10; 40]));
+    let summaries = [Summary::of, Summary::of_later].map(|of| of(&steps, Mark::Backward).unwrap());
+    let told = |summary: &Summary| (summary.warm_up, summary.stalls.len(), summary.begin_ns);
+    assert_eq!(
+        summaries.each_ref().map(told),
+        [(2, 0, 100 * MS), (0, 2, 0)]
+    );
+}
+
+#[test]
 fn one_of_few_steps_can_be_a_stall() {
     for count in 3..=12 {
         let steps = steps_of((0..count).map(|number| if number == 1 { 50 } else { 10 }));

@@ -19,6 +19,8 @@ pub(super) struct StepLog {
     count: u64,
     /// Of these, those that do not count.
     before: u64,
+    /// Whether it had made steps before it was looked at.
+    is_later: bool,
     has_gaps: bool,
     is_thinned: bool,
     steps: Vec<Step>,
@@ -61,12 +63,14 @@ pub(super) struct Interruption {
 }
 
 impl StepLog {
-    /// Without the steps that were made before.
+    /// Without the steps that were made before. There is no warm-up then, and if no step was known yet, the first
+    /// one does not count: it was made while probes were attached.
     pub(super) fn from_now_on(steps: &Steps) -> Self {
         Self {
             restarts: steps.restarts,
             count: steps.count,
             before: steps.count,
+            is_later: true,
             ..Self::default()
         }
     }
@@ -76,6 +80,7 @@ impl StepLog {
         if steps.restarts != self.restarts || steps.count < self.count {
             *self = Self {
                 restarts: steps.restarts,
+                is_later: self.is_later,
                 ..Self::default()
             };
         }
@@ -96,9 +101,16 @@ impl StepLog {
     }
 
     /// What is to be said of them, and from when to when they went; `None` if nothing was seen to repeat.
-    pub(super) fn report(self) -> Option<(StepReport, u64, u64)> {
+    pub(super) fn report(mut self) -> Option<(StepReport, u64, u64)> {
         let boundary = self.boundary?;
-        let summary = Summary::of(&self.steps, boundary)?;
+        let summary = match self.is_later {
+            true => {
+                let cut = usize::from(self.before == 0).min(self.steps.len());
+                self.steps.drain(..cut);
+                Summary::of_later(&self.steps, boundary)?
+            }
+            false => Summary::of(&self.steps, boundary)?,
+        };
         if summary.steps < FEWEST {
             return None;
         }
@@ -178,6 +190,24 @@ mod tests {
         // What was counted were no steps.
         log.look(&looked_at(4, 1, 30..33));
         assert_eq!(log.steps, looked_at(0, 0, 30..33).recent);
+    }
+
+    #[test]
+    fn a_loop_that_ran_already_has_no_warm_up() {
+        let mut steps = looked_at(13, 1, 9..21);
+        steps.recent[0].begin_ns = 0;
+        let told = |mut log: StepLog| {
+            log.look(&steps);
+            let (report, begin_ns, _) = log.report().expect("steps");
+            (report.warm_up, report.stalled, begin_ns)
+        };
+        assert_eq!(told(StepLog::default()), (1, 0, 10_000));
+        // The first one is long because of us.
+        let nothing_yet = StepLog::from_now_on(&Steps::default());
+        assert_eq!(told(nothing_yet), (0, 0, 10_000));
+        // One of a loop that was watched already is just long.
+        let one_before = StepLog::from_now_on(&looked_at(1, 1, 0..0));
+        assert_eq!(told(one_before), (0, 1, 0));
     }
 
     #[test]

@@ -226,6 +226,8 @@ impl Gathering {
                 let record = self.records.entry(key);
                 let record = record.or_insert_with(|| match root {
                     Root::Ourselves => Record::from_the_start(process, asleep_ns),
+                    // It started while others were observed already: nothing of it is missing.
+                    Root::Other(_) if process.start_ns >= start_ns => Record::default(),
                     Root::Other(_) => Record::from_now_on(process),
                 });
                 record.look(process, now_ns);
@@ -309,6 +311,32 @@ fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_what_starts_while_it_is_attached_nothing_is_missing() {
+        let mut gathering = Gathering {
+            root: Root::Other(std::process::id()),
+            start_ns: 1000,
+            records: BTreeMap::new(),
+            descents: BTreeMap::new(),
+            gathered: Gathered::default(),
+        };
+        let process = |start_ns| snapshot::Process {
+            pid: std::process::id(),
+            start_ns,
+            first_seen_ns: 2000,
+            complete: true,
+            ..snapshot::Process::default()
+        };
+        let snapshot = Snapshot {
+            observed: vec![process(999), process(1000)],
+            ..Snapshot::default()
+        };
+        gathering.take(&snapshot, true);
+        let seen = gathering.finish().processes;
+        let complete: Vec<_> = seen.iter().map(|seen| seen.complete).collect();
+        assert_eq!(complete, [Some(false), Some(true)]);
+    }
 
     #[test]
     fn the_cpus_of_a_process_are_known() {

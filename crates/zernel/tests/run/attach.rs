@@ -32,6 +32,7 @@ pub(crate) fn a_running_job_is_reported() {
     for rank in report["ranks"].as_array().unwrap() {
         assert_eq!(rank["still_running"], true, "{rank:#}");
         assert_eq!(rank["complete"], false, "{rank:#}");
+        assert_eq!(rank["steps"]["warm_up"], 0, "{rank:#}");
         assert_eq!(rank["before_first_call_seconds"], Value::Null, "{rank:#}");
     }
     assert!(said.starts_with("zernel attach"), "{said}");
