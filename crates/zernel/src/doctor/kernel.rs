@@ -1,6 +1,7 @@
 //! The kernel, and what we may do to it.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -10,9 +11,12 @@ use rustix::thread::CapabilitySet;
 use zernel_ebpf::privilege;
 
 use super::row::Row;
+use crate::text::shortened;
 
 pub(super) fn rows(processes: &Visibility) -> Vec<Row> {
-    let mut rows = vec![version(), privilege(), other_processes(processes), btf()];
+    let lacking = privilege::lacking(&privilege::TO_SEE, Privilege::own().held);
+    let others = other_processes(processes, &lacking);
+    let mut rows = vec![version(), privilege(), others, btf()];
     rows.extend(lockdown());
     rows.extend([
         file_system(
@@ -113,10 +117,12 @@ fn privilege() -> Row {
 pub(super) const PRIVILEGE: &str = "privilege";
 pub(super) const OTHER_PROCESSES: &str = "other processes";
 
-/// How many of the other processes can be looked into.
+/// Which of the other processes can be looked into.
+#[derive(Default)]
 pub(super) struct Visibility {
     pub(super) others: usize,
-    pub(super) seen: usize,
+    /// Those that cannot, and why not.
+    pub(super) unseen: Vec<String>,
     /// In a pid namespace of its own: there are more processes than it knows.
     pub(super) in_container: bool,
 }
@@ -129,31 +135,54 @@ impl Visibility {
             .flatten()
             .flatten()
             .filter(|process| process.pid != own_pid && !is_kernel_thread(process))
-            .map(|process| (maps_can_be_followed(process.pid), process.is_alive()))
-            .filter_map(|(readable, alive)| alive.then_some(readable))
+            .map(|process| (follow_maps(process.pid), process))
+            .filter(|(_, process)| process.is_alive())
             .collect();
+        let unseen = others.iter().filter_map(|(followed, process)| {
+            let error = followed.as_ref().err()?;
+            let name = process.stat().map_or(String::new(), |stat| stat.comm);
+            let name = shortened(&name, 15);
+            Some(format!("{} {name}: {}", process.pid, os_message(error)))
+        });
         Self {
             others: others.len(),
-            seen: others.iter().filter(|readable| **readable).count(),
+            unseen: unseen.collect(),
             in_container: !in_initial_namespace("pid"),
         }
     }
 
     /// Others are there, and none can be looked into.
     pub(super) fn is_blind(&self) -> bool {
-        self.others > 0 && self.seen == 0
+        self.others > 0 && self.unseen.len() == self.others
     }
 }
 
-fn other_processes(processes: &Visibility) -> Row {
-    let Visibility {
-        others,
-        seen,
-        in_container,
-    } = processes;
-    let finding = format!("the libraries of {seen} of {others} can be seen");
-    let remedy =
-        "run as root with all capabilities: at least CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE";
+/// How many processes that cannot be seen are named.
+const NAMED: usize = 3;
+
+/// What can be seen of others, where these capabilities are not held.
+fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
+    let Visibility { others, unseen, .. } = processes;
+    let mut finding = format!(
+        "the libraries of {} of {others} can be seen",
+        others - unseen.len()
+    );
+    // Who lacks capabilities sees nobody else's: there is no use in naming them.
+    let remedy = match lacking.is_empty() {
+        true => {
+            let named = unseen.iter().take(NAMED).map(String::as_str);
+            let named = named.collect::<Vec<_>>().join(", ");
+            finding = match unseen.len() {
+                0 => finding,
+                1..=NAMED => format!("{finding}; not those of {named}"),
+                more => format!("{finding}; not those of {named} and {} more", more - NAMED),
+            };
+            "no capability is missing; a sandbox or security module (Landlock, SELinux, AppArmor) may keep zernel out: \
+             if they train, run it outside of that"
+                .to_owned()
+        }
+        false => format!("run with {}", lacking.join(", ")),
+    };
     if processes.is_blind() {
         Row::missing(
             OTHER_PROCESSES,
@@ -161,14 +190,14 @@ fn other_processes(processes: &Visibility) -> Row {
             "there is nothing that could be observed",
         )
         .remedy(remedy)
-    } else if *in_container {
+    } else if processes.in_container {
         Row::degraded(
             OTHER_PROCESSES,
             finding,
             "only this container's processes are observed",
         )
         .remedy("run in the host's pid namespace")
-    } else if seen < others {
+    } else if !unseen.is_empty() {
         Row::degraded(
             OTHER_PROCESSES,
             finding,
@@ -203,13 +232,17 @@ fn is_kernel_thread(process: &Process) -> bool {
         .is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
 }
 
-/// Whether the files a process maps can be reached as it sees them, through its own name for them.
-fn maps_can_be_followed(pid: i32) -> bool {
-    let files = fs::read_dir(format!("/proc/{pid}/map_files"));
-    let mut entries = files.into_iter().flatten().flatten();
-    entries
-        .next()
-        .is_some_and(|entry| fs::metadata(entry.path()).is_ok())
+/// Tries to reach a file that a process maps as it sees it, through its own name for it. One that maps none hides
+/// nothing.
+fn follow_maps(pid: i32) -> io::Result<()> {
+    for entry in fs::read_dir(format!("/proc/{pid}/map_files"))? {
+        match fs::metadata(entry?.path()) {
+            // It was unmapped meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            reached => return reached.map(drop),
+        }
+    }
+    Ok(())
 }
 
 fn btf() -> Row {
@@ -267,10 +300,52 @@ fn perf_events() -> Row {
 }
 
 /// The system's message without Rust's ` (os error N)`.
-pub(super) fn os_message(error: &std::io::Error) -> String {
+pub(super) fn os_message(error: &io::Error) -> String {
     let text = error.to_string();
     match text.split_once(" (os error") {
         Some((message, _)) => message.to_owned(),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(unseen: usize, lacking: &[&str]) -> Row {
+        let unseen = (1..=unseen).map(|pid| format!("{pid} init: Permission denied"));
+        let processes = Visibility {
+            others: 9,
+            unseen: unseen.collect(),
+            in_container: false,
+        };
+        other_processes(&processes, lacking)
+    }
+
+    #[test]
+    fn who_has_all_capabilities_is_not_told_to_be_root() {
+        let told = row(1, &[]);
+        let remedy = told.remedy.expect("a remedy");
+        assert!(!remedy.contains("root"), "{remedy}");
+        assert!(remedy.contains("no capability is missing"), "{remedy}");
+        let finding = "the libraries of 8 of 9 can be seen; not those of 1 init: Permission denied";
+        assert_eq!(told.finding, finding);
+        let told = row(5, &[]).finding;
+        assert!(
+            told.ends_with("3 init: Permission denied and 2 more"),
+            "{told}"
+        );
+        assert_eq!(row(0, &[]).remedy, None);
+    }
+
+    #[test]
+    fn who_lacks_capabilities_is_told_which() {
+        for unseen in [8, 9] {
+            let told = row(unseen, &["CAP_SYS_PTRACE"]);
+            let remedy = told.remedy.expect("a remedy");
+            assert!(remedy.contains("CAP_SYS_PTRACE"), "{remedy}");
+            assert!(!remedy.contains("CHECKPOINT"), "{remedy}");
+            assert!(!told.finding.contains("init"), "{}", told.finding);
+        }
     }
 }

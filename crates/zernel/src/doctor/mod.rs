@@ -137,6 +137,14 @@ mod tests {
         Capability::ALL.into_iter().map(|c| (c, Ok(()))).collect()
     }
 
+    fn seen(seen: usize, others: usize) -> Visibility {
+        Visibility {
+            others,
+            unseen: vec![String::new(); others - seen],
+            in_container: false,
+        }
+    }
+
     fn without(missing: &[Capability]) -> Verdict {
         let mut trials = all_work();
         for (capability, trial) in &mut trials {
@@ -144,38 +152,23 @@ mod tests {
                 *trial = Err(Refusal::Silent);
             }
         }
-        let processes = Visibility {
-            others: 3,
-            seen: 2,
-            in_container: false,
-        };
+        let processes = seen(2, 3);
         verdict(&trials, &processes, true)
     }
 
     #[test]
     fn nothing_can_be_observed_where_no_other_process_is_seen() {
-        let blind = Visibility {
-            others: 3,
-            seen: 0,
-            in_container: false,
-        };
         assert_eq!(
-            verdict(&all_work(), &blind, true).blocked_by,
+            verdict(&all_work(), &seen(0, 3), true).blocked_by,
             ["other processes"]
         );
-        let alone = Visibility { others: 0, ..blind };
-        assert!(verdict(&all_work(), &alone, true).possible);
+        assert!(verdict(&all_work(), &seen(0, 0), true).possible);
     }
 
     #[test]
     fn nothing_can_be_observed_without_privilege() {
-        let alone = Visibility {
-            others: 0,
-            seen: 0,
-            in_container: false,
-        };
         assert_eq!(
-            verdict(&all_work(), &alone, false).blocked_by,
+            verdict(&all_work(), &seen(0, 0), false).blocked_by,
             ["privilege"]
         );
     }
