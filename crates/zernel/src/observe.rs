@@ -25,7 +25,7 @@ use crate::{interrupt, print, service};
 /// metrics on /metrics, as JSON on /api/v1/snapshot and /api/v1/ledger, and pushed to WebSocket clients.
 /// Users without privilege see their own processes over the unix socket.
 ///
-/// SIGUSR1 takes all probes off, SIGUSR2 puts them on again.
+/// SIGUSR1 takes all probes off, SIGUSR2 puts them on again; meanwhile /healthz answers with 503.
 ///
 /// Needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE;
 /// `zernel doctor` tells what this machine lacks.
@@ -90,11 +90,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     };
     let ended = Arc::clone(&daemon.ended);
     let server = Server::bind(server_options(options)?, daemon)?;
+    // Before anybody knows of us: unheeded, these signals would end us.
+    let pausing = pause_on_signals(&observer)?;
     announce(&server, &observer);
     if let Err(error) = service::ready() {
         eprintln!("zernel: the service manager cannot be told that we are ready: {error}");
     }
-    let pausing = pause_on_signals(&observer)?;
     let end = options.time.map(|time| Instant::now() + time);
     thread::scope(|scope| {
         let watching = scope.spawn(|| {
@@ -229,13 +230,15 @@ impl Source for Daemon {
     }
 
     fn health(&self) -> Health {
-        let mut problems = lock(&self.observer).problems();
+        let observer = lock(&self.observer);
+        let (mut problems, paused) = (observer.problems(), observer.is_paused());
+        drop(observer);
         let ended = self.ended.load(Ordering::Relaxed);
         if ended {
             problems.push("processes are not watched any more".to_owned());
         }
         Health {
-            ok: !ended,
+            ok: !ended && !paused,
             problems,
         }
     }

@@ -532,7 +532,7 @@ impl Observer {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.paused {
-            problems.push("all probes are off until SIGUSR2 comes".into());
+            problems.push("observing is paused: all probes are off until SIGUSR2 comes".into());
         }
         if self.is_over_ceiling() {
             problems.push("probes were taken off because they cost more than the ceiling".into());

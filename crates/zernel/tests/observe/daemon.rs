@@ -103,6 +103,23 @@ impl Daemon {
         }
     }
 
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    /// Waits until its health has a status.
+    pub(crate) fn wait_for_health(&self, status: &str) -> Answer {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let answer = self.get("/healthz");
+            if answer.head.starts_with(status) {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "{}", answer.head);
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
             "a_killed_daemon_leaves_nothing_attached",
             a_killed_daemon_leaves_nothing_attached,
         ),
+        ("a_paused_daemon_says_so", a_paused_daemon_says_so),
         ("the_ledger_is_printed", the_ledger_is_printed),
         (
             "users_see_their_own_processes",
@@ -253,6 +254,24 @@ fn a_killed_daemon_leaves_nothing_attached() {
     let daemon = Daemon::start(&stage);
     let second = launched(&stage, 6);
     daemon.wait_for(&told_launches(second.pid(), 6));
+}
+
+fn a_paused_daemon_says_so() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    for (signal, status, problems) in [
+        (
+            Signal::USR1,
+            "HTTP/1.1 503",
+            &["observing is paused: all probes are off until SIGUSR2 comes"][..],
+        ),
+        (Signal::USR2, "HTTP/1.1 200", &[]),
+    ] {
+        daemon.signal(signal);
+        let health = daemon.wait_for_health(status).json();
+        assert_eq!(health["ok"], problems.is_empty());
+        assert_eq!(health["problems"], serde_json::json!(problems));
+    }
 }
 
 fn the_ledger_is_printed() {
