@@ -23,7 +23,8 @@ pub(crate) const HANG: &str = "\
 Examples:
   zernel hang                               every job that you may see
   zernel hang slurm-4711 --after 30         one job; half a minute is no hang
-  zernel hang; test $? -eq 1 && echo alarm  for a script: 1 says that one hangs";
+  zernel hang; test $? -eq 1 && echo alarm  for a script: 1 says that one hangs
+  zernel hang --json | jq '.communicators[].findings'";
 
 pub(crate) const LAB: &str = "\
 Examples:
@@ -89,6 +90,20 @@ mod tests {
             assert!(line.chars().count() <= 80, "{name}: {line}");
         }
         command.get_subcommands().for_each(check);
+    }
+
+    /// The help of a command and of those below it.
+    fn long_helps(command: &mut Command) -> Vec<String> {
+        let mut helps = vec![command.render_long_help().to_string()];
+        helps.extend(command.get_subcommands_mut().flat_map(long_helps));
+        helps
+    }
+
+    #[test]
+    fn examples_come_once() {
+        for help in long_helps(&mut crate::Cli::command()) {
+            assert!(help.matches("Examples:").count() <= 1, "{help}");
+        }
     }
 
     #[test]

@@ -46,8 +46,6 @@ const SECONDS: f64 = 5.0;
 ///
 /// Exits with 0 if nothing hangs, with 1 if something does, and with 2 if that cannot be told: no daemon, no
 /// such job, ranks of which no communicator is known, or all ranks here wait for something that is not here.
-///
-/// Examples: `zernel hang`; `zernel hang slurm-4711 --after 60`; `zernel hang --json | jq .communicators[].findings`
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// The job, as `zernel ps` names it; all jobs if it is left out
