@@ -29,9 +29,18 @@ const COMPLETIONS: [(Shell, &str); 3] = [
 
 pub(crate) fn run(options: &Options, zernel: Command) -> Result<ExitCode, Box<dyn Error>> {
     let share = options.prefix.join("share");
-    completions(&share, zernel.clone())?;
+    completions(&share, shown(&zernel))?;
     manual(&share.join("man/man1"), zernel)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command as users see it. Some shells would be offered what is hidden, too.
+fn shown(zernel: &Command) -> Command {
+    let subcommands = zernel.get_subcommands().filter(|sub| !sub.is_hide_set());
+    Command::new("zernel")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(zernel.get_arguments().cloned())
+        .subcommands(subcommands.cloned())
 }
 
 fn completions(share: &Path, mut zernel: Command) -> Result<(), Failed> {
@@ -116,6 +125,8 @@ mod tests {
         for (_, file) in COMPLETIONS {
             let script = fs::read_to_string(share.join(file)).unwrap();
             assert!(script.contains("observe"), "{file}: {script}");
+            assert!(script.contains("version"), "{file}: {script}");
+            assert!(!script.contains("generate"), "{file}: {script}");
         }
     }
 
