@@ -145,8 +145,7 @@ impl Observing {
             ));
         }
         for file in files.into_iter().filter(|file| file.as_os_str() != "-") {
-            let opened = OpenOptions::new().create(true).append(true).open(file);
-            opened.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+            try_file(file).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
         }
         Ok(())
     }
@@ -167,6 +166,19 @@ impl Observing {
                 let _ = writeln!(err, "zernel: cannot write {}: {error}", file.display());
             }
         }
+    }
+}
+
+/// Finds out whether a file can be written, and leaves it as it is; one that is not there is not there afterwards.
+fn try_file(file: &Path) -> io::Result<()> {
+    match OpenOptions::new().write(true).create_new(true).open(file) {
+        Ok(_) => std::fs::remove_file(file),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            // A link may lead to where there is no file yet.
+            let opened = OpenOptions::new().create(true).append(true).open(file);
+            opened.map(drop)
+        }
+        Err(error) => Err(error),
     }
 }
 

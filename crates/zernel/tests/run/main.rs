@@ -29,6 +29,11 @@ fn main() -> ExitCode {
         ),
         trial("wrong_usage_runs_nothing", &[], wrong_usage_runs_nothing),
         trial(
+            "a_report_is_not_there_before_its_time",
+            &[],
+            a_report_is_not_there_before_its_time,
+        ),
+        trial(
             "an_ignored_signal_stays_ignored",
             &[],
             an_ignored_signal_stays_ignored,
@@ -191,7 +196,6 @@ fn output_is_the_commands_alone() {
     );
 }
 
-/// As under `nohup`.
 fn wrong_usage_runs_nothing() {
     for (options, complaint) in [
         (&["--htlm", "page"][..], "--htlm"),
@@ -208,6 +212,21 @@ fn wrong_usage_runs_nothing() {
     }
 }
 
+fn a_report_is_not_there_before_its_time() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("page"), "an old one").unwrap();
+    let output = zernel()
+        .current_dir(folder.path())
+        .args(["run", "--json", "report", "--html", "page", "--"])
+        .args(["sh", "-c", "ls; cat page"])
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "page\nan old one");
+    let written = |name| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(written("report").starts_with('{') && written("page").starts_with("<!"));
+}
+
+/// As under `nohup`.
 fn an_ignored_signal_stays_ignored() {
     let binary = env!("CARGO_BIN_EXE_zernel");
     let script = format!("trap '' HUP; exec {binary} run -- sh -c 'kill -HUP $$; echo alive'");
