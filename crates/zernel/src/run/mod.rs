@@ -153,7 +153,8 @@ impl Observing {
     /// A report that cannot be written is a pity, but the command's exit code is still passed on.
     fn tell(&self, report: &Report) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
-        let _ = err.write_all(render::text(report).as_bytes());
+        let text = render::text(report, terminal_width());
+        let _ = err.write_all(text.as_bytes());
         let json = |file: &Path| {
             let text = serde_json::to_string_pretty(report)?;
             write_to(file, text + "\n")
@@ -167,6 +168,12 @@ impl Observing {
             }
         }
     }
+}
+
+/// How many characters a line of stderr has; `None`: it is no terminal, or does not say.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
 /// Finds out whether a file can be written, and leaves it as it is; one that is not there is not there afterwards.

@@ -11,9 +11,17 @@ use super::steps::{Interruption, StepReport};
 use super::verdict::Slowest;
 use crate::text::{bytes, shortened, time, whole, wrapped};
 
+/// How wide lines are, unless a terminal is narrower.
 const WIDTH: usize = 100;
-/// Width of a bar.
+/// In a terminal that is narrower than this, they are too long.
+const NARROWEST: usize = 60;
+/// Width of a bar, and what else a line with one has at most.
 const BAR: usize = 40;
+const BESIDE_BAR: usize = 52;
+/// What there is always room for of a command.
+const COMMAND: usize = 20;
+/// Where what is told begins, beside its title.
+const INDENT: usize = 10;
 /// With more ranks than this, only the one that matters is told in detail.
 const DETAILED: usize = 2;
 /// With more ranks than this, even their bars do not fit a screen.
@@ -32,15 +40,30 @@ const LETTERS: [char; 5] = ['D', 'G', 'N', 'O', '.'];
 
 const BOLD: Style = Style::new().bold();
 
-/// The whole report.
-pub(super) fn text(report: &Report) -> String {
-    let mut out = String::new();
-    // Writing to a string does not fail.
-    let _ = write_report(&mut out, report);
-    out
+/// A text that is written in lines of a width.
+struct Sheet {
+    text: String,
+    width: usize,
 }
 
-fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
+impl Write for Sheet {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.text.write_str(text)
+    }
+}
+
+/// The whole report, for a terminal of that width.
+pub(super) fn text(report: &Report, width: Option<usize>) -> String {
+    let mut out = Sheet {
+        text: String::new(),
+        width: width.unwrap_or(WIDTH).clamp(NARROWEST, WIDTH),
+    };
+    // Writing to a string does not fail.
+    let _ = write_report(&mut out, report);
+    out.text
+}
+
+fn write_report(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     summary(out, report)?;
     if let Some(reason) = &report.not_observed {
         let text = format!(
@@ -54,15 +77,24 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
     observing(out, report)
 }
 
-fn summary(out: &mut String, report: &Report) -> std::fmt::Result {
+fn summary(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     let (what, how) = match &report.ended {
         None => ("zernel attach", "observed".to_owned()),
         Some(ended) => ("zernel run", ended_how(ended)),
     };
     let rest = format!(": {:.2} s, {how}", report.wall_seconds);
     let command = report.command.join(" ");
-    let command = shortened(&command, WIDTH - what.len() - 1 - rest.len());
-    writeln!(out, "{BOLD}{what}{BOLD:#} {command}{rest}")
+    let room = out.width - what.len() - 1;
+    let command = shortened(&command, room.saturating_sub(rest.len()).max(COMMAND));
+    let text = format!("{command}{rest}");
+    // A command may have spaces of its own, which count.
+    let lines = match text.chars().count() <= room {
+        true => vec![text],
+        false => wrapped(&text, room),
+    };
+    writeln!(out, "{BOLD}{what}{BOLD:#} {}", lines[0])?;
+    let indent = what.len();
+    (lines[1..].iter()).try_for_each(|line| writeln!(out, "{:indent$} {line}", ""))
 }
 
 /// The end of a command in words.
@@ -85,7 +117,7 @@ pub(super) fn no_ranks(report: &Report) -> String {
     }
 }
 
-fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
+fn ranks(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
         return paragraph(out, "ranks", &no_ranks(report));
     }
@@ -110,7 +142,7 @@ fn ranks(out: &mut String, report: &Report) -> std::fmt::Result {
     Ok(())
 }
 
-fn legend(out: &mut String) -> std::fmt::Result {
+fn legend(out: &mut Sheet) -> std::fmt::Result {
     let names = [
         "data loading",
         "GPU compute",
@@ -118,8 +150,16 @@ fn legend(out: &mut String) -> std::fmt::Result {
         "optimizer step",
         "unknown",
     ];
-    write!(out, "phases:")?;
+    const TITLE: &str = "phases:";
+    write!(out, "{TITLE}")?;
+    let mut column = TITLE.len();
     for ((name, letter), colour) in names.into_iter().zip(LETTERS).zip(COLOURS) {
+        let length = name.len() + 4;
+        if column + length > out.width {
+            column = TITLE.len();
+            write!(out, "\n{:column$}", "")?;
+        }
+        column += length;
         let style = colour.on_default();
         write!(out, "  {style}{letter}{style:#} {name}")?;
     }
@@ -134,15 +174,16 @@ pub(super) fn name(rank: &Seen) -> String {
     }
 }
 
-fn bar(out: &mut String, rank: &Seen) -> std::fmt::Result {
+fn bar(out: &mut Sheet, rank: &Seen) -> std::fmt::Result {
     write!(out, "{BOLD}{:<9}{BOLD:#} ", name(rank))?;
     let phases = &rank.judged().phases;
     let total = phases.total();
+    let width = BAR.min(out.width - BESIDE_BAR);
     let (mut seconds, mut drawn) = (0.0, 0);
     for (index, (_, phase)) in phases.by_name().into_iter().enumerate() {
         seconds += phase;
         let until = match total > 0.0 {
-            true => (BAR as f64 * seconds / total).round() as usize,
+            true => (width as f64 * seconds / total).round() as usize,
             false => 0,
         };
         let style = COLOURS[index].on_default();
@@ -151,7 +192,7 @@ fn bar(out: &mut String, rank: &Seen) -> std::fmt::Result {
         drawn = until;
     }
     let comm = shortened(&rank.comm, 15);
-    let gaps = " ".repeat(BAR - drawn);
+    let gaps = " ".repeat(width - drawn);
     writeln!(
         out,
         "{gaps} {:8.2} s  pid {} {comm}",
@@ -160,7 +201,7 @@ fn bar(out: &mut String, rank: &Seen) -> std::fmt::Result {
     )
 }
 
-fn details(out: &mut String, rank: &Seen) -> std::fmt::Result {
+fn details(out: &mut Sheet, rank: &Seen) -> std::fmt::Result {
     if let Some(steps) = &rank.steps {
         paragraph(out, "", &step_times(rank, steps))?;
     }
@@ -297,7 +338,7 @@ pub(super) fn evidence(report: &Report) -> String {
     format!("{straggler}{}", verdict.evidence)
 }
 
-fn verdict(out: &mut String, report: &Report) -> std::fmt::Result {
+fn verdict(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     let verdict = &report.verdict;
     let text = format!("{}: {}", verdict.bound.name(), evidence(report));
     paragraph(out, "verdict", &text)?;
@@ -347,7 +388,7 @@ fn meets(report: &Report) -> bool {
     ranks.any(|rank| rank.judged().communication_seconds() > 0.01 * rank.judged().wall_seconds)
 }
 
-fn observing(out: &mut String, report: &Report) -> std::fmt::Result {
+fn observing(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     let has_paid = report.ranks.len() + report.others + report.loaders > 0;
     if let Some(observing) = report.observing.as_ref().filter(|_| has_paid) {
         let sampled = match observing.sampled.is_empty() {
@@ -369,9 +410,8 @@ fn observing(out: &mut String, report: &Report) -> std::fmt::Result {
 }
 
 /// A text with a title, in as many lines as it takes.
-fn paragraph(out: &mut String, title: &str, text: &str) -> std::fmt::Result {
-    const INDENT: usize = 10;
-    for (number, line) in wrapped(text, WIDTH - INDENT).into_iter().enumerate() {
+fn paragraph(out: &mut Sheet, title: &str, text: &str) -> std::fmt::Result {
+    for (number, line) in wrapped(text, out.width - INDENT).into_iter().enumerate() {
         let title = if number == 0 { title } else { "" };
         writeln!(out, "{BOLD}{title:<9}{BOLD:#} {line}")?;
     }
@@ -471,7 +511,11 @@ mod tests {
     }
 
     fn plain(report: &Report) -> String {
-        anstream::adapter::strip_str(&text(report)).to_string()
+        plain_in(report, None)
+    }
+
+    fn plain_in(report: &Report, width: Option<usize>) -> String {
+        anstream::adapter::strip_str(&text(report, width)).to_string()
     }
 
     #[test]
@@ -482,6 +526,22 @@ mod tests {
                 assert!(line.chars().count() <= WIDTH, "{line}");
             }
             assert!(text.lines().count() <= 40, "{text}");
+        }
+    }
+
+    #[test]
+    fn it_fits_a_narrow_terminal() {
+        for (terminal, width) in [(40, 60), (60, 60), (72, 72), (80, 80), (99, 99), (200, 100)] {
+            for ranks in [0, 1, 2, 64] {
+                let mut report = report(ranks);
+                for rank in &mut report.ranks {
+                    rank.steps = Some(StepReport::default());
+                }
+                let text = plain_in(&report, Some(terminal));
+                let longest = text.lines().map(|line| line.chars().count()).max();
+                assert!(longest <= Some(width), "{width}: {text}");
+                assert!(ranks == 0 || longest > Some(width - 10), "{width}: {text}");
+            }
         }
     }
 

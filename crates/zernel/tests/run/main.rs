@@ -27,6 +27,11 @@ fn main() -> ExitCode {
             &[],
             output_is_the_commands_alone,
         ),
+        trial(
+            "a_narrow_terminal_gets_short_lines",
+            &[],
+            a_narrow_terminal_gets_short_lines,
+        ),
         trial("wrong_usage_runs_nothing", &[], wrong_usage_runs_nothing),
         trial(
             "a_report_is_not_there_before_its_time",
@@ -194,6 +199,28 @@ fn output_is_the_commands_alone() {
         said.lines().all(|line| line.chars().count() <= 100),
         "{said}"
     );
+}
+
+fn a_narrow_terminal_gets_short_lines() {
+    let zernel = env!("CARGO_BIN_EXE_zernel");
+    let longest = |columns: u32| {
+        let words = "word ".repeat(50);
+        let line = format!("stty cols {columns}; exec '{zernel}' run -- true {words}");
+        let output = Command::new("script")
+            .args(["--quiet", "--command", &line, "/dev/null"])
+            .env("NO_COLOR", "1")
+            .output()
+            .unwrap();
+        let said = text(&output.stdout);
+        let begin = said.find("zernel run true").expect("a report");
+        let lines = said[begin..].lines();
+        lines.map(|line| line.chars().count()).max()
+    };
+    assert!(longest(70) > Some(60) && longest(70) <= Some(70));
+    // What does not say how wide it is has lines as a file has.
+    for columns in [0, 300] {
+        assert!(longest(columns) > Some(90) && longest(columns) <= Some(100));
+    }
 }
 
 fn wrong_usage_runs_nothing() {
