@@ -102,6 +102,8 @@ told! {
         launches_error: u64,
         /// Copies between host and device.
         copies: u64,
+        /// By how much `copies` may be off, because they were sampled.
+        copies_error: u64,
         /// Bytes of these.
         copied_bytes: u64,
         /// What was communicated.
@@ -478,6 +480,7 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         launches: launches.calls,
         launches_error: launches.error,
         copies: copies.calls,
+        copies_error: copies.error,
         copied_bytes: copies.bytes,
         collectives: collectives(process),
         calls: calls(process),

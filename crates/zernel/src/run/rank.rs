@@ -41,6 +41,8 @@ pub(super) struct Seen {
     /// By how much `launches` may be off, because they were sampled.
     pub(super) launches_error: u64,
     pub(super) copies: u64,
+    /// By how much `copies` may be off, because they were sampled.
+    pub(super) copies_error: u64,
     pub(super) copied_bytes: u64,
     /// Its GPUs by number, with their names where NVML tells them.
     pub(super) gpus: BTreeMap<u32, Option<String>>,
@@ -127,6 +129,7 @@ impl Seen {
             launches: process.launches,
             launches_error: process.launches_error,
             copies: process.copies,
+            copies_error: process.copies_error,
             copied_bytes: process.copied_bytes,
             gpus: (process.memory.iter())
                 .map(|memory| (memory.gpu_id, memory.gpu.clone()))

@@ -305,15 +305,16 @@ fn collectives(rank: &Seen) -> String {
 }
 
 fn work(rank: &Seen) -> String {
-    let error = match rank.launches_error {
+    let off_by = |error| match error {
         0 => String::new(),
         error => format!(" ± {error}"),
     };
     let parts = [
-        format!("{}{error} launches", rank.launches),
+        format!("{}{} launches", rank.launches, off_by(rank.launches_error)),
         format!(
-            "{} copies of {} in all",
+            "{}{} copies of {} in all",
             rank.copies,
+            off_by(rank.copies_error),
             bytes(rank.copied_bytes)
         ),
         format!("GPU memory peak {}", bytes(rank.gpu_memory_peak_bytes)),
@@ -464,6 +465,7 @@ mod tests {
             launches: 123_456_789,
             launches_error: 12_345,
             copies: 1_234_567,
+            copies_error: 54_321,
             copied_bytes: 123_456_789_012,
             gpu_memory_peak_bytes: 80_000_000_000,
             ..Seen::default()
@@ -555,6 +557,7 @@ mod tests {
             "prepare 12000.00",
             "1234567 AllReduce × 23.8 MiB",
             "123456789 ± 12345 launches",
+            "1234567 ± 54321 copies",
             "input-bound",
             "at most 23456.8 s (19 %)",
             "cuLaunchKernel",

@@ -134,16 +134,17 @@ fn wait_table(ranks: &[Seen]) -> String {
 
 fn work_table(ranks: &[Seen]) -> String {
     let rows = ranks.iter().map(|rank| {
-        let error = match rank.launches_error {
-            0 => String::new(),
-            error => format!(" ± {}", count(error)),
+        let counted = |counted, error| match error {
+            0 => count(counted),
+            error => format!("{} ± {}", count(counted), count(error)),
         };
+        let copies = counted(rank.copies, rank.copies_error);
         vec![
             name(rank),
             format!("{} {}", rank.pid, rank.comm),
-            format!("{}{error}", count(rank.launches)),
+            counted(rank.launches, rank.launches_error),
             seconds(rank.times.launch_seconds),
-            format!("{} · {}", count(rank.copies), bytes(rank.copied_bytes)),
+            format!("{copies} · {}", bytes(rank.copied_bytes)),
             bytes(rank.gpu_memory_peak_bytes),
             seconds(rank.times.cpu_seconds),
             seconds(rank.times.run_delay_seconds),
