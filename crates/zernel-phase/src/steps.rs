@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-pub use progress::{Done, LaunchesPerStep, Progress};
+pub use progress::{Done, Glimpse, Progress};
 pub use summary::{Stretch, Summary, median_ns};
 
 /// Something that a process does about once a step; the numbers are those of `enum zernel_mark`.
@@ -222,8 +222,8 @@ pub struct StepDetector {
     /// Boundaries between graphs since the last one between steps.
     replays: u64,
     steps: VecDeque<Step>,
-    launches_per_step: LaunchesPerStep,
-    /// By how much steps that did more than usual took longer.
+    glimpses: Vec<Glimpse>,
+    /// By how much steps were longer that may have had more in them than a step.
     strange_ns: u64,
 }
 
@@ -238,16 +238,16 @@ impl StepDetector {
         }
     }
 
-    /// Marks of a sort are missing from here to the next one: there may have been steps, but nobody knows from
+    /// Marks of these sorts are missing from here to the next one: there may have been steps, but nobody knows from
     /// when to when.
-    pub fn gap(&mut self, sort: MarkSort) {
-        let missing = Mark::ALL.into_iter().filter(|mark| mark.sort() == sort);
-        for mark in missing {
+    pub fn gap(&mut self, sorts: &[MarkSort]) {
+        let is_missing = |mark: Mark| sorts.contains(&mark.sort());
+        for mark in Mark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
             self.tracks[mark.index()].open = None;
         }
         // Whatever comes next does not follow the last one directly.
         self.last = None;
-        let separates = self.boundary.is_none_or(|mark| mark.sort() == sort);
+        let separates = !sorts.is_empty() && self.boundary.is_none_or(is_missing);
         self.gaps += u64::from(separates);
     }
 
@@ -270,7 +270,7 @@ impl StepDetector {
         if !self.is_substitute {
             self.restarts += 1;
             self.count = 0;
-            self.launches_per_step = LaunchesPerStep::default();
+            self.glimpses.clear();
             self.steps.clear();
         }
         // What replaces it begins here: its first intervals are long past.
@@ -428,7 +428,7 @@ impl StepDetector {
         }
         self.boundary = Some(mark);
         self.is_substitute = false;
-        self.launches_per_step = LaunchesPerStep::default();
+        self.glimpses.clear();
         self.steps.clear();
         self.count = track.boundaries;
         for step in track.early {

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,8 +31,8 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
     let mut next_scan = Instant::now() + SCAN;
     let mut next_gpus = Instant::now() + GPUS;
     while !stop.load(Ordering::Relaxed) {
-        let next_window = lock(observer).governor.next_window();
-        let until = next_window.map_or(next_round, |window| window.min(next_round));
+        let next_turn = lock(observer).governor.next_turn();
+        let until = next_turn.map_or(next_round, |turn| turn.min(next_round));
         if wait(&descriptor, until) {
             let mut observer = lock(observer);
             observer.discover()?;
@@ -61,19 +60,10 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
             lock(observer).scan()?;
             next_scan = Instant::now() + SCAN;
         }
-        watch_a_window(observer);
+        let links = lock(observer).turn_window();
+        detach(links);
     }
     Ok(())
-}
-
-/// Watches the sampled functions for a moment, if it is time.
-fn watch_a_window(observer: &Mutex<Observer>) {
-    let Some(end) = lock(observer).open_window() else {
-        return;
-    };
-    thread::sleep(end.saturating_duration_since(Instant::now()));
-    let links = lock(observer).close_window();
-    detach(links);
 }
 
 /// Waits until the descriptor is readable, `until` at most; says whether it is.

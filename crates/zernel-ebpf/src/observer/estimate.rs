@@ -17,7 +17,8 @@ pub struct Estimate {
     /// In the last window, since sampling began the last time.
     last: Option<Rate>,
     by_steps: PerStep,
-    /// All that follows is of the time in which no steps are known.
+    /// All that follows but the last is of the time in which no steps are known.
+    timed_windows: u64,
     calls: f64,
     bytes: f64,
     /// How many more calls there may be because windows slow the program down.
@@ -37,11 +38,11 @@ struct PerStep {
     /// In windows, and their squares and products.
     seen_calls: f64,
     seen_bytes: f64,
-    seen_steps: f64,
+    worth: f64,
     launched: f64,
     calls_squared: f64,
-    calls_by_steps: f64,
-    steps_squared: f64,
+    calls_by_worth: f64,
+    worth_squared: f64,
     /// More steps than there were have been taken for seen: where windows begin and end is not known to the launch.
     owed: f64,
     /// In all.
@@ -57,7 +58,9 @@ pub(crate) struct Steps {
     pub(crate) done: Done,
     /// Of these, the steps that were in the window.
     pub(crate) seen: f64,
-    /// By what share these may be off.
+    /// How many steps have as many launches as the window. It may hold launches that are of none.
+    pub(crate) worth: f64,
+    /// By what share that may be off.
     pub(crate) relative_error: f64,
     /// The launches that told how many they are.
     pub(crate) launched: u64,
@@ -115,8 +118,8 @@ impl Estimate {
         }
         let rate = window.rate();
         let unseen_s = (span_s - window.seconds).max(0.0);
-        match steps.filter(|steps| self.by_steps.seen_steps + steps.seen > 0.0) {
-            Some(steps) => self.by_steps.add(&window, &steps),
+        match steps.filter(|steps| self.by_steps.worth + steps.worth > 0.0) {
+            Some(steps) => self.by_steps.add(&window, &steps, rate),
             None => self.add_by_time(&window, rate, unseen_s),
         }
         // The last few windows count most.
@@ -129,6 +132,7 @@ impl Estimate {
     }
 
     fn add_by_time(&mut self, window: &Window, rate: Rate, unseen_s: f64) {
+        self.timed_windows += 1;
         // What was counted is certain.
         self.calls += window.calls as f64;
         self.bytes += window.bytes as f64;
@@ -144,8 +148,8 @@ impl Estimate {
     /// their steps like all others.
     pub(crate) fn end(&mut self, span_s: f64, steps: Option<Steps>) {
         let last = self.last.take().unwrap_or_default();
-        match steps.filter(|_| self.by_steps.seen_steps > 0.0) {
-            Some(steps) => self.by_steps.take(&steps, last.calls),
+        match steps.filter(|_| self.by_steps.worth > 0.0) {
+            Some(steps) => self.by_steps.take(&steps, last),
             None => self.take(last, span_s),
         }
     }
@@ -182,11 +186,11 @@ impl Estimate {
     }
 
     fn error_by_time(&self) -> f64 {
-        if self.windows < 2 || self.squares_between <= 0.0 {
+        if self.timed_windows < 2 || self.squares_between <= 0.0 {
             return self.calls;
         }
         // Differences of neighbours are not independent of each other.
-        let windows = self.windows as f64;
+        let windows = self.timed_windows as f64;
         let freedom = 2.0 * (windows - 1.0).powi(2) / (3.0 * windows - 4.0);
         // Spans that no two windows enclose are known as badly as the others.
         let deviation = (self.spread * self.squares / self.squares_between).sqrt();
@@ -195,33 +199,34 @@ impl Estimate {
 }
 
 impl PerStep {
-    fn add(&mut self, window: &Window, steps: &Steps) {
+    fn add(&mut self, window: &Window, steps: &Steps, rate: Rate) {
         let calls = window.calls as f64;
         self.windows += 1.0;
         self.seen_calls += calls;
         self.seen_bytes += window.bytes as f64;
-        self.seen_steps += steps.seen;
+        self.worth += steps.worth;
         self.launched += steps.launched as f64;
         self.calls_squared += calls * calls;
-        self.calls_by_steps += calls * steps.seen;
-        self.steps_squared += steps.seen * steps.seen;
+        self.calls_by_worth += calls * steps.worth;
+        self.worth_squared += steps.worth * steps.worth;
         // What was counted is certain.
         self.calls += calls;
         self.bytes += window.bytes as f64;
-        self.take(steps, calls / window.seconds);
+        self.take(steps, rate);
     }
 
     /// Takes in the steps that were not seen. In time in which something else was done, there were as many calls a
     /// second as in the window, if that was still so then; else any number up to that.
-    fn take(&mut self, steps: &Steps, calls_per_second: f64) {
+    fn take(&mut self, steps: &Steps, rate: Rate) {
         let left = steps.done.steps - steps.seen + self.owed;
         self.owed = left.min(0.0);
         let unseen = left.max(0.0);
         let known = if steps.done.is_strange { 1.0 } else { 0.5 };
-        let strange = known * calls_per_second * steps.done.strange_ns as f64 / 1e9;
-        let calls = unseen * self.seen_calls / self.seen_steps;
+        let strange_s = known * steps.done.strange_ns as f64 / 1e9;
+        let strange = rate.calls * strange_s;
+        let calls = unseen * self.seen_calls / self.worth;
         self.calls += calls + strange;
-        self.bytes += unseen * self.seen_bytes / self.seen_steps;
+        self.bytes += unseen * self.seen_bytes / self.worth + rate.bytes * strange_s;
         let relative_error = steps.relative_error + self.relative_error();
         self.error += calls * relative_error.min(1.0) + strange;
     }
@@ -234,9 +239,9 @@ impl PerStep {
         if self.seen_calls <= 0.0 || self.windows < 2.0 {
             return 1.0;
         }
-        let rate = self.seen_calls / self.seen_steps;
-        let residue = self.calls_squared - 2.0 * rate * self.calls_by_steps
-            + rate * rate * self.steps_squared;
+        let rate = self.seen_calls / self.worth;
+        let residue = self.calls_squared - 2.0 * rate * self.calls_by_worth
+            + rate * rate * self.worth_squared;
         let freedom = self.windows - 1.0;
         let deviation = (residue.max(0.0) * self.windows / freedom).sqrt();
         student(freedom) * deviation / self.seen_calls
@@ -244,15 +249,15 @@ impl PerStep {
 
     /// How far its calls may be off. Where the first span begins and the last one ends is not known to the launch.
     fn error(&self) -> f64 {
-        match self.seen_steps > 0.0 {
-            true => self.error + self.seen_calls / self.seen_steps,
+        match self.worth > 0.0 {
+            true => self.error + self.seen_calls / self.worth,
             false => 0.0,
         }
     }
 }
 
 /// Student's t for 95 %, to within 3 %.
-fn student(freedom: f64) -> f64 {
+pub(super) fn student(freedom: f64) -> f64 {
     1.96 + 2.5 / freedom + 8.0 / freedom.powi(3)
 }
 
@@ -380,6 +385,7 @@ mod tests {
                 is_strange: false,
             },
             seen,
+            worth: seen,
             relative_error: 0.01,
             launched: (100.0 * seen) as u64,
         };

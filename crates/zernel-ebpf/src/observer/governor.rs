@@ -3,8 +3,8 @@
 //! A probe costs the thread that runs into it a few microseconds. The governor measures that at the start,
 //! on this machine, and then knows what every process pays from how often its threads run into
 //! probes. A thread that pays more than the budget has its most frequent functions *sampled*: they
-//! are taken off, and put back on for windows of 50 ms, so seldom that the budget holds. What the
-//! windows count stands for the time between them, with an error taken from how far they lie apart.
+//! are taken off, and put back on for windows of 50 ms, or of a few steps, so seldom that the budget holds.
+//! What the windows count stands for the time between them ([`Estimate`](super::Estimate)).
 //! A function that cannot be sampled and still costs more than the ceiling is left alone.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,11 +18,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
-use zernel_phase::steps::median_ns;
 
 use super::files::{AttachedFile, Watch, detach};
 use super::kernel::{Kernel, Target};
-use super::{Observer, monotonic_ns};
+use super::{ObservedProcess, Observer, monotonic_ns};
 use crate::capability::own_offset;
 use crate::probes::{Counts, SYMBOLS, layout};
 
@@ -56,16 +55,14 @@ impl GovernorOptions {
 const WINDOW: Duration = Duration::from_millis(50);
 /// How long at most, to see whole steps.
 const LONGEST_WINDOW: Duration = Duration::from_millis(500);
-/// In so many times the length of a step there are as many whole ones as tell how many launches one has.
-const WHOLE_STEPS: f64 = 4.2;
 /// The largest share of the time that windows may take: two a second.
 const DUTY: f64 = 0.1;
 /// And the least.
 const LEAST_DUTY: f64 = 1e-4;
 /// Of a budget, what the functions that are watched all the time may use.
 const STEADY: f64 = 0.8;
-/// Of what is left for windows, what they use where steps are so well known that windows only tell what changes.
-const NEWS: f64 = 0.2;
+/// How many times as rare windows are when it is well known what steps do, and they only tell what changes.
+const NO_NEWS: f64 = 5.0;
 /// A function that costs less than this of the budget is sampled only where the budget would not hold else: much
 /// would no longer be known, such as where each step ends, and hardly anything be saved.
 const CALM: f64 = 0.2;
@@ -99,11 +96,10 @@ fn to_sample(mut costs: Vec<(usize, f64)>, share: f64, budget: f64) -> (Vec<usiz
     (sampled, left)
 }
 
-/// The share of the time for which windows are open, of a process to whom they cost so much of their time and which has
-/// so much of its budget left.
-fn duty(cost: f64, left: f64, is_well_known: bool) -> f64 {
-    let needed = if is_well_known { NEWS } else { 1.0 };
-    (needed * left / cost).clamp(LEAST_DUTY, DUTY)
+/// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
+/// of its budget is left.
+fn duty(cost: f64, left: f64) -> f64 {
+    (left / cost).clamp(LEAST_DUTY, DUTY)
 }
 
 /// What a probe costs here, and what was done about it.
@@ -139,6 +135,9 @@ pub(super) struct Governor {
     pub(super) sampled: BTreeMap<usize, u32>,
     last_round: Instant,
     next_window: Option<Instant>,
+    /// When the next one could be, if it were known of nobody what a step launches.
+    earliest_window: Instant,
+    /// When the one that is open is to close.
     window: Option<Instant>,
     window_from_ns: u64,
     pub(super) windows: Windows,
@@ -154,6 +153,7 @@ impl Governor {
             sampled: BTreeMap::new(),
             last_round: Instant::now(),
             next_window: None,
+            earliest_window: Instant::now(),
             window: None,
             window_from_ns: 0,
             windows: Windows::default(),
@@ -165,9 +165,40 @@ impl Governor {
         self.sampled.contains_key(&symbol)
     }
 
-    /// When the next window is due.
-    pub(super) fn next_window(&self) -> Option<Instant> {
-        self.next_window.filter(|_| !self.sampled.is_empty())
+    /// Whether anything that launches is sampled.
+    pub(super) fn samples_launches(&self) -> bool {
+        let mut sampled = self.sampled.keys();
+        sampled.any(|symbol| SYMBOLS[*symbol].counts == Counts::Launch)
+    }
+
+    pub(super) fn is_window_open(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// Has a process take in what the window has counted of it.
+    pub(super) fn have_window_taken(
+        &self,
+        process: &mut ObservedProcess,
+        counters: &layout::Counters,
+        to_ns: u64,
+    ) {
+        if to_ns <= self.window_from_ns {
+            return;
+        }
+        let symbols: Vec<usize> = self.sampled.keys().copied().collect();
+        let cost_ns = self.cost.of_call(process.threads());
+        process.take_window(&symbols, counters, self.window_from_ns, to_ns, cost_ns);
+    }
+
+    /// When the next window opens, or the one that is open closes.
+    pub(super) fn next_turn(&self) -> Option<Instant> {
+        let next = self.next_window.filter(|_| !self.sampled.is_empty());
+        self.window.or(next)
+    }
+
+    /// Somebody is new: what is known of others does not tell what they do.
+    pub(super) fn hasten_window(&mut self) {
+        self.next_window = self.next_window.map(|next| next.min(self.earliest_window));
     }
 }
 
@@ -247,6 +278,9 @@ impl Observer {
             hot.extend(sampled);
             stuck |= left > self.governor.options.ceiling;
         }
+        if !hot.is_empty() {
+            detach(self.close_window());
+        }
         for symbol in hot {
             self.sample(symbol);
         }
@@ -256,6 +290,8 @@ impl Observer {
 
     /// Takes a function off, to be watched in windows.
     fn sample(&mut self, symbol: usize) {
+        // Those of which all is counted yet; if they cannot be read, whoever reads all says so.
+        let _ = self.read_step_marks();
         if self.kernel.set_sampled(symbol, true).is_err() {
             return;
         }
@@ -276,6 +312,7 @@ impl Observer {
 
     /// Puts a function on for good.
     fn watch_always(&mut self, symbol: usize) {
+        let _ = self.read_step_marks();
         for file in &mut self.files {
             file.watch_always(&self.kernel, symbol);
         }
@@ -290,15 +327,14 @@ impl Observer {
     /// While launches are not all seen, a thread that has copied its batch to the GPU is taken to
     /// launch from then on: else it would seem to load data until its next wait.
     fn presume_launches(&self) {
-        let mut sampled = self.governor.sampled.keys();
-        let presumed = sampled.any(|symbol| SYMBOLS[*symbol].counts == Counts::Launch);
+        let presumed = self.governor.samples_launches();
         if presumed != self.kernel.presumes_launches() {
             let _ = self.kernel.presume_launches(presumed);
         }
     }
 
     fn watch_calm_ones_again(&mut self) {
-        if self.governor.window.is_some() {
+        if self.governor.is_window_open() {
             return;
         }
         let budget = self.governor.options.budget;
@@ -334,55 +370,68 @@ impl Observer {
         }
     }
 
-    /// Attaches to all sampled functions for a moment, if it is time. Returns when to close.
-    pub(super) fn open_window(&mut self) -> Option<Instant> {
-        let due = self.governor.next_window().filter(|_| !self.paused)?;
-        if Instant::now() < due {
-            return None;
+    /// Opens or closes a window, if it is time; returns the links of one that was closed.
+    pub(super) fn turn_window(&mut self) -> Vec<Link> {
+        let is_due = |turn: Instant| Instant::now() >= turn;
+        if !self.governor.next_turn().is_some_and(is_due) {
+            return Vec::new();
+        }
+        match self.governor.is_window_open() {
+            true => self.close_window(),
+            false => {
+                self.open_window();
+                Vec::new()
+            }
+        }
+    }
+
+    /// Attaches to all sampled functions for a moment.
+    fn open_window(&mut self) {
+        if self.paused {
+            self.plan_next_window(WINDOW);
+            return;
         }
         for file in &mut self.files {
             if let Err(problem) = file.open_window(&self.kernel) {
                 file.detach(&problem);
             }
         }
+        let _ = self.read_step_marks();
+        let symbols: Vec<usize> = self.governor.sampled.keys().copied().collect();
+        let now_ns = monotonic_ns();
         for (index, process) in &mut self.processes {
-            process.expect_window(&self.kernel.counters.read(*index as usize));
+            let counters = self.kernel.counters.read(*index as usize);
+            process.expect_window(&symbols, &counters, now_ns);
         }
         self.governor.window_from_ns = monotonic_ns();
         self.kernel.open_window(true);
         self.governor.windows.open(monotonic_ns());
-        let end = Instant::now() + self.window_length();
-        self.governor.window = Some(end);
-        Some(end)
+        self.governor.window = Some(Instant::now() + self.window_length());
     }
 
-    /// Long enough for whole steps of those of whom it is not known yet how many launches one has.
+    /// Long enough for a few whole steps, if a window can be as long as that.
     fn window_length(&self) -> Duration {
-        let steps = self.processes.values().filter_map(|process| {
-            let is_known = process.steps.launches_per_step().mean().is_some();
-            let step_ns = median_ns(process.steps.recent())?;
-            let is_wanted = process.is_launching_sampled() && !is_known;
-            is_wanted.then(|| Duration::from_nanos(step_ns).mul_f64(WHOLE_STEPS))
-        });
-        let longest = steps.max().unwrap_or_default();
-        longest.clamp(WINDOW, LONGEST_WINDOW)
+        let processes = self.processes.values();
+        let few_steps = processes.filter_map(ObservedProcess::few_steps);
+        let longest = few_steps.filter(|length| *length <= LONGEST_WINDOW).max();
+        longest.unwrap_or_default().max(WINDOW)
     }
 
-    /// Ends the window; dropping the links detaches, which takes a while.
+    /// Ends the window, if one is open. Dropping the links detaches, which takes a while.
     pub(super) fn close_window(&mut self) -> Vec<Link> {
+        if !self.governor.is_window_open() {
+            return Vec::new();
+        }
         self.governor.windows.close(monotonic_ns());
         self.kernel.open_window(false);
         let to_ns = monotonic_ns();
-        // How far everyone has got by now; if that cannot be read, whoever reads all says so.
+        // How far everyone has got by now.
         let _ = self.read_step_marks();
         self.governor.window = None;
         self.governor.cost.windows += 1;
-        let symbols: Vec<usize> = self.governor.sampled.keys().copied().collect();
         for (index, process) in &mut self.processes {
             let counters = self.kernel.counters.read(*index as usize);
-            let cost_ns = self.governor.cost.of_call(process.threads());
-            let from_ns = self.governor.window_from_ns;
-            process.take_window(&symbols, &counters, from_ns, to_ns, cost_ns);
+            self.governor.have_window_taken(process, &counters, to_ns);
         }
         let length = Duration::from_nanos(to_ns - self.governor.window_from_ns);
         self.plan_next_window(length);
@@ -395,7 +444,7 @@ impl Observer {
     fn plan_next_window(&mut self, length: Duration) {
         let budget = self.governor.options.budget;
         let now_ns = monotonic_ns();
-        let duty = self.processes.values().map(|process| {
+        let costs = self.processes.values().map(|process| {
             let ns = self.governor.cost.of_call(process.threads());
             let calls: f64 = self
                 .governor
@@ -404,13 +453,20 @@ impl Observer {
                 .map(|symbol| process.sampled_rate(*symbol))
                 .sum();
             let left = (budget - process.steady_cost).max(budget * (1.0 - STEADY));
-            duty(calls * ns / 1e9, left, process.is_well_known(now_ns))
+            duty(calls * ns / 1e9, left)
         });
-        let duty = duty.fold(DUTY, f64::min);
+        let duty = costs.fold(DUTY, f64::min);
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
         let pause = length.div_f64(duty).mul_f64(jitter).max(length);
-        self.governor.next_window = Some(Instant::now() + pause);
+        let mut watched = self.processes.values().filter(|it| it.needs_windows());
+        let is_all_known = watched.all(|process| process.is_well_known(now_ns));
+        let now = Instant::now();
+        self.governor.earliest_window = now + pause;
+        self.governor.next_window = Some(match is_all_known {
+            true => now + pause.mul_f64(NO_NEWS),
+            false => now + pause,
+        });
     }
 
     /// Which functions are sampled now.
@@ -588,13 +644,24 @@ mod tests {
     }
 
     #[test]
-    fn windows_take_what_is_left_and_less_where_steps_are_known() {
+    fn windows_take_what_is_left() {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
-        assert!(near(duty(0.1, 0.002, false), 0.02));
-        assert!(near(duty(0.1, 0.002, true), 0.02 * NEWS));
-        for is_well_known in [false, true] {
-            assert!(near(duty(0.0, 0.002, is_well_known), DUTY));
-            assert!(near(duty(1e6, 0.002, is_well_known), LEAST_DUTY));
-        }
+        assert!(near(duty(0.1, 0.002), 0.02));
+        assert!(near(duty(0.0, 0.002), DUTY));
+        assert!(near(duty(1e6, 0.002), LEAST_DUTY));
+    }
+
+    #[test]
+    fn only_what_lies_in_one_window_was_all_counted() {
+        let mut windows = Windows::default();
+        assert!(!windows.hold(1, 2));
+        windows.open(10);
+        assert!(windows.hold(10, 15) && !windows.hold(9, 15));
+        windows.close(20);
+        windows.open(30);
+        assert!(windows.hold(12, 20) && windows.hold(30, 99));
+        assert!(!windows.hold(12, 21) && !windows.hold(12, 35));
+        (0..Windows::KEPT).for_each(|_| windows.open(100));
+        assert!(!windows.hold(12, 20));
     }
 }

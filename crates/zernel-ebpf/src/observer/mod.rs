@@ -31,6 +31,7 @@ mod process;
 mod shared_state;
 pub mod snapshot;
 mod step_marks;
+mod step_work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -165,6 +166,8 @@ pub struct Observer {
     gone: GoneRanks,
     /// The kernel's places of those that have ended, until nobody writes there any more.
     retired: BTreeSet<u32>,
+    /// Whether processes were taken in whose children were not.
+    has_new_ones: bool,
     discovery: Discovery,
     governor: Governor,
     gpus: Gpus,
@@ -204,6 +207,7 @@ impl Observer {
             ended: Vec::new(),
             gone: GoneRanks::default(),
             retired: BTreeSet::new(),
+            has_new_ones: false,
             discovery,
             governor,
             gpu_facts: gpus.facts(),
@@ -268,6 +272,10 @@ impl Observer {
                     file.pause();
                 }
                 file.watch(&mut self.changes, access);
+                if self.governor.is_window_open() {
+                    // What it may not attach to now, it may not later.
+                    let _ = file.open_window(&self.kernel);
+                }
                 self.files.push(file);
             }
             Err(error) if error.is_gone() => return None,
@@ -376,21 +384,15 @@ impl Observer {
     /// Takes over what the kernel has kept since the last time.
     pub fn read(&mut self) -> Result<(), ObserveError> {
         self.kernel.beat();
-        let known_before = self.processes.len();
         for index in 1..layout::PROCESSES {
             let raw = self.kernel.processes.read(index);
-            let retired = self.retired.contains(&(index as u32));
-            if raw.pid == 0 || retired {
-                continue;
+            self.know_process(index as u32, &raw);
+            let process = self.processes.get_mut(&(index as u32));
+            if let Some(process) = process.filter(|_| raw.pid != 0) {
+                process.read(&self.kernel, index, &raw);
             }
-            let process = self.processes.entry(index as u32).or_insert_with(|| {
-                let mut process = ObservedProcess::new(&raw);
-                process.find_devices(&self.gpu_facts);
-                process
-            });
-            process.read(&self.kernel, index, &raw);
         }
-        if self.processes.len() > known_before {
+        if std::mem::take(&mut self.has_new_ones) {
             // What it forked before it was known loads data for it from now on.
             self.adopt()?;
         }
@@ -401,13 +403,32 @@ impl Observer {
         self.let_go().map_err(ObserveError::Read)
     }
 
+    /// Takes in a process, if there is one at that place and it is new.
+    fn know_process(&mut self, index: u32, raw: &layout::Process) {
+        if raw.pid == 0 || self.retired.contains(&index) || self.processes.contains_key(&index) {
+            return;
+        }
+        let mut process = ObservedProcess::new(raw);
+        process.find_devices(&self.gpu_facts);
+        self.processes.insert(index, process);
+        self.has_new_ones = true;
+        self.governor.hasten_window();
+    }
+
     fn read_step_marks(&mut self) -> libbpf_rs::Result<()> {
         for process in self.processes.values_mut() {
             process.distrust_sampled_marks();
         }
-        for mark in self.kernel.step_marks.take()? {
+        let marks: Vec<layout::StepMark> = self.kernel.step_marks.take()?.collect();
+        let samples_launches = self.governor.samples_launches();
+        for mark in marks {
+            if !self.processes.contains_key(&mark.process) {
+                let raw = self.kernel.processes.read(mark.process as usize);
+                self.know_process(mark.process, &raw);
+            }
             if let Some(process) = self.processes.get_mut(&mark.process) {
-                process.mark_step(&mark, &self.governor.windows);
+                let windows = samples_launches.then_some(&self.governor.windows);
+                process.mark_step(&mark, windows);
             }
         }
         Ok(())
@@ -463,6 +484,12 @@ impl Observer {
             let raw = self.kernel.processes.read(index as usize);
             if let Some(mut process) = self.processes.remove(&index) {
                 process.read(&self.kernel, index as usize, &raw);
+                if let Some(ended_ns) = process.ended_ns.filter(|_| self.governor.is_window_open())
+                {
+                    let counters = self.kernel.counters.read(index as usize);
+                    self.governor
+                        .have_window_taken(&mut process, &counters, ended_ns);
+                }
                 let ns = self.governor.cost.of_call(process.threads());
                 process.note_last_cost(ns);
                 self.gone.add(&process, raw.exit_code);
@@ -492,6 +519,9 @@ impl Observer {
 
     /// Takes all probes off until [`Self::resume`]. What happens meanwhile is not seen.
     pub fn pause(&mut self) {
+        files::detach(self.close_window());
+        // What was done before; if it cannot be read, whoever reads all says so.
+        let _ = self.read_step_marks();
         self.paused = true;
         for file in &mut self.files {
             file.pause();

@@ -1,9 +1,10 @@
 //! One observed process: what the kernel keeps of it, taken over.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
-use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector};
+use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector, median_ns};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 use zerocopy::FromZeros;
 
@@ -12,6 +13,7 @@ use super::durations::Taken;
 use super::estimate::{Estimate, Steps, Window};
 use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
+use super::step_work::LaunchesPerStep;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
@@ -21,6 +23,9 @@ use crate::probes::{
 
 /// An error up to which what a step launches is well known.
 const WELL_KNOWN: f64 = 0.05;
+
+/// In so many times the length of a step there are a few whole ones.
+const FEW_STEPS: f64 = 4.2;
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +120,8 @@ struct Sampling {
     until_ns: u64,
     /// How far the process had got then.
     progress: Option<Progress>,
+    /// Whether the process began while the function was sampled, and no window has been there yet.
+    is_new: bool,
     /// Whether it goes on.
     open: bool,
     estimate: Estimate,
@@ -128,8 +135,17 @@ impl Sampling {
             last: counter,
             until_ns: now_ns,
             progress,
+            is_new: false,
             open: true,
             estimate: Estimate::default(),
+        }
+    }
+
+    /// Of a process whose first event was then, while the function was sampled.
+    fn of_newcomer(first_ns: u64) -> Self {
+        Self {
+            is_new: true,
+            ..Self::new(FromZeros::new_zeroed(), first_ns, None)
         }
     }
 
@@ -154,17 +170,27 @@ impl Sampling {
         self.windowed.bytes += window.bytes;
         self.last = counter;
         let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
-        let steps = of.steps_since(self.progress);
+        let steps = of.steps_since(self.known_progress(of));
         self.estimate.add(window, span_s, steps);
         self.until_ns = of.to_ns;
         self.progress = of.progress;
+        self.is_new = false;
+    }
+
+    /// How far the process had got when it was last looked at.
+    fn known_progress(&self, of: &WindowOf) -> Option<Progress> {
+        match self.is_new {
+            true => Some(of.beginning),
+            false => self.progress,
+        }
     }
 
     /// The function is counted exactly again.
     fn end(&mut self, of: &WindowOf) {
         if self.open {
             let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
-            self.estimate.end(span_s, of.steps_since(self.progress));
+            let steps = of.steps_since(self.known_progress(of));
+            self.estimate.end(span_s, steps);
             self.until_ns = of.to_ns;
             self.open = false;
         }
@@ -179,19 +205,31 @@ struct WindowOf {
     slowed: f64,
     /// Launches in it, sampled or not.
     launched: u64,
+    /// How many launches a step has, and by what share that may be off.
+    per_step: Option<(f64, f64)>,
+    /// How far the process had got at its beginning.
+    progress_before: Option<Progress>,
     /// How far the process had got at its end.
     progress: Option<Progress>,
-    /// The launches of a step, and by what share that may be off.
-    per_step: Option<(f64, f64)>,
+    /// Where the process began.
+    beginning: Progress,
 }
 
 impl WindowOf {
     /// The steps since another moment, as far as they are known.
     fn steps_since(&self, progress: Option<Progress>) -> Option<Steps> {
         let (per_step, relative_error) = self.per_step?;
+        let worth = self.launched as f64 / per_step;
+        let is_at_work = self.launched > 0;
+        let within = (self.progress.zip(self.progress_before))
+            .and_then(|(now, before)| now.since(&before, is_at_work));
         Some(Steps {
-            done: self.progress?.since(&progress?, self.launched > 0)?,
-            seen: self.launched as f64 / per_step,
+            done: self.progress?.since(&progress?, is_at_work)?,
+            // About as many as have ended in it: something else may be launched, too.
+            seen: within.map_or(worth, |within| {
+                worth.clamp((within.steps - 1.0).max(0.0), within.steps + 1.0)
+            }),
+            worth,
             relative_error,
             launched: self.launched,
         })
@@ -253,8 +291,11 @@ pub struct ObservedProcess {
     sampling: BTreeMap<usize, Sampling>,
     /// The same of all that launches, while some of it is sampled.
     launching: Option<Sampling>,
-    /// How often it had launched when the window was opened.
+    /// How many launches one of its steps has.
+    launches_per_step: LaunchesPerStep,
+    /// How often it had launched when the window was opened, and how far it had got.
     launched_before: u64,
+    progress_before: Option<Progress>,
     /// When the last mark was told.
     last_mark_ns: u64,
     durations: BTreeMap<Family, (Taken, LatencyHistogram)>,
@@ -291,7 +332,9 @@ impl ObservedProcess {
             rates: BTreeMap::new(),
             sampling: BTreeMap::new(),
             launching: None,
+            launches_per_step: LaunchesPerStep::default(),
             launched_before: 0,
+            progress_before: None,
             last_mark_ns: 0,
             durations: BTreeMap::new(),
         }
@@ -373,21 +416,24 @@ impl ObservedProcess {
         });
     }
 
-    /// Takes in something that may tell one of its steps from the next.
-    pub(super) fn mark_step(&mut self, raw: &layout::StepMark, windows: &Windows) {
+    /// Takes in something that may tell one of its steps from the next. `windows` are those in which launches are
+    /// counted, if they are not always.
+    pub(super) fn mark_step(&mut self, raw: &layout::StepMark, windows: Option<&Windows>) {
         let count = raw.launches.into();
-        let launches = if !self.is_sampled_as(|symbol| symbol.counts == Counts::Launch) {
-            Launches::Counted(count)
-        } else if windows.hold(self.last_mark_ns, raw.at_ns) && raw.launches < u16::MAX {
-            Launches::Glimpsed(count)
-        } else {
-            Launches::Unknown
+        let launches = match windows {
+            _ if raw.launches == u16::MAX => Launches::Unknown,
+            None => Launches::Counted(count),
+            Some(windows) if windows.hold(self.last_mark_ns, raw.at_ns) => {
+                Launches::Glimpsed(count)
+            }
+            Some(_) => Launches::Unknown,
         };
         self.last_mark_ns = raw.at_ns;
-        for (bit, sort) in [MarkSort::Training, MarkSort::Use].into_iter().enumerate() {
-            if raw.missing >> bit & 1 != 0 {
-                self.steps.gap(sort);
-            }
+        let sorts = [MarkSort::Training, MarkSort::Use].into_iter().enumerate();
+        let missing = sorts.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
+        let missing: Vec<MarkSort> = missing.map(|(_, sort)| sort).collect();
+        if !missing.is_empty() {
+            self.steps.gap(&missing);
         }
         if let Some(mark) = Mark::from_number(raw.mark) {
             self.steps.mark(mark, raw.at_ns, launches);
@@ -646,6 +692,11 @@ impl ObservedProcess {
             .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
             .or_insert_with(|| Sampling::new(counter, now_ns, progress));
         if SYMBOLS[symbol].counts == Counts::Launch {
+            if !self.is_launching_sampled() {
+                self.launches_per_step.keep_series(self.steps.restarts());
+                self.launches_per_step
+                    .add_counted(self.steps.recent().iter());
+            }
             let counter = all_launches(counters);
             match &mut self.launching {
                 Some(launching) if launching.open => {}
@@ -671,22 +722,41 @@ impl ObservedProcess {
 
     /// A window with nothing in it.
     fn window_of(&self, to_ns: u64) -> WindowOf {
-        let per_step = self.steps.launches_per_step();
+        let per_step = self.launches_per_step.mean();
+        let progress = self.steps.progress(to_ns);
         WindowOf {
             seconds: 0.0,
             to_ns,
             slowed: 0.0,
             launched: 0,
-            progress: self.steps.progress(to_ns),
-            per_step: per_step
-                .mean()
-                .map(|mean| (mean, per_step.relative_error())),
+            per_step: per_step.map(|mean| (mean, self.launches_per_step.relative_error())),
+            progress_before: progress,
+            progress,
+            beginning: self.steps.beginning(),
         }
     }
 
-    /// A window is about to open.
-    pub(super) fn expect_window(&mut self, counters: &layout::Counters) {
-        self.launched_before = all_launches(counters).calls;
+    /// A window is about to open, for these functions.
+    pub(super) fn expect_window(
+        &mut self,
+        symbols: &[usize],
+        counters: &layout::Counters,
+        now_ns: u64,
+    ) {
+        let first_ns = self.first_ns;
+        let unknown = || Sampling::of_newcomer(first_ns);
+        let launches = all_launches(counters);
+        for symbol in symbols {
+            let sampling = self.sampling.entry(*symbol).or_insert_with(unknown);
+            sampling.last = counters.of[*symbol];
+            if SYMBOLS[*symbol].counts == Counts::Launch {
+                self.launching.get_or_insert_with(unknown).last = launches;
+            }
+        }
+        self.launched_before = launches.calls;
+        self.progress_before = self.steps.progress(now_ns);
+        // They are of no window.
+        self.steps.take_glimpses();
     }
 
     /// Takes in what a window counted, for all functions that are sampled. A call costs `cost_ns`.
@@ -710,15 +780,21 @@ impl ObservedProcess {
             .map(|symbol| counters.of[*symbol].calls - known(symbol))
             .sum();
         // A process that came during the window was seen for the rest of it.
-        let seconds = to_ns.saturating_sub(from_ns.max(first_ns)) as f64 / 1e9;
+        let length_ns = to_ns.saturating_sub(from_ns.max(first_ns));
+        let seconds = length_ns as f64 / 1e9;
+        let glimpses = self.steps.take_glimpses();
+        self.launches_per_step.keep_series(self.steps.restarts());
+        self.launches_per_step
+            .add_window(&glimpses, Duration::from_nanos(length_ns));
         let launches = all_launches(counters);
         let window = WindowOf {
             seconds,
             slowed: calls as f64 * self.busiest_share() * cost_ns / 1e9 / seconds.max(f64::EPSILON),
             launched: launches.calls - self.launched_before,
+            progress_before: self.progress_before,
             ..self.window_of(to_ns)
         };
-        let unknown = || Sampling::new(FromZeros::new_zeroed(), first_ns, None);
+        let unknown = || Sampling::of_newcomer(first_ns);
         for symbol in symbols {
             let sampling = self.sampling.entry(*symbol).or_insert_with(unknown);
             sampling.take(counters.of[*symbol], &window);
@@ -732,25 +808,38 @@ impl ObservedProcess {
     }
 
     /// Whether it launches by a function that is sampled now.
-    pub(super) fn is_launching_sampled(&self) -> bool {
+    fn is_launching_sampled(&self) -> bool {
         self.launching
             .as_ref()
             .is_some_and(|launching| launching.open)
+    }
+
+    /// Whether windows show it doing anything, or have not been there yet.
+    pub(super) fn needs_windows(&self) -> bool {
+        let open = self.sampling.values().filter(|sampling| sampling.open);
+        let mut rates = open.map(|sampling| sampling.estimate.recent_rate());
+        self.sampling.is_empty() || rates.any(|rate| rate > 0.0)
+    }
+
+    /// For how long a window must be open to see a few whole steps of it; `None` if it makes none.
+    pub(super) fn few_steps(&self) -> Option<Duration> {
+        let step_ns = median_ns(self.steps.recent())?;
+        let of_sampled = self.is_launching_sampled();
+        of_sampled.then(|| Duration::from_nanos(step_ns).mul_f64(FEW_STEPS))
     }
 
     /// Whether it makes steps, and it is well known how many launches one has.
     pub(super) fn is_well_known(&self, now_ns: u64) -> bool {
         let makes_steps = |progress: Progress| !progress.is_overdue();
         self.steps.progress(now_ns).is_some_and(makes_steps)
-            && self.steps.launches_per_step().relative_error() <= WELL_KNOWN
+            && self.launches_per_step.relative_error() <= WELL_KNOWN
     }
 
     /// It was not watched for a while.
     pub(super) fn miss(&mut self, now_ns: u64) {
         self.seen = Seen::Since(now_ns);
         self.missed = true;
-        self.steps.gap(MarkSort::Training);
-        self.steps.gap(MarkSort::Use);
+        self.steps.gap(&[MarkSort::Training, MarkSort::Use]);
     }
 
     /// Whether any of its functions is sampled, or was.

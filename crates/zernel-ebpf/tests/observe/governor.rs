@@ -233,6 +233,27 @@ pub(crate) fn estimate_by_steps() {
     );
 }
 
+/// Who begins while launches are sampled is not taken to launch nothing.
+pub(crate) fn estimate_of_newcomer() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&governed(&stage));
+    let mut first = stage.target("eager", 600_000);
+    first.go();
+    watcher.wait_until("launches are sampled", is_sampled);
+    let mut target = stage.target("eager", 6_000);
+    let pid = target.pid();
+    target.step();
+    target.end();
+    watcher.wait_until("its end is known", |observer| {
+        find(observer, pid).ended_ns.is_some()
+    });
+    let observer = watcher.stop();
+    let launches = seen_of(find(&observer, pid))["cuLaunchKernel"];
+    let truth = truth_of(&stage, pid)["cuLaunchKernel"].calls;
+    eprintln!("{truth} launches taken for {launches:?}");
+    assert!(launches.calls.abs_diff(truth) <= 2 * launches.error);
+}
+
 /// With launches sampled, the phases of a training loop must be what they are with all of them seen: it
 /// computes nearly all the time, and loads hardly ever.
 pub(crate) fn phases_while_sampled() {

@@ -50,6 +50,10 @@ fn main() -> ExitCode {
             "steps_tell_how_often_a_sampled_function_was_called",
             governor::estimate_by_steps,
         ),
+        (
+            "who_begins_while_functions_are_sampled_is_estimated",
+            governor::estimate_of_newcomer,
+        ),
         ("a_slow_program_is_counted_exactly", governor::slow),
         (
             "phases_are_right_while_launches_are_sampled",

@@ -1,70 +1,25 @@
-//! How much work a training loop has done, where not all of its launches are counted.
-//!
-//! Steps are counted one by one, and each has about as many launches as the other: who has counted those of a few
-//! steps knows about how many there were in all.
+//! How far a training loop has got, for those who do not count all that it launches.
 
 use super::{Step, StepDetector, median_ns};
 
-/// So many steps say how many launches a step has.
-const FEWEST: f64 = 3.0;
-/// After so many, what came before counts half.
-const RECENT: f64 = 256.0;
-/// A step may take this many times the median and be one like all others.
-const USUAL: u64 = 2;
+/// How many glimpses are kept until somebody takes them.
+const GLIMPSES: usize = 256;
+/// A step that takes this many times the median is a long one.
+const LONG: u64 = 2;
+/// Fewer than this share of the steps are long where that is out of the ordinary.
+const RARE: f64 = 0.1;
+/// With fewer steps, nobody knows what is ordinary.
+const FEWEST: usize = 16;
 /// After this many times the median, one that has not ended is no step any more.
 const OVERDUE: u64 = 4;
 
-/// How many launches a step has, as those tell in which they were counted.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct LaunchesPerStep {
-    steps: f64,
-    sum: f64,
-    squares: f64,
-    /// The most marks of each kind that any of these had.
-    marks: [u16; 7],
-}
-
-impl LaunchesPerStep {
-    fn add(&mut self, step: &Step, launches: u32) {
-        if self.steps >= RECENT {
-            for value in [&mut self.steps, &mut self.sum, &mut self.squares] {
-                *value /= 2.0;
-            }
-        }
-        let launches = f64::from(launches);
-        self.steps += 1.0;
-        self.sum += launches;
-        self.squares += launches * launches;
-        for (most, marks) in self.marks.iter_mut().zip(step.marks) {
-            *most = marks.max(*most);
-        }
-    }
-
-    /// Whether a step did more of something than any whose launches were counted.
-    fn is_exceeded_by(&self, step: &Step) -> bool {
-        step.marks.iter().zip(self.marks).any(|(a, b)| *a > b)
-    }
-
-    /// How many; `None` if too few steps were seen, or nothing in them.
-    #[must_use]
-    pub fn mean(&self) -> Option<f64> {
-        (self.steps >= FEWEST && self.sum > 0.0).then(|| self.sum / self.steps)
-    }
-
-    /// By what share of it the mean may be off, 19 times out of 20. Steps that are all alike do not prove that there
-    /// are no others.
-    #[must_use]
-    pub fn relative_error(&self) -> f64 {
-        let Some(mean) = self.mean() else {
-            return 1.0;
-        };
-        let variance = (self.squares / self.steps - mean * mean).max(0.0);
-        let of_mean = (variance / (self.steps - 1.0)).sqrt();
-        // Student's t for 95 %, to within 3 %.
-        let freedom = self.steps - 1.0;
-        let t = 1.96 + 2.5 / freedom + 8.0 / freedom.powi(3);
-        t * of_mean / mean + 1.0 / self.steps
-    }
+/// A step in which all launches were counted, although most of the time they are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glimpse {
+    /// How long it took.
+    pub duration_ns: u64,
+    /// How many they were.
+    pub launches: u32,
 }
 
 /// How far a process has got in its training loop.
@@ -76,7 +31,7 @@ pub struct Progress {
     strange_ns: u64,
     /// For how long no step has ended that should have.
     overdue_ns: u64,
-    /// Whether it has done more since than a step does.
+    /// Whether it has done more since than any step of late.
     is_strange: bool,
 }
 
@@ -85,7 +40,7 @@ pub struct Progress {
 pub struct Done {
     /// Steps, and parts of them.
     pub steps: f64,
-    /// Time in which it did something else.
+    /// Time in which it did something else beside.
     pub strange_ns: u64,
     /// Whether it still does.
     pub is_strange: bool,
@@ -118,41 +73,69 @@ impl Progress {
 }
 
 impl StepDetector {
-    /// How many launches a step has.
-    #[must_use]
-    pub fn launches_per_step(&self) -> &LaunchesPerStep {
-        &self.launches_per_step
+    /// The steps that were glimpsed since the last time.
+    pub fn take_glimpses(&mut self) -> Vec<Glimpse> {
+        std::mem::take(&mut self.glimpses)
     }
 
-    /// How far it has got at a moment, of which all marks were told; `None` if that is not known.
+    /// Where it began, as steps are counted now.
+    #[must_use]
+    pub fn beginning(&self) -> Progress {
+        Progress {
+            series: (self.restarts, self.gaps),
+            steps: 0.0,
+            strange_ns: 0,
+            overdue_ns: 0,
+            is_strange: false,
+        }
+    }
+
+    /// How far it has got at a moment, up to which all marks were told; `None` if that is not known.
     #[must_use]
     pub fn progress(&self, at_ns: u64) -> Option<Progress> {
         let open = self.tracks[self.boundary?.index()].open?;
         let usual_ns = median_ns(&self.steps)?.max(1);
         let since_ns = at_ns.saturating_sub(open.begin_ns);
+        let is_overdue = since_ns > OVERDUE * usual_ns;
         Some(Progress {
             series: (self.restarts, self.gaps),
             steps: self.count as f64 + (since_ns as f64 / usual_ns as f64).min(1.0),
             strange_ns: self.strange_ns,
-            overdue_ns: match since_ns > OVERDUE * usual_ns {
-                true => since_ns - usual_ns,
-                false => 0,
-            },
-            is_strange: self.launches_per_step.is_exceeded_by(&open),
+            overdue_ns: if is_overdue { since_ns - usual_ns } else { 0 },
+            is_strange: (0..open.marks.len()).any(|kind| {
+                let most = self.steps.iter().map(|step| step.marks[kind]).max();
+                Some(open.marks[kind]) > most
+            }),
         })
     }
 
-    /// A step has ended, in which so many launches were counted.
+    /// A step has ended, in which so many launches were counted or glimpsed.
     pub(super) fn note_work(&mut self, step: &Step, launches: Option<u32>) {
         match launches {
-            Some(launches) => self.launches_per_step.add(step, launches),
-            None if self.launches_per_step.is_exceeded_by(step) => {
-                let usual_ns = median_ns(&self.steps).unwrap_or(0);
-                if step.duration_ns() > USUAL * usual_ns {
-                    self.strange_ns += step.duration_ns() - usual_ns;
-                }
+            Some(launches) if step.launches.is_none() && self.glimpses.len() < GLIMPSES => {
+                self.glimpses.push(Glimpse {
+                    duration_ns: step.duration_ns(),
+                    launches,
+                });
             }
-            None => {}
+            Some(_) => {}
+            None => self.strange_ns += self.strange_part_ns(step),
+        }
+    }
+
+    /// By how much a step is longer than others, if hardly any of late was half as long: then it may have had an
+    /// evaluation in it, or a checkpoint.
+    fn strange_part_ns(&self, step: &Step) -> u64 {
+        let usual_ns = median_ns(&self.steps).unwrap_or(0);
+        let duration_ns = step.duration_ns();
+        if self.steps.len() < FEWEST || duration_ns <= LONG * usual_ns {
+            return 0;
+        }
+        let is_alike = |other: &&Step| other.duration_ns() > duration_ns / 2;
+        let alike = self.steps.iter().filter(is_alike).count();
+        match (alike as f64) < RARE * self.steps.len() as f64 {
+            true => duration_ns - usual_ns,
+            false => 0,
         }
     }
 }
