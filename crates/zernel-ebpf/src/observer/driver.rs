@@ -63,6 +63,8 @@ pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveE
         let links = lock(observer).turn_window();
         detach(links);
     }
+    let links = lock(observer).close_window();
+    detach(links);
     Ok(())
 }
 

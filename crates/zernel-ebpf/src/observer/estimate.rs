@@ -34,15 +34,19 @@ pub struct Estimate {
 /// The same for the time in which a process made steps.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct PerStep {
+    /// Of windows, the last of which count most: their calls, bytes and launches, and squares and products of
+    /// these.
     windows: f64,
-    /// In windows, and their squares and products.
     seen_calls: f64,
     seen_bytes: f64,
-    worth: f64,
     launched: f64,
     calls_squared: f64,
-    calls_by_worth: f64,
-    worth_squared: f64,
+    calls_by_launched: f64,
+    launched_squared: f64,
+    /// The launches of a step at the end of the last span.
+    per_step: Option<f64>,
+    /// The most calls that were ever seen in a second.
+    greatest_rate: f64,
     /// More steps than there were have been taken for seen: where windows begin and end is not known to the launch.
     owed: f64,
     /// In all.
@@ -58,12 +62,12 @@ pub(crate) struct Steps {
     pub(crate) done: Done,
     /// Of these, the steps that were in the window.
     pub(crate) seen: f64,
-    /// How many steps have as many launches as the window. It may hold launches that are of none.
-    pub(crate) worth: f64,
+    /// The launches in the window. Some may be of no step.
+    pub(crate) launched: u64,
+    /// How many launches a step has now.
+    pub(crate) per_step: f64,
     /// By what share that may be off.
     pub(crate) relative_error: f64,
-    /// The launches that told how many they are.
-    pub(crate) launched: u64,
 }
 
 /// What happened in a second.
@@ -106,6 +110,8 @@ impl Window {
     }
 }
 
+/// What a window counts when another has come after it.
+const FADING: f64 = 0.85;
 /// Above this, it is not known by how much probes slow a program down.
 const MOST_SLOWED: f64 = 0.5;
 
@@ -118,7 +124,7 @@ impl Estimate {
         }
         let rate = window.rate();
         let unseen_s = (span_s - window.seconds).max(0.0);
-        match steps.filter(|steps| self.by_steps.worth + steps.worth > 0.0) {
+        match steps.filter(|steps| self.by_steps.launched + steps.launched as f64 > 0.0) {
             Some(steps) => self.by_steps.add(&window, &steps, rate),
             None => self.add_by_time(&window, rate, unseen_s),
         }
@@ -148,7 +154,7 @@ impl Estimate {
     /// their steps like all others.
     pub(crate) fn end(&mut self, span_s: f64, steps: Option<Steps>) {
         let last = self.last.take().unwrap_or_default();
-        match steps.filter(|_| self.by_steps.worth > 0.0) {
+        match steps.filter(|_| self.by_steps.launched > 0.0) {
             Some(steps) => self.by_steps.take(&steps, last),
             None => self.take(last, span_s),
         }
@@ -159,6 +165,11 @@ impl Estimate {
         self.bytes += rate.bytes * span_s;
         self.doubt += rate.doubt * span_s;
         self.squares += span_s.powi(2);
+    }
+
+    /// How many windows there were.
+    pub(crate) fn windows(&self) -> u64 {
+        self.windows
     }
 
     /// Calls per second in the last few windows.
@@ -200,48 +211,66 @@ impl Estimate {
 
 impl PerStep {
     fn add(&mut self, window: &Window, steps: &Steps, rate: Rate) {
-        let calls = window.calls as f64;
+        for sum in [
+            &mut self.windows,
+            &mut self.seen_calls,
+            &mut self.seen_bytes,
+            &mut self.launched,
+            &mut self.calls_squared,
+            &mut self.calls_by_launched,
+            &mut self.launched_squared,
+        ] {
+            *sum *= FADING;
+        }
+        let (calls, launched) = (window.calls as f64, steps.launched as f64);
         self.windows += 1.0;
         self.seen_calls += calls;
         self.seen_bytes += window.bytes as f64;
-        self.worth += steps.worth;
-        self.launched += steps.launched as f64;
+        self.launched += launched;
         self.calls_squared += calls * calls;
-        self.calls_by_worth += calls * steps.worth;
-        self.worth_squared += steps.worth * steps.worth;
+        self.calls_by_launched += calls * launched;
+        self.launched_squared += launched * launched;
+        self.greatest_rate = self.greatest_rate.max(rate.calls);
         // What was counted is certain.
         self.calls += calls;
         self.bytes += window.bytes as f64;
         self.take(steps, rate);
     }
 
-    /// Takes in the steps that were not seen. In time in which something else was done, there were as many calls a
-    /// second as in the window, if that was still so then; else any number up to that.
+    /// Takes in the steps that were not seen. What one launches may have changed at any of them. In time in which
+    /// something else was done, calls may have come as densely as in the window, if that was still so then; else
+    /// nobody knows.
     fn take(&mut self, steps: &Steps, rate: Rate) {
         let left = steps.done.steps - steps.seen + self.owed;
         self.owed = left.min(0.0);
         let unseen = left.max(0.0);
-        let known = if steps.done.is_strange { 1.0 } else { 0.5 };
-        let strange_s = known * steps.done.strange_ns as f64 / 1e9;
-        let strange = rate.calls * strange_s;
-        let calls = unseen * self.seen_calls / self.worth;
-        self.calls += calls + strange;
-        self.bytes += unseen * self.seen_bytes / self.worth + rate.bytes * strange_s;
-        let relative_error = steps.relative_error + self.relative_error();
-        self.error += calls * relative_error.min(1.0) + strange;
+        let before = self.per_step.replace(steps.per_step);
+        let before = before.unwrap_or(steps.per_step);
+        let launches = unseen * f64::midpoint(before, steps.per_step);
+        let calls = launches * self.seen_calls / self.launched;
+        let change = (before - steps.per_step).abs() / (before + steps.per_step);
+        let relative_error = steps.relative_error + self.relative_error() + change;
+        let strange_s = steps.done.strange_ns as f64 / 1e9;
+        let (strange_rate, strange_error) = match steps.done.is_strange {
+            true => (rate.calls, rate.calls),
+            false => (0.5 * rate.calls, self.greatest_rate.max(1.5 * rate.calls)),
+        };
+        self.calls += calls + strange_rate * strange_s;
+        self.bytes += launches * self.seen_bytes / self.launched;
+        self.error += calls * relative_error.min(1.0) + strange_error * strange_s;
     }
 
-    /// By what share the calls of a step may be off beside its launches, as windows differ.
+    /// By what share the calls may be off beside the launches, as windows differ.
     fn relative_error(&self) -> f64 {
         if self.seen_calls == self.launched {
             return 0.0;
         }
-        if self.seen_calls <= 0.0 || self.windows < 2.0 {
+        if self.seen_calls <= 0.0 || self.windows < 1.5 {
             return 1.0;
         }
-        let rate = self.seen_calls / self.worth;
-        let residue = self.calls_squared - 2.0 * rate * self.calls_by_worth
-            + rate * rate * self.worth_squared;
+        let share = self.seen_calls / self.launched;
+        let residue = self.calls_squared - 2.0 * share * self.calls_by_launched
+            + share * share * self.launched_squared;
         let freedom = self.windows - 1.0;
         let deviation = (residue.max(0.0) * self.windows / freedom).sqrt();
         student(freedom) * deviation / self.seen_calls
@@ -249,9 +278,9 @@ impl PerStep {
 
     /// How far its calls may be off. Where the first span begins and the last one ends is not known to the launch.
     fn error(&self) -> f64 {
-        match self.worth > 0.0 {
-            true => self.error + self.seen_calls / self.worth,
-            false => 0.0,
+        match self.per_step.filter(|_| self.launched > 0.0) {
+            Some(per_step) => self.error + per_step * self.seen_calls / self.launched,
+            None => 0.0,
         }
     }
 }
@@ -385,9 +414,9 @@ mod tests {
                 is_strange: false,
             },
             seen,
-            worth: seen,
-            relative_error: 0.01,
             launched: (100.0 * seen) as u64,
+            per_step: 100.0,
+            relative_error: 0.01,
         };
         (window((100.0 * seen) as u64), Some(steps))
     }
@@ -408,6 +437,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_step_does_may_have_changed_anywhere_between_two_windows() {
+        let mut estimate = Estimate::default();
+        for per_step in [[100.0; 20], [200.0; 20]].concat() {
+            let steps = Steps {
+                per_step,
+                launched: per_step as u64,
+                ..steps(1.0, 99.0).1.expect("some")
+            };
+            estimate.add(window(per_step as u64), 1.0, Some(steps));
+        }
+        // In the first 20 spans, in the last 19, and in the one in between half of the way.
+        let expected = 20 * 10_000 + 19 * 20_000 + 200 + 99 * 150;
+        assert_eq!(estimate.calls(), expected);
+        let of_unseen = 99.0 * (20.0 + 19.0 * 2.0 + 1.5);
+        let expected = of_unseen + 99.0 * 50.0 + 200.0;
+        assert!((estimate.error() as f64 - expected).abs() < 1.0);
+    }
+
+    #[test]
     fn what_is_called_now_and_then_is_less_known() {
         let mut estimate = Estimate::default();
         let add = |estimate: &mut Estimate, calls| {
@@ -421,7 +469,7 @@ mod tests {
         }
         assert!((7000..8500).contains(&estimate.calls()), "{estimate:?}");
         let share = estimate.error() as f64 / estimate.calls() as f64;
-        assert!((0.3..0.9).contains(&share), "{share}");
+        assert!((0.3..1.0).contains(&share), "{share}");
     }
 
     #[test]
@@ -433,10 +481,10 @@ mod tests {
         if let Some(steps) = &mut steps {
             steps.done.strange_ns = 500_000_000;
         }
-        // At 4000 a second: 2000 at most.
+        // At 4000 a second.
         estimate.add(window, 1.5, steps);
         assert_eq!(estimate.calls() - calls, calls + 1000);
-        assert_eq!(estimate.error() - error, 98 + 1000);
+        assert_eq!(estimate.error() - error, 98 + 3000);
     }
 
     #[test]

@@ -205,11 +205,11 @@ impl AttachedFile {
         }
     }
 
-    /// Attaches to all sampled functions at once; returns whether there are any.
-    pub(crate) fn open_window(&mut self, kernel: &Kernel) -> Result<bool, String> {
+    /// Attaches to all sampled functions at once.
+    pub(crate) fn open_window(&mut self, kernel: &Kernel) -> Result<(), String> {
         let targets = self.targets(|function| function.watch == Watch::Sampled);
         self.window = self.link(kernel, &targets)?;
-        Ok(!targets.is_empty())
+        Ok(())
     }
 
     /// The links of the window; dropping them takes it off again, which takes a while.

@@ -54,8 +54,8 @@ impl GovernorOptions {
 /// How long sampled functions are watched at a time: shorter ones do not pay for attaching.
 const WINDOW: Duration = Duration::from_millis(50);
 /// How long at most, to see whole steps.
-const LONGEST_WINDOW: Duration = Duration::from_millis(500);
-/// The largest share of the time that windows may take: two a second.
+pub(super) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
+/// The largest share of the time that windows may take: two short ones a second.
 const DUTY: f64 = 0.1;
 /// And the least.
 const LEAST_DUTY: f64 = 1e-4;
@@ -165,6 +165,11 @@ impl Governor {
         self.sampled.contains_key(&symbol)
     }
 
+    /// What is sampled.
+    pub(super) fn symbols(&self) -> Vec<usize> {
+        self.sampled.keys().copied().collect()
+    }
+
     /// Whether anything that launches is sampled.
     pub(super) fn samples_launches(&self) -> bool {
         let mut sampled = self.sampled.keys();
@@ -185,7 +190,7 @@ impl Governor {
         if to_ns <= self.window_from_ns {
             return;
         }
-        let symbols: Vec<usize> = self.sampled.keys().copied().collect();
+        let symbols = self.symbols();
         let cost_ns = self.cost.of_call(process.threads());
         process.take_window(&symbols, counters, self.window_from_ns, to_ns, cost_ns);
     }
@@ -196,36 +201,53 @@ impl Governor {
         self.window.or(next)
     }
 
-    /// Somebody is new: what is known of others does not tell what they do.
+    /// It is not known of everyone what a step launches.
     pub(super) fn hasten_window(&mut self) {
         self.next_window = self.next_window.map(|next| next.min(self.earliest_window));
     }
 }
 
-/// The last windows, each from when to when everything was counted.
-#[derive(Debug, Default)]
-pub(super) struct Windows(VecDeque<RangeInclusive<u64>>);
+/// When launches are counted: always since a moment, and in the last windows.
+#[derive(Debug)]
+pub(super) struct Windows {
+    always_since_ns: Option<u64>,
+    last: VecDeque<RangeInclusive<u64>>,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self {
+            always_since_ns: Some(0),
+            last: VecDeque::new(),
+        }
+    }
+}
 
 impl Windows {
     /// How many are kept: marks are told soon.
     const KEPT: usize = 4;
 
     fn open(&mut self, from_ns: u64) {
-        if self.0.len() == Self::KEPT {
-            self.0.pop_front();
+        if self.last.len() == Self::KEPT {
+            self.last.pop_front();
         }
-        self.0.push_back(from_ns..=u64::MAX);
+        self.last.push_back(from_ns..=u64::MAX);
     }
 
     fn close(&mut self, to_ns: u64) {
-        if let Some(last) = self.0.back_mut() {
+        if let Some(last) = self.last.back_mut() {
             *last = *last.start()..=to_ns;
         }
     }
 
-    /// Whether everything was counted from one moment to another.
+    /// Whether they have been counted all the time since a moment.
+    pub(super) fn count_always_since(&self, from_ns: u64) -> bool {
+        self.always_since_ns.is_some_and(|since| since <= from_ns)
+    }
+
+    /// Whether a window was open from one moment to another.
     pub(super) fn hold(&self, from_ns: u64, to_ns: u64) -> bool {
-        let mut windows = self.0.iter();
+        let mut windows = self.last.iter();
         windows.any(|window| window.contains(&from_ns) && window.contains(&to_ns))
     }
 }
@@ -274,6 +296,9 @@ impl Observer {
             let costs = rates
                 .iter()
                 .map(|(symbol, rate)| (*symbol, share * rate / steady));
+            if self.paused {
+                continue;
+            }
             let (sampled, left) = to_sample(costs.collect(), share, budget);
             hot.extend(sampled);
             stuck |= left > self.governor.options.ceiling;
@@ -286,6 +311,17 @@ impl Observer {
         }
         self.watch_calm_ones_again();
         self.give_up_if_stuck(stuck);
+        if !self.is_all_known() {
+            self.governor.hasten_window();
+        }
+    }
+
+    /// Whether it is well known of everyone what a step launches.
+    fn is_all_known(&self) -> bool {
+        let now_ns = monotonic_ns();
+        let processes = self.processes.values();
+        let mut watched = processes.filter(|process| process.needs_windows(now_ns));
+        watched.all(|process| process.is_well_known(now_ns))
     }
 
     /// Takes a function off, to be watched in windows.
@@ -300,6 +336,9 @@ impl Observer {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
         self.governor.sampled.insert(symbol, 0);
+        if SYMBOLS[symbol].counts == Counts::Launch {
+            self.governor.windows.always_since_ns = None;
+        }
         self.presume_launches();
         // This may take long on a machine that is busy.
         for file in &mut self.files {
@@ -320,7 +359,13 @@ impl Observer {
             process.end_sampling(symbol, monotonic_ns());
         }
         let _ = self.kernel.set_sampled(symbol, false);
+        // Those that were told while it was put on.
+        let _ = self.read_step_marks();
         self.governor.sampled.remove(&symbol);
+        if !self.governor.samples_launches() {
+            let since_ns = &mut self.governor.windows.always_since_ns;
+            since_ns.get_or_insert_with(monotonic_ns);
+        }
         self.presume_launches();
     }
 
@@ -334,7 +379,7 @@ impl Observer {
     }
 
     fn watch_calm_ones_again(&mut self) {
-        if self.governor.is_window_open() {
+        if self.governor.is_window_open() || self.paused {
             return;
         }
         let budget = self.governor.options.budget;
@@ -397,7 +442,7 @@ impl Observer {
             }
         }
         let _ = self.read_step_marks();
-        let symbols: Vec<usize> = self.governor.sampled.keys().copied().collect();
+        let symbols = self.governor.symbols();
         let now_ns = monotonic_ns();
         for (index, process) in &mut self.processes {
             let counters = self.kernel.counters.read(*index as usize);
@@ -409,12 +454,12 @@ impl Observer {
         self.governor.window = Some(Instant::now() + self.window_length());
     }
 
-    /// Long enough for a few whole steps, if a window can be as long as that.
+    /// Long enough for a few whole steps.
     fn window_length(&self) -> Duration {
         let processes = self.processes.values();
-        let few_steps = processes.filter_map(ObservedProcess::few_steps);
-        let longest = few_steps.filter(|length| *length <= LONGEST_WINDOW).max();
-        longest.unwrap_or_default().max(WINDOW)
+        let launching = processes.filter(|process| process.is_launching_sampled());
+        let few_steps = launching.filter_map(ObservedProcess::few_steps);
+        few_steps.max().unwrap_or_default().max(WINDOW)
     }
 
     /// Ends the window, if one is open. Dropping the links detaches, which takes a while.
@@ -443,7 +488,6 @@ impl Observer {
     /// budget.
     fn plan_next_window(&mut self, length: Duration) {
         let budget = self.governor.options.budget;
-        let now_ns = monotonic_ns();
         let costs = self.processes.values().map(|process| {
             let ns = self.governor.cost.of_call(process.threads());
             let calls: f64 = self
@@ -459,11 +503,9 @@ impl Observer {
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
         let pause = length.div_f64(duty).mul_f64(jitter).max(length);
-        let mut watched = self.processes.values().filter(|it| it.needs_windows());
-        let is_all_known = watched.all(|process| process.is_well_known(now_ns));
         let now = Instant::now();
         self.governor.earliest_window = now + pause;
-        self.governor.next_window = Some(match is_all_known {
+        self.governor.next_window = Some(match self.is_all_known() {
             true => now + pause.mul_f64(NO_NEWS),
             false => now + pause,
         });

@@ -397,6 +397,10 @@ impl Observer {
             self.adopt()?;
         }
         self.read_step_marks().map_err(ObserveError::Read)?;
+        let now_ns = monotonic_ns();
+        for process in self.processes.values_mut() {
+            process.tell_sampled(now_ns);
+        }
         self.read_memory().map_err(ObserveError::Read)?;
         self.read_communicators().map_err(ObserveError::Read)?;
         self.read_phases().map_err(ObserveError::Read)?;
@@ -412,7 +416,6 @@ impl Observer {
         process.find_devices(&self.gpu_facts);
         self.processes.insert(index, process);
         self.has_new_ones = true;
-        self.governor.hasten_window();
     }
 
     fn read_step_marks(&mut self) -> libbpf_rs::Result<()> {
@@ -420,15 +423,13 @@ impl Observer {
             process.distrust_sampled_marks();
         }
         let marks: Vec<layout::StepMark> = self.kernel.step_marks.take()?.collect();
-        let samples_launches = self.governor.samples_launches();
         for mark in marks {
             if !self.processes.contains_key(&mark.process) {
                 let raw = self.kernel.processes.read(mark.process as usize);
                 self.know_process(mark.process, &raw);
             }
             if let Some(process) = self.processes.get_mut(&mark.process) {
-                let windows = samples_launches.then_some(&self.governor.windows);
-                process.mark_step(&mark, windows);
+                process.mark_step(&mark, &self.governor.windows);
             }
         }
         Ok(())
@@ -522,6 +523,12 @@ impl Observer {
         files::detach(self.close_window());
         // What was done before; if it cannot be read, whoever reads all says so.
         let _ = self.read_step_marks();
+        let now_ns = monotonic_ns();
+        for symbol in self.governor.symbols() {
+            for process in self.processes.values_mut() {
+                process.end_sampling(symbol, now_ns);
+            }
+        }
         self.paused = true;
         for file in &mut self.files {
             file.pause();
@@ -536,8 +543,12 @@ impl Observer {
         for file in &mut self.files {
             file.resume(&self.kernel);
         }
-        for process in self.processes.values_mut() {
+        for (index, process) in &mut self.processes {
             process.miss(monotonic_ns());
+            let counters = self.kernel.counters.read(*index as usize);
+            for symbol in self.governor.symbols() {
+                process.begin_sampling(symbol, &counters);
+            }
         }
     }
 

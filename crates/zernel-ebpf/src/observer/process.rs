@@ -11,7 +11,7 @@ use zerocopy::FromZeros;
 use super::callers::Callers;
 use super::durations::Taken;
 use super::estimate::{Estimate, Steps, Window};
-use super::governor::{ProcessCost, Windows};
+use super::governor::{LONGEST_WINDOW, ProcessCost, Windows};
 use super::kernel::Kernel;
 use super::step_work::LaunchesPerStep;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
@@ -26,6 +26,8 @@ const WELL_KNOWN: f64 = 0.05;
 
 /// In so many times the length of a step there are a few whole ones.
 const FEW_STEPS: f64 = 4.2;
+/// In so many times its length, a step is often enough whole.
+const ROOM: f64 = 1.4;
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +127,9 @@ struct Sampling {
     /// Whether it goes on.
     open: bool,
     estimate: Estimate,
+    /// What is told: the estimate, up to when the process was last read if its steps tell that; never less than
+    /// before.
+    told: CallCount,
 }
 
 impl Sampling {
@@ -138,6 +143,7 @@ impl Sampling {
             is_new: false,
             open: true,
             estimate: Estimate::default(),
+            told: CallCount::default(),
         }
     }
 
@@ -154,6 +160,7 @@ impl Sampling {
         *self = Self {
             windowed: self.windowed,
             estimate: self.estimate,
+            told: self.told,
             ..Self::new(counter, now_ns, progress)
         };
     }
@@ -174,7 +181,22 @@ impl Sampling {
         self.estimate.add(window, span_s, steps);
         self.until_ns = of.to_ns;
         self.progress = of.progress;
-        self.is_new = false;
+        self.is_new &= of.progress.is_none() && window.calls == 0;
+    }
+
+    /// Tells how it is at a moment.
+    fn tell(&mut self, now: &WindowOf) {
+        let mut estimate = self.estimate;
+        let steps = now.steps_since(self.known_progress(now));
+        if let Some(steps) = steps.filter(|_| self.open) {
+            estimate.end(0.0, Some(steps));
+        }
+        self.told = CallCount {
+            calls: estimate.calls().max(self.told.calls),
+            bytes: estimate.bytes().max(self.told.bytes),
+            error: estimate.error(),
+            failed: 0,
+        };
     }
 
     /// How far the process had got when it was last looked at.
@@ -220,19 +242,24 @@ impl WindowOf {
     fn steps_since(&self, progress: Option<Progress>) -> Option<Steps> {
         let (per_step, relative_error) = self.per_step?;
         let worth = self.launched as f64 / per_step;
-        let is_at_work = self.launched > 0;
-        let within = (self.progress.zip(self.progress_before))
-            .and_then(|(now, before)| now.since(&before, is_at_work));
         Some(Steps {
-            done: self.progress?.since(&progress?, is_at_work)?,
+            done: self.progress?.since(&progress?, self.launched > 0)?,
             // About as many as have ended in it: something else may be launched, too.
-            seen: within.map_or(worth, |within| {
-                worth.clamp((within.steps - 1.0).max(0.0), within.steps + 1.0)
+            seen: self.steps_within().map_or(worth, |steps| {
+                worth.clamp((steps - 1.0).max(0.0), steps + 1.0)
             }),
-            worth,
-            relative_error,
             launched: self.launched,
+            per_step,
+            relative_error,
         })
+    }
+
+    /// The steps that were made in it, if that is known.
+    fn steps_within(&self) -> Option<f64> {
+        let done = self
+            .progress?
+            .since(&self.progress_before?, self.launched > 0)?;
+        Some(done.steps)
     }
 }
 
@@ -335,7 +362,7 @@ impl ObservedProcess {
             launches_per_step: LaunchesPerStep::default(),
             launched_before: 0,
             progress_before: None,
-            last_mark_ns: 0,
+            last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
         }
     }
@@ -416,17 +443,17 @@ impl ObservedProcess {
         });
     }
 
-    /// Takes in something that may tell one of its steps from the next. `windows` are those in which launches are
-    /// counted, if they are not always.
-    pub(super) fn mark_step(&mut self, raw: &layout::StepMark, windows: Option<&Windows>) {
-        let count = raw.launches.into();
-        let launches = match windows {
-            _ if raw.launches == u16::MAX => Launches::Unknown,
-            None => Launches::Counted(count),
-            Some(windows) if windows.hold(self.last_mark_ns, raw.at_ns) => {
-                Launches::Glimpsed(count)
-            }
-            Some(_) => Launches::Unknown,
+    /// Takes in something that may tell one of its steps from the next.
+    pub(super) fn mark_step(&mut self, raw: &layout::StepMark, windows: &Windows) {
+        let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
+        let launches = if raw.launches == u16::MAX {
+            Launches::Unknown
+        } else if windows.count_always_since(from_ns) || self.launches_otherwise() {
+            Launches::Counted(count)
+        } else if windows.hold(from_ns, raw.at_ns) {
+            Launches::Glimpsed(count)
+        } else {
+            Launches::Unknown
         };
         self.last_mark_ns = raw.at_ns;
         let sorts = [MarkSort::Training, MarkSort::Use].into_iter().enumerate();
@@ -438,6 +465,15 @@ impl ObservedProcess {
         if let Some(mark) = Mark::from_number(raw.mark) {
             self.steps.mark(mark, raw.at_ns, launches);
         }
+    }
+
+    /// Whether it launches, and windows have shown that it does so only by functions that are not sampled.
+    fn launches_otherwise(&self) -> bool {
+        let launches = |symbol: &usize| SYMBOLS[*symbol].counts == Counts::Launch;
+        let mut sampled = self.sampling.iter().filter(|(symbol, _)| launches(symbol));
+        let is_seen = self.launching.is_some_and(|all| all.estimate.windows() > 0);
+        let is_other = sampled.all(|(symbol, _)| !self.counters.contains_key(symbol));
+        is_seen && is_other && self.counters.keys().any(launches)
     }
 
     /// Functions that are sampled do not tell of every step.
@@ -553,7 +589,7 @@ impl ObservedProcess {
         // Which of them launched is less known than that one of them did.
         if let Some(launching) = &self.launching {
             sum.error -= launches_error;
-            sum.error += launches_error.min(launching.estimate.error());
+            sum.error += launches_error.min(launching.told.error);
         }
         sum
     }
@@ -573,10 +609,10 @@ impl ObservedProcess {
             error: 0,
         };
         if let Some(sampling) = self.sampling.get(&symbol) {
-            let estimate = &sampling.estimate;
-            count.calls = count.calls.saturating_sub(sampling.windowed.calls) + estimate.calls();
-            count.bytes = count.bytes.saturating_sub(sampling.windowed.bytes) + estimate.bytes();
-            count.error = estimate.error();
+            let (windowed, told) = (&sampling.windowed, &sampling.told);
+            count.calls = count.calls.saturating_sub(windowed.calls) + told.calls;
+            count.bytes = count.bytes.saturating_sub(windowed.bytes) + told.bytes;
+            count.error = told.error;
         }
         count
     }
@@ -706,7 +742,17 @@ impl ObservedProcess {
         }
     }
 
-    /// It is counted exactly again; the time since the last window is taken to be like it.
+    /// Tells how often it has called what is sampled, as far as that is known by now.
+    pub(super) fn tell_sampled(&mut self, now_ns: u64) {
+        if self.sampling.is_empty() {
+            return;
+        }
+        let now = self.window_of(now_ns);
+        let sampling = self.sampling.values_mut().chain(&mut self.launching);
+        sampling.for_each(|sampling| sampling.tell(&now));
+    }
+
+    /// It is counted exactly again; the time since the last window is taken to be like it, or its steps like others.
     pub(super) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
         let end = self.window_of(now_ns);
         if let Some(sampling) = self.sampling.get_mut(&symbol) {
@@ -718,11 +764,13 @@ impl ObservedProcess {
         if let Some(launching) = self.launching.as_mut().filter(|_| !goes_on) {
             launching.end(&end);
         }
+        self.tell_sampled(now_ns);
     }
 
     /// A window with nothing in it.
     fn window_of(&self, to_ns: u64) -> WindowOf {
-        let per_step = self.launches_per_step.mean();
+        let fits = self.few_steps().is_some();
+        let per_step = self.launches_per_step.mean().filter(|_| fits);
         let progress = self.steps.progress(to_ns);
         WindowOf {
             seconds: 0.0,
@@ -805,27 +853,38 @@ impl ObservedProcess {
                 }
             }
         }
+        self.tell_sampled(to_ns);
     }
 
     /// Whether it launches by a function that is sampled now.
-    fn is_launching_sampled(&self) -> bool {
+    pub(super) fn is_launching_sampled(&self) -> bool {
         self.launching
             .as_ref()
             .is_some_and(|launching| launching.open)
     }
 
-    /// Whether windows show it doing anything, or have not been there yet.
-    pub(super) fn needs_windows(&self) -> bool {
-        let open = self.sampling.values().filter(|sampling| sampling.open);
-        let mut rates = open.map(|sampling| sampling.estimate.recent_rate());
-        self.sampling.is_empty() || rates.any(|rate| rate > 0.0)
+    /// Whether only windows can tell what it does: they have shown it calling something, or it makes steps and they
+    /// have not shown it at all.
+    pub(super) fn needs_windows(&self, now_ns: u64) -> bool {
+        let mut open = self.sampling.values().filter(|sampling| sampling.open);
+        let is_new = self.sampling.values().all(|sampling| sampling.is_new);
+        let makes_steps = |progress: Progress| !progress.is_overdue();
+        (is_new && self.steps.progress(now_ns).is_some_and(makes_steps))
+            || open.any(|sampling| sampling.estimate.recent_rate() > 1.0)
     }
 
-    /// For how long a window must be open to see a few whole steps of it; `None` if it makes none.
+    /// For how long a window must be open to see a few whole steps of it, and a long one; `None` if it makes none, or
+    /// no window is that long.
     pub(super) fn few_steps(&self) -> Option<Duration> {
-        let step_ns = median_ns(self.steps.recent())?;
-        let of_sampled = self.is_launching_sampled();
-        of_sampled.then(|| Duration::from_nanos(step_ns).mul_f64(FEW_STEPS))
+        let times = |ns: u64, times: f64| Duration::from_nanos(ns).mul_f64(times);
+        let fits = |length: &Duration| *length <= LONGEST_WINDOW;
+        let few = times(median_ns(self.steps.recent())?, FEW_STEPS);
+        let steps = self.steps.recent().iter();
+        let longest = steps
+            .map(|step| times(step.duration_ns(), ROOM))
+            .filter(fits)
+            .max();
+        Some(longest.unwrap_or_default().max(few)).filter(fits)
     }
 
     /// Whether it makes steps, and it is well known how many launches one has.

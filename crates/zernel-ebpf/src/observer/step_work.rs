@@ -100,7 +100,7 @@ impl LaunchesPerStep {
 
     /// Takes in the steps that lay wholly in a window.
     pub(super) fn add_window(&mut self, glimpses: &[Glimpse], window: Duration) {
-        let window_ns = window.as_nanos() as f64;
+        let window_ns = (window.as_nanos() as f64).max(1.0);
         let mut batch = Batch::default();
         for glimpse in glimpses {
             let room_ns = window_ns - glimpse.duration_ns as f64;

@@ -208,6 +208,11 @@ pub(crate) fn estimate_by_steps() {
     let pid = target.pid();
     target.go();
     watcher.wait_until("launches are sampled", is_sampled);
+    watcher.wait_until("they are told without waiting for a window", |observer| {
+        let process = find(observer, pid);
+        let steps = process.steps.count();
+        steps > 200 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
+    });
     target.wait_until_done();
     target.end();
     watcher.wait_until("its end is known", |observer| {

@@ -67,7 +67,7 @@ fn assert_launches(rank: &Value, truth: u64, said: &str) {
     let (launches, error) = (of("launches"), of("launches_error"));
     eprintln!("{launches} ± {error} launches of {truth}");
     assert!(launches.abs_diff(truth) <= 2 * error, "{truth}: {said}");
-    assert!(error < truth / 2, "{said}");
+    assert!(error < truth, "{said}");
 }
 
 fn assert_agrees(found: &Value, stamps: &[Stamp], said: &str) {
