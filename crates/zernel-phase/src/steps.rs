@@ -148,6 +148,9 @@ pub struct Step {
     pub launches: Option<u32>,
     /// How many marks of each kind were in it, in the order of [`Mark::ALL`].
     pub marks: [u16; 7],
+    /// Whether there were more, which nobody told of.
+    #[serde(default)]
+    pub lacks_marks: bool,
 }
 
 impl Step {
@@ -245,6 +248,11 @@ impl StepDetector {
         for mark in Mark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
             self.tracks[mark.index()].open = None;
         }
+        let open = self
+            .tracks
+            .iter_mut()
+            .filter_map(|track| track.open.as_mut());
+        open.for_each(|step| step.lacks_marks = true);
         // Whatever comes next does not follow the last one directly.
         self.last = None;
         let separates = !sorts.is_empty() && self.boundary.is_none_or(is_missing);
@@ -368,6 +376,7 @@ impl StepDetector {
             end_ns: at_ns,
             launches: Some(0),
             marks: [0; 7],
+            lacks_marks: false,
         };
         let ended = track.open.replace(begun);
         let glimpsed = track.glimpsed.replace(0);

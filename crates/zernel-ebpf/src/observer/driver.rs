@@ -21,7 +21,7 @@ const SCAN: Duration = Duration::from_secs(10);
 const GPUS: Duration = Duration::from_secs(1);
 
 /// Observes until `stop` is set. Others may ask `observer` meanwhile: it is locked for milliseconds
-/// at a time, and longer only while it attaches to a library that is new.
+/// at a time, and longer only while it attaches to a library that is new, or to functions that are sampled.
 pub fn run(observer: &Mutex<Observer>, stop: &AtomicBool) -> Result<(), ObserveError> {
     let descriptor = lock(observer)
         .discovery_descriptor()

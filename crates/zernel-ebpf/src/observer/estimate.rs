@@ -116,6 +116,14 @@ const FADING: f64 = 0.85;
 const MOST_SLOWED: f64 = 0.5;
 
 impl Estimate {
+    /// Sampling begins, of a function that was called so often in a second.
+    pub(crate) fn begin(&mut self, calls: f64) {
+        self.last = Some(Rate {
+            calls,
+            ..Rate::default()
+        });
+    }
+
     /// Takes in a window that ends the last `span_s` seconds, and the steps that were made in them, if they are
     /// known.
     pub(crate) fn add(&mut self, window: Window, span_s: f64, steps: Option<Steps>) {

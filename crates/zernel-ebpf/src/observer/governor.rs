@@ -336,6 +336,7 @@ impl Observer {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
         self.governor.sampled.insert(symbol, 0);
+        self.governor.hasten_window();
         if SYMBOLS[symbol].counts == Counts::Launch {
             self.governor.windows.always_since_ns = None;
         }

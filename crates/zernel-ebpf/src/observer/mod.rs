@@ -9,6 +9,7 @@
 //! | `asking` | who it is |
 //! | `step_marks` | what tells its steps apart |
 //! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
+//! | `estimate`, `step_work` | what is told of functions that are watched now and then |
 //! | `driver` | the loop that makes an [`Observer`] do its work |
 //! | `metrics`, [`snapshot`], `ledger` | what it tells |
 

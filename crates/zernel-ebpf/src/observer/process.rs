@@ -124,6 +124,8 @@ struct Sampling {
     progress: Option<Progress>,
     /// Whether the process began while the function was sampled, and no window has been there yet.
     is_new: bool,
+    /// Whether no window has been there since this began.
+    is_unseen: bool,
     /// Whether it goes on.
     open: bool,
     estimate: Estimate,
@@ -141,6 +143,7 @@ impl Sampling {
             until_ns: now_ns,
             progress,
             is_new: false,
+            is_unseen: true,
             open: true,
             estimate: Estimate::default(),
             told: CallCount::default(),
@@ -182,6 +185,7 @@ impl Sampling {
         self.until_ns = of.to_ns;
         self.progress = of.progress;
         self.is_new &= of.progress.is_none() && window.calls == 0;
+        self.is_unseen = false;
     }
 
     /// Tells how it is at a moment.
@@ -723,10 +727,13 @@ impl ObservedProcess {
         let now_ns = super::monotonic_ns();
         let progress = self.steps.progress(now_ns);
         let counter = counters.of[symbol];
+        let rate = self.rates.get(&symbol).copied().unwrap_or_default();
         self.sampling
             .entry(symbol)
             .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
-            .or_insert_with(|| Sampling::new(counter, now_ns, progress));
+            .or_insert_with(|| Sampling::new(counter, now_ns, progress))
+            .estimate
+            .begin(rate);
         if SYMBOLS[symbol].counts == Counts::Launch {
             if !self.is_launching_sampled() {
                 self.launches_per_step.keep_series(self.steps.restarts());
@@ -863,14 +870,17 @@ impl ObservedProcess {
             .is_some_and(|launching| launching.open)
     }
 
-    /// Whether only windows can tell what it does: they have shown it calling something, or it makes steps and they
-    /// have not shown it at all.
+    /// Whether only windows can tell what it does: it calls what is sampled, or makes steps and they have not shown it
+    /// at all.
     pub(super) fn needs_windows(&self, now_ns: u64) -> bool {
-        let mut open = self.sampling.values().filter(|sampling| sampling.open);
         let is_new = self.sampling.values().all(|sampling| sampling.is_new);
         let makes_steps = |progress: Progress| !progress.is_overdue();
+        let mut open = self.sampling.iter().filter(|(_, sampling)| sampling.open);
         (is_new && self.steps.progress(now_ns).is_some_and(makes_steps))
-            || open.any(|sampling| sampling.estimate.recent_rate() > 1.0)
+            || open.any(|(symbol, sampling)| {
+                let is_unseen = sampling.is_unseen && self.counters.contains_key(symbol);
+                is_unseen || sampling.estimate.recent_rate() > 1.0
+            })
     }
 
     /// For how long a window must be open to see a few whole steps of it, and a long one; `None` if it makes none, or
@@ -890,7 +900,9 @@ impl ObservedProcess {
     /// Whether it makes steps, and it is well known how many launches one has.
     pub(super) fn is_well_known(&self, now_ns: u64) -> bool {
         let makes_steps = |progress: Progress| !progress.is_overdue();
-        self.steps.progress(now_ns).is_some_and(makes_steps)
+        let mut open = self.sampling.values().filter(|sampling| sampling.open);
+        !open.any(|sampling| sampling.is_unseen)
+            && self.steps.progress(now_ns).is_some_and(makes_steps)
             && self.launches_per_step.relative_error() <= WELL_KNOWN
     }
 

@@ -249,6 +249,7 @@ mod tests {
                     end_ns: now_ns,
                     launches: Some(launches),
                     marks: [0; 7],
+                    lacks_marks: false,
                 }
             })
             .collect();

@@ -157,9 +157,11 @@ fn without_evaluation(steps: &[Step], boundary: Mark) -> (Vec<Step>, Vec<Stretch
 }
 
 /// Whether the step at a place did what few steps do, and hardly any of those beside it: from where on some marks
-/// are no longer seen, all steps differ from those before. Where no two steps do the same, none is unusual.
+/// are no longer seen, all steps differ from those before. One that lacks marks did so if it has more of some than a
+/// usual one. Where no two steps do the same, none is unusual.
 fn unusual(steps: &[Step]) -> impl Fn(usize) -> bool {
-    let mut kinds: Vec<[u16; 7]> = steps.iter().map(|step| step.marks).collect();
+    let whole = steps.iter().filter(|step| !step.lacks_marks);
+    let mut kinds: Vec<[u16; 7]> = whole.map(|step| step.marks).collect();
     kinds.sort_unstable();
     let sizes: Vec<([u16; 7], usize)> = kinds
         .chunk_by(|a, b| a == b)
@@ -167,8 +169,17 @@ fn unusual(steps: &[Step]) -> impl Fn(usize) -> bool {
         .collect();
     let largest = sizes.iter().map(|(_, size)| *size).max().unwrap_or(0);
     let total = steps.len();
+    let is_few = move |size: usize| (size as f64) < UNUSUAL * total as f64;
     move |place| {
+        if 2 * largest < total {
+            return false;
+        }
         let marks = &steps[place].marks;
+        if steps[place].lacks_marks {
+            let usual = sizes.iter().filter(|(_, size)| !is_few(*size));
+            let mut exceeded = usual.map(|(usual, _)| marks.iter().zip(usual).any(|(a, b)| a > b));
+            return exceeded.all(|is_exceeded| is_exceeded);
+        }
         let kind = sizes.binary_search_by_key(marks, |(marks, _)| *marks);
         let size = kind.map_or(0, |kind| sizes[kind].1);
         let alike = |step: &&Step| step.marks == *marks;
@@ -183,6 +194,6 @@ fn unusual(steps: &[Step]) -> impl Fn(usize) -> bool {
             .take(FEW)
             .take_while(alike)
             .count();
-        2 * largest >= total && (size as f64) < UNUSUAL * total as f64 && before + after < FEW
+        is_few(size) && before + after < FEW
     }
 }

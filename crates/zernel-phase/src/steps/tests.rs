@@ -270,6 +270,7 @@ fn steps_of(milliseconds: impl IntoIterator<Item = u64>) -> Vec<Step> {
             end_ns: now_ns,
             launches: None,
             marks: [0, 1, 0, 0, 0, 0, 0],
+            lacks_marks: false,
         }
     };
     milliseconds.into_iter().map(step).collect()
@@ -598,4 +599,29 @@ fn steps_that_are_counted_anew_do_not_tell_how_far_it_got() {
     assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
     assert!(run.detector.progress(run.now_ns).is_some());
     assert_eq!(done_since(&run, begin), None);
+}
+
+#[test]
+fn a_late_step_is_no_pause_because_not_all_of_it_was_told() {
+    let mut run = Loop::new();
+    for step in 0..120 {
+        // So much is copied for a checkpoint that nobody tells of the rest, nor of what comes next.
+        let (copies, is_told, late_ms) = match step {
+            50 => (1000, false, 150),
+            51 => (0, false, 40),
+            _ => (2, true, 0),
+        };
+        for _ in 0..copies {
+            run.does(Mark::CopyOut, 1, MS / 10);
+            run.does(Mark::Wait, 1, MS / 10);
+        }
+        if !is_told {
+            run.detector.gap(&[MarkSort::Use]);
+        }
+        run.does(Mark::Reduce, 30, (10 + late_ms) * MS);
+        run.look();
+    }
+    let summary = run.summary();
+    assert_eq!(run.detector.count(), 120);
+    assert_eq!((summary.pauses.len(), summary.stalls.len()), (1, 1));
 }

@@ -186,6 +186,7 @@ mod tests {
             end_ns: first_seen_ns + 1_000_000_000 * (number + 1),
             launches: None,
             marks: [0; 7],
+            lacks_marks: false,
         };
         snapshot::Process {
             first_seen_ns,

@@ -164,6 +164,7 @@ mod tests {
             end_ns: 1000 * (number + 1),
             launches: None,
             marks: [0; 7],
+            lacks_marks: false,
         };
         Steps {
             boundary: Some(Mark::Backward),

@@ -49,6 +49,7 @@ fn steps(count: u64) -> StepReport {
             + u64::from(number == count / 2) * 2 * SECOND,
         launches: None,
         marks: [0; 7],
+        lacks_marks: false,
     };
     StepReport {
         count,
