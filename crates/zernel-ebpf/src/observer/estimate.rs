@@ -116,9 +116,9 @@ const FADING: f64 = 0.85;
 const MOST_SLOWED: f64 = 0.5;
 
 impl Estimate {
-    /// Sampling begins, of a function that was called so often in a second.
-    pub(crate) fn begin(&mut self, calls: f64) {
-        self.last = Some(Rate {
+    /// Sampling begins, of a function that was called so often in a second, if that is known.
+    pub(crate) fn begin(&mut self, calls: Option<f64>) {
+        self.last = calls.map(|calls| Rate {
             calls,
             ..Rate::default()
         });

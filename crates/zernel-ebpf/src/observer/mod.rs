@@ -415,6 +415,7 @@ impl Observer {
         }
         let mut process = ObservedProcess::new(raw);
         process.find_devices(&self.gpu_facts);
+        process.join_sampling(&self.governor.symbols());
         self.processes.insert(index, process);
         self.has_new_ones = true;
     }

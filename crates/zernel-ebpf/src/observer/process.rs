@@ -473,11 +473,10 @@ impl ObservedProcess {
 
     /// Whether it launches, and windows have shown that it does so only by functions that are not sampled.
     fn launches_otherwise(&self) -> bool {
-        let launches = |symbol: &usize| SYMBOLS[*symbol].counts == Counts::Launch;
-        let mut sampled = self.sampling.iter().filter(|(symbol, _)| launches(symbol));
+        let mut sampled = self.sampling.iter().filter(|(symbol, _)| is_launch(symbol));
         let is_seen = self.launching.is_some_and(|all| all.estimate.windows() > 0);
         let is_other = sampled.all(|(symbol, _)| !self.counters.contains_key(symbol));
-        is_seen && is_other && self.counters.keys().any(launches)
+        is_seen && is_other && self.counters.keys().any(is_launch)
     }
 
     /// Functions that are sampled do not tell of every step.
@@ -586,7 +585,7 @@ impl ObservedProcess {
             sum.bytes += count.bytes;
             // They come from the same windows: what one lacks, the other lacks too.
             sum.error += count.error;
-            if SYMBOLS[symbol].counts == Counts::Launch {
+            if is_launch(&symbol) {
                 launches_error += count.error;
             }
         }
@@ -727,24 +726,38 @@ impl ObservedProcess {
         let now_ns = super::monotonic_ns();
         let progress = self.steps.progress(now_ns);
         let counter = counters.of[symbol];
-        let rate = self.rates.get(&symbol).copied().unwrap_or_default();
-        self.sampling
-            .entry(symbol)
+        let sampling = self.sampling.entry(symbol);
+        let sampling = sampling
             .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
-            .or_insert_with(|| Sampling::new(counter, now_ns, progress))
-            .estimate
-            .begin(rate);
-        if SYMBOLS[symbol].counts == Counts::Launch {
+            .or_insert_with(|| Sampling::new(counter, now_ns, progress));
+        sampling.estimate.begin(self.rates.get(&symbol).copied());
+        if is_launch(&symbol) {
             if !self.is_launching_sampled() {
                 self.launches_per_step.keep_series(self.steps.restarts());
                 self.launches_per_step
                     .add_counted(self.steps.recent().iter());
             }
             let counter = all_launches(counters);
-            match &mut self.launching {
-                Some(launching) if launching.open => {}
-                Some(launching) => launching.resume(counter, now_ns, progress),
-                none => *none = Some(Sampling::new(counter, now_ns, progress)),
+            let new = Sampling::new(counter, now_ns, progress);
+            let launching = self.launching.get_or_insert(new);
+            if !launching.open {
+                launching.resume(counter, now_ns, progress);
+            }
+            let rates = self.rates.iter();
+            let launches = rates.filter(|(symbol, _)| is_launch(symbol));
+            launching
+                .estimate
+                .begin(Some(launches.map(|(_, rate)| rate).sum()));
+        }
+    }
+
+    /// It begins while these functions are sampled.
+    pub(super) fn join_sampling(&mut self, symbols: &[usize]) {
+        let newcomer = Sampling::of_newcomer(self.first_ns);
+        for symbol in symbols {
+            self.sampling.insert(*symbol, newcomer);
+            if is_launch(symbol) {
+                self.launching = Some(newcomer);
             }
         }
     }
@@ -765,7 +778,6 @@ impl ObservedProcess {
         if let Some(sampling) = self.sampling.get_mut(&symbol) {
             sampling.end(&end);
         }
-        let is_launch = |symbol: &usize| SYMBOLS[*symbol].counts == Counts::Launch;
         let mut launches = self.sampling.iter().filter(|(symbol, _)| is_launch(symbol));
         let goes_on = launches.any(|(_, sampling)| sampling.open);
         if let Some(launching) = self.launching.as_mut().filter(|_| !goes_on) {
@@ -798,15 +810,14 @@ impl ObservedProcess {
         counters: &layout::Counters,
         now_ns: u64,
     ) {
-        let first_ns = self.first_ns;
-        let unknown = || Sampling::of_newcomer(first_ns);
         let launches = all_launches(counters);
         for symbol in symbols {
-            let sampling = self.sampling.entry(*symbol).or_insert_with(unknown);
-            sampling.last = counters.of[*symbol];
-            if SYMBOLS[*symbol].counts == Counts::Launch {
-                self.launching.get_or_insert_with(unknown).last = launches;
+            if let Some(sampling) = self.sampling.get_mut(symbol) {
+                sampling.last = counters.of[*symbol];
             }
+        }
+        if let Some(launching) = &mut self.launching {
+            launching.last = launches;
         }
         self.launched_before = launches.calls;
         self.progress_before = self.steps.progress(now_ns);
@@ -824,7 +835,6 @@ impl ObservedProcess {
         cost_ns: f64,
     ) {
         self.set_counters(counters);
-        let first_ns = self.first_ns;
         let known = |symbol: &usize| {
             self.sampling
                 .get(symbol)
@@ -835,7 +845,7 @@ impl ObservedProcess {
             .map(|symbol| counters.of[*symbol].calls - known(symbol))
             .sum();
         // A process that came during the window was seen for the rest of it.
-        let length_ns = to_ns.saturating_sub(from_ns.max(first_ns));
+        let length_ns = to_ns.saturating_sub(from_ns.max(self.first_ns));
         let seconds = length_ns as f64 / 1e9;
         let glimpses = self.steps.take_glimpses();
         self.launches_per_step.keep_series(self.steps.restarts());
@@ -849,16 +859,13 @@ impl ObservedProcess {
             progress_before: self.progress_before,
             ..self.window_of(to_ns)
         };
-        let unknown = || Sampling::of_newcomer(first_ns);
         for symbol in symbols {
-            let sampling = self.sampling.entry(*symbol).or_insert_with(unknown);
-            sampling.take(counters.of[*symbol], &window);
-            if SYMBOLS[*symbol].counts == Counts::Launch {
-                let launching = self.launching.get_or_insert_with(unknown);
-                if launching.until_ns < to_ns {
-                    launching.take(launches, &window);
-                }
+            if let Some(sampling) = self.sampling.get_mut(symbol) {
+                sampling.take(counters.of[*symbol], &window);
             }
+        }
+        if let Some(launching) = self.launching.as_mut().filter(|all| all.open) {
+            launching.take(launches, &window);
         }
         self.tell_sampled(to_ns);
     }
@@ -918,6 +925,11 @@ impl ObservedProcess {
     pub fn is_sampled(&self) -> bool {
         !self.sampling.is_empty()
     }
+}
+
+/// Whether a function launches.
+fn is_launch(symbol: &usize) -> bool {
+    SYMBOLS[*symbol].counts == Counts::Launch
 }
 
 /// The sum of everything that launches.
