@@ -110,6 +110,12 @@ impl AttachedFile {
         }
     }
 
+    /// Whether any function of it is watched at all.
+    pub(crate) fn is_watched(&self) -> bool {
+        let mut functions = self.functions.iter();
+        functions.any(|function| !matches!(function.watch, Watch::Not(_)))
+    }
+
     /// Its watches in [`Changes`].
     pub(crate) fn watched(&self) -> impl Iterator<Item = Watched> {
         self.watched.iter().copied()

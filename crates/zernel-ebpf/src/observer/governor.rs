@@ -7,22 +7,19 @@
 //! What the windows count stands for the time between them ([`Estimate`](super::Estimate)).
 //! A function that cannot be sampled and still costs more than the ceiling is left alone.
 
+mod calibration;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::hint::black_box;
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
-use std::path::Path;
-use std::sync::Barrier;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::files::{AttachedFile, Watch, detach};
-use super::kernel::{Kernel, Target};
+use super::files::{AttachedFile, detach};
+use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::capability::own_offset;
 use crate::probes::{Counts, SYMBOLS, layout};
 
 /// What observing may cost.
@@ -149,7 +146,7 @@ impl Governor {
     pub(super) fn calibrated(kernel: &Kernel, options: GovernorOptions) -> Self {
         Self {
             options,
-            cost: measure(kernel).unwrap_or_default(),
+            cost: calibration::measure(kernel).unwrap_or_default(),
             sampled: BTreeMap::new(),
             last_round: Instant::now(),
             next_window: None,
@@ -522,105 +519,6 @@ impl Observer {
     #[must_use]
     pub fn is_over_ceiling(&self) -> bool {
         self.governor.over_ceiling >= 4
-    }
-}
-
-impl AttachedFile {
-    /// Whether any function of it is watched at all.
-    pub(crate) fn is_watched(&self) -> bool {
-        let mut functions = self.functions.iter();
-        functions.any(|function| !matches!(function.watch, Watch::Not(_)))
-    }
-}
-
-/// The function that calibration calls: begins like the functions of a driver.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-extern "C" fn calibration_target() {
-    std::arch::naked_asm!("push rbp", "pop rbp", "ret");
-}
-
-/// How often it is called for one measurement.
-const CALIBRATION_CALLS: usize = 1500;
-/// What is touched between two calls, in cache lines of a buffer of this size, so that the kernel finds
-/// its own memory as cold as behind a real program.
-const FOOTPRINT_BYTES: usize = 512 * 1024;
-const FOOTPRINT_LINES: usize = 1500;
-/// What a program pays for a trap in all, as a multiple of the trap's own time: it has to warm up its caches
-/// and branch predictors again. Steps of an eager training loop grew by 3.8 µs per probed call where
-/// the calls themselves took 1.4 to 1.9 µs longer.
-const IN_ALL: f64 = 2.2;
-
-/// What a probed call takes longer than one that is not.
-fn measure(kernel: &Kernel) -> Option<Cost> {
-    let symbol = SYMBOLS
-        .iter()
-        .position(|row| row.name() == "cuLaunchKernel")?;
-    let offset = own_offset(calibration_target as *const ()).ok()? as u64;
-    let threads = thread::available_parallelism()
-        .map_or(1, usize::from)
-        .min(8);
-    let plain = ns_per_call(1);
-    let plain_contended = ns_per_call(threads);
-    let links = kernel
-        .attach(Path::new("/proc/self/exe"), &[Target { offset, symbol }])
-        .ok()?;
-    let cost = Cost {
-        ns_per_call: IN_ALL * (ns_per_call(1) - plain).max(0.0),
-        ns_per_call_contended: IN_ALL * (ns_per_call(threads) - plain_contended).max(0.0),
-        threads,
-        windows: 0,
-    };
-    detach(links);
-    Some(cost)
-}
-
-/// The median time of a call, with so many threads calling.
-fn ns_per_call(threads: usize) -> f64 {
-    let barrier = Barrier::new(threads);
-    let mut times: Vec<u64> = thread::scope(|scope| {
-        let time = || {
-            let mut work = Work::new();
-            barrier.wait();
-            (0..CALIBRATION_CALLS)
-                .map(|_| work.time())
-                .collect::<Vec<_>>()
-        };
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(time)).collect();
-        let results = workers.into_iter().filter_map(|worker| worker.join().ok());
-        results.flatten().collect()
-    });
-    times.sort_unstable();
-    times
-        .get(times.len() / 2)
-        .map_or(0.0, |median| *median as f64)
-}
-
-/// What a program does between two calls.
-struct Work {
-    memory: Vec<u64>,
-    place: usize,
-}
-
-impl Work {
-    fn new() -> Self {
-        Self {
-            memory: vec![1; FOOTPRINT_BYTES / 8],
-            place: 0,
-        }
-    }
-
-    /// The time of one call, after some work.
-    fn time(&mut self) -> u64 {
-        for _ in 0..FOOTPRINT_LINES {
-            // Far apart, and each place known only from the one before.
-            let step = 8 * 1021 * self.memory[self.place] as usize;
-            self.place = (self.place + step) % self.memory.len();
-        }
-        black_box(self.place);
-        let start = Instant::now();
-        black_box(calibration_target)();
-        start.elapsed().as_nanos() as u64
     }
 }
 

@@ -1,17 +1,16 @@
 //! One observed process: what the kernel keeps of it, taken over.
 
+mod sampling;
+
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
-use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector, median_ns};
+use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
-use zerocopy::FromZeros;
 
 use super::callers::Callers;
 use super::durations::Taken;
-use super::estimate::{Estimate, Steps, Window};
-use super::governor::{LONGEST_WINDOW, ProcessCost, Windows};
+use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
 use super::step_work::LaunchesPerStep;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
@@ -20,14 +19,7 @@ use crate::identity::{Identity, identify};
 use crate::probes::{
     Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
 };
-
-/// An error up to which what a step launches is well known.
-const WELL_KNOWN: f64 = 0.05;
-
-/// In so many times the length of a step there are a few whole ones.
-const FEW_STEPS: f64 = 4.2;
-/// In so many times its length, a step is often enough whole.
-const ROOM: f64 = 1.4;
+use sampling::{Sampling, is_launch};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,162 +101,6 @@ pub struct Phases {
     pub current: WorkloadPhase,
     /// Time in each phase so far, that of earlier threads included.
     pub times: PhaseTimeAccumulator,
-}
-
-/// A sampled function: what was exact, what the windows counted, and what they stand for.
-#[derive(Debug, Clone, Copy)]
-struct Sampling {
-    /// Counted in windows, which the estimate replaces.
-    windowed: layout::Counter,
-    /// The counter when it was last looked at.
-    last: layout::Counter,
-    /// Up to when the estimate goes.
-    until_ns: u64,
-    /// How far the process had got then.
-    progress: Option<Progress>,
-    /// Whether the process began while the function was sampled, and no window has been there yet.
-    is_new: bool,
-    /// Whether no window has been there since this began.
-    is_unseen: bool,
-    /// Whether it goes on.
-    open: bool,
-    estimate: Estimate,
-    /// What is told: the estimate, up to when the process was last read if its steps tell that; never less than
-    /// before.
-    told: CallCount,
-}
-
-impl Sampling {
-    /// Begins where everything is exact.
-    fn new(counter: layout::Counter, now_ns: u64, progress: Option<Progress>) -> Self {
-        Self {
-            windowed: FromZeros::new_zeroed(),
-            last: counter,
-            until_ns: now_ns,
-            progress,
-            is_new: false,
-            is_unseen: true,
-            open: true,
-            estimate: Estimate::default(),
-            told: CallCount::default(),
-        }
-    }
-
-    /// Of a process whose first event was then, while the function was sampled.
-    fn of_newcomer(first_ns: u64) -> Self {
-        Self {
-            is_new: true,
-            ..Self::new(FromZeros::new_zeroed(), first_ns, None)
-        }
-    }
-
-    /// Begins again.
-    fn resume(&mut self, counter: layout::Counter, now_ns: u64, progress: Option<Progress>) {
-        *self = Self {
-            windowed: self.windowed,
-            estimate: self.estimate,
-            told: self.told,
-            ..Self::new(counter, now_ns, progress)
-        };
-    }
-
-    /// Takes in what a window has counted up to now.
-    fn take(&mut self, counter: layout::Counter, of: &WindowOf) {
-        let window = Window {
-            calls: counter.calls - self.last.calls,
-            bytes: counter.bytes - self.last.bytes,
-            seconds: of.seconds,
-            slowed: of.slowed,
-        };
-        self.windowed.calls += window.calls;
-        self.windowed.bytes += window.bytes;
-        self.last = counter;
-        let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
-        let steps = of.steps_since(self.known_progress(of));
-        self.estimate.add(window, span_s, steps);
-        self.until_ns = of.to_ns;
-        self.progress = of.progress;
-        self.is_new &= of.progress.is_none() && window.calls == 0;
-        self.is_unseen = false;
-    }
-
-    /// Tells how it is at a moment.
-    fn tell(&mut self, now: &WindowOf) {
-        let mut estimate = self.estimate;
-        let steps = now.steps_since(self.known_progress(now));
-        if let Some(steps) = steps.filter(|_| self.open) {
-            estimate.end(0.0, Some(steps));
-        }
-        self.told = CallCount {
-            calls: estimate.calls().max(self.told.calls),
-            bytes: estimate.bytes().max(self.told.bytes),
-            error: estimate.error(),
-            failed: 0,
-        };
-    }
-
-    /// How far the process had got when it was last looked at.
-    fn known_progress(&self, of: &WindowOf) -> Option<Progress> {
-        match self.is_new {
-            true => Some(of.beginning),
-            false => self.progress,
-        }
-    }
-
-    /// The function is counted exactly again.
-    fn end(&mut self, of: &WindowOf) {
-        if self.open {
-            let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
-            let steps = of.steps_since(self.known_progress(of));
-            self.estimate.end(span_s, steps);
-            self.until_ns = of.to_ns;
-            self.open = false;
-        }
-    }
-}
-
-/// A window as one process passed through it.
-#[derive(Debug, Clone, Copy)]
-struct WindowOf {
-    seconds: f64,
-    to_ns: u64,
-    slowed: f64,
-    /// Launches in it, sampled or not.
-    launched: u64,
-    /// How many launches a step has, and by what share that may be off.
-    per_step: Option<(f64, f64)>,
-    /// How far the process had got at its beginning.
-    progress_before: Option<Progress>,
-    /// How far the process had got at its end.
-    progress: Option<Progress>,
-    /// Where the process began.
-    beginning: Progress,
-}
-
-impl WindowOf {
-    /// The steps since another moment, as far as they are known.
-    fn steps_since(&self, progress: Option<Progress>) -> Option<Steps> {
-        let (per_step, relative_error) = self.per_step?;
-        let worth = self.launched as f64 / per_step;
-        Some(Steps {
-            done: self.progress?.since(&progress?, self.launched > 0)?,
-            // About as many as have ended in it: something else may be launched, too.
-            seen: self.steps_within().map_or(worth, |steps| {
-                worth.clamp((steps - 1.0).max(0.0), steps + 1.0)
-            }),
-            launched: self.launched,
-            per_step,
-            relative_error,
-        })
-    }
-
-    /// The steps that were made in it, if that is known.
-    fn steps_within(&self) -> Option<f64> {
-        let done = self
-            .progress?
-            .since(&self.progress_before?, self.launched > 0)?;
-        Some(done.steps)
-    }
 }
 
 /// A process as far as it was observed.
@@ -469,14 +305,6 @@ impl ObservedProcess {
         if let Some(mark) = Mark::from_number(raw.mark) {
             self.steps.mark(mark, raw.at_ns, launches);
         }
-    }
-
-    /// Whether it launches, and windows have shown that it does so only by functions that are not sampled.
-    fn launches_otherwise(&self) -> bool {
-        let mut sampled = self.sampling.iter().filter(|(symbol, _)| is_launch(symbol));
-        let is_seen = self.launching.is_some_and(|all| all.estimate.windows() > 0);
-        let is_other = sampled.all(|(symbol, _)| !self.counters.contains_key(symbol));
-        is_seen && is_other && self.counters.keys().any(is_launch)
     }
 
     /// Functions that are sampled do not tell of every step.
@@ -715,204 +543,6 @@ impl ObservedProcess {
         rates
     }
 
-    /// Calls per second of a sampled function.
-    pub(super) fn sampled_rate(&self, symbol: usize) -> f64 {
-        let sampling = self.sampling.get(&symbol).filter(|sampling| sampling.open);
-        sampling.map_or(0.0, |sampling| sampling.estimate.recent_rate())
-    }
-
-    pub(super) fn begin_sampling(&mut self, symbol: usize, counters: &layout::Counters) {
-        self.set_counters(counters);
-        let now_ns = super::monotonic_ns();
-        let progress = self.steps.progress(now_ns);
-        let counter = counters.of[symbol];
-        let sampling = self.sampling.entry(symbol);
-        let sampling = sampling
-            .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
-            .or_insert_with(|| Sampling::new(counter, now_ns, progress));
-        sampling.estimate.begin(self.rates.get(&symbol).copied());
-        if is_launch(&symbol) {
-            if !self.is_launching_sampled() {
-                self.launches_per_step.keep_series(self.steps.restarts());
-                self.launches_per_step
-                    .add_counted(self.steps.recent().iter());
-            }
-            let counter = all_launches(counters);
-            let new = Sampling::new(counter, now_ns, progress);
-            let launching = self.launching.get_or_insert(new);
-            if !launching.open {
-                launching.resume(counter, now_ns, progress);
-            }
-            let rates = self.rates.iter();
-            let launches = rates.filter(|(symbol, _)| is_launch(symbol));
-            launching
-                .estimate
-                .begin(Some(launches.map(|(_, rate)| rate).sum()));
-        }
-    }
-
-    /// It begins while these functions are sampled.
-    pub(super) fn join_sampling(&mut self, symbols: &[usize]) {
-        let newcomer = Sampling::of_newcomer(self.first_ns);
-        for symbol in symbols {
-            self.sampling.insert(*symbol, newcomer);
-            if is_launch(symbol) {
-                self.launching = Some(newcomer);
-            }
-        }
-    }
-
-    /// Tells how often it has called what is sampled, as far as that is known by now.
-    pub(super) fn tell_sampled(&mut self, now_ns: u64) {
-        if self.sampling.is_empty() {
-            return;
-        }
-        let now = self.window_of(now_ns);
-        let sampling = self.sampling.values_mut().chain(&mut self.launching);
-        sampling.for_each(|sampling| sampling.tell(&now));
-    }
-
-    /// It is counted exactly again; the time since the last window is taken to be like it, or its steps like others.
-    pub(super) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
-        let end = self.window_of(now_ns);
-        if let Some(sampling) = self.sampling.get_mut(&symbol) {
-            sampling.end(&end);
-        }
-        let mut launches = self.sampling.iter().filter(|(symbol, _)| is_launch(symbol));
-        let goes_on = launches.any(|(_, sampling)| sampling.open);
-        if let Some(launching) = self.launching.as_mut().filter(|_| !goes_on) {
-            launching.end(&end);
-        }
-        self.tell_sampled(now_ns);
-    }
-
-    /// A window with nothing in it.
-    fn window_of(&self, to_ns: u64) -> WindowOf {
-        let fits = self.few_steps().is_some();
-        let per_step = self.launches_per_step.mean().filter(|_| fits);
-        let progress = self.steps.progress(to_ns);
-        WindowOf {
-            seconds: 0.0,
-            to_ns,
-            slowed: 0.0,
-            launched: 0,
-            per_step: per_step.map(|mean| (mean, self.launches_per_step.relative_error())),
-            progress_before: progress,
-            progress,
-            beginning: self.steps.beginning(),
-        }
-    }
-
-    /// A window is about to open, for these functions.
-    pub(super) fn expect_window(
-        &mut self,
-        symbols: &[usize],
-        counters: &layout::Counters,
-        now_ns: u64,
-    ) {
-        let launches = all_launches(counters);
-        for symbol in symbols {
-            if let Some(sampling) = self.sampling.get_mut(symbol) {
-                sampling.last = counters.of[*symbol];
-            }
-        }
-        if let Some(launching) = &mut self.launching {
-            launching.last = launches;
-        }
-        self.launched_before = launches.calls;
-        self.progress_before = self.steps.progress(now_ns);
-        // They are of no window.
-        self.steps.take_glimpses();
-    }
-
-    /// Takes in what a window counted, for all functions that are sampled. A call costs `cost_ns`.
-    pub(super) fn take_window(
-        &mut self,
-        symbols: &[usize],
-        counters: &layout::Counters,
-        from_ns: u64,
-        to_ns: u64,
-        cost_ns: f64,
-    ) {
-        self.set_counters(counters);
-        let known = |symbol: &usize| {
-            self.sampling
-                .get(symbol)
-                .map_or(0, |known| known.last.calls)
-        };
-        let calls: u64 = symbols
-            .iter()
-            .map(|symbol| counters.of[*symbol].calls - known(symbol))
-            .sum();
-        // A process that came during the window was seen for the rest of it.
-        let length_ns = to_ns.saturating_sub(from_ns.max(self.first_ns));
-        let seconds = length_ns as f64 / 1e9;
-        let glimpses = self.steps.take_glimpses();
-        self.launches_per_step.keep_series(self.steps.restarts());
-        self.launches_per_step
-            .add_window(&glimpses, Duration::from_nanos(length_ns));
-        let launches = all_launches(counters);
-        let window = WindowOf {
-            seconds,
-            slowed: calls as f64 * self.busiest_share() * cost_ns / 1e9 / seconds.max(f64::EPSILON),
-            launched: launches.calls - self.launched_before,
-            progress_before: self.progress_before,
-            ..self.window_of(to_ns)
-        };
-        for symbol in symbols {
-            if let Some(sampling) = self.sampling.get_mut(symbol) {
-                sampling.take(counters.of[*symbol], &window);
-            }
-        }
-        if let Some(launching) = self.launching.as_mut().filter(|all| all.open) {
-            launching.take(launches, &window);
-        }
-        self.tell_sampled(to_ns);
-    }
-
-    /// Whether it launches by a function that is sampled now.
-    pub(super) fn is_launching_sampled(&self) -> bool {
-        self.launching
-            .as_ref()
-            .is_some_and(|launching| launching.open)
-    }
-
-    /// Whether only windows can tell what it does: it calls what is sampled, or makes steps and they have not shown it
-    /// at all.
-    pub(super) fn needs_windows(&self, now_ns: u64) -> bool {
-        let is_new = self.sampling.values().all(|sampling| sampling.is_new);
-        let makes_steps = |progress: Progress| !progress.is_overdue();
-        let mut open = self.sampling.iter().filter(|(_, sampling)| sampling.open);
-        (is_new && self.steps.progress(now_ns).is_some_and(makes_steps))
-            || open.any(|(symbol, sampling)| {
-                let is_unseen = sampling.is_unseen && self.counters.contains_key(symbol);
-                is_unseen || sampling.estimate.recent_rate() > 1.0
-            })
-    }
-
-    /// For how long a window must be open to see a few whole steps of it, and a long one; `None` if it makes none, or
-    /// no window is that long.
-    pub(super) fn few_steps(&self) -> Option<Duration> {
-        let times = |ns: u64, times: f64| Duration::from_nanos(ns).mul_f64(times);
-        let fits = |length: &Duration| *length <= LONGEST_WINDOW;
-        let few = times(median_ns(self.steps.recent())?, FEW_STEPS);
-        let steps = self.steps.recent().iter();
-        let longest = steps
-            .map(|step| times(step.duration_ns(), ROOM))
-            .filter(fits)
-            .max();
-        Some(longest.unwrap_or_default().max(few)).filter(fits)
-    }
-
-    /// Whether it makes steps, and it is well known how many launches one has.
-    pub(super) fn is_well_known(&self, now_ns: u64) -> bool {
-        let makes_steps = |progress: Progress| !progress.is_overdue();
-        let mut open = self.sampling.values().filter(|sampling| sampling.open);
-        !open.any(|sampling| sampling.is_unseen)
-            && self.steps.progress(now_ns).is_some_and(makes_steps)
-            && self.launches_per_step.relative_error() <= WELL_KNOWN
-    }
-
     /// It was not watched for a while.
     pub(super) fn miss(&mut self, now_ns: u64) {
         self.seen = Seen::Since(now_ns);
@@ -925,22 +555,6 @@ impl ObservedProcess {
     pub fn is_sampled(&self) -> bool {
         !self.sampling.is_empty()
     }
-}
-
-/// Whether a function launches.
-fn is_launch(symbol: &usize) -> bool {
-    SYMBOLS[*symbol].counts == Counts::Launch
-}
-
-/// The sum of everything that launches.
-fn all_launches(counters: &layout::Counters) -> layout::Counter {
-    let mut sum: layout::Counter = FromZeros::new_zeroed();
-    let counters = counters.of.iter().zip(SYMBOLS.iter());
-    for (counter, _) in counters.filter(|(_, symbol)| symbol.counts == Counts::Launch) {
-        sum.calls += counter.calls;
-        sum.bytes += counter.bytes;
-    }
-    sum
 }
 
 /// Who a process is, unless its pid is another's by now.

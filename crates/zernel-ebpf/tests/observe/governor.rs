@@ -4,7 +4,7 @@ use std::hint::spin_loop;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
+use zernel_ebpf::observer::{CallCount, GovernorOptions, Observer, Options};
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
 
@@ -174,14 +174,7 @@ pub(crate) fn estimate() {
         observer.cost().windows >= 12
     });
     target.kill();
-    watcher.wait_until("its end is known", |observer| {
-        find(observer, pid).ended_ns.is_some()
-    });
-    let observer = watcher.stop();
-    let process = find(&observer, pid);
-    let launches = seen_of(process)["cuLaunchKernel"];
-    let truth = truth_of(&stage, pid)["cuLaunchKernel"].calls;
-    assert!(process.is_sampled());
+    let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(
         launches.error > 0 && launches.error < launches.calls / 2,
         "{launches:?}"
@@ -191,6 +184,18 @@ pub(crate) fn estimate() {
         launches.calls.abs_diff(truth) <= margin,
         "{launches:?} for {truth}"
     );
+}
+
+/// Waits for the end of a process, and tells how often it has launched, as far as windows show, and truly.
+fn estimated_and_true(watcher: Watcher, stage: &Stage, pid: u32) -> (CallCount, u64) {
+    watcher.wait_until("its end is known", |observer| {
+        find(observer, pid).ended_ns.is_some()
+    });
+    let observer = watcher.stop();
+    let process = find(&observer, pid);
+    assert!(process.is_sampled());
+    let launches = seen_of(process)["cuLaunchKernel"];
+    let truth = truth_of(stage, pid)["cuLaunchKernel"].calls;
     eprintln!(
         "{} launches taken for {} ± {} in {} windows",
         truth,
@@ -198,6 +203,7 @@ pub(crate) fn estimate() {
         launches.error,
         observer.cost().windows
     );
+    (launches, truth)
 }
 
 /// Of a training loop all steps are known, and so are its launches, however few windows there are.
@@ -215,19 +221,7 @@ pub(crate) fn estimate_by_steps() {
     });
     target.wait_until_done();
     target.end();
-    watcher.wait_until("its end is known", |observer| {
-        find(observer, pid).ended_ns.is_some()
-    });
-    let observer = watcher.stop();
-    let launches = seen_of(find(&observer, pid))["cuLaunchKernel"];
-    let truth = truth_of(&stage, pid)["cuLaunchKernel"].calls;
-    eprintln!(
-        "{} launches taken for {} ± {} in {} windows",
-        truth,
-        launches.calls,
-        launches.error,
-        observer.cost().windows
-    );
+    let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(
         launches.error > 0 && launches.error < launches.calls / 8,
         "{launches:?}"
@@ -249,13 +243,7 @@ pub(crate) fn estimate_of_newcomer() {
     let pid = target.pid();
     target.step();
     target.end();
-    watcher.wait_until("its end is known", |observer| {
-        find(observer, pid).ended_ns.is_some()
-    });
-    let observer = watcher.stop();
-    let launches = seen_of(find(&observer, pid))["cuLaunchKernel"];
-    let truth = truth_of(&stage, pid)["cuLaunchKernel"].calls;
-    eprintln!("{truth} launches taken for {launches:?}");
+    let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(launches.calls.abs_diff(truth) <= 2 * launches.error);
 }
 
