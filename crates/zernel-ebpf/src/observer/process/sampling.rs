@@ -182,6 +182,7 @@ impl ObservedProcess {
         sampling.map_or(0.0, |sampling| sampling.estimate.recent_rate())
     }
 
+    /// A function is watched in windows from now on; up to here, all is exact.
     pub(in crate::observer) fn begin_sampling(
         &mut self,
         symbol: usize,
@@ -196,23 +197,18 @@ impl ObservedProcess {
             .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
             .or_insert_with(|| Sampling::new(counter, now_ns, progress));
         sampling.estimate.begin(self.rates.get(&symbol).copied());
-        if is_launch(&symbol) {
-            if !self.is_launching_sampled() {
-                self.launches_per_step.keep_series(self.steps.restarts());
-                self.launches_per_step
-                    .add_counted(self.steps.recent().iter());
-            }
+        if is_launch(&symbol) && !self.is_launching_sampled() {
+            self.launches_per_step.keep_series(self.steps.restarts());
+            self.launches_per_step
+                .add_counted(self.steps.recent().iter());
             let counter = all_launches(counters);
             let new = Sampling::new(counter, now_ns, progress);
             let launching = self.launching.get_or_insert(new);
-            if !launching.open {
-                launching.resume(counter, now_ns, progress);
-            }
+            launching.resume(counter, now_ns, progress);
             let rates = self.rates.iter();
             let launches = rates.filter(|(symbol, _)| is_launch(symbol));
-            launching
-                .estimate
-                .begin(Some(launches.map(|(_, rate)| rate).sum()));
+            let rate = launches.map(|(_, rate)| rate).sum();
+            launching.estimate.begin(Some(rate));
         }
     }
 
