@@ -55,6 +55,19 @@ static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_th
 	return depth ? &thread->calls[(depth - 1) % ZERNEL_CALL_DEPTH] : NULL;
 }
 
+/* Drops the innermost call, which will not be seen to return. That is a loss, but for calls of sampled
+ * functions: those are taken off while someone is in them. */
+static __always_inline void zernel_drop_call(struct zernel_thread *thread,
+					     const struct zernel_open_call *call)
+{
+	__u32 id = call->symbol;
+	const struct zernel_symbol *symbol = bpf_map_lookup_elem(&symbols, &id);
+
+	thread->depth--;
+	if (symbol && !(symbol->flags & ZERNEL_SAMPLED))
+		ZERNEL_LOST(calls);
+}
+
 static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_thread *thread,
 								 __u64 stack)
 {
@@ -66,8 +79,7 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 		if (!call || call->stack > stack)
 			break;
 		/* Its frame is gone: whoever it was, it cannot return any more. */
-		thread->depth--;
-		ZERNEL_LOST(calls);
+		zernel_drop_call(thread, call);
 	}
 	depth = thread->depth;
 	if (depth >= ZERNEL_CALL_DEPTH) {
@@ -90,10 +102,11 @@ static __always_inline struct zernel_open_call *zernel_pop_call(struct zernel_th
 
 		if (!call || call->stack + 8 > stack)
 			return NULL;
-		thread->depth--;
-		if (call->stack + 8 == stack)
+		if (call->stack + 8 == stack) {
+			thread->depth--;
 			return call;
-		ZERNEL_LOST(calls);
+		}
+		zernel_drop_call(thread, call);
 	}
 	return NULL;
 }

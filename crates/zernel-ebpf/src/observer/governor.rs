@@ -372,7 +372,8 @@ impl Observer {
     fn presume_launches(&self) {
         let presumed = self.governor.samples_launches();
         if presumed != self.kernel.presumes_launches() {
-            let _ = self.kernel.presume_launches(presumed);
+            let is_sampled = |symbol| self.governor.is_sampled(symbol);
+            let _ = self.kernel.presume_launches(presumed, is_sampled);
         }
     }
 

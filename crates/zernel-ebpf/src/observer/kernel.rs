@@ -193,7 +193,11 @@ impl Kernel {
     }
 
     /// Takes what comes before launches for their beginning, or not.
-    pub(crate) fn presume_launches(&self, presume: bool) -> libbpf_rs::Result<()> {
+    pub(crate) fn presume_launches(
+        &self,
+        presume: bool,
+        is_sampled: impl Fn(usize) -> bool,
+    ) -> libbpf_rs::Result<()> {
         let offset = offset_of!(layout::Settings, tracker.launching_max_ns);
         let launching_ns = match presume {
             true => PRESUMED_LAUNCHING_NS,
@@ -202,7 +206,7 @@ impl Kernel {
         let word = self.settings.word(0, offset);
         word.store(launching_ns, Ordering::Relaxed);
         for symbol in (0..SYMBOLS.len()).filter(|symbol| begins_launches(*symbol)) {
-            self.set_sampled(symbol, false)?;
+            self.set_sampled(symbol, is_sampled(symbol))?;
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("paced", paced),
     ("slow", slow_launches),
     ("eager", eager),
+    ("checkpoints", checkpoints),
 ];
 
 /// Launches as fast as it can for so many milliseconds.
@@ -84,6 +85,28 @@ fn eager(driver: &Driver, milliseconds: u64) {
     }
 }
 
+/// Reads many small tensors and a large one, which takes a while, again and again.
+fn checkpoints(driver: &Driver, rounds: u64) {
+    const LARGE: usize = 128 << 20;
+    driver.open();
+    let device = driver.allocate(LARGE as u64);
+    let mut host = vec![0_u8; LARGE];
+    let mut read = |bytes: usize| {
+        call!(
+            driver.cuda(),
+            "cuMemcpyDtoHAsync_v2",
+            host.as_mut_ptr(),
+            device,
+            bytes,
+            0
+        );
+    };
+    for _ in 0..rounds {
+        (0..2000).for_each(|_| read(64));
+        read(LARGE);
+    }
+}
+
 /// Launches 100 times a second.
 fn slow_launches(driver: &Driver, rounds: u64) {
     driver.open();
@@ -98,6 +121,18 @@ fn slow_launches(driver: &Driver, rounds: u64) {
 fn governed(stage: &Stage) -> Options {
     Options {
         governor: GovernorOptions::default(),
+        ..exact(stage)
+    }
+}
+
+/// With a larger one, for more windows in less time.
+fn generous(stage: &Stage) -> Options {
+    let governor = GovernorOptions {
+        budget: 0.03,
+        ceiling: 0.3,
+    };
+    Options {
+        governor,
         ..exact(stage)
     }
 }
@@ -135,6 +170,19 @@ pub(crate) fn busy() {
     assert_eq!((launches.calls, launches.error), (1000, 0));
 }
 
+/// Who is in a sampled function when it is taken off was not lost, but left out.
+pub(crate) fn detached_under_way() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&generous(&stage));
+    let mut target = stage.target("checkpoints", 100_000);
+    target.go();
+    watcher.wait_until("there are windows", |observer| observer.cost().windows > 3);
+    let observer = watcher.stop();
+    let mut sampled = observer.sampled();
+    assert!(sampled.any(|name| name == "cuMemcpyDtoHAsync_v2"));
+    assert_eq!(observer.losses(), Default::default());
+}
+
 /// Nobody pays far too much until costs happen to be looked at.
 pub(crate) fn alarm() {
     let stage = Stage::alone(Prologue::Push);
@@ -158,15 +206,7 @@ pub(crate) fn alarm() {
 /// The stated error holds 19 times out of 20; four times as much is not left by chance.
 pub(crate) fn estimate() {
     let stage = Stage::alone(Prologue::Push);
-    // More than usual, for more windows in less time.
-    let governor = GovernorOptions {
-        budget: 0.03,
-        ceiling: 0.3,
-    };
-    let watcher = Watcher::start(&Options {
-        governor,
-        ..exact(&stage)
-    });
+    let watcher = Watcher::start(&generous(&stage));
     let mut target = stage.target("paced", 600_000);
     let pid = target.pid();
     target.go();

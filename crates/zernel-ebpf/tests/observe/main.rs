@@ -45,6 +45,10 @@ fn main() -> ExitCode {
         ("nothing_is_lost_at_full_speed", counts::full_speed),
         ("a_busy_function_is_sampled_until_it_calms", governor::busy),
         ("a_hot_function_raises_an_alarm", governor::alarm),
+        (
+            "a_call_under_way_is_not_lost_when_its_function_is_taken_off",
+            governor::detached_under_way,
+        ),
         ("an_estimate_is_as_good_as_it_says", governor::estimate),
         (
             "steps_tell_how_often_a_sampled_function_was_called",
