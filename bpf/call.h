@@ -55,16 +55,15 @@ static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_th
 	return depth ? &thread->calls[(depth - 1) % ZERNEL_CALL_DEPTH] : NULL;
 }
 
-/* Drops the innermost call, which will not be seen to return. That is a loss, but for calls of sampled
- * functions: those are taken off while someone is in them. */
+/* Drops the innermost call, which will not be seen to return. That is a loss, unless its probe was taken off
+ * meanwhile. */
 static __always_inline void zernel_drop_call(struct zernel_thread *thread,
 					     const struct zernel_open_call *call)
 {
-	__u32 id = call->symbol;
-	const struct zernel_symbol *symbol = bpf_map_lookup_elem(&symbols, &id);
+	struct zernel_settings *set = zernel_settings();
 
 	thread->depth--;
-	if (symbol && !(symbol->flags & ZERNEL_SAMPLED))
+	if (set && call->since_ns > set->taken_off_ns)
 		ZERNEL_LOST(calls);
 }
 

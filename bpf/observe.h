@@ -89,6 +89,7 @@ struct zernel_settings {
 	struct zernel_tracker_config tracker;
 	__u32 window_open; /* whether sampled functions count */
 	__u32 reserved;
+	__u64 taken_off_ns; /* when probes were last taken off that someone may have been in */
 };
 
 struct zernel_counter {

@@ -129,13 +129,9 @@ fn pause_on_signals(observer: &Arc<Mutex<Observer>>) -> std::io::Result<Handle> 
 }
 
 fn observer_options(options: &Options) -> observer::Options {
-    let governor = GovernorOptions::default();
     observer::Options {
         libraries: options.libraries.clone(),
-        governor: GovernorOptions {
-            budget: options.budget,
-            ceiling: governor.ceiling.max(10.0 * options.budget),
-        },
+        governor: GovernorOptions::with_budget(options.budget),
         ..observer::Options::default()
     }
 }
@@ -231,14 +227,14 @@ impl Source for Daemon {
 
     fn health(&self) -> Health {
         let observer = lock(&self.observer);
-        let (mut problems, paused) = (observer.problems(), observer.is_paused());
+        let (mut problems, off) = (observer.problems(), observer.is_off());
         drop(observer);
         let ended = self.ended.load(Ordering::Relaxed);
         if ended {
             problems.push("processes are not watched any more".to_owned());
         }
         Health {
-            ok: !ended && !paused,
+            ok: !ended && !off,
             problems,
         }
     }

@@ -5,7 +5,7 @@
 //! probes. A thread that pays more than the budget has its most frequent functions *sampled*: they
 //! are taken off, and put back on for windows of 50 ms, or of a few steps, so seldom that the budget holds.
 //! What the windows count stands for the time between them ([`Estimate`](super::Estimate)).
-//! A function that cannot be sampled and still costs more than the ceiling is left alone.
+//! When what cannot be sampled costs a thread more than a ceiling, all probes are taken off for a while.
 
 mod calibration;
 
@@ -27,8 +27,10 @@ use crate::probes::{Counts, SYMBOLS, layout};
 pub struct GovernorOptions {
     /// The share of its time that any observed thread may pay.
     pub budget: f64,
-    /// The share at which what cannot be sampled is left alone.
+    /// The share at which all probes are taken off, if sampling does not keep below it.
     pub ceiling: f64,
+    /// For how long, the first time.
+    pub rest: Duration,
 }
 
 impl Default for GovernorOptions {
@@ -36,6 +38,7 @@ impl Default for GovernorOptions {
         Self {
             budget: 0.005,
             ceiling: 0.05,
+            rest: Duration::from_secs(30),
         }
     }
 }
@@ -45,7 +48,19 @@ impl GovernorOptions {
     pub const EXACT: Self = Self {
         budget: f64::INFINITY,
         ceiling: f64::INFINITY,
+        rest: Duration::ZERO,
     };
+
+    /// With this budget, and a ceiling that leaves room for it.
+    #[must_use]
+    pub fn with_budget(budget: f64) -> Self {
+        let usual = Self::default();
+        Self {
+            budget,
+            ceiling: usual.ceiling.max(10.0 * budget),
+            ..usual
+        }
+    }
 }
 
 /// How long sampled functions are watched at a time: shorter ones do not pay for attaching.
@@ -65,6 +80,9 @@ const NO_NEWS: f64 = 5.0;
 const CALM: f64 = 0.2;
 /// A sampled one is watched all the time again when it would have cost less for so many rounds.
 const CALM_ROUNDS: u32 = 20;
+
+/// For so many rounds a process may be above the ceiling: sampling needs some to show.
+const ROUNDS_ABOVE_CEILING: u32 = 4;
 
 /// Which functions to sample, of those that cost a thread these shares of its time, and `share` in all; and what
 /// is left of that then.
@@ -138,6 +156,7 @@ pub(super) struct Governor {
     window: Option<Instant>,
     window_from_ns: u64,
     pub(super) windows: Windows,
+    /// For how many rounds somebody was above the ceiling.
     over_ceiling: u32,
 }
 
@@ -273,7 +292,7 @@ impl Observer {
         self.governor.last_round = Instant::now();
         let budget = self.governor.options.budget;
         let mut hot = BTreeSet::new();
-        let mut stuck = false;
+        let mut stuck = None;
         for (index, process) in &mut self.processes {
             let word = self
                 .kernel
@@ -293,12 +312,14 @@ impl Observer {
             let costs = rates
                 .iter()
                 .map(|(symbol, rate)| (*symbol, share * rate / steady));
-            if self.paused {
+            if self.off.is_some() {
                 continue;
             }
             let (sampled, left) = to_sample(costs.collect(), share, budget);
             hot.extend(sampled);
-            stuck |= left > self.governor.options.ceiling;
+            if left > self.governor.options.ceiling {
+                stuck = Some(process.pid);
+            }
         }
         if !hot.is_empty() {
             detach(self.close_window());
@@ -307,7 +328,8 @@ impl Observer {
             self.sample(symbol);
         }
         self.watch_calm_ones_again();
-        self.give_up_if_stuck(stuck);
+        self.rest_if_stuck(stuck);
+        self.end_rest();
         if !self.is_all_known() {
             self.governor.hasten_window();
         }
@@ -328,6 +350,7 @@ impl Observer {
         if self.kernel.set_sampled(symbol, true).is_err() {
             return;
         }
+        self.kernel.note_taken_off();
         // Nothing is counted any more: what was counted up to here is exact.
         for (index, process) in &mut self.processes {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
@@ -378,7 +401,7 @@ impl Observer {
     }
 
     fn watch_calm_ones_again(&mut self) {
-        if self.governor.is_window_open() || self.paused {
+        if self.governor.is_window_open() || self.is_off() {
             return;
         }
         let budget = self.governor.options.budget;
@@ -399,18 +422,16 @@ impl Observer {
         }
     }
 
-    /// When the ceiling stays exceeded with everything sampled that can be, lets go of all files.
-    fn give_up_if_stuck(&mut self, stuck: bool) {
-        self.governor.over_ceiling = if stuck {
-            self.governor.over_ceiling + 1
-        } else {
-            0
-        };
-        if self.governor.over_ceiling < 4 {
+    /// When a process stays above the ceiling with everything sampled that can be, takes all probes off.
+    fn rest_if_stuck(&mut self, stuck: Option<u32>) {
+        let Some(pid) = stuck else {
+            self.governor.over_ceiling = 0;
             return;
-        }
-        for file in &mut self.files {
-            file.detach("watching it cost more than the ceiling");
+        };
+        self.governor.over_ceiling += 1;
+        if self.governor.over_ceiling >= ROUNDS_ABOVE_CEILING {
+            self.governor.over_ceiling = 0;
+            self.rest(pid);
         }
     }
 
@@ -431,7 +452,7 @@ impl Observer {
 
     /// Attaches to all sampled functions for a moment.
     fn open_window(&mut self) {
-        if self.paused {
+        if self.is_off() {
             self.plan_next_window(WINDOW);
             return;
         }
@@ -514,12 +535,6 @@ impl Observer {
     pub fn sampled(&self) -> impl Iterator<Item = &'static str> {
         let sampled = self.governor.sampled.keys();
         sampled.map(|symbol| SYMBOLS[*symbol].name())
-    }
-
-    /// Whether all files were let go of because of what watching them cost.
-    #[must_use]
-    pub fn is_over_ceiling(&self) -> bool {
-        self.governor.over_ceiling >= 4
     }
 }
 

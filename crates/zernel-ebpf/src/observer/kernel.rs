@@ -163,6 +163,7 @@ impl Kernel {
             tracker: RawTrackerConfig::from(tracker),
             window_open: 0,
             reserved: 0,
+            taken_off_ns: 0,
         };
         self.settings.write(0, &settings);
         for symbol in 0..SYMBOLS.len() {
@@ -216,6 +217,16 @@ impl Kernel {
         let offset = offset_of!(layout::Settings, window_open);
         let word = self.settings.word(0, offset);
         word.store(open.into(), Ordering::Release);
+        if !open {
+            self.note_taken_off();
+        }
+    }
+
+    /// Calls that are under way may not be seen to return, and are not lost for that.
+    pub(crate) fn note_taken_off(&self) {
+        let offset = offset_of!(layout::Settings, taken_off_ns);
+        let word = self.settings.word(0, offset);
+        word.store(monotonic_ns(), Ordering::Release);
     }
 
     fn free_process(&self, index: u32) -> libbpf_rs::Result<()> {

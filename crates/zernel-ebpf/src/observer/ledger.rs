@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::files::Watch;
 use super::metrics::Whose;
+use super::off::Off;
 use super::{ObservedProcess, Observer};
 use crate::discovery::ProcessKey;
 use crate::probes::SYMBOLS;
@@ -70,14 +71,15 @@ impl Observer {
         let Some(file) = self.files.iter().find(|file| file.number == number) else {
             return Value::Null;
         };
+        let off = self.off.map(Off::why);
         let functions: Vec<Value> = file
             .functions
             .iter()
             .map(|function| {
-                let (state, why) = match &function.watch {
-                    Watch::Always => ("attached", None),
-                    Watch::Sampled => ("sampled", None),
-                    Watch::Not(why) => ("not attached", Some(why)),
+                let (state, why) = match (&function.watch, &off) {
+                    (Watch::Not(why), _) | (_, Some(why)) => ("not attached", Some(why)),
+                    (Watch::Always, None) => ("attached", None),
+                    (Watch::Sampled, None) => ("sampled", None),
                 };
                 let mut entry = json!({ "symbol": function.name, "state": state });
                 if let Some(why) = why {

@@ -9,6 +9,7 @@
 //! | `asking` | who it is |
 //! | `step_marks` | what tells its steps apart |
 //! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
+//! | `off` | when no probe is on at all |
 //! | `estimate`, `step_work` | what is told of functions that are watched now and then |
 //! | `driver` | the loop that makes an [`Observer`] do its work |
 //! | `metrics`, [`snapshot`], `ledger` | what it tells |
@@ -28,6 +29,7 @@ mod kernel;
 mod ledger;
 mod mapped;
 mod metrics;
+mod off;
 mod process;
 mod shared_state;
 pub mod snapshot;
@@ -54,6 +56,7 @@ use kernel::Kernel;
 pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
 pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
+use off::{Off, Rests};
 pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Phases, Seen};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
@@ -177,7 +180,9 @@ pub struct Observer {
     /// The kernel's place of the process that is asked next who it is.
     next_asked: u32,
     next_file: u64,
-    paused: bool,
+    /// Why all probes are off, if they are.
+    off: Option<Off>,
+    rests: Rests,
     kernel: Kernel,
 }
 
@@ -216,7 +221,8 @@ impl Observer {
             grace: options.grace,
             next_asked: 0,
             next_file: 0,
-            paused: false,
+            off: None,
+            rests: Rests::new(options.governor.rest),
             kernel,
         };
         for path in &options.libraries {
@@ -269,7 +275,7 @@ impl Observer {
         let number = self.next_file;
         match AttachedFile::attach(&self.kernel, kind, access, path, number, is_sampled) {
             Ok(mut file) => {
-                if self.paused {
+                if self.is_off() {
                     file.pause();
                 }
                 file.watch(&mut self.changes, access);
@@ -520,46 +526,6 @@ impl Observer {
         Ok(())
     }
 
-    /// Takes all probes off until [`Self::resume`]. What happens meanwhile is not seen.
-    pub fn pause(&mut self) {
-        files::detach(self.close_window());
-        // What was done before; if it cannot be read, whoever reads all says so.
-        let _ = self.read_step_marks();
-        let now_ns = monotonic_ns();
-        for symbol in self.governor.symbols() {
-            for process in self.processes.values_mut() {
-                process.end_sampling(symbol, now_ns);
-            }
-        }
-        self.paused = true;
-        for file in &mut self.files {
-            file.pause();
-        }
-    }
-
-    /// Puts the probes on again. No process counts as seen completely that was there before.
-    pub fn resume(&mut self) {
-        if !std::mem::take(&mut self.paused) {
-            return;
-        }
-        for file in &mut self.files {
-            file.resume(&self.kernel);
-        }
-        for (index, process) in &mut self.processes {
-            process.miss(monotonic_ns());
-            let counters = self.kernel.counters.read(*index as usize);
-            for symbol in self.governor.symbols() {
-                process.begin_sampling(symbol, &counters);
-            }
-        }
-    }
-
-    /// Whether the probes are off.
-    #[must_use]
-    pub fn is_paused(&self) -> bool {
-        self.paused
-    }
-
     /// Every process that was seen, those that ended a short while ago included.
     pub fn processes(&self) -> impl Iterator<Item = &ObservedProcess> {
         self.processes.values().chain(&self.ended)
@@ -574,12 +540,8 @@ impl Observer {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        if self.paused {
-            problems.push("observing is paused: all probes are off until SIGUSR2 comes".into());
-        }
-        if self.is_over_ceiling() {
-            problems.push("probes were taken off because they cost more than the ceiling".into());
-        }
+        let off = self.off.map(Off::why);
+        problems.extend(off.or_else(|| self.rests.problem()));
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));

@@ -49,6 +49,7 @@ mirrors! {
         tracker: RawTrackerConfig,
         window_open: u32,
         reserved: u32,
+        taken_off_ns: u64,
     }
 
     struct Counter = "zernel_counter" {

@@ -8,7 +8,7 @@ use zernel_ebpf::observer::{CallCount, GovernorOptions, Observer, Options};
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
 
-use crate::harness::{Watcher, exact, find, seen_of, truth_of};
+use crate::harness::{Watcher, exact, find, functions_of, seen_of, truth_of};
 use crate::target::{Driver, Role, Stage, call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
@@ -17,6 +17,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("slow", slow_launches),
     ("eager", eager),
     ("checkpoints", checkpoints),
+    ("waits", waits),
 ];
 
 /// Launches as fast as it can for so many milliseconds.
@@ -107,6 +108,15 @@ fn checkpoints(driver: &Driver, rounds: u64) {
     }
 }
 
+/// Waits for nothing as often as it can, for so many milliseconds.
+fn waits(driver: &Driver, milliseconds: u64) {
+    driver.open();
+    let end = Instant::now() + Duration::from_millis(milliseconds);
+    while Instant::now() < end {
+        driver.synchronize();
+    }
+}
+
 /// Launches 100 times a second.
 fn slow_launches(driver: &Driver, rounds: u64) {
     driver.open();
@@ -127,12 +137,8 @@ fn governed(stage: &Stage) -> Options {
 
 /// With a larger one, for more windows in less time.
 fn generous(stage: &Stage) -> Options {
-    let governor = GovernorOptions {
-        budget: 0.03,
-        ceiling: 0.3,
-    };
     Options {
-        governor,
+        governor: GovernorOptions::with_budget(0.03),
         ..exact(stage)
     }
 }
@@ -181,6 +187,41 @@ pub(crate) fn detached_under_way() {
     let mut sampled = observer.sampled();
     assert!(sampled.any(|name| name == "cuMemcpyDtoHAsync_v2"));
     assert_eq!(observer.losses(), Default::default());
+}
+
+/// What tells phases is never sampled. Who calls that far too often is left alone, and so is everyone else for a while.
+pub(crate) fn above_the_ceiling() {
+    let stage = Stage::alone(Prologue::Push);
+    let governor = GovernorOptions {
+        rest: Duration::from_secs(2),
+        ..GovernorOptions::default()
+    };
+    let watcher = Watcher::start(&Options {
+        governor,
+        ..exact(&stage)
+    });
+    let mut target = stage.target("waits", 600_000);
+    let culprit = format!("process {} ", target.pid());
+    target.go();
+    let blames = |observer: &Observer| observer.problems().concat().contains(&culprit);
+    watcher.wait_until("the probes are off", Observer::is_off);
+    assert!(blames(&watcher.lock()));
+    let functions = functions_of(
+        &watcher.lock(),
+        &stage.library("libcuda.so.1").to_string_lossy(),
+    );
+    assert_eq!(functions["cuStreamSynchronize"]["state"], "not attached");
+    watcher.wait_until("they are tried again", |observer| !observer.is_off());
+    watcher.wait_until("to no avail", Observer::is_off);
+    target.kill();
+    watcher.wait_until("they are on again", |observer| !observer.is_off());
+    let mut observer = watcher.stop();
+    assert!(blames(&observer));
+    let mut target = stage.target("launches", 1);
+    target.step();
+    observer.read().expect("maps can be read");
+    let process = find(&observer, target.pid());
+    assert_eq!(seen_of(process)["cuCtxSynchronize"].calls, 1);
 }
 
 /// Nobody pays far too much until costs happen to be looked at.

@@ -46,6 +46,10 @@ fn main() -> ExitCode {
         ("a_busy_function_is_sampled_until_it_calms", governor::busy),
         ("a_hot_function_raises_an_alarm", governor::alarm),
         (
+            "probes_that_cost_too_much_are_off_for_a_while",
+            governor::above_the_ceiling,
+        ),
+        (
             "a_call_under_way_is_not_lost_when_its_function_is_taken_off",
             governor::detached_under_way,
         ),

@@ -118,13 +118,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
 
 impl Observing {
     fn start(&self, root: Root) -> Watch {
-        let governor = GovernorOptions::default();
         let options = observer::Options {
             libraries: self.libraries.clone(),
-            governor: GovernorOptions {
-                budget: self.budget,
-                ceiling: governor.ceiling.max(10.0 * self.budget),
-            },
+            governor: GovernorOptions::with_budget(self.budget),
             ..observer::Options::default()
         };
         Watch::start(&options, root, &self.socket)
