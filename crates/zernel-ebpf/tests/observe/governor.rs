@@ -204,13 +204,12 @@ pub(crate) fn above_the_ceiling() {
     let culprit = format!("process {} ", target.pid());
     target.go();
     let blames = |observer: &Observer| observer.problems().concat().contains(&culprit);
-    watcher.wait_until("the probes are off", Observer::is_off);
-    assert!(blames(&watcher.lock()));
-    let functions = functions_of(
-        &watcher.lock(),
-        &stage.library("libcuda.so.1").to_string_lossy(),
-    );
-    assert_eq!(functions["cuStreamSynchronize"]["state"], "not attached");
+    let library = stage.library("libcuda.so.1");
+    watcher.wait_until("the probes are off", |observer| {
+        let functions = functions_of(observer, &library.to_string_lossy());
+        let is_said = functions["cuStreamSynchronize"]["state"] == "not attached";
+        observer.is_off() && blames(observer) && is_said
+    });
     watcher.wait_until("they are tried again", |observer| !observer.is_off());
     watcher.wait_until("to no avail", Observer::is_off);
     target.kill();
