@@ -195,18 +195,26 @@ exports! { "nccl" =>
         }
     }
 
+    /// A communicator that is not to block is made by another thread, and stored when it is there.
     fn ncclCommSplit(
-        call, handle: u64, color: i32, key: i32, new_handle: Out<u64>, _configuration: u64,
+        call, handle: u64, color: i32, key: i32, new_handle: Out<u64>, configuration: In<Configuration>,
     ) -> Outcome {
         call.object = handle;
         let communicator = Communicator::usable(handle)?;
         if color < -1 {
             return remember(Err(NcclError::InvalidArgument));
         }
-        remember(group::make(new_handle, Box::new(move || {
+        let making = Box::new(move || {
             let split = communicator.split(color, key)?;
             Ok(split.map_or(0, |new| new.handle))
-        })))
+        });
+        match configuration.get() {
+            Ok(Configuration { blocking: 0, .. }) => {
+                std::thread::spawn(move || group::make(new_handle, making));
+                Err(NcclError::InProgress)
+            }
+            _ => remember(group::make(new_handle, making)),
+        }
     }
 
     fn ncclCommFinalize(call, handle: u64) -> Outcome {

@@ -15,6 +15,9 @@ pub struct NullPointer;
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
+// SAFETY: a C caller who is told of a result later gives its place away until then, whichever thread stores it.
+unsafe impl<T: Send> Send for Out<T> {}
+
 impl<T> Out<T> {
     /// Stores `value`.
     pub fn set(&self, value: T) -> Result<(), NullPointer> {

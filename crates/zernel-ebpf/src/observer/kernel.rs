@@ -252,7 +252,9 @@ impl Kernel {
         self.delete_where("communicators", |key: &layout::CommunicatorKey| {
             key.process == index
         })?;
-        let _ = find_map(&self.object, "pending_collectives")?.delete(&index.to_ne_bytes());
+        for name in ["pending_collectives", "expected_communicators"] {
+            let _ = find_map(&self.object, name)?.delete(&index.to_ne_bytes());
+        }
         for histogram in process.histograms.into_iter().filter(|slot| *slot != 0) {
             self.histograms
                 .write(histogram as usize, &layout::Histogram::new_zeroed());

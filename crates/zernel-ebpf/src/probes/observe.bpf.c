@@ -79,7 +79,7 @@ static __always_inline void probe_enter(struct pt_regs *ctx, const struct zernel
 
 static __always_inline void probe_leave(const struct zernel_symbol *symbol,
 					struct zernel_thread *thread, struct zernel_open_call *call,
-					__u64 now_ns, bool failed)
+					__u64 now_ns, int result, bool failed)
 {
 	switch (symbol->probe) {
 	case ZERNEL_CUDA_CONTEXT:
@@ -92,7 +92,7 @@ static __always_inline void probe_leave(const struct zernel_symbol *symbol,
 	case ZERNEL_NCCL:
 		end_to_join(symbol, thread->process, call);
 		if (!failed)
-			nccl_leave(symbol, thread, call, now_ns);
+			nccl_leave(symbol, thread, call, now_ns, result);
 		break;
 	case ZERNEL_CUDA_TRACE:
 		if (!failed)
@@ -230,7 +230,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 		return 0;
 	failed = symbol->flags & ZERNEL_HAS_RESULT && result &&
 		 !(symbol->probe == ZERNEL_NCCL && result == NCCL_IN_PROGRESS);
-	probe_leave(symbol, thread, call, now_ns, failed);
+	probe_leave(symbol, thread, call, now_ns, result, failed);
 	if (failed)
 		__sync_fetch_and_add(&counter->failed, 1);
 	else if (symbol->bytes)

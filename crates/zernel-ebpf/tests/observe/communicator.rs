@@ -39,11 +39,22 @@ fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
 
 /// The beginning of `ncclConfig_t`.
 #[repr(C)]
-struct Configuration {
+pub(crate) struct Configuration {
     size: usize,
     magic: u32,
     version: u32,
     blocking: i32,
+}
+
+impl Configuration {
+    pub(crate) fn new(blocking: i32) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 22_809,
+            blocking,
+        }
+    }
 }
 
 /// `ncclInProgress`, which is no error.
@@ -58,12 +69,7 @@ pub(crate) fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
 pub(crate) fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
     type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32, *const Configuration) -> i32;
     let blocking = rank.is_multiple_of(2).into();
-    let configuration = Configuration {
-        size: size_of::<Configuration>(),
-        magic: 0xcafe_beef,
-        version: 22_809,
-        blocking,
-    };
+    let configuration = Configuration::new(blocking);
     let mut communicator = 0;
     // SAFETY: the signature of ncclCommInitRankConfig.
     let result = unsafe {

@@ -74,6 +74,10 @@ fn main() -> ExitCode {
         ("what_would_be_stepped_often_is_refused", prologues::refused),
         ("ranks_and_their_collectives_are_seen", nccl::ranks),
         ("many_communicators_are_all_seen", nccl::many),
+        (
+            "communicators_that_are_stored_late_are_seen",
+            nccl::parts_that_are_stored_late,
+        ),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
         (

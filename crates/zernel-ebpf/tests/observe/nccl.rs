@@ -1,16 +1,27 @@
 //! Ranks, their communicators and what they exchange.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use libloading::Symbol;
 use zernel_ebpf::observer::{Communicator, Observer};
 use zernel_ebpf::probes::{Family, Operation};
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::EventKind;
 
-use crate::communicator::{RANK, UniqueId, join, join_as, own_rank, stream};
+use crate::communicator::{
+    Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
+};
 use crate::harness::{assert_exact, find, observe, run};
 use crate::target::{Driver, Role, Stage, Target, call, out, pause};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank), ("communicators", communicators)];
+pub(crate) const ROLES: &[(&str, Role)] = &[
+    ("rank", rank),
+    ("communicators", communicators),
+    ("late_parts", late_parts),
+];
 
 const RANKS: u64 = 2;
 /// Elements of a message: with the bandwidth below, some milliseconds.
@@ -167,6 +178,61 @@ fn communicators(driver: &Driver, count: u64) {
         call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
         join_as(driver, id, 0, 1);
     }
+}
+
+/// Makes a part of a communicator without blocking, and waits until it is stored.
+fn split_later(driver: &Driver, communicator: u64, color: i32, place: &AtomicU64) -> u64 {
+    type Split = unsafe extern "C" fn(u64, i32, i32, *const AtomicU64, *const Configuration) -> i32;
+    let configuration = Configuration::new(0);
+    // SAFETY: the signature of ncclCommSplit, and the place is there until it has written to it.
+    let result = unsafe {
+        let split: Symbol<'_, Split> = driver.nccl().get(b"ncclCommSplit\0").expect("exported");
+        split(communicator, color, 0, place, &raw const configuration)
+    };
+    assert_eq!(result, IN_PROGRESS, "ncclCommSplit");
+    while place.load(Ordering::Acquire) == 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    place.load(Ordering::Acquire)
+}
+
+/// Makes parts of a communicator that are stored only after the call, and uses the first once, the second twice.
+fn late_parts(driver: &Driver, _rounds: u64) {
+    driver.open();
+    let nccl = driver.nccl();
+    let communicator = join(driver, 0, 1);
+    let mut grouped = 0_u64;
+    call!(nccl, "ncclGroupStart");
+    call!(
+        nccl,
+        "ncclCommSplit",
+        communicator,
+        3,
+        0,
+        out(&mut grouped),
+        0
+    );
+    assert_eq!(grouped, 0);
+    call!(nccl, "ncclGroupEnd");
+    let place = AtomicU64::new(0);
+    let unblocked = split_later(driver, communicator, 4, &place);
+    let (memory, stream) = (driver.allocate(64), stream(driver));
+    for part in [grouped, unblocked, unblocked] {
+        call!(nccl, "ncclAllReduce", memory, memory, 8, 7, 0, part, stream);
+    }
+    call!(driver.cuda(), "cuStreamSynchronize", stream);
+}
+
+pub(crate) fn parts_that_are_stored_late() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("late_parts", 1);
+    target.step();
+    observer.read().expect("maps can be read");
+    let communicators = find(&observer, target.pid()).communicators.iter();
+    let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
+    sequences.sort_unstable();
+    assert_eq!(sequences, [0, 1, 2]);
 }
 
 /// More than are read at once.

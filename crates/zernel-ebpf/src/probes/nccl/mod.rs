@@ -78,6 +78,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     nccl(INIT_SCALABLE, &["ncclCommInitRankScalable"]).keeps([1, 2, 3, 5]),
     nccl(INIT_ALL, &["ncclCommInitAll"]).keeps([1, 2, 0, 0]),
     nccl(SPLIT, &["ncclCommSplit"]).keeps([1, 2, 3, 4]),
+    // Those that are left have one color.
+    nccl(SPLIT, &["ncclCommShrink"]).keeps([1, 0, 0, 4]),
     nccl(RANK, &["ncclCommUserRank"]).keeps([1, 2, 0, 0]),
     nccl(RANKS, &["ncclCommCount"]).keeps([1, 2, 0, 0]),
     nccl(

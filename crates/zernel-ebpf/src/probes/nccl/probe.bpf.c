@@ -21,6 +21,8 @@ enum nccl_role {
 
 #define NCCL_UNIQUE_ID_WORDS 16
 #define NCCL_PENDING 64
+#define NCCL_EXPECTED 16
+#define NCCL_NO_COLOR 0xffffffffU
 #define NCCL_NO_RANK 0xffffffffU
 #define NCCL_IN_PROGRESS 7 /* a communicator that does not block: the call has begun what it is to do */
 #define NCCL_RANKS_OF_ALL 16 /* of ncclCommInitAll, which one process calls for its own devices */
@@ -52,6 +54,27 @@ struct {
 	__type(key, struct communicator_key);
 	__type(value, struct communicator);
 } communicators SEC(".maps");
+
+/* Communicators that a process has asked for and that were not stored when the call returned. */
+struct expected {
+	__u64 count; /* how many there were */
+	struct expected_one {
+		__u64 stored_at; /* 0: it is known */
+		__u64 hash;
+		__u32 rank;
+		__u32 ranks;
+		__u32 is_grouped; /* it is stored when the group ends */
+		__u32 reserved;
+	} last[NCCL_EXPECTED];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, ZERNEL_PROCESSES);
+	__type(key, __u32);
+	__type(value, struct expected);
+} expected_communicators SEC(".maps");
 
 /* The last collectives of a process, for the wait that will show them done. */
 struct pending {
@@ -124,17 +147,79 @@ static __always_inline struct communicator *find_communicator(__u32 process, __u
 	return bpf_map_lookup_elem(&communicators, &key);
 }
 
-__noinline int add_communicator(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
-				       __u32 ranks)
+static __always_inline __u64 read_handle(__u64 stored_at)
 {
-	struct communicator_key key = { .process = process };
+	__u64 handle = 0;
+
+	bpf_probe_read_user(&handle, sizeof(handle), (void *)stored_at);
+	return handle;
+}
+
+__noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, __u32 rank,
+				__u32 ranks)
+{
+	struct communicator_key key = { .communicator = communicator, .process = process };
 	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
 
-	bpf_probe_read_user(&key.communicator, sizeof(key.communicator), (void *)stored_at);
-	if (key.communicator &&
-	    bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
+	if (communicator && bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
 		ZERNEL_LOST(communicators);
 	return 0;
+}
+
+/* Remembers a communicator that is not stored yet, in place of the oldest one that never was. */
+static __always_inline void expect_communicator(__u32 process, const struct expected_one *one)
+{
+	struct expected *expected = bpf_map_lookup_elem(&expected_communicators, &process);
+
+	if (!expected) {
+		static const struct expected none;
+
+		bpf_map_update_elem(&expected_communicators, &process, &none, BPF_NOEXIST);
+		expected = bpf_map_lookup_elem(&expected_communicators, &process);
+		if (!expected)
+			return;
+	}
+	expected->last[__sync_fetch_and_add(&expected->count, 1) % NCCL_EXPECTED] = *one;
+}
+
+/*
+ * Adds those that are stored by now: the one that is used, or those of a group that has ended (0). Who does not
+ * block may use the place for something else when it has read it, so what is there alone proves nothing.
+ */
+__noinline int add_expected(__u32 process, __u64 used)
+{
+	struct expected *expected = bpf_map_lookup_elem(&expected_communicators, &process);
+
+	if (!expected)
+		return 0;
+	for (int i = 0; i < NCCL_EXPECTED; i++) {
+		struct expected_one *one = &expected->last[i];
+		__u64 handle = one->stored_at ? read_handle(one->stored_at) : 0;
+
+		if (!handle || (used ? handle != used : !one->is_grouped))
+			continue;
+		add_communicator(process, handle, one->hash, one->rank, one->ranks);
+		one->stored_at = 0;
+	}
+	return 0;
+}
+
+/* Adds a communicator, now or when it is stored: a part of another one that is made in a group or without
+ * blocking is stored later. */
+static __always_inline void made_communicator(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
+					      __u32 ranks, int result)
+{
+	struct expected_one one = { .stored_at = stored_at,
+				    .hash = hash,
+				    .rank = rank,
+				    .ranks = ranks,
+				    .is_grouped = result != NCCL_IN_PROGRESS };
+	__u64 handle = read_handle(stored_at);
+
+	if (handle)
+		add_communicator(process, handle, hash, rank, ranks);
+	else
+		expect_communicator(process, &one);
 }
 
 /* A rank waits for the others to join: until the call returns, this is all there is to see of it. */
@@ -263,8 +348,14 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 	case NCCL_COLLECTIVE:
 	case NCCL_POINT_TO_POINT:
 		call->arguments[0] *= element_bytes(call->arguments[1]);
+		if (symbol->role == NCCL_POINT_TO_POINT)
+			break;
 		communicator = find_communicator(thread->process, call->arguments[2]);
-		if (!communicator || symbol->role == NCCL_POINT_TO_POINT)
+		if (!communicator) {
+			add_expected(thread->process, call->arguments[2]);
+			communicator = find_communicator(thread->process, call->arguments[2]);
+		}
+		if (!communicator)
 			break;
 		collective_entered(communicator, operation_of(symbol), call->arguments[0]);
 		break;
@@ -288,17 +379,21 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 }
 
 static __always_inline void split_communicator(struct zernel_thread *thread,
-					       struct zernel_open_call *call)
+					       struct zernel_open_call *call, int result)
 {
 	struct communicator *parent = find_communicator(thread->process, call->arguments[0]);
+	__u32 color;
 	__u64 hash;
 
 	if (!parent)
 		return;
 	/* All ranks split in the same order, so the new hash is the same for all of a color. */
 	parent->splits++;
-	hash = hash_word(hash_word(parent->hash, parent->splits), (__u32)call->arguments[1]);
-	add_communicator(thread->process, call->arguments[3], hash, NCCL_NO_RANK, 0);
+	color = call->arguments[1];
+	hash = hash_word(hash_word(parent->hash, parent->splits), color);
+	if (color != NCCL_NO_COLOR)
+		made_communicator(thread->process, call->arguments[3], hash, NCCL_NO_RANK, 0,
+				  result);
 }
 
 static __always_inline void communicators_of_all(struct zernel_thread *thread,
@@ -307,13 +402,13 @@ static __always_inline void communicators_of_all(struct zernel_thread *thread,
 	__u32 ranks = call->arguments[1];
 
 	for (__u32 rank = 0; rank < NCCL_RANKS_OF_ALL && rank < ranks; rank++)
-		add_communicator(thread->process, call->arguments[0] + 8 * rank, now_ns, rank,
-				 ranks);
+		add_communicator(thread->process, read_handle(call->arguments[0] + 8 * rank),
+				 now_ns, rank, ranks);
 }
 
 static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_open_call *call,
-				       __u64 now_ns)
+				       __u64 now_ns, int result)
 {
 	struct communicator *communicator;
 
@@ -329,14 +424,17 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 		break;
 	case NCCL_INIT_RANK:
 	case NCCL_INIT_SCALABLE:
-		add_communicator(thread->process, call->arguments[0], call->noted,
-				 call->arguments[2], call->arguments[1]);
+		made_communicator(thread->process, call->arguments[0], call->noted,
+				  call->arguments[2], call->arguments[1], result);
 		break;
 	case NCCL_INIT_ALL:
 		communicators_of_all(thread, call, now_ns);
 		break;
 	case NCCL_SPLIT:
-		split_communicator(thread, call);
+		split_communicator(thread, call, result);
+		break;
+	case NCCL_GROUP:
+		add_expected(thread->process, 0);
 		break;
 	case NCCL_RANK:
 		communicator = find_communicator(thread->process, call->arguments[0]);
