@@ -57,6 +57,10 @@ fn main() -> ExitCode {
             "a_rank_that_does_not_join_is_named",
             a_rank_that_does_not_join_is_named,
         ),
+        (
+            "a_rank_that_takes_no_part_is_named",
+            a_rank_that_takes_no_part_is_named,
+        ),
     ];
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
     let needs = [needs[0], needs[1], dead_disk::fuse()];
@@ -293,6 +297,20 @@ fn a_job_is_selected() {
     assert_eq!(other.status.code(), Some(2));
     let said = String::from_utf8_lossy(&other.stdout).into_owned();
     assert!(said.contains("no process of job no-such-job"), "{said}");
+}
+
+/// All ranks of a communicator wait for each other to split it, whichever part they are to belong to.
+fn a_rank_that_takes_no_part_is_named() {
+    let job = Job::start("no part");
+    let found = |told: &Value| {
+        let communicators = told["communicators"].as_array().cloned();
+        let mut communicators = communicators.unwrap_or_default().into_iter();
+        communicators.find_map(|made| made["findings"].get(0).cloned())
+    };
+    job.wait_until_told(|told| found(told).is_some());
+    let found = found(&job.told().1).expect("it does not join later");
+    assert_eq!(found["problem"], "not-joined");
+    assert_eq!(found["pid"], job.unlucky());
 }
 
 /// Programs begin at different times, so it is only late for a minute, unless seconds are asked for.

@@ -14,7 +14,7 @@ use zernel_softgpu::install::Prologue;
 
 use crate::communicator::{RANK, join, own_rank, stream};
 use crate::daemon::Daemon;
-use crate::target::{Driver, Role, Stage, Target, call};
+use crate::target::{Driver, Role, Stage, Target, call, out};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
 
@@ -45,6 +45,22 @@ fn rank(driver: &Driver, _rounds: u64) {
         thread::sleep(Duration::MAX);
     }
     let communicator = join(driver, rank, RANKS);
+    if env::var(FATE).as_deref() == Ok("no part") {
+        if rank == UNLUCKY {
+            thread::sleep(Duration::MAX);
+        }
+        let mut part = 0_u64;
+        let color = rank % 2;
+        call!(
+            driver.nccl(),
+            "ncclCommSplit",
+            communicator,
+            color,
+            0,
+            out(&mut part),
+            0
+        );
+    }
     let stream = stream(driver);
     let (from, to) = (driver.allocate(4 * ELEMENTS), driver.allocate(4 * ELEMENTS));
     let step = env::var(STEP).ok().and_then(|text| text.parse().ok());

@@ -222,15 +222,29 @@ static __always_inline void made_communicator(__u32 process, __u64 stored_at, __
 		expect_communicator(process, &one);
 }
 
+/* Where a function that makes a communicator stores it. */
+static __always_inline __u64 made_at(const struct zernel_symbol *symbol,
+				     const struct zernel_open_call *call)
+{
+	switch (symbol->role) {
+	case NCCL_INIT_RANK:
+	case NCCL_INIT_SCALABLE:
+		return call->arguments[0];
+	case NCCL_SPLIT:
+		return call->arguments[3];
+	default:
+		return 0;
+	}
+}
+
 /* A rank waits for the others to join: until the call returns, this is all there is to see of it. */
-static __always_inline void begin_to_join(__u32 process, struct zernel_open_call *call)
+static __always_inline void begin_to_join(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
+					  __u32 ranks)
 {
 	struct communicator_key key = {
-		.communicator = call->arguments[0], .process = process, .is_being_made = 1
+		.communicator = stored_at, .process = process, .is_being_made = 1
 	};
-	struct communicator made = {
-		.hash = call->noted, .rank = call->arguments[2], .ranks = call->arguments[1]
-	};
+	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
 
 	made.entered_ns = bpf_ktime_get_ns();
 	if (bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
@@ -239,13 +253,13 @@ static __always_inline void begin_to_join(__u32 process, struct zernel_open_call
 
 /* Whatever has become of it. */
 static __always_inline void end_to_join(const struct zernel_symbol *symbol, __u32 process,
-					struct zernel_open_call *call)
+					const struct zernel_open_call *call)
 {
 	struct communicator_key key = {
-		.communicator = call->arguments[0], .process = process, .is_being_made = 1
+		.communicator = made_at(symbol, call), .process = process, .is_being_made = 1
 	};
 
-	if (symbol->role == NCCL_INIT_RANK || symbol->role == NCCL_INIT_SCALABLE)
+	if (key.communicator)
 		bpf_map_delete_elem(&communicators, &key);
 }
 
@@ -362,11 +376,23 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 	case NCCL_INIT_RANK:
 		/* A struct of 128 bytes passed by value lies behind the address to return to. */
 		call->noted = hash_unique_id(call->stack + 8);
-		begin_to_join(thread->process, call);
+		begin_to_join(thread->process, call->arguments[0], call->noted,
+			      call->arguments[2], call->arguments[1]);
 		break;
 	case NCCL_INIT_SCALABLE:
 		call->noted = hash_unique_id(call->arguments[3]);
-		begin_to_join(thread->process, call);
+		begin_to_join(thread->process, call->arguments[0], call->noted,
+			      call->arguments[2], call->arguments[1]);
+		break;
+	case NCCL_SPLIT:
+		communicator = find_communicator(thread->process, call->arguments[0]);
+		if (!communicator)
+			break;
+		/* All ranks split in the same order, and wait for each other whatever their color. */
+		communicator->splits++;
+		call->noted = hash_word(communicator->hash, communicator->splits);
+		begin_to_join(thread->process, call->arguments[3], call->noted,
+			      communicator->rank, communicator->ranks);
 		break;
 	case NCCL_DESTROY:
 		/* Before the call, because its memory is another's as soon as that returns. */
@@ -376,24 +402,6 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 					    .process = thread->process });
 		break;
 	}
-}
-
-static __always_inline void split_communicator(struct zernel_thread *thread,
-					       struct zernel_open_call *call, int result)
-{
-	struct communicator *parent = find_communicator(thread->process, call->arguments[0]);
-	__u32 color;
-	__u64 hash;
-
-	if (!parent)
-		return;
-	/* All ranks split in the same order, so the new hash is the same for all of a color. */
-	parent->splits++;
-	color = call->arguments[1];
-	hash = hash_word(hash_word(parent->hash, parent->splits), color);
-	if (color != NCCL_NO_COLOR)
-		made_communicator(thread->process, call->arguments[3], hash, NCCL_NO_RANK, 0,
-				  result);
 }
 
 static __always_inline void communicators_of_all(struct zernel_thread *thread,
@@ -411,6 +419,7 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 				       __u64 now_ns, int result)
 {
 	struct communicator *communicator;
+	__u32 color;
 
 	switch (symbol->role) {
 	case NCCL_COLLECTIVE:
@@ -431,7 +440,10 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 		communicators_of_all(thread, call, now_ns);
 		break;
 	case NCCL_SPLIT:
-		split_communicator(thread, call, result);
+		color = call->arguments[1];
+		if (call->noted && color != NCCL_NO_COLOR)
+			made_communicator(thread->process, call->arguments[3],
+					  hash_word(call->noted, color), NCCL_NO_RANK, 0, result);
 		break;
 	case NCCL_GROUP:
 		add_expected(thread->process, 0);
