@@ -99,11 +99,14 @@ impl Loaders {
         attached
     }
 
-    /// Detaches from the loaders that no process uses: an attached probe keeps their file system.
-    pub(super) fn keep(&mut self, mappings: &[Mapping]) {
+    /// Detaches from the loaders that no process uses, because an attached probe keeps their file
+    /// system; gives whether there was one.
+    pub(super) fn keep(&mut self, mappings: &[Mapping]) -> bool {
+        let before = self.0.len();
         let used = mappings.iter().filter(|m| m.subject == Subject::Loader);
         let used: HashSet<_> = used.map(|m| (m.device, m.inode)).collect();
         self.0.retain(|file, _| used.contains(file));
+        self.0.len() < before
     }
 }
 

@@ -304,7 +304,10 @@ impl Discovery {
         if self.loaders.attach(&mappings, &self.trace) {
             mappings = self.scanner.everything()?;
         }
-        self.loaders.keep(&mappings);
+        if self.loaders.keep(&mappings) {
+            // The next one may be for an executable that was seen before.
+            self.trace.forget_all();
+        }
         self.update(&mappings, events);
         let present: HashSet<_> = mappings
             .iter()

@@ -164,6 +164,14 @@ impl Trace {
         let _ = self.seen.delete(executable.as_bytes());
     }
 
+    /// The same for every executable.
+    pub(super) fn forget_all(&self) {
+        let executables: Vec<_> = self.seen.keys().collect();
+        for executable in executables {
+            let _ = self.seen.delete(&executable);
+        }
+    }
+
     /// Attaches to the function that the loader in `file` calls when it has loaded something.
     pub(super) fn attach_loader(
         &self,
