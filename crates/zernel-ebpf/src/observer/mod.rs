@@ -163,6 +163,8 @@ pub struct Observer {
     is_alarmed: bool,
     /// Which files a process maps, by their place in `files`.
     maps: BTreeMap<ProcessKey, BTreeSet<u64>>,
+    /// Those that mapped the driver when observing began.
+    found_running: BTreeSet<ProcessKey>,
     processes: BTreeMap<u32, ObservedProcess>,
     /// Those that have ended, until their grace is over.
     ended: Vec<ObservedProcess>,
@@ -209,6 +211,7 @@ impl Observer {
             is_alarmed: false,
             changes,
             maps: BTreeMap::new(),
+            found_running: BTreeSet::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
             gone: GoneRanks::default(),
@@ -234,7 +237,17 @@ impl Observer {
             }
         }
         observer.scan()?;
+        observer.found_running = observer.users_of_the_driver();
         Ok(observer)
+    }
+
+    fn users_of_the_driver(&self) -> BTreeSet<ProcessKey> {
+        let files = self.files.iter();
+        let drivers = files.filter(|file| file.kind == LibraryKind::Cuda);
+        let drivers: BTreeSet<u64> = drivers.map(|file| file.number).collect();
+        let mut users = self.maps.clone();
+        users.retain(|_, files| !files.is_disjoint(&drivers));
+        users.into_keys().collect()
     }
 
     /// How functions are attached to.
@@ -346,6 +359,7 @@ impl Observer {
                 }
                 Event::Executed { process } | Event::Exited { process } => {
                     self.maps.remove(process);
+                    self.found_running.remove(process);
                 }
                 Event::Forked { parent, child } => {
                     if let Some(files) = self.maps.get(parent).cloned() {
@@ -420,6 +434,10 @@ impl Observer {
             return;
         }
         let mut process = ObservedProcess::new(raw);
+        let key = ProcessKey::new(raw.pid, raw.start_ns);
+        if self.found_running.contains(&key) {
+            process.was_found_late();
+        }
         process.find_devices(&self.gpu_facts);
         process.join_sampling(&self.governor.symbols());
         self.processes.insert(index, process);

@@ -543,6 +543,11 @@ impl ObservedProcess {
         rates
     }
 
+    /// It was there before the probes, so it cannot be said to be seen from its first call on.
+    pub(super) fn was_found_late(&mut self) {
+        self.missed = true;
+    }
+
     /// It was not watched for a while.
     pub(super) fn miss(&mut self, now_ns: u64) {
         self.seen = Seen::Since(now_ns);

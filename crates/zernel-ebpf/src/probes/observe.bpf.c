@@ -152,6 +152,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	if (!process)
 		return 1;
 	count_hit(thread, process, now_ns);
+	note_use(symbol, process);
 	call = zernel_push_call(thread, stack);
 	if (!call)
 		return 1;

@@ -88,6 +88,7 @@ fn main() -> ExitCode {
             "memory_that_is_mapped_lives_without_its_handle",
             memory::mapped,
         ),
+        ("memory_is_freed_with_its_context", memory::with_contexts),
         ("an_executed_program_is_a_new_process", processes::execution),
         (
             "a_child_without_cuda_is_no_trainer",
@@ -95,6 +96,7 @@ fn main() -> ExitCode {
         ),
         ("a_killed_process_is_told_of_for_a_while", processes::killed),
         ("what_a_pause_hides_is_no_step", processes::paused),
+        ("who_was_found_late_is_not_complete", processes::late),
         (
             "thousands_of_short_processes_are_counted",
             processes::thousands_of_short_ones,

@@ -13,6 +13,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("memory", memory),
     ("two_devices", two_devices),
     ("nested_contexts", nested_contexts),
+    ("ending_contexts", ending_contexts),
     ("mapped_memory", mapped_memory),
 ];
 
@@ -109,6 +110,23 @@ fn nested_contexts(driver: &Driver, depth: u64) {
         call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
         driver.allocate(1000 << level);
     }
+}
+
+/// Memory in the device's own context and in another: each is freed with its context.
+fn ending_contexts(driver: &Driver, _rounds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    driver.allocate(1000);
+    let mut context = 0_u64;
+    call!(cuda, "cuCtxCreate_v2", out(&mut context), 0, 0);
+    driver.allocate(300);
+    pause();
+    call!(cuda, "cuCtxDestroy_v2", context);
+    pause();
+    call!(cuda, "cuDevicePrimaryCtxReset_v2", 0);
+    pause();
+    driver.open();
+    driver.allocate(500);
 }
 
 fn create(driver: &Driver) -> u64 {
@@ -230,6 +248,18 @@ pub(crate) fn devices() {
         .map(|(device, memory)| (*device, memory.total.current_bytes))
         .collect();
     assert_eq!(in_use, [(0, 1300), (1, 2040)]);
+}
+
+/// Whoever resets its device, or destroys a context, has freed what was in it.
+pub(crate) fn with_contexts() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("ending_contexts", 0);
+    for bytes in [1300, 1000, 0, 500] {
+        target.step();
+        assert_eq!(in_use(&mut observer, &target), (bytes, 1300));
+    }
+    assert_eq!(find(&observer, target.pid()).memory[&0].total.free_count, 2);
 }
 
 /// What is left on each device after [`nested_contexts`].

@@ -20,6 +20,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("forks", forks),
     ("many_children", many_children),
     ("steps_in_parts", steps_in_parts),
+    ("initialises_again", initialises_again),
 ];
 
 /// Makes so many steps, waits, and again, twice.
@@ -45,6 +46,13 @@ fn steps_in_parts(driver: &Driver, steps: u64) {
             driver.synchronize();
         }
     }
+}
+
+/// As a program does that loads another library which uses the driver.
+fn initialises_again(driver: &Driver, rounds: u64) {
+    launches(driver, rounds);
+    pause();
+    launches(driver, rounds);
 }
 
 /// Launches, and becomes another program that launches once more.
@@ -326,6 +334,19 @@ pub(crate) fn gone_meanwhile() {
     let observer = watcher.stop();
     let refused = observer.ledger(Whose::All)["refused"].clone();
     assert_eq!(refused, serde_json::json!([]));
+}
+
+/// Only who was seen to initialise the driver before anything else was seen from its first call on.
+pub(crate) fn late() {
+    let stage = Stage::new(Prologue::Push);
+    let mut target = stage.target("initialises_again", 10);
+    target.step();
+    let mut observer = observe(&stage);
+    target.step();
+    observer.read().expect("maps can be read");
+    let process = find(&observer, target.pid());
+    assert_eq!(launches_of(process), 10);
+    assert!(matches!(process.seen, Seen::Since(_)), "{:?}", process.seen);
 }
 
 /// What was done while observing was paused is missing, and makes no long step.

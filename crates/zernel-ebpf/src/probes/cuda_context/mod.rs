@@ -11,6 +11,7 @@ const SET: u8 = 3;
 const PUSH: u8 = 4;
 const POP: u8 = 5;
 const DESTROY: u8 = 6;
+const RESET: u8 = 7;
 
 const fn context(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::CudaContext, role, names)
@@ -30,4 +31,5 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         .frequent(),
     context(POP, &["cuCtxPopCurrent_v2"]).frequent(),
     context(DESTROY, &["cuCtxDestroy_v2"]).keeps([1, 0, 0, 0]),
+    context(RESET, &["cuDevicePrimaryCtxReset_v2"]).keeps([1, 0, 0, 0]),
 ];

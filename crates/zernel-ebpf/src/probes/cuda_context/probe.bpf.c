@@ -10,7 +10,11 @@ enum cuda_context_role {
 	CONTEXT_PUSH, /* the same, until it is popped */
 	CONTEXT_POP,
 	CONTEXT_DESTROY, /* argument: the context, which is popped if it is current */
+	CONTEXT_RESET, /* argument: the device, whose own context is emptied */
 };
+
+/* A device's own context, which those who use the device share, in what is known of a context. */
+#define CONTEXT_IS_PRIMARY (1U << 31)
 
 struct context_key {
 	__u64 context;
@@ -25,6 +29,17 @@ struct {
 	__type(value, __u32);
 } contexts SEC(".maps");
 
+/* Notes the first call that only works once the driver is initialised. */
+static __always_inline void note_use(const struct zernel_symbol *symbol,
+				     struct zernel_process *process)
+{
+	bool is_init = symbol->probe == ZERNEL_CUDA_CONTEXT && symbol->role == CONTEXT_INIT;
+
+	/* NCCL initialises it itself. */
+	if (!is_init && symbol->probe != ZERNEL_NCCL && !(process->flags & ZERNEL_USED_DRIVER))
+		process->flags |= ZERNEL_USED_DRIVER;
+}
+
 /* CUDA's number of the device that the thread works on, or ZERNEL_NO_GPU. */
 static __always_inline __u32 current_device(struct zernel_thread *thread)
 {
@@ -33,19 +48,23 @@ static __always_inline __u32 current_device(struct zernel_thread *thread)
 	struct zernel_process *process;
 
 	if (device)
-		return *device;
+		return *device & ~CONTEXT_IS_PRIMARY;
 	process = zernel_process(thread->process);
 	return process ? process->device : ZERNEL_NO_GPU;
 }
 
-__noinline int open_context(__u32 index, __u64 context, __u32 device)
+/* Frees what was allocated in a context, or if that is 0, in the device's own; see gpu_mem. */
+int free_context(__u32 process, __u64 context, __u32 device);
+
+__noinline int open_context(__u32 index, __u64 context, __u32 device, __u32 kind)
 {
+	__u32 known = device | kind;
 	struct context_key key = { .context = context, .process = index };
 	struct zernel_process *process = zernel_process(index);
 
 	if (!process)
 		return 0;
-	bpf_map_update_elem(&contexts, &key, &device, BPF_ANY);
+	bpf_map_update_elem(&contexts, &key, &known, BPF_ANY);
 	if (process->flags & ZERNEL_IS_LOADER)
 		zernel_is_trainer(process);
 	if (process->device == ZERNEL_NO_GPU)
@@ -93,12 +112,15 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		return;
 	switch (symbol->role) {
 	case CONTEXT_INIT:
-		process->flags |= ZERNEL_SAW_INIT;
+		/* Every library that uses the driver initialises it: only the first one counts. */
+		if (!(process->flags & ZERNEL_USED_DRIVER))
+			process->flags |= ZERNEL_SAW_INIT;
 		break;
 	case CONTEXT_OPEN:
 	case CONTEXT_CREATE:
 		bpf_probe_read_user(&context, sizeof(context), (void *)call->arguments[0]);
-		open_context(thread->process, context, call->arguments[1]);
+		open_context(thread->process, context, call->arguments[1],
+			     symbol->role == CONTEXT_OPEN ? CONTEXT_IS_PRIMARY : 0);
 		if (symbol->role == CONTEXT_CREATE)
 			push_context(thread, context);
 		break;
@@ -115,8 +137,12 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		pop_context(thread);
 		break;
 	case CONTEXT_DESTROY:
+		free_context(thread->process, call->arguments[0], 0);
 		if (thread->context == call->arguments[0])
 			pop_context(thread);
+		break;
+	case CONTEXT_RESET:
+		free_context(thread->process, 0, call->arguments[0]);
 		break;
 	}
 }

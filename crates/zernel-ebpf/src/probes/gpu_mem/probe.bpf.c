@@ -37,6 +37,7 @@ struct allocation_key {
 struct allocation {
 	__u64 bytes;
 	__u64 caller; /* of a mapping: the handle */
+	__u64 context; /* that it ends with; 0: not known, or none */
 	__u32 device;
 	__u32 references;
 };
@@ -115,6 +116,7 @@ static __always_inline void allocated(struct zernel_thread *thread, struct zerne
 	struct allocation allocation = {
 		.bytes = bytes,
 		.caller = call->caller,
+		.context = thread->context,
 		.device = device,
 		.references = 1,
 	};
@@ -132,6 +134,41 @@ static __always_inline void freed(__u32 process, const struct allocation *alloca
 {
 	book_free(process, allocation->device, 0, allocation->bytes);
 	book_free(process, allocation->device, allocation->caller, allocation->bytes);
+}
+
+/* A context that ends. */
+struct ending {
+	__u64 context; /* 0: the device's own */
+	__u32 process;
+	__u32 device;
+};
+
+static long free_with_context(void *map, struct allocation_key *key, struct allocation *found,
+			      struct ending *ending)
+{
+	struct context_key of = { .context = found->context, .process = key->process };
+	struct allocation gone = *found;
+	__u32 *known;
+
+	if (key->process != ending->process || key->kind != MEMORY_ADDRESS)
+		return 0;
+	if (ending->context && gone.context != ending->context)
+		return 0;
+	known = bpf_map_lookup_elem(&contexts, &of);
+	if (!ending->context && (known ? *known : gone.device | CONTEXT_IS_PRIMARY) !=
+					(ending->device | CONTEXT_IS_PRIMARY))
+		return 0;
+	if (!bpf_map_delete_elem(&allocations, key))
+		freed(ending->process, &gone);
+	return 0;
+}
+
+__noinline int free_context(__u32 process, __u64 context, __u32 device)
+{
+	struct ending ending = { .context = context, .process = process, .device = device };
+
+	bpf_for_each_map_elem(&allocations, free_with_context, &ending, 0);
+	return 0;
 }
 
 /* The device that memory is created on; false if it is not a device. */
@@ -231,6 +268,7 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 	call->noted = found->bytes;
 	call->noted_too = found->device;
 	call->caller = found->caller;
+	call->arguments[1] = found->context;
 	if (bpf_map_delete_elem(&allocations, &key))
 		call->noted = 0;
 }
@@ -246,6 +284,7 @@ static __always_inline void free_leave(struct zernel_thread *thread, struct zern
 	struct allocation allocation = {
 		.bytes = call->noted,
 		.caller = call->caller,
+		.context = call->arguments[1],
 		.device = call->noted_too,
 		.references = 1,
 	};
