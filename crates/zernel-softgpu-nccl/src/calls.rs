@@ -343,14 +343,16 @@ exports! { "nccl" =>
         })
     }
 
+    /// Calls the other one by its exported name, as NCCL does.
     fn ncclBcast(
-        call, buffer: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64,
+        _call, buffer: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64,
         stream: u64,
     ) -> Outcome {
-        let request = Request { count, data_type, communicator, stream };
-        request.collective(call, (buffer, buffer), |communicator| {
-            Ok(Pattern::Broadcast(root(root_rank, communicator)?))
-        })
+        match ncclBroadcast(buffer, buffer, count, data_type, root_rank, communicator, stream) {
+            0 => Ok(()),
+            7 => Err(NcclError::InProgress),
+            code => Err(NcclError::from_code(code).unwrap_or(NcclError::SystemError)),
+        }
     }
 
     fn ncclAllGather(

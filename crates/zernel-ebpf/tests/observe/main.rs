@@ -78,6 +78,7 @@ fn main() -> ExitCode {
             "communicators_that_are_stored_late_are_seen",
             nccl::parts_that_are_stored_late,
         ),
+        ("a_broadcast_by_either_name_is_one", nccl::once),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
         (

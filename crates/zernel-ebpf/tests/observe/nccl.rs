@@ -21,6 +21,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("rank", rank),
     ("communicators", communicators),
     ("late_parts", late_parts),
+    ("broadcasts", broadcasts),
 ];
 
 const RANKS: u64 = 2;
@@ -233,6 +234,43 @@ pub(crate) fn parts_that_are_stored_late() {
     let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
     sequences.sort_unstable();
     assert_eq!(sequences, [0, 1, 2]);
+}
+
+/// Both ways to broadcast, of which one calls the other.
+fn broadcasts(driver: &Driver, rounds: u64) {
+    driver.open();
+    let mut id = UniqueId([0; 128]);
+    call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
+    let communicator = join_as(driver, id, 0, 1);
+    let data = driver.allocate(100);
+    let nccl = driver.nccl();
+    for _ in 0..rounds {
+        call!(nccl, "ncclBcast", data, 100, 0, 0, communicator, 0);
+        call!(
+            nccl,
+            "ncclBroadcast",
+            data,
+            data,
+            100,
+            0,
+            0,
+            communicator,
+            0
+        );
+    }
+}
+
+pub(crate) fn once() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("broadcasts", 10);
+    target.step();
+    observer.read().expect("maps can be read");
+    let process = find(&observer, target.pid());
+    let mut calls = process.calls();
+    let (_, count) = calls.find(|(name, _)| *name == "ncclBroadcast").unwrap();
+    assert_eq!((count.calls, count.bytes), (20, 2000));
+    assert_eq!(process.communicators[0].sequence, 20);
 }
 
 /// More than are read at once.

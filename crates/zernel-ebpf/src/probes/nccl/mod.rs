@@ -54,20 +54,50 @@ const fn message(
 }
 
 pub(super) const SYMBOLS: &[Symbol] = &[
-    collective(Operation::AllReduce, &["ncclAllReduce"], [3, 4, 6, 7]).marks(Mark::Reduce),
-    collective(Operation::Broadcast, &["ncclBroadcast"], [3, 4, 6, 7]),
-    collective(Operation::Broadcast, &["ncclBcast"], [2, 3, 5, 6]),
-    collective(Operation::Reduce, &["ncclReduce"], [3, 4, 7, 8]),
-    collective(Operation::AllGather, &["ncclAllGather"], [3, 4, 5, 6]),
+    // Since 2.32 each has a second form, which is told more and takes the same arguments first.
     collective(
-        Operation::ReduceScatter,
-        &["ncclReduceScatter"],
+        Operation::AllReduce,
+        &["ncclAllReduce", "ncclAllReduceConfig"],
         [3, 4, 6, 7],
     )
     .marks(Mark::Reduce),
-    collective(Operation::AllToAll, &["ncclAlltoAll"], [3, 4, 5, 6]),
-    collective(Operation::Gather, &["ncclGather"], [3, 4, 6, 7]),
-    collective(Operation::Scatter, &["ncclScatter"], [3, 4, 6, 7]),
+    // ncclBcast calls it.
+    collective(
+        Operation::Broadcast,
+        &["ncclBroadcast", "ncclBroadcastConfig"],
+        [3, 4, 6, 7],
+    ),
+    collective(
+        Operation::Reduce,
+        &["ncclReduce", "ncclReduceConfig"],
+        [3, 4, 7, 8],
+    ),
+    collective(
+        Operation::AllGather,
+        &["ncclAllGather", "ncclAllGatherConfig"],
+        [3, 4, 5, 6],
+    ),
+    collective(
+        Operation::ReduceScatter,
+        &["ncclReduceScatter", "ncclReduceScatterConfig"],
+        [3, 4, 6, 7],
+    )
+    .marks(Mark::Reduce),
+    collective(
+        Operation::AllToAll,
+        &["ncclAlltoAll", "ncclAlltoAllConfig"],
+        [3, 4, 5, 6],
+    ),
+    collective(
+        Operation::Gather,
+        &["ncclGather", "ncclGatherConfig"],
+        [3, 4, 6, 7],
+    ),
+    collective(
+        Operation::Scatter,
+        &["ncclScatter", "ncclScatterConfig"],
+        [3, 4, 6, 7],
+    ),
     message(Operation::Send, &["ncclSend"], [2, 3, 5, 6]),
     message(Operation::Recv, &["ncclRecv"], [2, 3, 5, 6]),
     nccl(GROUP, &["ncclGroupStart"]),
