@@ -79,6 +79,10 @@ fn main() -> ExitCode {
             nccl::parts_that_are_stored_late,
         ),
         ("a_broadcast_by_either_name_is_one", nccl::once),
+        (
+            "a_wait_shows_what_it_covers_and_nothing_else",
+            nccl::side_by_side,
+        ),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
         (

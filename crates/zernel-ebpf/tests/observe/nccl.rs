@@ -22,12 +22,15 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("communicators", communicators),
     ("late_parts", late_parts),
     ("broadcasts", broadcasts),
+    ("two_streams", two_streams),
 ];
 
 const RANKS: u64 = 2;
 /// Elements of a message: with the bandwidth below, some milliseconds.
 const ELEMENTS: u64 = 50_000;
 const BANDWIDTH: &str = "20000000";
+/// Bytes that take half a second.
+const LONG: u64 = 10_000_000;
 /// `ncclDataType_t`, less the last two, which the software GPU does not have.
 const TYPES: u64 = 10;
 
@@ -234,6 +237,65 @@ pub(crate) fn parts_that_are_stored_late() {
     let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
     sequences.sort_unstable();
     assert_eq!(sequences, [0, 1, 2]);
+}
+
+/// While a long collective is under way on one stream, a short one is waited for on another, and an event that
+/// followed the long one is recorded anew.
+fn two_streams(driver: &Driver, _rounds: u64) {
+    let (cuda, nccl) = (driver.cuda(), driver.nccl());
+    driver.open();
+    let communicator = join(driver, own_rank(), RANKS);
+    let other = split(driver, communicator, 7);
+    let [long, short] = [(); 2].map(|()| stream(driver));
+    let mut event = 0_u64;
+    call!(cuda, "cuEventCreate", out(&mut event), 0);
+    let data = driver.allocate(LONG);
+    call!(
+        nccl,
+        "ncclAllReduce",
+        data,
+        data,
+        LONG,
+        0,
+        0,
+        communicator,
+        long
+    );
+    call!(cuda, "cuEventRecord", event, long);
+    call!(nccl, "ncclBroadcast", data, data, 8, 0, 0, other, short);
+    call!(cuda, "cuEventRecord", event, short);
+    call!(cuda, "cuEventSynchronize", event);
+    call!(cuda, "cuStreamSynchronize", short);
+    call!(cuda, "cuStreamSynchronize", long);
+}
+
+/// A wait shows those done that it covers, and no others that were begun before.
+pub(crate) fn side_by_side() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut targets: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            let mut command = stage.command("two_streams", 0);
+            command.env(RANK, rank.to_string());
+            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH))
+        })
+        .collect();
+    run(&mut targets);
+    observer.read().expect("maps can be read");
+    for target in &targets {
+        let process = find(&observer, target.pid());
+        let until_sync = |operation| {
+            let seen = process.duration(Family::UntilSync(operation));
+            seen.map(|seen| (seen.count, seen.sum_ns)).expect("it ran")
+        };
+        let (long, short) = (
+            until_sync(Operation::AllReduce),
+            until_sync(Operation::Broadcast),
+        );
+        assert_eq!((long.0, short.0), (1, 1));
+        let least = LONG * 1_000_000_000 / BANDWIDTH.parse::<u64>().expect("a number");
+        assert!(long.1 >= least && short.1 < least, "{long:?} {short:?}");
+    }
 }
 
 /// Both ways to broadcast, of which one calls the other.

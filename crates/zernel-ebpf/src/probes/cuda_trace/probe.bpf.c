@@ -51,7 +51,9 @@ static __always_inline void cuda_trace_leave(const struct zernel_symbol *symbol,
 		cover(process, call->arguments[0], covered_by(process, call->arguments[1]));
 		break;
 	case TRACE_STREAM_WAITS_FOR_EVENT:
-		cover(process, call->arguments[0], covered_by(process, call->arguments[1]));
+		cover(process, call->arguments[0],
+		      covered_by(process, call->arguments[0]) |
+			      covered_by(process, call->arguments[1]));
 		break;
 	}
 }

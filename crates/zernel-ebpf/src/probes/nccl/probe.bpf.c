@@ -79,7 +79,7 @@ struct {
 /* The last collectives of a process, for the wait that will show them done. */
 struct pending {
 	__u64 entered; /* how many there were */
-	__u64 done; /* of how many the end was seen */
+	__u64 open; /* those whose end was not seen, by their place below, as bits */
 	struct {
 		__u64 since_ns;
 		__u64 operation;
@@ -94,12 +94,17 @@ struct {
 	__type(value, struct pending);
 } pending_collectives SEC(".maps");
 
-/* Up to which collective a wait for a stream or an event covers. */
+/* Which of the last collectives a wait for a stream or an event covers. */
+struct covered {
+	__u64 entered; /* how many there were when this was noted */
+	__u64 which; /* by their place among the pending ones, as bits */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 14);
 	__type(key, struct communicator_key);
-	__type(value, __u64);
+	__type(value, struct covered);
 } covers SEC(".maps");
 
 /* A row of NCCL's table of types: int8, uint8, int32, uint32, int64, uint64, half, float, double,
@@ -263,24 +268,41 @@ static __always_inline void end_to_join(const struct zernel_symbol *symbol, __u3
 		bpf_map_delete_elem(&communicators, &key);
 }
 
-__noinline int cover(__u32 process, __u64 object, __u64 upto)
+/* What is left of it: the places of some may be others' by now. */
+static __always_inline __u64 still_covered(const struct covered *covered, __u64 entered)
 {
-	struct communicator_key key = { .communicator = object, .process = process };
-	__u64 *covered = bpf_map_lookup_elem(&covers, &key);
+	__u64 newer = entered - covered->entered, from = covered->entered % NCCL_PENDING;
+	__u64 taken;
 
-	if (!covered)
-		bpf_map_update_elem(&covers, &key, &upto, BPF_ANY);
-	else if (*covered < upto)
-		*covered = upto;
-	return 0;
+	if (newer >= NCCL_PENDING)
+		return 0;
+	taken = (1ULL << newer) - 1;
+	if (from)
+		taken = taken << from | taken >> (NCCL_PENDING - from);
+	return covered->which & ~taken;
 }
 
-static __always_inline __u64 covered_by(__u32 process, __u64 object)
+__noinline __u64 covered_by(__u32 process, __u64 object)
 {
+	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct communicator_key key = { .communicator = object, .process = process };
-	__u64 *covered = bpf_map_lookup_elem(&covers, &key);
+	struct covered *covered = pending ? bpf_map_lookup_elem(&covers, &key) : NULL;
 
-	return covered ? *covered : 0;
+	return covered ? still_covered(covered, pending->entered) : 0;
+}
+
+/* A wait for the object covers these from now on, and nothing else. */
+__noinline int cover(__u32 process, __u64 object, __u64 which)
+{
+	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	struct communicator_key key = { .communicator = object, .process = process };
+	struct covered covered = { .which = which };
+
+	if (!pending)
+		return 0;
+	covered.entered = pending->entered;
+	bpf_map_update_elem(&covers, &key, &covered, BPF_ANY);
+	return 0;
 }
 
 /* Notes a collective on a stream, for the wait to come. */
@@ -297,35 +319,28 @@ __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __
 		if (!pending)
 			return 0;
 	}
-	place = __sync_fetch_and_add(&pending->entered, 1);
-	pending->last[place % NCCL_PENDING].since_ns = since_ns;
-	pending->last[place % NCCL_PENDING].operation = operation;
-	cover(process, stream, place + 1);
+	place = __sync_fetch_and_add(&pending->entered, 1) % NCCL_PENDING;
+	pending->last[place].since_ns = since_ns;
+	pending->last[place].operation = operation;
+	__sync_fetch_and_or(&pending->open, 1ULL << place);
+	cover(process, stream, covered_by(process, stream) | 1ULL << place);
 	return 0;
 }
 
-/* A wait has returned that covers the first `upto` collectives of the process. */
-__noinline int collectives_done(__u32 process, __u64 upto, __u64 now_ns)
+/* A wait has returned that covers these collectives of the process. */
+__noinline int collectives_done(__u32 process, __u64 which, __u64 now_ns)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
-	__u64 done;
 
 	if (!pending)
 		return 0;
-	if (upto > pending->entered)
-		upto = pending->entered;
-	done = pending->done;
-	if (done >= upto)
-		return 0;
-	if (upto - done > NCCL_PENDING)
-		done = upto - NCCL_PENDING;
-	pending->done = upto;
-	for (int i = 0; i < NCCL_PENDING && done < upto; i++, done++) {
-		__u64 since_ns = pending->last[done % NCCL_PENDING].since_ns;
-		__u32 operation = pending->last[done % NCCL_PENDING].operation;
-
-		zernel_observe_duration(process, ZERNEL_COLLECTIVE_UNTIL_SYNC + operation,
-					now_ns - since_ns);
+	which &= __sync_fetch_and_and(&pending->open, ~which);
+	for (int i = 0; i < NCCL_PENDING && which; i++, which >>= 1) {
+		if (which & 1)
+			zernel_observe_duration(process,
+						ZERNEL_COLLECTIVE_UNTIL_SYNC +
+							(__u32)pending->last[i].operation,
+						now_ns - pending->last[i].since_ns);
 	}
 	return 0;
 }
