@@ -39,8 +39,14 @@ fn main() -> ExitCode {
         trial("busy_loaders_are_waited_for", &needs, busy_loaders),
         trial("reading_loaders_are_waited_for", &needs, reading_loaders),
         trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
+        trial(
+            "downloading_loaders_are_waited_for",
+            &needs,
+            downloading_loaders,
+        ),
         trial("a_loading_thread_is_waited_for", &needs, loading_thread),
         trial("who_loads_alone_waits_too", &needs, alone),
+        trial("who_loads_alone_may_have_helpers", &needs, with_a_helper),
         trial(
             "a_training_jobs_waits_for_data_are_its_own",
             &needs,
@@ -168,6 +174,17 @@ fn sleeping_loaders() {
     );
 }
 
+fn downloading_loaders() {
+    observe(
+        "trains_with_downloading_loaders",
+        50,
+        |observer, target, report| {
+            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
+            assert!(fetch > 2.0 * (prepare + other) && fetch + sched > 0.7);
+        },
+    );
+}
+
 fn loading_thread() {
     observe(
         "trains_with_a_loading_thread",
@@ -179,11 +196,20 @@ fn loading_thread() {
     );
 }
 
-fn alone() {
-    observe("trains_alone", 40, |observer, target, report| {
-        let [prepare, fetch, ..] = check_waits(find(observer, target.pid()), &report);
+fn loads_alone(role: &str) {
+    observe(role, 40, |observer, target, report| {
+        let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
         assert!(fetch > 0.05 && prepare > 0.05, "{fetch} {prepare}");
+        assert!(other < 0.2, "{other}");
     });
+}
+
+fn alone() {
+    loads_alone("trains_alone");
+}
+
+fn with_a_helper() {
+    loads_alone("trains_alone_beside_a_helper");
 }
 
 fn ranks() {

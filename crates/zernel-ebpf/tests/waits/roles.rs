@@ -34,7 +34,16 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("trains_with_sleeping_loaders", |driver, rounds| {
         train(driver, rounds, thread::sleep);
     }),
+    ("trains_with_downloading_loaders", |driver, rounds| {
+        train(driver, rounds, download);
+    }),
     ("trains_alone", train_alone),
+    ("trains_alone_beside_a_helper", |driver, rounds| {
+        // Nobody asks it for anything.
+        driver.open();
+        let _idle = Loader::fork(thread::sleep);
+        train_alone(driver, rounds);
+    }),
     ("trains_with_a_loading_thread", train_with_a_thread),
     ("is_a_slow_rank", |driver, rounds| rank(driver, rounds, 0)),
     ("is_a_fast_rank", |driver, rounds| rank(driver, rounds, 1)),
@@ -119,6 +128,21 @@ fn wait_until_readable(file: &impl AsRawFd) {
     };
     // SAFETY: one descriptor, which is open, in memory of ours.
     assert_eq!(unsafe { libc::poll(&raw mut polled, 1, -1) }, 1);
+}
+
+/// Waits for somebody else to send something, as with a time after which it would give up.
+fn download(how_long: Duration) {
+    let server = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let mut client = TcpStream::connect(server.local_addr().expect("bound")).expect("it listens");
+    let (mut served, _) = server.accept().expect("a peer");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(how_long);
+            served.write_all(&[1]).expect("it waits");
+        });
+        wait_until_readable(&client);
+    });
+    client.read_exact(&mut [0]).expect("sent");
 }
 
 /// Waits on a futex that nobody wakes.

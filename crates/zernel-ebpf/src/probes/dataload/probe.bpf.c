@@ -6,7 +6,8 @@
  * A batch is seldom got with one block: a poll tells that it is there, then descriptors are passed
  * and memory is mapped. So blocks with less than a millisecond of CPU time between them are one wait.
  * Loaders are processes; where there are none, the threads of the process are taken for them, the
- * waiting one included.
+ * waiting one included. So are they where the thread reads its data itself: what it forked is there for
+ * something else then.
  */
 #define WAIT_MERGE_NS 1000000ULL
 
@@ -110,17 +111,26 @@ static __always_inline enum data_wait is_data_wait(struct zernel_thread *thread,
 	return tracker->flags & ZERNEL_WAIT_UNDECIDED ? PERHAPS_DATA_WAIT : NO_DATA_WAIT;
 }
 
+/* Whether a block is for others: not for a disk, the network or a page. */
+static __always_inline bool is_for_loaders(const struct zernel_process *process, __u8 reason)
+{
+	return process->loaders && reason != ZERNEL_BLOCKED_IO &&
+	       reason != ZERNEL_BLOCKED_NETWORK && reason != ZERNEL_BLOCKED_FAULT;
+}
+
 /* The thread blocks, for what the tracker was told. */
 static __noinline int data_block(struct zernel_thread *thread, struct zernel_process *process,
 				 struct zernel_task_state *state, __u64 now_ns)
 {
 	struct zernel_wait *wait = &thread->data;
 	enum data_wait kind = is_data_wait(thread, process, state, thread->run.reason);
+	bool by_loaders = is_for_loaders(process, thread->run.reason);
 	/* Who has no loaders prepares its batch itself, with as much CPU time as that takes. */
 	bool goes_on = wait->cpu_ns <= WAIT_MERGE_NS ||
-		       (!process->loaders && kind == SURE_DATA_WAIT && process->device != ZERNEL_NO_GPU);
+		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT &&
+			process->device != ZERNEL_NO_GPU);
 
-	if (wait->since_ns && !goes_on)
+	if (wait->since_ns && (!goes_on || (by_loaders && !wait->is_by_loaders)))
 		give_up_data_wait(thread, process);
 	if (kind == NO_DATA_WAIT)
 		return 0;
@@ -128,7 +138,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 	if (!wait->since_ns) {
 		wait->since_ns = now_ns;
 		wait->is_tentative = kind == PERHAPS_DATA_WAIT;
-		wait->is_by_loaders = process->loaders != 0;
+		wait->is_by_loaders = by_loaders;
 		note_work(process, wait, wait->work_before, now_ns);
 	} else if (kind == SURE_DATA_WAIT) {
 		wait->is_tentative = false;
@@ -159,7 +169,7 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 		wait->since_ns = 0; /* its end was missed */
 		return 0;
 	}
-	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_NS || (copies && !process->loaders))
+	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_NS || (copies && !wait->is_by_loaders))
 		data_until(thread, process, now_ns);
 	if (copies)
 		end_data_wait(thread, process);

@@ -65,6 +65,9 @@ static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
 		return ZERNEL_BLOCKED_OTHER;
 	case 2: /* open */
 	case 4: /* stat */
+	case 5: /* fstat */
+	case 6: /* lstat */
+	case 21: /* access */
 	case 26: /* msync */
 	case 74: /* fsync */
 	case 75: /* fdatasync */
@@ -72,10 +75,14 @@ static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
 	case 217: /* getdents64 */
 	case 257: /* openat */
 	case 262: /* newfstatat */
+	case 269: /* faccessat */
 	case 277: /* sync_file_range */
+	case 326: /* copy_file_range */
 	case 332: /* statx */
 	case 333: /* io_pgetevents */
 	case 426: /* io_uring_enter */
+	case 437: /* openat2 */
+	case 439: /* faccessat2 */
 		return ZERNEL_BLOCKED_IO;
 	case 202: /* futex */
 	case 449: /* futex_waitv */
@@ -124,6 +131,23 @@ static __noinline __u8 why_by_file(struct task_struct *task, unsigned int number
 	default: /* a pipe, or a file without a name, such as an eventfd */
 		return ZERNEL_BLOCKED_IPC;
 	}
+}
+
+/*
+ * What a loader polls: programs that wait for a socket no longer than some time, as most do that download, poll
+ * it alone. Other processes poll sockets of all sorts, for ever.
+ */
+static __noinline __u8 why_by_poll(struct task_struct *task)
+{
+	struct pt_regs *registers = (struct pt_regs *)bpf_task_pt_regs(task);
+	unsigned long call = registers->orig_rax;
+	int number = -1;
+
+	if ((call != 7 && call != 271) || registers->rsi != 1)
+		return ZERNEL_BLOCKED_POLL;
+	bpf_probe_read_user(&number, sizeof(number), (void *)registers->rdi);
+	return why_by_file(task, number) == ZERNEL_BLOCKED_NETWORK ? ZERNEL_BLOCKED_NETWORK :
+								     ZERNEL_BLOCKED_POLL;
 }
 
 /* Why the current task, which is being switched out, is blocked. */
@@ -400,6 +424,8 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	run->burst_ns = 0;
 	run->delayed_ns = task->sched_info.run_delay;
 	run->reason = why_blocked(task);
+	if (run->reason == ZERNEL_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
+		run->reason = why_by_poll(task);
 	run->has_blocked = true;
 	turn_run(thread, process, ZERNEL_BLOCKED, now_ns);
 	if (run->reason == ZERNEL_BLOCKED_FUTEX)
