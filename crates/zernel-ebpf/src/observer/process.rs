@@ -441,8 +441,10 @@ impl ObservedProcess {
         };
         if let Some(sampling) = self.sampling.get(&symbol) {
             let (windowed, told) = (&sampling.windowed, &sampling.told);
-            count.calls = count.calls.saturating_sub(windowed.calls) + told.calls;
-            count.bytes = count.bytes.saturating_sub(windowed.bytes) + told.bytes;
+            // What an open window has counted is told when it closes: the estimate may stand for it already.
+            let exact = sampling.counted_up_to().unwrap_or(counter);
+            count.calls = exact.calls.saturating_sub(windowed.calls) + told.calls;
+            count.bytes = exact.bytes.saturating_sub(windowed.bytes) + told.bytes;
             count.error = told.error;
         }
         count

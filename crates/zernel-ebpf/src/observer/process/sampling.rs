@@ -96,6 +96,11 @@ impl Sampling {
         self.is_unseen = false;
     }
 
+    /// The counter before the window that may be open, while it is sampled.
+    pub(super) fn counted_up_to(&self) -> Option<&layout::Counter> {
+        self.open.then_some(&self.last)
+    }
+
     /// Tells how it is at a moment.
     fn tell(&mut self, now: &WindowOf) {
         let mut estimate = self.estimate;
@@ -400,4 +405,33 @@ fn all_launches(counters: &layout::Counters) -> layout::Counter {
         sum.bytes += counter.bytes;
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A counter that falls looks to Prometheus as if it had begun anew.
+    #[test]
+    fn what_an_open_window_counts_is_not_told_twice() {
+        let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+        let symbol = (0..SYMBOLS.len()).find(is_launch);
+        let symbol = symbol.expect("something launches");
+        let mut counters = layout::Counters::new_zeroed();
+        let told = |process: &ObservedProcess| process.count(|what| what == Counts::Launch).calls;
+        counters.of[symbol].calls = 100;
+        process.begin_sampling(symbol, &counters);
+        let from_ns = monotonic_ns();
+        let to_ns = from_ns + 50_000_000;
+        process.expect_window(&[symbol], &counters, from_ns);
+        counters.of[symbol].calls = 150;
+        process.set_counters(&counters);
+        assert_eq!(told(&process), 100);
+        process.take_window(&[symbol], &counters, from_ns, to_ns, 0.0);
+        assert!(told(&process) >= 150);
+        process.end_sampling(symbol, to_ns);
+        counters.of[symbol].calls = 160;
+        process.set_counters(&counters);
+        assert!(told(&process) >= 160);
+    }
 }
