@@ -20,8 +20,8 @@ out of date.
 A `pid` is that of the initial pid namespace. `gpu_id` is NVML's number of a GPU, whatever
 `CUDA_VISIBLE_DEVICES` says; where NVML is not there, it is CUDA's own. Join with `zernel_process_info` for
 job, rank, pod and container. Of a pid that is used again, and of a program that executes another, the last
-life is told. What has ended is told for another minute. Users other than root, on the unix socket, are told
-of their own processes, and not of the machine.
+life is told. What has ended is told for another minute; families without a `pid` keep what it did. Users
+other than root, on the unix socket, are told of their own processes, and not of the machine.
 
 Histograms have buckets from 1 µs to 69 s, each four times as wide as the one before. `/metrics/quantiles` has
 the families of the first table only, with quantiles in place of buckets. In OpenMetrics the name of a

@@ -214,7 +214,13 @@ impl Observer {
     #[must_use]
     pub fn metrics(&self, whose: Whose, format: TextFormat) -> String {
         let told = self.told(whose);
-        let aggregated = aggregate(&told);
+        let mut aggregated = aggregate(&told);
+        for operation in Operation::ALL {
+            if let Some(histogram) = self.of_everyone(whose, Family::UntilSync(operation)) {
+                let durations = &mut aggregated.nccl_duration;
+                durations.insert(operation.name().to_owned(), histogram);
+            }
+        }
         let mut out = match format {
             TextFormat::Prometheus => Exposition::default(),
             TextFormat::OpenMetrics => Exposition::open_metrics(),
@@ -223,7 +229,7 @@ impl Observer {
         aggregated.expose(&mut out);
         drop(aggregated);
         expose_calls(&mut out, &told);
-        expose_collectives(&mut out, &told);
+        self.expose_collectives(&mut out, &told, whose);
         self.expose_memory(&mut out, &told, whose);
         expose_processes(&mut out, &told);
         if whose == Whose::All {
@@ -235,6 +241,67 @@ impl Observer {
             text.push_str("# EOF\n");
         }
         text
+    }
+
+    fn expose_collectives(&self, out: &mut Exposition, told: &[Told<'_>], whose: Whose) {
+        let counters: [(Named, OfCalls); 2] = [
+            (NCCL_CALLS, |count| count.calls),
+            (NCCL_BYTES, |count| count.bytes),
+        ];
+        for (family, value) in counters {
+            series(out, family, told, |told, add| {
+                for operation in Operation::ALL {
+                    let communication = Counts::Communication(operation);
+                    let count = told.process.count(|what| what == communication);
+                    if count.calls > 0 {
+                        add(&[("op", &operation.name())], value(&count) as f64);
+                    }
+                }
+            });
+        }
+        type OfOperation = fn(Operation) -> Family;
+        let durations: [(Named, OfOperation); 2] = [
+            (NCCL_ENQUEUE, Family::Enqueue),
+            (NCCL_UNTIL_SYNC, Family::UntilSync),
+        ];
+        for ((name, kind, help), family) in durations {
+            out.family(name, kind, help);
+            for operation in Operation::ALL {
+                if let Some(histogram) = self.of_everyone(whose, family(operation)) {
+                    out.histogram(name, &[("op", &operation.name())], &histogram);
+                }
+            }
+        }
+        series(out, NCCL_SEQUENCE, told, |told, add| {
+            let made = told.process.communicators.iter();
+            for communicator in made.filter(|communicator| !communicator.is_being_made) {
+                let hash = format!("{:016x}", communicator.hash);
+                let rank = communicator
+                    .rank
+                    .map_or(String::new(), |rank| rank.to_string());
+                add(
+                    &[("communicator", &hash), ("rank", &rank)],
+                    communicator.sequence as f64,
+                );
+            }
+        });
+    }
+
+    /// How long something took all that were ever seen: what is told without a pid must not fall when one of them is
+    /// forgotten.
+    fn of_everyone(&self, whose: Whose, family: Family) -> Option<LatencyHistogram> {
+        let seen = self.processes();
+        let seen = seen.filter(|process| is_of(whose, process.identity.as_ref()));
+        let past = self.past.iter().filter(|((user, of), _)| {
+            let is_theirs = whose == Whose::All || user.map(Whose::User) == Some(whose);
+            *of == family && is_theirs
+        });
+        let mut all = seen
+            .filter_map(|process| process.duration(family))
+            .chain(past.map(|(_, histogram)| histogram));
+        let mut sum = all.next()?.clone();
+        all.for_each(|histogram| sum.merge(histogram));
+        Some(sum)
     }
 
     fn expose_memory(&self, out: &mut Exposition, told: &[Told<'_>], whose: Whose) {
@@ -401,50 +468,6 @@ fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
     });
 }
 
-fn expose_collectives(out: &mut Exposition, told: &[Told<'_>]) {
-    let counters: [(Named, OfCalls); 2] = [
-        (NCCL_CALLS, |count| count.calls),
-        (NCCL_BYTES, |count| count.bytes),
-    ];
-    for (family, value) in counters {
-        series(out, family, told, |told, add| {
-            for operation in Operation::ALL {
-                let communication = Counts::Communication(operation);
-                let count = told.process.count(|what| what == communication);
-                if count.calls > 0 {
-                    add(&[("op", &operation.name())], value(&count) as f64);
-                }
-            }
-        });
-    }
-    type OfOperation = fn(Operation) -> Family;
-    let durations: [(Named, OfOperation); 2] = [
-        (NCCL_ENQUEUE, Family::Enqueue),
-        (NCCL_UNTIL_SYNC, Family::UntilSync),
-    ];
-    for ((name, kind, help), family) in durations {
-        out.family(name, kind, help);
-        for operation in Operation::ALL {
-            if let Some(histogram) = merged(told, family(operation)) {
-                out.histogram(name, &[("op", &operation.name())], &histogram);
-            }
-        }
-    }
-    series(out, NCCL_SEQUENCE, told, |told, add| {
-        let made = told.process.communicators.iter();
-        for communicator in made.filter(|communicator| !communicator.is_being_made) {
-            let hash = format!("{:016x}", communicator.hash);
-            let rank = communicator
-                .rank
-                .map_or(String::new(), |rank| rank.to_string());
-            add(
-                &[("communicator", &hash), ("rank", &rank)],
-                communicator.sequence as f64,
-            );
-        }
-    });
-}
-
 fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
     series(out, PROCESS_INFO, told, |told, add| {
         let text = |value: Option<&String>| value.cloned().unwrap_or_default();
@@ -586,13 +609,6 @@ pub(super) fn aggregate(told: &[Told<'_>]) -> AggregatedMetrics {
     }
     metrics.updated_now();
     metrics
-}
-
-fn merged(told: &[Told<'_>], family: Family) -> Option<LatencyHistogram> {
-    let mut histograms = told.iter().filter_map(|told| told.process.duration(family));
-    let mut all = histograms.next()?.clone();
-    histograms.for_each(|histogram| all.merge(histogram));
-    Some(all)
 }
 
 /// Bytes in use by GPU and calling library.

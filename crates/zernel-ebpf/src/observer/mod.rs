@@ -61,11 +61,12 @@ pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Phases, S
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
+use crate::aggregation::LatencyHistogram;
 use crate::capability::reason;
 use crate::discovery::{self, Discovery, Event, ProcessKey};
 use crate::gpu::{GpuFacts, Gpus};
 use crate::library::LibraryKind;
-use crate::probes::{SYMBOLS, layout};
+use crate::probes::{Family, SYMBOLS, layout};
 
 /// Why nothing can be observed.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +169,8 @@ pub struct Observer {
     processes: BTreeMap<u32, ObservedProcess>,
     /// Those that have ended, until their grace is over.
     ended: Vec<ObservedProcess>,
+    /// How long the collectives of those took whose grace is over, by user.
+    past: BTreeMap<(Option<u32>, Family), LatencyHistogram>,
     /// Ranks that have ended, as long as others may wait for them.
     gone: GoneRanks,
     /// The kernel's places of those that have ended, until nobody writes there any more.
@@ -214,6 +217,7 @@ impl Observer {
             found_running: BTreeSet::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
+            past: BTreeMap::new(),
             gone: GoneRanks::default(),
             retired: BTreeSet::new(),
             has_new_ones: false,
@@ -539,8 +543,21 @@ impl Observer {
         }
         let now_ns = monotonic_ns();
         let grace_ns = self.grace.as_nanos() as u64;
-        self.ended
-            .retain(|process| process.ended_ns.is_none_or(|end| now_ns - end < grace_ns));
+        let is_over = |process: &mut ObservedProcess| {
+            let ended_ns = process.ended_ns;
+            ended_ns.is_some_and(|end| now_ns - end >= grace_ns)
+        };
+        for process in self.ended.extract_if(.., is_over) {
+            let user = process.identity.as_ref().map(|identity| identity.uid);
+            for (family, histogram) in process.durations() {
+                if matches!(family, Family::Enqueue(_) | Family::UntilSync(_)) {
+                    self.past
+                        .entry((user, family))
+                        .or_default()
+                        .merge(histogram);
+                }
+            }
+        }
         Ok(())
     }
 

@@ -83,6 +83,10 @@ fn main() -> ExitCode {
             "a_wait_shows_what_it_covers_and_nothing_else",
             nccl::side_by_side,
         ),
+        (
+            "collectives_stay_counted_when_ranks_are_forgotten",
+            nccl::forgotten,
+        ),
         ("memory_is_accounted_to_whoever_asked", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
         (

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use libloading::Symbol;
-use zernel_ebpf::observer::{Communicator, Observer};
+use zernel_ebpf::observer::{Communicator, Observer, Options, TextFormat, Whose};
 use zernel_ebpf::probes::{Family, Operation};
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
@@ -14,7 +14,7 @@ use zernel_softgpu::truth::EventKind;
 use crate::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
-use crate::harness::{assert_exact, find, observe, run};
+use crate::harness::{assert_exact, exact, find, observe, run, start};
 use crate::target::{Driver, Role, Stage, Target, call, out, pause};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
@@ -394,4 +394,38 @@ pub(crate) fn ranks() {
     for target in &targets {
         assert_eq!(find(&observer, target.pid()).communicators, []);
     }
+}
+
+/// What is told of all ranks together does not fall when one of them is forgotten: that would look like a restart.
+pub(crate) fn forgotten() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = start(&Options {
+        grace: Duration::ZERO,
+        ..exact(&stage)
+    });
+    let mut targets: Vec<_> = (0..RANKS)
+        .map(|rank| Target::start(stage.command("rank", 2).env(RANK, rank.to_string())))
+        .collect();
+    run(&mut targets);
+    let mut counts = |whose| {
+        observer.read().expect("maps can be read");
+        let text = observer.metrics(whose, TextFormat::Prometheus);
+        [
+            "enqueue_seconds",
+            "until_sync_seconds",
+            "collective_duration_seconds",
+        ]
+        .map(|family| {
+            let count = format!("zernel_nccl_{family}_count{{op=\"AllReduce\"}} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&count));
+            value.map_or(0, |value| value.parse::<u64>().expect("a number"))
+        })
+    };
+    let before = counts(Whose::User(0));
+    assert!(before.iter().all(|count| *count >= 2 * RANKS), "{before:?}");
+    targets.into_iter().for_each(Target::kill);
+    assert_eq!(counts(Whose::User(0)), before);
+    assert_eq!(counts(Whose::User(0)), before);
+    assert!(counts(Whose::All) >= before);
+    assert_eq!(counts(Whose::User(65533)), [0; 3]);
 }
