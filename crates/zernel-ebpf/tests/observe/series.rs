@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zernel_ebpf::observer::{FAMILIES, TextFormat, Whose};
+use zernel_ebpf::observer::{FAMILIES, ObservedProcess, TextFormat, Whose};
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 
@@ -114,10 +114,15 @@ pub(crate) fn whole_node() {
     observer.read().expect("maps can be read");
     let text = observer.metrics(Whose::All, TextFormat::Prometheus);
     // Those of other people's processes do not count.
-    let own: Vec<_> = targets
-        .iter()
-        .map(|target| format!("{{pid=\"{}\"", target.pid()))
+    let trainers: Vec<u32> = targets.iter().map(Target::pid).collect();
+    let is_own = |process: &&ObservedProcess| {
+        let of = process.loads_for.unwrap_or(process.pid);
+        trainers.contains(&of)
+    };
+    let own: Vec<_> = (observer.processes().filter(is_own))
+        .map(|process| format!("{{pid=\"{}\"", process.pid))
         .collect();
+    assert_eq!(own.len() as u64, RANKS * (1 + LOADERS));
     let series = text.lines().filter(|line| {
         let counts = own.iter().any(|pid| line.contains(pid)) || !line.contains("{pid=");
         counts && !line.starts_with('#')
