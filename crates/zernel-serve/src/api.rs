@@ -21,7 +21,7 @@ const INDEX: &str = "\
 zernel observe
 
 /metrics            metrics for Prometheus; OpenMetrics 1.0 if the Accept header asks for it
-/metrics/quantiles  the same, with quantiles in place of histogram buckets
+/metrics/quantiles  those of them that every source has, with quantiles in place of histogram buckets
 /api/v1/snapshot    the state of this moment, as JSON
 /api/v1/ledger      which functions are watched, and why others are not, as JSON
 /ws                 a WebSocket that sends snapshots

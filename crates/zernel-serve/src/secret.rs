@@ -27,8 +27,8 @@ pub enum SecretError {
         /// What the system says.
         source: io::Error,
     },
-    /// Every user of the machine could read the token.
-    #[error("the token file {} is readable by every user: run chmod o= on it", path.display())]
+    /// Every user of the machine could read the token, or put another in its place.
+    #[error("the token file {} is readable or writable by every user: run chmod o= on it", path.display())]
     Exposed {
         /// The file.
         path: PathBuf,
@@ -79,7 +79,7 @@ impl Secret {
         };
         let file = File::open(path).map_err(unreadable)?;
         let mode = file.metadata().map_err(unreadable)?.permissions().mode();
-        if mode & 0o004 != 0 {
+        if mode & 0o006 != 0 {
             return Err(SecretError::Exposed {
                 path: path.to_owned(),
             });
@@ -153,9 +153,11 @@ mod tests {
             let mode = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(file.path(), mode).unwrap();
         };
-        chmod(0o644);
-        let error = Secret::from_file(file.path()).unwrap_err();
-        assert!(error.to_string().contains("chmod"), "{error}");
+        for mode in [0o644, 0o602] {
+            chmod(mode);
+            let error = Secret::from_file(file.path()).unwrap_err();
+            assert!(error.to_string().contains("chmod"), "{error}");
+        }
         chmod(0o640);
         assert!(
             Secret::from_file(file.path())
