@@ -233,7 +233,8 @@ fn asked_entry<'a>(
 }
 
 /// What Slurm leaves of the GPUs. It sets `CUDA_VISIBLE_DEVICES` to the numbers it gave; if it also
-/// hides the others, it counts from 0 instead. So other numbers than those given are such.
+/// hides the others, it counts from 0 instead. So other numbers than those given are such, unless one is too large for
+/// that: then a rank was left with some of those given.
 fn left_by_slurm(identity: &Identity, gpus: Vec<GpuFacts>) -> (Vec<GpuFacts>, Option<Assumption>) {
     let list = identity.cuda_visible_devices.as_deref();
     let Some(given) = identity.slurm_gpus.as_deref().filter(|_| list.is_some()) else {
@@ -244,13 +245,22 @@ fn left_by_slurm(identity: &Identity, gpus: Vec<GpuFacts>) -> (Vec<GpuFacts>, Op
         .map(|number| number.trim().parse().ok())
         .collect();
     match numbers {
-        Some(numbers) if list != Some(given) && !list.is_some_and(is_uuid) => {
+        Some(numbers)
+            if list != Some(given)
+                && list.is_some_and(|list| !is_uuid(list) && counts_below(list, numbers.len())) =>
+        {
             let is_given = |gpu: &GpuFacts| numbers.contains(&gpu.minor.unwrap_or(gpu.index));
             let left = gpus.into_iter().filter(is_given).collect();
             (left, Some(Assumption::SlurmHides))
         }
         _ => (gpus, None),
     }
+}
+
+/// Whether no number of a list is one that nobody has who counts so many from 0.
+fn counts_below(list: &str, count: usize) -> bool {
+    let mut numbers = list.split(',').filter_map(leading_number);
+    numbers.all(|number| usize::try_from(number).is_ok_and(|number| number < count))
 }
 
 /// The devices of a list, as far as it is good.

@@ -323,8 +323,12 @@ fn outside_a_container_nobody_reads_what_one_would_be_asked_for() {
 fn slurm_counts_from_zero_where_it_hides_gpus() {
     let guess: &[Assumption] = &[Assumption::SlurmHides];
     type Case<'a> = (&'a str, Option<&'a str>, &'a [u32], &'a [Assumption]);
-    let cases: [Case<'_>; 6] = [
+    let cases: [Case<'_>; 9] = [
         ("2,3", Some("0,1"), &[2, 3], guess),
+        // One of them for each rank: by Slurm, or by the job itself.
+        ("2,3", Some("3"), &[3], &[]),
+        ("2,3", Some("2"), &[2], &[]),
+        ("2,3", Some("1"), &[3], guess),
         ("2,3", Some("2,3"), &[2, 3], &[]),
         ("0,1", Some("0,1"), &[0, 1], &[]),
         ("2,3", Some("GPU-cccc3"), &[3], &[]),
