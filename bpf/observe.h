@@ -106,6 +106,7 @@ enum zernel_process_flags {
 	ZERNEL_SAW_INIT = 1 << 0, /* its first call was seen */
 	ZERNEL_IS_LOADER = 1 << 1,
 	ZERNEL_USED_DRIVER = 1 << 2, /* a call was seen that needs the driver initialised */
+	ZERNEL_SEVERAL_DEVICES = 1 << 3, /* it has opened more than one */
 };
 
 /* Why a thread is off its CPU. */

@@ -20,7 +20,7 @@ use libbpf_rs::Link;
 use super::files::{AttachedFile, detach};
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::probes::{Counts, SYMBOLS, layout};
+use crate::probes::{Counts, Probe, SYMBOLS, layout};
 
 /// What observing may cost.
 #[derive(Debug, Clone, Copy)]
@@ -86,10 +86,15 @@ const ROUNDS_ABOVE_CEILING: u32 = 4;
 
 /// Which functions to sample, of those that cost a thread these shares of its time, and `share` in all; and what
 /// is left of that then.
-fn to_sample(mut costs: Vec<(usize, f64)>, share: f64, budget: f64) -> (Vec<usize>, f64) {
+fn to_sample(
+    mut costs: Vec<(usize, f64)>,
+    share: f64,
+    budget: f64,
+    may_be_sampled: impl Fn(usize) -> bool,
+) -> (Vec<usize>, f64) {
     let mut sampled = Vec::new();
     let mut left = share;
-    costs.retain(|(symbol, _)| SYMBOLS[*symbol].frequent);
+    costs.retain(|(symbol, _)| may_be_sampled(*symbol));
     // Those that cost most first, and of the others those last that tell where steps end.
     let is_dear = |cost: f64| cost >= budget * CALM;
     costs.sort_by(|(a, cost_a), (b, cost_b)| {
@@ -109,6 +114,11 @@ fn to_sample(mut costs: Vec<(usize, f64)>, share: f64, budget: f64) -> (Vec<usiz
         }
     }
     (sampled, left)
+}
+
+/// Whether a function tells on which device a thread works.
+fn tells_device(symbol: usize) -> bool {
+    SYMBOLS[symbol].probe == Probe::CudaContext
 }
 
 /// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
@@ -165,7 +175,7 @@ impl Governor {
     pub(super) fn calibrated(kernel: &Kernel, options: GovernorOptions) -> Self {
         Self {
             options,
-            cost: calibration::measure(kernel).unwrap_or_default(),
+            cost: calibration::measure(kernel),
             sampled: BTreeMap::new(),
             last_round: Instant::now(),
             next_window: None,
@@ -293,6 +303,7 @@ impl Observer {
         let budget = self.governor.options.budget;
         let mut hot = BTreeSet::new();
         let mut stuck = None;
+        let several_devices = self.watch_devices();
         for (index, process) in &mut self.processes {
             let word = self
                 .kernel
@@ -315,7 +326,10 @@ impl Observer {
             if self.off.is_some() {
                 continue;
             }
-            let (sampled, left) = to_sample(costs.collect(), share, budget);
+            let may_be_sampled = |symbol: usize| {
+                SYMBOLS[symbol].frequent && !(several_devices && tells_device(symbol))
+            };
+            let (sampled, left) = to_sample(costs.collect(), share, budget, may_be_sampled);
             hot.extend(sampled);
             if left > self.governor.options.ceiling {
                 stuck = Some(process.pid);
@@ -333,6 +347,22 @@ impl Observer {
         if !self.is_all_known() {
             self.governor.hasten_window();
         }
+    }
+
+    /// Whether someone uses several devices. Then what tells on which of them a thread works is not sampled.
+    fn watch_devices(&mut self) -> bool {
+        let mut processes = self.processes.values();
+        if !processes.any(|process| process.uses_several_devices) {
+            return false;
+        }
+        if !self.is_off() {
+            let sampled = self.governor.symbols().into_iter();
+            for symbol in sampled.filter(|symbol| tells_device(*symbol)) {
+                detach(self.close_window());
+                self.watch_always(symbol);
+            }
+        }
+        true
     }
 
     /// Whether it is well known of everyone what a step launches.
@@ -556,7 +586,7 @@ mod tests {
             .map(|(name, share)| (symbol(name), share * BUDGET))
             .collect();
         let share = costs.iter().map(|(_, cost)| cost).sum();
-        let (sampled, _) = to_sample(costs, share, BUDGET);
+        let (sampled, _) = to_sample(costs, share, BUDGET, |symbol| SYMBOLS[symbol].frequent);
         sampled
             .iter()
             .map(|symbol| SYMBOLS[*symbol].name())

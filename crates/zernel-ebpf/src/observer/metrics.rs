@@ -2,9 +2,10 @@
 //!
 //! The families of [`AggregatedMetrics`] come first; [`FAMILIES`] lists what comes after them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
+use zernel_phase::shared::NO_GPU;
 use zernel_phase::steps;
 use zernel_phase::task_state::WorkloadPhase;
 
@@ -161,18 +162,31 @@ pub(super) const WAIT_KINDS: [(Family, &str); 4] = [
 /// A process that is told of.
 pub(super) struct Told<'a> {
     pub(super) process: &'a ObservedProcess,
+    /// The GPU that it uses, if NVML says that it is one.
+    only_gpu: Option<&'a GpuFacts>,
 }
 
 impl Told<'_> {
-    /// NVML's number of the device that the process knows by `ordinal`; without NVML, that.
+    /// NVML's number of the device that the process knows by `ordinal`; without NVML, that. Of a process with one
+    /// device NVML knows better: `CUDA_VISIBLE_DEVICES` as we read it is that of its start.
     fn gpu_id(&self, ordinal: u32) -> u32 {
-        self.process.devices.index(ordinal).unwrap_or(ordinal)
+        let devices = &self.process.devices;
+        let only = self.only_gpu.filter(|_| self.process.memory.len() == 1);
+        let known = match &devices.devices[..] {
+            [device] if ordinal == NO_GPU => Some(device.index),
+            _ => devices.index(ordinal),
+        };
+        only.map(|gpu| gpu.index).or(known).unwrap_or(ordinal)
     }
 
     fn uuid(&self) -> &str {
         let first = self.process.memory.keys().next();
         let device = first.and_then(|ordinal| self.process.devices.devices.get(*ordinal as usize));
-        device.map_or("", |device| &device.uuid)
+        match (device, self.only_gpu) {
+            (Some(device), Some(only)) if device.index != only.index => &only.uuid,
+            (Some(device), _) => &device.uuid,
+            (None, only) => only.map_or("", |only| &only.uuid),
+        }
     }
 
     pub(super) fn memory(&self) -> BTreeMap<u32, &GpuMemMetrics> {
@@ -185,9 +199,20 @@ impl Told<'_> {
 
 impl Observer {
     pub(super) fn told(&self, whose: Whose) -> Vec<Told<'_>> {
+        let mut used: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        for memory in self.gpus.process_memory() {
+            used.entry(memory.pid).or_default().insert(memory.index);
+        }
+        let only_gpu = |process: &ObservedProcess| {
+            let only = used.get(&process.pid).filter(|gpus| gpus.len() == 1)?;
+            self.gpu_facts.iter().find(|gpu| only.contains(&gpu.index))
+        };
         self.latest_of_each_pid()
             .filter(|process| is_of(whose, process.identity.as_ref()))
-            .map(|process| Told { process })
+            .map(|process| Told {
+                process,
+                only_gpu: only_gpu(process),
+            })
             .collect()
     }
 
@@ -628,5 +653,45 @@ pub(super) fn is_of(whose: Whose, identity: Option<&Identity>) -> bool {
     match whose {
         Whose::All => true,
         Whose::User(uid) => identity.is_some_and(|identity| identity.uid == uid),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+    use crate::gpu::VisibleDevices;
+    use crate::probes::layout;
+
+    fn gpu(index: u32) -> GpuFacts {
+        GpuFacts {
+            index,
+            uuid: format!("GPU-{index}"),
+            ..GpuFacts::default()
+        }
+    }
+
+    /// A program may choose its GPU after its start, by which it is judged otherwise.
+    #[test]
+    fn nvml_knows_the_gpu_of_who_uses_one() {
+        let gpus: Vec<GpuFacts> = (0..4).map(gpu).collect();
+        let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+        process.devices = VisibleDevices::parse(None, &gpus);
+        process.memory.insert(0, Default::default());
+        fn told(process: &ObservedProcess, only_gpu: Option<&GpuFacts>) -> (u32, String) {
+            let told = Told { process, only_gpu };
+            (told.gpu_id(0), told.uuid().to_owned())
+        }
+        assert_eq!(told(&process, None), (0, "GPU-0".to_owned()));
+        assert_eq!(told(&process, gpus.get(3)), (3, "GPU-3".to_owned()));
+        process.memory.insert(1, Default::default());
+        assert_eq!(told(&process, gpus.get(3)).0, 0);
+        process.devices = VisibleDevices::parse(Some("2"), &gpus);
+        let told = Told {
+            process: &process,
+            only_gpu: None,
+        };
+        assert_eq!(told.gpu_id(NO_GPU), 2);
     }
 }

@@ -99,10 +99,11 @@ impl Observer {
         // What was done before; if it cannot be read, whoever reads all says so.
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
-        for symbol in self.governor.symbols() {
-            for process in self.processes.values_mut() {
+        for process in self.processes.values_mut() {
+            for symbol in self.governor.symbols() {
                 process.end_sampling(symbol, now_ns);
             }
+            process.lose_sight(now_ns);
         }
         self.off = Some(off);
         for file in &mut self.files {

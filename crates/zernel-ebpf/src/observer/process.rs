@@ -118,6 +118,8 @@ pub struct ObservedProcess {
     pub seen: Seen,
     /// Whether it loads data for another.
     pub is_loader: bool,
+    /// Whether it has opened more than one device.
+    pub(super) uses_several_devices: bool,
     /// Who it is, if it lived long enough to be asked.
     pub identity: Option<Identity>,
     /// By CUDA's number of the device.
@@ -177,6 +179,7 @@ impl ObservedProcess {
             ended_ns: None,
             seen: Seen::Since(raw.first_ns),
             is_loader: false,
+            uses_several_devices: false,
             identity: identify_life(raw.pid, raw.start_ns),
             memory: BTreeMap::new(),
             loads_for: None,
@@ -216,6 +219,7 @@ impl ObservedProcess {
             self.set_phases([].into_iter(), raw.ended_ns);
         }
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
+        self.uses_several_devices = raw.flags & layout::Process::SEVERAL_DEVICES != 0;
         if raw.flags & layout::Process::SAW_INIT != 0 && !self.missed {
             self.seen = Seen::Complete;
         }
@@ -550,10 +554,15 @@ impl ObservedProcess {
         self.missed = true;
     }
 
-    /// It was not watched for a while.
-    pub(super) fn miss(&mut self, now_ns: u64) {
+    /// It is not watched any more.
+    pub(super) fn lose_sight(&mut self, now_ns: u64) {
         self.seen = Seen::Since(now_ns);
         self.missed = true;
+    }
+
+    /// It was not watched for a while.
+    pub(super) fn miss(&mut self, now_ns: u64) {
+        self.lose_sight(now_ns);
         self.steps.gap(&[MarkSort::Training, MarkSort::Use]);
     }
 

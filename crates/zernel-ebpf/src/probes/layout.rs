@@ -173,6 +173,7 @@ impl Symbol {
 impl Process {
     pub(crate) const SAW_INIT: u32 = 1 << 0;
     pub(crate) const IS_LOADER: u32 = 1 << 1;
+    pub(crate) const SEVERAL_DEVICES: u32 = 1 << 3;
 }
 
 #[cfg(test)]

@@ -98,6 +98,10 @@ fn main() -> ExitCode {
             memory::mapped,
         ),
         ("memory_is_freed_with_its_context", memory::with_contexts),
+        (
+            "memory_belongs_to_its_device_while_others_are_sampled",
+            memory::of_restless_ones,
+        ),
         ("an_executed_program_is_a_new_process", processes::execution),
         (
             "a_child_without_cuda_is_no_trainer",

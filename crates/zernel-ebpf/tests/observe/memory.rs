@@ -1,12 +1,14 @@
 //! GPU memory: who asked for how much, on which device.
 
 use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use zernel_ebpf::observer::{Observer, TextFormat, Whose};
+use zernel_ebpf::observer::{GovernorOptions, Observer, Options, TextFormat, Whose};
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 
-use crate::harness::{find, observe};
+use crate::harness::{Watcher, exact, find, observe};
 use crate::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
@@ -14,6 +16,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("two_devices", two_devices),
     ("nested_contexts", nested_contexts),
     ("ending_contexts", ending_contexts),
+    ("restless", restless),
     ("mapped_memory", mapped_memory),
 ];
 
@@ -110,6 +113,32 @@ fn nested_contexts(driver: &Driver, depth: u64) {
         call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
         driver.allocate(1000 << level);
     }
+}
+
+/// Goes from device to device and back some 2,000 times a second, for so many milliseconds; then allocates on each.
+fn restless(driver: &Driver, milliseconds: u64) {
+    let cuda = driver.cuda();
+    let mut contexts = [0_u64; 2];
+    call!(cuda, "cuInit", 0);
+    for (device, context) in contexts.iter_mut().enumerate() {
+        call!(cuda, "cuDevicePrimaryCtxRetain", out(context), device);
+    }
+    call!(cuda, "cuCtxSetCurrent", contexts[0]);
+    let go_and_allocate = |bytes| {
+        let mut popped = 0_u64;
+        call!(cuda, "cuCtxPushCurrent_v2", contexts[1]);
+        if bytes > 0 {
+            driver.allocate(bytes);
+        }
+        call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
+    };
+    let end = Instant::now() + Duration::from_millis(milliseconds);
+    while Instant::now() < end {
+        go_and_allocate(0);
+        thread::sleep(Duration::from_micros(400));
+    }
+    driver.allocate(1000);
+    go_and_allocate(300);
 }
 
 /// Memory in the device's own context and in another: each is freed with its context.
@@ -248,6 +277,29 @@ pub(crate) fn devices() {
         .map(|(device, memory)| (*device, memory.total.current_bytes))
         .collect();
     assert_eq!(in_use, [(0, 1300), (1, 2040)]);
+}
+
+/// What tells devices apart is not sampled, whatever else is.
+pub(crate) fn of_restless_ones() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&Options {
+        governor: GovernorOptions {
+            budget: 0.0001,
+            ..GovernorOptions::default()
+        },
+        ..exact(&stage)
+    });
+    let mut command = stage.command("restless", 3000);
+    let mut target = Target::start(command.env(config::DEVICES, "2"));
+    target.go();
+    target.wait_until_done();
+    let mut observer = watcher.stop();
+    observer.read().expect("maps can be read");
+    let memory = find(&observer, target.pid()).memory.iter();
+    let in_use: Vec<_> = memory
+        .map(|(device, memory)| (*device, memory.total.current_bytes))
+        .collect();
+    assert_eq!(in_use, [(0, 1000), (1, 300)]);
 }
 
 /// Whoever resets its device, or destroys a context, has freed what was in it.

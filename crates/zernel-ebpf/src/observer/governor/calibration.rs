@@ -30,8 +30,21 @@ const FOOTPRINT_LINES: usize = 1500;
 /// the calls themselves took 1.4 to 1.9 µs longer.
 const IN_ALL: f64 = 2.2;
 
+/// What a call is taken to cost where that cannot be measured, and the least that is believed.
+const PRESUMED_NS: f64 = 4000.0;
+const LEAST_NS: f64 = 400.0;
+
 /// What a probed call takes longer than one that is not.
-pub(super) fn measure(kernel: &Kernel) -> Option<Cost> {
+pub(super) fn measure(kernel: &Kernel) -> Cost {
+    try_to_measure(kernel).unwrap_or(Cost {
+        ns_per_call: PRESUMED_NS,
+        ns_per_call_contended: PRESUMED_NS,
+        threads: 1,
+        windows: 0,
+    })
+}
+
+fn try_to_measure(kernel: &Kernel) -> Option<Cost> {
     let symbol = SYMBOLS
         .iter()
         .position(|row| row.name() == "cuLaunchKernel")?;
@@ -45,8 +58,8 @@ pub(super) fn measure(kernel: &Kernel) -> Option<Cost> {
         .attach(Path::new("/proc/self/exe"), &[Target { offset, symbol }])
         .ok()?;
     let cost = Cost {
-        ns_per_call: IN_ALL * (ns_per_call(1) - plain).max(0.0),
-        ns_per_call_contended: IN_ALL * (ns_per_call(threads) - plain_contended).max(0.0),
+        ns_per_call: (IN_ALL * (ns_per_call(1) - plain)).max(LEAST_NS),
+        ns_per_call_contended: (IN_ALL * (ns_per_call(threads) - plain_contended)).max(LEAST_NS),
         threads,
         windows: 0,
     };

@@ -69,6 +69,8 @@ __noinline int open_context(__u32 index, __u64 context, __u32 device, __u32 kind
 		zernel_is_trainer(process);
 	if (process->device == ZERNEL_NO_GPU)
 		process->device = device;
+	else if (process->device != device)
+		process->flags |= ZERNEL_SEVERAL_DEVICES;
 	return 0;
 }
 
