@@ -23,6 +23,9 @@ job, rank, pod and container. Of a pid that is used again, and of a program that
 life is told. What has ended is told for another minute; families without a `pid` keep what it did. Users
 other than root, on the unix socket, are told of their own processes, and not of the machine.
 
+Memory that a process takes from CUDA's pools is told as long as the functions that do so are not sampled; a program
+that takes it for every tensor has it in `zernel_gpu_memory_unexplained_bytes`.
+
 Histograms have buckets from 1 µs to 69 s, each four times as wide as the one before. `/metrics/quantiles` has
 the families of the first table only, with quantiles in place of buckets. In OpenMetrics the name of a
 counter's family lacks `_total`.

@@ -20,7 +20,7 @@ use libbpf_rs::Link;
 use super::files::{AttachedFile, detach};
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::probes::{Counts, Probe, SYMBOLS, layout};
+use crate::probes::{Counts, Probe, SYMBOLS, gpu_mem, layout};
 
 /// What observing may cost.
 #[derive(Debug, Clone, Copy)]
@@ -119,6 +119,10 @@ fn to_sample(
 /// Whether a function tells on which device a thread works.
 fn tells_device(symbol: usize) -> bool {
     SYMBOLS[symbol].probe == Probe::CudaContext
+}
+
+fn is_of_pools(symbol: usize) -> bool {
+    gpu_mem::is_of_pools(&SYMBOLS[symbol])
 }
 
 /// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
@@ -335,6 +339,10 @@ impl Observer {
                 stuck = Some(process.pid);
             }
         }
+        if hot.iter().any(|symbol| is_of_pools(*symbol)) {
+            hot.extend((0..SYMBOLS.len()).filter(|symbol| is_of_pools(*symbol)));
+        }
+        hot.retain(|symbol| !self.governor.is_sampled(*symbol));
         if !hot.is_empty() {
             detach(self.close_window());
         }
@@ -446,6 +454,10 @@ impl Observer {
             if *rounds >= CALM_ROUNDS {
                 calm.push(*symbol);
             }
+        }
+        let mut sampled = self.governor.sampled.keys();
+        if sampled.any(|symbol| is_of_pools(*symbol) && !calm.contains(symbol)) {
+            calm.retain(|symbol| !is_of_pools(*symbol));
         }
         for symbol in calm {
             self.watch_always(symbol);

@@ -472,6 +472,9 @@ impl Observer {
                 process.set_memory(&key, &account);
             }
         }
+        for process in self.processes.values_mut() {
+            process.leave_out_pools();
+        }
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
 use crate::probes::{
-    Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
+    Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, gpu_mem, layout,
 };
 use sampling::{Sampling, is_launch};
 
@@ -124,6 +124,8 @@ pub struct ObservedProcess {
     pub identity: Option<Identity>,
     /// By CUDA's number of the device.
     pub memory: BTreeMap<u32, MemoryUse>,
+    /// What of it came from pools.
+    pooled: BTreeMap<u32, MemoryUse>,
     /// The pid of the process that it loads data for.
     pub loads_for: Option<u32>,
     /// Where its threads have been.
@@ -182,6 +184,7 @@ impl ObservedProcess {
             uses_several_devices: false,
             identity: identify_life(raw.pid, raw.start_ns),
             memory: BTreeMap::new(),
+            pooled: BTreeMap::new(),
             loads_for: None,
             scheduling: Scheduling::default(),
             dataload: DataloadCauses::default(),
@@ -248,8 +251,13 @@ impl ObservedProcess {
     }
 
     pub(super) fn set_memory(&mut self, key: &layout::AccountKey, account: &layout::Account) {
-        let memory = self.memory.entry(key.device).or_default();
-        let place = match key.caller {
+        let is_pooled = key.caller & layout::AccountKey::POOLED != 0;
+        let memory = match is_pooled {
+            true => &mut self.pooled,
+            false => &mut self.memory,
+        };
+        let memory = memory.entry(key.device).or_default();
+        let place = match key.caller & !layout::AccountKey::POOLED {
             0 => &mut memory.total,
             caller => memory.by_caller.entry(caller).or_default(),
         };
@@ -259,6 +267,26 @@ impl ObservedProcess {
             alloc_count: account.allocations,
             free_count: account.frees,
         };
+    }
+
+    /// Leaves memory from pools out of what is in use, if what tells of it was ever sampled.
+    pub(super) fn leave_out_pools(&mut self) {
+        let mut sampled = self.sampling.keys();
+        if !sampled.any(|symbol| gpu_mem::is_of_pools(&SYMBOLS[*symbol])) {
+            return;
+        }
+        for (device, pooled) in &self.pooled {
+            let Some(memory) = self.memory.get_mut(device) else {
+                continue;
+            };
+            let leave_out = |all: &mut GpuMemMetrics, pooled: &GpuMemMetrics| {
+                all.current_bytes = all.current_bytes.saturating_sub(pooled.current_bytes);
+            };
+            leave_out(&mut memory.total, &pooled.total);
+            for (caller, pooled) in &pooled.by_caller {
+                leave_out(memory.by_caller.entry(*caller).or_default(), pooled);
+            }
+        }
     }
 
     pub(super) fn set_communicator(

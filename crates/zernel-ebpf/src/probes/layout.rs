@@ -170,6 +170,11 @@ impl Symbol {
     pub(crate) const BEGINS_LAUNCHES: u8 = 1 << 7;
 }
 
+impl AccountKey {
+    /// In place of a caller, or beside one: memory from pools only.
+    pub(crate) const POOLED: u64 = 1 << 63;
+}
+
 impl Process {
     pub(crate) const SAW_INIT: u32 = 1 << 0;
     pub(crate) const IS_LOADER: u32 = 1 << 1;

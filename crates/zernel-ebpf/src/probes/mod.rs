@@ -9,7 +9,7 @@ mod cuda_context;
 mod cuda_trace;
 mod dataload;
 mod dist_sync;
-mod gpu_mem;
+pub(crate) mod gpu_mem;
 pub(crate) mod layout;
 mod nccl;
 mod sched;

@@ -99,6 +99,10 @@ fn main() -> ExitCode {
         ),
         ("memory_is_freed_with_its_context", memory::with_contexts),
         (
+            "memory_from_pools_is_left_out_when_it_is_sampled",
+            memory::of_pools,
+        ),
+        (
             "memory_belongs_to_its_device_while_others_are_sampled",
             memory::of_restless_ones,
         ),

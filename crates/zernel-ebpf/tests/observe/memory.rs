@@ -17,6 +17,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("nested_contexts", nested_contexts),
     ("ending_contexts", ending_contexts),
     ("restless", restless),
+    ("pooled", pooled),
     ("mapped_memory", mapped_memory),
 ];
 
@@ -112,6 +113,25 @@ fn nested_contexts(driver: &Driver, depth: u64) {
         let mut popped = 0_u64;
         call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
         driver.allocate(1000 << level);
+    }
+}
+
+/// Keeps memory from a pool and other memory, and takes some from the pool for a moment as often as it can, for so
+/// many milliseconds.
+fn pooled(driver: &Driver, milliseconds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    driver.allocate(1000);
+    let take = |bytes: u64| {
+        let mut address = 0_u64;
+        call!(cuda, "cuMemAllocAsync", out(&mut address), bytes, 0);
+        address
+    };
+    take(500);
+    pause();
+    let end = Instant::now() + Duration::from_millis(milliseconds);
+    while Instant::now() < end {
+        call!(cuda, "cuMemFreeAsync", take(64), 0);
     }
 }
 
@@ -300,6 +320,35 @@ pub(crate) fn of_restless_ones() {
         .map(|(device, memory)| (*device, memory.total.current_bytes))
         .collect();
     assert_eq!(in_use, [(0, 1000), (1, 300)]);
+}
+
+/// Who takes memory from a pool all the time is not left alone for that; that memory is not told of any more.
+pub(crate) fn of_pools() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&Options {
+        governor: GovernorOptions::default(),
+        ..exact(&stage)
+    });
+    let mut target = stage.target("pooled", 4000);
+    let pid = target.pid();
+    target.step();
+    let in_use = |observer: &Observer| find(observer, pid).memory[&0].total.current_bytes;
+    watcher.wait_until("all is told", |observer| {
+        let mut processes = observer.processes();
+        processes.any(|process| process.pid == pid) && in_use(observer) == 1500
+    });
+    target.go();
+    watcher.wait_until("they are sampled", |observer| {
+        let sampled: Vec<&str> = observer.sampled().collect();
+        let pools = ["cuMemAllocAsync", "cuMemFreeAsync"];
+        pools.iter().all(|name| sampled.contains(name)) && in_use(observer) == 1000
+    });
+    target.wait_until_done();
+    let mut observer = watcher.stop();
+    observer.read().expect("maps can be read");
+    assert_eq!(in_use(&observer), 1000);
+    assert!(!observer.is_off());
+    assert_eq!(observer.losses(), Default::default());
 }
 
 /// Whoever resets its device, or destroys a context, has freed what was in it.

@@ -12,6 +12,7 @@ const RETAIN: u8 = 4;
 const RELEASE: u8 = 5;
 const MAP: u8 = 6;
 const UNMAP: u8 = 7;
+const ALLOCATE_POOLED: u8 = 8;
 
 const fn memory(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::GpuMem, role, names)
@@ -22,6 +23,14 @@ const fn allocates(names: &'static [&'static str]) -> Symbol {
     memory(ALLOCATE, names).keeps([1, 2, 0, 0]).bytes(2)
 }
 
+/// The same from a pool, which a program may do for each of its tensors.
+const fn allocates_pooled(names: &'static [&'static str]) -> Symbol {
+    memory(ALLOCATE_POOLED, names)
+        .keeps([1, 2, 0, 0])
+        .bytes(2)
+        .frequent()
+}
+
 /// What was freed is noted in the fourth place.
 const fn frees(names: &'static [&'static str]) -> Symbol {
     memory(FREE, names).keeps([1, 0, 0, 0]).bytes(4)
@@ -29,14 +38,14 @@ const fn frees(names: &'static [&'static str]) -> Symbol {
 
 pub(super) const SYMBOLS: &[Symbol] = &[
     allocates(&["cuMemAlloc_v2"]),
-    allocates(&["cuMemAllocAsync", "cuMemAllocAsync_ptsz"]),
-    allocates(&["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"]),
+    allocates_pooled(&["cuMemAllocAsync", "cuMemAllocAsync_ptsz"]),
+    allocates_pooled(&["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"]),
     allocates(&["cuMemAllocManaged"]),
     memory(ALLOCATE_PITCHED, &["cuMemAllocPitch_v2"])
         .keeps([1, 2, 4, 0])
         .bytes(4),
     frees(&["cuMemFree_v2"]),
-    frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]),
+    frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).frequent(),
     memory(CREATE, &["cuMemCreate"])
         .keeps([1, 2, 3, 0])
         .bytes(2),
@@ -45,3 +54,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     memory(MAP, &["cuMemMap"]).keeps([1, 2, 4, 0]).bytes(2),
     memory(UNMAP, &["cuMemUnmap"]).keeps([1, 2, 0, 0]).bytes(2),
 ];
+
+/// Whether memory from pools is known by a function, together with others: all of them are sampled, or none.
+pub(crate) fn is_of_pools(symbol: &Symbol) -> bool {
+    symbol.probe == Probe::GpuMem && symbol.frequent
+}

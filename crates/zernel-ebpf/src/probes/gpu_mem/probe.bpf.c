@@ -5,6 +5,9 @@
  * What is freed is taken out of the map when the call begins, and put back if it fails: once the
  * driver has freed an address, another thread may be given it before this one returns.
  *
+ * Memory from pools has accounts of its own beside those of all memory: when the functions that tell of it are
+ * sampled, it is not known any more, and can be left out.
+ *
  * Memory that is created is held by its handle and by each place where it is mapped. It is freed when
  * all of them are gone, in whatever order.
  */
@@ -17,6 +20,7 @@ enum gpu_mem_role {
 	MEMORY_RELEASE, /* the handle */
 	MEMORY_MAP, /* the address, bytes, the handle */
 	MEMORY_UNMAP, /* the address, bytes */
+	MEMORY_ALLOCATE_POOLED, /* as of others */
 };
 
 enum memory_kind {
@@ -33,6 +37,9 @@ struct allocation_key {
 	__u32 process;
 	__u32 kind;
 };
+
+/* In place of a caller, or beside one: memory from pools. No address in user space has this bit. */
+#define MEMORY_POOLED (1ULL << 63)
 
 struct allocation {
 	__u64 bytes;
@@ -120,6 +127,7 @@ static __always_inline void allocated(struct zernel_thread *thread, struct zerne
 		.device = device,
 		.references = 1,
 	};
+	__u64 caller = call->caller & ~MEMORY_POOLED;
 
 	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
 	if (bpf_map_update_elem(&allocations, &key, &allocation, BPF_ANY)) {
@@ -127,13 +135,23 @@ static __always_inline void allocated(struct zernel_thread *thread, struct zerne
 		return;
 	}
 	book_allocation(thread->process, device, 0, bytes);
-	book_allocation(thread->process, device, call->caller, bytes);
+	book_allocation(thread->process, device, caller, bytes);
+	if (caller != call->caller) {
+		book_allocation(thread->process, device, MEMORY_POOLED, bytes);
+		book_allocation(thread->process, device, call->caller, bytes);
+	}
 }
 
 static __always_inline void freed(__u32 process, const struct allocation *allocation)
 {
+	__u64 caller = allocation->caller & ~MEMORY_POOLED;
+
 	book_free(process, allocation->device, 0, allocation->bytes);
-	book_free(process, allocation->device, allocation->caller, allocation->bytes);
+	book_free(process, allocation->device, caller, allocation->bytes);
+	if (caller != allocation->caller) {
+		book_free(process, allocation->device, MEMORY_POOLED, allocation->bytes);
+		book_free(process, allocation->device, allocation->caller, allocation->bytes);
+	}
 }
 
 /* A context that ends. */
@@ -259,7 +277,7 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 	struct allocation *found;
 
 	bpf_probe_read_user(&call->caller, sizeof(call->caller), (void *)call->stack);
-	if (symbol->role != MEMORY_FREE)
+	if (symbol->role != MEMORY_FREE || symbol->flags & ZERNEL_SAMPLED)
 		return;
 	key.object = call->arguments[0];
 	found = bpf_map_lookup_elem(&allocations, &key);
@@ -312,6 +330,11 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 	if (failed)
 		return;
 	switch (symbol->role) {
+	case MEMORY_ALLOCATE_POOLED:
+		if (symbol->flags & ZERNEL_SAMPLED)
+			break;
+		call->caller |= MEMORY_POOLED;
+		/* fallthrough */
 	case MEMORY_ALLOCATE:
 		allocated(thread, call, MEMORY_ADDRESS, current_device(thread), call->arguments[1]);
 		break;
