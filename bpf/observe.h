@@ -163,6 +163,7 @@ struct zernel_losses {
 	__u64 threads; /* events of threads that got no storage */
 	__u64 switches; /* of ML threads, that the kernel did not tell of and its accounts do not show */
 	__u64 contexts; /* CUDA contexts that lie too deep below the current one */
+	__u64 collectives; /* whose end was not seen before there were too many others */
 };
 
 struct zernel_open_call {

@@ -77,6 +77,10 @@ impl Secret {
             path: path.to_owned(),
             source,
         };
+        // Opening anything else may take for ever.
+        if !path.metadata().map_err(unreadable)?.is_file() {
+            return Err(unreadable(io::Error::other("it is not a file")));
+        }
         let file = File::open(path).map_err(unreadable)?;
         let mode = file.metadata().map_err(unreadable)?.permissions().mode();
         if mode & 0o006 != 0 {
@@ -164,6 +168,8 @@ mod tests {
                 .unwrap()
                 .matches(TOKEN.as_bytes())
         );
+        let error = Secret::from_file(Path::new("/")).unwrap_err();
+        assert!(error.to_string().contains("not a file"), "{error}");
         let error = Secret::from_file(Path::new("/nowhere/token")).unwrap_err();
         assert!(error.to_string().contains("/nowhere/token"), "{error}");
     }

@@ -135,12 +135,13 @@ pub struct Losses {
     pub communicators: u64,
     pub threads: u64,
     pub contexts: u64,
+    pub collectives: u64,
 }
 
 impl Losses {
     /// The causes by name.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 8] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 9] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -150,6 +151,7 @@ impl Losses {
             ("communicators", self.communicators),
             ("threads", self.threads),
             ("contexts", self.contexts),
+            ("collectives", self.collectives),
         ]
     }
 }
@@ -608,6 +610,7 @@ impl Observer {
             communicators: raw.communicators,
             threads: raw.threads,
             contexts: raw.contexts,
+            collectives: raw.collectives,
         }
     }
 }

@@ -387,8 +387,10 @@ impl ObservedProcess {
             times.record(phase, ns);
         }
         let Some(driver) = driver else {
-            if times.total_ns() > 0 {
-                let tid = self.phases.as_ref().map_or(self.pid, |phases| phases.tid);
+            // What a thread did that is just ending may be in neither place.
+            let before = self.phases.as_ref();
+            if times.total_ns() > before.map_or(0, |before| before.times.total_ns()) {
+                let tid = before.map_or(self.pid, |phases| phases.tid);
                 self.phases = Some(Phases {
                     tid,
                     current: WorkloadPhase::Unknown,

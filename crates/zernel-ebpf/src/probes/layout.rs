@@ -109,6 +109,7 @@ mirrors! {
         threads: u64,
         switches: u64,
         contexts: u64,
+        collectives: u64,
     }
 
     struct StepMark = "zernel_step_mark" {

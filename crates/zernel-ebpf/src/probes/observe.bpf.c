@@ -339,6 +339,8 @@ static __always_inline void keep_phases(struct task_struct *task)
 	if (!state || !process || !(state->tracker.flags & ZERNEL_DRIVES_STEPS))
 		return;
 	zernel_transition(state, ZERNEL_UNKNOWN, bpf_ktime_get_ns());
+	/* First, so that nobody finds them in both places. */
+	state->tracker.flags &= ~ZERNEL_DRIVES_STEPS;
 	for (int phase = 0; phase < ZERNEL_PHASES; phase++)
 		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
 }

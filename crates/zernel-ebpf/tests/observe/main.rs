@@ -79,6 +79,7 @@ fn main() -> ExitCode {
             nccl::parts_that_are_stored_late,
         ),
         ("a_broadcast_by_either_name_is_one", nccl::once),
+        ("collectives_beyond_memory_are_lost_aloud", nccl::too_many),
         (
             "a_wait_shows_what_it_covers_and_nothing_else",
             nccl::side_by_side,

@@ -23,6 +23,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("late_parts", late_parts),
     ("broadcasts", broadcasts),
     ("two_streams", two_streams),
+    ("waits_late", waits_late),
 ];
 
 const RANKS: u64 = 2;
@@ -296,6 +297,40 @@ pub(crate) fn side_by_side() {
         let least = LONG * 1_000_000_000 / BANDWIDTH.parse::<u64>().expect("a number");
         assert!(long.1 >= least && short.1 < least, "{long:?} {short:?}");
     }
+}
+
+/// Reduces so many times, and then waits for all of it.
+fn waits_late(driver: &Driver, rounds: u64) {
+    driver.open();
+    let communicator = join(driver, 0, 1);
+    let (data, stream) = (driver.allocate(100), stream(driver));
+    for _ in 0..rounds {
+        call!(
+            driver.nccl(),
+            "ncclAllReduce",
+            data,
+            data,
+            100,
+            0,
+            0,
+            communicator,
+            stream
+        );
+    }
+    call!(driver.cuda(), "cuStreamSynchronize", stream);
+}
+
+/// More than can be remembered are not lost in silence.
+pub(crate) fn too_many() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("waits_late", 100);
+    target.step();
+    observer.read().expect("maps can be read");
+    let process = find(&observer, target.pid());
+    let seen = process.duration(Family::UntilSync(Operation::AllReduce));
+    assert_eq!(seen.map(|seen| seen.count), Some(64));
+    assert_eq!(observer.losses().collectives, 36);
 }
 
 /// Both ways to broadcast, of which one calls the other.

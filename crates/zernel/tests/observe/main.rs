@@ -3,22 +3,22 @@
 #[path = "../needs/bpf.rs"]
 mod bpf_need;
 mod daemon;
+mod prometheus;
 mod service;
 #[path = "../../../zernel-ebpf/tests/observe/target.rs"]
 #[allow(dead_code, unused_imports, unused_macros)] // more than is used here
 mod target;
 mod users;
 
-use std::io::Write;
 use std::net::TcpListener;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use daemon::{Daemon, output};
 use rustix::process::Signal;
 use serde_json::Value;
 use target::{Driver, Role, Stage, Target, call};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::{root, trial};
 
 use bpf_need::bpf;
 
@@ -65,8 +65,13 @@ fn main() -> ExitCode {
     zernel_testkit::main(trials.chain([
         trial(
             "promtool_finds_nothing",
-            &[needs[0], needs[1], promtool()],
-            promtool_finds_nothing,
+            &[needs[0], needs[1], prometheus::needed("promtool")],
+            prometheus::promtool_finds_nothing,
+        ),
+        trial(
+            "prometheus_misses_nothing",
+            &[needs[0], needs[1], prometheus::needed("prometheus")],
+            prometheus::prometheus_misses_nothing,
         ),
         trial(
             "systemd_understands_the_unit",
@@ -144,40 +149,6 @@ fn open_metrics_has_an_end() {
             .contains("# TYPE zernel_cuda_launches counter\n")
     );
     assert!(answer.body.contains(&told_launches(target.pid(), 5)));
-}
-
-fn promtool() -> Need {
-    Need {
-        name: "promtool",
-        check: || match Command::new("promtool").arg("--version").output() {
-            Ok(_) => Ok(()),
-            Err(error) => Err(format!("promtool does not run: {error}")),
-        },
-    }
-}
-
-fn promtool_finds_nothing() {
-    let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
-    let target = launched(&stage, 5);
-    daemon.wait_for(&told_launches(target.pid(), 5));
-    for path in ["/metrics", "/metrics/quantiles"] {
-        let mut promtool = Command::new("promtool");
-        promtool.args(["check", "metrics"]).stdin(Stdio::piped());
-        let promtool = promtool.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut promtool = promtool.spawn().expect("promtool runs");
-        let mut input = promtool.stdin.take().expect("piped");
-        let text = daemon.get(path).body;
-        input.write_all(text.as_bytes()).expect("it reads");
-        drop(input);
-        let output = promtool.wait_with_output().expect("our child");
-        let said = [output.stdout, output.stderr].concat();
-        assert!(
-            output.status.success(),
-            "{path}: {}",
-            String::from_utf8_lossy(&said)
-        );
-    }
 }
 
 fn a_port_in_use_is_named() {

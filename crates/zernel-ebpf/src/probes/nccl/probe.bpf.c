@@ -309,7 +309,7 @@ __noinline int cover(__u32 process, __u64 object, __u64 which)
 __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
-	__u64 place;
+	__u64 place, bit;
 
 	if (!pending) {
 		static const struct pending none;
@@ -322,8 +322,10 @@ __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __
 	place = __sync_fetch_and_add(&pending->entered, 1) % NCCL_PENDING;
 	pending->last[place].since_ns = since_ns;
 	pending->last[place].operation = operation;
-	__sync_fetch_and_or(&pending->open, 1ULL << place);
-	cover(process, stream, covered_by(process, stream) | 1ULL << place);
+	bit = 1ULL << place;
+	if (__sync_fetch_and_or(&pending->open, bit) & bit)
+		ZERNEL_LOST(collectives);
+	cover(process, stream, covered_by(process, stream) | bit);
 	return 0;
 }
 

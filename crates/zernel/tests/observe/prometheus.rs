@@ -1,0 +1,143 @@
+//! What Prometheus itself makes of what the daemon tells.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::Need;
+
+use crate::daemon::Daemon;
+use crate::target::Stage;
+use crate::{launched, told_launches};
+
+/// For how many seconds it scrapes, once a second.
+const SECONDS: &str = "ZERNEL_TEST_SCRAPES";
+
+pub(crate) fn needed(name: &'static str) -> Need {
+    fn runs(name: &str) -> Result<(), String> {
+        match Command::new(name).arg("--version").output() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("{name} does not run: {error}")),
+        }
+    }
+    Need {
+        name,
+        check: match name {
+            "promtool" => || runs("promtool"),
+            _ => || runs("prometheus"),
+        },
+    }
+}
+
+pub(crate) fn promtool_finds_nothing() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let target = launched(&stage, 5);
+    daemon.wait_for(&told_launches(target.pid(), 5));
+    for path in ["/metrics", "/metrics/quantiles"] {
+        let mut promtool = Command::new("promtool");
+        promtool.args(["check", "metrics"]).stdin(Stdio::piped());
+        let promtool = promtool.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut promtool = promtool.spawn().expect("promtool runs");
+        let mut input = promtool.stdin.take().expect("piped");
+        let text = daemon.get(path).body;
+        input.write_all(text.as_bytes()).expect("it reads");
+        drop(input);
+        let output = promtool.wait_with_output().expect("our child");
+        let said = [output.stdout, output.stderr].concat();
+        assert!(
+            output.status.success(),
+            "{path}: {}",
+            String::from_utf8_lossy(&said)
+        );
+    }
+}
+
+/// A Prometheus that scrapes a daemon.
+struct Prometheus {
+    child: Child,
+    address: String,
+}
+
+impl Prometheus {
+    fn start(stage: &Stage, daemon: &Daemon) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let address = port.expect("a free port").to_string();
+        let file = stage.path().join("prometheus.yml");
+        let configuration = format!(
+            "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: zernel\n  static_configs:\n  - targets: ['{}']\n",
+            daemon.http
+        );
+        fs::write(&file, configuration).expect("our directory");
+        let mut command = Command::new("prometheus");
+        command
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                stage.path().join("tsdb").display()
+            ))
+            .arg(format!("--web.listen-address={address}"))
+            .arg("--log.level=error");
+        Self {
+            child: command.spawn().expect("prometheus runs"),
+            address,
+        }
+    }
+
+    /// The value of an expression that gives one; none if it gives nothing.
+    fn ask(&self, expression: &str) -> Option<f64> {
+        let mut promtool = Command::new("promtool");
+        promtool.args(["query", "instant", &format!("http://{}", self.address)]);
+        let output = promtool.arg(expression).output().expect("promtool runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (_, value) = text.lines().next()?.split_once("=> ")?;
+        value.split_whitespace().next()?.parse().ok()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Every scrape succeeds, and every series of a process is in each of them.
+pub(crate) fn prometheus_misses_nothing() {
+    let seconds = env::var(SECONDS).ok().and_then(|text| text.parse().ok());
+    let seconds = seconds.unwrap_or(10);
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(&stage);
+    let target = launched(&stage, 5);
+    daemon.wait_for(&told_launches(target.pid(), 5));
+    let prometheus = Prometheus::start(&stage, &daemon);
+    let deadline = Instant::now() + Duration::from_secs(60 + 3 * seconds);
+    let scrapes = loop {
+        let scrapes = prometheus.ask("count_over_time(up[1h])");
+        if let Some(scrapes) = scrapes.filter(|scrapes| *scrapes >= seconds as f64) {
+            break scrapes;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{scrapes:?} scrapes of {seconds}"
+        );
+        thread::sleep(Duration::from_millis(500));
+    };
+    assert_eq!(prometheus.ask("min_over_time(up[1h])"), Some(1.0));
+    let mark = format!("pid=\"{}\"", target.pid());
+    let text = daemon.get("/metrics").body;
+    let told: Vec<&str> = text.lines().filter(|line| line.contains(&mark)).collect();
+    let kept = prometheus.ask(&format!("count({{__name__=~\"zernel_.*\",{mark}}})"));
+    assert_eq!(kept, Some(told.len() as f64));
+    let names = told.iter().filter_map(|line| line.split('{').next());
+    for name in names.collect::<BTreeSet<&str>>() {
+        let fewest = prometheus.ask(&format!("min(count_over_time({name}{{{mark}}}[1h]))"));
+        assert!(fewest >= Some(scrapes), "{name}: {fewest:?} of {scrapes}");
+    }
+    let told = told.len();
+    println!("{scrapes} scrapes, {told} series of one process in each of them");
+}
