@@ -90,6 +90,8 @@ struct zernel_settings {
 	__u32 window_open; /* whether sampled functions count */
 	__u32 reserved;
 	__u64 taken_off_ns; /* when probes were last taken off that someone may have been in */
+	__u64 events_from_ns; /* since when it is known what CUDA's events follow, for a while at least */
+	__u64 events_sampled; /* whether that is so in windows only */
 };
 
 struct zernel_counter {

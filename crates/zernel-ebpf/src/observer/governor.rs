@@ -20,7 +20,7 @@ use libbpf_rs::Link;
 use super::files::{AttachedFile, detach};
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::probes::{Counts, Probe, SYMBOLS, gpu_mem, layout};
+use crate::probes::{Counts, Probe, SYMBOLS, cuda_trace, gpu_mem, layout};
 
 /// What observing may cost.
 #[derive(Debug, Clone, Copy)]
@@ -381,6 +381,13 @@ impl Observer {
         watched.all(|process| process.is_well_known(now_ns))
     }
 
+    /// Says since when it is known what CUDA's events follow.
+    pub(super) fn note_events(&self) {
+        let mut sampled = self.governor.sampled.keys();
+        let of_events = |symbol: &usize| cuda_trace::tells_of_events(&SYMBOLS[*symbol]);
+        self.kernel.note_events(sampled.any(of_events));
+    }
+
     /// Takes a function off, to be watched in windows.
     fn sample(&mut self, symbol: usize) {
         // Those of which all is counted yet; if they cannot be read, whoever reads all says so.
@@ -394,6 +401,7 @@ impl Observer {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
         self.governor.sampled.insert(symbol, 0);
+        self.note_events();
         self.governor.hasten_window();
         if SYMBOLS[symbol].counts == Counts::Launch {
             self.governor.windows.always_since_ns = None;
@@ -421,6 +429,7 @@ impl Observer {
         // Those that were told while it was put on.
         let _ = self.read_step_marks();
         self.governor.sampled.remove(&symbol);
+        self.note_events();
         if !self.governor.samples_launches() {
             let since_ns = &mut self.governor.windows.always_since_ns;
             since_ns.get_or_insert_with(monotonic_ns);
@@ -512,6 +521,7 @@ impl Observer {
         }
         self.governor.window_from_ns = monotonic_ns();
         self.kernel.open_window(true);
+        self.note_events();
         self.governor.windows.open(monotonic_ns());
         self.governor.window = Some(Instant::now() + self.window_length());
     }

@@ -164,6 +164,8 @@ impl Kernel {
             window_open: 0,
             reserved: 0,
             taken_off_ns: 0,
+            events_from_ns: 0,
+            events_sampled: 0,
         };
         self.settings.write(0, &settings);
         for symbol in 0..SYMBOLS.len() {
@@ -220,6 +222,16 @@ impl Kernel {
         if !open {
             self.note_taken_off();
         }
+    }
+
+    /// What CUDA's events follow is known from now on, or in windows only.
+    pub(crate) fn note_events(&self, sampled: bool) {
+        let offset = offset_of!(layout::Settings, events_sampled);
+        let word = self.settings.word(0, offset);
+        word.store(sampled.into(), Ordering::Release);
+        let offset = offset_of!(layout::Settings, events_from_ns);
+        let word = self.settings.word(0, offset);
+        word.store(monotonic_ns(), Ordering::Release);
     }
 
     /// Calls that are under way may not be seen to return, and are not lost for that.

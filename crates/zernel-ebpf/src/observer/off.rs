@@ -121,6 +121,7 @@ impl Observer {
         for file in &mut self.files {
             file.resume(&self.kernel);
         }
+        self.note_events();
         for (index, process) in &mut self.processes {
             process.miss(monotonic_ns());
             let counters = self.kernel.counters.read(*index as usize);

@@ -50,6 +50,8 @@ mirrors! {
         window_open: u32,
         reserved: u32,
         taken_off_ns: u64,
+        events_from_ns: u64,
+        events_sampled: u64,
     }
 
     struct Counter = "zernel_counter" {

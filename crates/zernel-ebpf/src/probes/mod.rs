@@ -6,7 +6,7 @@
 //! (`observe.bpf.c`). Adding one touches its folder, the list here and the list there.
 
 mod cuda_context;
-mod cuda_trace;
+pub(crate) mod cuda_trace;
 mod dataload;
 mod dist_sync;
 pub(crate) mod gpu_mem;

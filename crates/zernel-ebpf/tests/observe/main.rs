@@ -81,6 +81,10 @@ fn main() -> ExitCode {
         ("a_broadcast_by_either_name_is_one", nccl::once),
         ("collectives_beyond_memory_are_lost_aloud", nccl::too_many),
         (
+            "collectives_do_not_last_until_events_are_seen_again",
+            nccl::sampled_events,
+        ),
+        (
             "a_wait_shows_what_it_covers_and_nothing_else",
             nccl::side_by_side,
         ),

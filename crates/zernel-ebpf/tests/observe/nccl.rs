@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libloading::Symbol;
-use zernel_ebpf::observer::{Communicator, Observer, Options, TextFormat, Whose};
+use zernel_ebpf::observer::{Communicator, GovernorOptions, Observer, Options, TextFormat, Whose};
 use zernel_ebpf::probes::{Family, Operation};
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
@@ -14,7 +14,7 @@ use zernel_softgpu::truth::EventKind;
 use crate::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
-use crate::harness::{assert_exact, exact, find, observe, run, start};
+use crate::harness::{Watcher, assert_exact, exact, find, observe, run, start};
 use crate::target::{Driver, Role, Stage, Target, call, out, pause};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
@@ -24,6 +24,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("broadcasts", broadcasts),
     ("two_streams", two_streams),
     ("waits_late", waits_late),
+    ("records", records),
 ];
 
 const RANKS: u64 = 2;
@@ -331,6 +332,64 @@ pub(crate) fn too_many() {
     let seen = process.duration(Family::UntilSync(Operation::AllReduce));
     assert_eq!(seen.map(|seen| seen.count), Some(64));
     assert_eq!(observer.losses().collectives, 36);
+}
+
+/// Every few milliseconds a collective, for so many milliseconds, whose end an event tells to the stream that is
+/// waited for; and meanwhile as many events as there may be.
+fn records(driver: &Driver, milliseconds: u64) {
+    driver.open();
+    let communicator = join(driver, 0, 1);
+    let data = driver.allocate(100);
+    let [own, later] = [(); 2].map(|()| stream(driver));
+    let (cuda, mut event) = (driver.cuda(), 0_u64);
+    call!(cuda, "cuEventCreate", out(&mut event), 0);
+    let end = Instant::now() + Duration::from_millis(milliseconds);
+    while Instant::now() < end {
+        let nccl = driver.nccl();
+        call!(
+            nccl,
+            "ncclAllReduce",
+            data,
+            data,
+            100,
+            0,
+            0,
+            communicator,
+            own
+        );
+        call!(cuda, "cuEventRecord", event, own);
+        call!(cuda, "cuStreamWaitEvent", later, event, 0);
+        call!(cuda, "cuStreamSynchronize", later);
+        let next = Instant::now() + Duration::from_millis(4);
+        while Instant::now() < next {
+            call!(cuda, "cuEventRecord", event, later);
+        }
+    }
+}
+
+/// Where events are seen now and then, so is how long collectives take; none seems to last until the next time.
+pub(crate) fn sampled_events() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&Options {
+        governor: GovernorOptions::with_budget(0.03),
+        ..exact(&stage)
+    });
+    let mut target = stage.target("records", 600_000);
+    let pid = target.pid();
+    target.go();
+    watcher.wait_until("there are windows", |observer| {
+        let mut sampled = observer.sampled();
+        sampled.any(|name| name == "cuEventRecord") && observer.cost().windows >= 5
+    });
+    let observer = watcher.stop();
+    let process = find(&observer, pid);
+    let seen = process.duration(Family::UntilSync(Operation::AllReduce));
+    let seen = seen.expect("some were seen whole");
+    assert!(
+        seen.p50_ns() < 50_000_000 && seen.mean_ns() < 50_000_000,
+        "{seen:?}"
+    );
+    assert_eq!(observer.losses(), Default::default());
 }
 
 /// Both ways to broadcast, of which one calls the other.

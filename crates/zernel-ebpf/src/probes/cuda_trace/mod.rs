@@ -150,3 +150,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     .keeps([1, 2, 0, 0])
     .frequent(),
 ];
+
+/// Whether a function tells what an event follows, and so which collectives a wait shows done.
+pub(crate) fn tells_of_events(symbol: &Symbol) -> bool {
+    symbol.probe == Probe::CudaTrace && matches!(symbol.role, EVENT_RECORD | STREAM_WAITS_FOR_EVENT)
+}

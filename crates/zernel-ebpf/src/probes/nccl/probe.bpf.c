@@ -309,6 +309,7 @@ __noinline int cover(__u32 process, __u64 object, __u64 which)
 __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	struct zernel_settings *set = zernel_settings();
 	__u64 place, bit;
 
 	if (!pending) {
@@ -323,22 +324,24 @@ __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __
 	pending->last[place].since_ns = since_ns;
 	pending->last[place].operation = operation;
 	bit = 1ULL << place;
-	if (__sync_fetch_and_or(&pending->open, bit) & bit)
+	if (__sync_fetch_and_or(&pending->open, bit) & bit && set && !set->events_sampled)
 		ZERNEL_LOST(collectives);
 	cover(process, stream, covered_by(process, stream) | bit);
 	return 0;
 }
 
-/* A wait has returned that covers these collectives of the process. */
+/* A wait has returned that covers these collectives of the process. Of those from before a time for which events
+ * were not seen, an earlier wait may have shown the end. */
 __noinline int collectives_done(__u32 process, __u64 which, __u64 now_ns)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	struct zernel_settings *set = zernel_settings();
 
-	if (!pending)
+	if (!pending || !set)
 		return 0;
 	which &= __sync_fetch_and_and(&pending->open, ~which);
 	for (int i = 0; i < NCCL_PENDING && which; i++, which >>= 1) {
-		if (which & 1)
+		if (which & 1 && pending->last[i].since_ns >= set->events_from_ns)
 			zernel_observe_duration(process,
 						ZERNEL_COLLECTIVE_UNTIL_SYNC +
 							(__u32)pending->last[i].operation,
