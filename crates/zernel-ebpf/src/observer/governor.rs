@@ -121,6 +121,10 @@ fn tells_device(symbol: usize) -> bool {
     SYMBOLS[symbol].probe == Probe::CudaContext
 }
 
+fn tells_of_events(symbol: usize) -> bool {
+    cuda_trace::tells_of_events(&SYMBOLS[symbol])
+}
+
 fn is_of_pools(symbol: usize) -> bool {
     gpu_mem::is_of_pools(&SYMBOLS[symbol])
 }
@@ -204,6 +208,11 @@ impl Governor {
     pub(super) fn samples_launches(&self) -> bool {
         let mut sampled = self.sampled.keys();
         sampled.any(|symbol| SYMBOLS[*symbol].counts == Counts::Launch)
+    }
+
+    /// Whether anything that tells what CUDA's events follow is sampled.
+    fn samples_events(&self) -> bool {
+        self.sampled.keys().any(|symbol| tells_of_events(*symbol))
     }
 
     pub(super) fn is_window_open(&self) -> bool {
@@ -381,11 +390,9 @@ impl Observer {
         watched.all(|process| process.is_well_known(now_ns))
     }
 
-    /// Says since when it is known what CUDA's events follow.
+    /// What CUDA's events follow was not seen for a while, but is from now on.
     pub(super) fn note_events(&self) {
-        let mut sampled = self.governor.sampled.keys();
-        let of_events = |symbol: &usize| cuda_trace::tells_of_events(&SYMBOLS[*symbol]);
-        self.kernel.note_events(sampled.any(of_events));
+        self.kernel.note_events(self.governor.samples_events());
     }
 
     /// Takes a function off, to be watched in windows.
@@ -401,7 +408,9 @@ impl Observer {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
         self.governor.sampled.insert(symbol, 0);
-        self.note_events();
+        if tells_of_events(symbol) {
+            self.note_events();
+        }
         self.governor.hasten_window();
         if SYMBOLS[symbol].counts == Counts::Launch {
             self.governor.windows.always_since_ns = None;
@@ -429,7 +438,9 @@ impl Observer {
         // Those that were told while it was put on.
         let _ = self.read_step_marks();
         self.governor.sampled.remove(&symbol);
-        self.note_events();
+        if tells_of_events(symbol) {
+            self.note_events();
+        }
         if !self.governor.samples_launches() {
             let since_ns = &mut self.governor.windows.always_since_ns;
             since_ns.get_or_insert_with(monotonic_ns);
@@ -521,7 +532,9 @@ impl Observer {
         }
         self.governor.window_from_ns = monotonic_ns();
         self.kernel.open_window(true);
-        self.note_events();
+        if self.governor.samples_events() {
+            self.note_events();
+        }
         self.governor.windows.open(monotonic_ns());
         self.governor.window = Some(Instant::now() + self.window_length());
     }

@@ -76,7 +76,8 @@ fn memory(driver: &Driver, _rounds: u64) {
     driver.free(second);
 }
 
-fn two_devices(driver: &Driver, _rounds: u64) {
+/// The contexts of two devices, the first of which is current.
+fn open_both(driver: &Driver) -> [u64; 2] {
     let cuda = driver.cuda();
     let mut contexts = [0_u64; 2];
     call!(cuda, "cuInit", 0);
@@ -84,6 +85,12 @@ fn two_devices(driver: &Driver, _rounds: u64) {
         call!(cuda, "cuDevicePrimaryCtxRetain", out(context), device);
     }
     call!(cuda, "cuCtxSetCurrent", contexts[0]);
+    contexts
+}
+
+fn two_devices(driver: &Driver, _rounds: u64) {
+    let cuda = driver.cuda();
+    let contexts = open_both(driver);
     driver.allocate(1000);
     call!(cuda, "cuCtxSetCurrent", contexts[1]);
     driver.allocate(2000);
@@ -98,12 +105,7 @@ fn two_devices(driver: &Driver, _rounds: u64) {
 /// way up, and `1000 << n` on the way down.
 fn nested_contexts(driver: &Driver, depth: u64) {
     let cuda = driver.cuda();
-    let mut contexts = [0_u64; 2];
-    call!(cuda, "cuInit", 0);
-    for (device, context) in contexts.iter_mut().enumerate() {
-        call!(cuda, "cuDevicePrimaryCtxRetain", out(context), device);
-    }
-    call!(cuda, "cuCtxSetCurrent", contexts[0]);
+    let contexts = open_both(driver);
     driver.allocate(1);
     for level in 1..=depth {
         call!(cuda, "cuCtxPushCurrent_v2", contexts[level as usize % 2]);
@@ -138,12 +140,7 @@ fn pooled(driver: &Driver, milliseconds: u64) {
 /// Goes from device to device and back some 2,000 times a second, for so many milliseconds; then allocates on each.
 fn restless(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
-    let mut contexts = [0_u64; 2];
-    call!(cuda, "cuInit", 0);
-    for (device, context) in contexts.iter_mut().enumerate() {
-        call!(cuda, "cuDevicePrimaryCtxRetain", out(context), device);
-    }
-    call!(cuda, "cuCtxSetCurrent", contexts[0]);
+    let contexts = open_both(driver);
     let go_and_allocate = |bytes| {
         let mut popped = 0_u64;
         call!(cuda, "cuCtxPushCurrent_v2", contexts[1]);
@@ -292,11 +289,8 @@ pub(crate) fn devices() {
     let mut target = Target::start(command.env(config::DEVICES, "2"));
     target.step();
     observer.read().expect("maps can be read");
-    let memory = find(&observer, target.pid()).memory.iter();
-    let in_use: Vec<_> = memory
-        .map(|(device, memory)| (*device, memory.total.current_bytes))
-        .collect();
-    assert_eq!(in_use, [(0, 1300), (1, 2040)]);
+    let in_use = in_use_by_device(&observer, &target);
+    assert_eq!(in_use, BTreeMap::from([(0, 1300), (1, 2040)]));
 }
 
 /// What tells devices apart is not sampled, whatever else is.
@@ -315,11 +309,8 @@ pub(crate) fn of_restless_ones() {
     target.wait_until_done();
     let mut observer = watcher.stop();
     observer.read().expect("maps can be read");
-    let memory = find(&observer, target.pid()).memory.iter();
-    let in_use: Vec<_> = memory
-        .map(|(device, memory)| (*device, memory.total.current_bytes))
-        .collect();
-    assert_eq!(in_use, [(0, 1000), (1, 300)]);
+    let in_use = in_use_by_device(&observer, &target);
+    assert_eq!(in_use, BTreeMap::from([(0, 1000), (1, 300)]));
 }
 
 /// Who takes memory from a pool all the time is not left alone for that; that memory is not told of any more.
@@ -363,15 +354,19 @@ pub(crate) fn with_contexts() {
     assert_eq!(find(&observer, target.pid()).memory[&0].total.free_count, 2);
 }
 
+fn in_use_by_device(observer: &Observer, target: &Target) -> BTreeMap<u32, u64> {
+    let memory = find(observer, target.pid()).memory.iter();
+    memory
+        .map(|(device, memory)| (*device, memory.total.current_bytes))
+        .collect()
+}
+
 /// What is left on each device after [`nested_contexts`].
 fn nested(observer: &mut Observer, stage: &Stage, depth: u64) -> BTreeMap<u32, u64> {
     let mut target = stage.target("nested_contexts", depth);
     target.step();
     observer.read().expect("maps can be read");
-    let memory = find(observer, target.pid()).memory.iter();
-    memory
-        .map(|(device, memory)| (*device, memory.total.current_bytes))
-        .collect()
+    in_use_by_device(observer, &target)
 }
 
 pub(crate) fn nested_devices() {
