@@ -72,6 +72,35 @@ pub(crate) struct Side2D {
     pub(crate) pitch: usize,
 }
 
+/// `CUDA_MEMCPY3D`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Copy3D {
+    pub(crate) source: Side3D,
+    pub(crate) destination: Side3D,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+}
+
+/// One side of a `CUDA_MEMCPY3D`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Side3D {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
+    pub(crate) z: usize,
+    pub(crate) level: usize,
+    /// As of a [`Side2D`].
+    pub(crate) kind: i32,
+    pub(crate) host: u64,
+    pub(crate) device: u64,
+    pub(crate) array: u64,
+    pub(crate) reserved: u64,
+    pub(crate) pitch: usize,
+    pub(crate) height: usize,
+}
+
 /// `CUlaunchConfig`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]

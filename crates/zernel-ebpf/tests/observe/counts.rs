@@ -23,7 +23,7 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
     let mut host = vec![0_u8; 1 << 16];
     let mut random = fastrand::Rng::with_seed(u64::from(std::process::id()));
     for _ in 0..rounds {
-        let bytes = random.u64(1..1 << 16);
+        let bytes = random.u64(64..1 << 16);
         let (mut first, mut second, mut third, mut pitch) = (0_u64, 0_u64, 0_u64, 0_u64);
         let device = driver.allocate(bytes);
         call!(cuda, "cuMemAllocAsync", out(&mut first), bytes, 0);
@@ -50,6 +50,12 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
             0
         );
         call!(cuda, "cuMemcpyDtoDAsync_v2", device, second, bytes / 3, 0);
+        call!(cuda, "cuMemcpyAsync", second, device, bytes / 4, 0);
+        let (mut plane, mut block) = (plane(device, second), block(device, second));
+        call!(cuda, "cuMemcpy2D_v2", plane.as_mut_ptr());
+        call!(cuda, "cuMemcpy2DAsync_v2", plane.as_mut_ptr(), 0);
+        call!(cuda, "cuMemcpy3D_v2", block.as_mut_ptr());
+        call!(cuda, "cuMemcpy3DAsync_v2", block.as_mut_ptr(), 0);
         driver.launch(function);
         driver.launch(function);
         call!(cuda, "cuStreamSynchronize", 0);
@@ -60,6 +66,26 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
         driver.free(third);
     }
     driver.allocate(4096);
+}
+
+/// A `CUDA_MEMCPY2D` of two rows of 7 bytes each, from device memory to device memory.
+fn plane(from: u64, to: u64) -> [u64; 16] {
+    const DEVICE: u64 = 2;
+    let mut words = [0; 16];
+    [words[2], words[4], words[6]] = [DEVICE, from, 8];
+    [words[9], words[11], words[13]] = [DEVICE, to, 8];
+    [words[14], words[15]] = [7, 2];
+    words
+}
+
+/// A `CUDA_MEMCPY3D` of three layers like that.
+fn block(from: u64, to: u64) -> [u64; 25] {
+    const DEVICE: u64 = 2;
+    let mut words = [0; 25];
+    [words[4], words[6], words[9], words[10]] = [DEVICE, from, 8, 2];
+    [words[15], words[17], words[20], words[21]] = [DEVICE, to, 8, 2];
+    [words[22], words[23], words[24]] = [7, 2, 3];
+    words
 }
 
 /// Nothing but launches.

@@ -9,7 +9,7 @@ use zernel_softgpu::work::{MemoryCopy, MemoryFill, Work};
 use crate::context::{StreamObject, stream};
 use crate::driver::MEMORY;
 use crate::status::{CudaError, INVALID_VALUE, NOT_SUPPORTED, Outcome};
-use crate::types::{Copy2D, Side2D};
+use crate::types::{Copy2D, Copy3D, Side2D, Side3D};
 
 use Claim::{Device, Host, Unified};
 use Return::{AtOnce, WhenDone};
@@ -147,13 +147,7 @@ fn side_2d(side: &Side2D) -> Result<(Claim, u64), CudaError> {
     Ok((claim, base + (side.y * side.pitch + side.x) as u64))
 }
 
-fn copy_2d(
-    call: &mut Call,
-    description: In<Copy2D>,
-    stream_handle: u64,
-    returns: Return,
-) -> Outcome {
-    let description = description.get()?;
+fn copy_2d(call: &mut Call, description: &Copy2D, stream_handle: u64, returns: Return) -> Outcome {
     let (source_claim, source) = side_2d(&description.source)?;
     let (destination_claim, destination) = side_2d(&description.destination)?;
     let pitch = |side: &Side2D| match side.pitch {
@@ -175,6 +169,35 @@ fn copy_2d(
         stream_handle,
         returns,
     )
+}
+
+/// One layer of a side.
+fn layer(side: &Side3D, z: usize) -> Side2D {
+    let offset = (side.z + z) * side.height * side.pitch;
+    Side2D {
+        x: side.x,
+        y: side.y,
+        kind: side.kind,
+        host: side.host + offset as u64,
+        device: side.device + offset as u64,
+        array: side.array,
+        pitch: side.pitch,
+    }
+}
+
+/// Layer by layer.
+fn copy_3d(call: &mut Call, description: &Copy3D, stream_handle: u64, returns: Return) -> Outcome {
+    for z in 0..description.depth {
+        let layer = Copy2D {
+            source: layer(&description.source, z),
+            destination: layer(&description.destination, z),
+            width: description.width,
+            height: description.height,
+        };
+        copy_2d(call, &layer, stream_handle, returns)?;
+    }
+    call.bytes = (description.width * description.height * description.depth) as u64;
+    Ok(())
 }
 
 exports! { "cuda" =>
@@ -244,27 +267,27 @@ exports! { "cuda" =>
 
     per_thread(cuMemcpy2D_v2_ptds)
     fn cuMemcpy2D_v2(call, description: In<Copy2D>) -> Outcome {
-        copy_2d(call, description, 0, WhenDone)
+        copy_2d(call, &description.get()?, 0, WhenDone)
     }
 
     per_thread(cuMemcpy2DUnaligned_v2_ptds)
     fn cuMemcpy2DUnaligned_v2(call, description: In<Copy2D>) -> Outcome {
-        copy_2d(call, description, 0, WhenDone)
+        copy_2d(call, &description.get()?, 0, WhenDone)
     }
 
     per_thread(cuMemcpy2DAsync_v2_ptsz)
     fn cuMemcpy2DAsync_v2(call, description: In<Copy2D>, stream_handle: u64) -> Outcome {
-        copy_2d(call, description, stream_handle, AtOnce)
+        copy_2d(call, &description.get()?, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpy3D_v2_ptds)
-    fn cuMemcpy3D_v2(_call, _description: u64) -> Outcome {
-        Err(NOT_SUPPORTED)
+    fn cuMemcpy3D_v2(call, description: In<Copy3D>) -> Outcome {
+        copy_3d(call, &description.get()?, 0, WhenDone)
     }
 
     per_thread(cuMemcpy3DAsync_v2_ptsz)
-    fn cuMemcpy3DAsync_v2(_call, _description: u64, _stream: u64) -> Outcome {
-        Err(NOT_SUPPORTED)
+    fn cuMemcpy3DAsync_v2(call, description: In<Copy3D>, stream_handle: u64) -> Outcome {
+        copy_3d(call, &description.get()?, stream_handle, AtOnce)
     }
 
     per_thread(cuMemsetD8_v2_ptds)

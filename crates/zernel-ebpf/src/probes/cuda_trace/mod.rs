@@ -14,6 +14,7 @@ const EVENT_WAIT: u8 = 3;
 const CONTEXT_WAIT: u8 = 4;
 const EVENT_RECORD: u8 = 5;
 const STREAM_WAITS_FOR_EVENT: u8 = 6;
+const COPY_3D: u8 = 7;
 
 const fn trace(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::CudaTrace, role, names)
@@ -47,6 +48,14 @@ const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) 
         symbol = symbol.tells_until(GpuSyncEnter, GpuSyncLeave);
     }
     symbol
+}
+
+/// A copy from wherever to wherever its description says.
+const fn describes_copy(role: u8, names: &'static [&'static str]) -> Symbol {
+    trace(role, names)
+        .counts(Counts::Copy(Direction::Unified))
+        .keeps([1, 0, 0, 0])
+        .bytes(2)
 }
 
 const fn waits(role: u8, family: Family, names: &'static [&'static str]) -> Symbol {
@@ -115,7 +124,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     .keeps([5, 0, 0, 0]),
     copies(Direction::Unified, &["cuMemcpy", "cuMemcpy_ptds"]),
     copies(Direction::Unified, &["cuMemcpyAsync", "cuMemcpyAsync_ptsz"]),
-    trace(
+    describes_copy(
         COPY_2D,
         &[
             "cuMemcpy2D_v2",
@@ -123,15 +132,27 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "cuMemcpy2DUnaligned_v2",
             "cuMemcpy2DUnaligned_v2_ptds",
         ],
+    ),
+    describes_copy(COPY_2D, &["cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"]).frequent(),
+    describes_copy(
+        COPY_3D,
+        &[
+            "cuMemcpy3D_v2",
+            "cuMemcpy3D_v2_ptds",
+            "cuMemcpy3DPeer",
+            "cuMemcpy3DPeer_ptds",
+        ],
+    ),
+    describes_copy(
+        COPY_3D,
+        &[
+            "cuMemcpy3DAsync_v2",
+            "cuMemcpy3DAsync_v2_ptsz",
+            "cuMemcpy3DPeerAsync",
+            "cuMemcpy3DPeerAsync_ptsz",
+        ],
     )
-    .counts(Counts::Copy(Direction::Unified))
-    .keeps([1, 0, 0, 0])
-    .bytes(2),
-    trace(COPY_2D, &["cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"])
-        .counts(Counts::Copy(Direction::Unified))
-        .keeps([1, 0, 0, 0])
-        .bytes(2)
-        .frequent(),
+    .frequent(),
     trace(
         EVENT_RECORD,
         &[

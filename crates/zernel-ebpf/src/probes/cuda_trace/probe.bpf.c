@@ -11,6 +11,7 @@ enum cuda_trace_role {
 	TRACE_CONTEXT_WAIT,
 	TRACE_EVENT_RECORD, /* the event, the stream */
 	TRACE_STREAM_WAITS_FOR_EVENT, /* the stream, the event */
+	TRACE_COPY_3D, /* a description */
 };
 
 /* What we read of CUDA_MEMCPY2D. */
@@ -20,17 +21,34 @@ struct copy_2d {
 	__u64 height;
 };
 
+/* What we read of CUDA_MEMCPY3D, and of CUDA_MEMCPY3D_PEER. */
+struct copy_3d {
+	__u64 before[22];
+	__u64 width_bytes;
+	__u64 height;
+	__u64 depth;
+};
+
 static __always_inline void cuda_trace_enter(const struct zernel_symbol *symbol,
 					     struct zernel_open_call *call)
 {
-	__u64 size[2] = {};
+	__u64 size[3] = { 0, 0, 1 };
 
-	if (symbol->role != TRACE_COPY_2D)
+	switch (symbol->role) {
+	case TRACE_COPY_2D:
+		bpf_probe_read_user(size, 2 * sizeof(size[0]),
+				    (void *)(call->arguments[0] +
+					     __builtin_offsetof(struct copy_2d, width_bytes)));
+		break;
+	case TRACE_COPY_3D:
+		bpf_probe_read_user(size, sizeof(size),
+				    (void *)(call->arguments[0] +
+					     __builtin_offsetof(struct copy_3d, width_bytes)));
+		break;
+	default:
 		return;
-	bpf_probe_read_user(size, sizeof(size),
-			    (void *)(call->arguments[0] +
-				     __builtin_offsetof(struct copy_2d, width_bytes)));
-	call->arguments[1] = size[0] * size[1];
+	}
+	call->arguments[1] = size[0] * size[1] * size[2];
 }
 
 static __always_inline void cuda_trace_leave(const struct zernel_symbol *symbol,
