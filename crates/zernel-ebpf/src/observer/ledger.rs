@@ -44,9 +44,7 @@ impl Observer {
     }
 
     fn find(&self, key: ProcessKey) -> Option<&ObservedProcess> {
-        self.processes
-            .values()
-            .find(|process| ProcessKey::new(process.pid, process.start_ns) == key)
+        self.processes.values().find(|process| process.key() == key)
     }
 
     fn entry(

@@ -379,9 +379,17 @@ impl Observer {
     /// Takes the probes off files that were written to, and off those that nobody can use any more.
     fn drop_changed_files(&mut self) {
         let used: BTreeSet<u64> = self.maps.values().flatten().copied().collect();
+        let mut let_go = BTreeSet::new();
         for file in &mut self.files {
             if !file.is_unchanged() {
                 file.detach(files::WRITTEN_TO);
+                let_go.insert(file.number);
+            }
+        }
+        for process in self.processes.values_mut() {
+            let maps = self.maps.get(&process.key());
+            if maps.is_some_and(|maps| !maps.is_disjoint(&let_go)) {
+                process.lose_sight(monotonic_ns());
             }
         }
         self.files.retain(|file| {
@@ -440,8 +448,7 @@ impl Observer {
             return;
         }
         let mut process = ObservedProcess::new(raw);
-        let key = ProcessKey::new(raw.pid, raw.start_ns);
-        if self.found_running.contains(&key) {
+        if self.found_running.contains(&process.key()) {
             process.was_found_late();
         }
         process.find_devices(&self.gpu_facts);

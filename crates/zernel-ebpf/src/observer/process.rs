@@ -14,6 +14,7 @@ use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
 use super::step_work::LaunchesPerStep;
 use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
+use crate::discovery::ProcessKey;
 use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
 use crate::probes::{
@@ -579,20 +580,28 @@ impl ObservedProcess {
         rates
     }
 
+    /// What discovery knows it by.
+    pub(super) fn key(&self) -> ProcessKey {
+        ProcessKey::new(self.pid, self.start_ns)
+    }
+
     /// It was there before the probes, so it cannot be said to be seen from its first call on.
     pub(super) fn was_found_late(&mut self) {
         self.missed = true;
     }
 
-    /// It is not watched any more.
+    /// It is not watched any more, or not all of it.
     pub(super) fn lose_sight(&mut self, now_ns: u64) {
-        self.seen = Seen::Since(now_ns);
+        if self.seen == Seen::Complete {
+            self.seen = Seen::Since(now_ns);
+        }
         self.missed = true;
     }
 
     /// It was not watched for a while.
     pub(super) fn miss(&mut self, now_ns: u64) {
-        self.lose_sight(now_ns);
+        self.seen = Seen::Since(now_ns);
+        self.missed = true;
         self.steps.gap(&[MarkSort::Training, MarkSort::Use]);
     }
 

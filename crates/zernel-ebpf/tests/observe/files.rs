@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags};
-use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Whose};
+use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Seen, Whose};
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
 
@@ -114,6 +114,23 @@ fn overwrite(library: &Path) {
 }
 
 /// Nobody scans here.
+/// Who goes on with a library that was let go is no longer seen completely.
+pub(crate) fn written_to_in_use() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("initialises_again", 10);
+    target.step();
+    observer.discover().expect("processes can be discovered");
+    observer.read().expect("maps can be read");
+    assert_eq!(find(&observer, target.pid()).seen, Seen::Complete);
+    overwrite(&stage.library("libcuda.so.1"));
+    observer.discover().expect("processes can be discovered");
+    target.step();
+    observer.read().expect("maps can be read");
+    let seen = find(&observer, target.pid()).seen;
+    assert!(matches!(seen, Seen::Since(_)), "{seen:?}");
+}
+
 pub(crate) fn written_to_at_once() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);

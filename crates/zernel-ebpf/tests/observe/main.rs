@@ -131,6 +131,10 @@ fn main() -> ExitCode {
         ("a_replaced_library_is_attached_to_anew", files::replaced),
         ("a_library_that_was_written_to_is_let_go", files::written_to),
         (
+            "who_uses_a_library_that_is_let_go_is_not_complete",
+            files::written_to_in_use,
+        ),
+        (
             "a_library_that_is_being_written_to_is_let_go_at_once",
             files::written_to_at_once,
         ),
