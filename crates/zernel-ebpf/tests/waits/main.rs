@@ -46,7 +46,6 @@ fn main() -> ExitCode {
         ),
         trial("a_loading_thread_is_waited_for", &needs, loading_thread),
         trial("who_loads_alone_waits_too", &needs, alone),
-        trial("who_loads_alone_may_have_helpers", &needs, with_a_helper),
         trial(
             "a_training_jobs_waits_for_data_are_its_own",
             &needs,
@@ -204,11 +203,9 @@ fn loads_alone(role: &str) {
     });
 }
 
+/// One after the other: each wants to run before all others.
 fn alone() {
     loads_alone("trains_alone");
-}
-
-fn with_a_helper() {
     loads_alone("trains_alone_beside_a_helper");
 }
 
