@@ -49,10 +49,28 @@ struct PerStep {
     greatest_rate: f64,
     /// More steps than there were have been taken for seen: where windows begin and end is not known to the launch.
     owed: f64,
+    /// Before any window: how it was when all was counted.
+    presumed: Option<Share>,
     /// In all.
     calls: f64,
     bytes: f64,
     error: f64,
+}
+
+/// Calls and bytes for each launch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Share {
+    calls: f64,
+    bytes: f64,
+}
+
+/// What was counted in a second, before a function is sampled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Before {
+    pub(crate) calls: f64,
+    pub(crate) bytes: f64,
+    /// All launches, if they were counted.
+    pub(crate) launches: Option<f64>,
 }
 
 /// What a process did in a span that a window ends.
@@ -116,11 +134,19 @@ const FADING: f64 = 0.85;
 const MOST_SLOWED: f64 = 0.5;
 
 impl Estimate {
-    /// Sampling begins, of a function that was called so often in a second, if that is known.
-    pub(crate) fn begin(&mut self, calls: Option<f64>) {
-        self.last = calls.map(|calls| Rate {
-            calls,
-            ..Rate::default()
+    /// Sampling begins, of a function of which this was counted, if it was called.
+    pub(crate) fn begin(&mut self, before: Option<Before>) {
+        self.last = before.map(|before| Rate {
+            calls: before.calls,
+            bytes: before.bytes,
+            doubt: 0.0,
+        });
+        self.by_steps.presumed = before.and_then(|before| {
+            let launches = before.launches.filter(|launches| *launches > 0.0)?;
+            Some(Share {
+                calls: before.calls / launches,
+                bytes: before.bytes / launches,
+            })
         });
     }
 
@@ -132,7 +158,7 @@ impl Estimate {
         }
         let rate = window.rate();
         let unseen_s = (span_s - window.seconds).max(0.0);
-        match steps.filter(|steps| self.by_steps.launched + steps.launched as f64 > 0.0) {
+        match steps.filter(|steps| steps.launched > 0 || self.by_steps.share().is_some()) {
             Some(steps) => self.by_steps.add(&window, &steps, rate),
             None => self.add_by_time(&window, rate, unseen_s),
         }
@@ -162,7 +188,7 @@ impl Estimate {
     /// their steps like all others.
     pub(crate) fn end(&mut self, span_s: f64, steps: Option<Steps>) {
         let last = self.last.take().unwrap_or_default();
-        match steps.filter(|_| self.by_steps.launched > 0.0) {
+        match steps.filter(|_| self.by_steps.share().is_some()) {
             Some(steps) => self.by_steps.take(&steps, last),
             None => self.take(last, span_s),
         }
@@ -202,6 +228,11 @@ impl Estimate {
     #[must_use]
     pub fn error(&self) -> u64 {
         (self.error_by_time() + self.by_steps.error()).round() as u64
+    }
+
+    /// How much of it is of the time in which no steps are known.
+    pub(crate) fn timed_error(&self) -> u64 {
+        self.error_by_time().round() as u64
     }
 
     fn error_by_time(&self) -> f64 {
@@ -255,7 +286,8 @@ impl PerStep {
         let before = self.per_step.replace(steps.per_step);
         let before = before.unwrap_or(steps.per_step);
         let launches = unseen * f64::midpoint(before, steps.per_step);
-        let calls = launches * self.seen_calls / self.launched;
+        let share = self.share().unwrap_or_default();
+        let calls = launches * share.calls;
         let change = (before - steps.per_step).abs() / (before + steps.per_step);
         let relative_error = steps.relative_error + self.relative_error() + change;
         let strange_s = steps.done.strange_ns as f64 / 1e9;
@@ -264,13 +296,25 @@ impl PerStep {
             false => (0.5 * rate.calls, self.greatest_rate.max(1.5 * rate.calls)),
         };
         self.calls += calls + strange_rate * strange_s;
-        self.bytes += launches * self.seen_bytes / self.launched;
+        self.bytes += launches * share.bytes;
         self.error += calls * relative_error.min(1.0) + strange_error * strange_s;
+    }
+
+    /// How many calls a launch stands for, if that is known.
+    fn share(&self) -> Option<Share> {
+        match self.launched > 0.0 {
+            true => Some(Share {
+                calls: self.seen_calls / self.launched,
+                bytes: self.seen_bytes / self.launched,
+            }),
+            false => self.presumed,
+        }
     }
 
     /// By what share the calls may be off beside the launches, as windows differ.
     fn relative_error(&self) -> f64 {
-        if self.seen_calls == self.launched {
+        // They are the launches.
+        if self.share().is_some_and(|share| share.calls == 1.0) {
             return 0.0;
         }
         if self.seen_calls <= 0.0 || self.windows < 1.5 {
@@ -286,8 +330,8 @@ impl PerStep {
 
     /// How far its calls may be off. Where the first span begins and the last one ends is not known to the launch.
     fn error(&self) -> f64 {
-        match self.per_step.filter(|_| self.launched > 0.0) {
-            Some(per_step) => self.error + per_step * self.seen_calls / self.launched,
+        match self.per_step.zip(self.share()) {
+            Some((per_step, share)) => self.error + per_step * share.calls,
             None => 0.0,
         }
     }
@@ -442,6 +486,23 @@ mod tests {
         assert_eq!(estimate.bytes(), 450_000);
         // One in a hundred of what was not seen, and a step.
         assert_eq!(estimate.error(), 443 + 100);
+    }
+
+    #[test]
+    fn before_any_window_it_is_as_it_was() {
+        for (calls, error) in [(4000.0, 100 + 100), (1000.0, 2500 + 25)] {
+            let mut estimate = Estimate::default();
+            estimate.begin(Some(Before {
+                calls,
+                bytes: 10.0 * calls,
+                launches: Some(4000.0),
+            }));
+            let (_, steps) = steps(0.0, 100.0);
+            estimate.end(1.0, steps);
+            let expected = (100.0 * 100.0 * calls / 4000.0) as u64;
+            let told = (estimate.calls(), estimate.bytes(), estimate.error());
+            assert_eq!(told, (expected, 10 * expected, error));
+        }
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl AttachedFile {
         };
         for symbol in attached.frequent_symbols() {
             if is_sampled(symbol) {
-                attached.watch_sampled(symbol);
+                attached.set_watch(symbol, &Watch::Sampled);
             } else {
                 attached.watch_always(kernel, symbol);
             }
@@ -174,10 +174,10 @@ impl AttachedFile {
         self.set_watch(symbol, &watch);
     }
 
-    /// Takes a frequent function off, to be watched in windows from now on.
-    pub(crate) fn watch_sampled(&mut self, symbol: usize) {
-        detach(self.frequent.remove(&symbol).unwrap_or_default());
+    /// Watches a frequent function in windows from now on. Dropping the links takes it off, which takes a while.
+    pub(crate) fn watch_sampled(&mut self, symbol: usize) -> Vec<Link> {
         self.set_watch(symbol, &Watch::Sampled);
+        self.frequent.remove(&symbol).unwrap_or_default()
     }
 
     /// Takes everything off for a while.

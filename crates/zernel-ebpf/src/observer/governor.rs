@@ -20,7 +20,7 @@ use libbpf_rs::Link;
 use super::files::{AttachedFile, detach};
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::probes::{Counts, Probe, SYMBOLS, cuda_trace, gpu_mem, layout};
+use crate::probes::{Company, Counts, Probe, SYMBOLS, cuda_trace, layout};
 
 /// What observing may cost.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +73,8 @@ const DUTY: f64 = 0.1;
 const LEAST_DUTY: f64 = 1e-4;
 /// Of a budget, what the functions that are watched all the time may use.
 const STEADY: f64 = 0.8;
+/// Over so long a time the budget holds: two windows may come sooner after each other if none was for as long.
+const CREDIT: Duration = Duration::from_secs(10);
 /// How many times as rare windows are when it is well known what steps do, and they only tell what changes.
 const NO_NEWS: f64 = 5.0;
 /// A function that costs less than this of the budget is sampled only where the budget would not hold else: much
@@ -125,8 +127,13 @@ fn tells_of_events(symbol: usize) -> bool {
     cuda_trace::tells_of_events(&SYMBOLS[symbol])
 }
 
-fn is_of_pools(symbol: usize) -> bool {
-    gpu_mem::is_of_pools(&SYMBOLS[symbol])
+/// Those and all that are sampled with one of them.
+fn with_company(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let company = |symbol: &usize| SYMBOLS[*symbol].company;
+    let companies: BTreeSet<Company> = symbols.iter().filter_map(company).collect();
+    let joins = |symbol: &usize| company(symbol).is_some_and(|it| companies.contains(&it));
+    let all = (0..SYMBOLS.len()).filter(joins);
+    all.chain(symbols.iter().copied()).collect()
 }
 
 /// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
@@ -170,6 +177,8 @@ pub(super) struct Governor {
     next_window: Option<Instant>,
     /// When the next one could be, if it were known of nobody what a step launches.
     earliest_window: Instant,
+    /// When the budget will have paid for all windows so far.
+    paid_at: Instant,
     /// When the one that is open is to close.
     window: Option<Instant>,
     window_from_ns: u64,
@@ -188,6 +197,7 @@ impl Governor {
             last_round: Instant::now(),
             next_window: None,
             earliest_window: Instant::now(),
+            paid_at: Instant::now(),
             window: None,
             window_from_ns: 0,
             windows: Windows::default(),
@@ -344,19 +354,18 @@ impl Observer {
             };
             let (sampled, left) = to_sample(costs.collect(), share, budget, may_be_sampled);
             hot.extend(sampled);
+            process.steady_cost = left;
             if left > self.governor.options.ceiling {
                 stuck = Some(process.pid);
             }
         }
-        if hot.iter().any(|symbol| is_of_pools(*symbol)) {
-            hot.extend((0..SYMBOLS.len()).filter(|symbol| is_of_pools(*symbol)));
-        }
+        let mut hot = with_company(&hot);
         hot.retain(|symbol| !self.governor.is_sampled(*symbol));
         if !hot.is_empty() {
-            detach(self.close_window());
-        }
-        for symbol in hot {
-            self.sample(symbol);
+            let mut links = self.close_window();
+            links.extend(hot.into_iter().flat_map(|symbol| self.sample(symbol)));
+            // This may take long on a machine that is busy.
+            detach(links);
         }
         self.watch_calm_ones_again();
         self.rest_if_stuck(stuck);
@@ -395,12 +404,12 @@ impl Observer {
         self.kernel.note_events(self.governor.samples_events());
     }
 
-    /// Takes a function off, to be watched in windows.
-    fn sample(&mut self, symbol: usize) {
+    /// Has a function watched in windows, and returns the links that kept it on.
+    fn sample(&mut self, symbol: usize) -> Vec<Link> {
         // Those of which all is counted yet; if they cannot be read, whoever reads all says so.
         let _ = self.read_step_marks();
         if self.kernel.set_sampled(symbol, true).is_err() {
-            return;
+            return Vec::new();
         }
         self.kernel.note_taken_off();
         // Nothing is counted any more: what was counted up to here is exact.
@@ -416,13 +425,10 @@ impl Observer {
             self.governor.windows.always_since_ns = None;
         }
         self.presume_launches();
-        // This may take long on a machine that is busy.
-        for file in &mut self.files {
-            file.watch_sampled(symbol);
-        }
-        if self.governor.next_window.is_none() {
-            self.governor.next_window = Some(Instant::now());
-        }
+        let next_window = &mut self.governor.next_window;
+        next_window.get_or_insert_with(Instant::now);
+        let files = self.files.iter_mut();
+        files.flat_map(|file| file.watch_sampled(symbol)).collect()
     }
 
     /// Puts a function on for good.
@@ -463,7 +469,6 @@ impl Observer {
             return;
         }
         let budget = self.governor.options.budget;
-        let mut calm = Vec::new();
         for (symbol, rounds) in &mut self.governor.sampled {
             let busy = self.processes.values().any(|process| {
                 let ns = self.governor.cost.of_call(process.threads());
@@ -471,16 +476,14 @@ impl Observer {
                 cost > 0.0 && (cost > budget * CALM || process.steady_cost + cost > budget * STEADY)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
-            if *rounds >= CALM_ROUNDS {
-                calm.push(*symbol);
-            }
         }
-        let mut sampled = self.governor.sampled.keys();
-        if sampled.any(|symbol| is_of_pools(*symbol) && !calm.contains(symbol)) {
-            calm.retain(|symbol| !is_of_pools(*symbol));
-        }
-        for symbol in calm {
-            self.watch_always(symbol);
+        let sampled = self.governor.sampled.iter();
+        let (calm, busy): (Vec<_>, Vec<_>) =
+            sampled.partition(|(_, rounds)| **rounds >= CALM_ROUNDS);
+        let symbols = |of: Vec<(&usize, _)>| of.into_iter().map(|(symbol, _)| *symbol).collect();
+        let calm: BTreeSet<usize> = symbols(calm);
+        for symbol in calm.difference(&with_company(&symbols(busy))) {
+            self.watch_always(*symbol);
         }
     }
 
@@ -503,13 +506,21 @@ impl Observer {
         if !self.governor.next_turn().is_some_and(is_due) {
             return Vec::new();
         }
-        match self.governor.is_window_open() {
-            true => self.close_window(),
-            false => {
-                self.open_window();
-                Vec::new()
-            }
+        if !self.governor.is_window_open() {
+            self.open_window();
+            return Vec::new();
         }
+        // Steps may be known only now, and are slower while they are watched.
+        let _ = self.read_step_marks();
+        let open_for = Duration::from_nanos(monotonic_ns() - self.governor.window_from_ns);
+        let length = self.window_length();
+        let mut processes = self.processes.values();
+        let lacks_steps = processes.any(ObservedProcess::lacks_steps);
+        if open_for < length || (open_for < 2 * length && lacks_steps) {
+            self.governor.window = Some(Instant::now() + length / 4);
+            return Vec::new();
+        }
+        self.close_window()
     }
 
     /// Attaches to all sampled functions for a moment.
@@ -587,12 +598,16 @@ impl Observer {
         let duty = costs.fold(DUTY, f64::min);
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
-        let pause = length.div_f64(duty).mul_f64(jitter).max(length);
+        let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
-        self.governor.earliest_window = now + pause;
+        let paid_at = self.governor.paid_at.max(now) + pause(duty);
+        let on_credit = paid_at.checked_sub(CREDIT).unwrap_or(now);
+        let earliest = on_credit.max(now + pause(DUTY));
+        self.governor.paid_at = paid_at;
+        self.governor.earliest_window = earliest;
         self.governor.next_window = Some(match self.is_all_known() {
-            true => now + pause.mul_f64(NO_NEWS),
-            false => now + pause,
+            true => now + pause(duty).mul_f64(NO_NEWS),
+            false => earliest,
         });
     }
 
@@ -626,6 +641,29 @@ mod tests {
             .iter()
             .map(|symbol| SYMBOLS[*symbol].name())
             .collect()
+    }
+
+    #[test]
+    fn what_belongs_together_is_sampled_together() {
+        let together = |names: &[&str]| -> Vec<&str> {
+            let symbols = names.iter().map(|name| symbol(name)).collect();
+            let all = with_company(&symbols).into_iter();
+            all.map(|symbol| SYMBOLS[symbol].name()).collect()
+        };
+        let pools = [
+            "cuMemAllocAsync",
+            "cuMemAllocFromPoolAsync",
+            "cuMemFreeAsync",
+        ];
+        assert_eq!(together(&pools[1..2]), pools);
+        let kernels = [
+            "cuLaunchKernel",
+            "cuLaunchKernelEx",
+            "cuLaunchCooperativeKernel",
+        ];
+        assert_eq!(together(&kernels[..1]), kernels);
+        // It tells where steps end.
+        assert_eq!(together(&["cuGraphLaunch"]), ["cuGraphLaunch"]);
     }
 
     #[test]

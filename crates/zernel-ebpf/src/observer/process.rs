@@ -18,7 +18,7 @@ use crate::discovery::ProcessKey;
 use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
 use crate::probes::{
-    Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, gpu_mem, layout,
+    Company, Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
 };
 use sampling::{Sampling, is_launch};
 
@@ -160,6 +160,8 @@ pub struct ObservedProcess {
     counters_before: BTreeMap<usize, layout::Counter>,
     /// Calls per second in the last round.
     rates: BTreeMap<usize, f64>,
+    /// Launches per second in it, if all were counted.
+    launch_rate: Option<f64>,
     sampling: BTreeMap<usize, Sampling>,
     /// The same of all that launches, while some of it is sampled.
     launching: Option<Sampling>,
@@ -204,6 +206,7 @@ impl ObservedProcess {
             counters: BTreeMap::new(),
             counters_before: BTreeMap::new(),
             rates: BTreeMap::new(),
+            launch_rate: None,
             sampling: BTreeMap::new(),
             launching: None,
             launches_per_step: LaunchesPerStep::default(),
@@ -273,7 +276,7 @@ impl ObservedProcess {
     /// Leaves memory from pools out of what is in use, if what tells of it was ever sampled.
     pub(super) fn leave_out_pools(&mut self) {
         let mut sampled = self.sampling.keys();
-        if !sampled.any(|symbol| gpu_mem::is_of_pools(&SYMBOLS[*symbol])) {
+        if !sampled.any(|symbol| SYMBOLS[*symbol].company == Some(Company::Pools)) {
             return;
         }
         for (device, pooled) in &self.pooled {
@@ -441,7 +444,7 @@ impl ObservedProcess {
             .counted()
             .filter(|(symbol, _)| what(SYMBOLS[*symbol].counts));
         let mut sum = CallCount::default();
-        let mut launches_error = 0;
+        let (mut launches_error, mut timed_error) = (0, 0);
         for (symbol, count) in of_kind {
             sum.calls += count.calls;
             sum.failed += count.failed;
@@ -450,12 +453,14 @@ impl ObservedProcess {
             sum.error += count.error;
             if is_launch(&symbol) {
                 launches_error += count.error;
+                timed_error += self.sampling.get(&symbol).map_or(0, Sampling::timed_error);
             }
         }
-        // Which of them launched is less known than that one of them did.
+        // Where steps tell, which of them launched is less known than that one of them did.
         if let Some(launching) = &self.launching {
+            let by_steps = launching.told.error.saturating_sub(launching.timed_error());
             sum.error -= launches_error;
-            sum.error += launches_error.min(launching.told.error);
+            sum.error += launches_error.min(by_steps + timed_error);
         }
         sum
     }
@@ -548,6 +553,9 @@ impl ObservedProcess {
             }
         }
         self.counters_before.clone_from(&self.counters);
+        let launches = self.rates.iter().filter(|(symbol, _)| is_launch(symbol));
+        let launch_rate = launches.map(|(_, rate)| rate).sum();
+        self.launch_rate = (!self.is_launching_sampled()).then_some(launch_rate);
         // Windows make it jump: what matters is what it is on average.
         let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
         self.cost = ProcessCost {

@@ -140,6 +140,11 @@ impl LaunchesPerStep {
         self.batches.push_back(batch);
     }
 
+    /// Whether too few steps would have been seen with so many more.
+    pub(super) fn lacks(&self, more: usize) -> bool {
+        Batch::sum(self.batches.iter()).steps + (more as f64) < FEWEST
+    }
+
     /// How many; `None` if too few steps were seen, or nothing in them.
     pub(super) fn mean(&self) -> Option<f64> {
         let all = Batch::sum(self.batches.iter());

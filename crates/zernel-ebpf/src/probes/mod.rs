@@ -205,6 +205,15 @@ pub enum Counts {
     Nothing,
 }
 
+/// Functions of which all are sampled, or none: what some of them tell means little without the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Company {
+    /// What launches kernels: a program uses now one of them, now another.
+    Kernels,
+    /// What allocates from pools, and what frees that.
+    Pools,
+}
+
 /// A function to watch.
 #[derive(Debug, Clone, Copy)]
 pub struct Symbol {
@@ -220,6 +229,8 @@ pub struct Symbol {
     pub family: Option<Family>,
     /// Whether a busy program calls it so often that it may have to be sampled.
     pub frequent: bool,
+    /// With which others it is sampled.
+    pub company: Option<Company>,
     /// Whether only its entry is probed: an exception that unwinds through a return probe kills the
     /// process, so functions of C++ are never probed otherwise.
     pub entry_only: bool,
@@ -252,6 +263,7 @@ impl Symbol {
             counts: Counts::Nothing,
             family: None,
             frequent: false,
+            company: None,
             entry_only: false,
             by_prefix: false,
             label: None,
@@ -303,6 +315,11 @@ impl Symbol {
     const fn frequent(mut self) -> Self {
         self.frequent = true;
         self
+    }
+
+    const fn frequent_with(mut self, company: Company) -> Self {
+        self.company = Some(company);
+        self.frequent()
     }
 
     /// A function of C++, whose mangled name begins with one of its names.

@@ -5,17 +5,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use zernel_ebpf::observer::{CallCount, GovernorOptions, Observer, Options};
+use zernel_ebpf::probes::Counts;
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
 
 use crate::harness::{Watcher, exact, find, functions_of, seen_of, truth_of};
-use crate::target::{Driver, Role, Stage, call};
+use crate::target::{Driver, Role, Stage, call, out};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("launches_for", launches_for),
     ("paced", paced),
     ("slow", slow_launches),
     ("eager", eager),
+    ("pooled", pooled),
     ("checkpoints", checkpoints),
     ("waits", waits),
 ];
@@ -48,16 +50,39 @@ fn paced(driver: &Driver, milliseconds: u64) {
     }
 }
 
-/// Trains as eager PyTorch does, for so many milliseconds: copies a batch and waits for it, launches a
-/// forward pass, leaves the backward pass to another thread, and reads the loss.
+/// Trains as eager PyTorch does, for so many milliseconds.
 fn eager(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
+    train(driver, milliseconds, |_| driver.launch(function));
+}
+
+/// The same with memory from a pool for each of its tensors, and now and then a launch by another name.
+fn pooled(driver: &Driver, milliseconds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    train(driver, milliseconds, |number| {
+        for _ in 0..3 {
+            let mut address = 0_u64;
+            let cuda = driver.cuda();
+            call!(cuda, "cuMemAllocAsync", out(&mut address), 4096, 0);
+            call!(cuda, "cuMemFreeAsync", address, 0);
+        }
+        match number % 10 {
+            0 => driver.launch_cooperatively(function),
+            _ => driver.launch(function),
+        }
+    });
+}
+
+/// Copies a batch and waits for it, does a forward pass of 150 operations, leaves the backward pass to another
+/// thread, and reads the loss.
+fn train(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
     let device = driver.allocate(4096);
     let mut batch = vec![0; 4096];
     let pass = || {
-        for _ in 0..150 {
-            driver.launch(function);
+        for number in 0..150 {
+            operate(number);
             let next = Instant::now() + Duration::from_micros(20);
             while Instant::now() < next {
                 spin_loop();
@@ -310,6 +335,28 @@ pub(crate) fn estimate_by_steps() {
         launches.calls.abs_diff(truth) <= 2 * launches.error,
         "{launches:?} for {truth}"
     );
+}
+
+/// Launches are told soon, also where windows are many seconds apart, and whatever they are called.
+pub(crate) fn estimate_by_few_windows() {
+    let stage = Stage::alone(Prologue::Push);
+    let watcher = Watcher::start(&governed(&stage));
+    let mut target = stage.target("pooled", 6_000);
+    let pid = target.pid();
+    target.go();
+    watcher.wait_until("launches are sampled", is_sampled);
+    target.wait_until_done();
+    target.end();
+    watcher.wait_until("its end is known", |observer| {
+        find(observer, pid).ended_ns.is_some()
+    });
+    let observer = watcher.stop();
+    let launches = find(&observer, pid).count(|what| what == Counts::Launch);
+    let truth = truth_of(&stage, pid);
+    let truth = truth["cuLaunchKernel"].calls + truth["cuLaunchCooperativeKernel"].calls;
+    eprintln!("{truth} launches taken for {launches:?}");
+    assert!(launches.error > 0 && launches.error < launches.calls / 2);
+    assert!(launches.calls.abs_diff(truth) <= launches.error);
 }
 
 /// Who begins while launches are sampled is not taken to launch nothing.

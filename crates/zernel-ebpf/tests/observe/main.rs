@@ -59,6 +59,10 @@ fn main() -> ExitCode {
             governor::estimate_by_steps,
         ),
         (
+            "launches_are_told_by_few_windows",
+            governor::estimate_by_few_windows,
+        ),
+        (
             "who_begins_while_functions_are_sampled_is_estimated",
             governor::estimate_of_newcomer,
         ),

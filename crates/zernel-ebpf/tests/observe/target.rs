@@ -306,6 +306,23 @@ impl Driver {
         );
     }
 
+    pub(crate) fn launch_cooperatively(&self, function: u64) {
+        call!(
+            self.cuda,
+            "cuLaunchCooperativeKernel",
+            function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+            0
+        );
+    }
+
     pub(crate) fn copy_to(&self, device: u64, batch: &mut [u8]) {
         let bytes = batch.len();
         call!(

@@ -78,6 +78,12 @@ impl StepDetector {
         std::mem::take(&mut self.glimpses)
     }
 
+    /// How many there are.
+    #[must_use]
+    pub fn glimpses(&self) -> usize {
+        self.glimpses.len()
+    }
+
     /// Where it began, as steps are counted now.
     #[must_use]
     pub fn beginning(&self) -> Progress {

@@ -6,7 +6,7 @@ use zernel_phase::steps::{Progress, median_ns};
 use zerocopy::FromZeros;
 
 use super::{CallCount, ObservedProcess};
-use crate::observer::estimate::{Estimate, Steps, Window};
+use crate::observer::estimate::{Before, Estimate, Steps, Window};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::observer::monotonic_ns;
 use crate::probes::{Counts, SYMBOLS, layout};
@@ -116,6 +116,11 @@ impl Sampling {
         };
     }
 
+    /// How much of the error is of the time in which no steps are known.
+    pub(super) fn timed_error(&self) -> u64 {
+        self.estimate.timed_error()
+    }
+
     /// How far the process had got when it was last looked at.
     fn known_progress(&self, of: &WindowOf) -> Option<Progress> {
         match self.is_new {
@@ -201,7 +206,12 @@ impl ObservedProcess {
         let sampling = sampling
             .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
             .or_insert_with(|| Sampling::new(counter, now_ns, progress));
-        sampling.estimate.begin(self.rates.get(&symbol).copied());
+        let before = self.rates.get(&symbol).map(|calls| Before {
+            calls: *calls,
+            bytes: calls * counter.bytes as f64 / counter.calls.max(1) as f64,
+            launches: self.launch_rate,
+        });
+        sampling.estimate.begin(before);
         if is_launch(&symbol) && !self.is_launching_sampled() {
             self.launches_per_step.keep_series(self.steps.restarts());
             self.launches_per_step
@@ -210,10 +220,12 @@ impl ObservedProcess {
             let new = Sampling::new(counter, now_ns, progress);
             let launching = self.launching.get_or_insert(new);
             launching.resume(counter, now_ns, progress);
-            let rates = self.rates.iter();
-            let launches = rates.filter(|(symbol, _)| is_launch(symbol));
-            let rate = launches.map(|(_, rate)| rate).sum();
-            launching.estimate.begin(Some(rate));
+            let before = self.launch_rate.map(|calls| Before {
+                calls,
+                bytes: 0.0,
+                launches: Some(calls),
+            });
+            launching.estimate.begin(before);
         }
     }
 
@@ -372,6 +384,14 @@ impl ObservedProcess {
             .filter(fits)
             .max();
         Some(longest.unwrap_or_default().max(few)).filter(fits)
+    }
+
+    /// Whether it makes steps that a window can show, and fewer were seen than tell how many launches one has.
+    pub(in crate::observer) fn lacks_steps(&self) -> bool {
+        self.is_launching_sampled()
+            && self.few_steps().is_some()
+            && self.makes_steps(monotonic_ns())
+            && self.launches_per_step.lacks(self.steps.glimpses())
     }
 
     /// Whether it makes steps, and it is well known how many launches one has.

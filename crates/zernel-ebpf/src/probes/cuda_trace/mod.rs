@@ -3,7 +3,7 @@
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
 
-use super::{Counts, Direction, Family, Probe, Symbol};
+use super::{Company, Counts, Direction, Family, Probe, Symbol};
 use crate::library::LibraryKind::Cuda;
 
 // In the order of `enum cuda_trace_role`.
@@ -25,7 +25,10 @@ const fn launches(names: &'static [&'static str]) -> Symbol {
         .counts(Counts::Launch)
         .lasts(Family::Launch)
         .tells(Launch)
-        .frequent()
+}
+
+const fn launches_kernels(names: &'static [&'static str]) -> Symbol {
+    launches(names).frequent_with(Company::Kernels)
 }
 
 /// Its third argument is how many bytes.
@@ -68,13 +71,15 @@ const fn waits(role: u8, family: Family, names: &'static [&'static str]) -> Symb
 }
 
 pub(super) const SYMBOLS: &[Symbol] = &[
-    launches(&["cuLaunchKernel", "cuLaunchKernel_ptsz"]),
-    launches(&["cuLaunchKernelEx", "cuLaunchKernelEx_ptsz"]),
-    launches(&[
+    launches_kernels(&["cuLaunchKernel", "cuLaunchKernel_ptsz"]),
+    launches_kernels(&["cuLaunchKernelEx", "cuLaunchKernelEx_ptsz"]),
+    launches_kernels(&[
         "cuLaunchCooperativeKernel",
         "cuLaunchCooperativeKernel_ptsz",
     ]),
-    launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"]).marks(Mark::Graph),
+    launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"])
+        .marks(Mark::Graph)
+        .frequent(),
     waits(
         STREAM_WAIT,
         Family::StreamWait,
