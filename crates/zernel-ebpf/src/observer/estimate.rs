@@ -80,8 +80,6 @@ pub(crate) struct Steps {
     pub(crate) done: Done,
     /// Of these, the steps that were in the window.
     pub(crate) seen: f64,
-    /// The launches in the window. Some may be of no step.
-    pub(crate) launched: u64,
     /// How many launches a step has now.
     pub(crate) per_step: f64,
     /// By what share that may be off.
@@ -111,6 +109,8 @@ impl Rate {
 pub(crate) struct Window {
     pub(crate) calls: u64,
     pub(crate) bytes: u64,
+    /// All launches. Some may be of no step.
+    pub(crate) launched: u64,
     pub(crate) seconds: f64,
     /// The share of it that the probes may have cost whom it watched.
     pub(crate) slowed: f64,
@@ -158,7 +158,8 @@ impl Estimate {
         }
         let rate = window.rate();
         let unseen_s = (span_s - window.seconds).max(0.0);
-        match steps.filter(|steps| steps.launched > 0 || self.by_steps.share().is_some()) {
+        self.by_steps.see(&window);
+        match steps.filter(|_| self.by_steps.share().is_some()) {
             Some(steps) => self.by_steps.add(&window, &steps, rate),
             None => self.add_by_time(&window, rate, unseen_s),
         }
@@ -249,7 +250,8 @@ impl Estimate {
 }
 
 impl PerStep {
-    fn add(&mut self, window: &Window, steps: &Steps, rate: Rate) {
+    /// Takes in how many calls came with how many launches.
+    fn see(&mut self, window: &Window) {
         for sum in [
             &mut self.windows,
             &mut self.seen_calls,
@@ -261,7 +263,7 @@ impl PerStep {
         ] {
             *sum *= FADING;
         }
-        let (calls, launched) = (window.calls as f64, steps.launched as f64);
+        let (calls, launched) = (window.calls as f64, window.launched as f64);
         self.windows += 1.0;
         self.seen_calls += calls;
         self.seen_bytes += window.bytes as f64;
@@ -269,9 +271,12 @@ impl PerStep {
         self.calls_squared += calls * calls;
         self.calls_by_launched += calls * launched;
         self.launched_squared += launched * launched;
+    }
+
+    fn add(&mut self, window: &Window, steps: &Steps, rate: Rate) {
         self.greatest_rate = self.greatest_rate.max(rate.calls);
         // What was counted is certain.
-        self.calls += calls;
+        self.calls += window.calls as f64;
         self.bytes += window.bytes as f64;
         self.take(steps, rate);
     }
@@ -350,6 +355,7 @@ mod tests {
         Window {
             calls,
             bytes: 10 * calls,
+            launched: calls,
             seconds: 0.05,
             slowed: 0.0,
         }
@@ -466,7 +472,6 @@ mod tests {
                 is_strange: false,
             },
             seen,
-            launched: (100.0 * seen) as u64,
             per_step: 100.0,
             relative_error: 0.01,
         };
@@ -511,7 +516,6 @@ mod tests {
         for per_step in [[100.0; 20], [200.0; 20]].concat() {
             let steps = Steps {
                 per_step,
-                launched: per_step as u64,
                 ..steps(1.0, 99.0).1.expect("some")
             };
             estimate.add(window(per_step as u64), 1.0, Some(steps));
@@ -528,8 +532,9 @@ mod tests {
     fn what_is_called_now_and_then_is_less_known() {
         let mut estimate = Estimate::default();
         let add = |estimate: &mut Estimate, calls| {
-            let (_, steps) = steps(2.0, 98.0);
-            estimate.add(window(calls), 1.0, steps);
+            let (watched, steps) = steps(2.0, 98.0);
+            let watched = Window { calls, ..watched };
+            estimate.add(watched, 1.0, steps);
         };
         add(&mut estimate, 30);
         assert_eq!((estimate.calls(), estimate.error()), (1500, 1470 + 15));

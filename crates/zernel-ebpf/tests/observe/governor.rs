@@ -17,7 +17,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("paced", paced),
     ("slow", slow_launches),
     ("eager", eager),
-    ("pooled", pooled),
+    ("eager_pooled", eager_pooled),
     ("checkpoints", checkpoints),
     ("waits", waits),
 ];
@@ -58,7 +58,7 @@ fn eager(driver: &Driver, milliseconds: u64) {
 }
 
 /// The same with memory from a pool for each of its tensors, and now and then a launch by another name.
-fn pooled(driver: &Driver, milliseconds: u64) {
+fn eager_pooled(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
     train(driver, milliseconds, |number| {
@@ -341,7 +341,7 @@ pub(crate) fn estimate_by_steps() {
 pub(crate) fn estimate_by_few_windows() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&governed(&stage));
-    let mut target = stage.target("pooled", 6_000);
+    let mut target = stage.target("eager_pooled", 6_000);
     let pid = target.pid();
     target.go();
     watcher.wait_until("launches are sampled", is_sampled);

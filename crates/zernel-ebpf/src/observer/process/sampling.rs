@@ -81,6 +81,7 @@ impl Sampling {
         let window = Window {
             calls: counter.calls - self.last.calls,
             bytes: counter.bytes - self.last.bytes,
+            launched: of.launched,
             seconds: of.seconds,
             slowed: of.slowed,
         };
@@ -170,7 +171,6 @@ impl WindowOf {
             seen: self.steps_within().map_or(worth, |steps| {
                 worth.clamp((steps - 1.0).max(0.0), steps + 1.0)
             }),
-            launched: self.launched,
             per_step,
             relative_error,
         })
@@ -202,6 +202,7 @@ impl ObservedProcess {
         let now_ns = monotonic_ns();
         let progress = self.steps.progress(now_ns);
         let counter = counters.of[symbol];
+        let makes_steps = self.makes_steps(now_ns);
         let sampling = self.sampling.entry(symbol);
         let sampling = sampling
             .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
@@ -209,7 +210,7 @@ impl ObservedProcess {
         let before = self.rates.get(&symbol).map(|calls| Before {
             calls: *calls,
             bytes: calls * counter.bytes as f64 / counter.calls.max(1) as f64,
-            launches: self.launch_rate,
+            launches: self.launch_rate.filter(|_| makes_steps),
         });
         sampling.estimate.begin(before);
         if is_launch(&symbol) && !self.is_launching_sampled() {
