@@ -434,6 +434,7 @@ impl Observer {
         self.read_step_marks().map_err(ObserveError::Read)?;
         let now_ns = monotonic_ns();
         for process in self.processes.values_mut() {
+            process.note_on_cpu(now_ns);
             process.tell_sampled(now_ns);
         }
         self.read_memory().map_err(ObserveError::Read)?;

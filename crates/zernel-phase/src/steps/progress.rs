@@ -53,6 +53,15 @@ impl Progress {
         self.overdue_ns > 0
     }
 
+    /// The same, if what it has done since its last step ended cannot have taken longer than this.
+    #[must_use]
+    pub fn with_overdue_at_most(mut self, ns: u64) -> Self {
+        if self.is_overdue() {
+            self.overdue_ns = self.overdue_ns.min(ns.max(1));
+        }
+        self
+    }
+
     /// What was done since an earlier moment; `None` if steps do not tell that. A process of which no step has ended
     /// for long rests, unless it is seen to be at work.
     #[must_use]

@@ -586,6 +586,9 @@ fn a_process_that_makes_no_more_steps_rests_or_does_something_else() {
     run.does(Mark::CopyOut, 0, MS);
     let later = run.detector.progress(run.now_ns).expect("it made steps");
     assert_eq!(later.since(&begin, false), Some(done(201 * MS, true)));
+    // It slept most of the time.
+    let idle = later.with_overdue_at_most(30 * MS);
+    assert_eq!(idle.since(&begin, false), Some(done(30 * MS, true)));
     // Steps tell nothing of what is done without any.
     assert_eq!(later.since(&now, true), None);
     assert_eq!(later.since(&now, false), None);

@@ -200,7 +200,7 @@ impl ObservedProcess {
     ) {
         self.set_counters(counters);
         let now_ns = monotonic_ns();
-        let progress = self.steps.progress(now_ns);
+        let progress = self.progress(now_ns);
         let counter = counters.of[symbol];
         let makes_steps = self.makes_steps(now_ns);
         let sampling = self.sampling.entry(symbol);
@@ -269,7 +269,7 @@ impl ObservedProcess {
     fn window_of(&self, to_ns: u64) -> WindowOf {
         let fits = self.few_steps().is_some();
         let per_step = self.launches_per_step.mean().filter(|_| fits);
-        let progress = self.steps.progress(to_ns);
+        let progress = self.progress(to_ns);
         WindowOf {
             seconds: 0.0,
             to_ns,
@@ -299,7 +299,7 @@ impl ObservedProcess {
             launching.last = launches;
         }
         self.launched_before = launches.calls;
-        self.progress_before = self.steps.progress(now_ns);
+        self.progress_before = self.progress(now_ns);
         // They are of no window.
         self.steps.take_glimpses();
     }
@@ -356,8 +356,24 @@ impl ObservedProcess {
             .is_some_and(|launching| launching.open)
     }
 
+    /// Notes for how long it has been on a CPU, if it makes steps still.
+    pub(in crate::observer) fn note_on_cpu(&mut self, now_ns: u64) {
+        if self.makes_steps(now_ns) {
+            self.on_cpu_until_step_ns = self.scheduling.calling_on_cpu_ns;
+        }
+    }
+
+    /// How far it has got in its training loop. What it does beside that, it does on a CPU.
+    fn progress(&self, at_ns: u64) -> Option<Progress> {
+        let on_cpu_ns = self.scheduling.calling_on_cpu_ns;
+        let since_step_ns = on_cpu_ns.saturating_sub(self.on_cpu_until_step_ns);
+        let since_read_ns = at_ns.saturating_sub(self.read_ns);
+        let progress = self.steps.progress(at_ns)?;
+        Some(progress.with_overdue_at_most(since_step_ns + since_read_ns))
+    }
+
     fn makes_steps(&self, now_ns: u64) -> bool {
-        let progress = self.steps.progress(now_ns);
+        let progress = self.progress(now_ns);
         progress.is_some_and(|progress| !progress.is_overdue())
     }
 
