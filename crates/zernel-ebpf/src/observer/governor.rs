@@ -526,7 +526,7 @@ impl Observer {
     /// Attaches to all sampled functions for a moment.
     fn open_window(&mut self) {
         if self.is_off() {
-            self.plan_next_window(WINDOW);
+            self.governor.next_window = Some(Instant::now() + WINDOW.div_f64(DUTY));
             return;
         }
         for file in &mut self.files {

@@ -64,7 +64,7 @@ pub(super) struct Gathered {
     pub(super) rung: String,
     /// Whether the daemon was asked.
     pub(super) by_daemon: bool,
-    /// The functions that were sampled at some time.
+    /// The functions that it called, and that were sampled at some time.
     pub(super) sampled: BTreeSet<String>,
     /// What makes the numbers less than they should be.
     pub(super) problems: Vec<String>,
@@ -211,7 +211,6 @@ impl Gathering {
         let now_ns = monotonic_ns();
         let asleep_ns = since_boot_ns().saturating_sub(now_ns);
         let gathered = &mut self.gathered;
-        gathered.sampled.extend(snapshot.sampled.iter().cloned());
         if is_last {
             gathered.call_cost_seconds = snapshot.call_cost_seconds;
             gathered.rung.clone_from(&snapshot.rung);
@@ -231,6 +230,9 @@ impl Gathering {
                     Root::Other(_) => Record::from_now_on(process),
                 });
                 record.look(process, now_ns);
+                let sampled = snapshot.sampled.iter();
+                let called = sampled.filter(|name| process.calls.contains_key(*name));
+                gathered.sampled.extend(called.cloned());
                 // A process may change that at any time.
                 if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
                     record.cpus = cpus;
