@@ -232,20 +232,43 @@ impl Observer {
     /// The numbers that every client of the aggregation knows.
     #[must_use]
     pub fn aggregated(&self, whose: Whose) -> AggregatedMetrics {
-        aggregate(&self.told(whose))
+        self.aggregate(&self.told(whose), whose)
+    }
+
+    pub(super) fn aggregate(&self, told: &[Told<'_>], whose: Whose) -> AggregatedMetrics {
+        let mut metrics = AggregatedMetrics::default();
+        for told in told {
+            let process = told.process;
+            for (gpu, memory) in told.memory() {
+                metrics
+                    .gpu_memory
+                    .insert(format!("{}:{gpu}", process.pid), memory.clone());
+            }
+            for (family, histogram) in process.durations() {
+                let by_pid = match family {
+                    Family::Launch => &mut metrics.cuda_latency,
+                    Family::Dataload => &mut metrics.dataloader_wait,
+                    Family::DistSync => &mut metrics.dist_sync,
+                    _ => continue,
+                };
+                by_pid.insert(process.pid, histogram.clone());
+            }
+        }
+        for operation in Operation::ALL {
+            if let Some(histogram) = self.of_everyone(whose, Family::UntilSync(operation)) {
+                let durations = &mut metrics.nccl_duration;
+                durations.insert(operation.name().to_owned(), histogram);
+            }
+        }
+        metrics.updated_now();
+        metrics
     }
 
     /// All metrics as text.
     #[must_use]
     pub fn metrics(&self, whose: Whose, format: TextFormat) -> String {
         let told = self.told(whose);
-        let mut aggregated = aggregate(&told);
-        for operation in Operation::ALL {
-            if let Some(histogram) = self.of_everyone(whose, Family::UntilSync(operation)) {
-                let durations = &mut aggregated.nccl_duration;
-                durations.insert(operation.name().to_owned(), histogram);
-            }
-        }
+        let aggregated = self.aggregate(&told, whose);
         let mut out = match format {
             TextFormat::Prometheus => Exposition::default(),
             TextFormat::OpenMetrics => Exposition::open_metrics(),
@@ -606,34 +629,6 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
             add(&[], told.process.cost.seconds);
         }
     });
-}
-
-pub(super) fn aggregate(told: &[Told<'_>]) -> AggregatedMetrics {
-    let mut metrics = AggregatedMetrics::default();
-    for told in told {
-        let process = told.process;
-        for (gpu, memory) in told.memory() {
-            metrics
-                .gpu_memory
-                .insert(format!("{}:{gpu}", process.pid), memory.clone());
-        }
-        for (family, histogram) in process.durations() {
-            let by_pid = match family {
-                Family::Launch => &mut metrics.cuda_latency,
-                Family::Dataload => &mut metrics.dataloader_wait,
-                Family::DistSync => &mut metrics.dist_sync,
-                Family::UntilSync(operation) => {
-                    let of_operation = metrics.nccl_duration.entry(operation.name().to_owned());
-                    of_operation.or_default().merge(histogram);
-                    continue;
-                }
-                _ => continue,
-            };
-            by_pid.insert(process.pid, histogram.clone());
-        }
-    }
-    metrics.updated_now();
-    metrics
 }
 
 /// Bytes in use by GPU and calling library.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use zernel_phase::steps::{Mark, Step};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-use super::metrics::{Told, Whose, aggregate, by_caller, is_of};
+use super::metrics::{Told, Whose, by_caller, is_of};
 use super::process::{self, ObservedProcess, Seen};
 use super::{End, GoneRank, Observer, monotonic_ns};
 use crate::aggregation::AggregatedMetrics;
@@ -284,7 +284,7 @@ impl Observer {
         let told = self.told(whose);
         let shared_state = self.shared_state();
         Moment {
-            aggregated: aggregate(&told),
+            aggregated: self.aggregate(&told, whose),
             shared_state: shared_state.map_err(str::to_owned),
             snapshot: self.describe_all(&told, whose, STEPS),
         }
