@@ -120,7 +120,7 @@ families! {
     RUN_DELAY = Counter "zernel_run_delay_seconds_total" ["pid"]
         "Time that the threads of a process could have run, and did not.";
     BLOCKED = Counter "zernel_blocked_seconds_total" ["pid", "reason"]
-        "Time that the threads of a process were blocked, by what they waited for.";
+        "Time that the threads of a process were blocked, by what they waited for; of loaders, while they fetched.";
     DATALOAD_CAUSE = Counter "zernel_dataloader_wait_cause_seconds_total" ["pid", "cause"]
         "Waits for data, by what those who load it did meanwhile: prepare (on a CPU), fetch (disk, network), sched (could run, and did not), other.";
     COMPLETE = Gauge "zernel_process_complete" ["pid"]
@@ -590,8 +590,13 @@ fn expose_processes(out: &mut Exposition, told: &[Told<'_>]) {
         add(&[], told.process.scheduling.run_delay_ns as f64 / 1e9);
     });
     series(out, BLOCKED, told, |told, add| {
-        for reason in BlockedBy::ALL {
-            let ns = told.process.scheduling.blocked_ns(reason);
+        // Most of the time, loaders wait for something to do; and there are many of them.
+        let reasons: &[BlockedBy] = match told.process.is_loader {
+            true => &BlockedBy::FETCHING,
+            false => &BlockedBy::ALL,
+        };
+        for reason in reasons {
+            let ns = told.process.scheduling.blocked_ns(*reason);
             if ns > 0 {
                 add(&[("reason", &reason.name())], ns as f64 / 1e9);
             }

@@ -18,9 +18,6 @@ use crate::aggregation::AggregatedMetrics;
 use crate::identity::Identity;
 use crate::probes::{BlockedBy, Counts, Family, Operation};
 
-/// What a thread is blocked by while it fetches.
-const FETCHES: [BlockedBy; 3] = [BlockedBy::Io, BlockedBy::Network, BlockedBy::PageFault];
-
 /// How many steps go over the wire.
 const STEPS: usize = 32;
 
@@ -499,7 +496,7 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         run_delay_seconds: seconds(process.scheduling.run_delay_ns),
         calling_cpu_seconds: seconds(process.scheduling.calling_on_cpu_ns),
         calling_run_delay_seconds: seconds(process.scheduling.calling_run_delay_ns),
-        fetch_seconds: FETCHES
+        fetch_seconds: BlockedBy::FETCHING
             .iter()
             .map(|reason| seconds(process.scheduling.blocked_ns(*reason)))
             .sum(),

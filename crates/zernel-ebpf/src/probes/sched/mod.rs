@@ -33,6 +33,9 @@ impl BlockedBy {
         Self::Other,
     ];
 
+    /// What a thread is blocked by while it fetches.
+    pub const FETCHING: [Self; 3] = [Self::Io, Self::Network, Self::PageFault];
+
     /// The value of the label `reason`.
     #[must_use]
     pub fn name(self) -> &'static str {
