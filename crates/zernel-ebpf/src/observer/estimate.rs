@@ -322,7 +322,7 @@ impl PerStep {
         if self.share().is_some_and(|share| share.calls == 1.0) {
             return 0.0;
         }
-        if self.seen_calls <= 0.0 || self.windows < 1.5 {
+        if self.seen_calls <= 0.0 || self.launched <= 0.0 || self.windows < 1.5 {
             return 1.0;
         }
         let share = self.seen_calls / self.launched;
@@ -508,6 +508,26 @@ mod tests {
             let told = (estimate.calls(), estimate.bytes(), estimate.error());
             assert_eq!(told, (expected, 10 * expected, error));
         }
+    }
+
+    #[test]
+    fn what_no_launch_came_with_is_not_well_known() {
+        let mut estimate = Estimate::default();
+        estimate.begin(Some(Before {
+            calls: 3000.0,
+            bytes: 0.0,
+            launches: Some(1000.0),
+        }));
+        for _ in 0..4 {
+            let (watched, steps) = steps(0.0, 100.0);
+            let watched = Window {
+                launched: 0,
+                calls: 10,
+                ..watched
+            };
+            estimate.add(watched, 1.0, steps);
+        }
+        assert!(2 * estimate.error() > estimate.calls(), "{estimate:?}");
     }
 
     #[test]

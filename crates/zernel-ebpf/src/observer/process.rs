@@ -160,6 +160,8 @@ pub struct ObservedProcess {
     counters_before: BTreeMap<usize, layout::Counter>,
     /// Calls per second in the last round.
     rates: BTreeMap<usize, f64>,
+    /// Bytes per second in it.
+    byte_rates: BTreeMap<usize, f64>,
     /// Launches per second in it, if all were counted.
     launch_rate: Option<f64>,
     sampling: BTreeMap<usize, Sampling>,
@@ -209,6 +211,7 @@ impl ObservedProcess {
             counters: BTreeMap::new(),
             counters_before: BTreeMap::new(),
             rates: BTreeMap::new(),
+            byte_rates: BTreeMap::new(),
             launch_rate: None,
             sampling: BTreeMap::new(),
             launching: None,
@@ -459,12 +462,15 @@ impl ObservedProcess {
             sum.error += count.error;
             if is_launch(&symbol) {
                 launches_error += count.error;
-                timed_error += self.sampling.get(&symbol).map_or(0, Sampling::timed_error);
+                timed_error += self.sampling.get(&symbol).map_or(0, |sampling| {
+                    sampling.timed_error() + sampling.told_too_much
+                });
             }
         }
         // Where steps tell, which of them launched is less known than that one of them did.
         if let Some(launching) = &self.launching {
-            let by_steps = launching.told.error.saturating_sub(launching.timed_error());
+            let others = launching.timed_error() + launching.told_too_much;
+            let by_steps = launching.told.error.saturating_sub(others);
             sum.error -= launches_error;
             sum.error += launches_error.min(by_steps + timed_error);
         }
@@ -549,12 +555,17 @@ impl ObservedProcess {
         let calls = self.hits.saturating_sub(self.hits_before);
         self.hits_before = self.hits;
         self.rates.clear();
+        self.byte_rates.clear();
         for (symbol, now) in &self.counters {
             let before = self.counters_before.get(symbol);
             let calls = now
                 .calls
                 .wrapping_sub(before.map_or(0, |before| before.calls));
+            let bytes = now
+                .bytes
+                .wrapping_sub(before.map_or(0, |before| before.bytes));
             if calls > 0 && elapsed > 0.0 {
+                self.byte_rates.insert(*symbol, bytes as f64 / elapsed);
                 self.rates.insert(*symbol, calls as f64 / elapsed);
             }
         }

@@ -40,6 +40,8 @@ pub(super) struct Sampling {
     /// What is told: the estimate, up to when the process was last read if its steps tell that; never less than
     /// before.
     pub(super) told: CallCount,
+    /// How many calls of these are more than the estimate is by now. Its error has them, too.
+    pub(super) told_too_much: u64,
 }
 
 impl Sampling {
@@ -55,6 +57,7 @@ impl Sampling {
             open: true,
             estimate: Estimate::default(),
             told: CallCount::default(),
+            told_too_much: 0,
         }
     }
 
@@ -72,6 +75,7 @@ impl Sampling {
             windowed: self.windowed,
             estimate: self.estimate,
             told: self.told,
+            told_too_much: self.told_too_much,
             ..Self::new(counter, now_ns, progress)
         };
     }
@@ -109,10 +113,11 @@ impl Sampling {
         if let Some(steps) = steps.filter(|_| self.open) {
             estimate.end(0.0, Some(steps));
         }
+        self.told_too_much = self.told.calls.saturating_sub(estimate.calls());
         self.told = CallCount {
             calls: estimate.calls().max(self.told.calls),
             bytes: estimate.bytes().max(self.told.bytes),
-            error: estimate.error(),
+            error: estimate.error() + self.told_too_much,
             failed: 0,
         };
     }
@@ -209,7 +214,7 @@ impl ObservedProcess {
             .or_insert_with(|| Sampling::new(counter, now_ns, progress));
         let before = self.rates.get(&symbol).map(|calls| Before {
             calls: *calls,
-            bytes: calls * counter.bytes as f64 / counter.calls.max(1) as f64,
+            bytes: self.byte_rates.get(&symbol).copied().unwrap_or_default(),
             launches: self.launch_rate.filter(|_| makes_steps),
         });
         sampling.estimate.begin(before);
@@ -406,6 +411,7 @@ impl ObservedProcess {
     /// Whether it makes steps that a window can show, and fewer were seen than tell how many launches one has.
     pub(in crate::observer) fn lacks_steps(&self) -> bool {
         self.is_launching_sampled()
+            && !self.launches_otherwise()
             && self.few_steps().is_some()
             && self.makes_steps(monotonic_ns())
             && self.launches_per_step.lacks(self.steps.glimpses())
@@ -446,7 +452,103 @@ fn all_launches(counters: &layout::Counters) -> layout::Counter {
 
 #[cfg(test)]
 mod tests {
+    use zernel_phase::steps::{Launches, Mark};
+
     use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn symbol(name: &str) -> usize {
+        let place = SYMBOLS.iter().position(|symbol| symbol.name() == name);
+        place.expect("in the table")
+    }
+
+    /// Makes steps of 10 ms with 100 launches, the last of which ends now.
+    fn makes(process: &mut ObservedProcess, steps: u64, launches: Launches) {
+        let now_ns = monotonic_ns();
+        for step in 0..steps {
+            let at_ns = now_ns - 10 * MS * (steps - 1 - step);
+            process.steps.mark(Mark::Backward, at_ns, launches);
+        }
+    }
+
+    /// What was presumed too high is told for good, and so is that it is.
+    #[test]
+    fn what_was_told_too_high_is_within_its_error() {
+        let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+        let (launch, allocate) = (symbol("cuLaunchKernel"), symbol("cuMemAllocAsync"));
+        let mut counters = layout::Counters::new_zeroed();
+        // It filled a pool before its first steps.
+        counters.of[allocate].calls = 50_000;
+        counters.of[launch].calls = 1000;
+        process.set_counters(&counters);
+        process.note_cost(0.0, 0.0, 0.5);
+        makes(&mut process, 20, Launches::Counted(100));
+        process.begin_sampling(launch, &counters);
+        process.begin_sampling(allocate, &counters);
+        makes(&mut process, 20, Launches::Unknown);
+        process.tell_sampled(monotonic_ns());
+        let from_ns = monotonic_ns();
+        process.expect_window(&[launch, allocate], &counters, from_ns);
+        makes(&mut process, 5, Launches::Glimpsed(100));
+        counters.of[allocate].calls += 5 * 10;
+        counters.of[launch].calls += 5 * 100;
+        let to_ns = from_ns + 50 * MS;
+        process.take_window(&[launch, allocate], &counters, from_ns, to_ns, 0.0);
+        let truth = 50_000 + 25 * 10;
+        let (_, told) = process
+            .calls()
+            .find(|(name, _)| *name == "cuMemAllocAsync")
+            .expect("it was called");
+        assert!(
+            told.calls.abs_diff(truth) <= told.error,
+            "{told:?}, {truth}"
+        );
+    }
+
+    /// What was copied before has no part in what is copied now.
+    #[test]
+    fn bytes_are_presumed_to_be_as_they_were_of_late() {
+        let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+        let (launch, copy) = (symbol("cuLaunchKernel"), symbol("cuMemcpyDtoHAsync_v2"));
+        let mut counters = layout::Counters::new_zeroed();
+        let gigabyte = 1_000_000_000;
+        counters.of[copy].calls = 1000;
+        counters.of[copy].bytes = gigabyte;
+        process.set_counters(&counters);
+        process.note_cost(0.0, 0.0, 0.5);
+        counters.of[copy].calls += 1000;
+        counters.of[copy].bytes += 4 * 1000;
+        counters.of[launch].calls = 10_000;
+        process.set_counters(&counters);
+        process.note_cost(0.0, 0.0, 0.5);
+        makes(&mut process, 20, Launches::Counted(100));
+        process.begin_sampling(launch, &counters);
+        process.begin_sampling(copy, &counters);
+        makes(&mut process, 20, Launches::Unknown);
+        process.tell_sampled(monotonic_ns());
+        // 20 steps with 10 copies of 4 bytes each.
+        let told = process.sampling[&copy].told;
+        assert!((150..=250).contains(&told.calls), "{told:?}");
+        assert_eq!(told.bytes, 4 * told.calls);
+    }
+
+    /// All its launches are counted, so that no window is kept open for them.
+    #[test]
+    fn who_launches_by_what_is_not_sampled_lacks_no_steps() {
+        let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+        let (launch, graph) = (symbol("cuLaunchKernel"), symbol("cuGraphLaunch"));
+        process.join_sampling(&[launch]);
+        let mut counters = layout::Counters::new_zeroed();
+        let from_ns = monotonic_ns();
+        process.expect_window(&[launch], &counters, from_ns);
+        counters.of[graph].calls = 20;
+        process.take_window(&[launch], &counters, from_ns, from_ns + 50 * MS, 0.0);
+        assert!(process.launches_otherwise());
+        makes(&mut process, 20, Launches::Counted(1));
+        assert!(process.few_steps().is_some() && process.makes_steps(monotonic_ns()));
+        assert!(!process.lacks_steps());
+    }
 
     /// A counter that falls looks to Prometheus as if it had begun anew.
     #[test]
