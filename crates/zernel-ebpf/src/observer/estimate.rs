@@ -111,6 +111,8 @@ pub(crate) struct Window {
     pub(crate) bytes: u64,
     /// All launches. Some may be of no step.
     pub(crate) launched: u64,
+    /// Whether it was in a training loop.
+    pub(crate) has_steps: bool,
     pub(crate) seconds: f64,
     /// The share of it that the probes may have cost whom it watched.
     pub(crate) slowed: f64,
@@ -158,7 +160,9 @@ impl Estimate {
         }
         let rate = window.rate();
         let unseen_s = (span_s - window.seconds).max(0.0);
-        self.by_steps.see(&window);
+        if window.has_steps {
+            self.by_steps.see(&window);
+        }
         match steps.filter(|_| self.by_steps.share().is_some()) {
             Some(steps) => self.by_steps.add(&window, &steps, rate),
             None => self.add_by_time(&window, rate, unseen_s),
@@ -271,6 +275,9 @@ impl PerStep {
         self.calls_squared += calls * calls;
         self.calls_by_launched += calls * launched;
         self.launched_squared += launched * launched;
+        if launched > 0.0 {
+            self.presumed = None;
+        }
     }
 
     fn add(&mut self, window: &Window, steps: &Steps, rate: Rate) {
@@ -356,6 +363,7 @@ mod tests {
             calls,
             bytes: 10 * calls,
             launched: calls,
+            has_steps: true,
             seconds: 0.05,
             slowed: 0.0,
         }
@@ -508,6 +516,25 @@ mod tests {
             let told = (estimate.calls(), estimate.bytes(), estimate.error());
             assert_eq!(told, (expected, 10 * expected, error));
         }
+    }
+
+    #[test]
+    fn what_is_called_where_no_steps_are_made_says_nothing_of_steps() {
+        let mut estimate = Estimate::default();
+        let loading = Window {
+            launched: 50,
+            has_steps: false,
+            ..window(2000)
+        };
+        (0..6).for_each(|_| estimate.add(loading, 1.0, None));
+        let before = estimate.calls();
+        let (watched, steps) = steps(10.0, 90.0);
+        let watched = Window {
+            calls: 100,
+            ..watched
+        };
+        estimate.add(watched, 1.0, steps);
+        assert_eq!(estimate.calls() - before, 1000);
     }
 
     #[test]

@@ -73,8 +73,8 @@ const DUTY: f64 = 0.1;
 const LEAST_DUTY: f64 = 1e-4;
 /// Of a budget, what the functions that are watched all the time may use.
 const STEADY: f64 = 0.8;
-/// Over so long a time the budget holds: two windows may come sooner after each other if none was for as long.
-const CREDIT: Duration = Duration::from_secs(10);
+/// What the budget pays for in so long a time may be spent sooner, if windows were rare before.
+const CREDIT: Duration = Duration::from_secs(5);
 /// How many times as rare windows are when it is well known what steps do, and they only tell what changes.
 const NO_NEWS: f64 = 5.0;
 /// A function that costs less than this of the budget is sampled only where the budget would not hold else: much

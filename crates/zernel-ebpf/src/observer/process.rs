@@ -20,7 +20,7 @@ use crate::identity::{Identity, identify};
 use crate::probes::{
     Company, Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
 };
-use sampling::{Sampling, is_launch};
+use sampling::{OnCpu, Sampling, is_launch};
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,9 +169,7 @@ pub struct ObservedProcess {
     launching: Option<Sampling>,
     /// How many launches one of its steps has.
     launches_per_step: LaunchesPerStep,
-    /// When it was last read, and on a CPU for how long when steps were last made.
-    read_ns: u64,
-    on_cpu_until_step_ns: u64,
+    on_cpu: OnCpu,
     /// How often it had launched when the window was opened, and how far it had got.
     launched_before: u64,
     progress_before: Option<Progress>,
@@ -216,8 +214,7 @@ impl ObservedProcess {
             sampling: BTreeMap::new(),
             launching: None,
             launches_per_step: LaunchesPerStep::default(),
-            read_ns: 0,
-            on_cpu_until_step_ns: 0,
+            on_cpu: OnCpu::default(),
             launched_before: 0,
             progress_before: None,
             last_mark_ns: raw.first_ns,
@@ -241,7 +238,7 @@ impl ObservedProcess {
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
         self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
         self.scheduling = Scheduling::new(raw);
-        self.read_ns = super::monotonic_ns();
+        self.on_cpu.read_ns = super::monotonic_ns();
         self.dataload = DataloadCauses::new(raw);
         self.set_counters(&kernel.counters.read(index));
         for (number, slot) in raw.histograms.into_iter().enumerate() {

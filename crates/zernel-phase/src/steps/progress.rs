@@ -31,6 +31,8 @@ pub struct Progress {
     strange_ns: u64,
     /// For how long no step has ended that should have.
     overdue_ns: u64,
+    /// For how long of that it may have been at work.
+    busy_ns: u64,
     /// Whether it has done more since than any step of late.
     is_strange: bool,
 }
@@ -53,13 +55,13 @@ impl Progress {
         self.overdue_ns > 0
     }
 
-    /// The same, if what it has done since its last step ended cannot have taken longer than this.
+    /// The same, if it cannot have been at work for longer than this since its last step ended.
     #[must_use]
-    pub fn with_overdue_at_most(mut self, ns: u64) -> Self {
-        if self.is_overdue() {
-            self.overdue_ns = self.overdue_ns.min(ns.max(1));
+    pub fn busy_for_at_most(self, ns: u64) -> Self {
+        Self {
+            busy_ns: self.busy_ns.min(ns),
+            ..self
         }
-        self
     }
 
     /// What was done since an earlier moment; `None` if steps do not tell that. A process of which no step has ended
@@ -71,11 +73,14 @@ impl Progress {
         if self.series != earlier.series || (is_strange && steps < 1.0) {
             return None;
         }
-        let overdue_ns = if is_strange { self.overdue_ns } else { 0 };
+        let ended_ns = self.strange_ns.saturating_sub(earlier.strange_ns);
+        let strange_ns = match is_strange {
+            true => ended_ns + self.overdue_ns.min(self.busy_ns),
+            false => ended_ns,
+        };
         Some(Done {
             steps,
-            strange_ns: (self.strange_ns + overdue_ns)
-                .saturating_sub(earlier.strange_ns + earlier.overdue_ns),
+            strange_ns: strange_ns.saturating_sub(earlier.overdue_ns),
             is_strange,
         })
     }
@@ -101,6 +106,7 @@ impl StepDetector {
             steps: 0.0,
             strange_ns: 0,
             overdue_ns: 0,
+            busy_ns: 0,
             is_strange: false,
         }
     }
@@ -117,6 +123,7 @@ impl StepDetector {
             steps: self.count as f64 + (since_ns as f64 / usual_ns as f64).min(1.0),
             strange_ns: self.strange_ns,
             overdue_ns: if is_overdue { since_ns - usual_ns } else { 0 },
+            busy_ns: since_ns,
             is_strange: (0..open.marks.len()).any(|kind| {
                 let most = self.steps.iter().map(|step| step.marks[kind]).max();
                 Some(open.marks[kind]) > most
@@ -126,7 +133,11 @@ impl StepDetector {
 
     /// A step has ended, in which so many launches were counted or glimpsed.
     pub(super) fn note_work(&mut self, step: &Step, launches: Option<u32>) {
+        let strange_ns = self.strange_part_ns(step);
         match launches {
+            None => self.strange_ns += strange_ns,
+            // Not what a step usually launches.
+            Some(_) if strange_ns > 0 => {}
             Some(launches) if step.launches.is_none() && self.glimpses.len() < GLIMPSES => {
                 self.glimpses.push(Glimpse {
                     duration_ns: step.duration_ns(),
@@ -134,7 +145,6 @@ impl StepDetector {
                 });
             }
             Some(_) => {}
-            None => self.strange_ns += self.strange_part_ns(step),
         }
     }
 

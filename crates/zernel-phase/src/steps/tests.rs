@@ -537,6 +537,19 @@ fn steps_are_glimpsed_where_all_their_launches_were_counted() {
 }
 
 #[test]
+fn an_evaluation_that_is_glimpsed_is_no_usual_step() {
+    let mut run = glimpsed(45, |run, step| {
+        if step == 42 {
+            run.detector.take_glimpses();
+            run.now_ns += 200 * MS;
+        }
+    });
+    let glimpses = run.detector.take_glimpses();
+    let durations: Vec<u64> = glimpses.iter().map(|glimpse| glimpse.duration_ns).collect();
+    assert_eq!(durations, [10 * MS]);
+}
+
+#[test]
 fn what_is_done_beside_steps_is_told() {
     let mut begin = None;
     let run = glimpsed(200, |run, step| match step {
@@ -587,8 +600,16 @@ fn a_process_that_makes_no_more_steps_rests_or_does_something_else() {
     let later = run.detector.progress(run.now_ns).expect("it made steps");
     assert_eq!(later.since(&begin, false), Some(done(201 * MS, true)));
     // It slept most of the time.
-    let idle = later.with_overdue_at_most(30 * MS);
+    let idle = later.busy_for_at_most(30 * MS);
     assert_eq!(idle.since(&begin, false), Some(done(30 * MS, true)));
+    // What it was overdue by before is known already, however busy it was then.
+    let before = now.busy_for_at_most(10 * MS);
+    run.now_ns += 10 * MS;
+    run.detector
+        .mark(Mark::Backward, run.now_ns, Launches::Unknown);
+    let ended = run.detector.progress(run.now_ns).expect("it makes steps");
+    let strange_ns = ended.since(&before, false).map(|done| done.strange_ns);
+    assert_eq!(strange_ns, Some(11 * MS));
     // Steps tell nothing of what is done without any.
     assert_eq!(later.since(&now, true), None);
     assert_eq!(later.since(&now, false), None);

@@ -231,7 +231,9 @@ impl Gathering {
                 });
                 record.look(process, now_ns);
                 let sampled = snapshot.sampled.iter();
-                let called = sampled.filter(|name| process.calls.contains_key(*name));
+                // Who has launched nothing may do so between windows.
+                let is_unseen = process.is_trainer() && process.launches == 0;
+                let called = sampled.filter(|name| is_unseen || process.calls.contains_key(*name));
                 gathered.sampled.extend(called.cloned());
                 // A process may change that at any time.
                 if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {

@@ -86,6 +86,7 @@ impl Sampling {
             calls: counter.calls - self.last.calls,
             bytes: counter.bytes - self.last.bytes,
             launched: of.launched,
+            has_steps: of.has_steps(),
             seconds: of.seconds,
             slowed: of.slowed,
         };
@@ -147,6 +148,39 @@ impl Sampling {
     }
 }
 
+/// For how long the threads of a process that make calls were on CPUs when it last made steps.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct OnCpu {
+    /// When that was last read.
+    pub(super) read_ns: u64,
+    /// When that was, if it has made steps all the time since it was noted.
+    noted_ns: Option<u64>,
+    until_step_ns: u64,
+    /// For how much of the time they are on CPUs while it makes steps.
+    share: Option<f64>,
+}
+
+impl OnCpu {
+    /// It makes steps, and has been on CPUs for so long by now.
+    fn note(&mut self, on_cpu_ns: u64) {
+        if let Some(noted_ns) = self.noted_ns.filter(|noted| *noted < self.read_ns) {
+            let on_cpu_ns = on_cpu_ns.saturating_sub(self.until_step_ns) as f64;
+            self.share = Some(on_cpu_ns / (self.read_ns - noted_ns) as f64);
+        }
+        self.noted_ns = Some(self.read_ns);
+        self.until_step_ns = on_cpu_ns;
+    }
+
+    /// For how long it may have been as busy since as it is while it makes steps, if that is known. What it does now
+    /// counts when its threads leave their CPUs.
+    fn busy_ns(&self, on_cpu_ns: u64, at_ns: u64) -> Option<u64> {
+        let share = self.share.filter(|share| *share > 0.0)?;
+        let on_cpu_ns = on_cpu_ns.saturating_sub(self.until_step_ns);
+        let unread_ns = at_ns.saturating_sub(self.read_ns);
+        Some((on_cpu_ns as f64 / share) as u64 + unread_ns)
+    }
+}
+
 /// A window as one process passed through it.
 #[derive(Debug, Clone, Copy)]
 struct WindowOf {
@@ -179,6 +213,12 @@ impl WindowOf {
             per_step,
             relative_error,
         })
+    }
+
+    /// Whether it was in a training loop at its end.
+    fn has_steps(&self) -> bool {
+        let progress = self.progress.as_ref();
+        progress.is_some_and(|progress| !progress.is_overdue())
     }
 
     /// The steps that were made in it, if that is known.
@@ -361,20 +401,20 @@ impl ObservedProcess {
             .is_some_and(|launching| launching.open)
     }
 
-    /// Notes for how long it has been on a CPU, if it makes steps still.
+    /// Notes for how long it has been on a CPU, and whether it makes steps.
     pub(in crate::observer) fn note_on_cpu(&mut self, now_ns: u64) {
-        if self.makes_steps(now_ns) {
-            self.on_cpu_until_step_ns = self.scheduling.calling_on_cpu_ns;
+        match self.makes_steps(now_ns) {
+            true => self.on_cpu.note(self.scheduling.calling_on_cpu_ns),
+            false => self.on_cpu.noted_ns = None,
         }
     }
 
     /// How far it has got in its training loop. What it does beside that, it does on a CPU.
     fn progress(&self, at_ns: u64) -> Option<Progress> {
-        let on_cpu_ns = self.scheduling.calling_on_cpu_ns;
-        let since_step_ns = on_cpu_ns.saturating_sub(self.on_cpu_until_step_ns);
-        let since_read_ns = at_ns.saturating_sub(self.read_ns);
         let progress = self.steps.progress(at_ns)?;
-        Some(progress.with_overdue_at_most(since_step_ns + since_read_ns))
+        let on_cpu_ns = self.scheduling.calling_on_cpu_ns;
+        let busy_ns = self.on_cpu.busy_ns(on_cpu_ns, at_ns);
+        Some(busy_ns.map_or(progress, |ns| progress.busy_for_at_most(ns)))
     }
 
     fn makes_steps(&self, now_ns: u64) -> bool {
@@ -470,6 +510,19 @@ mod tests {
             let at_ns = now_ns - 10 * MS * (steps - 1 - step);
             process.steps.mark(Mark::Backward, at_ns, launches);
         }
+    }
+
+    #[test]
+    fn who_sleeps_is_not_busy() {
+        let mut on_cpu = OnCpu::default();
+        assert_eq!(on_cpu.busy_ns(5, 10), None);
+        for (read_ns, on_cpu_ns) in [(1000, 300), (1500, 500)] {
+            on_cpu.read_ns = read_ns;
+            on_cpu.note(on_cpu_ns);
+        }
+        // At 0.4 of a CPU, 200 are the work of 500; and the last 70 nobody knows of.
+        on_cpu.read_ns = 9000;
+        assert_eq!(on_cpu.busy_ns(700, 9070), Some(570));
     }
 
     /// What was presumed too high is told for good, and so is that it is.
