@@ -215,9 +215,9 @@ impl WindowOf {
         })
     }
 
-    /// Whether it was in a training loop at its end.
+    /// Whether it was in a training loop at its end, of which it is known what a step launches.
     fn has_steps(&self) -> bool {
-        let progress = self.progress.as_ref();
+        let progress = self.progress.filter(|_| self.per_step.is_some());
         progress.is_some_and(|progress| !progress.is_overdue())
     }
 
