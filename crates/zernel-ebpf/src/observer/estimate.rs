@@ -132,6 +132,8 @@ impl Window {
 
 /// What a window counts when another has come after it.
 const FADING: f64 = 0.85;
+/// In a shorter window, a few calls are no rate.
+const SHORT_S: f64 = 0.01;
 /// Above this, it is not known by how much probes slow a program down.
 const MOST_SLOWED: f64 = 0.5;
 
@@ -160,6 +162,9 @@ impl Estimate {
         }
         let rate = window.rate();
         let unseen_s = (span_s - window.seconds).max(0.0);
+        // Of a process that has just begun, or ends, less than a window is seen.
+        let dense = window.calls as f64 / window.seconds.max(SHORT_S);
+        self.by_steps.greatest_rate = self.by_steps.greatest_rate.max(dense);
         if window.has_steps {
             self.by_steps.see(&window);
         }
@@ -194,7 +199,11 @@ impl Estimate {
     pub(crate) fn end(&mut self, span_s: f64, steps: Option<Steps>) {
         let last = self.last.take().unwrap_or_default();
         match steps.filter(|_| self.by_steps.share().is_some()) {
-            Some(steps) => self.by_steps.take(&steps, last),
+            Some(mut steps) => {
+                // The last window was before.
+                steps.done.is_strange = false;
+                self.by_steps.take(&steps, last);
+            }
             None => self.take(last, span_s),
         }
     }
@@ -281,11 +290,15 @@ impl PerStep {
     }
 
     fn add(&mut self, window: &Window, steps: &Steps, rate: Rate) {
-        self.greatest_rate = self.greatest_rate.max(rate.calls);
         // What was counted is certain.
         self.calls += window.calls as f64;
         self.bytes += window.bytes as f64;
-        self.take(steps, rate);
+        let mut steps = *steps;
+        if steps.done.is_strange {
+            let seen_ns = (window.seconds * 1e9) as u64;
+            steps.done.strange_ns = steps.done.strange_ns.saturating_sub(seen_ns);
+        }
+        self.take(&steps, rate);
     }
 
     /// Takes in the steps that were not seen. What one launches may have changed at any of them. In time in which
@@ -606,6 +619,40 @@ mod tests {
         estimate.add(window, 1.5, steps);
         assert_eq!(estimate.calls() - calls, calls + 1000);
         assert_eq!(estimate.error() - error, 98 + 3000);
+    }
+
+    /// A window that is in an evaluation is no part of the time that it stands for.
+    #[test]
+    fn what_was_seen_beside_steps_is_not_counted_twice() {
+        let mut estimate = Estimate::default();
+        let (window, mut steps) = steps(0.5, 99.5);
+        estimate.add(window, 1.0, steps);
+        let calls = estimate.calls();
+        if let Some(steps) = &mut steps {
+            steps.done.strange_ns = 150_000_000;
+            steps.done.is_strange = true;
+            steps.seen = 0.0;
+        }
+        // Three windows of 50 calls, of which it is one.
+        estimate.add(window, 1.2, steps);
+        assert_eq!(estimate.calls() - calls, 10_000 + 150);
+    }
+
+    /// An evaluation calls more than training does, as a window in another one has shown.
+    #[test]
+    fn what_no_window_has_seen_beside_steps_may_be_as_dense_as_anything() {
+        let mut estimate = Estimate::default();
+        estimate.add(window(2000), 1.0, None);
+        let (watched, mut steps) = steps(2.0, 98.0);
+        estimate.add(watched, 1.0, steps);
+        let (calls, error) = (estimate.calls(), estimate.error());
+        if let Some(steps) = &mut steps {
+            steps.done.strange_ns = 1_000_000_000;
+            steps.done.is_strange = true;
+        }
+        estimate.end(2.0, steps);
+        let most = estimate.calls() - calls + estimate.error() - error;
+        assert!(most >= 40_000, "{estimate:?}");
     }
 
     #[test]

@@ -64,13 +64,19 @@ impl Progress {
         }
     }
 
+    /// The steps since an earlier moment, and parts of them, whatever else was done; `None` if they were counted anew.
+    #[must_use]
+    pub fn steps_since(&self, earlier: &Self) -> Option<f64> {
+        (self.series == earlier.series).then(|| (self.steps - earlier.steps).max(0.0))
+    }
+
     /// What was done since an earlier moment; `None` if steps do not tell that. A process of which no step has ended
     /// for long rests, unless it is seen to be at work.
     #[must_use]
     pub fn since(&self, earlier: &Self, is_at_work: bool) -> Option<Done> {
         let is_strange = self.is_overdue() && (self.is_strange || is_at_work);
-        let steps = (self.steps - earlier.steps).max(0.0);
-        if self.series != earlier.series || (is_strange && steps < 1.0) {
+        let steps = self.steps_since(earlier)?;
+        if is_strange && steps < 1.0 {
             return None;
         }
         let ended_ns = self.strange_ns.saturating_sub(earlier.strange_ns);

@@ -18,6 +18,8 @@ const WELL_KNOWN: f64 = 0.05;
 const FEW_STEPS: f64 = 4.2;
 /// In so many times its length, a step is often enough whole.
 const ROOM: f64 = 1.4;
+/// After so long, what a process needed of its CPUs counts a third.
+const OF_LATE_NS: f64 = 10e9;
 
 /// A sampled function: what was exact, what the windows counted, and what they stand for.
 #[derive(Debug, Clone, Copy)]
@@ -156,16 +158,21 @@ pub(super) struct OnCpu {
     /// When that was, if it has made steps all the time since it was noted.
     noted_ns: Option<u64>,
     until_step_ns: u64,
-    /// For how much of the time they are on CPUs while it makes steps.
-    share: Option<f64>,
+    /// For how long they were on CPUs while it made steps, and in how long a time. What was of late counts most: but
+    /// one round may be short, or end what began long before.
+    on_cpu_ns: f64,
+    in_ns: f64,
 }
 
 impl OnCpu {
     /// It makes steps, and has been on CPUs for so long by now.
     fn note(&mut self, on_cpu_ns: u64) {
         if let Some(noted_ns) = self.noted_ns.filter(|noted| *noted < self.read_ns) {
+            let in_ns = (self.read_ns - noted_ns) as f64;
+            let kept = (-in_ns / OF_LATE_NS).exp();
             let on_cpu_ns = on_cpu_ns.saturating_sub(self.until_step_ns) as f64;
-            self.share = Some(on_cpu_ns / (self.read_ns - noted_ns) as f64);
+            self.on_cpu_ns = kept * self.on_cpu_ns + on_cpu_ns;
+            self.in_ns = kept * self.in_ns + in_ns;
         }
         self.noted_ns = Some(self.read_ns);
         self.until_step_ns = on_cpu_ns;
@@ -174,7 +181,10 @@ impl OnCpu {
     /// For how long it may have been as busy since as it is while it makes steps, if that is known. What it does now
     /// counts when its threads leave their CPUs.
     fn busy_ns(&self, on_cpu_ns: u64, at_ns: u64) -> Option<u64> {
-        let share = self.share.filter(|share| *share > 0.0)?;
+        if self.on_cpu_ns <= 0.0 {
+            return None;
+        }
+        let share = self.on_cpu_ns / self.in_ns;
         let on_cpu_ns = on_cpu_ns.saturating_sub(self.until_step_ns);
         let unread_ns = at_ns.saturating_sub(self.read_ns);
         Some((on_cpu_ns as f64 / share) as u64 + unread_ns)
@@ -215,18 +225,17 @@ impl WindowOf {
         })
     }
 
-    /// Whether it was in a training loop at its end, of which it is known what a step launches.
+    /// Whether it was in a training loop of which it is known what a step launches, and in nothing else at its beginning.
     fn has_steps(&self) -> bool {
-        let progress = self.progress.filter(|_| self.per_step.is_some());
-        progress.is_some_and(|progress| !progress.is_overdue())
+        let is_overdue = |progress: Progress| progress.is_overdue();
+        self.per_step.is_some()
+            && self.progress.is_some_and(|progress| !is_overdue(progress))
+            && !self.progress_before.is_some_and(is_overdue)
     }
 
     /// The steps that were made in it, if that is known.
     fn steps_within(&self) -> Option<f64> {
-        let done = self
-            .progress?
-            .since(&self.progress_before?, self.launched > 0)?;
-        Some(done.steps)
+        self.progress?.steps_since(&self.progress_before?)
     }
 }
 
@@ -525,6 +534,24 @@ mod tests {
         assert_eq!(on_cpu.busy_ns(700, 9070), Some(570));
     }
 
+    /// A thread that has not left its CPU for long does so in a round that is short.
+    #[test]
+    fn one_round_does_not_tell_how_busy_steps_are() {
+        let mut on_cpu = OnCpu::default();
+        let (mut read_ns, mut on_cpu_ns) = (0, 0);
+        for (round_ns, more_ns) in [(1000, 400), (1000, 400), (1000, 0), (5, 400)] {
+            (read_ns, on_cpu_ns) = (read_ns + round_ns * MS, on_cpu_ns + more_ns * MS);
+            on_cpu.read_ns = read_ns;
+            on_cpu.note(on_cpu_ns);
+        }
+        on_cpu.read_ns += 4000 * MS;
+        let busy_ns = on_cpu.busy_ns(on_cpu_ns + 1600 * MS, on_cpu.read_ns);
+        assert!(
+            busy_ns.is_some_and(|ns| (3000 * MS..5000 * MS).contains(&ns)),
+            "{busy_ns:?}"
+        );
+    }
+
     /// What was presumed too high is told for good, and so is that it is.
     #[test]
     fn what_was_told_too_high_is_within_its_error() {
@@ -557,6 +584,77 @@ mod tests {
             told.calls.abs_diff(truth) <= told.error,
             "{told:?}, {truth}"
         );
+    }
+
+    /// Makes 250 steps of 10 ms with 10 allocations, and has windows that show some of them; returns when it has.
+    fn trains(process: &mut ObservedProcess, counters: &mut layout::Counters) -> u64 {
+        let symbols @ [launch, allocate] = LAUNCHES_AND_ALLOCATES.map(symbol);
+        let mut at_ns = monotonic_ns() - 200 * MS;
+        go(process, &mut at_ns, 20, Launches::Counted(100));
+        for symbol in symbols {
+            process.begin_sampling(symbol, counters);
+        }
+        for _ in 0..10 {
+            go(process, &mut at_ns, 20, Launches::Unknown);
+            let from_ns = at_ns;
+            process.expect_window(&symbols, counters, from_ns);
+            go(process, &mut at_ns, 5, Launches::Glimpsed(100));
+            counters.of[launch].calls += 5 * 100;
+            counters.of[allocate].calls += 5 * 10;
+            process.take_window(&symbols, counters, from_ns, at_ns, 0.0);
+        }
+        at_ns
+    }
+
+    const LAUNCHES_AND_ALLOCATES: [&str; 2] = ["cuLaunchKernel", "cuMemAllocAsync"];
+
+    fn go(process: &mut ObservedProcess, at_ns: &mut u64, steps: u64, launches: Launches) {
+        for _ in 0..steps {
+            *at_ns += 10 * MS;
+            process.steps.mark(Mark::Backward, *at_ns, launches);
+        }
+    }
+
+    /// What an evaluation launches stands for no steps: those before it were not seen.
+    #[test]
+    fn a_window_in_an_evaluation_takes_no_steps_for_seen() {
+        let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+        let mut counters = layout::Counters::new_zeroed();
+        let mut at_ns = trains(&mut process, &mut counters);
+        let symbols @ [launch, allocate] = LAUNCHES_AND_ALLOCATES.map(symbol);
+        go(&mut process, &mut at_ns, 50, Launches::Unknown);
+        at_ns += 150 * MS;
+        process.expect_window(&symbols, &counters, at_ns);
+        // It launches more densely, and allocates nothing.
+        counters.of[launch].calls += 4000;
+        process.take_window(&symbols, &counters, at_ns, at_ns + 50 * MS, 0.0);
+        let truth = 300 * 10;
+        let told = process.sampling[&allocate].told;
+        assert!(
+            told.calls.abs_diff(truth) <= told.error,
+            "{told:?}, {truth}"
+        );
+    }
+
+    #[test]
+    fn the_end_of_an_evaluation_does_not_tell_what_a_step_calls() {
+        let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+        let mut counters = layout::Counters::new_zeroed();
+        let mut at_ns = trains(&mut process, &mut counters);
+        let symbols @ [launch, allocate] = LAUNCHES_AND_ALLOCATES.map(symbol);
+        at_ns += 150 * MS;
+        let from_ns = at_ns;
+        process.expect_window(&symbols, &counters, from_ns);
+        at_ns += 50 * MS;
+        go(&mut process, &mut at_ns, 1, Launches::Unknown);
+        counters.of[launch].calls += 4000;
+        counters.of[allocate].calls += 4000;
+        process.take_window(&symbols, &counters, from_ns, at_ns, 0.0);
+        let before = process.sampling[&allocate].told.calls;
+        go(&mut process, &mut at_ns, 1000, Launches::Unknown);
+        process.tell_sampled(at_ns);
+        let more = process.sampling[&allocate].told.calls - before;
+        assert!((9_900..=10_100).contains(&more), "{more}");
     }
 
     /// What was copied before has no part in what is copied now.
