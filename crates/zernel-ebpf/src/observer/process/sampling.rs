@@ -18,6 +18,10 @@ const WELL_KNOWN: f64 = 0.05;
 const FEW_STEPS: f64 = 4.2;
 /// In so many times its length, a step is often enough whole.
 const ROOM: f64 = 1.4;
+/// From this share on, steps that are too long for a window are nothing out of the ordinary.
+const RARE: f64 = 0.1;
+/// With fewer steps, nobody knows what is ordinary.
+const FEWEST: usize = 16;
 /// After so long, what a process needed of its CPUs counts a third.
 const OF_LATE_NS: f64 = 10e9;
 
@@ -450,10 +454,14 @@ impl ObservedProcess {
         let fits = |length: &Duration| *length <= LONGEST_WINDOW;
         let few = times(median_ns(self.steps.recent())?, FEW_STEPS);
         let steps = self.steps.recent().iter();
-        let longest = steps
-            .map(|step| times(step.duration_ns(), ROOM))
-            .filter(fits)
-            .max();
+        let lengths = steps.map(|step| times(step.duration_ns(), ROOM));
+        let (shown, too_long): (Vec<_>, Vec<_>) = lengths.partition(fits);
+        // What no window shows is told beside the steps only as long as it is rare; the first steps may be long.
+        let all = self.steps.recent().len();
+        if all >= FEWEST && too_long.len() as f64 >= RARE * all as f64 {
+            return None;
+        }
+        let longest = shown.into_iter().max();
         Some(longest.unwrap_or_default().max(few)).filter(fits)
     }
 
@@ -655,6 +663,44 @@ mod tests {
         process.tell_sampled(at_ns);
         let more = process.sampling[&allocate].told.calls - before;
         assert!((9_900..=10_100).contains(&more), "{more}");
+    }
+
+    /// Evaluations that no window can hold, after so few steps that they are nothing out of the ordinary.
+    #[test]
+    fn long_steps_that_no_window_shows_are_not_passed_over() {
+        for seed in 0..10 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut process = ObservedProcess::new(&layout::Process::new_zeroed());
+            let mut counters = layout::Counters::new_zeroed();
+            let mut at_ns = trains(&mut process, &mut counters);
+            let symbols @ [launch, _] = LAUNCHES_AND_ALLOCATES.map(symbol);
+            let mut truth = 250 * 100;
+            let (mut opens_ns, mut opened_ns) = (at_ns, None);
+            for turn in 0..4000 {
+                // Seven steps in 70 ms, and 600 ms in which it launches as densely.
+                let is_evaluation = turn % 8 == 7;
+                for _ in 0..if is_evaluation { 60 } else { 1 } {
+                    at_ns += 10 * MS;
+                    truth += 100;
+                    counters.of[launch].calls += if opened_ns.is_some() { 100 } else { 0 };
+                    if let Some(from_ns) = opened_ns.filter(|from| at_ns >= from + 50 * MS) {
+                        process.take_window(&symbols, &counters, from_ns, at_ns, 0.0);
+                        opened_ns = None;
+                        opens_ns = at_ns + random.u64(1000..10_000) * MS;
+                    } else if opened_ns.is_none() && at_ns >= opens_ns {
+                        process.expect_window(&symbols, &counters, at_ns);
+                        opened_ns = Some(at_ns);
+                    }
+                }
+                process.steps.mark(Mark::Backward, at_ns, Launches::Unknown);
+            }
+            process.end_sampling(launch, at_ns);
+            let told = process.sampling[&launch].told;
+            assert!(
+                told.calls.abs_diff(truth) <= told.error + truth / 20,
+                "{told:?}, {truth}"
+            );
+        }
     }
 
     /// What was copied before has no part in what is copied now.
