@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-pub use progress::{Done, Glimpse, Progress};
+pub use progress::{Done, Glimpse, Progress, is_common};
 pub use summary::{Stretch, Summary, median_ns};
 
 /// Something that a process does about once a step; the numbers are those of `enum zernel_mark`.

@@ -64,11 +64,17 @@ struct Share {
     bytes: f64,
 }
 
+/// Calls and bytes in a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CallRate {
+    pub(crate) calls: f64,
+    pub(crate) bytes: f64,
+}
+
 /// What was counted in a second, before a function is sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Before {
-    pub(crate) calls: f64,
-    pub(crate) bytes: f64,
+    pub(crate) rate: CallRate,
     /// All launches, if they were counted.
     pub(crate) launches: Option<f64>,
 }
@@ -141,15 +147,15 @@ impl Estimate {
     /// Sampling begins, of a function of which this was counted, if it was called.
     pub(crate) fn begin(&mut self, before: Option<Before>) {
         self.last = before.map(|before| Rate {
-            calls: before.calls,
-            bytes: before.bytes,
+            calls: before.rate.calls,
+            bytes: before.rate.bytes,
             doubt: 0.0,
         });
         self.by_steps.presumed = before.and_then(|before| {
             let launches = before.launches.filter(|launches| *launches > 0.0)?;
             Some(Share {
-                calls: before.calls / launches,
-                bytes: before.bytes / launches,
+                calls: before.rate.calls / launches,
+                bytes: before.rate.bytes / launches,
             })
         });
     }
@@ -518,9 +524,9 @@ mod tests {
     fn before_any_window_it_is_as_it_was() {
         for (calls, error) in [(4000.0, 100 + 100), (1000.0, 2500 + 25)] {
             let mut estimate = Estimate::default();
+            let bytes = 10.0 * calls;
             estimate.begin(Some(Before {
-                calls,
-                bytes: 10.0 * calls,
+                rate: CallRate { calls, bytes },
                 launches: Some(4000.0),
             }));
             let (_, steps) = steps(0.0, 100.0);
@@ -553,9 +559,9 @@ mod tests {
     #[test]
     fn what_no_launch_came_with_is_not_well_known() {
         let mut estimate = Estimate::default();
+        let (calls, bytes) = (3000.0, 0.0);
         estimate.begin(Some(Before {
-            calls: 3000.0,
-            bytes: 0.0,
+            rate: CallRate { calls, bytes },
             launches: Some(1000.0),
         }));
         for _ in 0..4 {

@@ -8,16 +8,17 @@
 //! When what cannot be sampled costs a thread more than a ceiling, all probes are taken off for a while.
 
 mod calibration;
+mod windows;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
-use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::files::{AttachedFile, detach};
+pub(super) use self::windows::Windows;
+use super::files::detach;
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
 use crate::probes::{Company, Counts, Probe, SYMBOLS, cuda_trace, layout};
@@ -256,51 +257,6 @@ impl Governor {
     }
 }
 
-/// When launches are counted: always since a moment, and in the last windows.
-#[derive(Debug)]
-pub(super) struct Windows {
-    always_since_ns: Option<u64>,
-    last: VecDeque<RangeInclusive<u64>>,
-}
-
-impl Default for Windows {
-    fn default() -> Self {
-        Self {
-            always_since_ns: Some(0),
-            last: VecDeque::new(),
-        }
-    }
-}
-
-impl Windows {
-    /// How many are kept: marks are told soon.
-    const KEPT: usize = 4;
-
-    fn open(&mut self, from_ns: u64) {
-        if self.last.len() == Self::KEPT {
-            self.last.pop_front();
-        }
-        self.last.push_back(from_ns..=u64::MAX);
-    }
-
-    fn close(&mut self, to_ns: u64) {
-        if let Some(last) = self.last.back_mut() {
-            *last = *last.start()..=to_ns;
-        }
-    }
-
-    /// Whether they have been counted all the time since a moment.
-    pub(super) fn count_always_since(&self, from_ns: u64) -> bool {
-        self.always_since_ns.is_some_and(|since| since <= from_ns)
-    }
-
-    /// Whether a window was open from one moment to another.
-    pub(super) fn hold(&self, from_ns: u64, to_ns: u64) -> bool {
-        let mut windows = self.last.iter();
-        windows.any(|window| window.contains(&from_ns) && window.contains(&to_ns))
-    }
-}
-
 /// The cost of the probes to one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ProcessCost {
@@ -500,117 +456,6 @@ impl Observer {
         }
     }
 
-    /// Opens or closes a window, if it is time; returns the links of one that was closed.
-    pub(super) fn turn_window(&mut self) -> Vec<Link> {
-        let is_due = |turn: Instant| Instant::now() >= turn;
-        if !self.governor.next_turn().is_some_and(is_due) {
-            return Vec::new();
-        }
-        if !self.governor.is_window_open() {
-            self.open_window();
-            return Vec::new();
-        }
-        // Steps may be known only now, and are slower while they are watched.
-        let _ = self.read_step_marks();
-        let open_for = Duration::from_nanos(monotonic_ns() - self.governor.window_from_ns);
-        let length = self.window_length();
-        let mut processes = self.processes.values();
-        let lacks_steps = processes.any(ObservedProcess::lacks_steps);
-        if open_for < length || (open_for < 2 * length && lacks_steps) {
-            self.governor.window = Some(Instant::now() + length / 4);
-            return Vec::new();
-        }
-        self.close_window()
-    }
-
-    /// Attaches to all sampled functions for a moment.
-    fn open_window(&mut self) {
-        if self.is_off() {
-            self.governor.next_window = Some(Instant::now() + WINDOW.div_f64(DUTY));
-            return;
-        }
-        for file in &mut self.files {
-            if let Err(problem) = file.open_window(&self.kernel) {
-                file.detach(&problem);
-            }
-        }
-        let _ = self.read_step_marks();
-        let symbols = self.governor.symbols();
-        let now_ns = monotonic_ns();
-        for (index, process) in &mut self.processes {
-            let counters = self.kernel.counters.read(*index as usize);
-            process.expect_window(&symbols, &counters, now_ns);
-        }
-        self.governor.window_from_ns = monotonic_ns();
-        self.kernel.open_window(true);
-        if self.governor.samples_events() {
-            self.note_events();
-        }
-        self.governor.windows.open(monotonic_ns());
-        self.governor.window = Some(Instant::now() + self.window_length());
-    }
-
-    /// Long enough for a few whole steps.
-    fn window_length(&self) -> Duration {
-        let processes = self.processes.values();
-        let launching = processes.filter(|process| process.is_launching_sampled());
-        let few_steps = launching.filter_map(ObservedProcess::few_steps);
-        few_steps.max().unwrap_or_default().max(WINDOW)
-    }
-
-    /// Ends the window, if one is open. Dropping the links detaches, which takes a while.
-    pub(super) fn close_window(&mut self) -> Vec<Link> {
-        if !self.governor.is_window_open() {
-            return Vec::new();
-        }
-        self.governor.windows.close(monotonic_ns());
-        self.kernel.open_window(false);
-        let to_ns = monotonic_ns();
-        // How far everyone has got by now.
-        let _ = self.read_step_marks();
-        self.governor.window = None;
-        self.governor.cost.windows += 1;
-        for (index, process) in &mut self.processes {
-            let counters = self.kernel.counters.read(*index as usize);
-            self.governor.have_window_taken(process, &counters, to_ns);
-        }
-        let length = Duration::from_nanos(to_ns - self.governor.window_from_ns);
-        self.plan_next_window(length);
-        let windows = self.files.iter_mut();
-        windows.flat_map(AttachedFile::close_window).collect()
-    }
-
-    /// After a window of that length, the next one comes so late that the busiest thread pays no more than its
-    /// budget.
-    fn plan_next_window(&mut self, length: Duration) {
-        let budget = self.governor.options.budget;
-        let costs = self.processes.values().map(|process| {
-            let ns = self.governor.cost.of_call(process.threads());
-            let calls: f64 = self
-                .governor
-                .sampled
-                .keys()
-                .map(|symbol| process.sampled_rate(*symbol))
-                .sum();
-            let left = (budget - process.steady_cost).max(budget * (1.0 - STEADY));
-            duty(calls * ns / 1e9, left)
-        });
-        let duty = costs.fold(DUTY, f64::min);
-        // Not in step with anything that the program does regularly.
-        let jitter = 0.5 + fastrand::f64();
-        let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
-        let now = Instant::now();
-        let paid_at = self.governor.paid_at.max(now) + pause(duty);
-        let on_credit = paid_at.checked_sub(CREDIT).unwrap_or(now);
-        let earliest = on_credit.max(now + pause(DUTY));
-        self.governor.paid_at = paid_at;
-        self.governor.earliest_window = earliest;
-        self.governor.next_window = Some(match self.is_all_known() {
-            true => now + pause(duty).mul_f64(NO_NEWS),
-            false => earliest,
-        });
-    }
-
     /// Which functions are sampled now.
     pub fn sampled(&self) -> impl Iterator<Item = &'static str> {
         let sampled = self.governor.sampled.keys();
@@ -709,19 +554,5 @@ mod tests {
         assert!(near(duty(0.1, 0.002), 0.02));
         assert!(near(duty(0.0, 0.002), DUTY));
         assert!(near(duty(1e6, 0.002), LEAST_DUTY));
-    }
-
-    #[test]
-    fn only_what_lies_in_one_window_was_all_counted() {
-        let mut windows = Windows::default();
-        assert!(!windows.hold(1, 2));
-        windows.open(10);
-        assert!(windows.hold(10, 15) && !windows.hold(9, 15));
-        windows.close(20);
-        windows.open(30);
-        assert!(windows.hold(12, 20) && windows.hold(30, 99));
-        assert!(!windows.hold(12, 21) && !windows.hold(12, 35));
-        (0..Windows::KEPT).for_each(|_| windows.open(100));
-        assert!(!windows.hold(12, 20));
     }
 }

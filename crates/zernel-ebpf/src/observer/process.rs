@@ -10,6 +10,7 @@ use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::callers::Callers;
 use super::durations::Taken;
+use super::estimate::CallRate;
 use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
 use super::step_work::LaunchesPerStep;
@@ -158,10 +159,8 @@ pub struct ObservedProcess {
     /// Of the functions that it has called, a few of all: what they say is summed up often.
     counters: BTreeMap<usize, layout::Counter>,
     counters_before: BTreeMap<usize, layout::Counter>,
-    /// Calls per second in the last round.
-    rates: BTreeMap<usize, f64>,
-    /// Bytes per second in it.
-    byte_rates: BTreeMap<usize, f64>,
+    /// Calls and bytes per second in the last round.
+    rates: BTreeMap<usize, CallRate>,
     /// Launches per second in it, if all were counted.
     launch_rate: Option<f64>,
     sampling: BTreeMap<usize, Sampling>,
@@ -209,7 +208,6 @@ impl ObservedProcess {
             counters: BTreeMap::new(),
             counters_before: BTreeMap::new(),
             rates: BTreeMap::new(),
-            byte_rates: BTreeMap::new(),
             launch_rate: None,
             sampling: BTreeMap::new(),
             launching: None,
@@ -552,7 +550,6 @@ impl ObservedProcess {
         let calls = self.hits.saturating_sub(self.hits_before);
         self.hits_before = self.hits;
         self.rates.clear();
-        self.byte_rates.clear();
         for (symbol, now) in &self.counters {
             let before = self.counters_before.get(symbol);
             let calls = now
@@ -562,13 +559,16 @@ impl ObservedProcess {
                 .bytes
                 .wrapping_sub(before.map_or(0, |before| before.bytes));
             if calls > 0 && elapsed > 0.0 {
-                self.byte_rates.insert(*symbol, bytes as f64 / elapsed);
-                self.rates.insert(*symbol, calls as f64 / elapsed);
+                let rate = CallRate {
+                    calls: calls as f64 / elapsed,
+                    bytes: bytes as f64 / elapsed,
+                };
+                self.rates.insert(*symbol, rate);
             }
         }
         self.counters_before.clone_from(&self.counters);
         let launches = self.rates.iter().filter(|(symbol, _)| is_launch(symbol));
-        let launch_rate = launches.map(|(_, rate)| rate).sum();
+        let launch_rate = launches.map(|(_, rate)| rate.calls).sum();
         self.launch_rate = (!self.is_launching_sampled()).then_some(launch_rate);
         // Windows make it jump: what matters is what it is on average.
         let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
@@ -588,7 +588,7 @@ impl ObservedProcess {
 
     /// Probed calls per second of all its threads in the last round.
     pub(super) fn total_rate(&self) -> f64 {
-        self.rates.values().sum()
+        self.rates.values().map(|rate| rate.calls).sum()
     }
 
     /// Its functions with their calls per second in the last round, the most frequent first.
@@ -596,7 +596,7 @@ impl ObservedProcess {
         let rates = self.rates.iter();
         let mut rates: Vec<(usize, f64)> = rates
             .filter(|(symbol, _)| wanted(**symbol))
-            .map(|(symbol, rate)| (*symbol, *rate))
+            .map(|(symbol, rate)| (*symbol, rate.calls))
             .collect();
         rates.sort_by(|a, b| b.1.total_cmp(&a.1));
         rates

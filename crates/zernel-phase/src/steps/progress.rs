@@ -92,6 +92,12 @@ impl Progress {
     }
 }
 
+/// Whether it is nothing out of the ordinary if so many of some steps are alike.
+#[must_use]
+pub fn is_common(alike: usize, of: usize) -> bool {
+    of >= FEWEST && alike as f64 >= RARE * of as f64
+}
+
 impl StepDetector {
     /// The steps that were glimpsed since the last time.
     pub fn take_glimpses(&mut self) -> Vec<Glimpse> {
@@ -164,9 +170,9 @@ impl StepDetector {
         }
         let is_alike = |other: &&Step| other.duration_ns() > duration_ns / 2;
         let alike = self.steps.iter().filter(is_alike).count();
-        match (alike as f64) < RARE * self.steps.len() as f64 {
-            true => duration_ns - usual_ns,
-            false => 0,
+        match is_common(alike, self.steps.len()) {
+            true => 0,
+            false => duration_ns - usual_ns,
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use zernel_phase::steps::{Progress, median_ns};
+use zernel_phase::steps::{Progress, is_common, median_ns};
 use zerocopy::FromZeros;
 
 use super::{CallCount, ObservedProcess};
-use crate::observer::estimate::{Before, Estimate, Steps, Window};
+use crate::observer::estimate::{Before, CallRate, Estimate, Steps, Window};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::observer::monotonic_ns;
 use crate::probes::{Counts, SYMBOLS, layout};
@@ -18,10 +18,6 @@ const WELL_KNOWN: f64 = 0.05;
 const FEW_STEPS: f64 = 4.2;
 /// In so many times its length, a step is often enough whole.
 const ROOM: f64 = 1.4;
-/// From this share on, steps that are too long for a window are nothing out of the ordinary.
-const RARE: f64 = 0.1;
-/// With fewer steps, nobody knows what is ordinary.
-const FEWEST: usize = 16;
 /// After so long, what a process needed of its CPUs counts a third.
 const OF_LATE_NS: f64 = 10e9;
 
@@ -265,9 +261,8 @@ impl ObservedProcess {
         let sampling = sampling
             .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
             .or_insert_with(|| Sampling::new(counter, now_ns, progress));
-        let before = self.rates.get(&symbol).map(|calls| Before {
-            calls: *calls,
-            bytes: self.byte_rates.get(&symbol).copied().unwrap_or_default(),
+        let before = self.rates.get(&symbol).map(|rate| Before {
+            rate: *rate,
             launches: self.launch_rate.filter(|_| makes_steps),
         });
         sampling.estimate.begin(before);
@@ -280,8 +275,7 @@ impl ObservedProcess {
             let launching = self.launching.get_or_insert(new);
             launching.resume(counter, now_ns, progress);
             let before = self.launch_rate.map(|calls| Before {
-                calls,
-                bytes: 0.0,
+                rate: CallRate { calls, bytes: 0.0 },
                 launches: Some(calls),
             });
             launching.estimate.begin(before);
@@ -457,8 +451,7 @@ impl ObservedProcess {
         let lengths = steps.map(|step| times(step.duration_ns(), ROOM));
         let (shown, too_long): (Vec<_>, Vec<_>) = lengths.partition(fits);
         // What no window shows is told beside the steps only as long as it is rare; the first steps may be long.
-        let all = self.steps.recent().len();
-        if all >= FEWEST && too_long.len() as f64 >= RARE * all as f64 {
+        if is_common(too_long.len(), self.steps.recent().len()) {
             return None;
         }
         let longest = shown.into_iter().max();
