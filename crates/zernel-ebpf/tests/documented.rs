@@ -6,7 +6,7 @@ use std::path::Path;
 use std::{env, fs};
 
 use zernel_ebpf::aggregation::AggregatedMetrics;
-use zernel_ebpf::observer::FAMILIES;
+use zernel_ebpf::metrics::FAMILIES;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
 
@@ -85,7 +85,7 @@ fn observed() -> Vec<Row> {
     families
         .map(|family| Row {
             name: family.name.to_owned(),
-            kind: family.kind.to_owned(),
+            kind: family.kind.name().to_owned(),
             labels: family
                 .labels
                 .iter()

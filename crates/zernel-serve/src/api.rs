@@ -15,7 +15,7 @@ use crate::desk::{Desk, Topic};
 use crate::flights::Crashed;
 use crate::guard::{self, Guard, Peer, Trusted};
 use crate::websocket::{self, Lounge};
-use crate::{Format, negotiate};
+use crate::{TextFormat, negotiate};
 
 const INDEX: &str = "\
 zernel observe
@@ -95,10 +95,14 @@ async fn quantiles(
     State(serving): State<Serving>,
     Extension(peer): Extension<Peer>,
 ) -> Result<Response, Crashed> {
-    exposition(&serving, peer, Format::Quantiles).await
+    exposition(&serving, peer, TextFormat::Quantiles).await
 }
 
-async fn exposition(serving: &Serving, peer: Peer, format: Format) -> Result<Response, Crashed> {
+async fn exposition(
+    serving: &Serving,
+    peer: Peer,
+    format: TextFormat,
+) -> Result<Response, Crashed> {
     let text = serving
         .desk
         .text(Topic::Metrics(format), peer.scope())

@@ -7,12 +7,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use crate::flights::{Crashed, Flights};
-use crate::{Format, Health, Scope, Source};
+use crate::{Health, Scope, Source, TextFormat};
 
 /// What can be asked for as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Topic {
-    Metrics(Format),
+    Metrics(TextFormat),
     Snapshot,
     Ledger,
 }

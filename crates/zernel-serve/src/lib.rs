@@ -35,4 +35,4 @@ pub use error::ServeError;
 pub use options::{Limits, Options};
 pub use secret::{Secret, SecretError};
 pub use server::{Addresses, Server};
-pub use source::{Format, Health, Scope, Source};
+pub use source::{Health, Scope, Source, TextFormat};

@@ -2,11 +2,11 @@
 
 use axum::http::{HeaderMap, header};
 
-use crate::Format;
+use crate::TextFormat;
 
 /// OpenMetrics if it is asked for and plain text is not liked better, else plain text, which
 /// everything understands.
-pub(crate) fn preferred(headers: &HeaderMap) -> Format {
+pub(crate) fn preferred(headers: &HeaderMap) -> TextFormat {
     let (mut open_metrics, mut plain) = (0.0, 0.0);
     let ranges = headers
         .get_all(header::ACCEPT)
@@ -29,16 +29,18 @@ pub(crate) fn preferred(headers: &HeaderMap) -> Format {
         }
     }
     match open_metrics > 0.0 && open_metrics >= plain {
-        true => Format::OpenMetrics,
-        false => Format::Prometheus,
+        true => TextFormat::OpenMetrics,
+        false => TextFormat::Prometheus,
     }
 }
 
 /// The content type of a format.
-pub(crate) fn content_type(format: Format) -> &'static str {
+pub(crate) fn content_type(format: TextFormat) -> &'static str {
     match format {
-        Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        Format::Prometheus | Format::Quantiles => "text/plain; version=0.0.4; charset=utf-8",
+        TextFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        TextFormat::Prometheus | TextFormat::Quantiles => {
+            "text/plain; version=0.0.4; charset=utf-8"
+        }
     }
 }
 
@@ -54,7 +56,7 @@ fn parameter<'a>(parameters: &'a str, wanted: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    fn of(accept: &'static str) -> Format {
+    fn of(accept: &'static str) -> TextFormat {
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT, accept.parse().unwrap());
         preferred(&headers)
@@ -64,17 +66,17 @@ mod tests {
     fn what_prometheus_sends_gets_open_metrics() {
         let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
             application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
-        assert_eq!(of(prometheus), Format::OpenMetrics);
-        assert_eq!(of("application/openmetrics-text"), Format::OpenMetrics);
+        assert_eq!(of(prometheus), TextFormat::OpenMetrics);
+        assert_eq!(of("application/openmetrics-text"), TextFormat::OpenMetrics);
         assert_eq!(
             of("Application/OpenMetrics-Text; Version=\"1.0.0\""),
-            Format::OpenMetrics
+            TextFormat::OpenMetrics
         );
     }
 
     #[test]
     fn everything_else_gets_plain_text() {
-        assert_eq!(preferred(&HeaderMap::new()), Format::Prometheus);
+        assert_eq!(preferred(&HeaderMap::new()), TextFormat::Prometheus);
         for accept in [
             "*/*",
             "text/html",
@@ -84,7 +86,7 @@ mod tests {
             "application/openmetrics-text;version=2.0.0",
             ";;,=",
         ] {
-            assert_eq!(of(accept), Format::Prometheus, "{accept}");
+            assert_eq!(of(accept), TextFormat::Prometheus, "{accept}");
         }
     }
 }

@@ -2,25 +2,8 @@
 
 use serde::Serialize;
 
-/// Who asks: everything, or only what belongs to one user.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// All there is.
-    All,
-    /// What belongs to the user with this id.
-    User(u32),
-}
-
-/// The text formats of metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
-    /// Prometheus text exposition 0.0.4, histograms as buckets.
-    Prometheus,
-    /// OpenMetrics 1.0, with its `# EOF`.
-    OpenMetrics,
-    /// Prometheus text exposition 0.0.4, histograms as `quantile` series.
-    Quantiles,
-}
+pub use zernel_model::aggregation::exposition::TextFormat;
+pub use zernel_model::snapshot::Scope;
 
 /// Whether the source does its work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -34,7 +17,7 @@ pub struct Health {
 /// What knows the numbers. Its methods may take a while and may be called from several threads.
 pub trait Source: Send + Sync + 'static {
     /// All metrics as text.
-    fn metrics(&self, scope: Scope, format: Format) -> String;
+    fn metrics(&self, scope: Scope, format: TextFormat) -> String;
     /// The state of this moment as JSON, as pushed to live clients.
     fn snapshot(&self, scope: Scope) -> String;
     /// Which functions are watched, and why others are not.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use zernel_ebpf::observer::snapshot::Snapshot;
+use zernel_model::snapshot::Snapshot;
 
 /// How long the daemon may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ impl Socket {
         let (status, body) = parse(&answer).map_err(|problem| strange(problem.to_owned()))?;
         if status != 200 {
             let text = String::from_utf8_lossy(body);
-            let refused = format!("{status} {}", crate::text::shortened(&text, 200));
+            let refused = format!("{status} {}", zernel_report::text::shortened(&text, 200));
             return Err(ClientError::Refused(refused));
         }
         serde_json::from_slice(body).map_err(|error| strange(error.to_string()))

@@ -11,7 +11,6 @@ mod observe;
 mod ps;
 mod run;
 mod service;
-mod text;
 mod workload;
 
 use std::io::{self, Write};

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,18 @@ use clap::Args;
 use serde_json::Value;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
-use zernel_ebpf::observer::{self, GovernorOptions, Observer, TextFormat, Whose};
-use zernel_serve::{Format, Health, Scope, Secret, Server, Source};
+use zernel_ebpf::metrics;
+use zernel_ebpf::observer::{
+    self, GovernorOptions, Observer, ObserverRequests, ObserverThread, Published,
+};
+use zernel_model::snapshot::Snapshot;
+use zernel_serve::{Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_time;
 use crate::{interrupt, print, service};
+
+/// How often what the probes counted is read and published.
+const ROUND: Duration = Duration::from_millis(500);
 
 /// Watch every ML process of this machine, and serve what is seen
 ///
@@ -76,53 +83,58 @@ pub(crate) fn parse_budget(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let stop = interrupt::flag()?;
-    let observer = Arc::new(Mutex::new(Observer::start(&observer_options(options))?));
+    let observer = Observer::start(&observer_options(options))?;
+    let observer = ObserverThread::start(observer, ROUND)?;
     if options.ledger {
         let time = options.time.unwrap_or(Duration::from_secs(2));
-        observe_for(&observer, &stop, time)?;
-        let ledger = lock(&observer).ledger(Whose::All);
-        print(format!("{ledger:#}\n").as_bytes())?;
-        return Ok(ExitCode::SUCCESS);
+        return print_ledger(observer, &stop, time);
     }
+    let published = observer.published();
     let daemon = Daemon {
-        observer: Arc::clone(&observer),
-        ended: Arc::default(),
+        published: Arc::clone(&published),
     };
-    let ended = Arc::clone(&daemon.ended);
     let server = Server::bind(server_options(options)?, daemon)?;
-    // Before anybody knows of us: unheeded, these signals would end us.
-    let pausing = pause_on_signals(&observer)?;
-    announce(&server, &observer);
+    // Before the addresses are printed: without a handler these signals kill the daemon.
+    let pausing = pause_on_signals(observer.requests())?;
+    announce(&server, &published.snapshot());
     if let Err(error) = service::ready() {
-        eprintln!("zernel: the service manager cannot be told that we are ready: {error}");
+        eprintln!("zernel: cannot notify the service manager: {error}");
     }
     let end = options.time.map(|time| Instant::now() + time);
-    thread::scope(|scope| {
-        let watching = scope.spawn(|| {
-            let result = observer::run(&observer, &stop);
-            ended.store(true, Ordering::Relaxed);
-            result
-        });
-        let served = server.run_on_this_thread(until_stopped(&stop, &ended, end));
-        stop.store(true, Ordering::Relaxed);
-        pausing.close();
-        watching.join().map_err(|_| "watching broke off")??;
-        served?;
-        Ok(ExitCode::SUCCESS)
-    })
+    let served = server.run_on_this_thread(until_stopped(&stop, &published, end));
+    pausing.close();
+    observer.stop()?;
+    served?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Takes all probes off on SIGUSR1 and puts them on again on SIGUSR2, until the handle is closed.
-fn pause_on_signals(observer: &Arc<Mutex<Observer>>) -> std::io::Result<Handle> {
+/// Observes for a while without serving, then prints which function is probed in which file.
+fn print_ledger(
+    observer: ObserverThread,
+    stop: &AtomicBool,
+    time: Duration,
+) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let end = Instant::now() + time;
+    while Instant::now() < end && !stop.load(Ordering::Relaxed) && !observer.has_ended() {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let mut observer = observer.stop()?;
+    observer.read()?;
+    let ledger = observer.snapshot().ledger_json(Scope::All);
+    print(format!("{ledger:#}\n").as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Detaches all probes on SIGUSR1 and attaches them again on SIGUSR2, until the handle is closed.
+fn pause_on_signals(observer: ObserverRequests) -> std::io::Result<Handle> {
     let mut signals = Signals::new([SIGUSR1, SIGUSR2])?;
     let handle = signals.handle();
-    let observer = Arc::clone(observer);
     thread::spawn(move || {
         for signal in signals.forever() {
-            match signal {
-                SIGUSR1 => lock(&observer).pause(),
-                _ => lock(&observer).resume(),
-            }
+            observer.call(|observer| match signal {
+                SIGUSR1 => observer.pause(),
+                _ => observer.resume(),
+            });
         }
     });
     Ok(handle)
@@ -148,41 +160,23 @@ fn server_options(options: &Options) -> Result<zernel_serve::Options, zernel_ser
     })
 }
 
-fn announce(server: &Server, observer: &Mutex<Observer>) {
+fn announce(server: &Server, snapshot: &Snapshot) {
     let addresses = server.local_addresses();
-    let cost = lock(observer).cost();
     eprintln!(
         "observing through {}; a probed call costs its thread {:.1} µs here",
-        lock(observer).rung().name(),
-        cost.ns_per_call / 1e3
+        snapshot.rung,
+        snapshot.call_cost_seconds * 1e6
     );
     if let Some(http) = addresses.http {
         eprintln!("metrics on http://{http}/metrics, more on http://{http}/");
     }
 }
 
-/// Observes for a while, without a server.
-fn observe_for(
-    observer: &Mutex<Observer>,
-    stop: &AtomicBool,
-    time: Duration,
-) -> Result<(), observer::ObserveError> {
-    thread::scope(|scope| {
-        let watching = scope.spawn(|| observer::run(observer, stop));
-        let end = Instant::now() + time;
-        while Instant::now() < end && !stop.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(50));
-        }
-        stop.store(true, Ordering::Relaxed);
-        watching.join().unwrap_or(Ok(()))
-    })
-}
-
-/// Ends when a signal says so, when watching has ended, or when the time is up.
-async fn until_stopped(stop: &AtomicBool, ended: &AtomicBool, end: Option<Instant>) {
+/// Returns on a signal, when the observer has ended, or when the time is up.
+async fn until_stopped(stop: &AtomicBool, published: &Published, end: Option<Instant>) {
     let is_over = || {
         stop.load(Ordering::Relaxed)
-            || ended.load(Ordering::Relaxed)
+            || published.end().is_some()
             || end.is_some_and(|end| Instant::now() >= end)
     };
     while !is_over() {
@@ -190,65 +184,39 @@ async fn until_stopped(stop: &AtomicBool, ended: &AtomicBool, end: Option<Instan
     }
 }
 
-/// What the server asks.
+/// Answers requests from what the observer has published.
 struct Daemon {
-    observer: Arc<Mutex<Observer>>,
-    /// Whether watching has ended.
-    ended: Arc<AtomicBool>,
-}
-
-impl Daemon {
-    /// The observer, up to date. What cannot be read now stays as it was.
-    fn fresh(&self) -> MutexGuard<'_, Observer> {
-        let mut observer = lock(&self.observer);
-        let _ = observer.read();
-        observer
-    }
+    published: Arc<Published>,
 }
 
 impl Source for Daemon {
-    fn metrics(&self, scope: Scope, format: Format) -> String {
-        let format = match format {
-            Format::Prometheus => TextFormat::Prometheus,
-            Format::OpenMetrics => TextFormat::OpenMetrics,
-            Format::Quantiles => TextFormat::Quantiles,
-        };
-        self.fresh().metrics(whose(scope), format)
+    fn metrics(&self, scope: Scope, format: TextFormat) -> String {
+        metrics::text(&self.published.snapshot(), scope, format)
     }
 
     fn snapshot(&self, scope: Scope) -> String {
-        let moment = self.fresh().moment(whose(scope));
-        moment.to_json()
+        self.published.snapshot().to_json(scope)
     }
 
     fn ledger(&self, scope: Scope) -> Value {
-        self.fresh().ledger(whose(scope))
+        self.published.snapshot().ledger_json(scope)
     }
 
     fn health(&self) -> Health {
-        let observer = lock(&self.observer);
-        let (mut problems, off) = (observer.problems(), observer.is_off());
-        drop(observer);
-        let ended = self.ended.load(Ordering::Relaxed);
-        if ended {
-            problems.push("processes are not watched any more".to_owned());
-        }
+        let snapshot = self.published.snapshot();
+        let mut problems = snapshot.problems.clone();
+        let ended = self.published.end();
+        let late = self.published.lateness().filter(|_| ended.is_none());
+        problems.extend(ended.map(|_| "processes are no longer observed".to_owned()));
+        problems.extend(late.map(|age| {
+            let seconds = age.as_secs_f64();
+            format!("the observer is late: its figures are {seconds:.1} s old")
+        }));
         Health {
-            ok: !ended && !off,
+            ok: ended.is_none() && late.is_none() && !snapshot.observer.is_off,
             problems,
         }
     }
-}
-
-fn whose(scope: Scope) -> Whose {
-    match scope {
-        Scope::All => Whose::All,
-        Scope::User(uid) => Whose::User(uid),
-    }
-}
-
-fn lock(observer: &Mutex<Observer>) -> MutexGuard<'_, Observer> {
-    observer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use serde::Serialize;
 use zernel_phase::task_state::WorkloadPhase;
 
 use crate::client::Socket;
-use crate::text::shortened;
-use zernel_ebpf::observer::snapshot::{Process, Snapshot};
+use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
+use zernel_report::text::shortened;
 
 /// List the training processes of this machine, and what they are doing
 ///
@@ -60,16 +60,18 @@ struct Trainer {
 }
 
 impl Trainer {
-    fn new(process: &Process) -> Self {
-        let times = process.phase_times.as_ref();
+    fn new(process: &ProcessSnapshot) -> Self {
+        let times = process.phases.phase_times.as_ref();
         let share = |phase| times.map(|times| times.phase_fraction(phase));
         Self {
             pid: process.pid,
             comm: process.comm().to_owned(),
             job: process.job().map(str::to_owned),
             rank: process.rank(),
-            gpus: process.memory_by_caller.iter().map(|m| m.gpu_id).collect(),
-            phase: process.phase,
+            gpus: (process.memory.memory_by_caller.iter())
+                .filter_map(|memory| memory.gpu_id)
+                .collect(),
+            phase: process.phases.phase,
             median_step_seconds: process.steps.median_seconds(),
             data_share: share(WorkloadPhase::DataLoading),
             collective_share: share(WorkloadPhase::NcclCollective),

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::library::LibraryKind;
+use zernel_elf::LibraryKind;
 
 /// What the dynamic loader's file name begins with: glibc's, the one of glibc up to 2.33, musl's.
 const LOADER_PREFIXES: [&[u8]; 4] = [b"ld-linux", b"ld64.so", b"ld-2.", b"ld-musl-"];

@@ -5,57 +5,15 @@ use std::path::PathBuf;
 use std::{fs, io};
 
 use libbpf_rs::Link;
-use object::{Object, ObjectSegment, ObjectSymbol};
+use zernel_elf::{LoaderError, LoaderSymbols};
 
 use super::library::Subject;
 use super::scan::Mapping;
 use super::trace::Trace;
 use crate::capability::reason;
 
-/// Called by loaders before and after their list of objects changes, for debuggers to break at.
-const HOOK: &[u8] = b"_dl_debug_state";
-/// The `struct r_debug` of glibc's loader.
-const STATE: &[u8] = b"_r_debug";
-/// Where in `struct r_debug` its `r_state` is, on 64 bits.
-const STATE_FIELD: u64 = 24;
-
-/// Anyone may name a file like a loader: so large are not even those with debug information,
-const LARGEST: u64 = 32 << 20;
-/// and so many different ones are not on any machine.
+/// More different loaders than any machine has. Any user can name a file like a loader.
 const MOST: usize = 1024;
-
-/// What the probe on a loader needs to know of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LoaderSymbols {
-    /// Where in the file the hook is.
-    pub(super) offset: usize,
-    /// How far behind the hook the state is, in memory; zero if the loader exports none.
-    pub(super) state_distance: u64,
-}
-
-impl LoaderSymbols {
-    fn read(loader: &[u8]) -> Result<Self, String> {
-        let file = object::File::parse(loader).map_err(|error| error.to_string())?;
-        let address = |name| {
-            let mut symbols = file.dynamic_symbols();
-            let symbol = symbols.find(|symbol| symbol.name_bytes() == Ok(name));
-            symbol.map(|symbol| symbol.address())
-        };
-        let hook = address(HOOK).ok_or("it has no _dl_debug_state")?;
-        let offset = file.segments().find_map(|segment| {
-            let within = hook.checked_sub(segment.address())?;
-            let (start, size) = segment.file_range();
-            let offset = start.checked_add(within).filter(|_| within < size)?;
-            usize::try_from(offset).ok()
-        });
-        Ok(Self {
-            offset: offset.ok_or("its _dl_debug_state is in no segment")?,
-            state_distance: address(STATE).map_or(0, |state| {
-                state.wrapping_add(STATE_FIELD).wrapping_sub(hook)
-            }),
-        })
-    }
-}
 
 /// A dynamic loader that some process uses.
 #[derive(Debug)]
@@ -113,9 +71,9 @@ impl Loaders {
 fn attach(mapping: &Mapping, trace: &Trace) -> io::Result<Loader> {
     let file = mapping.map_files();
     let path = fs::read_link(&file)?;
-    let symbols = match fs::metadata(&file)?.len() {
-        0..=LARGEST => LoaderSymbols::read(&fs::read(&file)?),
-        size => Err(format!("it has {size} bytes, which no loader has")),
+    let symbols = match LoaderSymbols::read(&file) {
+        Err(LoaderError::Unreadable(error)) => return Err(error),
+        symbols => symbols.map_err(|error| error.to_string()),
     };
     let link = symbols.and_then(|symbols| {
         let link = trace.attach_loader(&file, symbols);
@@ -134,17 +92,4 @@ fn attach(mapping: &Mapping, trace: &Trace) -> io::Result<Loader> {
         refusal,
         _link: link,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_that_is_no_loader_is_refused() {
-        assert!(LoaderSymbols::read(b"no ELF").is_err());
-        let own = fs::read("/proc/self/exe").unwrap();
-        let refusal = LoaderSymbols::read(&own).unwrap_err();
-        assert!(refusal.contains("_dl_debug_state"), "{refusal}");
-    }
 }

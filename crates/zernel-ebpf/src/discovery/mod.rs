@@ -29,12 +29,12 @@ pub use loader::Loader;
 pub use process::{MappedFile, ProcessKey};
 
 use crate::capability::reason;
-use crate::library::LibraryKind;
 use crate::privilege;
 use library::Subject;
 use loader::Loaders;
 use scan::{Mapping, Scanner};
 use trace::{Executable, Notice, Trace};
+use zernel_elf::LibraryKind;
 
 /// With more processes than this to look at, looking at all is cheaper.
 const FEW: usize = 32;

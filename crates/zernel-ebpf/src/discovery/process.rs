@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use procfs::process::Process;
-
-/// The unit in which procfs tells start times, the same on every machine.
-const TICK_NS: u64 = 10_000_000;
+use zernel_model::snapshot::START_UNIT_NS;
 
 /// A process, told from others that had the same pid before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,7 +21,7 @@ impl ProcessKey {
     pub fn new(pid: u32, start_boottime_ns: u64) -> Self {
         Self {
             pid,
-            start_ns: start_boottime_ns / TICK_NS * TICK_NS,
+            start_ns: start_boottime_ns / START_UNIT_NS * START_UNIT_NS,
         }
     }
 
@@ -32,7 +30,7 @@ impl ProcessKey {
         let stat = process.stat().ok()?;
         let is_dead = matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1;
         let pid = u32::try_from(stat.pid).ok()?;
-        (!is_dead).then(|| Self::new(pid, stat.starttime.saturating_mul(TICK_NS)))
+        (!is_dead).then(|| Self::new(pid, stat.starttime.saturating_mul(START_UNIT_NS)))
     }
 
     /// Whether the process is still there: not dead, and not another one of the same pid.

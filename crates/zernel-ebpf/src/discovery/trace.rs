@@ -12,10 +12,10 @@ use libbpf_rs::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::Error;
-use super::loader::LoaderSymbols;
 use super::process::ProcessKey;
 use super::sys;
 use crate::capability::quietly;
+use zernel_elf::LoaderSymbols;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/discovery.bpf.o"));
 const TRACEPOINTS: [&str; 3] = ["executed", "forked", "exited"];

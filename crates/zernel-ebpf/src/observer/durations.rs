@@ -1,7 +1,7 @@
 //! The kernel's histograms, taken over bit by bit.
 
-use crate::aggregation::LatencyHistogram;
 use crate::probes::layout::{BUCKETS, Histogram};
+use zernel_model::aggregation::LatencyHistogram;
 
 /// Below this, the kernel's buckets are wider than ours.
 const UNIT_SHIFT: u32 = 4;

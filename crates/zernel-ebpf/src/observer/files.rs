@@ -16,8 +16,8 @@ use libbpf_rs::Link;
 use super::changes::{Changes, Watched};
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
-use crate::library::{FileIdentity, Library, LibraryError, LibraryKind, Site, TrapCost};
 use crate::probes::SYMBOLS;
+use zernel_elf::{FileIdentity, Library, LibraryError, LibraryKind, Site, TrapCost};
 
 /// Why a file that somebody wrote to is let go.
 pub(crate) const WRITTEN_TO: &str = "the file was written to after it was attached to";
@@ -339,22 +339,6 @@ fn refuse_expensive_ones(functions: &mut [Function]) {
                 "is called often, and the kernel would have to single-step its first instruction"
                     .to_owned(),
             );
-        }
-    }
-}
-
-/// Why a file could not be attached to, for the ledger.
-#[derive(Debug)]
-pub(crate) struct RefusedFile {
-    pub(crate) path: PathBuf,
-    pub(crate) reason: String,
-}
-
-impl RefusedFile {
-    pub(crate) fn new(path: &Path, error: &LibraryError) -> Self {
-        Self {
-            path: path.to_owned(),
-            reason: error.to_string(),
         }
     }
 }

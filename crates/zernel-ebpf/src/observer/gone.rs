@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Communicator, ObservedProcess};
-use crate::identity::Identity;
+use zernel_identity::Identity;
 
 /// A rank that has ended.
 #[derive(Debug, Clone)]

@@ -6,47 +6,43 @@
 //! | `files` | the library files that probes are attached to |
 //! | `changes` | tells when one of them is written to or removed |
 //! | `process` | what is known of one process |
-//! | `asking` | who it is |
 //! | `step_marks` | what tells its steps apart |
 //! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
 //! | `off` | when no probe is on at all |
 //! | `estimate`, `step_work` | what is told of functions that are watched now and then |
-//! | `driver` | the loop that makes an [`Observer`] do its work |
-//! | `metrics`, [`snapshot`], `ledger` | what it tells |
+//! | `thread` | the thread that owns an [`Observer`] and publishes snapshots |
+//! | `describe` | what is known, as a snapshot |
 
 mod alarm;
-mod asking;
 mod batch;
 mod callers;
 mod changes;
-mod driver;
+mod describe;
 mod durations;
 mod estimate;
 mod files;
 mod gone;
 mod governor;
 mod kernel;
-mod ledger;
 mod mapped;
-mod metrics;
 mod off;
 mod process;
 mod shared_state;
-pub mod snapshot;
 mod step_marks;
 mod step_work;
+mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use changes::Changes;
-pub use driver::run;
 pub use estimate::Estimate;
+use files::AttachedFile;
 pub use files::Watch;
-use files::{AttachedFile, RefusedFile};
 use gone::GoneRanks;
 pub use gone::{End, GoneRank};
 use governor::Governor;
@@ -55,18 +51,18 @@ use kernel::Kernel;
 #[cfg(test)]
 pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
-pub use metrics::{Documented, FAMILIES, TextFormat, Whose};
 use off::{Off, Rests};
 pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Phases, Seen};
+pub use thread::{ObserverRequests, ObserverThread, Published};
+use zernel_model::snapshot::{RefusedFile, SharedHistogram};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
-use crate::aggregation::LatencyHistogram;
 use crate::capability::reason;
 use crate::discovery::{self, Discovery, Event, ProcessKey};
-use crate::gpu::{GpuFacts, Gpus};
-use crate::library::LibraryKind;
 use crate::probes::{Family, SYMBOLS, layout};
+use zernel_elf::LibraryKind;
+use zernel_identity::gpu::{GpuFacts, Gpus};
 
 /// Why nothing can be observed.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +76,9 @@ pub enum ObserveError {
     /// Events cannot be waited for.
     #[error("events cannot be waited for ({0}); the limit on open files may be too low")]
     Wait(#[from] rustix::io::Errno),
+    /// A thread that borrowed the observer panicked.
+    #[error("the observer was lent to a thread that panicked")]
+    NotReturned,
     /// Processes cannot be found.
     #[error(transparent)]
     Discovery(#[from] discovery::Error),
@@ -156,23 +155,46 @@ impl Losses {
     }
 }
 
+/// In how many rounds the identities of all processes are read anew: 20 s at two rounds per second.
+const IDENTITY_ROUNDS: usize = 40;
+
+/// The library files that a process maps.
+#[derive(Debug, Clone)]
+struct MappedFiles {
+    /// User of the process.
+    uid: Option<u32>,
+    /// Their numbers.
+    files: BTreeSet<u64>,
+}
+
+impl MappedFiles {
+    /// No files yet.
+    fn of(pid: u32) -> Self {
+        let process = i32::try_from(pid).ok().map(procfs::process::Process::new);
+        Self {
+            uid: process.and_then(|process| process.ok()?.uid().ok()),
+            files: BTreeSet::new(),
+        }
+    }
+}
+
 /// The probes, attached. Dropping it detaches everything.
 pub struct Observer {
     files: Vec<AttachedFile>,
-    refused: Vec<RefusedFile>,
+    refused: Arc<Vec<RefusedFile>>,
     changes: Changes,
     /// Readable when there are events of processes, changes of files or alarms.
     events: OwnedFd,
     is_alarmed: bool,
     /// Which files a process maps, by their place in `files`.
-    maps: BTreeMap<ProcessKey, BTreeSet<u64>>,
+    maps: BTreeMap<ProcessKey, MappedFiles>,
     /// Those that mapped the driver when observing began.
     found_running: BTreeSet<ProcessKey>,
     processes: BTreeMap<u32, ObservedProcess>,
     /// Those that have ended, until their grace is over.
     ended: Vec<ObservedProcess>,
     /// How long the collectives of those took whose grace is over, by user.
-    past: BTreeMap<(Option<u32>, Family), LatencyHistogram>,
+    past: BTreeMap<(Option<u32>, Family), SharedHistogram>,
     /// Ranks that have ended, as long as others may wait for them.
     gone: GoneRanks,
     /// The kernel's places of those that have ended, until nobody writes there any more.
@@ -184,8 +206,8 @@ pub struct Observer {
     gpus: Gpus,
     gpu_facts: Vec<GpuFacts>,
     grace: Duration,
-    /// The kernel's place of the process that is asked next who it is.
-    next_asked: u32,
+    /// The kernel's place of the process whose identity is read next.
+    next_identity: u32,
     next_file: u64,
     /// Why all probes are off, if they are.
     off: Option<Off>,
@@ -207,7 +229,7 @@ impl Observer {
         let changes = Changes::new()?;
         let mut observer = Self {
             files: Vec::new(),
-            refused: Vec::new(),
+            refused: Arc::default(),
             events: any([
                 discovery.file_descriptor(),
                 changes.as_fd(),
@@ -228,7 +250,7 @@ impl Observer {
             gpu_facts: gpus.facts(),
             gpus,
             grace: options.grace,
-            next_asked: 0,
+            next_identity: 0,
             next_file: 0,
             off: None,
             rests: Rests::new(options.governor.rest),
@@ -252,7 +274,7 @@ impl Observer {
         let drivers = files.filter(|file| file.kind == LibraryKind::Cuda);
         let drivers: BTreeSet<u64> = drivers.map(|file| file.number).collect();
         let mut users = self.maps.clone();
-        users.retain(|_, files| !files.is_disjoint(&drivers));
+        users.retain(|_, mapped| !mapped.files.is_disjoint(&drivers));
         users.into_keys().collect()
     }
 
@@ -272,10 +294,10 @@ impl Observer {
             Some(kind) => {
                 self.watch_file(kind, path, path);
             }
-            None => self.refused.push(RefusedFile {
-                path: path.to_owned(),
-                reason: "its name is none of a library that we know".to_owned(),
-            }),
+            None => self.refuse(
+                path,
+                "its name is none of a library that we know".to_owned(),
+            ),
         }
     }
 
@@ -306,12 +328,21 @@ impl Observer {
             }
             Err(error) if error.is_gone() => return None,
             Err(error) => {
-                self.refused.retain(|refused| refused.path != path);
-                self.refused.push(RefusedFile::new(path, &error));
+                self.refuse(path, error.to_string());
                 return None;
             }
         }
         Some(self.next_file)
+    }
+
+    /// Notes why no probe can be attached to a file.
+    fn refuse(&mut self, path: &Path, reason: String) {
+        let refused = Arc::make_mut(&mut self.refused);
+        refused.retain(|refused| refused.path != path);
+        refused.push(RefusedFile {
+            path: path.to_owned(),
+            reason,
+        });
     }
 
     /// A descriptor that is readable when [`Self::discover`] has something to do.
@@ -342,12 +373,12 @@ impl Observer {
         let events = self.discovery.scan()?;
         self.take(&events);
         self.drop_changed_files();
-        self.ask_gpus();
+        self.refresh_gpus();
         self.adopt()
     }
 
-    /// Asks all GPUs how busy and how full they are.
-    fn ask_gpus(&mut self) {
+    /// Reads utilization and memory of all GPUs.
+    fn refresh_gpus(&mut self) {
         self.gpu_facts = self.gpus.facts();
     }
 
@@ -360,7 +391,9 @@ impl Observer {
                     file,
                 } => {
                     if let Some(number) = self.watch_file(*kind, &file.map_files, &file.path) {
-                        self.maps.entry(*process).or_default().insert(number);
+                        let mapped = self.maps.entry(*process);
+                        let mapped = mapped.or_insert_with(|| MappedFiles::of(process.pid));
+                        mapped.files.insert(number);
                     }
                 }
                 Event::Executed { process } | Event::Exited { process } => {
@@ -378,7 +411,8 @@ impl Observer {
 
     /// Takes the probes off files that were written to, and off those that nobody can use any more.
     fn drop_changed_files(&mut self) {
-        let used: BTreeSet<u64> = self.maps.values().flatten().copied().collect();
+        let mapped = self.maps.values().flat_map(|mapped| &mapped.files);
+        let used: BTreeSet<u64> = mapped.copied().collect();
         let mut let_go = BTreeSet::new();
         for file in &mut self.files {
             if !file.is_unchanged() {
@@ -388,7 +422,7 @@ impl Observer {
         }
         for process in self.processes.values_mut() {
             let maps = self.maps.get(&process.key());
-            if maps.is_some_and(|maps| !maps.is_disjoint(&let_go)) {
+            if maps.is_some_and(|maps| !maps.files.is_disjoint(&let_go)) {
                 process.lose_sight(monotonic_ns());
             }
         }
@@ -564,14 +598,33 @@ impl Observer {
             let user = process.identity.as_ref().map(|identity| identity.uid);
             for (family, histogram) in process.durations() {
                 if matches!(family, Family::Enqueue(_) | Family::UntilSync(_)) {
-                    self.past
-                        .entry((user, family))
-                        .or_default()
-                        .merge(histogram);
+                    let past = self.past.entry((user, family)).or_default();
+                    Arc::make_mut(past).merge(histogram);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Reads the identity and the devices of some processes anew, others the next time: programs rename themselves and
+    /// change their user after they start.
+    fn refresh_identities(&mut self) {
+        let count = self.processes.len().div_ceil(IDENTITY_ROUNDS);
+        let next = self.processes.range_mut(self.next_identity..).take(count);
+        let mut last = None;
+        for (index, process) in next {
+            last = Some(*index);
+            if let Some(identity) = process::identify_life(process.pid, process.start_ns) {
+                process.set_identity(identity);
+                process.find_devices(&self.gpu_facts);
+            }
+        }
+        self.next_identity = last.map_or(0, |index| index + 1);
+    }
+
+    /// When a sampling window opens or closes next.
+    fn next_window_turn(&self) -> Option<Instant> {
+        self.governor.next_turn()
     }
 
     /// Every process that was seen, those that ended a short while ago included.

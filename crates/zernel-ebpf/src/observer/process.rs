@@ -3,6 +3,7 @@
 mod sampling;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
 use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector};
@@ -14,14 +15,15 @@ use super::estimate::CallRate;
 use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
 use super::step_work::LaunchesPerStep;
-use crate::aggregation::{GpuMemMetrics, LatencyHistogram};
 use crate::discovery::ProcessKey;
-use crate::gpu::{GpuFacts, VisibleDevices};
-use crate::identity::{Identity, identify};
 use crate::probes::{
     Company, Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
 };
 use sampling::{OnCpu, Sampling, is_launch};
+use zernel_identity::gpu::{GpuFacts, VisibleDevices};
+use zernel_identity::{Identity, identify};
+use zernel_model::aggregation::{GpuMemMetrics, LatencyHistogram};
+use zernel_model::snapshot::SharedHistogram;
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +176,7 @@ pub struct ObservedProcess {
     progress_before: Option<Progress>,
     /// When the last mark was told.
     last_mark_ns: u64,
-    durations: BTreeMap<Family, (Taken, LatencyHistogram)>,
+    durations: BTreeMap<Family, (Taken, SharedHistogram)>,
 }
 
 impl ObservedProcess {
@@ -244,7 +246,8 @@ impl ObservedProcess {
                 continue;
             };
             let (taken, total) = self.durations.entry(family).or_default();
-            taken.take(&kernel.histograms.read(slot as usize), total);
+            let times = kernel.histograms.read(slot as usize);
+            taken.take(&times, Arc::make_mut(total));
         }
         let addresses = self.memory.values();
         let addresses = addresses.flat_map(|memory| memory.by_caller.keys().copied());
@@ -500,7 +503,13 @@ impl ObservedProcess {
     /// How long something took.
     #[must_use]
     pub fn duration(&self, family: Family) -> Option<&LatencyHistogram> {
-        self.durations.get(&family).map(|(_, total)| total)
+        self.durations.get(&family).map(|(_, total)| &**total)
+    }
+
+    /// The durations of a family, shared with a snapshot.
+    pub(super) fn shared_duration(&self, family: Family) -> Option<SharedHistogram> {
+        let (_, total) = self.durations.get(&family)?;
+        Some(SharedHistogram::clone(total))
     }
 
     /// How long something took in all. If not all of it was timed, because it was sampled, what was stands for
@@ -520,7 +529,7 @@ impl ObservedProcess {
     /// Every kind of duration that was observed.
     pub fn durations(&self) -> impl Iterator<Item = (Family, &LatencyHistogram)> {
         let durations = self.durations.iter();
-        durations.map(|(family, (_, total))| (*family, total))
+        durations.map(|(family, (_, total))| (*family, &**total))
     }
 
     /// How many threads call at once, as far as that makes a call dearer.

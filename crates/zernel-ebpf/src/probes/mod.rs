@@ -18,10 +18,13 @@ mod torch;
 pub use dataload::DataloadCauses;
 pub use sched::{BlockedBy, Scheduling};
 
+use zernel_model::aggregation::exposition::Exposition;
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent;
 
-use crate::library::LibraryKind;
+use zernel_elf::LibraryKind;
+
+use crate::metrics::{MetricFamily, Scoped};
 
 /// What is kept of durations, per process; the order is that of `enum zernel_family`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -362,6 +365,27 @@ impl Symbol {
             arguments: self.arguments,
         }
     }
+}
+
+/// The metric families of all probes.
+pub(crate) fn families() -> Vec<MetricFamily> {
+    [
+        cuda_trace::metrics::FAMILIES,
+        nccl::metrics::FAMILIES,
+        gpu_mem::metrics::FAMILIES,
+        sched::metrics::FAMILIES,
+        dataload::metrics::FAMILIES,
+    ]
+    .concat()
+}
+
+/// Writes the metric families of all probes.
+pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
+    cuda_trace::metrics::expose(out, scoped);
+    nccl::metrics::expose(out, scoped);
+    gpu_mem::metrics::expose(out, scoped);
+    sched::metrics::expose(out, scoped);
+    dataload::metrics::expose(out, scoped);
 }
 
 /// Every function that is watched; its place here is its number in the kernel.

@@ -14,7 +14,7 @@ use std::{env, fs, thread};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use tempfile::TempDir;
 use zernel_ebpf::discovery::{Discovery, Event, MappedFile, ProcessKey};
-use zernel_ebpf::library::LibraryKind;
+use zernel_elf::LibraryKind;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::{Need, root, trial};
 

@@ -8,7 +8,8 @@ use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags};
-use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Seen, Whose};
+use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Seen};
+use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
 
@@ -237,7 +238,7 @@ pub(crate) fn garbage() {
         let mut holder = stage.target("maps_garbage", 0);
         holder.step();
         observer.scan().expect("processes can be scanned");
-        let refused = observer.ledger(Whose::All)["refused"].clone();
+        let refused = observer.snapshot().ledger_json(Scope::All)["refused"].clone();
         let entry = refused.as_array().expect("a list").iter();
         let mut entry = entry.filter(|entry| entry["path"].as_str() == library.to_str());
         let reason = entry.next().expect("the file is refused")["reason"].clone();

@@ -387,7 +387,7 @@ pub(crate) fn phases_while_sampled() {
         let phases = find(observer, pid).phases.as_ref();
         phases.expect("it drives steps").times.clone()
     };
-    let before = times(&watcher.lock());
+    let before = watcher.with(|observer| times(observer));
     target.wait_until_done();
     let mut observer = watcher.stop();
     observer.read().expect("maps can be read");

@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use zernel_ebpf::observer::{
-    self, CallCount, GovernorOptions, ObserveError, ObservedProcess, Observer, Options, Rung, Whose,
+    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverThread, Options, Rung,
 };
 use zernel_ebpf::probes::SYMBOLS;
+use zernel_model::snapshot::Scope;
 
 use crate::communicator::IN_PROGRESS;
 use crate::target::{Stage, Target};
@@ -45,44 +44,29 @@ pub(crate) fn observe_on(stage: &Stage, rung: Rung) -> Observer {
     })
 }
 
-/// An observer at work, as a daemon has it.
-pub(crate) struct Watcher {
-    observer: Arc<Mutex<Observer>>,
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<(), ObserveError>>,
-}
+/// An observer on its own thread, as a daemon has it.
+pub(crate) struct Watcher(ObserverThread);
 
 impl Watcher {
     pub(crate) fn start(options: &Options) -> Self {
-        let observer = Arc::new(Mutex::new(start(options)));
-        let stop = Arc::new(AtomicBool::new(false));
-        let (own, until) = (Arc::clone(&observer), Arc::clone(&stop));
-        let thread = thread::spawn(move || observer::run(&own, &until));
-        Self {
-            observer,
-            stop,
-            thread,
-        }
+        let round = Duration::from_millis(500);
+        Self(ObserverThread::start(start(options), round).expect("it runs"))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Observer> {
-        self.observer.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs a function on the observer.
+    pub(crate) fn with<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> T {
+        let result = self.0.requests().call(function);
+        result.expect("the observer runs")
     }
 
     /// Waits until something holds. A machine that never gets there fails the test.
     pub(crate) fn wait_until(&self, what: &str, condition: impl Fn(&Observer) -> bool) {
-        wait_until(what, || condition(&self.lock()));
+        wait_until(what, || self.with(|observer| condition(observer)));
     }
 
-    /// Ends its work, which must have gone well.
+    /// Stops the thread, which must have gone well.
     pub(crate) fn stop(self) -> Observer {
-        self.stop.store(true, Ordering::Relaxed);
-        let result = self.thread.join().expect("watching does not panic");
-        result.expect("watching does not fail");
-        let observer = Arc::into_inner(self.observer).expect("nobody else has it");
-        observer
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.0.stop().expect("observing does not fail")
     }
 }
 
@@ -152,7 +136,7 @@ pub(crate) fn assert_exact(observer: &mut Observer, stage: &Stage, targets: &[Ta
 
 /// What the ledger says of the functions of a file, by name.
 pub(crate) fn functions_of(observer: &Observer, file: &str) -> BTreeMap<String, Value> {
-    let ledger = observer.ledger(Whose::All);
+    let ledger = observer.snapshot().ledger_json(Scope::All);
     let files = ledger["files"].as_array().expect("a list").iter();
     let functions = files
         .filter(|entry| entry["path"].as_str() == Some(file))

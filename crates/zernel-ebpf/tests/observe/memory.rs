@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zernel_ebpf::observer::{GovernorOptions, Observer, Options, TextFormat, Whose};
+use zernel_ebpf::metrics::{self, TextFormat};
+use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
+use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 
@@ -236,7 +238,7 @@ fn mapped_memory(driver: &Driver, _rounds: u64) {
 
 /// Bytes by calling library, as metrics tell them.
 fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
-    let text = observer.metrics(Whose::All, TextFormat::Prometheus);
+    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let begin = format!("zernel_gpu_memory_caller_bytes{{pid=\"{pid}\",gpu_id=\"0\",caller=\"");
     let lines = text.lines().filter_map(|line| line.strip_prefix(&*begin));
     lines

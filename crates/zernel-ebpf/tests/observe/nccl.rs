@@ -5,8 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libloading::Symbol;
-use zernel_ebpf::observer::{Communicator, GovernorOptions, Observer, Options, TextFormat, Whose};
+use zernel_ebpf::metrics::{self, TextFormat};
+use zernel_ebpf::observer::{Communicator, GovernorOptions, Observer, Options};
 use zernel_ebpf::probes::{Family, Operation};
+use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::EventKind;
@@ -503,7 +505,7 @@ pub(crate) fn forgotten() {
     run(&mut targets);
     let mut counts = |whose| {
         observer.read().expect("maps can be read");
-        let text = observer.metrics(whose, TextFormat::Prometheus);
+        let text = metrics::text(&observer.snapshot(), whose, TextFormat::Prometheus);
         [
             "enqueue_seconds",
             "until_sync_seconds",
@@ -515,11 +517,11 @@ pub(crate) fn forgotten() {
             value.map_or(0, |value| value.parse::<u64>().expect("a number"))
         })
     };
-    let before = counts(Whose::User(0));
+    let before = counts(Scope::User(0));
     assert!(before.iter().all(|count| *count >= 2 * RANKS), "{before:?}");
     targets.into_iter().for_each(Target::kill);
-    assert_eq!(counts(Whose::User(0)), before);
-    assert_eq!(counts(Whose::User(0)), before);
-    assert!(counts(Whose::All) >= before);
-    assert_eq!(counts(Whose::User(65533)), [0; 3]);
+    assert_eq!(counts(Scope::User(0)), before);
+    assert_eq!(counts(Scope::User(0)), before);
+    assert!(counts(Scope::All) >= before);
+    assert_eq!(counts(Scope::User(65533)), [0; 3]);
 }

@@ -7,7 +7,9 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen, TextFormat, Whose};
+use zernel_ebpf::metrics::{self, TextFormat};
+use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen};
+use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::Need;
 
@@ -156,7 +158,7 @@ fn launches_of(process: &ObservedProcess) -> u64 {
 
 /// No series may be told twice: a scrape with such a pair is refused as a whole.
 pub(crate) fn assert_told_once(observer: &Observer) {
-    let text = observer.metrics(Whose::All, TextFormat::Prometheus);
+    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let mut told = BTreeSet::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let (series, _) = line.rsplit_once(' ').expect("a sample");
@@ -290,14 +292,14 @@ pub(crate) fn thousands_of_short_ones() {
     let mut warm = stage.target("launches", 1);
     warm.step();
     watcher.wait_until("the libraries are attached to", |observer| {
-        observer.ledger(Whose::All)["files"]
+        observer.snapshot().ledger_json(Scope::All)["files"]
             .as_array()
             .is_some_and(|files| files.len() >= 2)
     });
     let mut target = stage.target("many_children", COUNT);
     for _ in 0..COUNT / PART {
         target.step();
-        watcher.lock().read().expect("maps can be read");
+        watcher.with(|observer| observer.read().expect("maps can be read"));
     }
     let mut observer = watcher.stop();
     observer.read().expect("maps can be read");
@@ -332,7 +334,7 @@ pub(crate) fn gone_meanwhile() {
         }
     }
     let observer = watcher.stop();
-    let refused = observer.ledger(Whose::All)["refused"].clone();
+    let refused = observer.snapshot().ledger_json(Scope::All)["refused"].clone();
     assert_eq!(refused, serde_json::json!([]));
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zernel_ebpf::observer::{FAMILIES, ObservedProcess, TextFormat, Whose};
+use zernel_ebpf::metrics::{self, FAMILIES, TextFormat};
+use zernel_ebpf::observer::ObservedProcess;
+use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 
@@ -80,15 +82,15 @@ fn assert_as_documented(text: &str) {
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
         .collect();
-    for family in FAMILIES {
+    for family in FAMILIES.iter() {
         let wanted: BTreeSet<&str> = family.labels.iter().copied().collect();
         assert_eq!(
             kinds.get(family.name),
-            Some(&family.kind),
+            Some(&family.kind.name()),
             "{}",
             family.name
         );
-        let part = match family.kind {
+        let part = match family.kind.name() {
             "histogram" => format!("{}_bucket{{", family.name),
             _ => format!("{}{{", family.name),
         };
@@ -112,7 +114,7 @@ pub(crate) fn whole_node() {
     run(&mut targets);
     observer.discover().expect("processes can be discovered");
     observer.read().expect("maps can be read");
-    let text = observer.metrics(Whose::All, TextFormat::Prometheus);
+    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     // Those of other people's processes do not count.
     let trainers: Vec<u32> = targets.iter().map(Target::pid).collect();
     let is_own = |process: &&ObservedProcess| {

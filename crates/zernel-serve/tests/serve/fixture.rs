@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use zernel_serve::{Addresses, Format, Health, Limits, Options, Scope, ServeError, Server, Source};
+use zernel_serve::{
+    Addresses, Health, Limits, Options, Scope, ServeError, Server, Source, TextFormat,
+};
 
 /// An interval after which no test waits for anything.
 pub(crate) const NEVER: Duration = Duration::from_secs(100_000);
@@ -63,7 +65,7 @@ impl Gate {
 }
 
 impl Source for Fake {
-    fn metrics(&self, scope: Scope, format: Format) -> String {
+    fn metrics(&self, scope: Scope, format: TextFormat) -> String {
         format!("{scope:?} {format:?}\n")
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use procfs::process::{MMapPath, all_processes};
-use zernel_ebpf::gpu::{Absence, Gpus};
-use zernel_ebpf::library::LibraryKind;
+use zernel_elf::LibraryKind;
+use zernel_identity::gpu::{Absence, Gpus};
 
 use super::row::Row;
 

@@ -11,7 +11,7 @@ use rustix::thread::CapabilitySet;
 use zernel_ebpf::privilege;
 
 use super::row::Row;
-use crate::text::shortened;
+use zernel_report::text::shortened;
 
 pub(super) fn rows(processes: &Visibility) -> Vec<Row> {
     let lacking = privilege::lacking(&privilege::TO_SEE, Privilege::own().held);

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use serde::Serialize;
 use zernel_phase::task_state::WorkloadPhase;
 
-use zernel_ebpf::observer::snapshot::{Communicator, Process, Snapshot};
+use zernel_model::snapshot::{CommunicatorSnapshot, ProcessSnapshot, Snapshot};
 
 /// From how many seconds of waiting on a rank that is late is worth telling.
 const WORTH_TELLING: f64 = 1.0;
@@ -32,8 +32,8 @@ pub(super) struct Group<'a> {
 /// One rank of a communicator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member<'a> {
-    pub(super) process: &'a Process,
-    pub(super) of: &'a Communicator,
+    pub(super) process: &'a ProcessSnapshot,
+    pub(super) of: &'a CommunicatorSnapshot,
 }
 
 /// For how long others must have waited until it counts as a hang.
@@ -91,7 +91,7 @@ pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group
         if job.is_some() && process.job() != job {
             continue;
         }
-        for of in &process.communicators {
+        for of in &process.nccl.communicators {
             let members = groups.entry(&of.communicator).or_default();
             members.push(Member { process, of });
         }
@@ -110,7 +110,7 @@ pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group
 }
 
 /// What a rank has of a communicator that it has not begun to make.
-static ABSENT: LazyLock<Communicator> = LazyLock::new(Communicator::default);
+static ABSENT: LazyLock<CommunicatorSnapshot> = LazyLock::new(CommunicatorSnapshot::default);
 
 impl Member<'_> {
     pub(super) fn rank(&self) -> Option<u32> {
@@ -140,6 +140,7 @@ impl Member<'_> {
     fn waits_for_its_gpu(&self) -> bool {
         let waits = [WorkloadPhase::NcclCollective, WorkloadPhase::GpuCompute];
         self.process
+            .phases
             .phase
             .is_some_and(|phase| waits.contains(&phase))
     }
@@ -149,7 +150,7 @@ impl Member<'_> {
         let place = usize::try_from(self.of.sequence.checked_sub(sequence)?).ok()?;
         match place {
             0 if sequence > 0 => Some(&self.of.op),
-            _ => self.of.last_ops.get(place).map(String::as_str),
+            _ => self.of.last_ops.get(place).map(AsRef::as_ref),
         }
     }
 }
@@ -161,11 +162,11 @@ impl<'a> Group<'a> {
             return;
         }
         let job = self.job().map(str::to_owned);
-        let has_joined = |process: &Process| {
+        let has_joined = |process: &ProcessSnapshot| {
             let mut members = self.members.iter();
             members.any(|member| member.process.pid == process.pid)
         };
-        let is_absent = |process: &&Process| {
+        let is_absent = |process: &&ProcessSnapshot| {
             let world_size = process.identity.as_ref().and_then(|who| who.world_size);
             process.is_rank()
                 && process.job() == job.as_deref()
@@ -222,7 +223,7 @@ impl Group<'_> {
     pub(super) fn findings(
         &self,
         patience: Patience,
-        is_stopped: impl Fn(&Process) -> bool,
+        is_stopped: impl Fn(&ProcessSnapshot) -> bool,
     ) -> Vec<Finding<'_>> {
         let waited = self.waited();
         let split = self.split();

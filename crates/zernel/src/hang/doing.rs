@@ -13,7 +13,7 @@ use procfs::process::{FDTarget, ProcState, Process, Stat, Syscall, Task};
 use serde::Serialize;
 
 use super::syscalls;
-use crate::text::shortened;
+use zernel_report::text::shortened;
 
 /// For how long threads are watched to see whether they run.
 const WATCHED: Duration = Duration::from_millis(200);

@@ -18,7 +18,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Args;
-use zernel_ebpf::observer::snapshot::Process;
+use zernel_model::snapshot::ProcessSnapshot;
 
 use crate::client::Socket;
 use analysis::Patience;
@@ -85,7 +85,7 @@ fn ask(options: &Options) -> Result<Verdict, Box<dyn Error>> {
         heeds_the_past: options.after.is_none(),
     };
     let job = options.job.as_deref();
-    let is_stopped = |process: &Process| doing::is_stopped(who(process));
+    let is_stopped = |process: &ProcessSnapshot| doing::is_stopped(who(process));
     let report = Report::new(&snapshot, job, patience, is_stopped, |process| {
         doing::look(who(process))
     });
@@ -97,12 +97,12 @@ fn ask(options: &Options) -> Result<Verdict, Box<dyn Error>> {
     Ok(report.verdict)
 }
 
-fn who(process: &Process) -> Who {
+fn who(process: &ProcessSnapshot) -> Who {
     let identity = process.identity.as_ref();
     Who {
         pid: process.pid,
         start_time: identity.map(|identity| identity.start_time),
-        step_thread: process.step_thread,
+        step_thread: process.phases.step_thread,
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::analysis::Problem;
 use super::report::{Found, Rank, Ranks, Report, Verdict};
-use crate::text::{bytes, shortened, whole, wrapped};
+use zernel_report::text::{bytes, shortened, whole, wrapped};
 
 /// The whole answer.
 pub(super) fn text(report: &Report) -> String {
@@ -229,7 +229,7 @@ mod tests {
     use super::super::analysis::Patience;
     use super::super::doing::{Doing, State};
     use super::*;
-    use zernel_ebpf::observer::snapshot::Snapshot;
+    use zernel_model::snapshot::Snapshot;
 
     fn told(members: &[serde_json::Value]) -> String {
         let snapshot: Snapshot = serde_json::from_value(json!({"observed": members})).unwrap();

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::analysis::{self, Finding, Group, Member, Patience, Problem};
 use super::doing::{Doing, State};
-use zernel_ebpf::observer::snapshot::{Process, Snapshot};
+use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 
 /// All that there is to say.
 #[derive(Debug, Serialize)]
@@ -87,8 +87,8 @@ impl Report {
         snapshot: &Snapshot,
         job: Option<&str>,
         patience: Patience,
-        is_stopped: impl Fn(&Process) -> bool,
-        look: impl Fn(&Process) -> Doing,
+        is_stopped: impl Fn(&ProcessSnapshot) -> bool,
+        look: impl Fn(&ProcessSnapshot) -> Doing,
     ) -> Self {
         let groups = analysis::groups(snapshot, job);
         let mut communicators: Vec<Ranks> = groups
@@ -96,10 +96,10 @@ impl Report {
             .map(|group| Ranks::new(group, patience, &is_stopped, &look))
             .collect();
         name_victims(&groups, &mut communicators);
-        let is_unknown = |process: &&Process| {
+        let is_unknown = |process: &&ProcessSnapshot| {
             process.is_rank()
                 && !process.complete
-                && process.communicators.is_empty()
+                && process.nccl.communicators.is_empty()
                 && (job.is_none() || process.job() == job)
         };
         let unknown = snapshot.observed.iter().filter(is_unknown);
@@ -122,8 +122,8 @@ impl Ranks {
     fn new(
         group: &Group<'_>,
         patience: Patience,
-        is_stopped: impl Fn(&Process) -> bool,
-        look: impl Fn(&Process) -> Doing,
+        is_stopped: impl Fn(&ProcessSnapshot) -> bool,
+        look: impl Fn(&ProcessSnapshot) -> Doing,
     ) -> Self {
         let findings = group.findings(patience, is_stopped);
         let verdict = if findings.iter().any(|finding| finding.hangs) {
@@ -155,7 +155,7 @@ impl Rank {
             pid: process.pid,
             comm: process.comm().to_owned(),
             sequence: of.sequence,
-            op: of.op.clone(),
+            op: of.op.to_string(),
             bytes: of.bytes,
             in_call: of.in_call,
             is_being_made: of.is_being_made,
@@ -167,7 +167,7 @@ impl Rank {
 }
 
 impl Found {
-    fn new(finding: Finding<'_>, look: impl Fn(&Process) -> Doing) -> Self {
+    fn new(finding: Finding<'_>, look: impl Fn(&ProcessSnapshot) -> Doing) -> Self {
         let process = finding.member.process;
         let doing = match finding.member.is_gone() {
             true => Doing::new(State::Ended, how_it_ended(process)),
@@ -185,7 +185,7 @@ impl Found {
 }
 
 /// As part of a sentence whose subject is the process.
-fn how_it_ended(process: &Process) -> String {
+fn how_it_ended(process: &ProcessSnapshot) -> String {
     let ago = process
         .ended_seconds_ago
         .map_or(String::new(), |ago| format!(", {ago:.1} s ago"));
@@ -232,7 +232,7 @@ mod tests {
 
     fn report(snapshot: serde_json::Value, job: Option<&str>) -> Report {
         let snapshot: Snapshot = serde_json::from_value(snapshot).unwrap();
-        let look = |_: &Process| Doing::new(State::Stopped, "is stopped");
+        let look = |_: &ProcessSnapshot| Doing::new(State::Stopped, "is stopped");
         Report::new(&snapshot, job, PATIENCE, |_| false, look)
     }
 
@@ -286,11 +286,11 @@ mod tests {
     #[test]
     fn how_a_rank_ended_is_told() {
         let ended = |signal, exit_code| {
-            how_it_ended(&Process {
+            how_it_ended(&ProcessSnapshot {
                 signal,
                 exit_code,
                 ended_seconds_ago: Some(2.0),
-                ..Process::default()
+                ..ProcessSnapshot::default()
             })
         };
         assert!(ended(Some(9), None).contains("SIGKILL ended it, 2.0 s ago"));

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use procfs::process::Process;
+use zernel_report::Report;
 
 use super::Observing;
-use super::report::Report;
 use super::watch::Root;
 use crate::interrupt;
 

@@ -10,13 +10,14 @@ use procfs::process::Process;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, set_child_subreaper, wait,
 };
-use serde::Serialize;
 use signal_hook::consts::{
     SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
 };
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::iterator::{Handle, SignalsInfo};
 use signal_hook::low_level::siginfo::Cause;
+
+use zernel_report::Ended;
 
 use super::caller::Caller;
 
@@ -41,25 +42,6 @@ impl SpawnError {
             Self::NotFound { .. } => 127,
             Self::NotRun { .. } => 126,
         }
-    }
-}
-
-/// How the command ended, and the CPU time that it and its children took.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Ended {
-    /// Its exit code, if it ended by itself.
-    pub(super) code: Option<i32>,
-    /// The signal that ended it.
-    pub(super) signal: Option<i32>,
-    pub(super) user_seconds: f64,
-    pub(super) system_seconds: f64,
-}
-
-impl Ended {
-    /// What a shell would say.
-    pub(super) fn exit_code(self) -> u8 {
-        let code = self.code.or(self.signal.map(|signal| 128 + signal));
-        code.map_or(1, |code| code as u8)
     }
 }
 

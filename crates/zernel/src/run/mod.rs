@@ -7,23 +7,10 @@
 //! | `caller` | who the command runs as under sudo |
 //! | `attach` | a process that runs already |
 //! | `watch` | observing, by itself or through the daemon, and telling the wanted processes from others |
-//! | `record`, `steps` | what was seen of one process over time |
-//! | `rank` | the same in numbers |
-//! | `parts` | its time, in parts that do not overlap |
-//! | `verdict` | what the numbers say |
-//! | `report` | all of it, as data; `render` as text, `html` as a page |
 
 pub(crate) mod attach;
 mod caller;
 mod child;
-mod html;
-mod parts;
-mod rank;
-mod record;
-mod render;
-mod report;
-mod steps;
-mod verdict;
 mod watch;
 
 use std::ffi::OsString;
@@ -36,11 +23,12 @@ use std::time::Instant;
 use clap::Args;
 use zernel_ebpf::observer::{self, GovernorOptions};
 
+use zernel_report::Report;
+
 use crate::client::Socket;
 use crate::observe::parse_budget;
 use caller::Caller;
 use child::{CaughtSignals, Child};
-use report::Report;
 use watch::{Root, Watch};
 
 /// Run a command, and say where the time of its training processes went
@@ -149,13 +137,13 @@ impl Observing {
     /// A report that cannot be written is a pity, but the command's exit code is still passed on.
     fn tell(&self, report: &Report) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
-        let text = render::text(report, terminal_width());
+        let text = zernel_report::render_text(report, terminal_width());
         let _ = err.write_all(text.as_bytes());
         let json = |file: &Path| {
             let text = serde_json::to_string_pretty(report)?;
             write_to(file, text + "\n")
         };
-        let page = |file: &Path| write_to(file, html::html(report));
+        let page = |file: &Path| write_to(file, zernel_report::html(report));
         let json = self.json.as_deref().map(|file| (file, json(file)));
         let page = self.html.as_deref().map(|file| (file, page(file)));
         for (file, written) in json.into_iter().chain(page) {

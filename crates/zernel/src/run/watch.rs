@@ -1,19 +1,18 @@
 //! Observes while a command runs, and keeps what was seen of its processes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use procfs::process::Process;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity};
-use zernel_ebpf::observer::snapshot::{self, Snapshot};
-use zernel_ebpf::observer::{self, ObserveError, Observer, Options, Whose};
+use zernel_ebpf::observer::{Observer, ObserverThread, Options};
+use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
+use zernel_report::{Observation, Record};
 
-use super::rank::Seen;
-use super::record::Record;
 use crate::client::Socket;
 
 /// How often is looked who came: what lived shorter may be nobody's.
@@ -35,42 +34,22 @@ pub(super) enum Root {
 
 /// Observing, if that is possible.
 pub(super) enum Watch {
+    /// A thread takes snapshots until `stop` is set.
     Watching {
         stop: Arc<AtomicBool>,
-        watching: Option<JoinHandle<Result<(), ObserveError>>>,
-        looking: JoinHandle<Gathered>,
+        looking: JoinHandle<Observation>,
     },
+    /// Nothing is observed, for this reason.
     Refused(String),
 }
 
-/// What observing yielded.
-pub(super) enum Outcome {
-    Observed(Gathered),
-    NotObserved(String),
-}
-
-/// Who observes.
+/// Where snapshots come from.
 enum Source {
-    Ourselves(Arc<Mutex<Observer>>),
+    Ourselves(ObserverThread),
     Daemon(Socket),
 }
 
-/// All that was seen of the wanted processes.
-#[derive(Default)]
-pub(super) struct Gathered {
-    pub(super) processes: Vec<Seen>,
-    /// What a probed call costs.
-    pub(super) call_cost_seconds: f64,
-    pub(super) rung: String,
-    /// Whether the daemon was asked.
-    pub(super) by_daemon: bool,
-    /// The functions that it called, and that were sampled at some time.
-    pub(super) sampled: BTreeSet<String>,
-    /// What makes the numbers less than they should be.
-    pub(super) problems: Vec<String>,
-}
-
-/// The same while it is gathered.
+/// What was observed so far.
 struct Gathering {
     root: Root,
     /// When it began, in nanoseconds since boot.
@@ -78,7 +57,7 @@ struct Gathering {
     records: BTreeMap<Key, Record>,
     /// Whether a process is wanted.
     descents: BTreeMap<Key, Descent>,
-    gathered: Gathered,
+    gathered: Observation,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,57 +69,35 @@ enum Descent {
 }
 
 impl Watch {
-    /// Observes by itself, or else asks the daemon.
+    /// Observes in this process, or else through the daemon.
     pub(super) fn start(options: &Options, root: Root, socket: &Socket) -> Self {
-        match Observer::start(options) {
-            Ok(observer) => Self::by_ourselves(observer, root),
+        let observer = Observer::start(options);
+        match observer.and_then(|observer| ObserverThread::start(observer, LOOK)) {
+            Ok(observer) => Self::looking_at(Source::Ourselves(observer), root),
             Err(error) => match socket.snapshot() {
-                Ok(_) => Self::by_daemon(socket.clone(), root),
+                Ok(_) => Self::looking_at(Source::Daemon(socket.clone()), root),
                 Err(daemon) => Self::Refused(format!("{error}; {daemon}")),
             },
         }
     }
 
-    fn by_ourselves(observer: Observer, root: Root) -> Self {
-        let observer = Arc::new(Mutex::new(observer));
+    fn looking_at(source: Source, root: Root) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let watching = thread::spawn({
-            let (observer, stop) = (Arc::clone(&observer), Arc::clone(&stop));
-            move || observer::run(&observer, &stop)
-        });
-        Self::looking_at(Source::Ourselves(observer), root, stop, Some(watching))
-    }
-
-    fn by_daemon(socket: Socket, root: Root) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        Self::looking_at(Source::Daemon(socket), root, stop, None)
-    }
-
-    fn looking_at(
-        source: Source,
-        root: Root,
-        stop: Arc<AtomicBool>,
-        watching: Option<JoinHandle<Result<(), ObserveError>>>,
-    ) -> Self {
         let gathering = Gathering {
             root,
             start_ns: since_boot_ns(),
             records: BTreeMap::new(),
             descents: BTreeMap::new(),
-            gathered: Gathered {
+            gathered: Observation {
                 by_daemon: matches!(source, Source::Daemon(_)),
-                ..Gathered::default()
+                ..Observation::default()
             },
         };
         let looking = thread::spawn({
             let stop = Arc::clone(&stop);
-            move || gathering.look_until(&source, &stop)
+            move || gathering.look_until(source, &stop)
         });
-        Self::Watching {
-            stop,
-            watching,
-            looking,
-        }
+        Self::Watching { stop, looking }
     }
 
     /// Why nothing is observed.
@@ -151,56 +108,59 @@ impl Watch {
         }
     }
 
-    /// Ends observing.
-    pub(super) fn finish(self) -> Outcome {
-        let (stop, watching, looking) = match self {
-            Self::Refused(reason) => return Outcome::NotObserved(reason),
-            Self::Watching {
-                stop,
-                watching,
-                looking,
-            } => (stop, watching, looking),
-        };
-        stop.store(true, Ordering::Relaxed);
-        looking.thread().unpark();
-        let mut gathered = looking.join().unwrap_or_default();
-        match watching.map(JoinHandle::join) {
-            None | Some(Ok(Ok(()))) => {}
-            Some(Ok(Err(error))) => gathered
-                .problems
-                .push(format!("observing broke off: {error}")),
-            Some(Err(_)) => gathered.problems.push("observing broke off".to_owned()),
+    /// Stops observing. The error says why nothing was observed.
+    pub(super) fn finish(self) -> Result<Observation, String> {
+        match self {
+            Self::Refused(reason) => Err(reason),
+            Self::Watching { stop, looking } => {
+                stop.store(true, Ordering::Relaxed);
+                looking.thread().unpark();
+                Ok(looking.join().unwrap_or_default())
+            }
         }
-        Outcome::Observed(gathered)
     }
 }
 
 impl Source {
-    fn look(&self) -> Result<Snapshot, String> {
+    fn look(&self) -> Result<Arc<Snapshot>, String> {
         match self {
             Self::Ourselves(observer) => {
-                let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-                observer.read().map_err(|error| error.to_string())?;
-                Ok(observer.observed(Whose::All))
+                (observer.refresh()).ok_or_else(|| "observing broke off".to_owned())
             }
-            Self::Daemon(socket) => socket.snapshot().map_err(|error| error.to_string()),
+            Self::Daemon(socket) => match socket.snapshot() {
+                Ok(snapshot) => Ok(Arc::new(snapshot)),
+                Err(error) => Err(error.to_string()),
+            },
+        }
+    }
+
+    /// Stops observing. An error says why it broke off before.
+    fn stop(self) -> Option<String> {
+        match self {
+            Self::Ourselves(observer) => {
+                let error = observer.stop().err()?;
+                Some(format!("observing broke off: {error}"))
+            }
+            Self::Daemon(_) => None,
         }
     }
 }
 
 impl Gathering {
-    fn look_until(mut self, source: &Source, stop: &AtomicBool) -> Gathered {
+    fn look_until(mut self, source: Source, stop: &AtomicBool) -> Observation {
         loop {
-            // Asked before looking: the last look is after the end.
+            // Read before the look, so that the last look follows the end of the command.
             let is_last = stop.load(Ordering::Relaxed);
             match source.look() {
                 Ok(snapshot) => self.take(&snapshot, is_last),
                 Err(error) => {
-                    self.gathered.problems.push(error);
+                    let problem = source.stop().unwrap_or(error);
+                    self.gathered.problems.push(problem);
                     return self.finish();
                 }
             }
             if is_last {
+                self.gathered.problems.extend(source.stop());
                 return self.finish();
             }
             thread::park_timeout(LOOK);
@@ -232,8 +192,9 @@ impl Gathering {
                 record.look(process, now_ns);
                 let sampled = snapshot.sampled.iter();
                 // Who has launched nothing may do so between windows.
-                let is_unseen = process.is_trainer() && process.launches == 0;
-                let called = sampled.filter(|name| is_unseen || process.calls.contains_key(*name));
+                let is_unseen = process.is_trainer() && process.cuda.launches == 0;
+                let called =
+                    sampled.filter(|name| is_unseen || process.calls.contains_key(name.as_str()));
                 gathered.sampled.extend(called.cloned());
                 // A process may change that at any time.
                 if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
@@ -243,7 +204,7 @@ impl Gathering {
         }
     }
 
-    fn finish(mut self) -> Gathered {
+    fn finish(mut self) -> Observation {
         let descents = self.descents.values();
         let unknown = descents.filter(|descent| **descent == Descent::Unknown);
         let unknown = unknown.count();
@@ -259,7 +220,7 @@ impl Gathering {
 }
 
 /// Whether parent links lead from a process to the root.
-fn descent_from(root: Root, start_ns: u64, process: &snapshot::Process) -> Descent {
+fn descent_from(root: Root, start_ns: u64, process: &ProcessSnapshot) -> Descent {
     let root = match root {
         Root::Ourselves if process.start_ns < start_ns => return Descent::Others,
         Root::Ourselves => std::process::id(),
@@ -323,14 +284,14 @@ mod tests {
             start_ns: 1000,
             records: BTreeMap::new(),
             descents: BTreeMap::new(),
-            gathered: Gathered::default(),
+            gathered: Observation::default(),
         };
-        let process = |start_ns| snapshot::Process {
+        let process = |start_ns| ProcessSnapshot {
             pid: std::process::id(),
             start_ns,
             first_seen_ns: 2000,
             complete: true,
-            ..snapshot::Process::default()
+            ..ProcessSnapshot::default()
         };
         let snapshot = Snapshot {
             observed: vec![process(999), process(1000)],

@@ -1,7 +1,7 @@
 //! On which device a thread works.
 
 use super::{Probe, Symbol};
-use crate::library::LibraryKind::Cuda;
+use zernel_elf::LibraryKind::Cuda;
 
 // In the order of `enum cuda_context_role`.
 const INIT: u8 = 0;

@@ -1,10 +1,12 @@
 //! Launches, copies and waits.
 
+pub(crate) mod metrics;
+
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
 
 use super::{Company, Counts, Direction, Family, Probe, Symbol};
-use crate::library::LibraryKind::Cuda;
+use zernel_elf::LibraryKind::Cuda;
 
 // In the order of `enum cuda_trace_role`.
 const CALL: u8 = 0;

@@ -1,5 +1,7 @@
 //! Waits for data.
 
+pub(crate) mod metrics;
+
 use super::layout;
 
 /// Waits for data, by what those who load it did meanwhile: its loader processes, or where there are

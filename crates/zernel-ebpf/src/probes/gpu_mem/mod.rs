@@ -1,7 +1,9 @@
 //! GPU memory: who holds how much, by device and by calling library.
 
+pub(crate) mod metrics;
+
 use super::{Company, Probe, Symbol};
-use crate::library::LibraryKind::Cuda;
+use zernel_elf::LibraryKind::Cuda;
 
 // In the order of `enum gpu_mem_role`.
 const ALLOCATE: u8 = 0;

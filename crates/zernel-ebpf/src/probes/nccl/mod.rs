@@ -1,10 +1,12 @@
 //! Collectives and messages: what, how much, and how far every rank got.
 
+pub(crate) mod metrics;
+
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CollectiveEnter, CollectiveLeave};
 
 use super::{Counts, Family, Operation, Probe, Symbol};
-use crate::library::LibraryKind::Nccl;
+use zernel_elf::LibraryKind::Nccl;
 
 // In the order of `enum nccl_role`.
 const COLLECTIVE: u8 = 0;

@@ -1,5 +1,7 @@
 //! Threads on and off their CPUs.
 
+pub(crate) mod metrics;
+
 use super::layout;
 
 /// What a thread is blocked by; the order is that of `enum zernel_block_reason`.

@@ -4,7 +4,7 @@ use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::OptimizerMarker;
 
 use super::{Probe, Symbol};
-use crate::library::LibraryKind::TorchCpu;
+use zernel_elf::LibraryKind::TorchCpu;
 
 // In the order of `enum torch_role`.
 const BACKWARD: u8 = 0;

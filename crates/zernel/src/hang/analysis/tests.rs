@@ -1,8 +1,8 @@
 //! Who is to blame in snapshots that are made up.
 
 use super::*;
-use zernel_ebpf::identity::Identity;
-use zernel_ebpf::observer::snapshot::Role;
+use zernel_identity::Identity;
+use zernel_model::snapshot::{NcclSnapshot, PhaseSnapshot, Role};
 
 /// The pid of a process that somebody has stopped.
 const STOPPED: u32 = 109;
@@ -11,27 +11,30 @@ const PATIENCE: Patience = Patience {
     heeds_the_past: true,
 };
 
-fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> Process {
-    Process {
+fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot {
+    ProcessSnapshot {
         pid: 100 + rank,
         role: Role::Trainer,
-        communicators: vec![Communicator {
-            communicator: "ab".to_owned(),
-            rank: Some(rank),
-            ranks: Some(4),
-            sequence,
-            op: op.to_owned(),
-            entered_seconds_ago: Some(seconds),
-            longest_gap_seconds: 2.0,
-            last_ops: vec![op.to_owned()],
-            ..Communicator::default()
-        }],
-        ..Process::default()
+        nccl: NcclSnapshot {
+            communicators: vec![CommunicatorSnapshot {
+                communicator: "ab".to_owned(),
+                rank: Some(rank),
+                ranks: Some(4),
+                sequence,
+                op: op.to_owned().into(),
+                entered_seconds_ago: Some(seconds),
+                longest_gap_seconds: 2.0,
+                last_ops: vec![op.to_owned().into()],
+                ..CommunicatorSnapshot::default()
+            }],
+            ..NcclSnapshot::default()
+        },
+        ..ProcessSnapshot::default()
     }
 }
 
-fn gone(process: Process) -> Process {
-    Process {
+fn gone(process: ProcessSnapshot) -> ProcessSnapshot {
+    ProcessSnapshot {
         ended_seconds_ago: Some(20.0),
         ..process
     }
@@ -39,8 +42,8 @@ fn gone(process: Process) -> Process {
 
 /// The problems by rank, and whether each is a hang.
 fn findings(
-    observed: Vec<Process>,
-    gone_ranks: Vec<Process>,
+    observed: Vec<ProcessSnapshot>,
+    gone_ranks: Vec<ProcessSnapshot>,
     patience: Patience,
 ) -> Vec<(u32, Problem, bool)> {
     let snapshot = Snapshot {
@@ -61,7 +64,7 @@ fn findings(
 }
 
 /// Those that hang.
-fn problems(observed: Vec<Process>) -> Vec<(u32, Problem)> {
+fn problems(observed: Vec<ProcessSnapshot>) -> Vec<(u32, Problem)> {
     let found = findings(observed, vec![], PATIENCE).into_iter();
     let hangs = found.filter(|(_, _, hangs)| *hangs);
     hangs.map(|(rank, problem, _)| (rank, problem)).collect()
@@ -92,7 +95,7 @@ fn a_rank_that_never_entered_is_behind() {
 #[test]
 fn a_rank_that_never_entered_any_is_behind() {
     let mut first = process(1, 0, "AllReduce", 0.0);
-    first.communicators[0].entered_seconds_ago = None;
+    first.nccl.communicators[0].entered_seconds_ago = None;
     let found = problems(vec![process(0, 1, "AllReduce", 29.0), first]);
     let behind = Problem::Behind {
         leaders: 1,
@@ -113,7 +116,7 @@ fn ranks_that_are_apart_for_a_moment_are_not_told_of() {
 #[test]
 fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
     let mut slow = process(1, 6, "AllReduce", 40.0);
-    slow.communicators[0].longest_gap_seconds = 60.0;
+    slow.nccl.communicators[0].longest_gap_seconds = 60.0;
     let observed = vec![process(0, 7, "AllReduce", 30.0), slow];
     let hangs = |patience| {
         let found = findings(observed.clone(), vec![], patience);
@@ -131,7 +134,7 @@ fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
 #[test]
 fn a_slow_rank_that_is_stopped_hangs() {
     let mut slow = process(STOPPED - 100, 6, "AllReduce", 40.0);
-    slow.communicators[0].longest_gap_seconds = 60.0;
+    slow.nccl.communicators[0].longest_gap_seconds = 60.0;
     let found = problems(vec![process(0, 7, "AllReduce", 30.0), slow]);
     assert_eq!(found.len(), 1);
 }
@@ -160,7 +163,7 @@ fn another_operation_than_the_others_is_named() {
 #[test]
 fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
     let mut ahead = process(1, 8, "AllReduce", 30.0);
-    ahead.communicators[0].last_ops = vec!["AllReduce".to_owned(), "Broadcast".to_owned()];
+    ahead.nccl.communicators[0].last_ops = vec!["AllReduce".into(), "Broadcast".into()];
     let found = problems(vec![
         process(0, 7, "AllReduce", 30.0),
         ahead,
@@ -172,7 +175,7 @@ fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
 #[test]
 fn a_call_that_others_have_left_is_named_and_one_that_all_are_in_is_not() {
     let mut stuck = process(1, 7, "AllReduce", 30.0);
-    stuck.communicators[0].in_call = true;
+    stuck.nccl.communicators[0].in_call = true;
     let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
     assert_eq!(found, [(1, Problem::InCall)]);
     assert_eq!(problems(vec![stuck.clone(), stuck]), []);
@@ -205,7 +208,7 @@ fn a_rank_that_has_ended_is_named_if_others_wait_for_it() {
     let equal = || vec![gone(process(2, 7, "AllReduce", 30.0))];
     assert_eq!(findings(waiting(), equal(), PATIENCE), []);
     let mut waiting = waiting();
-    waiting[1].phase = Some(WorkloadPhase::NcclCollective);
+    waiting[1].phases.phase = Some(WorkloadPhase::NcclCollective);
     assert_eq!(
         findings(waiting, equal(), PATIENCE),
         [(2, Problem::Gone, true)]
@@ -225,8 +228,11 @@ fn a_job_that_computes_for_long_does_not_hang() {
 #[test]
 fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
     let all_wait = |phase, seconds| {
-        let process = |rank| Process {
-            phase: Some(phase),
+        let process = |rank| ProcessSnapshot {
+            phases: PhaseSnapshot {
+                phase: Some(phase),
+                ..PhaseSnapshot::default()
+            },
             ..process(rank, 7, "AllReduce", seconds)
         };
         let snapshot = Snapshot {
@@ -241,7 +247,7 @@ fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
 }
 
 /// Three of four ranks that make a communicator for some seconds, and the fourth.
-fn joining(seconds: f64, fourth: Process) -> Vec<Process> {
+fn joining(seconds: f64, fourth: ProcessSnapshot) -> Vec<ProcessSnapshot> {
     let identity = |rank| {
         Some(Identity {
             job: Some("job".to_owned()),
@@ -250,9 +256,10 @@ fn joining(seconds: f64, fourth: Process) -> Vec<Process> {
             ..Identity::default()
         })
     };
-    let mut processes: Vec<Process> = (0..3).map(|rank| process(rank, 0, "", seconds)).collect();
+    let mut processes: Vec<ProcessSnapshot> =
+        (0..3).map(|rank| process(rank, 0, "", seconds)).collect();
     for process in &mut processes {
-        process.communicators[0].is_being_made = true;
+        process.nccl.communicators[0].is_being_made = true;
     }
     processes.push(fourth);
     for (rank, process) in (0..).zip(&mut processes) {
@@ -263,10 +270,10 @@ fn joining(seconds: f64, fourth: Process) -> Vec<Process> {
 
 #[test]
 fn a_rank_that_does_not_join_is_late_and_then_hangs() {
-    let absent = |pid| Process {
+    let absent = |pid| ProcessSnapshot {
         pid,
         role: Role::Trainer,
-        ..Process::default()
+        ..ProcessSnapshot::default()
     };
     let told = |seconds, pid| {
         let snapshot = Snapshot {
@@ -288,10 +295,10 @@ fn a_rank_that_does_not_join_is_late_and_then_hangs() {
 #[test]
 fn who_is_on_another_communicator_of_another_size_is_not_missed() {
     let mut other = process(3, 7, "AllReduce", 90.0);
-    other.communicators[0].communicator = "cd".to_owned();
+    other.nccl.communicators[0].communicator = "cd".to_owned();
     let mut observed = joining(90.0, other);
     for process in &mut observed[..3] {
-        process.communicators[0].ranks = Some(3);
+        process.nccl.communicators[0].ranks = Some(3);
     }
     assert_eq!(findings(observed, vec![], PATIENCE), []);
 }

@@ -1,0 +1,50 @@
+//! Families of the GPUs of the machine.
+
+use std::fmt::Display;
+
+use zernel_model::aggregation::exposition::Exposition;
+use zernel_model::gpu::GpuFacts;
+use zernel_model::snapshot::Snapshot;
+
+use super::{MetricFamily, families, head};
+
+families! {
+    GPU_INFO = Gauge "zernel_gpu_info" ["gpu_id", "UUID", "name"]
+        "A GPU of this machine; always 1.";
+    GPU_UTILIZATION = Gauge "zernel_gpu_utilization_ratio" ["gpu_id"]
+        "Share of time in which a kernel ran on the GPU, as NVML reports it.";
+    GPU_TOTAL = Gauge "zernel_gpu_device_memory_total_bytes" ["gpu_id"]
+        "Memory of the GPU, as NVML reports it.";
+    GPU_USED = Gauge "zernel_gpu_device_memory_used_bytes" ["gpu_id"]
+        "Memory of the GPU in use by all processes, as NVML reports it.";
+}
+
+/// A figure of a GPU; `None` if its driver does not report it.
+type Figure = fn(&GpuFacts) -> Option<f64>;
+
+pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
+    head(out, &GPU_INFO);
+    for gpu in &snapshot.gpus {
+        let labels: [(&str, &dyn Display); 3] = [
+            ("gpu_id", &gpu.index),
+            ("UUID", &gpu.uuid),
+            ("name", &gpu.name),
+        ];
+        out.sample(GPU_INFO.name, "", &labels, 1);
+    }
+    let gauges: [(MetricFamily, Figure); 3] = [
+        (GPU_UTILIZATION, |gpu| {
+            Some(f64::from(gpu.utilization?) / 100.0)
+        }),
+        (GPU_TOTAL, |gpu| Some(gpu.memory_total? as f64)),
+        (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
+    ];
+    for (family, figure) in gauges {
+        head(out, &family);
+        for gpu in &snapshot.gpus {
+            if let Some(value) = figure(gpu) {
+                out.sample(family.name, "", &[("gpu_id", &gpu.index)], value);
+            }
+        }
+    }
+}

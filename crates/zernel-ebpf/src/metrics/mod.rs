@@ -1,0 +1,124 @@
+//! A snapshot as metrics text.
+//!
+//! The families of [`AggregatedMetrics`](zernel_model::aggregation::AggregatedMetrics) come first. The families of a
+//! probe are declared and written in the probe's folder; those of processes, GPUs and the observer itself here.
+
+mod gpus;
+mod observer;
+mod process;
+
+use std::fmt::Display;
+use std::sync::LazyLock;
+
+pub use zernel_model::aggregation::exposition::TextFormat;
+use zernel_model::aggregation::exposition::{Exposition, Kind, label_text};
+use zernel_model::snapshot::{ProcessSnapshot, Scope, Snapshot};
+
+use crate::probes;
+
+/// A metric family.
+#[derive(Debug, Clone, Copy)]
+pub struct MetricFamily {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// The labels of its series.
+    pub labels: &'static [&'static str],
+    /// Its help text.
+    pub help: &'static str,
+}
+
+/// Every family besides those of [`AggregatedMetrics`](zernel_model::aggregation::AggregatedMetrics), in the order of
+/// the text.
+pub static FAMILIES: LazyLock<Vec<MetricFamily>> = LazyLock::new(|| {
+    [
+        &probes::families(),
+        process::FAMILIES,
+        gpus::FAMILIES,
+        observer::FAMILIES,
+    ]
+    .concat()
+});
+
+/// Declares families as constants, and `FAMILIES` with all of them.
+macro_rules! families {
+    ($($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(const $constant: $crate::metrics::MetricFamily = $crate::metrics::MetricFamily {
+            name: $name,
+            kind: zernel_model::aggregation::exposition::Kind::$kind,
+            labels: &[$($label),*],
+            help: $help,
+        };)*
+
+        /// The families of this module, in the order of the text.
+        pub(crate) const FAMILIES: &[$crate::metrics::MetricFamily] = &[$($constant),*];
+    };
+}
+pub(crate) use families;
+
+/// The part of a snapshot that a reader may see.
+pub(crate) struct Scoped<'a> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) scope: Scope,
+    pub(crate) processes: Vec<&'a ProcessSnapshot>,
+}
+
+/// The labels of a sample.
+pub(crate) type Labels<'a> = [(&'a str, &'a dyn Display)];
+
+/// The metrics of the processes within a scope.
+#[must_use]
+pub fn text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
+    let aggregated = snapshot.aggregated(scope);
+    let mut out = match format {
+        TextFormat::Prometheus => Exposition::default(),
+        TextFormat::OpenMetrics => Exposition::open_metrics(),
+        TextFormat::Quantiles => return aggregated.to_prometheus_quantiles(),
+    };
+    aggregated.expose(&mut out);
+    drop(aggregated);
+    let scoped = Scoped {
+        snapshot,
+        scope,
+        processes: snapshot.processes(scope).collect(),
+    };
+    probes::expose(&mut out, &scoped);
+    process::expose(&mut out, &scoped);
+    if scope == Scope::All {
+        gpus::expose(&mut out, snapshot);
+        observer::expose(&mut out, snapshot);
+    }
+    let mut text = out.finish();
+    if format == TextFormat::OpenMetrics {
+        text.push_str("# EOF\n");
+    }
+    text
+}
+
+/// Writes the head of a family.
+pub(crate) fn head(out: &mut Exposition, family: &MetricFamily) {
+    out.family(family.name, family.kind, family.help);
+}
+
+/// Writes a family with one sample.
+pub(crate) fn single(out: &mut Exposition, family: &MetricFamily, labels: &Labels<'_>, value: f64) {
+    head(out, family);
+    out.sample(family.name, "", labels, value);
+}
+
+/// Writes a family with the samples that `each` adds for every process. The pid is added to their labels.
+pub(crate) fn series(
+    out: &mut Exposition,
+    family: &MetricFamily,
+    scoped: &Scoped<'_>,
+    each: impl Fn(&ProcessSnapshot, &mut dyn FnMut(&Labels<'_>, f64)),
+) {
+    head(out, family);
+    for process in &scoped.processes {
+        let pid = label_text(&[("pid", &process.pid)]);
+        each(process, &mut |labels, value| {
+            out.sample_with(family.name, "", &pid, labels, value);
+        });
+    }
+}

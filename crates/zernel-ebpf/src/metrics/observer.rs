@@ -1,0 +1,57 @@
+//! Families of the observer itself.
+
+use std::fmt::Display;
+
+use zernel_model::aggregation::exposition::Exposition;
+use zernel_model::snapshot::Snapshot;
+
+use super::{families, head, single};
+
+families! {
+    CALL_COST = Gauge "zernel_observe_call_cost_seconds" ["threads"]
+        "Time that a probed call costs its thread, measured at the start with this many threads calling.";
+    WINDOWS = Counter "zernel_observe_windows_total" []
+        "Sampling windows.";
+    RUNG = Gauge "zernel_observe_rung" ["rung"]
+        "How probes are attached; always 1.";
+    SAMPLED = Gauge "zernel_observe_sampled" ["symbol"]
+        "A function that is sampled now; always 1.";
+    LOST = Counter "zernel_observe_lost_total" ["cause"]
+        "Events that the kernel had no room for.";
+    FILES = Gauge "zernel_observe_files" []
+        "Library files with at least one probe attached.";
+    MISSED = Counter "zernel_observe_missed_by_events_total" []
+        "Library mappings that no event announced and a scan found.";
+}
+
+pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
+    let observer = &snapshot.observer;
+    head(out, &CALL_COST);
+    out.sample(
+        CALL_COST.name,
+        "",
+        &[("threads", &1)],
+        snapshot.call_cost_seconds,
+    );
+    if observer.calibration_threads > 1 {
+        let threads: [(&str, &dyn Display); 1] = [("threads", &observer.calibration_threads)];
+        out.sample(
+            CALL_COST.name,
+            "",
+            &threads,
+            observer.contended_call_cost_seconds,
+        );
+    }
+    single(out, &WINDOWS, &[], observer.windows as f64);
+    single(out, &RUNG, &[("rung", &snapshot.rung)], 1.0);
+    head(out, &SAMPLED);
+    for symbol in &snapshot.sampled {
+        out.sample(SAMPLED.name, "", &[("symbol", symbol)], 1);
+    }
+    head(out, &LOST);
+    for (cause, lost) in &observer.lost {
+        out.sample(LOST.name, "", &[("cause", cause)], lost);
+    }
+    single(out, &FILES, &[], observer.files as f64);
+    single(out, &MISSED, &[], observer.mappings_found_by_scan as f64);
+}

@@ -1,0 +1,312 @@
+//! The thread that owns an observer and publishes what it observes.
+//!
+//! Only this thread touches the [`Observer`]. It publishes an immutable [`Snapshot`] after every round. Readers take the
+//! newest one without a lock, so a thread that is busy with a slow file system delays no reader.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, SendError, Sender, SyncSender};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use zernel_model::snapshot::Snapshot;
+
+use super::files::detach;
+use super::{ObserveError, Observer, monotonic_ns};
+
+/// How often costs are checked.
+const GOVERN: Duration = Duration::from_millis(500);
+/// Shortest time between two checks that an alarm causes: a function that cannot be sampled keeps raising alarms.
+const ALARM: Duration = Duration::from_secs(1);
+/// How often every process of the machine is scanned.
+const SCAN: Duration = Duration::from_secs(10);
+/// How often GPUs are asked for their utilization.
+const GPUS: Duration = Duration::from_secs(1);
+/// A snapshot older than this is late: four rounds of half a second.
+const LATE: Duration = Duration::from_secs(2);
+
+/// A request to borrow the observer: where to send it, and where it comes back from.
+struct Loan {
+    to: SyncSender<Observer>,
+    back: Receiver<Observer>,
+}
+
+/// A thread that observes until it is stopped or dropped.
+pub struct ObserverThread {
+    published: Arc<Published>,
+    requests: Sender<Loan>,
+    wake: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Observer, ObserveError>>>,
+}
+
+/// The newest snapshot, for readers on any thread.
+pub struct Published {
+    snapshot: ArcSwap<Snapshot>,
+    /// Why the thread ended; empty if it was stopped.
+    end: OnceLock<String>,
+}
+
+impl Published {
+    /// The newest snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    fn publish(&self, observer: &Observer) {
+        self.snapshot.store(Arc::new(observer.snapshot()));
+    }
+
+    /// Why the thread ended, if it has. The reason is empty if it was asked to stop.
+    #[must_use]
+    pub fn end(&self) -> Option<&str> {
+        self.end.get().map(String::as_str)
+    }
+
+    /// The age of the newest snapshot, if the thread should have published another by now.
+    #[must_use]
+    pub fn lateness(&self) -> Option<Duration> {
+        let taken_ns = self.snapshot.load().taken_ns;
+        let age = Duration::from_nanos(monotonic_ns().saturating_sub(taken_ns));
+        (age > LATE).then_some(age)
+    }
+}
+
+impl ObserverThread {
+    /// Moves an observer to a thread of its own, which reads what the probes counted every `interval`.
+    pub fn start(mut observer: Observer, interval: Duration) -> Result<Self, ObserveError> {
+        observer.read()?;
+        let published = Arc::new(Published {
+            snapshot: ArcSwap::from_pointee(observer.snapshot()),
+            end: OnceLock::new(),
+        });
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (requests, received) = mpsc::channel();
+        let rounds = Rounds {
+            events: observer
+                .discovery_descriptor()
+                .map_err(|error| ObserveError::Read(error.into()))?,
+            interval,
+            published: Arc::clone(&published),
+            requests: received,
+            wake: Arc::clone(&wake),
+            stop: Arc::clone(&stop),
+        };
+        let thread = thread::Builder::new().name("observer".to_owned());
+        let thread = thread.spawn(move || rounds.run(observer));
+        Ok(Self {
+            published,
+            requests,
+            wake,
+            stop,
+            thread: Some(thread.map_err(|error| ObserveError::Read(error.into()))?),
+        })
+    }
+
+    /// What the thread publishes.
+    #[must_use]
+    pub fn published(&self) -> Arc<Published> {
+        Arc::clone(&self.published)
+    }
+
+    /// A handle for other threads to send requests through.
+    #[must_use]
+    pub fn requests(&self) -> ObserverRequests {
+        ObserverRequests {
+            requests: self.requests.clone(),
+            wake: Arc::clone(&self.wake),
+        }
+    }
+
+    /// Reads what the probes counted, publishes it, and returns it. Waits for the thread; `None` if it has ended.
+    #[must_use]
+    pub fn refresh(&self) -> Option<Arc<Snapshot>> {
+        self.requests().call(|observer| {
+            // What cannot be read now is read, or reported, by the next round.
+            let _ = observer.read();
+            self.published.publish(observer);
+            self.published.snapshot()
+        })
+    }
+
+    /// Whether the thread has ended by itself.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Stops the thread and returns its observer.
+    pub fn stop(mut self) -> Result<Observer, ObserveError> {
+        self.ask_to_stop();
+        let thread = self.thread.take().expect("only `stop` and `drop` take it");
+        match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    fn ask_to_stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        wake(&self.wake);
+    }
+}
+
+impl Drop for ObserverThread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.ask_to_stop();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Borrows the observer of a thread, from other threads.
+#[derive(Clone)]
+pub struct ObserverRequests {
+    requests: Sender<Loan>,
+    wake: Arc<OwnedFd>,
+}
+
+impl ObserverRequests {
+    /// Runs a function on the observer, on the caller's thread, while the observer's own thread waits. `None` if that
+    /// has ended.
+    pub fn call<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> Option<T> {
+        let (to, received) = mpsc::sync_channel(1);
+        let (give_back, back) = mpsc::sync_channel(1);
+        self.requests.send(Loan { to, back }).ok()?;
+        wake(&self.wake);
+        let mut observer = received.recv().ok()?;
+        let result = function(&mut observer);
+        // The thread waits for it, so the channel is open.
+        let _ = give_back.send(observer);
+        Some(result)
+    }
+}
+
+impl Loan {
+    /// Lends the observer and waits for its return; `None` if the borrower panicked.
+    fn lend(self, observer: Observer) -> Option<Observer> {
+        match self.to.send(observer) {
+            Ok(()) => self.back.recv().ok(),
+            Err(SendError(observer)) => Some(observer),
+        }
+    }
+}
+
+/// Adds to an eventfd. It fails only if the counter is full, and then the thread wakes anyway.
+fn wake(descriptor: &OwnedFd) {
+    let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
+}
+
+/// The rounds of an observer.
+struct Rounds {
+    interval: Duration,
+    published: Arc<Published>,
+    requests: Receiver<Loan>,
+    wake: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    /// Readable when processes, files or costs need attention.
+    events: OwnedFd,
+}
+
+/// When each kind of work is due.
+struct Due {
+    read: Instant,
+    govern: Instant,
+    alarm: Instant,
+    scan: Instant,
+    gpus: Instant,
+}
+
+impl Due {
+    fn new(interval: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            read: now + interval,
+            govern: now + GOVERN,
+            alarm: now,
+            scan: now + SCAN,
+            gpus: now + GPUS,
+        }
+    }
+}
+
+impl Rounds {
+    fn run(self, observer: Observer) -> Result<Observer, ObserveError> {
+        let result = self.observe(observer);
+        let end = result.as_ref().err().map(ToString::to_string);
+        let _ = self.published.end.set(end.unwrap_or_default());
+        result
+    }
+
+    fn observe(&self, mut observer: Observer) -> Result<Observer, ObserveError> {
+        let mut due = Due::new(self.interval);
+        while !self.stop.load(Ordering::Relaxed) {
+            let turn = observer.next_window_turn();
+            let until = due.read.min(due.govern);
+            self.wait(turn.map_or(until, |turn| turn.min(until)));
+            for loan in self.requests.try_iter() {
+                observer = loan.lend(observer).ok_or(ObserveError::NotReturned)?;
+            }
+            observer.discover()?;
+            if observer.take_alarm() && Instant::now() >= due.alarm {
+                due.read = Instant::now();
+                due.govern = due.read;
+                due.alarm = due.read + ALARM;
+            }
+            self.do_what_is_due(&mut observer, &mut due)?;
+            detach(observer.turn_window());
+        }
+        detach(observer.close_window());
+        Ok(observer)
+    }
+
+    fn do_what_is_due(&self, observer: &mut Observer, due: &mut Due) -> Result<(), ObserveError> {
+        let is_due = |time: Instant| Instant::now() >= time;
+        if is_due(due.read) || is_due(due.govern) {
+            observer.read()?;
+            if is_due(due.govern) {
+                observer.govern();
+                due.govern = Instant::now() + GOVERN;
+                observer.refresh_identities();
+            }
+            self.published.publish(observer);
+            due.read = Instant::now() + self.interval;
+        }
+        if is_due(due.gpus) {
+            observer.refresh_gpus();
+            due.gpus = Instant::now() + GPUS;
+        }
+        if is_due(due.scan) {
+            observer.scan()?;
+            due.scan = Instant::now() + SCAN;
+        }
+        Ok(())
+    }
+
+    /// Waits for an event or a request, at most until a moment.
+    fn wait(&self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).unwrap_or_default();
+        let mut descriptors = [
+            PollFd::new(&self.events, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
+        ];
+        // A signal ends the wait early, which does no harm.
+        let _ = poll(&mut descriptors, Some(&timeout));
+        let mut count = [0; 8];
+        match rustix::io::read(&self.wake, &mut count) {
+            // The eventfd does not block: nobody woke the thread.
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
+            Err(error) => {
+                debug_assert!(false, "{}", io::Error::from(error));
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Families of collectives and communicators.
+
+use std::collections::BTreeMap;
+
+use zernel_model::aggregation::LatencyHistogram;
+use zernel_model::aggregation::exposition::Exposition;
+use zernel_model::snapshot::CollectiveTotals;
+
+use crate::metrics::{MetricFamily, Scoped, families, head, series};
+
+families! {
+    CALLS = Counter "zernel_nccl_calls_total" ["pid", "op"]
+        "Collectives and messages passed to NCCL.";
+    BYTES = Counter "zernel_nccl_bytes_total" ["pid", "op"]
+        "Bytes passed to NCCL, as its arguments count them.";
+    ENQUEUE = Histogram "zernel_nccl_enqueue_seconds" ["op"]
+        "Duration of NCCL calls, which hand the work to the GPU.";
+    UNTIL_SYNC = Histogram "zernel_nccl_until_sync_seconds" ["op"]
+        "Time from a NCCL call to the end of the wait that covers it. An upper bound of the collective's duration.";
+    SEQUENCE = Gauge "zernel_nccl_sequence" ["pid", "communicator", "rank"]
+        "Collectives entered on a communicator.";
+}
+
+pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
+    let counters: [(MetricFamily, fn(&CollectiveTotals) -> u64); 2] = [
+        (CALLS, |totals| totals.calls),
+        (BYTES, |totals| totals.bytes),
+    ];
+    for (family, value) in counters {
+        series(out, &family, scoped, |process, add| {
+            let called = process.nccl.collectives.iter();
+            for totals in called.filter(|totals| totals.calls > 0) {
+                add(&[("op", &totals.op)], value(totals) as f64);
+            }
+        });
+    }
+    let snapshot = scoped.snapshot;
+    expose_times(out, &ENQUEUE, &snapshot.enqueue_times(scoped.scope));
+    expose_times(out, &UNTIL_SYNC, &snapshot.until_sync_times(scoped.scope));
+    series(out, &SEQUENCE, scoped, |process, add| {
+        let communicators = process.nccl.communicators.iter();
+        for communicator in communicators.filter(|it| !it.is_being_made) {
+            let rank = communicator.rank.map_or(String::new(), |it| it.to_string());
+            add(
+                &[
+                    ("communicator", &communicator.communicator),
+                    ("rank", &rank),
+                ],
+                communicator.sequence as f64,
+            );
+        }
+    });
+}
+
+fn expose_times(
+    out: &mut Exposition,
+    family: &MetricFamily,
+    times: &BTreeMap<String, LatencyHistogram>,
+) {
+    head(out, family);
+    for (op, times) in times {
+        out.histogram(family.name, &[("op", op)], times);
+    }
+}

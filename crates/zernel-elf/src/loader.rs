@@ -1,0 +1,106 @@
+//! Dynamic loaders: where a probe sees that a process has loaded a library.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use object::{Object, ObjectSegment, ObjectSymbol};
+use thiserror::Error;
+
+/// The function that a loader calls before and after its list of objects changes, for debuggers to break at.
+const HOOK: &[u8] = b"_dl_debug_state";
+/// The `struct r_debug` of glibc's loader.
+const STATE: &[u8] = b"_r_debug";
+/// Offset of `r_state` in `struct r_debug`, on 64 bits.
+const STATE_FIELD: u64 = 24;
+/// Larger than any loader with debug information. Any user can name a file like a loader.
+const LARGEST_BYTES: u64 = 32 << 20;
+
+/// Why a file is not a usable loader.
+#[derive(Debug, Error)]
+pub enum LoaderError {
+    /// It cannot be read.
+    #[error("it cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
+    /// It is larger than any loader.
+    #[error("it has more than {LARGEST_BYTES} bytes, which no loader has")]
+    TooLarge,
+    /// It is not an ELF file.
+    #[error("it is not an ELF file: {0}")]
+    NotElf(#[from] object::Error),
+    /// It does not export the hook.
+    #[error("it exports no _dl_debug_state")]
+    NoHook,
+    /// The hook is outside the file.
+    #[error("its _dl_debug_state is in no segment")]
+    HookOutsideFile,
+}
+
+/// The symbols of a dynamic loader that its probe needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoaderSymbols {
+    /// Offset of the hook in the file.
+    pub offset: usize,
+    /// Distance from the hook to the loader's state in memory; zero if the loader exports no state.
+    pub state_distance: u64,
+}
+
+impl LoaderSymbols {
+    /// Reads the symbols of the file at `path`. At most [`LARGEST_BYTES`] are read, even if the file grows meanwhile.
+    pub fn read(path: &Path) -> Result<Self, LoaderError> {
+        let mut bytes = Vec::new();
+        File::open(path)?
+            .take(LARGEST_BYTES + 1)
+            .read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LARGEST_BYTES {
+            return Err(LoaderError::TooLarge);
+        }
+        Self::parse(&bytes)
+    }
+
+    /// Finds the symbols in the content of a file.
+    pub fn parse(loader: &[u8]) -> Result<Self, LoaderError> {
+        let file = object::File::parse(loader)?;
+        let address = |name| {
+            let mut symbols = file.dynamic_symbols();
+            let symbol = symbols.find(|symbol| symbol.name_bytes() == Ok(name));
+            symbol.map(|symbol| symbol.address())
+        };
+        let hook = address(HOOK).ok_or(LoaderError::NoHook)?;
+        let offset = file.segments().find_map(|segment| {
+            let within = hook.checked_sub(segment.address())?;
+            let (start, size) = segment.file_range();
+            let offset = start.checked_add(within).filter(|_| within < size)?;
+            usize::try_from(offset).ok()
+        });
+        Ok(Self {
+            offset: offset.ok_or(LoaderError::HookOutsideFile)?,
+            state_distance: address(STATE).map_or(0, |state| {
+                state.wrapping_add(STATE_FIELD).wrapping_sub(hook)
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_loader_is_refused() {
+        let garbage = LoaderSymbols::parse(b"no ELF");
+        assert!(
+            matches!(garbage, Err(LoaderError::NotElf(_))),
+            "{garbage:?}"
+        );
+        let program = LoaderSymbols::read(Path::new("/proc/self/exe"));
+        assert!(matches!(program, Err(LoaderError::NoHook)), "{program:?}");
+    }
+
+    /// `/dev/zero` has a length of 0 and never ends.
+    #[test]
+    fn a_file_without_an_end_is_refused() {
+        let endless = LoaderSymbols::read(Path::new("/dev/zero"));
+        assert!(matches!(endless, Err(LoaderError::TooLarge)), "{endless:?}");
+    }
+}

@@ -1,0 +1,336 @@
+//! Files that are damaged, made to harm, or only strange.
+
+use std::fs::{self, OpenOptions};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use object::{Object, ObjectSection};
+use zernel_softgpu::install::Prologue;
+
+use super::elf::{
+    CODE_ADDRESS, CODE_OFFSET, Elf, FUNCTION, INDIRECT_FUNCTION, Symbol, function, open, segment,
+};
+use super::{cuda, softgpu};
+use crate::*;
+
+/// `endbr64; push %rbp; pop %rbp; ret`
+const ENDBR_PUSH: [u8; 7] = [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x5d, 0xc3];
+
+const AT_ENTRY: Site = Site {
+    file_offset: CODE_OFFSET,
+    displacement: 0,
+    trap: TrapCost::SingleStepped,
+};
+
+fn library(code: &[u8], symbols: Vec<Symbol>) -> Library {
+    open(&Elf::new(code, symbols).bytes()).unwrap()
+}
+
+/// Why a library is refused after `change` was made to its bytes.
+fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+    change(&mut bytes);
+    open(&bytes).unwrap_err().to_string()
+}
+
+#[test]
+fn the_smallest_library_is_understood() {
+    let site = library(&ENDBR_PUSH, vec![function("f", 7)])
+        .site("f")
+        .unwrap();
+    let expected = Site {
+        file_offset: CODE_OFFSET + 4,
+        displacement: 4,
+        trap: TrapCost::Emulated,
+    };
+    assert_eq!(site, expected);
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused_with_the_reason() {
+    for (content, reason) in [
+        (&b""[..], "too short"),
+        (b"\x7fELF", "too short"),
+        (&[b'#'; 100], "does not begin like an ELF file"),
+    ] {
+        let error = open(content).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    for (at, value, reason) in [
+        (4, 1, "64-bit"),
+        (5, 2, "little-endian"),
+        (16, 1, "neither a shared library nor a program"),
+        (54, 1, "program headers"),
+        (58, 1, "section headers"),
+        (60, 0, "no symbol table"),
+    ] {
+        let error = refusal(|bytes| bytes[at] = value);
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn headers_that_lead_nowhere_are_refused() {
+    let ends = "ends before";
+    for (at, value) in [
+        (32, 1 << 20),
+        (32, u64::MAX),
+        (40, 1 << 20),
+        (40, u64::MAX - 63),
+        (40, i64::MAX as u64),
+    ] {
+        let error = refusal(|bytes| bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(value)));
+        assert!(error.contains(ends), "{error}");
+    }
+    let symbols = |bytes: &[u8]| bytes.len() - 3 * 64;
+    for (field, value, reason) in [
+        (24, u64::MAX, ends),
+        (24, 1 << 40, ends),
+        (32, 1 << 20, ends),
+        (32, u64::MAX, "more symbols than any"),
+        (32, 1 << 40, "more symbols than any"),
+        (40, 0, "no names"),
+        (40, u64::MAX, "no names"),
+    ] {
+        let error = refusal(|bytes| {
+            let at = symbols(bytes) + field;
+            bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
+        });
+        assert!(error.contains(reason), "{field} {value:#x}: {error}");
+    }
+}
+
+#[test]
+fn every_shorter_copy_is_refused() {
+    let bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+    for length in 0..bytes.len() {
+        assert!(open(&bytes[..length]).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn overlapping_and_endless_segments_are_refused() {
+    let add = |offset, address, size| {
+        refusal(|bytes| {
+            bytes[56] = 2;
+            bytes[120..176].copy_from_slice(&segment(offset, address, size));
+        })
+    };
+    assert!(add(0, CODE_ADDRESS + 1, 8).contains("overlap"));
+    assert!(add(0, CODE_ADDRESS - 8, 9).contains("overlap"));
+    assert!(add(0, u64::MAX, 2).contains("longer than memory"));
+    assert!(add(u64::MAX, 0x10_0000, 2).contains("longer than memory"));
+}
+
+#[test]
+fn an_address_outside_the_code_is_no_site() {
+    let at = |address| {
+        let symbol = Symbol {
+            address,
+            ..function("f", 7)
+        };
+        library(&ENDBR_PUSH, vec![symbol]).site("f")
+    };
+    let end = CODE_ADDRESS + ENDBR_PUSH.len() as u64;
+    for address in [0, CODE_ADDRESS - 1, end, u64::MAX] {
+        assert!(matches!(at(address), Err(SiteError::OutsideCode { .. })));
+    }
+    assert!(at(end - 1).is_ok());
+}
+
+#[test]
+fn what_is_mapped_as_data_is_no_site() {
+    let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+    bytes[68] = 6; // readable and writable
+    let site = open(&bytes).unwrap().site("f");
+    assert!(matches!(site, Err(SiteError::OutsideCode { .. })));
+}
+
+#[test]
+fn code_beyond_the_end_of_the_file_is_no_site() {
+    let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 0)]).bytes();
+    for offset in [1 << 20, i64::MAX as u64 - 100] {
+        bytes[64..120].copy_from_slice(&segment(offset, CODE_ADDRESS, 64));
+        let site = open(&bytes).unwrap().site("f");
+        assert!(
+            matches!(site, Err(SiteError::OutsideCode { .. })),
+            "{site:?}"
+        );
+    }
+}
+
+#[test]
+fn code_that_is_cut_off_is_probed_at_its_entry() {
+    for length in 1..=4 {
+        let site = library(&ENDBR_PUSH[..length], vec![function("f", 100)]).site("f");
+        assert_eq!(site.unwrap(), AT_ENTRY, "{length}");
+    }
+    let site = library(&ENDBR_PUSH[..5], vec![function("f", 100)]).site("f");
+    assert_eq!(site.unwrap().displacement, 4);
+}
+
+#[test]
+fn the_next_function_is_not_searched() {
+    let site = library(&ENDBR_PUSH, vec![function("f", 4)]).site("f");
+    assert_eq!(site.unwrap(), AT_ENTRY);
+}
+
+#[test]
+fn a_function_of_unknown_or_endless_size_is_probed_at_its_entry() {
+    let site = library(&ENDBR_PUSH, vec![function("f", 0)]).site("f");
+    assert_eq!(site.unwrap(), AT_ENTRY);
+    let mut code = ENDBR_PUSH.to_vec();
+    code.resize(LONGEST_FUNCTION as usize + 1, 0x90);
+    let site = library(&code, vec![function("f", u64::MAX)]).site("f");
+    assert_eq!(site.unwrap(), AT_ENTRY);
+}
+
+#[test]
+fn a_second_way_in_keeps_the_probe_at_the_entry() {
+    for displacement in [1, 4] {
+        let inner = Symbol {
+            address: CODE_ADDRESS + displacement,
+            ..function("inner", 3)
+        };
+        let library = library(&ENDBR_PUSH, vec![function("f", 7), inner]);
+        assert_eq!(library.site("f").unwrap(), AT_ENTRY);
+    }
+    let mut loops = ENDBR_PUSH.to_vec();
+    loops.extend([0xeb, 0xfb]); // jmp to the push
+    let site = library(&loops, vec![function("f", 9)]).site("f");
+    assert_eq!(site.unwrap(), AT_ENTRY);
+}
+
+#[test]
+fn names_are_chosen_by_binding_type_and_version() {
+    const WEAK: u8 = 2 << 4;
+    const LOCAL: u8 = 0;
+    const UNIQUE: u8 = 10 << 4;
+    const HIDDEN: u16 = 0x8000;
+    let with = |name, info| Symbol {
+        info,
+        ..function(name, 7)
+    };
+    let old = Symbol {
+        address: CODE_ADDRESS + 5,
+        version: HIDDEN | 2,
+        ..function("versioned", 1)
+    };
+    let library = library(
+        &ENDBR_PUSH,
+        vec![
+            with("weak", WEAK | FUNCTION),
+            with("unique", UNIQUE | FUNCTION),
+            with("local", LOCAL | FUNCTION),
+            with("data", WEAK | 1),
+            with("chosen", WEAK | INDIRECT_FUNCTION),
+            old,
+            function("versioned", 7),
+        ],
+    );
+    assert!(library.site("weak").is_ok());
+    assert!(library.site("unique").is_ok());
+    assert!(matches!(
+        library.site("local"),
+        Err(SiteError::NotExported { .. })
+    ));
+    assert!(matches!(
+        library.site("data"),
+        Err(SiteError::NotAFunction { .. })
+    ));
+    assert!(matches!(
+        library.site("chosen"),
+        Err(SiteError::IndirectFunction { .. })
+    ));
+    assert_eq!(library.site("versioned").unwrap().displacement, 4);
+    let functions: Vec<&str> = library.functions().collect();
+    assert_eq!(functions, ["weak", "unique", "versioned", "versioned"]);
+}
+
+#[test]
+fn other_architectures_get_the_entry() {
+    let mut elf = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]);
+    elf.machine = 183; // aarch64
+    let site = open(&elf.bytes()).unwrap().site("f").unwrap();
+    assert_eq!((site.displacement, site.trap), (0, TrapCost::Unknown));
+}
+
+/// Does all there is to do with a file.
+fn exercise(path: &Path) -> Option<usize> {
+    let library = Library::open(path).ok()?;
+    let names: Vec<&str> = library.functions().take(8).collect();
+    let mut sites = library.sites(&names);
+    sites.extend(library.sites(&["cuInit", "cuLaunchKernel", "malloc", ""]));
+    Some(sites.iter().flatten().count())
+}
+
+#[test]
+fn random_damage_is_survived() {
+    let directory = softgpu(Prologue::Endbr64);
+    let path = cuda(&directory);
+    let content = fs::read(&path).unwrap();
+    let targets = damage_targets(&content);
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    let seed = std::env::var("ZERNEL_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut opened, mut refused) = (0, 0);
+    for _ in 0..4000 {
+        let mut damaged = Vec::new();
+        for _ in 0..random.u32(1..4) {
+            let target = random.choice(&targets).unwrap().clone();
+            let at = random.u64(target);
+            let any = random.u8(..);
+            let value = *random.choice(&[0, 1, 0x7f, 0x80, 0xff, any]).unwrap();
+            let length = random.u64(1..=8).min(content.len() as u64 - at);
+            file.write_all_at(&vec![value; length as usize], at)
+                .unwrap();
+            damaged.push((at, length));
+        }
+        match exercise(&path) {
+            Some(_) => opened += 1,
+            None => refused += 1,
+        }
+        for (at, length) in damaged {
+            let original = &content[at as usize..(at + length) as usize];
+            file.write_all_at(original, at).unwrap();
+        }
+    }
+    assert!(exercise(&path).is_some_and(|sites| sites == 10), "restored");
+    assert!(
+        opened > 500 && refused > 500,
+        "{opened} opened, {refused} refused"
+    );
+}
+
+/// The parts of a file that decide something, and all of it.
+fn damage_targets(content: &[u8]) -> Vec<Range<u64>> {
+    let length = content.len() as u64;
+    let file = object::File::parse(content).unwrap();
+    let sections = u64::from_le_bytes(content[40..48].try_into().unwrap());
+    let mut targets = vec![0..64, 64..64 + 56 * 8, sections..length, 0..length];
+    for name in [".dynsym", ".dynstr", ".gnu.version", ".text"] {
+        let range = file
+            .section_by_name(name)
+            .and_then(|section| section.file_range());
+        targets.extend(range.map(|(start, length)| start..start + length));
+    }
+    targets
+}
+
+#[test]
+fn truncation_anywhere_is_survived() {
+    let directory = softgpu(Prologue::Push);
+    let path = cuda(&directory);
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    let mut length = file.metadata().unwrap().len();
+    let mut random = fastrand::Rng::with_seed(2);
+    while length > 0 {
+        length -= random.u64(1..=length.min(20_000));
+        file.set_len(length).unwrap();
+        assert!(
+            exercise(&path).is_none(),
+            "section headers stand at the end"
+        );
+    }
+}

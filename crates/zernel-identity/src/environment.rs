@@ -1,0 +1,406 @@
+//! What a process's environment tells of it.
+//!
+//! An environment holds passwords and tokens. Only the variables named here are kept, and of those
+//! no more than a bounded, printable part. It is what the process was started with: a program that
+//! sets `RANK` for itself does not show it.
+
+use std::io::Read;
+
+use procfs::process::Process;
+use procfs::{ProcError, ProcResult};
+use zernel_model::identity::{JobSource, Rank, RankSource};
+
+use super::text::{NAME_BYTES, clean};
+
+/// A process may make the kernel show any stretch of its memory as its environment.
+const READ_BYTES: u64 = 1 << 20;
+
+/// The longest list of devices kept: more than 70 UUIDs.
+const LIST_BYTES: usize = 4096;
+
+/// Names, as they are.
+const NAMES: [&str; 24] = [
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_GPUS",
+    "SLURM_JOB_GPUS",
+    "HOSTNAME",
+    "POD_NAME",
+    "POD_NAMESPACE",
+    "CUDA_DEVICE_ORDER",
+];
+
+/// Lists of devices, where nothing is not the same as none.
+const LISTS: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
+
+/// The variables that were kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Environment {
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Environment {
+    /// Reads a process's environment. It is not taken from `procfs`, which reads and keeps all of it,
+    /// however long, and of equal names the last, where programs see the first.
+    pub(super) fn read(process: &Process) -> ProcResult<Self> {
+        let mut bytes = Vec::new();
+        let file = process.open_relative("environ")?;
+        file.take(READ_BYTES)
+            .read_to_end(&mut bytes)
+            .map_err(ProcError::from)?;
+        Ok(Self::parse(&bytes))
+    }
+
+    /// Of `NAME=value` strings, each with a zero behind it.
+    pub(super) fn parse(bytes: &[u8]) -> Self {
+        let mut environment = Self::default();
+        for entry in bytes.split(|byte| *byte == 0) {
+            let Some(equals) = entry.iter().position(|byte| *byte == b'=') else {
+                continue;
+            };
+            let (name, value) = (&entry[..equals], &entry[equals + 1..]);
+            let same = |known: &&&str| known.as_bytes() == name;
+            if let Some(known) = NAMES.iter().find(same) {
+                environment.insert(known, clean(value, NAME_BYTES));
+            } else if let Some(known) = LISTS.iter().find(same) {
+                environment.insert(known, clean(whole_entries(value), LIST_BYTES));
+            }
+        }
+        environment
+    }
+
+    fn insert(&mut self, name: &'static str, value: String) {
+        let is_new = self.variables.iter().all(|(known, _)| *known != name);
+        if is_new {
+            self.variables.push((name, value));
+        }
+    }
+
+    /// A variable, which may be empty.
+    pub(super) fn list(&self, name: &str) -> Option<String> {
+        let found = self.variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| value.clone())
+    }
+
+    /// A variable that is not empty.
+    pub(super) fn get(&self, name: &str) -> Option<String> {
+        self.list(name).filter(|value| !value.is_empty())
+    }
+
+    fn number(&self, name: &str) -> Option<u32> {
+        self.get(name)?.trim().parse().ok()
+    }
+
+    /// The rank that the best source tells. What that source leaves out is taken from a worse one
+    /// only if it tells of the same rank in the same world: ranks of two launchers never mix.
+    pub(super) fn rank(&self) -> Option<Rank> {
+        let mut told = self.ranks();
+        let mut best = told.next()?;
+        for other in told {
+            let same = other.rank == best.rank && other.world_size == best.world_size;
+            if same {
+                best.local_rank = best.local_rank.or(other.local_rank);
+            }
+        }
+        Some(best)
+    }
+
+    /// What each source tells, best first.
+    fn ranks(&self) -> impl Iterator<Item = Rank> {
+        let sources = [
+            self.rank_from(RankSource::Torchrun, "RANK", "LOCAL_RANK", &["WORLD_SIZE"]),
+            self.rank_from(
+                RankSource::OpenMpi,
+                "OMPI_COMM_WORLD_RANK",
+                "OMPI_COMM_WORLD_LOCAL_RANK",
+                &["OMPI_COMM_WORLD_SIZE"],
+            ),
+            self.rank_from(
+                RankSource::Pmi,
+                "PMI_RANK",
+                "MPI_LOCALRANKID",
+                &["PMI_SIZE"],
+            ),
+            self.rank_from(
+                RankSource::Slurm,
+                "SLURM_PROCID",
+                "SLURM_LOCALID",
+                &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+            )
+            .filter(|_| self.is_in_slurm_step()),
+        ];
+        sources.into_iter().flatten()
+    }
+
+    /// A source's rank, unless it is none in its own world.
+    fn rank_from(
+        &self,
+        source: RankSource,
+        rank: &str,
+        local: &str,
+        sizes: &[&str],
+    ) -> Option<Rank> {
+        let rank = self.number(rank)?;
+        let world_size = sizes.iter().find_map(|name| self.number(name));
+        let possible = world_size.is_none_or(|size| rank < size);
+        possible.then(|| Rank {
+            rank,
+            local_rank: self.number(local),
+            world_size,
+            source,
+        })
+    }
+
+    /// Whether srun started the process. A batch script also has a `SLURM_PROCID`, which says
+    /// nothing; its step is none or one of the special numbers at the end.
+    fn is_in_slurm_step(&self) -> bool {
+        const SPECIAL: u32 = 0xffff_fff0;
+        self.number("SLURM_STEP_ID")
+            .is_some_and(|step| step < SPECIAL)
+    }
+
+    /// The job's name, given the Slurm job that the cgroup tells: that one is true, variables may
+    /// not be.
+    pub(super) fn job(&self, slurm_job: Option<&str>) -> Option<(String, JobSource)> {
+        let slurm = slurm_job
+            .map(str::to_owned)
+            .or_else(|| self.get("SLURM_JOB_ID"));
+        // What torchrun calls a run that was given no name.
+        let torchrun = self
+            .get("TORCHELASTIC_RUN_ID")
+            .filter(|name| name != "none");
+        slurm
+            .map(|job| (job, JobSource::Slurm))
+            .or_else(|| torchrun.map(|job| (job, JobSource::Torchrun)))
+            .or_else(|| Some((self.rendezvous()?, JobSource::Rendezvous)))
+    }
+
+    fn rendezvous(&self) -> Option<String> {
+        let (address, port) = (self.get("MASTER_ADDR")?, self.number("MASTER_PORT")?);
+        Some(format!("{address}:{port}"))
+    }
+
+    /// The name of the pod. `HOSTNAME` is it only in a pod, and not in one that uses the network of
+    /// its machine, whose name it then is.
+    pub(super) fn pod(&self, is_in_pod: bool, machine: &str) -> Option<String> {
+        let host = self.get("HOSTNAME");
+        self.get("POD_NAME")
+            .or_else(|| host.filter(|name| is_in_pod && name != machine))
+    }
+}
+
+/// A list that is too long, up to its last entry that is whole: half a UUID may name another device.
+fn whole_entries(list: &[u8]) -> &[u8] {
+    match list.get(..LIST_BYTES) {
+        Some(head) if list.len() > LIST_BYTES => {
+            let comma = head.iter().rposition(|byte| *byte == b',');
+            &head[..comma.unwrap_or(0)]
+        }
+        _ => list,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
+    use super::*;
+
+    fn environment(text: &str) -> Environment {
+        let bytes: Vec<u8> = text
+            .split_whitespace()
+            .flat_map(|variable| [variable.as_bytes(), b"\0"].concat())
+            .collect();
+        Environment::parse(&bytes)
+    }
+
+    #[test]
+    fn nothing_but_the_named_variables_is_kept() {
+        let bytes = b"AWS_SECRET_ACCESS_KEY=x\0RANK=3\0PATH=/bin\0RANKS=9\0=\0noise\0";
+        let kept = Environment::parse(bytes);
+        assert_eq!(kept.variables, [("RANK", "3".to_owned())]);
+    }
+
+    #[test]
+    fn of_equal_names_the_first_counts_as_it_does_for_the_program() {
+        assert_eq!(
+            environment("RANK=1 RANK=2").rank().map(|rank| rank.rank),
+            Some(1)
+        );
+    }
+
+    /// What odd environments are made of.
+    const PIECES: [&[u8]; 7] = [
+        b"RANK=",
+        b"CUDA_VISIBLE_DEVICES=",
+        b"\0",
+        b"\xff",
+        b",",
+        b"7",
+        &[b'x'; 3000],
+    ];
+
+    proptest! {
+        #[test]
+        fn no_environment_is_too_odd(pieces in vec(select(&PIECES), 0..40)) {
+            let kept = Environment::parse(&pieces.concat());
+            kept.rank();
+            prop_assert!(kept.variables.len() <= NAMES.len() + LISTS.len());
+            prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= LIST_BYTES));
+        }
+    }
+
+    #[test]
+    fn values_are_bounded() {
+        let mut bytes = b"POD_NAME=".to_vec();
+        bytes.extend([b'a'; 10_000]);
+        let name = Environment::parse(&bytes).get("POD_NAME").unwrap();
+        assert_eq!(name.len(), NAME_BYTES);
+    }
+
+    #[test]
+    fn a_list_is_cut_between_entries() {
+        let entry = "GPU-713a8001-4129-af46-2093-26173f053ec1";
+        let list = vec![entry; 200].join(",");
+        let kept = Environment::parse(format!("CUDA_VISIBLE_DEVICES={list}").as_bytes())
+            .list("CUDA_VISIBLE_DEVICES")
+            .unwrap();
+        assert!(kept.len() <= LIST_BYTES);
+        assert!(kept.split(',').all(|kept| kept == entry), "{kept}");
+        assert!(whole_entries(&[b'1'; LIST_BYTES + 1]).is_empty());
+    }
+
+    #[test]
+    fn an_empty_list_is_not_a_missing_one() {
+        let kept = environment("CUDA_VISIBLE_DEVICES= RANK=");
+        assert_eq!(kept.list("CUDA_VISIBLE_DEVICES"), Some(String::new()));
+        assert_eq!(kept.list("NVIDIA_VISIBLE_DEVICES"), None);
+        assert_eq!(kept.rank(), None);
+    }
+
+    /// Variables; then rank, local rank, world size and who told.
+    type RankCase = (
+        &'static str,
+        Option<(u32, Option<u32>, Option<u32>, RankSource)>,
+    );
+
+    #[rustfmt::skip] // a table
+    const RANKS: &[RankCase] = &[
+        ("RANK=3 LOCAL_RANK=1 WORLD_SIZE=8", Some((3, Some(1), Some(8), RankSource::Torchrun))),
+        ("RANK=3", Some((3, None, None, RankSource::Torchrun))),
+        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=16",
+            Some((5, Some(1), Some(16), RankSource::OpenMpi))),
+        ("PMI_RANK=5 PMI_SIZE=16 MPI_LOCALRANKID=1", Some((5, Some(1), Some(16), RankSource::Pmi))),
+        ("SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_NTASKS=4",
+            Some((2, Some(0), Some(4), RankSource::Slurm))),
+        ("SLURM_STEP_ID=1 SLURM_PROCID=2 SLURM_NTASKS=64 SLURM_STEP_NUM_TASKS=4",
+            Some((2, None, Some(4), RankSource::Slurm))),
+        // torchrun under srun: one task a node, which starts the ranks.
+        ("SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2 RANK=11 LOCAL_RANK=3 WORLD_SIZE=16",
+            Some((11, Some(3), Some(16), RankSource::Torchrun))),
+        // mpirun in a batch script.
+        ("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 OMPI_COMM_WORLD_RANK=6 OMPI_COMM_WORLD_SIZE=8",
+            Some((6, None, Some(8), RankSource::OpenMpi))),
+        // srun with PMI: both tell the same, and Slurm knows more.
+        ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=1 SLURM_NTASKS=4",
+            Some((2, Some(1), Some(4), RankSource::Pmi))),
+        // Intel's mpirun starts its proxy once per node: not the same.
+        ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2",
+            Some((2, None, Some(4), RankSource::Pmi))),
+        // A batch script, with and without a number for its step.
+        ("SLURM_JOB_ID=9 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8", None),
+        ("SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_NTASKS=8", None),
+        // Rubbish does not hide what is right behind it.
+        ("RANK=8 WORLD_SIZE=8 PMI_RANK=1 PMI_SIZE=2", Some((1, None, Some(2), RankSource::Pmi))),
+        ("RANK=-1 WORLD_SIZE=8", None),
+        ("RANK=one", None),
+        ("RANK=99999999999999999999", None),
+        ("LOCAL_RANK=1 WORLD_SIZE=8", None),
+        ("", None),
+    ];
+
+    #[test]
+    fn ranks_come_from_the_launcher_that_knows_best() {
+        for (text, expected) in RANKS {
+            let told = environment(text)
+                .rank()
+                .map(|told| (told.rank, told.local_rank, told.world_size, told.source));
+            assert_eq!(told, *expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn jobs_have_the_name_people_know_them_by() {
+        use JobSource::{Rendezvous, Slurm, Torchrun};
+        type Case = (
+            &'static str,
+            Option<&'static str>,
+            Option<(&'static str, JobSource)>,
+        );
+        let cases: [Case; 8] = [
+            (
+                "SLURM_JOB_ID=7 TORCHELASTIC_RUN_ID=llama",
+                Some("42"),
+                Some(("42", Slurm)),
+            ),
+            (
+                "SLURM_JOB_ID=7 TORCHELASTIC_RUN_ID=llama",
+                None,
+                Some(("7", Slurm)),
+            ),
+            (
+                "TORCHELASTIC_RUN_ID=llama MASTER_ADDR=a MASTER_PORT=1",
+                None,
+                Some(("llama", Torchrun)),
+            ),
+            (
+                "TORCHELASTIC_RUN_ID=none MASTER_ADDR=node1 MASTER_PORT=29500",
+                None,
+                Some(("node1:29500", Rendezvous)),
+            ),
+            ("TORCHELASTIC_RUN_ID=none", None, None),
+            ("MASTER_ADDR=node1", None, None),
+            ("MASTER_ADDR=node1 MASTER_PORT=http", None, None),
+            ("", None, None),
+        ];
+        for (text, cgroup, expected) in cases {
+            let job = environment(text).job(cgroup);
+            let job = job.as_ref().map(|(name, source)| (name.as_str(), *source));
+            assert_eq!(job, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_name_is_a_pods_only_in_a_pod_with_a_network_of_its_own() {
+        let cases = [
+            ("POD_NAME=a HOSTNAME=b", false, Some("a")),
+            ("HOSTNAME=b", true, Some("b")),
+            ("HOSTNAME=b", false, None),
+            ("HOSTNAME=machine", true, None),
+            ("POD_NAME= HOSTNAME=b", true, Some("b")),
+            ("", true, None),
+        ];
+        for (text, is_in_pod, expected) in cases {
+            let pod = environment(text).pod(is_in_pod, "machine");
+            assert_eq!(pod.as_deref(), expected, "{text}");
+        }
+    }
+}

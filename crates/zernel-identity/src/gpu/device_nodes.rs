@@ -1,0 +1,87 @@
+//! Which GPUs have a device node where a process lives: in a container, those it was given.
+
+use std::fs;
+
+use procfs::process::{MountInfo, Process};
+
+use crate::{Identity, is_alive};
+
+/// The numbers of the nodes `/dev/nvidia0` and so on, as the process sees `/dev`. None at all if that
+/// cannot be found out, or if there is no such node: then no driver made any.
+pub(super) fn minors(identity: &Identity) -> Option<Vec<u32>> {
+    let process = Process::new(i32::try_from(identity.pid).ok()?).ok()?;
+    let mounts = process.mountinfo().ok()?;
+    if !answers(&mounts.0) {
+        return None;
+    }
+    let folder = fs::read_dir(format!("/proc/{}/root/dev", identity.pid)).ok()?;
+    let minors: Vec<u32> = folder
+        .filter_map(|entry| minor(entry.ok()?.file_name().to_str()?))
+        .collect();
+    // The path went by the pid.
+    (!minors.is_empty() && is_alive(identity)).then_some(minors)
+}
+
+/// Whether `/dev` is where the kernel answers. Where a process does (FUSE), reading might never end.
+fn answers(mounts: &[MountInfo]) -> bool {
+    // Of several mounts in one place the last is seen.
+    let kind = |place: &str| {
+        let mut seen = mounts.iter().rev();
+        seen.find(|mount| mount.mount_point.as_os_str() == place)
+            .map(|mount| mount.fs_type.as_str())
+    };
+    kind("/").is_some_and(|kind| !kind.starts_with("fuse"))
+        && matches!(kind("/dev"), Some("tmpfs" | "devtmpfs"))
+}
+
+fn minor(name: &str) -> Option<u32> {
+    let number = name.strip_prefix("nvidia")?;
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| number.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_gpus_are_counted() {
+        let cases = [
+            ("nvidia0", Some(0)),
+            ("nvidia15", Some(15)),
+            ("nvidiactl", None),
+            ("nvidia-uvm", None),
+            ("nvidia-caps", None),
+            ("nvidia", None),
+            ("nvidia+1", None),
+            ("nvme0", None),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(minor(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_folders_of_the_kernel_are_read() {
+        const ROOT: &str = "1 0 0:50 / / rw,relatime - overlay overlay rw";
+        const TMPFS: &str = "2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755";
+        const DEVTMPFS: &str = "2 1 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755";
+        const FUSE: &str = "3 1 0:52 / /dev rw,nosuid - fuse.trap trap rw,user_id=1000";
+        const FUSE_ROOT: &str = "1 0 0:52 / / rw,nosuid - fuse.trap trap rw,user_id=1000";
+        let cases: [(&[&str], bool); 6] = [
+            (&[ROOT, TMPFS], true),
+            (&[DEVTMPFS, ROOT], true),
+            (&[ROOT, TMPFS, FUSE], false),
+            (&[ROOT, FUSE], false),
+            (&[FUSE_ROOT, TMPFS], false),
+            (&[ROOT], false),
+        ];
+        for (lines, expected) in cases {
+            let mounts: Vec<_> = lines
+                .iter()
+                .map(|line| MountInfo::from_line(line).unwrap())
+                .collect();
+            assert_eq!(answers(&mounts), expected, "{lines:?}");
+        }
+    }
+}

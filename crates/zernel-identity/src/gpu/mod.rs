@@ -1,0 +1,195 @@
+//! The GPUs of this machine, as NVIDIA's management library (NVML) knows them, and which of them a
+//! process means by which number.
+//!
+//! The library comes with the driver and is loaded at run time. Without it, or without a GPU, there
+//! are simply no facts, and [`Gpus::absence`] says why. GPUs are named by their UUID and by their NVML
+//! index, which is their order on the PCI bus; what a process calls device 0 is a matter of its
+//! environment and its container, and [`VisibleDevices`] translates it.
+
+mod device_nodes;
+mod sys;
+mod visible_devices;
+
+pub use visible_devices::{
+    Assumption, DeviceOrder, VisibleDevice, VisibleDevices, ordinal_to_index,
+};
+pub use zernel_model::gpu::{GpuFacts, MigFacts, MigInstance, ProcessMemory};
+
+use std::ffi::{OsStr, OsString};
+use std::{env, fmt};
+
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::{Device, Nvml};
+
+/// The variable that names another NVML library than the driver's.
+pub const LIBRARY_VARIABLE: &str = "ZERNEL_NVML_LIBRARY";
+
+/// What the driver calls its library.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// The GPUs of this machine.
+pub struct Gpus {
+    nvml: Result<Nvml, Absence>,
+}
+
+/// Why there are no facts about GPUs. An expected state, not an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Absence {
+    /// There is no such library: most likely, no NVIDIA driver.
+    NoLibrary(OsString),
+    /// The library does not work, and says why: a driver that is not loaded or does not match it.
+    NotAnswering(String),
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLibrary(name) => write!(f, "{} is not on this machine", name.display()),
+            Self::NotAnswering(reason) => write!(f, "NVML does not answer: {reason}"),
+        }
+    }
+}
+
+impl Gpus {
+    /// Loads NVML: the driver's, or the one that [`LIBRARY_VARIABLE`] names.
+    #[must_use]
+    pub fn open() -> Self {
+        let named = env::var_os(LIBRARY_VARIABLE).filter(|name| !name.is_empty());
+        Self::open_library(named.as_deref().unwrap_or(OsStr::new(LIBRARY)))
+    }
+
+    /// Loads NVML from a library of this name or path.
+    #[must_use]
+    pub fn open_library(library: &OsStr) -> Self {
+        let nvml = Nvml::builder()
+            .lib_path(library)
+            .init()
+            // A library may be there and start, and still have no driver to ask.
+            .and_then(|nvml| nvml.device_count().map(|_| nvml));
+        Self {
+            nvml: nvml.map_err(|error| match error {
+                NvmlError::LibloadingError(_) => Absence::NoLibrary(library.to_owned()),
+                error => Absence::NotAnswering(error.to_string()),
+            }),
+        }
+    }
+
+    /// Why there are no facts, if so.
+    #[must_use]
+    pub fn absence(&self) -> Option<&Absence> {
+        self.nvml.as_ref().err()
+    }
+
+    /// The driver's version.
+    #[must_use]
+    pub fn driver_version(&self) -> Option<String> {
+        self.nvml.as_ref().ok()?.sys_driver_version().ok()
+    }
+
+    /// How many GPUs there are, those included that do not answer.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        let nvml = self.nvml.as_ref().ok();
+        nvml.and_then(|nvml| nvml.device_count().ok()).unwrap_or(0)
+    }
+
+    /// All GPUs that answer, by index. One that has fallen off the bus is left out.
+    #[must_use]
+    pub fn facts(&self) -> Vec<GpuFacts> {
+        let devices = self.devices();
+        devices
+            .filter_map(|(index, device)| facts(index, &device))
+            .collect()
+    }
+
+    /// What computing processes use, as far as the driver (510 or newer) shows them to this one.
+    #[must_use]
+    pub fn process_memory(&self) -> Vec<ProcessMemory> {
+        let devices = self.devices();
+        devices
+            .flat_map(|(index, device)| {
+                let processes = device.running_compute_processes();
+                processes
+                    .into_iter()
+                    .flatten()
+                    .map(move |process| process_memory(index, &process))
+            })
+            .collect()
+    }
+
+    fn devices(&self) -> impl Iterator<Item = (u32, Device<'_>)> {
+        let nvml = self.nvml.as_ref().ok();
+        (0..self.count()).filter_map(move |index| Some((index, nvml?.device_by_index(index).ok()?)))
+    }
+}
+
+fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
+    let memory = device.memory_info().ok();
+    let utilization = device.utilization_rates().ok();
+    let mig_enabled = device.mig_mode().is_ok_and(|mode| mode.current != 0);
+    Some(GpuFacts {
+        index,
+        uuid: device.uuid().ok()?,
+        name: device.name().unwrap_or_default(),
+        minor: device.minor_number().ok(),
+        memory_total: memory.as_ref().map(|memory| memory.total),
+        memory_used: memory.as_ref().map(|memory| memory.used),
+        utilization: utilization.map(|utilization| utilization.gpu),
+        mig_enabled,
+        mig: match mig_enabled {
+            true => mig_facts(device),
+            false => Vec::new(),
+        },
+    })
+}
+
+fn mig_facts(device: &Device<'_>) -> Vec<MigFacts> {
+    let places = device.mig_device_count().unwrap_or(0);
+    // Places may be empty, and stay so between others.
+    let parts = (0..places).filter_map(|place| device.mig_device_by_index(place).ok());
+    parts
+        .filter_map(|part| {
+            let memory = part.memory_info().ok();
+            Some(MigFacts {
+                uuid: part.uuid().ok()?,
+                instance: sys::mig_instance(&part),
+                memory_total: memory.as_ref().map(|memory| memory.total),
+                memory_used: memory.as_ref().map(|memory| memory.used),
+            })
+        })
+        .collect()
+}
+
+fn process_memory(index: u32, process: &ProcessInfo) -> ProcessMemory {
+    let instances = process.gpu_instance_id.zip(process.compute_instance_id);
+    ProcessMemory {
+        pid: process.pid,
+        index,
+        bytes: match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        },
+        instance: instances.map(|(gpu, compute)| MigInstance { gpu, compute }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_library_there_are_no_gpus_and_a_reason() {
+        let name = OsStr::new("/no/such/libnvidia-ml.so.1");
+        let gpus = Gpus::open_library(name);
+        assert_eq!(gpus.absence(), Some(&Absence::NoLibrary(name.to_owned())));
+        assert_eq!(
+            gpus.absence().unwrap().to_string(),
+            "/no/such/libnvidia-ml.so.1 is not on this machine"
+        );
+        assert_eq!(gpus.driver_version(), None);
+        assert!(gpus.facts().is_empty());
+        assert!(gpus.process_memory().is_empty());
+    }
+}

@@ -1,0 +1,366 @@
+//! Tables of environments, and the devices they leave.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// The GPU whose driver was asked.
+const ASKED: &str = "GPU-713a8001-4129-af46-2093-26173f053ec1";
+
+fn gpu(index: u32, uuid: &str) -> GpuFacts {
+    GpuFacts {
+        index,
+        uuid: uuid.to_owned(),
+        name: "NVIDIA H200".to_owned(),
+        minor: Some(index),
+        ..GpuFacts::default()
+    }
+}
+
+/// Four alike, of which two have UUIDs with a common beginning.
+fn four() -> Vec<GpuFacts> {
+    vec![
+        gpu(0, "GPU-aaaa0000-0000-0000-0000-000000000000"),
+        gpu(1, "GPU-bbbb1111-1111-1111-1111-111111111111"),
+        gpu(2, "GPU-cccc2222-2222-2222-2222-222222222222"),
+        gpu(3, "GPU-cccc3333-3333-3333-3333-333333333333"),
+    ]
+}
+
+fn part(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
+    MigFacts {
+        uuid: uuid.to_owned(),
+        instance: Some(MigInstance { gpu, compute }),
+        ..MigFacts::default()
+    }
+}
+
+/// A whole GPU, and one in two parts.
+fn divided() -> Vec<GpuFacts> {
+    let mut gpus = four();
+    gpus.truncate(2);
+    gpus[1].mig_enabled = true;
+    gpus[1].mig = vec![
+        part("MIG-d1d1d1d1-0000-5000-8000-000000000000", 1, 0),
+        part("MIG-d2d2d2d2-0000-5000-8000-000000000000", 2, 0),
+    ];
+    gpus
+}
+
+fn indices(visible: &VisibleDevices) -> Vec<u32> {
+    visible.devices.iter().map(|device| device.index).collect()
+}
+
+/// What the driver 580.159 answered for one H200: `cuInit` and `cuDeviceGetCount` with
+/// `CUDA_VISIBLE_DEVICES` set so. `{}` stands for the UUID's digits.
+#[rustfmt::skip] // a table
+const ANSWERS: &[(&str, usize)] = &[
+    ("", 0), (" ", 0), ("0", 1), (" 0", 1), ("0 ", 1), ("\t0", 1), ("\n0", 1), ("+0", 1), ("-0", 1),
+    ("00", 1), ("01", 0), ("010", 0), ("0x0", 1), ("0x1", 1), ("0abc", 1), ("a0", 0), ("0 1", 1),
+    ("0;1", 1), ("0.5", 1), ("0-1", 1), ("0-", 1), ("--0", 0), ("+ 0", 0),
+    ("4294967296", 1), ("4294967297", 0), ("-4294967296", 1), ("18446744073709551616", 0),
+    ("0,", 1), (",0", 0), ("0,,0", 1), ("0,0", 0), ("0,00", 0), ("0, 0", 0), ("0,+0", 0), ("0,0abc", 0),
+    ("0,1", 1), ("1,0", 0), ("0,5,0", 1), ("0,0,1", 0), ("0,-1", 1), ("-1", 0), ("-1,0", 0), ("-2", 0),
+    ("0,foo", 1), ("foo,0", 0), ("NoDevFiles", 0), ("all", 0), ("none", 0), ("void", 0),
+    ("GPU-{}", 1), (" GPU-{}", 0), ("GPU-{} ", 1), ("GPU-{},", 1), ("GPU-{}x", 1), ("GPU-{}abc", 1),
+    ("GPU-{}/0/0", 1), ("GPU-{}GPU-{}", 1),
+    ("GPU-{},GPU-{}", 0), ("GPU-{}, GPU-{}", 1), ("GPU-{},GPU-{}x", 0), ("GPU-{},GPU-ffff,GPU-{}", 1),
+    ("GPU-{},MIG-{}", 0), ("0,GPU-{}", 1), ("GPU-{},0", 1), ("GPU-713a,GPU-713a8", 0),
+    ("GPU-713a", 1), ("GPU-7", 1), ("GPU-", 0), ("GPU", 0), ("{}", 0), ("gpu-{}", 0),
+    ("GPU-713A8001-4129-AF46-2093-26173F053EC1", 1), ("GPU-ffff", 0), ("GPU-ffff,0", 0),
+    ("GPU-713x", 0), ("GPU-x713", 0), ("GPU-713-", 1), ("GPU-713a-8001", 1), ("GPU-713a800141", 1),
+    ("GPU-713a80014129af46209326173f053ec1", 1), ("GPU-713a8001-4", 1), ("GPU-713a8001-", 1),
+    ("GPU-713a8001x", 0), ("GPU-713 ", 0), ("GPU-713 ,foo", 0),
+    ("MIG-{}", 1), ("MIG-713a", 1), ("MIG-7", 1), ("MIG-", 0), ("MIG-GPU-{}", 0), ("MIG-GPU-{}/0/0", 0),
+];
+
+#[test]
+fn the_answers_are_the_drivers() {
+    let one = [gpu(0, ASKED)];
+    let digits = &ASKED[4..];
+    assert_eq!(VisibleDevices::parse(None, &one).devices.len(), 1);
+    for (pattern, count) in ANSWERS {
+        let value = pattern.replace("{}", digits);
+        let visible = VisibleDevices::parse(Some(&value), &one);
+        assert_eq!(visible.devices.len(), *count, "{value:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_device_is_there_twice(list in "(GPU-|MIG-|MIG-GPU-|-|,|/| |\\+|[0-9]|[a-f]|aaaa|\\PC){0,30}") {
+        for gpus in [four(), divided()] {
+            let visible = VisibleDevices::parse(Some(&list), &gpus);
+            let mut uuids: Vec<_> = visible.devices.iter().map(|device| &device.uuid).collect();
+            uuids.sort();
+            uuids.dedup();
+            prop_assert_eq!(uuids.len(), visible.devices.len());
+        }
+    }
+}
+
+#[test]
+fn numbers_are_in_the_order_of_the_list() {
+    let cases: [(Option<&str>, &[u32]); 12] = [
+        (None, &[0, 1, 2, 3]),
+        (Some("2,0"), &[2, 0]),
+        (Some("3"), &[3]),
+        (Some("1,7,0"), &[1]),
+        (Some("1,-1,0"), &[1]),
+        (Some("1,2,1"), &[]),
+        (Some(""), &[]),
+        (Some("GPU-bbbb,GPU-aaaa"), &[1, 0]),
+        (Some("GPU-cccc3"), &[3]),
+        // Of two.
+        (Some("GPU-cccc"), &[]),
+        (Some("GPU-aaaa,GPU-cccc,GPU-bbbb"), &[0]),
+        (Some("GPU-aaaa,1"), &[0]),
+    ];
+    for (value, expected) in cases {
+        let visible = VisibleDevices::parse(value, &four());
+        assert_eq!(indices(&visible), expected, "{value:?}");
+        assert_eq!(visible.assumptions, [], "{value:?}");
+    }
+    let visible = VisibleDevices::parse(Some("2,0"), &four());
+    assert_eq!(visible.index(0), Some(2));
+    assert_eq!(visible.index(2), None);
+    assert_eq!(visible.devices[1].uuid, four()[0].uuid);
+}
+
+#[test]
+fn the_order_is_that_of_the_bus_whatever_that_of_the_facts() {
+    let mut gpus = four();
+    gpus.reverse();
+    assert_eq!(indices(&VisibleDevices::parse(Some("0,3"), &gpus)), [0, 3]);
+}
+
+#[test]
+fn an_order_that_cannot_be_known_is_called_an_assumption() {
+    let mut gpus = four();
+    gpus[2].name = "NVIDIA L4".to_owned();
+    let unknown = [Assumption::BusOrder];
+    let cases: [(Option<&str>, Option<&str>, &[Assumption]); 6] = [
+        (None, None, &unknown),
+        (Some("1"), None, &unknown),
+        (Some("1"), Some("FASTEST_FIRST"), &unknown),
+        (Some("1"), Some("PCI_BUS_ID"), &[]),
+        (None, Some("PCI_BUS_ID"), &[]),
+        (Some("GPU-bbbb"), None, &[]),
+    ];
+    for (value, order, expected) in cases {
+        let order = DeviceOrder::parse(order);
+        let visible = VisibleDevices::parse_ordered(value, order, &gpus);
+        assert_eq!(visible.assumptions, expected, "{value:?} {order:?}");
+    }
+}
+
+#[test]
+fn a_process_has_one_part_or_whole_gpus() {
+    let first = Some(MigInstance { gpu: 1, compute: 0 });
+    let second = Some(MigInstance { gpu: 2, compute: 0 });
+    let guess: &[Assumption] = &[Assumption::FirstPart];
+    type Case<'a> = (
+        Option<&'a str>,
+        Option<(u32, Option<MigInstance>)>,
+        &'a [Assumption],
+    );
+    let cases: [Case<'_>; 8] = [
+        (
+            Some("MIG-d2d2d2d2-0000-5000-8000-000000000000"),
+            Some((1, second)),
+            &[],
+        ),
+        (Some("MIG-d1"), Some((1, first)), &[]),
+        (Some("MIG-d2,MIG-d1"), Some((1, second)), &[]),
+        (
+            Some("MIG-GPU-bbbb1111-1111-1111-1111-111111111111/2/0"),
+            Some((1, second)),
+            &[],
+        ),
+        (
+            Some("MIG-GPU-bbbb1111-1111-1111-1111-111111111111/7/0"),
+            None,
+            &[],
+        ),
+        (Some("MIG-ffff"), None, &[]),
+        (None, Some((1, first)), guess),
+        (Some("0"), Some((0, None)), guess),
+    ];
+    for (value, expected, assumptions) in cases {
+        let visible = VisibleDevices::parse(value, &divided());
+        let found: Vec<_> = visible
+            .devices
+            .iter()
+            .map(|device| (device.index, device.instance))
+            .collect();
+        assert_eq!(found, Vec::from_iter(expected), "{value:?}");
+        assert_eq!(visible.assumptions, assumptions, "{value:?}");
+    }
+}
+
+#[test]
+fn parts_that_nvml_does_not_number_are_still_two() {
+    let mut gpus = divided();
+    gpus[1].mig.iter_mut().for_each(|part| part.instance = None);
+    let visible = VisibleDevices::parse(Some("MIG-d2,MIG-d1"), &gpus);
+    assert_eq!(indices(&visible), [1]);
+    assert_eq!(visible.devices[0].uuid, gpus[1].mig[1].uuid);
+    assert_eq!(visible.devices[0].instance, None);
+}
+
+/// This process, had it another environment.
+fn process() -> Identity {
+    Identity {
+        cuda_visible_devices: None,
+        cuda_device_order: None,
+        nvidia_visible_devices: None,
+        slurm_gpus: None,
+        container: None,
+        environment_read: true,
+        ..crate::identify(std::process::id()).unwrap()
+    }
+}
+
+fn in_container(asked: Option<&str>, cuda: Option<&str>) -> Identity {
+    Identity {
+        container: Some("c0ffee".to_owned()),
+        nvidia_visible_devices: asked.map(str::to_owned),
+        cuda_visible_devices: cuda.map(str::to_owned),
+        ..process()
+    }
+}
+
+#[test]
+fn a_container_counts_the_gpus_it_was_given() {
+    let guess: &[Assumption] = &[Assumption::WholeMachine];
+    type Case<'a> = (
+        Option<&'a str>,
+        Option<&'a str>,
+        &'a [u32],
+        &'a [Assumption],
+    );
+    let cases: [Case<'_>; 11] = [
+        (Some("all"), None, &[0, 1, 2, 3], &[]),
+        (Some("2,3"), None, &[2, 3], &[]),
+        // The container's order is the bus's, whatever it was asked in.
+        (Some("3,2"), None, &[2, 3], &[]),
+        (Some("2,3"), Some("1"), &[3], &[]),
+        (Some("2,3"), Some("2"), &[], &[]),
+        (
+            Some("GPU-cccc3333-3333-3333-3333-333333333333"),
+            Some("0"),
+            &[3],
+            &[],
+        ),
+        (Some("2,2"), None, &[2], &[]),
+        // Given in a way that the environment does not tell.
+        (Some("void"), Some("1"), &[1], guess),
+        (
+            Some("/var/run/nvidia-container-devices"),
+            None,
+            &[0, 1, 2, 3],
+            guess,
+        ),
+        (Some("17"), None, &[0, 1, 2, 3], guess),
+        (None, None, &[0, 1, 2, 3], guess),
+    ];
+    for (asked, cuda, expected, assumptions) in cases {
+        let visible = VisibleDevices::with_nodes(&in_container(asked, cuda), &four(), None);
+        assert_eq!(indices(&visible), expected, "{asked:?} {cuda:?}");
+        assert_eq!(visible.assumptions, assumptions, "{asked:?} {cuda:?}");
+    }
+}
+
+#[test]
+fn a_container_may_be_given_a_part() {
+    for asked in ["MIG-d2d2d2d2-0000-5000-8000-000000000000", "1:1"] {
+        let identity = in_container(Some(asked), None);
+        let visible = VisibleDevices::with_nodes(&identity, &divided(), None);
+        let second = Some(MigInstance { gpu: 2, compute: 0 });
+        assert_eq!(visible.devices.len(), 1, "{asked}");
+        assert_eq!(visible.devices[0].instance, second, "{asked}");
+    }
+}
+
+#[test]
+fn device_nodes_tell_more_than_what_was_asked_for() {
+    type Case<'a> = (Option<&'a str>, Option<&'a str>, &'a [u32], &'a [u32]);
+    let cases: [Case<'_>; 4] = [
+        (Some("all"), Some("1"), &[1, 3], &[3]),
+        (Some("void"), None, &[2], &[2]),
+        // A privileged container sees all, whatever it asked for.
+        (Some("2"), Some("0"), &[0, 1, 2, 3], &[0]),
+        (None, None, &[3, 0], &[0, 3]),
+    ];
+    for (asked, cuda, minors, expected) in cases {
+        let identity = in_container(asked, cuda);
+        let visible = VisibleDevices::with_nodes(&identity, &four(), Some(minors));
+        assert_eq!(indices(&visible), expected, "{asked:?} {minors:?}");
+        assert_eq!(visible.assumptions, [], "{asked:?} {minors:?}");
+    }
+}
+
+#[test]
+fn nodes_are_numbered_by_the_driver_not_by_nvml() {
+    let mut gpus = four();
+    gpus[0].minor = Some(1);
+    gpus[1].minor = Some(0);
+    let visible = VisibleDevices::with_nodes(&in_container(None, None), &gpus, Some(&[0]));
+    assert_eq!(indices(&visible), [1]);
+}
+
+#[test]
+fn outside_a_container_nobody_reads_what_one_would_be_asked_for() {
+    let identity = Identity {
+        nvidia_visible_devices: Some("2".to_owned()),
+        ..process()
+    };
+    let visible = VisibleDevices::with_nodes(&identity, &four(), None);
+    assert_eq!(indices(&visible), [0, 1, 2, 3]);
+}
+
+#[test]
+fn slurm_counts_from_zero_where_it_hides_gpus() {
+    let guess: &[Assumption] = &[Assumption::SlurmHides];
+    type Case<'a> = (&'a str, Option<&'a str>, &'a [u32], &'a [Assumption]);
+    let cases: [Case<'_>; 9] = [
+        ("2,3", Some("0,1"), &[2, 3], guess),
+        // One of them for each rank: by Slurm, or by the job itself.
+        ("2,3", Some("3"), &[3], &[]),
+        ("2,3", Some("2"), &[2], &[]),
+        ("2,3", Some("1"), &[3], guess),
+        ("2,3", Some("2,3"), &[2, 3], &[]),
+        ("0,1", Some("0,1"), &[0, 1], &[]),
+        ("2,3", Some("GPU-cccc3"), &[3], &[]),
+        ("2,3", None, &[0, 1, 2, 3], &[]),
+        ("gpu:two", Some("0"), &[0], &[]),
+    ];
+    for (given, cuda, expected, assumptions) in cases {
+        let identity = Identity {
+            slurm_gpus: Some(given.to_owned()),
+            cuda_visible_devices: cuda.map(str::to_owned),
+            ..process()
+        };
+        let visible = VisibleDevices::with_nodes(&identity, &four(), None);
+        assert_eq!(indices(&visible), expected, "{given} {cuda:?}");
+        assert_eq!(visible.assumptions, assumptions, "{given} {cuda:?}");
+    }
+}
+
+#[test]
+fn an_environment_that_could_not_be_read_is_an_assumption() {
+    let identity = Identity {
+        environment_read: false,
+        ..process()
+    };
+    let visible = VisibleDevices::with_nodes(&identity, &four(), None);
+    assert_eq!(visible.assumptions, [Assumption::EmptyEnvironment]);
+}
+
+#[test]
+fn without_gpus_there_is_nothing_to_see() {
+    for value in [None, Some("0"), Some("GPU-aaaa"), Some("MIG-aaaa")] {
+        assert_eq!(VisibleDevices::parse(value, &[]), VisibleDevices::default());
+    }
+    assert_eq!(ordinal_to_index(&process(), 0, &[]), None);
+}

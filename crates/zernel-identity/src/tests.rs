@@ -1,0 +1,253 @@
+//! Identities of real processes.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A shell that runs `script` in an empty environment, and has said that it is there. Ends with the
+/// test.
+struct Shell {
+    child: Child,
+    first_line: String,
+}
+
+impl Shell {
+    fn run(script: &str, variables: &[(&str, &str)]) -> Self {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", script])
+            .env_clear()
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut first_line = String::new();
+        let output = child.stdout.as_mut().unwrap();
+        BufReader::new(output).read_line(&mut first_line).unwrap();
+        Self { child, first_line }
+    }
+
+    /// One that waits.
+    fn waiting(variables: &[(&str, &str)]) -> Self {
+        Self::run("echo; read line", variables)
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The number that the script printed.
+    fn printed(&self) -> u32 {
+        self.first_line.trim().parse().unwrap()
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // What the script started reads the same pipe, and ends with it.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_trainer_is_known_by_its_environment() {
+    let shell = Shell::waiting(&[
+        ("RANK", "3"),
+        ("LOCAL_RANK", "1"),
+        ("WORLD_SIZE", "8"),
+        ("TORCHELASTIC_RUN_ID", "llama"),
+        ("CUDA_VISIBLE_DEVICES", ""),
+        ("SECRET", "hush"),
+    ]);
+    let identity = identify(shell.pid()).unwrap();
+    assert_eq!(identity.pid, shell.pid());
+    assert_eq!(identity.comm, "sh");
+    assert_eq!(identity.parent, std::process::id());
+    assert_eq!(identity.uid, rustix::process::geteuid().as_raw());
+    assert_eq!(
+        (identity.rank, identity.local_rank, identity.world_size),
+        (Some(3), Some(1), Some(8))
+    );
+    assert_eq!(identity.rank_source, Some(RankSource::Torchrun));
+    assert_eq!(identity.rank_of, None);
+    assert_eq!(identity.job.as_deref(), Some("llama"));
+    assert_eq!(identity.cuda_visible_devices.as_deref(), Some(""));
+    assert_eq!(identity.nvidia_visible_devices, None);
+    assert!(identity.environment_read);
+    assert!(is_alive(&identity));
+    let json = serde_json::to_string(&identity).unwrap();
+    assert!(json.contains(r#""rank_source":"torchrun""#), "{json}");
+    assert!(!json.contains("hush"), "{json}");
+}
+
+#[test]
+fn a_child_with_a_clean_environment_has_the_trainers_rank() {
+    let script = "env -i sh -c 'env -i sh -c \"echo \\$\\$; read line; true\"; true'; true";
+    let shell = Shell::run(
+        script,
+        &[
+            ("PATH", "/usr/bin:/bin"),
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("SLURM_JOB_ID", "42"),
+        ],
+    );
+    let loader = identify(shell.printed()).unwrap();
+    assert_ne!(
+        loader.parent,
+        shell.pid(),
+        "there is a process between them"
+    );
+    assert_eq!((loader.rank, loader.world_size), (Some(2), Some(4)));
+    assert_eq!(loader.rank_of, Some(shell.pid()));
+    assert_eq!(loader.job.as_deref(), Some("42"));
+}
+
+#[test]
+fn a_nearer_rank_hides_a_farther_one() {
+    let script = "env -i RANK=7 WORLD_SIZE=8 sh -c 'env -i sh -c \"echo \\$\\$; read line; true\"; true'; true";
+    let shell = Shell::run(
+        script,
+        &[
+            ("PATH", "/usr/bin:/bin"),
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+        ],
+    );
+    let loader = identify(shell.printed()).unwrap();
+    assert_eq!((loader.rank, loader.world_size), (Some(7), Some(8)));
+    assert_eq!(loader.rank_of, Some(loader.parent));
+}
+
+#[test]
+fn a_process_outside_any_job_has_no_rank() {
+    // Reads its own environment; the tests may themselves run in a job.
+    let shell = Shell::run("echo; read line", &[]);
+    let identity = identify(shell.pid()).unwrap();
+    let own = identify(std::process::id()).unwrap();
+    assert_eq!(identity.rank, own.rank);
+}
+
+#[test]
+fn what_is_gone_is_not_found() {
+    let mut child = Command::new("/bin/true").spawn().unwrap();
+    let pid = child.id();
+    let identity = identify(pid);
+    child.wait().unwrap();
+    // Alive, a zombie or gone when first asked: each is an answer.
+    if let Ok(identity) = identity {
+        assert!(!is_alive(&identity));
+    }
+    let error = identify(pid).unwrap_err();
+    assert!(matches!(error, IdentityError::NotFound { pid: gone } if gone == pid));
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    assert_eq!(
+        identify(u32::MAX).unwrap_err().kind(),
+        io::ErrorKind::NotFound
+    );
+}
+
+#[test]
+fn a_process_that_vanishes_half_way_is_not_found() {
+    let mut child = Command::new("/bin/cat")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (process, _) = open(child.id()).unwrap();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert!(is_gone(&read_cgroup(&process).unwrap_err()));
+    assert!(read_environment(&process).is_none());
+    assert!(is_gone(&process.stat().unwrap_err()));
+    assert!(parent_of(&process).is_none());
+}
+
+#[test]
+fn a_pid_with_another_start_is_another_process() {
+    let shell = Shell::waiting(&[]);
+    let mut earlier = identify(shell.pid()).unwrap();
+    earlier.start_time -= 1;
+    assert!(!is_alive(&earlier));
+}
+
+#[test]
+fn a_zombie_still_has_a_name() {
+    let mut child = Command::new("/bin/true").spawn().unwrap();
+    let is_zombie = || open(child.id()).is_ok_and(|(_, stat)| stat.state == 'Z');
+    while !is_zombie() {
+        std::thread::yield_now();
+    }
+    let identity = identify(child.id()).unwrap();
+    assert_eq!(identity.comm, "true");
+    assert!(!identity.environment_read);
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_name_that_is_no_text_is_made_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("x");
+    std::fs::copy("/bin/sh", &program).unwrap();
+    let odd = folder
+        .path()
+        .join(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"a)\n\xff ("));
+    std::fs::rename(program, &odd).unwrap();
+    let mut child = Command::new(&odd)
+        .args(["-c", "echo; read line"])
+        .arg0("x")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let identity = identify(child.id()).unwrap();
+    assert_eq!(identity.comm, "a)\u{fffd}\u{fffd} (");
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
+#[test]
+fn the_larger_world_is_the_jobs() {
+    let shell = Shell::waiting(&[("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")]);
+    let told = identify(shell.pid()).unwrap();
+    let unknown = Identity {
+        rank: None,
+        local_rank: None,
+        world_size: None,
+        rank_source: None,
+        ..told.clone()
+    };
+    let sizeless = Identity {
+        world_size: None,
+        ..told.clone()
+    };
+    // Who, what a communicator says; then rank, local rank, world size.
+    let cases = [
+        // A group for tensor parallelism within the job, and one of the job's size.
+        (&told, (0, 2), (Some(3), Some(1), Some(8))),
+        (&told, (5, 8), (Some(3), Some(1), Some(8))),
+        // The environment was the launcher's, for one task per node.
+        (&told, (9, 16), (Some(9), None, Some(16))),
+        (&told, (3, 16), (Some(3), Some(1), Some(16))),
+        (&unknown, (1, 2), (Some(1), None, Some(2))),
+        (&sizeless, (3, 4), (Some(3), Some(1), Some(4))),
+        // Rubbish.
+        (&unknown, (2, 2), (None, None, None)),
+    ];
+    for (identity, (rank, size), expected) in cases {
+        let known = identity.clone().with_rank(rank, size);
+        let found = (known.rank, known.local_rank, known.world_size);
+        assert_eq!(found, expected, "{rank} of {size}");
+    }
+    assert_eq!(told.with_rank(9, 16).rank_source, Some(RankSource::Nccl));
+    assert_eq!(
+        unknown.with_rank(0, 2).with_rank(5, 8).with_rank(1, 4).rank,
+        Some(5)
+    );
+}

@@ -1,0 +1,255 @@
+//! GPUs and the processes on them, on the software GPU.
+//!
+//! Its libraries read the environment once, so each part is played by a process of its own: this
+//! program again, told its role by a variable.
+
+use std::env;
+use std::ffi::c_int;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use libloading::Library;
+use zernel_identity::gpu::{GpuFacts, Gpus, LIBRARY_VARIABLE, VisibleDevices, ordinal_to_index};
+use zernel_identity::{Identity, identify};
+use zernel_softgpu::config;
+use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::{Need, root, trial};
+
+const ROLE: &str = "ZERNEL_TEST_ROLE";
+/// The trainer, for the one who watches it.
+const TRAINER: &str = "ZERNEL_TEST_TRAINER";
+/// Where this test puts the software GPU's libraries.
+const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/gpu");
+const DEVICES: u32 = 3;
+const MEMORY: u64 = 8 << 30;
+const ALLOCATED: usize = 123_456;
+
+fn main() -> ExitCode {
+    match env::var(ROLE).as_deref() {
+        Ok("describe") => describe(),
+        Ok("train") => train(),
+        Ok("watch") => watch(),
+        Ok(role) => panic!("no role {role}"),
+        Err(_) => {
+            install(Path::new(LIBRARIES), Prologue::Push)
+                .expect("cargo has built the software GPU");
+            return zernel_testkit::main([
+                trial("facts_are_what_the_driver_says", &[], || {
+                    play(role("describe", &node()));
+                }),
+                trial("a_trainer_is_found_on_its_gpu", &[], a_trainer_is_found),
+                trial(
+                    "a_container_sees_the_gpus_with_a_node",
+                    &[root(), mount_namespaces()],
+                    a_container_sees_nodes,
+                ),
+            ]);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// A machine of its own for each test.
+fn node() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn role(name: &str, node: &tempfile::TempDir) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
+        .env(ROLE, name)
+        .env(LIBRARY_VARIABLE, library("libnvidia-ml.so.1"))
+        .env(config::DIRECTORY, node.path().join("node"))
+        .env(config::DEVICES, DEVICES.to_string())
+        .env(config::MEMORY, MEMORY.to_string())
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_remove("CUDA_DEVICE_ORDER");
+    command
+}
+
+fn library(name: &str) -> PathBuf {
+    Path::new(LIBRARIES).join(name)
+}
+
+fn play(mut command: Command) {
+    let status = command.status().unwrap();
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+fn describe() {
+    let gpus = Gpus::open();
+    assert_eq!(gpus.absence(), None);
+    assert!(gpus.driver_version().is_some());
+    assert_eq!(gpus.count(), DEVICES);
+    let facts = gpus.facts();
+    assert_eq!(facts.len(), DEVICES as usize);
+    for (index, gpu) in facts.iter().enumerate() {
+        assert_eq!(gpu.index as usize, index);
+        assert_eq!(gpu.minor, Some(gpu.index));
+        assert_eq!(gpu.uuid, zernel_softgpu::device::uuid_text(index));
+        assert_eq!(gpu.name, zernel_softgpu::device::NAME);
+        assert_eq!((gpu.memory_total, gpu.memory_used), (Some(MEMORY), Some(0)));
+        assert_eq!(gpu.utilization, Some(0));
+        assert!(!gpu.mig_enabled && gpu.mig.is_empty());
+    }
+    assert_eq!(gpus.process_memory(), []);
+}
+
+/// The trainer's devices 0 and 1 are the machine's 2 and 0.
+fn a_trainer_is_found() {
+    let node = node();
+    let mut command = role("train", &node);
+    let mut trainer = Waiting::start(command.env("CUDA_VISIBLE_DEVICES", "2,0"));
+    let uuids = trainer.line();
+    let mut watcher = role("watch", &node);
+    watcher.env(TRAINER, format!("{} {uuids}", trainer.child.id()));
+    play(watcher);
+}
+
+/// Takes memory on its second device, and says what CUDA calls its devices.
+fn train() {
+    // SAFETY: our own library, whose initialisers do nothing.
+    let cuda = unsafe { Library::new(library("libcuda.so.1")) }.unwrap();
+    let (mut count, mut context, mut address) = (0, 0_u64, 0_u64);
+    // SAFETY: the signatures are those of NVIDIA's headers, and all pointers are to values that
+    // outlive the calls.
+    unsafe {
+        let init: extern "C" fn(u32) -> c_int = *cuda.get(b"cuInit").unwrap();
+        let get_count: extern "C" fn(*mut c_int) -> c_int = *cuda.get(b"cuDeviceGetCount").unwrap();
+        let retain: extern "C" fn(*mut u64, c_int) -> c_int =
+            *cuda.get(b"cuDevicePrimaryCtxRetain").unwrap();
+        let set_current: extern "C" fn(u64) -> c_int = *cuda.get(b"cuCtxSetCurrent").unwrap();
+        let allocate: extern "C" fn(*mut u64, usize) -> c_int =
+            *cuda.get(b"cuMemAlloc_v2").unwrap();
+        assert_eq!(init(0), 0);
+        assert_eq!(get_count(&raw mut count), 0);
+        assert_eq!(retain(&raw mut context, 1), 0);
+        assert_eq!(set_current(context), 0);
+        assert_eq!(allocate(&raw mut address, ALLOCATED), 0);
+    }
+    let uuids: Vec<_> = (0..count).map(|ordinal| uuid(&cuda, ordinal)).collect();
+    println!("{}", uuids.join(" "));
+    // Until the test lets go of the pipe.
+    let _ = std::io::stdin().lines().count();
+}
+
+fn uuid(cuda: &Library, ordinal: c_int) -> String {
+    let mut bytes = [0_u8; 16];
+    // SAFETY: the signature is that of NVIDIA's header; the call writes sixteen bytes.
+    unsafe {
+        let get: extern "C" fn(*mut [u8; 16], c_int) -> c_int =
+            *cuda.get(b"cuDeviceGetUuid_v2").unwrap();
+        assert_eq!(get(&raw mut bytes, ordinal), 0);
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn watch() {
+    let told = env::var(TRAINER).unwrap();
+    let (pid, uuids) = told.split_once(' ').unwrap();
+    let pid: u32 = pid.parse().unwrap();
+    let (gpus, identity) = (Gpus::open(), identify(pid).unwrap());
+    let mut facts = gpus.facts();
+    // There may be nodes of real GPUs.
+    facts.iter_mut().for_each(|gpu| gpu.minor = None);
+    let used = gpus.process_memory();
+    assert_eq!(used.len(), 1, "{used:?}");
+    assert_eq!((used[0].pid, used[0].index), (pid, 0));
+    assert_eq!(used[0].bytes, Some(ALLOCATED as u64));
+    assert_eq!(used[0].instance, None);
+    assert_eq!(facts[0].memory_used, used[0].bytes);
+    let visible = VisibleDevices::of(&identity, &facts);
+    assert_eq!(visible.assumptions, []);
+    let translated: Vec<_> = visible
+        .devices
+        .iter()
+        .map(|device| device.uuid.replace("GPU-", "").replace('-', ""))
+        .collect();
+    assert_eq!(translated.join(" "), uuids);
+    let indices = [0, 1, 2].map(|ordinal| ordinal_to_index(&identity, ordinal, &facts));
+    assert_eq!(indices, [Some(2), Some(0), None]);
+}
+
+const NAMESPACE: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
+
+fn mount_namespaces() -> Need {
+    Need {
+        name: "root",
+        check: || {
+            let [program, arguments @ ..] = NAMESPACE;
+            let status = Command::new(program)
+                .args(arguments)
+                .arg("mount -t tmpfs tmpfs /dev")
+                .stderr(Stdio::null())
+                .status();
+            match status {
+                Ok(status) if status.success() => Ok(()),
+                _ => Err("cannot mount in a namespace".into()),
+            }
+        },
+    }
+}
+
+fn a_container_sees_nodes() {
+    let facts: Vec<_> = (0..4)
+        .map(|index| GpuFacts {
+            index,
+            uuid: zernel_softgpu::device::uuid_text(index as usize),
+            minor: Some(index),
+            ..GpuFacts::default()
+        })
+        .collect();
+    // Nodes of no device do: only their names are read.
+    let script = "mount -t tmpfs tmpfs /dev \
+                  && touch /dev/nvidia1 /dev/nvidia3 /dev/nvidiactl && echo && read line";
+    let [program, arguments @ ..] = NAMESPACE;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .arg(script)
+        .env("CUDA_VISIBLE_DEVICES", "1,0");
+    let mut container = Waiting::start(&mut command);
+    container.line();
+    let identity = identify(container.child.id()).unwrap();
+    let indices = |identity: &Identity| {
+        let visible = VisibleDevices::of(identity, &facts);
+        [0, 1, 2].map(|ordinal| visible.index(ordinal))
+    };
+    assert_eq!(indices(&identity), [Some(3), Some(1), None]);
+    // Of a process that has gone since, nothing is known but its environment.
+    let gone = Identity {
+        start_time: identity.start_time - 1,
+        ..identity
+    };
+    assert_eq!(indices(&gone), [Some(1), Some(0), None]);
+}
+
+/// A process that says something and then waits for the end of its input.
+struct Waiting {
+    child: Child,
+}
+
+impl Waiting {
+    fn start(command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+
+    fn line(&mut self) -> String {
+        let output = self.child.stdout.take().unwrap();
+        let line = BufReader::new(output).lines().next();
+        line.expect("it says something").unwrap()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,112 @@
+//! Identities across users.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::{env, fs};
+
+use zernel_identity::{identify, is_alive};
+use zernel_testkit::{root, trial};
+
+/// The process that a process of another user is to identify.
+const STRANGER: &str = "ZERNEL_TEST_STRANGER";
+const NOBODY: u32 = 65534;
+
+fn main() -> ExitCode {
+    if let Ok(pid) = env::var(STRANGER) {
+        identify_stranger(pid.parse().unwrap());
+        return ExitCode::SUCCESS;
+    }
+    zernel_testkit::main([
+        trial(
+            "a_strangers_environment_stays_unread",
+            &[root()],
+            environment_stays_unread,
+        ),
+        trial(
+            "ranks_do_not_pass_from_user_to_user",
+            &[root()],
+            ranks_do_not_pass,
+        ),
+    ])
+}
+
+/// A process that waits for the end of its input.
+struct Waiting(Child);
+
+impl Waiting {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let output = child.stdout.as_mut().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// A shell with a rank.
+fn trainer(script: &str) -> Waiting {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script]).env_clear();
+    command.envs([
+        ("PATH", "/usr/bin:/bin"),
+        ("RANK", "3"),
+        ("WORLD_SIZE", "8"),
+    ]);
+    Waiting::start(&mut command)
+}
+
+fn environment_stays_unread() {
+    let stranger = trainer("echo ready; read line");
+    // A place that nobody can reach, wherever the build is.
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("identity");
+    fs::copy(env::current_exe().unwrap(), &program).unwrap();
+    let status = Command::new(program)
+        .env(STRANGER, stranger.0.id().to_string())
+        .current_dir("/")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+fn identify_stranger(pid: u32) {
+    let identity = identify(pid).unwrap();
+    assert_eq!((identity.comm.as_str(), identity.uid), ("sh", 0));
+    assert!(!identity.environment_read);
+    assert_eq!((identity.rank, identity.world_size), (None, None));
+    assert!(is_alive(&identity));
+}
+
+/// Root's shell has a rank; what it starts as nobody, with a clean environment, has none.
+fn ranks_do_not_pass() {
+    let script =
+        "env -i setpriv --reuid 65534 --clear-groups sh -c 'echo ready; read line; true'; true";
+    let trainer = trainer(script);
+    let children = fs::read_to_string(format!(
+        "/proc/{pid}/task/{pid}/children",
+        pid = trainer.0.id()
+    ));
+    let child: u32 = children.unwrap().trim().parse().unwrap();
+    let identity = identify(child).unwrap();
+    assert_eq!(identity.uid, NOBODY);
+    assert!(identity.environment_read);
+    assert_eq!(identity.rank, None);
+    assert_eq!(identify(trainer.0.id()).unwrap().rank, Some(3));
+}

@@ -1,0 +1,223 @@
+//! Prometheus' text format: a writer for the families and samples that Zernel exports.
+
+use std::fmt::{Display, Write};
+use std::sync::LazyLock;
+
+use super::LatencyHistogram;
+
+/// The upper edges of the exposed buckets, as powers of two in nanoseconds: 1 µs to 69 s, by fours.
+const EDGES: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+
+/// The edges as label values in seconds. Durations are whole nanoseconds, so "below the edge" equals "at most the edge
+/// minus one".
+static EDGE_LABELS: LazyLock<[String; EDGES.len()]> =
+    LazyLock::new(|| EDGES.map(|power| seconds((1 << power) - 1).to_string()));
+
+/// The text formats of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TextFormat {
+    /// Prometheus text 0.0.4, durations as histograms.
+    Prometheus,
+    /// OpenMetrics 1.0, which ends with `# EOF`.
+    OpenMetrics,
+    /// Prometheus text 0.0.4, durations as `quantile` series.
+    Quantiles,
+}
+
+/// The type of a metric family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A value that never falls.
+    Counter,
+    /// A value that may fall.
+    Gauge,
+    /// Durations in buckets.
+    Histogram,
+    /// Durations as quantiles.
+    Summary,
+}
+
+impl Kind {
+    /// The name of the type in the format.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+            Self::Summary => "summary",
+        }
+    }
+}
+
+/// A text that families and samples are appended to.
+#[derive(Debug, Default)]
+pub struct Exposition {
+    text: String,
+    open_metrics: bool,
+}
+
+impl Exposition {
+    /// A text in OpenMetrics, where the name of a counter's family lacks `_total`.
+    #[must_use]
+    pub fn open_metrics() -> Self {
+        Self {
+            text: String::new(),
+            open_metrics: true,
+        }
+    }
+
+    /// Writes the head of a family. Its samples must follow.
+    pub fn family(&mut self, name: &str, kind: Kind, help: &str) {
+        let name = match kind {
+            Kind::Counter if self.open_metrics => name.trim_end_matches("_total"),
+            _ => name,
+        };
+        let kind = kind.name();
+        self.line(format_args!("# HELP {name} {help}"));
+        self.line(format_args!("# TYPE {name} {kind}"));
+    }
+
+    /// Writes a sample.
+    pub fn sample(
+        &mut self,
+        name: &str,
+        suffix: &str,
+        labels: &[(&str, &dyn Display)],
+        value: impl Display,
+    ) {
+        self.sample_with(name, suffix, "", labels, value);
+    }
+
+    /// Writes a sample whose first labels were formatted by [`label_text`].
+    pub fn sample_with(
+        &mut self,
+        name: &str,
+        suffix: &str,
+        written: &str,
+        labels: &[(&str, &dyn Display)],
+        value: impl Display,
+    ) {
+        self.text.push_str(name);
+        self.text.push_str(suffix);
+        if !written.is_empty() || !labels.is_empty() {
+            self.text.push('{');
+            self.text.push_str(written);
+            write_labels(&mut self.text, !written.is_empty(), labels);
+            self.text.push('}');
+        }
+        writeln!(self.text, " {value}").expect(ENDLESS);
+    }
+
+    /// Writes the samples of a histogram.
+    pub fn histogram(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &dyn Display)],
+        histogram: &LatencyHistogram,
+    ) {
+        let labels = &label_text(labels);
+        let separator = if labels.is_empty() { "" } else { "," };
+        let counts = histogram.counts_below(EDGES).into_iter();
+        let edges = EDGE_LABELS.iter().map(String::as_str);
+        for (edge, count) in edges.zip(counts).chain([("+Inf", histogram.count)]) {
+            for part in [name, "_bucket{", labels, separator, "le=\"", edge, "\"}"] {
+                self.text.push_str(part);
+            }
+            writeln!(self.text, " {count}").expect(ENDLESS);
+        }
+        self.sum_and_count(name, labels, histogram);
+    }
+
+    /// Writes the samples of a histogram as a summary.
+    pub fn summary(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &dyn Display)],
+        histogram: &LatencyHistogram,
+    ) {
+        let labels = &label_text(labels);
+        for share in [0.5, 0.99] {
+            let value = seconds(histogram.quantile_ns(share));
+            self.sample_with(name, "", labels, &[("quantile", &share)], value);
+        }
+        self.sum_and_count(name, labels, histogram);
+    }
+
+    fn sum_and_count(&mut self, name: &str, labels: &str, histogram: &LatencyHistogram) {
+        self.sample_with(name, "_sum", labels, &[], seconds(histogram.sum_ns));
+        self.sample_with(name, "_count", labels, &[], histogram.count);
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn finish(self) -> String {
+        self.text
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        writeln!(self.text, "{line}").expect(ENDLESS);
+    }
+}
+
+/// Formats labels that several samples share.
+#[must_use]
+pub fn label_text(labels: &[(&str, &dyn Display)]) -> String {
+    let mut text = String::new();
+    write_labels(&mut text, false, labels);
+    text
+}
+
+/// Appends labels; `others` says whether some precede them.
+fn write_labels(text: &mut String, mut others: bool, labels: &[(&str, &dyn Display)]) {
+    for (label, value) in labels {
+        if std::mem::replace(&mut others, true) {
+            text.push(',');
+        }
+        text.push_str(label);
+        text.push_str("=\"");
+        write!(Escaped(text), "{value}").expect(ENDLESS);
+        text.push('"');
+    }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+const ENDLESS: &str = "writing to a String cannot fail";
+
+/// Writes a label value with escapes.
+struct Escaped<'a>(&'a mut String);
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let mut rest = text;
+        while let Some(at) = rest.find(['\\', '"', '\n']) {
+            self.0.push_str(&rest[..at]);
+            self.0.push_str(match rest.as_bytes()[at] {
+                b'\\' => r"\\",
+                b'"' => "\\\"",
+                _ => r"\n",
+            });
+            rest = &rest[at + 1..];
+        }
+        self.0.push_str(rest);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_values_are_escaped() {
+        let mut exposition = Exposition::default();
+        exposition.sample("name", "_sum", &[("op", &"a\"b\\c\nd"), ("pid", &7)], 1.5);
+        assert_eq!(
+            exposition.finish(),
+            "name_sum{op=\"a\\\"b\\\\c\\nd\",pid=\"7\"} 1.5\n"
+        );
+    }
+}

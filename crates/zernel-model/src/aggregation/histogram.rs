@@ -1,0 +1,319 @@
+//! A distribution of durations in constant memory.
+
+use serde::ser::{Serialize, SerializeStruct, Serializer};
+
+/// Each power of two is cut into this many buckets of equal width.
+const BUCKETS_PER_POWER: usize = 1 << GROUPING;
+const GROUPING: u32 = 4;
+/// Below this, each duration has a bucket of its own.
+const LOG_BUCKETS_FROM: u64 = 2 * BUCKETS_PER_POWER as u64;
+/// Every `u64` has a bucket.
+#[cfg(test)]
+const BUCKETS: usize = (64 - GROUPING as usize + 1) * BUCKETS_PER_POWER;
+
+/// Durations in nanoseconds: exact count, sum, least and greatest, and quantiles with a relative
+/// error of at most [`MAX_ERROR`](Self::MAX_ERROR), over the whole range of `u64`, at any moment.
+///
+/// A log-linear (H2) histogram: below 32 ns each value has its own bucket, above each power of two
+/// is cut into 16. Only the buckets between the least and the greatest duration take memory: under 8 KiB
+/// if they lie as far apart as can be, and mostly under 1 KiB.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LatencyHistogram {
+    /// How many durations were recorded.
+    pub count: u64,
+    /// Their sum; saturates.
+    pub sum_ns: u64,
+    /// The least; 0 when there is none.
+    pub min_ns: u64,
+    /// The greatest; 0 when there is none.
+    pub max_ns: u64,
+    /// Where durations begin that are within the extremes and in a logarithmic bucket; 0 when
+    /// nothing was recorded.
+    usual_from: u64,
+    /// How many durations there are of that kind.
+    usual_width: u64,
+    /// The first bucket that is kept.
+    first: usize,
+    buckets: Vec<u64>,
+}
+
+impl LatencyHistogram {
+    /// The largest relative error of a quantile: half a bucket.
+    pub const MAX_ERROR: f64 = 0.5 / BUCKETS_PER_POWER as f64;
+
+    /// Adds one duration.
+    #[inline]
+    pub fn record(&mut self, ns: u64) {
+        // One comparison tells whether anything else is to be done than to count.
+        if ns.wrapping_sub(self.usual_from) >= self.usual_width {
+            return self.record_unusual(ns);
+        }
+        let bucket = log_bucket(ns).wrapping_sub(self.first);
+        let Some(in_bucket) = self.buckets.get_mut(bucket) else {
+            return self.record_unusual(ns);
+        };
+        *in_bucket += 1;
+        self.count += 1;
+        self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated);
+    }
+
+    /// Adds a duration that is an extreme, or too short for a bucket of the logarithmic ones.
+    #[cold]
+    fn record_unusual(&mut self, ns: u64) {
+        *self.cover(bucket(ns)) += 1;
+        self.account(ns, ns, ns);
+        self.count += 1;
+    }
+
+    /// Makes room for a bucket beyond those that are kept.
+    #[cold]
+    fn cover(&mut self, bucket: usize) -> &mut u64 {
+        if self.buckets.is_empty() {
+            self.first = bucket;
+        }
+        if bucket < self.first {
+            let missing = std::iter::repeat_n(0, self.first - bucket);
+            self.buckets.splice(0..0, missing);
+            self.first = bucket;
+        }
+        let length = (bucket + 1 - self.first).max(self.buckets.len());
+        self.buckets.resize(length, 0);
+        &mut self.buckets[bucket - self.first]
+    }
+
+    /// Adds `count` durations of about `ns` to a bucket. [`Self::account`] must add their sum and extremes.
+    pub fn record_about(&mut self, ns: u64, count: u64) {
+        self.count += count;
+        *self.cover(bucket(ns)) += count;
+    }
+
+    /// Adds the sum and the extremes of durations that [`Self::record_about`] counted.
+    pub fn account(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
+        self.sum_ns = self.sum_ns.saturating_add(sum_ns);
+        self.min_ns = match self.usual_from {
+            0 => min_ns,
+            _ => self.min_ns.min(min_ns),
+        };
+        self.max_ns = self.max_ns.max(max_ns);
+        self.usual_from = self.min_ns.max(LOG_BUCKETS_FROM);
+        self.usual_width = match self.max_ns.checked_sub(self.usual_from) {
+            Some(distance) => distance + 1,
+            None => 0,
+        };
+    }
+
+    /// Adds everything that `other` recorded.
+    pub fn merge(&mut self, other: &Self) {
+        if other.count == 0 {
+            return;
+        }
+        self.account(other.sum_ns, other.min_ns, other.max_ns);
+        self.count += other.count;
+        // Its ends first, so that room is made once.
+        let last = other.first + other.buckets.len() - 1;
+        self.cover(other.first);
+        self.cover(last);
+        let shared = &mut self.buckets[other.first - self.first..];
+        for (ours, theirs) in shared.iter_mut().zip(&other.buckets) {
+            *ours += theirs;
+        }
+    }
+
+    /// The median; 0 when nothing was recorded.
+    #[must_use]
+    pub fn p50_ns(&self) -> u64 {
+        self.quantile_ns(0.5)
+    }
+
+    /// The 99th percentile; 0 when nothing was recorded.
+    #[must_use]
+    pub fn p99_ns(&self) -> u64 {
+        self.quantile_ns(0.99)
+    }
+
+    /// The duration that this share of all durations does not exceed, by nearest rank; 0 when nothing
+    /// was recorded.
+    #[must_use]
+    pub fn quantile_ns(&self, share: f64) -> u64 {
+        let rank = ((share * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
+        let mut below = 0;
+        for (offset, count) in self.buckets.iter().enumerate() {
+            below += count;
+            if below >= rank {
+                return middle(self.first + offset).clamp(self.min_ns, self.max_ns);
+            }
+        }
+        0
+    }
+
+    /// The mean; 0 when nothing was recorded.
+    #[must_use]
+    pub fn mean_ns(&self) -> u64 {
+        self.sum_ns.checked_div(self.count).unwrap_or(0)
+    }
+
+    /// How many durations are shorter than 2 to the power of each of `powers`, which must ascend and
+    /// be above 4. Exact: those powers are edges of buckets.
+    pub(crate) fn counts_below<const N: usize>(&self, powers: [u32; N]) -> [u64; N] {
+        let mut below = 0;
+        let mut next = 0;
+        powers.map(|power| {
+            let edge = bucket(1 << power).saturating_sub(self.first);
+            let edge = edge.min(self.buckets.len());
+            below += self.buckets[next..edge].iter().sum::<u64>();
+            next = edge;
+            below
+        })
+    }
+}
+
+/// Kept out of the way of sums that fit.
+#[cold]
+fn saturated() -> u64 {
+    u64::MAX
+}
+
+/// The bucket of a duration.
+fn bucket(ns: u64) -> usize {
+    match ns {
+        0..LOG_BUCKETS_FROM => ns as usize,
+        _ => log_bucket(ns),
+    }
+}
+
+/// The bucket of a duration that is not below [`LOG_BUCKETS_FROM`].
+#[inline]
+fn log_bucket(ns: u64) -> usize {
+    // The top five bits, with the leading one counting the power.
+    let shift = (ns | 1).ilog2() - GROUPING;
+    (shift as usize * BUCKETS_PER_POWER) + (ns >> shift) as usize
+}
+
+/// The middle of a bucket, rounded down.
+fn middle(index: usize) -> u64 {
+    if index < 2 * BUCKETS_PER_POWER {
+        return index as u64;
+    }
+    let shift = index / BUCKETS_PER_POWER - 1;
+    let low = ((index % BUCKETS_PER_POWER + BUCKETS_PER_POWER) as u64) << shift;
+    low + (1 << shift) / 2
+}
+
+impl Serialize for LatencyHistogram {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("LatencyHistogram", 6)?;
+        fields.serialize_field("count", &self.count)?;
+        fields.serialize_field("sum_ns", &self.sum_ns)?;
+        fields.serialize_field("min_ns", &self.min_ns)?;
+        fields.serialize_field("max_ns", &self.max_ns)?;
+        fields.serialize_field("p50_ns", &self.p50_ns())?;
+        fields.serialize_field("p99_ns", &self.p99_ns())?;
+        fields.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn buckets_tile_all_durations() {
+        assert_eq!(bucket(0), 0);
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+        for power in 0..64 {
+            let edge = 1_u64 << power;
+            assert_eq!(bucket(edge), bucket(edge - 1) + 1, "at 2^{power}");
+        }
+    }
+
+    #[test]
+    fn it_is_small() {
+        let size = size_of::<LatencyHistogram>() + BUCKETS * size_of::<u64>();
+        assert!(size <= 8 * 1024, "{size} bytes");
+    }
+
+    #[test]
+    fn an_empty_one_is_all_zero() {
+        let json = serde_json::to_string(&LatencyHistogram::default()).unwrap();
+        assert_eq!(
+            json,
+            r#"{"count":0,"sum_ns":0,"min_ns":0,"max_ns":0,"p50_ns":0,"p99_ns":0}"#
+        );
+        assert_eq!(LatencyHistogram::default().mean_ns(), 0);
+    }
+
+    #[test]
+    fn one_value_is_every_quantile_exactly() {
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(123_456_789_012);
+        assert_eq!(histogram.p50_ns(), 123_456_789_012);
+        assert_eq!(histogram.p99_ns(), 123_456_789_012);
+        assert_eq!(histogram.mean_ns(), 123_456_789_012);
+    }
+
+    #[test]
+    fn the_last_of_a_hundred_is_not_the_99th_percentile() {
+        let mut histogram = LatencyHistogram::default();
+        for ns in (1..=99).map(|_| 10).chain([1_000_000]) {
+            histogram.record(ns);
+        }
+        assert_eq!((histogram.p50_ns(), histogram.p99_ns()), (10, 10));
+        histogram.record(1_000_000);
+        assert!(histogram.p99_ns() > 900_000);
+    }
+
+    #[test]
+    fn sums_saturate() {
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(u64::MAX);
+        histogram.record(u64::MAX);
+        assert_eq!((histogram.count, histogram.sum_ns), (2, u64::MAX));
+    }
+
+    /// Durations of every size, those of a second and more among them.
+    fn durations() -> impl Strategy<Value = Vec<u64>> {
+        let duration = (0_u32..64, any::<u64>()).prop_map(|(bits, ns)| ns >> bits);
+        prop::collection::vec(duration, 1..300)
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_are_within_the_stated_error(mut durations in durations(), share in 0.0_f64..=1.0) {
+            let mut histogram = LatencyHistogram::default();
+            durations.iter().for_each(|ns| histogram.record(*ns));
+            durations.sort_unstable();
+            let rank = ((share * durations.len() as f64).ceil() as usize).max(1);
+            let exact = durations[rank - 1];
+            let error = histogram.quantile_ns(share).abs_diff(exact) as f64;
+            prop_assert!(error <= exact as f64 * LatencyHistogram::MAX_ERROR);
+            prop_assert_eq!(histogram.min_ns, durations[0]);
+            prop_assert_eq!(histogram.max_ns, *durations.last().unwrap());
+        }
+
+        #[test]
+        fn merging_is_recording_both(left in durations(), right in durations()) {
+            let of = |durations: &[u64]| {
+                let mut histogram = LatencyHistogram::default();
+                durations.iter().for_each(|ns| histogram.record(*ns));
+                histogram
+            };
+            let mut merged = of(&left);
+            merged.merge(&of(&right));
+            prop_assert_eq!(&merged, &of(&[left, right].concat()));
+            let mut empty = LatencyHistogram::default();
+            empty.merge(&merged);
+            empty.merge(&LatencyHistogram::default());
+            prop_assert_eq!(empty, merged);
+        }
+
+        #[test]
+        fn counts_below_powers_of_two_are_exact(durations in durations()) {
+            let mut histogram = LatencyHistogram::default();
+            durations.iter().for_each(|ns| histogram.record(*ns));
+            let powers = [5, 10, 31, 63];
+            let exact = powers.map(|power| durations.iter().filter(|ns| **ns < 1 << power).count() as u64);
+            prop_assert_eq!(histogram.counts_below(powers), exact);
+        }
+    }
+}

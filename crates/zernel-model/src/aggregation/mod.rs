@@ -1,0 +1,307 @@
+//! What was observed, summed up: the numbers behind `/metrics` and the live page.
+//!
+//! Durations become histograms, keyed by what must not be mixed: a pid, or the name of a collective.
+//! Nothing here knows where the numbers come from.
+
+pub mod exposition;
+mod histogram;
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use exposition::{Exposition, Kind};
+pub use histogram::LatencyHistogram;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Memory of one process on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct GpuMemMetrics {
+    /// Bytes in use.
+    pub current_bytes: u64,
+    /// The most bytes that were ever in use.
+    pub peak_bytes: u64,
+    /// How often memory in use grew.
+    pub alloc_count: u64,
+    /// How often memory in use shrank.
+    pub free_count: u64,
+}
+
+/// Everything observed so far.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct AggregatedMetrics {
+    /// GPU memory by `"{pid}:{gpu_id}"`.
+    pub gpu_memory: BTreeMap<String, GpuMemMetrics>,
+    /// How long CUDA launch calls take, by pid.
+    pub cuda_latency: BTreeMap<u32, LatencyHistogram>,
+    /// How long collectives take, by operation.
+    pub nccl_duration: BTreeMap<String, LatencyHistogram>,
+    /// How long trainers wait for their next batch, by pid.
+    pub dataloader_wait: BTreeMap<u32, LatencyHistogram>,
+    /// How long processes wait for their peers, by pid.
+    pub dist_sync: BTreeMap<u32, LatencyHistogram>,
+    /// When something was last recorded, in milliseconds since 1970.
+    pub last_update_ms: u64,
+}
+
+impl AggregatedMetrics {
+    /// The memory that `pid` has in use on `gpu_id`, and the most it ever had.
+    ///
+    /// A peak never sinks, and is never below what is in use.
+    pub fn record_gpu_mem(&mut self, pid: u32, gpu_id: u32, used: u64, peak: u64) {
+        let memory = self
+            .gpu_memory
+            .entry(format!("{pid}:{gpu_id}"))
+            .or_default();
+        memory.alloc_count += u64::from(used > memory.current_bytes);
+        memory.free_count += u64::from(used < memory.current_bytes);
+        memory.current_bytes = used;
+        memory.peak_bytes = memory.peak_bytes.max(peak).max(used);
+        self.touch();
+    }
+
+    /// One CUDA launch call of `pid`.
+    pub fn record_cuda_latency(&mut self, pid: u32, ns: u64) {
+        self.cuda_latency.entry(pid).or_default().record(ns);
+        self.touch();
+    }
+
+    /// One collective.
+    pub fn record_nccl(&mut self, op: &str, ns: u64) {
+        match self.nccl_duration.get_mut(op) {
+            Some(histogram) => histogram.record(ns),
+            None => self
+                .nccl_duration
+                .entry(op.to_owned())
+                .or_default()
+                .record(ns),
+        }
+        self.touch();
+    }
+
+    /// One wait of `pid` for its next batch.
+    pub fn record_dataloader_wait(&mut self, pid: u32, ns: u64) {
+        self.dataloader_wait.entry(pid).or_default().record(ns);
+        self.touch();
+    }
+
+    /// One wait of `pid` for its peers.
+    pub fn record_dist_sync(&mut self, pid: u32, ns: u64) {
+        self.dist_sync.entry(pid).or_default().record(ns);
+        self.touch();
+    }
+
+    /// Forgets a process that has ended: its pid may be another's soon.
+    pub fn remove_process(&mut self, pid: u32) {
+        let own = format!("{pid}:");
+        self.gpu_memory.retain(|key, _| !key.starts_with(&own));
+        for histograms in [
+            &mut self.cuda_latency,
+            &mut self.dataloader_wait,
+            &mut self.dist_sync,
+        ] {
+            histograms.remove(&pid);
+        }
+    }
+
+    /// Everything in Prometheus' text format, durations as histograms.
+    #[must_use]
+    pub fn to_prometheus(&self) -> String {
+        let mut out = Exposition::default();
+        self.expose(&mut out);
+        out.finish()
+    }
+
+    /// Appends everything to a text.
+    pub fn expose(&self, out: &mut Exposition) {
+        self.expose_memory(out);
+        self.expose_durations(out, expose_histograms);
+    }
+
+    /// The same families with durations as summaries: `quantile="0.5"` and `"0.99"` in place of
+    /// buckets. One family cannot be both.
+    #[must_use]
+    pub fn to_prometheus_quantiles(&self) -> String {
+        let mut out = Exposition::default();
+        self.expose_memory(&mut out);
+        self.expose_durations(&mut out, expose_summaries);
+        out.finish()
+    }
+
+    /// What live clients are sent. Scalars merge all processes, and are null where nothing was
+    /// recorded; `processes` and `nccl` hold the details.
+    #[must_use]
+    pub fn to_ws_snapshot(&self) -> Value {
+        let memory: Vec<_> = self
+            .gpu_memory
+            .iter()
+            .map(|(key, memory)| {
+                json!({
+                    "key": key,
+                    "current_bytes": memory.current_bytes,
+                    "peak_bytes": memory.peak_bytes,
+                })
+            })
+            .collect();
+        let launches = merged(self.cuda_latency.values());
+        let waits = merged(self.dataloader_wait.values());
+        let all_reduces = merged(
+            self.nccl_duration
+                .iter()
+                .filter_map(|(op, histogram)| is_all_reduce(op).then_some(histogram)),
+        );
+        let quantile = |histogram: &LatencyHistogram, share, unit_ns: f64| {
+            (histogram.count > 0).then(|| histogram.quantile_ns(share) as f64 / unit_ns)
+        };
+        const US: f64 = 1e3;
+        const MS: f64 = 1e6;
+        json!({
+            "gpu_utilization": memory,
+            "cuda_latency_p50_us": quantile(&launches, 0.5, US),
+            "cuda_latency_p99_us": quantile(&launches, 0.99, US),
+            "nccl_allreduce_p50_ms": quantile(&all_reduces, 0.5, MS),
+            "nccl_allreduce_p99_ms": quantile(&all_reduces, 0.99, MS),
+            "dataloader_wait_p50_ms": quantile(&waits, 0.5, MS),
+            "last_update_ms": self.last_update_ms,
+            "nccl": self.nccl_duration,
+            "processes": self.processes(),
+        })
+    }
+
+    /// Every pid that something was recorded for, with its histograms.
+    fn processes(&self) -> BTreeMap<u32, BTreeMap<&'static str, &LatencyHistogram>> {
+        let mut processes: BTreeMap<u32, BTreeMap<_, _>> = BTreeMap::new();
+        for (name, histograms) in [
+            ("cuda_latency", &self.cuda_latency),
+            ("dataloader_wait", &self.dataloader_wait),
+            ("dist_sync", &self.dist_sync),
+        ] {
+            for (pid, histogram) in histograms {
+                processes.entry(*pid).or_default().insert(name, histogram);
+            }
+        }
+        processes
+    }
+
+    fn expose_memory(&self, out: &mut Exposition) {
+        self.expose_memory_family(
+            out,
+            "zernel_gpu_memory_used_bytes",
+            "GPU memory a process has in use.",
+            |memory| memory.current_bytes,
+        );
+        self.expose_memory_family(
+            out,
+            "zernel_gpu_memory_peak_bytes",
+            "The most GPU memory a process ever had in use.",
+            |memory| memory.peak_bytes,
+        );
+    }
+
+    fn expose_memory_family(
+        &self,
+        out: &mut Exposition,
+        name: &str,
+        help: &str,
+        value: fn(&GpuMemMetrics) -> u64,
+    ) {
+        out.family(name, Kind::Gauge, help);
+        for (key, memory) in &self.gpu_memory {
+            let (pid, gpu_id) = key.split_once(':').unwrap_or((key, ""));
+            let labels: [(_, &dyn Display); 2] = [("pid", &pid), ("gpu_id", &gpu_id)];
+            out.sample(name, "", &labels, value(memory));
+        }
+    }
+
+    fn expose_durations(&self, out: &mut Exposition, expose: Expose) {
+        expose(
+            out,
+            "zernel_cuda_launch_latency_seconds",
+            "Time a CUDA launch call takes on the CPU.",
+            "pid",
+            &labelled(&self.cuda_latency),
+        );
+        expose(
+            out,
+            "zernel_nccl_collective_duration_seconds",
+            "Time a NCCL collective takes.",
+            "op",
+            &labelled(&self.nccl_duration),
+        );
+        expose(
+            out,
+            "zernel_dataloader_wait_seconds",
+            "Time a trainer waits for its next batch.",
+            "pid",
+            &labelled(&self.dataloader_wait),
+        );
+        expose(
+            out,
+            "zernel_dist_sync_seconds",
+            "Time a process waits for its peers.",
+            "pid",
+            &labelled(&self.dist_sync),
+        );
+    }
+
+    fn touch(&mut self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.last_update_ms = now.map_or(0, |now| now.as_millis() as u64);
+    }
+}
+
+/// Writes one family of durations: name, help, label, and a histogram for each of its values.
+type Expose = fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
+
+fn labelled<K: Display>(
+    histograms: &BTreeMap<K, LatencyHistogram>,
+) -> Vec<(&dyn Display, &LatencyHistogram)> {
+    let pairs = histograms.iter();
+    pairs
+        .map(|(key, histogram)| (key as &dyn Display, histogram))
+        .collect()
+}
+
+fn expose_histograms(
+    out: &mut Exposition,
+    name: &str,
+    help: &str,
+    label: &str,
+    histograms: &[(&dyn Display, &LatencyHistogram)],
+) {
+    out.family(name, Kind::Histogram, help);
+    for (key, histogram) in histograms {
+        out.histogram(name, &[(label, key)], histogram);
+    }
+}
+
+fn expose_summaries(
+    out: &mut Exposition,
+    name: &str,
+    help: &str,
+    label: &str,
+    histograms: &[(&dyn Display, &LatencyHistogram)],
+) {
+    out.family(name, Kind::Summary, help);
+    for (key, histogram) in histograms {
+        out.summary(name, &[(label, key)], histogram);
+    }
+}
+
+fn merged<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> LatencyHistogram {
+    let mut all = LatencyHistogram::default();
+    for histogram in histograms {
+        all.merge(histogram);
+    }
+    all
+}
+
+/// NCCL's own name, with or without its prefix, in any case.
+fn is_all_reduce(op: &str) -> bool {
+    let op = op.to_ascii_lowercase();
+    op.strip_prefix("nccl").unwrap_or(&op) == "allreduce"
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+//! The GPUs of a machine, as their driver describes them.
+
+use serde::{Deserialize, Serialize};
+
+/// One GPU. A field is `None` if its driver does not report it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct GpuFacts {
+    /// NVML index: the order on the PCI bus.
+    pub index: u32,
+    /// UUID: `GPU-` and hexadecimal digits.
+    pub uuid: String,
+    /// Product name.
+    pub name: String,
+    /// Number in the name of its device node, `/dev/nvidia0`.
+    pub minor: Option<u32>,
+    /// Bytes of memory.
+    pub memory_total: Option<u64>,
+    /// Bytes of memory in use by any process.
+    pub memory_used: Option<u64>,
+    /// Percentage of the last sampling period in which a kernel ran; `None` for a partitioned GPU.
+    pub utilization: Option<u32>,
+    /// Whether it is partitioned (multi-instance GPU).
+    pub mig_enabled: bool,
+    /// Its partitions, in NVML's order.
+    pub mig: Vec<MigFacts>,
+}
+
+/// One partition of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct MigFacts {
+    /// UUID: `MIG-` and hexadecimal digits.
+    pub uuid: String,
+    /// Its instances.
+    pub instance: Option<MigInstance>,
+    /// Bytes of memory.
+    pub memory_total: Option<u64>,
+    /// Bytes of memory in use.
+    pub memory_used: Option<u64>,
+}
+
+/// The instances that make up a partition of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct MigInstance {
+    /// GPU instance: memory and multiprocessors.
+    pub gpu: u32,
+    /// Compute instance within it.
+    pub compute: u32,
+}
+
+/// Memory of one process on one GPU, as NVML reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProcessMemory {
+    /// The process.
+    pub pid: u32,
+    /// NVML index of the GPU.
+    pub index: u32,
+    /// Bytes in use, including the driver's own context.
+    pub bytes: Option<u64>,
+    /// The partition, if the GPU has some.
+    pub instance: Option<MigInstance>,
+}

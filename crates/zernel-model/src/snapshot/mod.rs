@@ -1,0 +1,176 @@
+//! The state of all observed processes at one moment.
+//!
+//! The observer publishes one [`Snapshot`] after another; every reader works on one of them. A process is described by
+//! what all processes have in common and by one part per probe, each in a file of its own. On the wire the parts are
+//! flattened into one JSON object per process. Readers of other versions skip keys that they do not know; a key that is
+//! missing takes its default. Fields marked `skip` stay on this machine: metrics are made of them.
+
+mod cuda;
+mod dataload;
+mod ledger;
+mod memory;
+mod nccl;
+mod peers;
+mod process;
+mod sched;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use cuda::{CopyCount, CudaSnapshot, WaitTimes};
+pub use dataload::{DataWaits, DataloadSnapshot};
+pub use ledger::{
+    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusedFile, START_UNIT_NS,
+};
+pub use memory::{CallerMemory, DeviceMemory, MemorySnapshot};
+pub use nccl::{CollectiveTotals, CommunicatorSnapshot, ExitedRankTimes, NcclSnapshot};
+pub use peers::PeerSnapshot;
+pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
+pub use sched::SchedSnapshot;
+
+use crate::aggregation::{AggregatedMetrics, LatencyHistogram};
+use crate::gpu::{GpuFacts, ProcessMemory};
+use crate::identity::Identity;
+
+/// Durations that a snapshot shares with the observer, which copies them before it adds to them.
+pub type SharedHistogram = Arc<LatencyHistogram>;
+
+/// The processes that a reader may see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// All of them, and the machine.
+    All,
+    /// Those of the user with this id.
+    User(u32),
+}
+
+impl Scope {
+    /// Whether a process of this identity is within the scope. A process without an identity belongs to no user.
+    #[must_use]
+    pub fn contains(self, identity: Option<&Identity>) -> bool {
+        self.contains_user(identity.map(|identity| identity.uid))
+    }
+
+    /// Whether processes of this user are within the scope.
+    #[must_use]
+    pub fn contains_user(self, uid: Option<u32>) -> bool {
+        match self {
+            Self::All => true,
+            Self::User(own) => uid == Some(own),
+        }
+    }
+}
+
+/// Everything that was observed up to one moment.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Snapshot {
+    /// The observed processes, including those that exited a short while ago.
+    pub observed: Vec<ProcessSnapshot>,
+    /// Processes that exited while others still hold a communicator with them.
+    pub gone_ranks: Vec<ProcessSnapshot>,
+    /// The functions that are sampled now.
+    pub sampled: Vec<String>,
+    /// How probes are attached.
+    pub rung: String,
+    /// What makes the numbers incomplete, one sentence each.
+    pub problems: Vec<String>,
+    /// Time that a probed call costs its thread.
+    pub call_cost_seconds: f64,
+    /// Where a scheduler finds the states of tasks.
+    pub shared_state: SharedState,
+    /// When the snapshot was taken, in milliseconds since 1970.
+    #[serde(skip)]
+    pub taken_unix_ms: u64,
+    /// When the snapshot was taken, in nanoseconds of CLOCK_MONOTONIC.
+    #[serde(skip)]
+    pub taken_ns: u64,
+    /// The GPUs of the machine.
+    #[serde(skip)]
+    pub gpus: Vec<GpuFacts>,
+    /// GPU memory of every process of the machine, as NVML reports it.
+    #[serde(skip)]
+    pub gpu_processes: Vec<ProcessMemory>,
+    /// The observer's own figures.
+    #[serde(skip)]
+    pub observer: ObserverSnapshot,
+    /// Durations of collectives of processes that are no longer listed.
+    #[serde(skip)]
+    pub exited_ranks: Vec<ExitedRankTimes>,
+    /// Which functions are probed in which file.
+    #[serde(skip)]
+    pub ledger: Ledger,
+}
+
+/// Where a scheduler finds the states of tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SharedState {
+    /// The pinned BPF map.
+    Path(PathBuf),
+    /// Why there is none.
+    Missing(String),
+}
+
+impl Default for SharedState {
+    fn default() -> Self {
+        Self::Missing(String::new())
+    }
+}
+
+/// The observer's own figures.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ObserverSnapshot {
+    /// Whether all probes are detached, by request or because they cost too much.
+    pub is_off: bool,
+    /// Number of threads of the contended calibration.
+    pub calibration_threads: usize,
+    /// Time that a probed call costs while that many threads call at once.
+    pub contended_call_cost_seconds: f64,
+    /// Sampling windows so far.
+    pub windows: u64,
+    /// Events that the kernel had no room for, by cause.
+    pub lost: Vec<(&'static str, u64)>,
+    /// Library files with at least one probe attached.
+    pub files: usize,
+    /// Library mappings that no event announced and a scan found.
+    pub mappings_found_by_scan: u64,
+}
+
+impl Snapshot {
+    /// The processes within a scope.
+    pub fn processes(&self, scope: Scope) -> impl Iterator<Item = &ProcessSnapshot> {
+        let observed = self.observed.iter();
+        observed.filter(move |process| scope.contains(process.identity.as_ref()))
+    }
+
+    /// The metrics that every source has, of the processes within a scope.
+    #[must_use]
+    pub fn aggregated(&self, scope: Scope) -> AggregatedMetrics {
+        let mut metrics = AggregatedMetrics {
+            last_update_ms: self.taken_unix_ms,
+            ..AggregatedMetrics::default()
+        };
+        let copy = |histogram: &SharedHistogram| LatencyHistogram::clone(histogram);
+        for process in self.processes(scope) {
+            let pid = process.pid;
+            for device in &process.memory.memory {
+                let key = format!("{pid}:{}", device.gpu_label());
+                metrics.gpu_memory.insert(key, device.metrics());
+            }
+            let waits = [
+                (&mut metrics.cuda_latency, &process.cuda.launch_times),
+                (&mut metrics.dataloader_wait, &process.dataload.wait_times),
+                (&mut metrics.dist_sync, &process.peers.wait_times),
+            ];
+            for (by_pid, times) in waits {
+                by_pid.extend(times.as_ref().map(|times| (pid, copy(times))));
+            }
+        }
+        metrics.nccl_duration = self.until_sync_times(scope);
+        metrics
+    }
+}

@@ -1,0 +1,188 @@
+//! One observed process.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize, Serializer};
+use zernel_phase::steps::{Mark, Step};
+use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
+
+use super::{
+    CudaSnapshot, DataloadSnapshot, MemorySnapshot, NcclSnapshot, PeerSnapshot, SchedSnapshot,
+};
+use crate::identity::Identity;
+
+/// The most steps of a process that are serialised.
+const SERIALISED_STEPS: usize = 32;
+
+/// One observed process.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessSnapshot {
+    /// Process id.
+    pub pid: u32,
+    /// Start time in nanoseconds since boot. Pid and start time together are unique.
+    pub start_ns: u64,
+    /// Its identity; `None` if it exited before it was read.
+    pub identity: Option<Identity>,
+    /// Whether it trains or loads data.
+    pub role: Role,
+    /// Pid of the trainer that it loads data for.
+    pub loads_for: Option<u32>,
+    /// Whether it was observed from its first CUDA call on.
+    pub complete: bool,
+    /// If not, since when.
+    pub since_seconds_ago: Option<f64>,
+    /// First event of its current program, in nanoseconds of CLOCK_MONOTONIC. It differs after an exec.
+    pub first_seen_ns: u64,
+    /// Time from the first event to its exit, or to now.
+    pub observed_seconds: f64,
+    /// Time since its exit; `None` while it runs.
+    pub ended_seconds_ago: Option<f64>,
+    /// Exit code of a rank that exited by itself.
+    pub exit_code: Option<u8>,
+    /// Signal that killed a rank.
+    pub signal: Option<u8>,
+    /// Phases of its training thread.
+    #[serde(flatten)]
+    pub phases: PhaseSnapshot,
+    /// Steps of its training loop.
+    pub steps: StepSnapshot,
+    /// Launches, copies and GPU waits.
+    #[serde(flatten)]
+    pub cuda: CudaSnapshot,
+    /// GPU memory.
+    #[serde(flatten)]
+    pub memory: MemorySnapshot,
+    /// Collectives and communicators.
+    #[serde(flatten)]
+    pub nccl: NcclSnapshot,
+    /// Waits for data.
+    #[serde(flatten)]
+    pub dataload: DataloadSnapshot,
+    /// Waits for other ranks.
+    #[serde(flatten)]
+    pub peers: PeerSnapshot,
+    /// Its threads on and off CPUs.
+    #[serde(flatten)]
+    pub sched: SchedSnapshot,
+    /// Calls of every probed function that it called.
+    pub calls: BTreeMap<Cow<'static, str>, Calls>,
+    /// Overhead of being observed.
+    pub cost: ObservingCost,
+    /// Whether one of its functions is or was sampled.
+    pub sampled: bool,
+}
+
+/// Whether a process trains or loads data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It trains, or may begin to.
+    Trainer,
+    /// It loads data for a trainer.
+    Loader,
+    /// A role that this version does not know.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// Phases of the training thread of a process.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PhaseSnapshot {
+    /// Current phase; `None` if no thread drives steps.
+    pub phase: Option<WorkloadPhase>,
+    /// Thread id of the training thread.
+    pub step_thread: Option<u32>,
+    /// Time in each phase so far.
+    pub phase_times: Option<PhaseTimeAccumulator>,
+}
+
+/// Steps of a training loop.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepSnapshot {
+    /// The event that separates steps; `None` until it is known.
+    pub boundary: Option<Mark>,
+    /// Number of steps.
+    pub count: u64,
+    /// How often marks were lost. With gaps, `count` is a lower bound.
+    pub gaps: u64,
+    /// How often the count restarted because a better boundary was found.
+    pub restarts: u32,
+    /// The latest steps, oldest first.
+    #[serde(serialize_with = "serialise_latest")]
+    pub recent: Vec<Step>,
+}
+
+fn serialise_latest<S: Serializer>(steps: &[Step], serializer: S) -> Result<S::Ok, S::Error> {
+    let skipped = steps.len().saturating_sub(SERIALISED_STEPS);
+    steps[skipped..].serialize(serializer)
+}
+
+/// Calls of one function.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Calls {
+    /// Calls that returned; an estimate if the function was sampled.
+    pub calls: u64,
+    /// Calls that returned an error.
+    pub failed: u64,
+    /// Bytes moved or allocated by the others.
+    pub bytes: u64,
+    /// Half width of the 95 % interval of `calls`.
+    pub error: u64,
+}
+
+/// Overhead of observing one process.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ObservingCost {
+    /// Share of its time that the busiest thread spends in probes.
+    pub busiest_thread_ratio: f64,
+    /// Time that all threads have spent in probes.
+    pub seconds: f64,
+}
+
+impl ProcessSnapshot {
+    /// Whether it runs and is not a loader.
+    #[must_use]
+    pub fn is_trainer(&self) -> bool {
+        self.role == Role::Trainer && self.ended_seconds_ago.is_none()
+    }
+
+    /// Whether it is a running trainer that has a rank or calls NCCL.
+    #[must_use]
+    pub fn is_rank(&self) -> bool {
+        let calls_nccl = self.calls.keys().any(|name| name.starts_with("nccl"));
+        self.is_trainer() && (self.rank().is_some() || calls_nccl)
+    }
+
+    /// Name of its main thread; empty if unknown.
+    #[must_use]
+    pub fn comm(&self) -> &str {
+        self.identity.as_ref().map_or("", |identity| &identity.comm)
+    }
+
+    /// Name of its job.
+    #[must_use]
+    pub fn job(&self) -> Option<&str> {
+        self.identity.as_ref()?.job.as_deref()
+    }
+
+    /// Its rank in the job.
+    #[must_use]
+    pub fn rank(&self) -> Option<u32> {
+        self.identity.as_ref()?.rank
+    }
+}
+
+impl StepSnapshot {
+    /// Median of the latest steps.
+    #[must_use]
+    pub fn median_seconds(&self) -> Option<f64> {
+        zernel_phase::steps::median_ns(&self.recent).map(|ns| ns as f64 / 1e9)
+    }
+}

@@ -1,0 +1,507 @@
+//! The charts of a report: where the time of each rank went, and how that changed.
+
+use std::fmt::Write;
+
+use zernel_phase::steps::Step;
+
+use super::markup::{Coordinate, percent, seconds, share, tick_time, time};
+use super::plot::{Drawing, LEFT, RIGHT, TimeAxis, ValueAxis};
+use crate::process::{Phases, ProcessReport};
+use crate::record::Sample;
+use crate::render::name;
+use crate::steps::{Interruption, StepReport};
+use crate::text::bytes;
+
+/// Names and letters of the phases, in their order; the style sheet has their colours.
+pub(crate) const PHASES: [(&str, char); 5] = [
+    ("data loading", 'D'),
+    ("GPU compute", 'G'),
+    ("NCCL collective", 'N'),
+    ("optimizer step", 'O'),
+    ("unknown", '?'),
+];
+
+/// With a larger maximum than so many medians, step times are drawn on a logarithmic scale.
+const LOGARITHMIC: f64 = 20.0;
+
+/// How much of a rank is drawn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Detail {
+    /// The most columns of a timeline.
+    pub(crate) columns: usize,
+    /// The most places of a timeline that have a tooltip.
+    pub(crate) tooltips: usize,
+    /// In so many pieces of time, only the longest and the shortest step are drawn.
+    pub(crate) pieces: usize,
+}
+
+impl Detail {
+    /// For so many ranks on one page.
+    pub(crate) fn of(ranks: usize) -> Self {
+        match ranks > 16 {
+            true => Self {
+                columns: 100,
+                tooltips: 25,
+                pieces: 100,
+            },
+            false => Self {
+                columns: 300,
+                tooltips: 100,
+                pieces: 400,
+            },
+        }
+    }
+}
+
+/// A bar of phases for each of some ranks.
+pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
+    const ROW: f64 = 38.0;
+    const BAR: f64 = 28.0;
+    let described: Vec<String> = ranks.iter().map(described).collect();
+    let height = ROW * ranks.len() as f64;
+    let mut drawing = Drawing::new(id, height, "Phases of each rank", &described.join(". "));
+    for (row, rank) in ranks.iter().enumerate() {
+        let y = ROW * row as f64 + (ROW - BAR) / 2.0;
+        let middle = y + BAR / 2.0 + 4.5;
+        drawing.text((LEFT - 10.0, middle), "end", "name", &name(rank));
+        let times = rank.judged();
+        let total = times.phases.total();
+        let mut x = LEFT;
+        for (index, (_, spent)) in times.phases.by_name().into_iter().enumerate() {
+            let width = share(spent, total) * (RIGHT - LEFT);
+            let (phase, letter) = PHASES[index];
+            let part = percent(share(spent, total));
+            let tooltip = format!("{}: {phase} {}, {part}", name(rank), seconds(spent));
+            if width > 0.05 {
+                drawing.rect((x, y), (width, BAR), &format!("p{index}"), &tooltip);
+            }
+            let labels = [
+                format!("{phase} {} · {part}", seconds(spent)),
+                format!("{letter} {part}"),
+                letter.to_string(),
+            ];
+            let fits = |label: &&String| 6.6 * label.chars().count() as f64 + 8.0 < width;
+            if let Some(label) = labels.iter().find(fits) {
+                drawing.text((x + width / 2.0, middle), "middle", "inside", label);
+            }
+            x += width;
+        }
+        drawing.text(
+            (RIGHT + 10.0, middle),
+            "start",
+            "tick",
+            &seconds(times.wall_seconds),
+        );
+    }
+    drawing.finish()
+}
+
+fn described(rank: &ProcessReport) -> String {
+    let phases = &rank.judged().phases;
+    format!("{}: {}", name(rank), shares_in_words(&shares(phases)))
+}
+
+fn shares(phases: &Phases) -> [f64; 5] {
+    let total = phases.total();
+    phases.by_name().map(|(_, seconds)| share(seconds, total))
+}
+
+fn shares_in_words(shares: &[f64; 5]) -> String {
+    let parts = PHASES.iter().zip(shares).filter(|(_, share)| **share > 0.0);
+    let parts: Vec<String> = parts
+        .map(|((phase, _), share)| format!("{phase} {}", percent(*share)))
+        .collect();
+    match parts.is_empty() {
+        true => "nothing known".to_owned(),
+        false => parts.join(", "),
+    }
+}
+
+/// The time that some ranks have in common; `None` if nothing was seen over time.
+pub(crate) fn time_axis(ranks: &[ProcessReport]) -> Option<TimeAxis> {
+    let firsts = ranks.iter().filter_map(|rank| rank.timeline.first());
+    let lasts = ranks.iter().filter_map(|rank| rank.timeline.last());
+    Some(TimeAxis {
+        begin_ns: firsts.map(|first| begun(first).at_ns).min()?,
+        end_ns: lasts.map(|last| last.at_ns).max()?,
+    })
+}
+
+/// What was before the first look at a process: it began with nothing.
+fn begun(first: &Sample) -> Sample {
+    let wall_ns = (1e9 * first.times.wall_seconds.max(0.0)) as u64;
+    Sample {
+        at_ns: first.at_ns.saturating_sub(wall_ns),
+        times: crate::process::Times::default(),
+        memory_bytes: 0,
+    }
+}
+
+/// What a rank did from one moment to another.
+struct Column {
+    begin_ns: u64,
+    end_ns: u64,
+    shares: [f64; 5],
+}
+
+/// At most so many columns, each from one look to a later one.
+fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
+    let Some(first) = timeline.first() else {
+        return Vec::new();
+    };
+    let least_ns = (axis.end_ns - axis.begin_ns).div_ceil(most.max(1) as u64);
+    let mut before = begun(first);
+    let mut columns = Vec::new();
+    for (index, sample) in timeline.iter().enumerate() {
+        let is_last = index + 1 == timeline.len();
+        let is_wide = sample.at_ns - before.at_ns >= least_ns;
+        if sample.at_ns > before.at_ns && (is_wide || is_last) {
+            let times = sample
+                .times
+                .with(&before.times, |after, before| (after - before).max(0.0));
+            columns.push(Column {
+                begin_ns: before.at_ns,
+                end_ns: sample.at_ns,
+                shares: shares(&times.phases),
+            });
+            before = *sample;
+        }
+    }
+    columns
+}
+
+/// What a rank did over time, as shares of its time.
+pub(crate) fn timeline(id: &str, rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
+    const TOP: f64 = 6.0;
+    const BOTTOM: f64 = 116.0;
+    let heading = format!("{}: phases over time", name(rank));
+    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &described(rank));
+    let y = |share: f64| BOTTOM - share * (BOTTOM - TOP);
+    for tick in [0.0, 0.5, 1.0] {
+        drawing.line((LEFT, y(tick)), (RIGHT, y(tick)), "grid");
+        let label = format!("{:.0} %", 100.0 * tick);
+        drawing.text((LEFT - 8.0, y(tick) + 4.0), "end", "tick", &label);
+    }
+    let drawn = columns(&rank.timeline, axis, detail.columns);
+    // From the back: each covers the lower part of the one before.
+    for phase in (0..PHASES.len()).rev() {
+        let Some(first) = drawn.first() else { break };
+        let mut path = format!("M{} {BOTTOM}", Coordinate(axis.x_at(first.begin_ns)));
+        for column in &drawn {
+            let top: f64 = column.shares[..=phase].iter().sum();
+            let (top, right) = (Coordinate(y(top)), Coordinate(axis.x_at(column.end_ns)));
+            let _ = write!(path, "V{top}H{right}");
+        }
+        path.push_str("V116Z");
+        drawing.path(&path, &format!("p{phase}"));
+    }
+    letters(&mut drawing, rank, y);
+    for column in columns(&rank.timeline, axis, detail.tooltips) {
+        let (left, right) = (axis.x_at(column.begin_ns), axis.x_at(column.end_ns));
+        let tooltip = format!(
+            "{:.1} to {:.1} s: {}",
+            axis.seconds(column.begin_ns),
+            axis.seconds(column.end_ns),
+            shares_in_words(&column.shares)
+        );
+        drawing.rect((left, TOP), (right - left, BOTTOM - TOP), "hit", &tooltip);
+    }
+    drawing.time_axis(axis, BOTTOM);
+    drawing.finish()
+}
+
+/// On the right, what the colours are, at the height that they have on average.
+fn letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f64) -> f64) {
+    let mut below = 0.0;
+    for (share, (_, letter)) in shares(&rank.times.phases).into_iter().zip(PHASES) {
+        if share >= 0.1 {
+            let middle = y(below + share / 2.0) + 4.0;
+            drawing.text(
+                (RIGHT + 8.0, middle),
+                "start",
+                "tick",
+                &format!("{letter} {}", percent(share)),
+            );
+        }
+        below += share;
+    }
+}
+
+/// Of values in order of time, the least and the largest in each of so many pieces of time.
+fn thinned(points: &[(f64, f64)], pieces: usize) -> Vec<(f64, f64)> {
+    if points.len() <= 2 * pieces {
+        return points.to_vec();
+    }
+    let piece = (RIGHT - LEFT) / pieces as f64;
+    let place = |x: f64| ((x - LEFT) / piece) as usize;
+    let chunks = points.chunk_by(|a, b| place(a.0) == place(b.0));
+    let extremes = chunks.flat_map(|chunk| {
+        let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+        let least = chunk.iter().min_by(by_value);
+        let largest = chunk
+            .iter()
+            .max_by(by_value)
+            .filter(|largest| Some(*largest) != least);
+        let mut both: Vec<(f64, f64)> = least.into_iter().chain(largest).copied().collect();
+        both.sort_by(|a, b| a.0.total_cmp(&b.0));
+        both
+    });
+    extremes.collect()
+}
+
+/// Whether step times differ too much for a linear scale.
+pub(crate) fn is_logarithmic(steps: &StepReport) -> bool {
+    let durations = steps.series.iter().map(Step::duration_ns);
+    let longest = durations.max().unwrap_or(0) as f64 / 1e9;
+    longest > LOGARITHMIC * steps.median_seconds
+}
+
+/// How long steps took, over time; `None` if there is nothing to draw.
+pub(crate) fn step_times(
+    id: &str,
+    rank: &ProcessReport,
+    steps: &StepReport,
+    axis: &TimeAxis,
+    detail: Detail,
+) -> Option<String> {
+    const TOP: f64 = 38.0;
+    const BOTTOM: f64 = 168.0;
+    let durations = steps
+        .series
+        .iter()
+        .map(|step| step.duration_ns() as f64 / 1e9);
+    let durations: Vec<f64> = durations.collect();
+    let longest = durations.iter().copied().fold(0.0, f64::max);
+    let shortest = durations.iter().copied().fold(longest, f64::min);
+    if longest <= 0.0 {
+        return None;
+    }
+    let is_log = is_logarithmic(steps);
+    let values = ValueAxis {
+        bottom: BOTTOM,
+        top: TOP,
+        least: if is_log {
+            0.8 * shortest.max(longest / 1e6)
+        } else {
+            0.0
+        },
+        largest: 1.08 * longest,
+        is_log,
+    };
+    let heading = format!("{}: step times", name(rank));
+    let description = format!(
+        "{} steps, median {}, 99th percentile {}, longest {}, {} stalls, {} pauses",
+        steps.count,
+        time(steps.median_seconds),
+        time(steps.p99_seconds),
+        time(steps.longest_seconds),
+        steps.stalled,
+        steps.pauses.len()
+    );
+    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &description);
+    for tick in values.ticks() {
+        drawing.line((LEFT, values.y(tick)), (RIGHT, values.y(tick)), "grid");
+        drawing.text(
+            (LEFT - 8.0, values.y(tick) + 4.0),
+            "end",
+            "tick",
+            &tick_time(tick),
+        );
+    }
+    interruptions(&mut drawing, steps, axis, &values);
+    let ends = steps.series.iter().map(|step| axis.x_at(step.end_ns));
+    let points: Vec<(f64, f64)> = ends.zip(durations).collect();
+    let mut dots = String::new();
+    for (x, duration) in thinned(&points, detail.pieces) {
+        let _ = write!(
+            dots,
+            "M{} {}h0",
+            Coordinate(x),
+            Coordinate(values.y(duration))
+        );
+    }
+    drawing.path(&dots, "dots");
+    let p99 = values.y(steps.p99_seconds);
+    let median = values.y(steps.median_seconds);
+    let lines = [
+        ("median", steps.median_seconds, median, median + 4.0),
+        ("p99", steps.p99_seconds, p99, p99.min(median - 14.0) + 4.0),
+    ];
+    for (label, seconds, y, label_y) in lines {
+        drawing.line((LEFT, y), (RIGHT, y), label);
+        let words = format!("{label} {}", time(seconds));
+        drawing.text((RIGHT + 8.0, label_y), "start", "tick", &words);
+    }
+    drawing.time_axis(axis, BOTTOM);
+    Some(drawing.finish())
+}
+
+/// Bands for warm-up and pauses, boxes around stalls; with words where there is room.
+fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, values: &ValueAxis) {
+    let Some(first) = steps.series.first() else {
+        return;
+    };
+    let begin = axis.seconds(first.begin_ns);
+    let warm_up = Interruption {
+        at_seconds: 0.0,
+        seconds: steps.warm_up_seconds,
+    };
+    let warm_up = (steps.warm_up > 0).then_some(("warm-up", &warm_up));
+    let pauses = steps.pauses.iter().map(|pause| ("pause", pause));
+    let stalls = steps.stalls.iter().map(|stall| ("stall", stall));
+    let mut all: Vec<(&str, &Interruption)> =
+        warm_up.into_iter().chain(pauses).chain(stalls).collect();
+    // Where there is no room for all words, those of the longest are there.
+    all.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    let mut lines: [Vec<(f64, f64)>; 2] = Default::default();
+    for (kind, one) in all {
+        let (from, to) = (begin + one.at_seconds, begin + one.at_seconds + one.seconds);
+        let (left, right) = (axis.x(from), axis.x(to));
+        let words = format!("{kind} {}", time(one.seconds));
+        let tooltip = format!("{words}, from {from:.1} s on");
+        if kind == "stall" {
+            let place = (right - 4.5, values.y(one.seconds) - 4.5);
+            drawing.rect(place, (9.0, 9.0), "stall", &tooltip);
+        } else {
+            let size = ((right - left).max(2.0), values.bottom - values.top);
+            drawing.rect((left, values.top), size, "band", &tooltip);
+        }
+        let width = 6.4 * words.chars().count() as f64 + 10.0;
+        let x = (if kind == "stall" {
+            right - width / 2.0
+        } else {
+            left
+        })
+        .min(RIGHT - width);
+        let has_room =
+            |line: &Vec<(f64, f64)>| line.iter().all(|(from, to)| x + width <= *from || x >= *to);
+        if let Some(line) = lines.iter().position(has_room) {
+            let y = values.top - 10.0 - 15.0 * line as f64;
+            drawing.text((x, y), "start", "tick", &words);
+            lines[line].push((x, x + width));
+        }
+    }
+}
+
+/// GPU memory in use over time; `None` if there was never any.
+pub(crate) fn memory(
+    id: &str,
+    rank: &ProcessReport,
+    axis: &TimeAxis,
+    detail: Detail,
+) -> Option<String> {
+    const TOP: f64 = 8.0;
+    const BOTTOM: f64 = 78.0;
+    let samples = rank.timeline.iter();
+    let points: Vec<(f64, f64)> = samples
+        .map(|sample| (axis.x_at(sample.at_ns), sample.memory_bytes as f64))
+        .collect();
+    let seen = points.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
+    if seen <= 0.0 {
+        return None;
+    }
+    let peak = rank.gpu_memory_peak_bytes as f64;
+    let values = ValueAxis {
+        bottom: BOTTOM,
+        top: TOP,
+        least: 0.0,
+        largest: 1.05 * seen.max(peak),
+        is_log: false,
+    };
+    let heading = format!("{}: GPU memory", name(rank));
+    let description = format!(
+        "At most {}",
+        bytes(rank.gpu_memory_peak_bytes.max(seen as u64))
+    );
+    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &description);
+    let step = (values.largest / 2.0).log2().floor().exp2();
+    for tick in [0.0, step, 2.0 * step]
+        .into_iter()
+        .filter(|tick| *tick <= values.largest)
+    {
+        drawing.line((LEFT, values.y(tick)), (RIGHT, values.y(tick)), "grid");
+        drawing.text(
+            (LEFT - 8.0, values.y(tick) + 4.0),
+            "end",
+            "tick",
+            &bytes(tick as u64),
+        );
+    }
+    let points = thinned(&points, detail.columns / 2);
+    let begin = Coordinate(points.first().map_or(LEFT, |first| first.0));
+    let mut path = format!("M{begin} {BOTTOM}");
+    for (x, bytes) in &points {
+        let _ = write!(path, "H{}V{}", Coordinate(*x), Coordinate(values.y(*bytes)));
+    }
+    drawing.path(&format!("{path}V78Z"), "memory");
+    if peak > 0.0 {
+        let y = values.y(peak);
+        drawing.line((LEFT, y), (RIGHT, y), "p99");
+        let words = format!("peak {}", bytes(rank.gpu_memory_peak_bytes));
+        drawing.text((RIGHT + 8.0, y + 4.0), "start", "tick", &words);
+    }
+    drawing.time_axis(axis, BOTTOM);
+    Some(drawing.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Times;
+
+    #[test]
+    fn thinning_keeps_the_extremes() {
+        let points: Vec<(f64, f64)> = (0..10_000)
+            .map(|number| {
+                let x = LEFT + (RIGHT - LEFT) * f64::from(number) / 10_000.0;
+                let value = match number {
+                    1234 => 99.0,
+                    4321 => 0.0,
+                    _ => 1.0,
+                };
+                (x, value)
+            })
+            .collect();
+        let thinned = thinned(&points, 100);
+        assert!(thinned.len() <= 200, "{}", thinned.len());
+        assert!(thinned.contains(&points[1234]) && thinned.contains(&points[4321]));
+        assert!(thinned.is_sorted_by(|a, b| a.0 <= b.0));
+    }
+
+    #[test]
+    fn columns_are_what_was_between_two_looks() {
+        // Five seconds of loading data, and then nothing but the GPU.
+        let sample = |second: u64| {
+            let data_loading = second.min(5) as f64;
+            let phases = Phases {
+                data_loading,
+                gpu_compute: second as f64 - data_loading,
+                ..Phases::default()
+            };
+            Sample {
+                at_ns: (100 + second) * 1_000_000_000,
+                times: Times {
+                    wall_seconds: second as f64,
+                    phases,
+                    ..Times::default()
+                },
+                memory_bytes: 0,
+            }
+        };
+        let rank = ProcessReport {
+            timeline: (1..=10).map(sample).collect(),
+            ..ProcessReport::default()
+        };
+        let axis = time_axis(std::slice::from_ref(&rank)).expect("looks");
+        assert_eq!((axis.begin_ns, axis.length()), (100_000_000_000, 10.0));
+        for (most, expected) in [(2, 2), (10, 10), (300, 10)] {
+            let columns = columns(&rank.timeline, &axis, most);
+            assert_eq!(columns.len(), expected);
+            for column in columns {
+                let is_late = column.begin_ns >= 105_000_000_000;
+                let expected = if is_late { [0.0, 1.0] } else { [1.0, 0.0] };
+                assert_eq!(column.shares[..2], expected);
+            }
+        }
+    }
+}

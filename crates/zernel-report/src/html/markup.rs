@@ -1,0 +1,230 @@
+//! Text, numbers and tables as markup that is both HTML and XML.
+
+use std::fmt::{self, Display, Write};
+
+/// A text from anywhere, made harmless: what would be markup is escaped, and what no reader can see is replaced.
+pub(crate) struct Text<'a>(pub(crate) &'a str);
+
+impl Display for Text<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '&' => out.write_str("&amp;")?,
+                '<' => out.write_str("&lt;")?,
+                '>' => out.write_str("&gt;")?,
+                '"' => out.write_str("&quot;")?,
+                '\'' => out.write_str("&#39;")?,
+                '\n' | '\t' => out.write_char(' ')?,
+                c if is_invisible(c) => out.write_char(char::REPLACEMENT_CHARACTER)?,
+                c => out.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Control characters, those that turn the direction of writing, and those that XML does not know.
+fn is_invisible(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(c, '\u{fffe}' | '\u{ffff}')
+}
+
+/// A coordinate: with one digit after the point, and a number whatever happened.
+pub(crate) struct Coordinate(pub(crate) f64);
+
+impl Display for Coordinate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = match self.0.is_finite() {
+            true => (10.0 * self.0.clamp(-1e6, 1e6)).round(),
+            false => 0.0,
+        };
+        // Added to zero, a negative zero loses its sign.
+        write!(out, "{}", tenths / 10.0 + 0.0)
+    }
+}
+
+/// How much of the whole a part is, from 0 to 1.
+pub(crate) fn share(part: f64, whole: f64) -> f64 {
+    match whole > 0.0 && part > 0.0 {
+        true => (part / whole).min(1.0),
+        false => 0.0,
+    }
+}
+
+/// The same for people.
+pub(crate) fn percent(share: f64) -> String {
+    match 100.0 * share {
+        some if some > 0.0 && some < 1.0 => "< 1 %".to_owned(),
+        some => format!("{some:.0} %"),
+    }
+}
+
+/// A time to be compared with others.
+pub(crate) fn seconds(seconds: f64) -> String {
+    format!("{seconds:.2} s")
+}
+
+/// A time of any size.
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds {
+        0.0 => "0 s".to_owned(),
+        tiny if tiny < 1e-4 => format!("{:.1} µs", 1e6 * tiny),
+        seconds => crate::text::time(seconds),
+    }
+}
+
+/// A round time, as short as it can be said.
+pub(crate) fn tick_time(seconds: f64) -> String {
+    let (number, unit) = match seconds {
+        0.0 => return "0 s".to_owned(),
+        tiny if tiny < 1e-3 => (1e6 * tiny, "µs"),
+        small if small < 1.0 => (1e3 * small, "ms"),
+        seconds => (seconds, "s"),
+    };
+    format!("{} {unit}", (1e3 * number).round() / 1e3)
+}
+
+/// A count with its thousands set apart.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A moment in UTC, as `2026-01-31 12:34:56`.
+pub(crate) fn date(unix_seconds: u64) -> String {
+    let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    // Years that begin in March end with the leap day; 400 of them have 146097 days.
+    let day = days + 719_468;
+    let (era, day) = (day / 146_097, day % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    let year = 400 * era + year + next;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
+/// A table whose rows begin with their names.
+pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut out = format!(
+        "<div class=\"scroll\"><table><caption>{}</caption><thead><tr>",
+        Text(caption)
+    );
+    for title in head {
+        push(
+            &mut out,
+            format_args!("<th scope=\"col\">{}</th>", Text(title)),
+        );
+    }
+    out.push_str("</tr></thead><tbody>\n");
+    for row in rows {
+        out.push_str("<tr>");
+        for (index, cell) in row.iter().enumerate() {
+            let cell = Text(cell);
+            match index {
+                0 => push(&mut out, format_args!("<th scope=\"row\">{cell}</th>")),
+                _ => push(&mut out, format_args!("<td>{cell}</td>")),
+            }
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody></table></div>\n");
+    out
+}
+
+/// Appends; writing to a string does not fail.
+pub(crate) fn push(out: &mut String, what: fmt::Arguments<'_>) {
+    let _ = out.write_fmt(what);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_is_markup() {
+        let hostile = "<script>\"'&\0\x1b[31m\u{202e}\u{ffff}</script>\n";
+        assert_eq!(
+            Text(hostile).to_string(),
+            "&lt;script&gt;&quot;&#39;&amp;\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}&lt;/script&gt; "
+        );
+    }
+
+    #[test]
+    fn coordinates_are_numbers() {
+        for (number, text) in [
+            (1.26, "1.3"),
+            (-0.01, "0"),
+            (300.0, "300"),
+            (f64::NAN, "0"),
+            (f64::INFINITY, "0"),
+            (1e300, "1000000"),
+        ] {
+            assert_eq!(Coordinate(number).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn shares_are_from_zero_to_one() {
+        for (part, whole, expected) in [
+            (1.0, 4.0, 0.25),
+            (1.0, 0.0, 0.0),
+            (-1.0, 2.0, 0.0),
+            (3.0, 2.0, 1.0),
+        ] {
+            assert_eq!(share(part, whole), expected);
+        }
+        assert_eq!(
+            (percent(0.0), percent(0.004)),
+            ("0 %".to_owned(), "< 1 %".to_owned())
+        );
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (unix_seconds, text) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_709_251_199, "2024-02-29 23:59:59"),
+            (1_735_689_599, "2024-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+        ] {
+            assert_eq!(date(unix_seconds), text);
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(
+            [0.0, 2.5e-5, 0.0123, 61.0].map(time),
+            ["0 s", "25.0 µs", "12.3 ms", "61.00 s"]
+        );
+        assert_eq!(
+            [0.0, 5e-4, 0.1, 2.0].map(tick_time),
+            ["0 s", "500 µs", "100 ms", "2 s"]
+        );
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        let texts = [0, 999, 1000, 1_234_567].map(count);
+        assert_eq!(
+            texts,
+            ["0", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]
+        );
+    }
+}

@@ -1,0 +1,356 @@
+//! The report as one HTML file that needs nothing else: no script, no network, charts inside. It is well-formed XML
+//! too, and its own policy forbids it to load or to run anything, whatever a command line says.
+//!
+//! | part | subject |
+//! |---|---|
+//! | `markup` | text, numbers and tables, escaped |
+//! | `plot` | a drawing area with axes |
+//! | `charts` | what is drawn of a rank |
+//! | `tables` | what is said of it in numbers |
+
+mod charts;
+mod markup;
+mod plot;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use super::process::ProcessReport;
+use super::render::{ended_how, evidence, name, no_ranks, slowest};
+use super::report::Report;
+use super::steps::{Interruption, StepReport};
+use crate::text::shortened;
+use charts::{Detail, PHASES};
+use markup::{Text, date, percent, push, share, time};
+use plot::TimeAxis;
+
+/// Ranks beyond these are folded away.
+const SHOWN: usize = 16;
+
+/// Longer commands are cut in the title.
+const LONGEST_TITLE: usize = 300;
+
+/// The whole page.
+pub fn html(report: &Report) -> String {
+    let command = report.command.join(" ");
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <title>{} {}</title>\n<style>\n{}</style></head><body>\n",
+        what(report),
+        Text(&shortened(&command, LONGEST_TITLE)),
+        include_str!("style.css")
+    );
+    header(&mut out, report, &command);
+    verdict(&mut out, report);
+    match &report.not_observed {
+        Some(reason) => push(
+            &mut out,
+            format_args!(
+                "<h2>Not seen</h2><p>Phases, waits, collectives, launches, GPU memory, and so what bounds the run: {}</p>\n",
+                Text(reason)
+            ),
+        ),
+        None => ranks(&mut out, report),
+    }
+    observing(&mut out, report);
+    out.push_str("</body></html>\n");
+    out
+}
+
+fn what(report: &Report) -> &'static str {
+    match report.ended {
+        Some(_) => "zernel run",
+        None => "zernel attach",
+    }
+}
+
+fn header(out: &mut String, report: &Report, command: &str) {
+    let title = shortened(command, LONGEST_TITLE);
+    push(
+        out,
+        format_args!(
+            "<header><p class=\"kicker\">{}</p><h1>{}</h1>",
+            what(report),
+            Text(&title)
+        ),
+    );
+    if command.chars().count() > LONGEST_TITLE {
+        push(
+            out,
+            format_args!(
+                "<details><summary>The whole command</summary><code>{}</code></details>",
+                Text(command)
+            ),
+        );
+    }
+    out.push_str("<dl class=\"facts\">");
+    let mut facts = vec![("Began", format!("{} UTC", date(report.began_unix_seconds)))];
+    match &report.ended {
+        Some(ended) => facts.extend([
+            ("Wall time", time(report.wall_seconds)),
+            ("End", ended_how(ended)),
+        ]),
+        None => facts.push(("Observed for", time(report.wall_seconds))),
+    }
+    facts.push(("Ranks", report.ranks.len().to_string()));
+    if let Some(gpus) = report.gpus() {
+        facts.push(("GPUs", gpus));
+    }
+    let jobs = report.ranks.iter().filter_map(|rank| rank.job.as_deref());
+    let mut jobs: Vec<&str> = jobs.collect();
+    jobs.sort_unstable();
+    jobs.dedup();
+    if !jobs.is_empty() {
+        facts.push(("Job", jobs.join(", ")));
+    }
+    if report.loaders > 0 {
+        facts.push(("Data loaders", report.loaders.to_string()));
+    }
+    for (title, value) in facts {
+        let value = Text(&value);
+        push(
+            out,
+            format_args!("<div><dt>{title}</dt><dd>{value}</dd></div>"),
+        );
+    }
+    out.push_str("</dl></header>\n");
+}
+
+fn verdict(out: &mut String, report: &Report) {
+    let verdict = &report.verdict;
+    let class = match verdict.at_most_seconds {
+        Some(_) => "verdict",
+        None => "verdict open",
+    };
+    push(
+        out,
+        format_args!(
+            "<section class=\"{class}\"><div class=\"why\"><p class=\"kicker\">Verdict</p><h2>{}</h2><p>{}</p>",
+            Text(verdict.bound.name()),
+            Text(&evidence(report))
+        ),
+    );
+    if let Some(helps) = &verdict.helps {
+        push(
+            out,
+            format_args!("<p><strong>What would help:</strong> {}</p>", Text(helps)),
+        );
+    }
+    if let Some(slowest) = slowest(report) {
+        push(
+            out,
+            format_args!("<p><strong>Slowest rank:</strong> {}</p>", Text(&slowest)),
+        );
+    }
+    if !report.problems.is_empty() {
+        out.push_str(
+            "<p class=\"soft\">Not all could be seen: <a href=\"#problems\">problems</a>.</p>",
+        );
+    }
+    out.push_str("</div>");
+    if let Some(seconds) = verdict.at_most_seconds {
+        let part = percent(share(seconds, report.wall_seconds.max(seconds)));
+        push(
+            out,
+            format_args!(
+                "<p class=\"gain\"><small>to be gained, at most</small><b>{}</b><small>{part} of the wall time</small></p>",
+                time(seconds)
+            ),
+        );
+    }
+    out.push_str("</section>\n");
+}
+
+fn ranks(out: &mut String, report: &Report) {
+    if report.ranks.is_empty() {
+        push(
+            out,
+            format_args!("<h2>Ranks</h2><p>None: {}.</p>\n", no_ranks(report)),
+        );
+        return;
+    }
+    let (shown, folded) = report.ranks.split_at(report.ranks.len().min(SHOWN));
+    out.push_str("<h2>Where the time went</h2>\n");
+    push(
+        out,
+        format_args!("<p class=\"soft\">{}</p>\n", judged(&report.ranks)),
+    );
+    legend(out);
+    in_two(out, (shown, folded), |ranks| {
+        let id = format!("bars-{}", ranks[0].pid);
+        charts::bars(&id, ranks) + &tables::phase_table(ranks)
+    });
+    if let Some(axis) = charts::time_axis(&report.ranks) {
+        out.push_str(
+            "<h2>Over time</h2>\n<p class=\"soft\">All ranks have the same axis. It begins with the first event of the \
+             first rank.</p>\n",
+        );
+        legend(out);
+        let detail = Detail::of(report.ranks.len());
+        in_two(out, (shown, folded), |ranks| {
+            ranks
+                .iter()
+                .map(|rank| over_time(rank, &axis, detail))
+                .collect()
+        });
+    }
+    out.push_str("<h2>What was waited for, and what was done</h2>\n");
+    in_two(out, (shown, folded), tables::tables);
+}
+
+/// The same for the first ranks, and folded away for the others.
+fn in_two(
+    out: &mut String,
+    (shown, folded): (&[ProcessReport], &[ProcessReport]),
+    part: impl Fn(&[ProcessReport]) -> String,
+) {
+    out.push_str(&part(shown));
+    if !folded.is_empty() {
+        let more = folded.len();
+        push(
+            out,
+            format_args!("<details><summary>{more} more ranks</summary>\n"),
+        );
+        out.push_str(&part(folded));
+        out.push_str("</details>\n");
+    }
+}
+
+/// Which time the numbers are about.
+fn judged(ranks: &[ProcessReport]) -> &'static str {
+    let stepped = ranks.iter().filter(|rank| rank.training.is_some()).count();
+    if stepped == ranks.len() {
+        "Of each rank, the time from its first step after the warm-up to its last step."
+    } else if stepped == 0 {
+        "Of each rank, the time from its first event to its end: no steps were told apart."
+    } else {
+        "Of each rank, the time of its steps; if none were told apart, the time from its first event to its end."
+    }
+}
+
+fn legend(out: &mut String) {
+    out.push_str("<ul class=\"legend\">");
+    for (index, (phase, letter)) in PHASES.into_iter().enumerate() {
+        push(
+            out,
+            format_args!("<li><b class=\"p{index}\">{letter}</b>{phase}</li>"),
+        );
+    }
+    out.push_str("</ul>\n");
+}
+
+fn over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
+    let process = match rank.rank {
+        Some(_) => format!("pid {} {}", rank.pid, rank.comm),
+        None => rank.comm.clone(),
+    };
+    let mut out = format!(
+        "<div class=\"rank\"><h3>{} <small>{}</small></h3>\n",
+        Text(&name(rank)),
+        Text(&process)
+    );
+    if rank.timeline.is_empty() {
+        out.push_str("<p class=\"soft\">It ended before it was looked at twice.</p></div>\n");
+        return out;
+    }
+    let pid = rank.pid;
+    out.push_str("<h4>Phases, as shares of the time</h4>\n");
+    out.push_str(&charts::timeline(
+        &format!("phases-{pid}"),
+        rank,
+        axis,
+        detail,
+    ));
+    let steps = rank.steps.as_ref();
+    let id = format!("steps-{pid}");
+    let drawn =
+        steps.and_then(|steps| Some((steps, charts::step_times(&id, rank, steps, axis, detail)?)));
+    match drawn {
+        Some((steps, drawing)) => {
+            let scale = match charts::is_logarithmic(steps) {
+                true => ", on a logarithmic scale",
+                false => "",
+            };
+            push(&mut out, format_args!("<h4>Step time{scale}</h4>\n"));
+            out.push_str(&drawing);
+            out.push_str(&interruptions(steps, axis));
+        }
+        None => out.push_str("<p class=\"soft\">No steps were told apart.</p>\n"),
+    }
+    match charts::memory(&format!("memory-{pid}"), rank, axis, detail) {
+        Some(drawing) => {
+            out.push_str("<h4>GPU memory</h4>\n");
+            out.push_str(&drawing);
+        }
+        None => out.push_str("<p class=\"soft\">It was not seen to hold GPU memory.</p>\n"),
+    }
+    out.push_str("</div>\n");
+    out
+}
+
+/// Pauses and stalls in words, with moments of the axis.
+fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
+    let first = steps.series.first();
+    let begin = first.map_or(0.0, |first| axis.seconds(first.begin_ns));
+    let listed = |kind: &str, all: &[Interruption]| {
+        let each = all
+            .iter()
+            .map(|one| format!("{} at {:.1} s", time(one.seconds), begin + one.at_seconds));
+        let each: Vec<String> = each.collect();
+        match each.is_empty() {
+            true => String::new(),
+            false => format!("{kind}: {}. ", each.join(", ")),
+        }
+    };
+    let text = listed("Longest pauses", &steps.pauses) + &listed("Longest stalls", &steps.stalls);
+    match text.is_empty() {
+        true => String::new(),
+        false => format!("<p class=\"soft\">{text}</p>\n"),
+    }
+}
+
+fn observing(out: &mut String, report: &Report) {
+    if !report.problems.is_empty() {
+        out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers less than they should be.</p><ul class=\"problems\">");
+        for problem in &report.problems {
+            push(out, format_args!("<li>{}</li>", Text(problem)));
+        }
+        out.push_str("</ul>\n");
+    }
+    out.push_str("<footer class=\"soft\">");
+    if let Some(observing) = &report.observing {
+        let sampled = match observing.sampled.is_empty() {
+            true => "nothing was sampled".to_owned(),
+            false => format!(
+                "sampled, and so counted with an error: {}",
+                observing.sampled.join(", ")
+            ),
+        };
+        let by = if observing.by_daemon {
+            " by the daemon"
+        } else {
+            ""
+        };
+        push(
+            out,
+            format_args!(
+                "<p>Observed{by} ({}). That cost about {} of all threads, {:.2} % of the rank that paid most, {:.1} µs a \
+                 call; {}.</p>",
+                Text(&observing.rung),
+                time(observing.cost_seconds),
+                100.0 * observing.cost_share,
+                1e6 * observing.call_cost_seconds,
+                Text(&sampled)
+            ),
+        );
+    }
+    push(
+        out,
+        format_args!(
+            "<p>Zernel {}. This file is complete: it loads nothing.</p></footer>\n",
+            env!("CARGO_PKG_VERSION")
+        ),
+    );
+}

@@ -1,0 +1,284 @@
+//! A drawing area with axes, as inline SVG.
+
+use std::fmt::Display;
+
+use super::markup::{Coordinate, Text, push};
+
+/// Of every drawing, in units of its own; it is scaled to the width of the page.
+pub(crate) const WIDTH: f64 = 960.0;
+/// Where the names on the left end, and so where the axis begins.
+pub(crate) const LEFT: f64 = 96.0;
+/// Where the axis ends.
+pub(crate) const RIGHT: f64 = WIDTH - 108.0;
+
+/// What is drawn so far.
+pub(crate) struct Drawing {
+    markup: String,
+}
+
+impl Drawing {
+    /// An empty one with a name and a description for those who do not see it; `id` is nobody else's.
+    pub(crate) fn new(id: &str, height: f64, name: &str, description: &str) -> Self {
+        let markup = format!(
+            "<div class=\"scroll\"><svg role=\"img\" viewBox=\"0 0 {WIDTH} {}\" \
+             aria-labelledby=\"{id}-name {id}-text\"><title id=\"{id}-name\">{}</title>\
+             <desc id=\"{id}-text\">{}</desc>\n",
+            Coordinate(height),
+            Text(name),
+            Text(description)
+        );
+        Self { markup }
+    }
+
+    pub(crate) fn finish(mut self) -> String {
+        self.markup.push_str("</svg></div>\n");
+        self.markup
+    }
+
+    /// Text that begins (`start`), ends (`end`) or has its middle (`middle`) at x.
+    pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
+        let (x, y, text) = (Coordinate(x), Coordinate(y), Text(text));
+        push(
+            &mut self.markup,
+            format_args!(
+                "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" class=\"{class}\">{text}</text>\n"
+            ),
+        );
+    }
+
+    /// A box; its tooltip may be empty.
+    pub(crate) fn rect(
+        &mut self,
+        (x, y): (f64, f64),
+        (width, height): (f64, f64),
+        class: &str,
+        tooltip: &str,
+    ) {
+        let [x, y, width, height] = [x, y, width.max(0.0), height.max(0.0)].map(Coordinate);
+        push(
+            &mut self.markup,
+            format_args!(
+                "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" class=\"{class}\""
+            ),
+        );
+        match tooltip.is_empty() {
+            true => self.markup.push_str("/>\n"),
+            false => push(
+                &mut self.markup,
+                format_args!("><title>{}</title></rect>\n", Text(tooltip)),
+            ),
+        }
+    }
+
+    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+        let [x, y, to_x, to_y] = [from.0, from.1, to.0, to.1].map(Coordinate);
+        push(
+            &mut self.markup,
+            format_args!("<path d=\"M{x} {y}L{to_x} {to_y}\" class=\"{class}\"/>\n"),
+        );
+    }
+
+    pub(crate) fn path(&mut self, path: &impl Display, class: &str) {
+        push(
+            &mut self.markup,
+            format_args!("<path d=\"{path}\" class=\"{class}\"/>\n"),
+        );
+    }
+
+    /// A time axis below a plot.
+    pub(crate) fn time_axis(&mut self, axis: &TimeAxis, y: f64) {
+        self.line((LEFT, y), (RIGHT, y), "axis");
+        for (seconds, label) in axis.ticks() {
+            let x = axis.x(seconds);
+            self.line((x, y), (x, y + 4.0), "axis");
+            self.text((x, y + 17.0), "middle", "tick", &label);
+        }
+    }
+}
+
+/// The time that all plots of a page have in common.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct TimeAxis {
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    pub(crate) begin_ns: u64,
+    pub(crate) end_ns: u64,
+}
+
+impl TimeAxis {
+    /// Since its begin.
+    pub(crate) fn seconds(&self, at_ns: u64) -> f64 {
+        at_ns.saturating_sub(self.begin_ns) as f64 / 1e9
+    }
+
+    pub(crate) fn length(&self) -> f64 {
+        self.seconds(self.end_ns)
+    }
+
+    pub(crate) fn x(&self, seconds: f64) -> f64 {
+        let share = super::markup::share(seconds, self.length());
+        LEFT + share * (RIGHT - LEFT)
+    }
+
+    pub(crate) fn x_at(&self, at_ns: u64) -> f64 {
+        self.x(self.seconds(at_ns))
+    }
+
+    /// About eight of them.
+    fn ticks(&self) -> Vec<(f64, String)> {
+        let step = time_step(self.length() / 8.0);
+        let count = match step > 0.0 {
+            true => (self.length() / step) as u32,
+            false => 0,
+        };
+        let ticks = (0..=count).map(|number| f64::from(number) * step);
+        ticks
+            .map(|seconds| (seconds, clock(seconds, step)))
+            .collect()
+    }
+}
+
+/// The next round step in time.
+fn time_step(least: f64) -> f64 {
+    const ROUND: [f64; 10] = [
+        15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0,
+    ];
+    if least <= 10.0 {
+        return round_step(least);
+    }
+    let found = ROUND.into_iter().find(|step| *step >= least);
+    found.unwrap_or_else(|| 3600.0 * round_step(least / 3600.0))
+}
+
+/// The next of 1, 2, 5, 10 and so on; 0 for what is none.
+pub(crate) fn round_step(least: f64) -> f64 {
+    if !(least > 0.0 && least.is_finite()) {
+        return 0.0;
+    }
+    let power = 10_f64.powf(least.log10().floor());
+    let found = [1.0, 2.0, 5.0]
+        .into_iter()
+        .find(|step| step * power >= least);
+    found.unwrap_or(10.0) * power
+}
+
+/// A moment on an axis with such a step.
+fn clock(seconds: f64, step: f64) -> String {
+    if step <= 0.0 {
+        return "0 s".to_owned();
+    }
+    if step < 15.0 {
+        let digits = (-step.log10().floor()).clamp(0.0, 6.0) as usize;
+        return format!("{seconds:.digits$} s");
+    }
+    let whole = seconds.round() as u64;
+    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
+    match hours {
+        0 => format!("{minutes}:{seconds:02}"),
+        hours => format!("{hours}:{minutes:02}:{seconds:02}"),
+    }
+}
+
+/// How values become heights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ValueAxis {
+    /// Where the least value is, and where the largest.
+    pub(crate) bottom: f64,
+    pub(crate) top: f64,
+    pub(crate) least: f64,
+    pub(crate) largest: f64,
+    pub(crate) is_log: bool,
+}
+
+impl ValueAxis {
+    pub(crate) fn y(&self, value: f64) -> f64 {
+        let of = |value: f64| match self.is_log {
+            true => value.max(self.least).ln(),
+            false => value,
+        };
+        let span = of(self.largest) - of(self.least);
+        let share = super::markup::share(of(value) - of(self.least), span);
+        self.bottom - share * (self.bottom - self.top)
+    }
+
+    /// A few round values.
+    pub(crate) fn ticks(&self) -> Vec<f64> {
+        match self.is_log {
+            true => self.log_ticks(),
+            false => self.linear_ticks(),
+        }
+    }
+
+    fn linear_ticks(&self) -> Vec<f64> {
+        let step = round_step((self.largest - self.least) / 5.0);
+        let count = match step > 0.0 {
+            true => ((self.largest - self.least) / step + 1e-9) as u32,
+            false => 0,
+        };
+        let ticks = (0..=count).map(|number| self.least + f64::from(number) * step);
+        ticks.collect()
+    }
+
+    fn log_ticks(&self) -> Vec<f64> {
+        let from = self.least.max(f64::MIN_POSITIVE).log10().floor() as i32;
+        let to = self.largest.max(f64::MIN_POSITIVE).log10().ceil() as i32;
+        let ticks = (from..=to).map(|power| 10_f64.powi(power));
+        let is_shown = |tick: &f64| *tick >= 0.999 * self.least && *tick <= 1.001 * self.largest;
+        ticks.filter(is_shown).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_round() {
+        for (least, step) in [
+            (0.3, 0.5),
+            (1.0, 1.0),
+            (7.0, 10.0),
+            (0.0, 0.0),
+            (f64::NAN, 0.0),
+        ] {
+            assert!((round_step(least) - step).abs() < 1e-9, "{least}");
+        }
+        assert_eq!([time_step(11.0), time_step(100.0)], [15.0, 120.0]);
+        assert_eq!(time_step(9000.0), 18_000.0);
+    }
+
+    #[test]
+    fn moments_read_as_on_a_clock() {
+        assert_eq!(clock(0.4, 0.2), "0.4 s");
+        assert_eq!(clock(90.0, 30.0), "1:30");
+        assert_eq!(clock(3661.0, 15.0), "1:01:01");
+    }
+
+    #[test]
+    fn an_axis_without_length_has_one_place() {
+        let axis = TimeAxis {
+            begin_ns: 5,
+            end_ns: 5,
+        };
+        assert_eq!((axis.x_at(5), axis.x_at(7)), (LEFT, LEFT));
+        assert_eq!(axis.ticks().len(), 1);
+    }
+
+    #[test]
+    fn values_become_heights() {
+        let mut axis = ValueAxis {
+            bottom: 100.0,
+            top: 0.0,
+            least: 1.0,
+            largest: 100.0,
+            is_log: true,
+        };
+        let close = |axis: &ValueAxis, value, y: f64| assert!((axis.y(value) - y).abs() < 1e-9);
+        close(&axis, 10.0, 50.0);
+        close(&axis, 0.0, 100.0);
+        assert_eq!(axis.ticks().len(), 3);
+        axis.is_log = false;
+        close(&axis, 50.5, 50.0);
+        axis.largest = 1.0;
+        close(&axis, 1.0, 100.0);
+    }
+}

@@ -1,0 +1,388 @@
+use roxmltree::{Document, Node, ParsingOptions};
+use zernel_model::snapshot::{CollectiveTotals, DataWaits};
+use zernel_phase::steps::{Mark, Step};
+
+use super::html;
+
+use crate::parts::{Part, RankTimes};
+use crate::process::{Phases, ProcessReport, Times, Training};
+use crate::record::Sample;
+use crate::report::{Ended, Observing, Report};
+use crate::steps::{Interruption, StepReport};
+use crate::verdict::{Slowest, judge};
+
+const SECOND: u64 = 1_000_000_000;
+const BEGIN_NS: u64 = 77 * SECOND;
+const STEP_NS: u64 = 25_000_000;
+
+fn times(wall_seconds: f64) -> Times {
+    Times {
+        wall_seconds,
+        phases: Phases {
+            data_loading: 0.25 * wall_seconds,
+            gpu_compute: 0.5 * wall_seconds,
+            nccl_collective: 0.125 * wall_seconds,
+            optimizer_step: 0.0625 * wall_seconds,
+            unknown: 0.0625 * wall_seconds,
+            more_than_wall: 0.0,
+        },
+        data_waits: DataWaits {
+            prepare: 0.2 * wall_seconds,
+            fetch: 0.05 * wall_seconds,
+            ..DataWaits::default()
+        },
+        peer_wait_seconds: 0.125 * wall_seconds,
+        gpu_wait_seconds: 0.4 * wall_seconds,
+        cpu_seconds: 1.5 * wall_seconds,
+        run_delay_seconds: 0.01 * wall_seconds,
+        ..Times::default()
+    }
+}
+
+fn steps(count: u64) -> StepReport {
+    let step = |number: u64| Step {
+        begin_ns: BEGIN_NS + number * STEP_NS,
+        // Some take longer, and overlap the next: only what is drawn of them matters.
+        end_ns: BEGIN_NS
+            + (number + 1) * STEP_NS
+            + number % 97 * 100_000
+            + u64::from(number == count / 2) * 2 * SECOND,
+        launches: None,
+        marks: [0; 7],
+        lacks_marks: false,
+    };
+    StepReport {
+        count,
+        separated_by: Some(Mark::Backward),
+        median_seconds: 0.025,
+        p99_seconds: 0.034,
+        longest_seconds: 2.03,
+        warm_up: 2,
+        warm_up_seconds: 0.05,
+        pauses: vec![Interruption {
+            at_seconds: 12.5,
+            seconds: 3.25,
+        }],
+        pause_seconds: 3.25,
+        stalls: vec![Interruption {
+            at_seconds: count as f64 / 2.0 * 0.025,
+            seconds: 2.03,
+        }],
+        stalled: 1,
+        series: (0..count).map(step).collect(),
+        ..StepReport::default()
+    }
+}
+
+/// A rank that made so many steps, looked at five times a second.
+fn rank(number: u32, step_count: u64) -> ProcessReport {
+    let wall_seconds = step_count as f64 * STEP_NS as f64 / 1e9;
+    let looks = 1 + (5.0 * wall_seconds) as u64;
+    let sample = |look: u64| {
+        let mut times = times(look as f64 / 5.0);
+        // No two columns are alike, as in life.
+        let swing = 0.001 * (look * 7919 % 31) as f64;
+        times.phases.data_loading += swing;
+        times.phases.gpu_compute -= swing;
+        Sample {
+            at_ns: BEGIN_NS + look * SECOND / 5,
+            times,
+            memory_bytes: look.min(20) << 28,
+        }
+    };
+    ProcessReport {
+        pid: 4_000_000 + number,
+        comm: "python3".to_owned(),
+        rank: Some(number),
+        complete: Some(true),
+        before_first_call_seconds: Some(5.42),
+        times: times(wall_seconds),
+        training: Some(Training {
+            begin_seconds: 0.0,
+            times: times(wall_seconds),
+        }),
+        steps: Some(steps(step_count)),
+        collectives: vec![CollectiveTotals {
+            op: "AllReduce".into(),
+            calls: 1_234_567,
+            bytes: 1_234_567 << 20,
+            until_sync_median_seconds: Some(0.012_345),
+            until_sync_mean_seconds: None,
+            ..CollectiveTotals::default()
+        }],
+        launches: 123_456_789,
+        launches_error: 12_345,
+        copies: 4321,
+        copied_bytes: 5 << 30,
+        gpu_memory_peak_bytes: 6 << 30,
+        timeline: (1..looks).map(sample).take(1024).collect(),
+        ..ProcessReport::default()
+    }
+}
+
+fn report_on(ranks: Vec<ProcessReport>) -> Report {
+    let judged = ranks.iter().map(|rank| RankTimes {
+        wall: rank.times.wall_seconds,
+        data_waits: rank.times.data_waits.total(),
+        data_prepare: rank.times.data_waits.prepare,
+        gpu_waits: rank.times.phases.gpu_compute,
+        loader_busy: Some(1.0),
+        ..RankTimes::default()
+    });
+    Report {
+        command: ["torchrun", "--nproc-per-node=2", "train.py"]
+            .map(str::to_owned)
+            .to_vec(),
+        began_unix_seconds: 1_709_251_199,
+        wall_seconds: ranks.first().map_or(3.0, |rank| rank.times.wall_seconds),
+        ended: Some(Ended {
+            code: Some(3),
+            signal: None,
+            user_seconds: 12.0,
+            system_seconds: 3.0,
+        }),
+        not_observed: None,
+        loaders: 2 * ranks.len(),
+        others: 0,
+        verdict: judge(&judged.collect::<Vec<_>>()),
+        slowest: (ranks.len() > 1).then_some(Slowest {
+            index: 1,
+            seconds: 1.5,
+            reason: Some(Part::Prepare),
+            more_seconds: 1.25,
+        }),
+        ranks,
+        observing: Some(Observing {
+            rung: "uprobes".to_owned(),
+            cost_seconds: 0.123,
+            sampled: vec!["cuLaunchKernel".to_owned()],
+            ..Observing::default()
+        }),
+        problems: vec!["12 processes lost".to_owned()],
+    }
+}
+
+fn ranks(count: u32, steps: u64) -> Vec<ProcessReport> {
+    (0..count).map(|number| rank(number, steps)).collect()
+}
+
+/// Parses a page strictly, and checks what holds of every page.
+fn checked(report: &Report) -> String {
+    let page = html(report);
+    let options = ParsingOptions {
+        allow_dtd: true,
+        ..ParsingOptions::default()
+    };
+    let document = Document::parse_with_options(&page, options).expect("well-formed");
+    for node in document.descendants().filter(Node::is_element) {
+        assert_is_harmless(&node);
+    }
+    let mut ids: Vec<&str> = document
+        .descendants()
+        .filter_map(|node| node.attribute("id"))
+        .collect();
+    let all = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), all, "an id is there twice");
+    assert!(!page.contains("http://") && !page.contains("https://"));
+    assert!(!page.contains("NaN"), "{page}");
+    page
+}
+
+fn assert_is_harmless(node: &Node) {
+    let tag = node.tag_name().name();
+    assert!(
+        !["script", "link", "img", "iframe", "object"].contains(&tag),
+        "{tag}"
+    );
+    for attribute in node.attributes() {
+        let (name, value) = (attribute.name(), attribute.value());
+        assert!(
+            !name.starts_with("on") && name != "src" && name != "style",
+            "{name}"
+        );
+        let is_number = |value: &str| value.parse::<f64>().is_ok_and(f64::is_finite);
+        match name {
+            "href" => assert!(value.starts_with('#'), "{value}"),
+            "x" | "y" | "width" | "height" => assert!(is_number(value), "{tag} {name} {value}"),
+            "d" => {
+                let mut numbers = value.split(|c: char| c.is_ascii_alphabetic() || c == ' ');
+                assert!(
+                    numbers.all(|number| number.is_empty() || is_number(number)),
+                    "{value}"
+                );
+            }
+            _ => {}
+        }
+    }
+    if tag == "svg" {
+        assert_eq!(node.attribute("role"), Some("img"));
+        let names: Vec<&str> = node
+            .children()
+            .map(|child| child.tag_name().name())
+            .collect();
+        assert!(
+            names.contains(&"title") && names.contains(&"desc"),
+            "{names:?}"
+        );
+    }
+}
+
+#[test]
+fn it_says_what_matters() {
+    let page = checked(&report_on(ranks(2, 10_000)));
+    for part in [
+        "torchrun --nproc-per-node=2 train.py",
+        "2024-02-29 23:59:59 UTC",
+        "250.00 s",
+        "exit code 3",
+        "input-bound",
+        "more loaders where CPUs are free",
+        "rank 0",
+        "rank 1",
+        "GPU compute 125.00 s · 50 %",
+        "data loading 62.50 s · 25 %",
+        "1\u{202f}234\u{202f}567",
+        "AllReduce",
+        "12.3 ms",
+        "123\u{202f}456\u{202f}789 ± 12\u{202f}345",
+        "before its first call",
+        "5.42 s",
+        "pause 3.25 s",
+        "stall 2.03 s",
+        "99th percentile",
+        "6.0 GiB",
+        "it waited 1.5 s less in collectives",
+        "cuLaunchKernel",
+        "12 processes lost",
+    ] {
+        assert!(page.contains(part), "{part} is not there");
+    }
+}
+
+/// Whatever JSON says of a rank, the page says too.
+#[test]
+fn only_what_was_wholly_observed_is_called_so() {
+    for (complete, said) in [
+        (Some(true), "whole"),
+        (Some(false), "not from its first call on"),
+        (None, "from when on is not known"),
+    ] {
+        let seen = ProcessReport {
+            complete,
+            launches: 0,
+            ..rank(0, 100)
+        };
+        let page = checked(&report_on(vec![seen]));
+        assert!(page.contains(&format!("<td>{said}</td>")), "{said}");
+    }
+}
+
+#[test]
+fn a_straggler_is_named() {
+    let mut report = report_on(ranks(4, 200));
+    report.verdict.straggler = Some(3);
+    report.verdict.evidence = "its peers waited for it".to_owned();
+    assert!(checked(&report).contains("rank 3: its peers waited for it"));
+}
+
+#[test]
+fn it_is_small() {
+    let length = |page: String| page.len() / 1024;
+    let (two, many) = (report_on(ranks(2, 10_000)), report_on(ranks(64, 10_000)));
+    let (two, many) = (length(checked(&two)), length(checked(&many)));
+    assert!(two <= 300 && many <= 2048, "{two} KiB, {many} KiB");
+}
+
+#[test]
+fn any_number_of_ranks_has_a_page() {
+    for (count, folded) in [(0, 0), (1, 0), (16, 0), (17, 3), (64, 3)] {
+        let page = checked(&report_on(ranks(count, 200)));
+        assert_eq!(page.matches("<details>").count(), folded, "{count}");
+        let timelines = page.matches("Phases, as shares of the time").count();
+        assert_eq!(timelines, count as usize);
+    }
+}
+
+#[test]
+fn a_run_of_no_length_has_a_page() {
+    let still = Sample {
+        at_ns: BEGIN_NS,
+        times: Times::default(),
+        memory_bytes: 0,
+    };
+    for timeline in [vec![], vec![still], vec![still; 3]] {
+        let seen = ProcessReport {
+            timeline,
+            steps: Some(StepReport::default()),
+            ..ProcessReport::default()
+        };
+        let mut report = report_on(vec![seen.clone(), ProcessReport { pid: 1, ..seen }]);
+        report.wall_seconds = 0.0;
+        report.verdict.at_most_seconds = Some(0.0);
+        checked(&report);
+    }
+}
+
+#[test]
+fn numbers_that_are_none_are_not_drawn() {
+    let mut strange = rank(0, 50);
+    strange.times = times(f64::NAN);
+    strange.training = None;
+    for sample in &mut strange.timeline {
+        sample.times = times(f64::INFINITY);
+    }
+    let page = html(&report_on(vec![strange]));
+    assert!(!page.contains("=\"NaN") && !page.contains("=\"inf"));
+}
+
+#[test]
+fn without_steps_it_says_so() {
+    let mut seen = rank(0, 1000);
+    seen.steps = None;
+    seen.training = None;
+    let page = checked(&report_on(vec![seen]));
+    assert!(page.contains("No steps were told apart"));
+    assert!(!page.contains("99th percentile"));
+}
+
+#[test]
+fn a_run_that_was_not_observed_says_why() {
+    let mut report = report_on(Vec::new());
+    report.not_observed = Some("not <root>".to_owned());
+    report.observing = None;
+    let page = checked(&report);
+    assert!(page.contains("Not seen") && page.contains("not &lt;root&gt;"));
+}
+
+#[test]
+fn a_long_command_is_cut_in_the_title_only() {
+    let mut report = report_on(Vec::new());
+    report.command.push("--flag ".repeat(1000) + "--last");
+    let page = checked(&report);
+    assert!(page.contains("The whole command") && page.contains("--last</code>"));
+    assert!(page.contains("…</h1>"));
+}
+
+#[test]
+fn hostile_texts_are_only_texts() {
+    let hostile = "</title></style><script>alert(\"1\")</script><img src='x' onerror=alert(1)>&amp;\0\x1b]0;\u{202e}";
+    let invalid = String::from_utf8_lossy(b"\xff\xfe<b>").into_owned();
+    let mut seen = rank(0, 100);
+    seen.comm = hostile.to_owned();
+    seen.job = Some(hostile.to_owned());
+    seen.collectives[0].op = hostile.to_owned().into();
+    let mut report = report_on(vec![seen]);
+    report.command = vec![hostile.to_owned(), invalid];
+    report.problems = vec![hostile.to_owned()];
+    report.verdict.evidence = hostile.to_owned();
+    if let Some(observing) = &mut report.observing {
+        observing.sampled = vec![hostile.to_owned()];
+        observing.rung = hostile.to_owned();
+    }
+    let page = checked(&report);
+    assert!(page.contains("&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;"));
+    assert!(page.contains("\u{fffd}\u{fffd}&lt;b&gt;"));
+    assert!(page.chars().all(|c| c == '\n' || !c.is_control()));
+}

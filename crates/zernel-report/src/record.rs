@@ -1,0 +1,284 @@
+//! What was seen of one process over time, look by look.
+
+use std::cmp::Ordering;
+
+use rustix::thread::CpuSet;
+use zernel_model::snapshot;
+
+use super::process::{ProcessReport, Times, Training};
+use super::steps::StepLog;
+
+/// How many looks are kept: of more, every second one is let go.
+const KEPT: usize = 1024;
+
+/// A look at a process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sample {
+    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    pub(crate) at_ns: u64,
+    /// Where its time had gone until then.
+    pub(crate) times: Times,
+    /// GPU memory in use.
+    pub(crate) memory_bytes: u64,
+}
+
+/// A process over time.
+#[derive(Debug, Clone, Default)]
+pub struct Record {
+    /// When the program that it executes was first seen.
+    first_seen_ns: u64,
+    /// How long it had run before that, if that is known.
+    before_first_call_seconds: Option<f64>,
+    latest: ProcessReport,
+    /// What is not to count.
+    before: Option<ProcessReport>,
+    samples: Vec<Sample>,
+    steps: StepLog,
+    /// For how long its GPUs were busy, as far as they said.
+    gpu_busy_seconds: Option<f64>,
+    /// The CPUs that it may use, as far as it was asked.
+    pub cpus: CpuSet,
+}
+
+impl Record {
+    /// A process that is observed from its start on. `asleep_ns` is how long the machine has been suspended since it
+    /// was booted: processes start by a clock that counts that, and calls are made by one that does not.
+    pub fn from_the_start(process: &snapshot::ProcessSnapshot, asleep_ns: u64) -> Self {
+        let start_ns = process.start_ns.saturating_sub(asleep_ns);
+        let before_ns = process.first_seen_ns.saturating_sub(start_ns);
+        Self {
+            first_seen_ns: process.first_seen_ns,
+            before_first_call_seconds: Some(before_ns as f64 / 1e9),
+            ..Self::default()
+        }
+    }
+
+    /// A process that was there before: what it did until the first look does not count.
+    pub fn from_now_on(process: &snapshot::ProcessSnapshot) -> Self {
+        Self {
+            first_seen_ns: process.first_seen_ns,
+            before: Some(ProcessReport::new(process)),
+            steps: StepLog::from_now_on(&process.steps),
+            ..Self::default()
+        }
+    }
+
+    /// Takes in how a process is now.
+    pub fn look(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
+        match process.first_seen_ns.cmp(&self.first_seen_ns) {
+            Ordering::Equal => {}
+            // It has executed another program since.
+            Ordering::Less => return,
+            Ordering::Greater => {
+                *self = Self {
+                    first_seen_ns: process.first_seen_ns,
+                    ..Self::default()
+                };
+            }
+        }
+        let seen = ProcessReport::new(process);
+        let seen = match &self.before {
+            Some(before) => seen.since(before),
+            None => seen,
+        };
+        self.latest = seen;
+        self.steps.look(&process.steps);
+        let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
+        let mut sample = Sample {
+            at_ns: now_ns.saturating_sub(ended_ns_ago),
+            times: self.latest.times,
+            memory_bytes: process
+                .memory
+                .memory
+                .iter()
+                .map(|memory| memory.bytes)
+                .sum(),
+        };
+        let last = self.samples.last();
+        if let Some(utilization) = process.memory.gpu_utilization {
+            let since = last.map_or(0.0, |last| last.times.wall_seconds);
+            let busy = utilization * (sample.times.wall_seconds - since);
+            *self.gpu_busy_seconds.get_or_insert(0.0) += busy.max(0.0);
+        }
+        sample.times.gpu_busy_seconds = self.gpu_busy_seconds;
+        self.latest.times.gpu_busy_seconds = self.gpu_busy_seconds;
+        if last.is_none_or(|last| last.at_ns < sample.at_ns) {
+            self.samples.push(sample);
+        }
+        if self.samples.len() > KEPT {
+            let mut is_odd = false;
+            self.samples.retain(|_| {
+                is_odd = !is_odd;
+                is_odd
+            });
+        }
+    }
+
+    /// All that can be said of it.
+    pub fn finish(self) -> ProcessReport {
+        let Self {
+            mut latest,
+            samples,
+            steps,
+            before_first_call_seconds,
+            cpus,
+            ..
+        } = self;
+        latest.cpus = cpus;
+        latest.before_first_call_seconds = before_first_call_seconds;
+        if let Some((report, begin_ns, end_ns)) = steps.report() {
+            let begin = at(&samples, begin_ns);
+            let end = at(&samples, end_ns);
+            latest.training = begin.zip(end).map(|(begin, end)| Training {
+                begin_seconds: begin.wall_seconds,
+                times: end.with(&begin, |end, begin| (end - begin).max(0.0)),
+            });
+            latest.steps = Some(report);
+        }
+        latest.timeline = samples;
+        latest
+    }
+}
+
+/// Where the time had gone at a moment: between two looks, in proportion.
+fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
+    let after = samples.partition_point(|sample| sample.at_ns < at_ns);
+    let Some(next) = samples.get(after) else {
+        return samples.last().map(|sample| sample.times);
+    };
+    // Before the first look, it had begun with nothing.
+    let wall_ns = (1e9 * next.times.wall_seconds) as u64;
+    let begun = Sample {
+        at_ns: next.at_ns.saturating_sub(wall_ns),
+        times: Times {
+            gpu_busy_seconds: Some(0.0),
+            ..Times::default()
+        },
+        memory_bytes: 0,
+    };
+    let before = after.checked_sub(1).map_or(begun, |index| samples[index]);
+    let span = next.at_ns.saturating_sub(before.at_ns).max(1) as f64;
+    let share = at_ns.saturating_sub(before.at_ns) as f64 / span;
+    Some(next.times.with(&before.times, |next, before| {
+        before + share * (next - before)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use zernel_model::snapshot::StepSnapshot;
+    use zernel_phase::steps::{Mark, Step};
+
+    use super::*;
+
+    fn sample(at_ns: u64, wall_seconds: f64, cpu_seconds: f64) -> Sample {
+        let times = Times {
+            wall_seconds,
+            cpu_seconds,
+            ..Times::default()
+        };
+        Sample {
+            at_ns,
+            times,
+            memory_bytes: 0,
+        }
+    }
+
+    /// A process whose program has made so many steps of a second, the last 64 of which are told.
+    fn program(first_seen_ns: u64, steps: u64, observed_seconds: f64) -> snapshot::ProcessSnapshot {
+        let step = |number| Step {
+            begin_ns: first_seen_ns + 1_000_000_000 * number,
+            end_ns: first_seen_ns + 1_000_000_000 * (number + 1),
+            launches: None,
+            marks: [0; 7],
+            lacks_marks: false,
+        };
+        snapshot::ProcessSnapshot {
+            first_seen_ns,
+            observed_seconds,
+            steps: StepSnapshot {
+                boundary: Some(Mark::Backward),
+                count: steps,
+                recent: (steps.saturating_sub(64)..steps).map(step).collect(),
+                ..StepSnapshot::default()
+            },
+            ..snapshot::ProcessSnapshot::default()
+        }
+    }
+
+    fn steps_and_begin(record: Record) -> (u64, f64) {
+        let seen = record.finish();
+        let steps = seen.steps.expect("steps");
+        let training = seen.training.expect("a training loop");
+        (steps.count, training.begin_seconds)
+    }
+
+    #[test]
+    fn a_process_that_ended_just_before_the_last_look_keeps_its_steps() {
+        let mut record = Record::default();
+        for seconds in 1..=99 {
+            record.look(
+                &program(1, seconds, seconds as f64),
+                1_000_000_000 * seconds,
+            );
+        }
+        // It was looked at while it ended: its end lies a little before the last look.
+        record.look(&program(1, 100, 100.01), 100_010_000_000);
+        record.look(&program(1, 100, 100.0), 100_200_000_000);
+        let (steps, begin_seconds) = steps_and_begin(record);
+        assert_eq!(steps, 100);
+        assert!(begin_seconds < 0.01, "{begin_seconds}");
+    }
+
+    #[test]
+    fn what_came_before_the_first_call_is_known_of_those_that_were_seen_to_start() {
+        let process = snapshot::ProcessSnapshot {
+            start_ns: 107_000_000_000,
+            ..program(12_500_000_000, 10, 10.0)
+        };
+        let before = |mut record: Record, process: &snapshot::ProcessSnapshot| {
+            record.look(process, 30_000_000_000);
+            record.finish().before_first_call_seconds
+        };
+        let started = Record::from_the_start(&process, 100_000_000_000);
+        assert_eq!(before(started.clone(), &process), Some(5.5));
+        assert_eq!(before(Record::from_now_on(&process), &process), None);
+        // The program that it executes later has made no first call of the process.
+        let later = program(20_000_000_000, 5, 5.0);
+        assert_eq!(before(started, &later), None);
+    }
+
+    #[test]
+    fn another_program_begins_anew() {
+        let mut record = Record::default();
+        record.look(&program(1, 40, 40.0), 40_000_000_000);
+        // The one before is told of for a while, in any order.
+        for order in [[0, 1], [1, 0]] {
+            for which in order {
+                let programs = [program(1, 40, 40.0), program(50_000_000_000, 30, 30.0)];
+                record.look(&programs[which], 90_000_000_000);
+            }
+        }
+        assert_eq!(steps_and_begin(record).0, 30);
+    }
+
+    #[test]
+    fn between_two_looks_time_goes_evenly() {
+        let samples = [
+            sample(3_000_000_000, 2.0, 4.0),
+            sample(5_000_000_000, 4.0, 5.0),
+        ];
+        let cpu_at = |at_ns| at(&samples, at_ns).map(|times| times.cpu_seconds);
+        for (at_ns, cpu) in [
+            (0, 0.0),
+            (1_000_000_000, 0.0),
+            (2_000_000_000, 2.0),
+            (3_000_000_000, 4.0),
+            (4_000_000_000, 4.5),
+            (9_000_000_000, 5.0),
+        ] {
+            assert_eq!(cpu_at(at_ns), Some(cpu), "{at_ns}");
+        }
+        assert_eq!(at(&[], 7), None);
+    }
+}

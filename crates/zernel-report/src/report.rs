@@ -1,0 +1,299 @@
+//! All there is to say of a run, as data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::thread::CpuSet;
+use serde::Serialize;
+
+use super::parts::RankTimes;
+use super::process::ProcessReport;
+use super::verdict::{self, Slowest, Verdict};
+
+/// What the software GPU calls itself.
+const SIMULATED: &str = "Zernel Software GPU";
+
+/// What was observed of the processes of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Observation {
+    /// The processes.
+    pub processes: Vec<ProcessReport>,
+    /// Time that a probed call costs its thread.
+    pub call_cost_seconds: f64,
+    /// How probes were attached.
+    pub rung: String,
+    /// Whether the daemon observed.
+    pub by_daemon: bool,
+    /// The functions that the processes called and that were sampled at some time.
+    pub sampled: BTreeSet<String>,
+    /// What makes the numbers incomplete, one sentence each.
+    pub problems: Vec<String>,
+}
+
+/// How the command exited, and the CPU time that it and its children used.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ended {
+    /// Exit code, if it exited by itself.
+    pub code: Option<i32>,
+    /// The signal that killed it.
+    pub signal: Option<i32>,
+    /// CPU time in user mode.
+    pub user_seconds: f64,
+    /// CPU time in the kernel.
+    pub system_seconds: f64,
+}
+
+impl Ended {
+    /// The exit code that a shell would report.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        let code = self.code.or(self.signal.map(|signal| 128 + signal));
+        code.map_or(1, |code| code as u8)
+    }
+}
+
+/// The report on a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub(crate) command: Vec<String>,
+    /// When observing it began.
+    pub(crate) began_unix_seconds: u64,
+    pub(crate) wall_seconds: f64,
+    /// `None`: it was only attached to.
+    pub(crate) ended: Option<Ended>,
+    /// Why nothing was observed.
+    pub(crate) not_observed: Option<String>,
+    /// The processes that train, by rank.
+    pub(crate) ranks: Vec<ProcessReport>,
+    /// How many processes load data for them.
+    pub(crate) loaders: usize,
+    /// How many used CUDA or NCCL, but gave no work to a GPU.
+    pub(crate) others: usize,
+    pub(crate) verdict: Verdict,
+    pub(crate) slowest: Option<Slowest>,
+    pub(crate) observing: Option<Observing>,
+    /// What makes the numbers less than they should be.
+    pub(crate) problems: Vec<String>,
+}
+
+/// How was observed, and what that cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub(crate) struct Observing {
+    pub(crate) rung: String,
+    /// Whether the daemon of the machine observed, and was asked.
+    pub(crate) by_daemon: bool,
+    pub(crate) call_cost_seconds: f64,
+    /// What all threads of the command's processes paid.
+    pub(crate) cost_seconds: f64,
+    /// The largest share of its time that a rank paid.
+    pub(crate) cost_share: f64,
+    /// The functions that were not watched all the time.
+    pub(crate) sampled: Vec<String>,
+}
+
+impl Report {
+    /// The report on a run of `command`, from what was observed, or why nothing was.
+    #[must_use]
+    pub fn new(
+        command: Vec<String>,
+        wall: Duration,
+        ended: Option<Ended>,
+        outcome: Result<Observation, String>,
+    ) -> Self {
+        let (gathered, not_observed) = match outcome {
+            Ok(observation) => (Some(observation), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let observing = gathered.as_ref().map(Observing::new);
+        let (processes, problems) = gathered
+            .map(|gathered| (gathered.processes, gathered.problems))
+            .unwrap_or_default();
+        let loaders = processes.iter().filter(|seen| seen.is_loader).count();
+        let all = processes.len();
+        let mut ranks: Vec<ProcessReport> = processes
+            .iter()
+            .filter(|seen| seen.is_rank())
+            .cloned()
+            .collect();
+        ranks.sort_by_key(|seen| (seen.rank.is_none(), seen.rank, seen.pid));
+        let times: Vec<RankTimes> = ranks
+            .iter()
+            .map(|rank| times(rank, &ranks, &processes))
+            .collect();
+        let mut verdict = verdict::judge(&times);
+        if not_observed.is_some() {
+            verdict.evidence = "nothing was observed".to_owned();
+        }
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let began = since_epoch.unwrap_or_default().saturating_sub(wall);
+        Self {
+            command,
+            began_unix_seconds: began.as_secs(),
+            wall_seconds: wall.as_secs_f64(),
+            ended,
+            not_observed,
+            loaders,
+            others: all - loaders - ranks.len(),
+            verdict,
+            slowest: verdict::slowest(&times),
+            ranks,
+            observing,
+            problems,
+        }
+    }
+}
+
+impl Report {
+    /// The GPUs that were used, as their names and how many there are of each.
+    pub(crate) fn gpus(&self) -> Option<String> {
+        let mut names: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (number, name) in self.ranks.iter().flat_map(|rank| &rank.gpus) {
+            names.entry(name.as_deref()?).or_default().insert(number);
+        }
+        let each = names.iter().map(|(name, numbers)| {
+            let label = if *name == SIMULATED {
+                " (simulated)"
+            } else {
+                ""
+            };
+            match numbers.len() {
+                1 => format!("{name}{label}"),
+                count => format!("{count} × {name}{label}"),
+            }
+        });
+        let text = each.collect::<Vec<_>>().join(", ");
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+impl Observing {
+    fn new(gathered: &Observation) -> Self {
+        let ranks = gathered.processes.iter().filter(|seen| seen.is_rank());
+        let costs = gathered.processes.iter().map(|seen| seen.cost_seconds);
+        Self {
+            rung: gathered.rung.clone(),
+            by_daemon: gathered.by_daemon,
+            call_cost_seconds: gathered.call_cost_seconds,
+            cost_seconds: costs.fold(0.0, |sum, cost| sum + cost),
+            cost_share: ranks.map(ProcessReport::cost_share).fold(0.0, f64::max),
+            sampled: gathered.sampled.iter().cloned().collect(),
+        }
+    }
+}
+
+/// What the verdict rests on.
+fn times(rank: &ProcessReport, ranks: &[ProcessReport], processes: &[ProcessReport]) -> RankTimes {
+    let times = rank.judged();
+    let collectives = rank.collectives.iter();
+    // Those that one wait covers overlap, so no more than one counts for each wait.
+    let until_sync = collectives.map(|of| {
+        let waits = times.gpu_waits.min(of.calls as f64);
+        waits * of.until_sync_mean_seconds.unwrap_or(0.0)
+    });
+    RankTimes {
+        wall: times.wall_seconds,
+        communication: times.communication_seconds(),
+        gpu_waits: times.gpu_wait_seconds,
+        peer_waits: times.peer_wait_seconds,
+        until_sync: until_sync.fold(0.0, f64::max),
+        launching: times.launch_seconds,
+        launches: times.launches,
+        unknown: times.phases.unknown,
+        data_waits: times.data_waits.total(),
+        data_prepare: times.data_waits.prepare,
+        data_fetch: times.data_waits.fetch,
+        data_sched: times.data_waits.sched,
+        cpu: times.calling_cpu_seconds,
+        run_delay: times.calling_run_delay_seconds,
+        gpu_busy: times.gpu_busy_seconds,
+        loader_busy: loader_busy(rank, processes),
+        loaders_fill_cpus: own_loaders(rank, processes) >= own_cpus(rank, ranks),
+    }
+}
+
+/// A loader that lived for less than this share of its rank's time tells nothing.
+const SHORT: f64 = 0.2;
+
+/// The share of its time for which the busiest loader of a rank worked.
+fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64> {
+    let own = processes.iter().filter(|seen| {
+        let is_short = seen.times.wall_seconds < SHORT * rank.judged().wall_seconds;
+        seen.loads_for == Some(rank.pid) && !is_short
+    });
+    let shares =
+        own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
+    shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
+}
+
+/// How many loaders a rank has at a time: some programs start new ones for every epoch.
+fn own_loaders(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
+    let wall = rank.judged().wall_seconds.max(f64::EPSILON);
+    let own = processes
+        .iter()
+        .filter(|seen| seen.loads_for == Some(rank.pid));
+    let shares = own.map(|loader| (loader.times.wall_seconds / wall).min(1.0));
+    shares.sum::<f64>().round()
+}
+
+/// How many CPUs a rank has, if those that several ranks may use are shared out evenly; infinite, if nobody knows.
+fn own_cpus(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
+    if rank.cpus.count() == 0 {
+        return f64::INFINITY;
+    }
+    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| rank.cpus.is_set(*cpu));
+    let users = |cpu| ranks.iter().filter(|other| other.cpus.is_set(cpu)).count();
+    cpus.map(|cpu| 1.0 / users(cpu).max(1) as f64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Times;
+
+    fn lived(pid: u32, wall_seconds: f64) -> ProcessReport {
+        let times = Times {
+            wall_seconds,
+            ..Times::default()
+        };
+        ProcessReport {
+            pid,
+            times,
+            ..ProcessReport::default()
+        }
+    }
+
+    fn may_use(cpus: std::ops::Range<usize>) -> ProcessReport {
+        let mut rank = lived(1, 10.0);
+        cpus.for_each(|cpu| rank.cpus.set(cpu));
+        rank
+    }
+
+    #[test]
+    fn loaders_that_follow_each_other_are_one() {
+        let rank = lived(1, 10.0);
+        let loader = |loads_for, wall_seconds| ProcessReport {
+            is_loader: true,
+            loads_for: Some(loads_for),
+            ..lived(7, wall_seconds)
+        };
+        let count = |walls: &[f64]| {
+            let own = walls.iter().map(|wall| loader(1, *wall));
+            let others = loader(2, 10.0);
+            own_loaders(&rank, &own.chain([others]).collect::<Vec<_>>())
+        };
+        assert_eq!(count(&[]), 0.0);
+        assert_eq!(count(&[9.6, 9.7]), 2.0);
+        // Those that were there before the first step have lived longer than the steps took.
+        assert_eq!(count(&[13.0, 13.0]), 2.0);
+        assert_eq!(count(&[4.8, 4.8, 4.9, 4.9]), 2.0);
+    }
+
+    #[test]
+    fn cpus_are_shared_out_among_ranks() {
+        let of_first = |ranks: &[ProcessReport]| own_cpus(&ranks[0], ranks);
+        assert_eq!(of_first(&[may_use(0..8)]), 8.0);
+        assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);
+        assert_eq!(of_first(&[may_use(0..4), may_use(4..8)]), 4.0);
+        assert_eq!(of_first(&[may_use(0..0), may_use(0..8)]), f64::INFINITY);
+    }
+}

@@ -1,0 +1,224 @@
+//! The steps of one process, gathered while it runs.
+
+use serde::Serialize;
+use zernel_model::snapshot::StepSnapshot;
+use zernel_phase::steps::{Mark, Step, Stretch, Summary};
+
+/// How many steps are kept: of more, every second one is let go.
+const KEPT: usize = 1 << 18;
+/// Fewer are no training.
+const FEWEST: usize = 3;
+/// How many pauses and stalls are told of.
+const TOLD: usize = 5;
+
+/// The steps so far.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StepLog {
+    boundary: Option<Mark>,
+    restarts: u32,
+    count: u64,
+    /// Of these, those that do not count.
+    before: u64,
+    /// Whether it had made steps before it was looked at.
+    is_later: bool,
+    has_gaps: bool,
+    is_thinned: bool,
+    steps: Vec<Step>,
+}
+
+/// What is reported of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub(crate) struct StepReport {
+    /// All of them.
+    pub(crate) count: u64,
+    /// Whether there were more, because not all was seen that tells them apart.
+    pub(crate) at_least: bool,
+    /// Whether there were so many that pauses and stalls are those of a part of them.
+    pub(crate) thinned: bool,
+    /// What was taken to separate them.
+    pub(crate) separated_by: Option<Mark>,
+    pub(crate) median_seconds: f64,
+    pub(crate) p99_seconds: f64,
+    pub(crate) longest_seconds: f64,
+    /// Slow ones at the beginning, in none of these numbers.
+    pub(crate) warm_up: usize,
+    pub(crate) warm_up_seconds: f64,
+    /// What lay between steps and was none of them: evaluations, checkpoints; the longest of them.
+    pub(crate) pauses: Vec<Interruption>,
+    pub(crate) pause_seconds: f64,
+    /// Steps of the usual kind that took three times the median, and longer than a rhythm explains; the longest of
+    /// them are listed.
+    pub(crate) stalls: Vec<Interruption>,
+    pub(crate) stalled: usize,
+    /// When they ended and how long they took, to be drawn.
+    #[serde(skip)]
+    pub(crate) series: Vec<Step>,
+}
+
+/// When, after the first step, and how long.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Interruption {
+    pub(crate) at_seconds: f64,
+    pub(crate) seconds: f64,
+}
+
+impl StepLog {
+    /// Without the steps that were made before. There is no warm-up then, and if no step was known yet, the first
+    /// one does not count: it was made while probes were attached.
+    pub(crate) fn from_now_on(steps: &StepSnapshot) -> Self {
+        Self {
+            restarts: steps.restarts,
+            count: steps.count,
+            before: steps.count,
+            is_later: true,
+            ..Self::default()
+        }
+    }
+
+    /// Takes in the steps that are new.
+    pub(crate) fn look(&mut self, steps: &StepSnapshot) {
+        if steps.restarts != self.restarts || steps.count < self.count {
+            *self = Self {
+                restarts: steps.restarts,
+                is_later: self.is_later,
+                ..Self::default()
+            };
+        }
+        let new = usize::try_from(steps.count - self.count).unwrap_or(usize::MAX);
+        let known = steps.recent.len().saturating_sub(new);
+        self.steps.extend_from_slice(&steps.recent[known..]);
+        self.count = steps.count;
+        self.has_gaps = steps.gaps > 0;
+        self.boundary = steps.boundary.or(self.boundary);
+        if self.steps.len() > KEPT {
+            self.is_thinned = true;
+            let mut is_odd = false;
+            self.steps.retain(|_| {
+                is_odd = !is_odd;
+                is_odd
+            });
+        }
+    }
+
+    /// What is to be said of them, and from when to when they went; `None` if nothing was seen to repeat.
+    pub(crate) fn report(mut self) -> Option<(StepReport, u64, u64)> {
+        let boundary = self.boundary?;
+        let summary = match self.is_later {
+            true => {
+                let cut = usize::from(self.before == 0).min(self.steps.len());
+                self.steps.drain(..cut);
+                Summary::of_later(&self.steps, boundary)?
+            }
+            false => Summary::of(&self.steps, boundary)?,
+        };
+        if summary.steps < FEWEST {
+            return None;
+        }
+        let first_ns = self.steps.first()?.begin_ns;
+        let begin_ns = summary.begin_ns;
+        let end_ns = self.steps.last()?.end_ns;
+        let report = StepReport {
+            count: self.count - self.before,
+            at_least: self.has_gaps,
+            thinned: self.is_thinned,
+            separated_by: Some(boundary),
+            median_seconds: seconds(summary.median_ns),
+            p99_seconds: seconds(summary.p99_ns),
+            longest_seconds: seconds(summary.longest_ns),
+            warm_up: summary.warm_up,
+            warm_up_seconds: seconds(summary.warm_up_ns),
+            pause_seconds: seconds(summary.pauses.iter().map(|pause| pause.duration_ns).sum()),
+            pauses: longest(&summary.pauses, first_ns),
+            stalled: summary.stalls.len(),
+            stalls: longest(&summary.stalls, first_ns),
+            series: self.steps,
+        };
+        Some((report, begin_ns, end_ns))
+    }
+}
+
+/// The longest few, in the order of time.
+fn longest(stretches: &[Stretch], first_ns: u64) -> Vec<Interruption> {
+    let mut stretches = stretches.to_vec();
+    stretches.sort_by_key(|stretch| std::cmp::Reverse(stretch.duration_ns));
+    stretches.truncate(TOLD);
+    stretches.sort_by_key(|stretch| stretch.begin_ns);
+    let told = stretches.into_iter().map(|stretch| Interruption {
+        at_seconds: seconds(stretch.begin_ns.saturating_sub(first_ns)),
+        seconds: seconds(stretch.duration_ns),
+    });
+    told.collect()
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looked_at(count: u64, restarts: u32, recent: std::ops::Range<u64>) -> StepSnapshot {
+        let step = |number| Step {
+            begin_ns: 1000 * number,
+            end_ns: 1000 * (number + 1),
+            launches: None,
+            marks: [0; 7],
+            lacks_marks: false,
+        };
+        StepSnapshot {
+            boundary: Some(Mark::Backward),
+            count,
+            restarts,
+            gaps: 0,
+            recent: recent.map(step).collect(),
+        }
+    }
+
+    #[test]
+    fn every_step_is_taken_once() {
+        let mut log = StepLog::default();
+        log.look(&looked_at(3, 0, 0..2));
+        log.look(&looked_at(3, 0, 0..2));
+        log.look(&looked_at(6, 0, 1..5));
+        assert_eq!(log.steps, looked_at(0, 0, 0..5).recent);
+        // More than are kept were made since the last look.
+        log.look(&looked_at(20, 0, 15..19));
+        assert_eq!((log.steps.len(), log.count), (9, 20));
+        let (report, begin_ns, end_ns) = log.clone().report().expect("steps");
+        assert_eq!((begin_ns, end_ns), (0, 19_000));
+        assert_eq!((report.count, report.median_seconds), (20, 1e-6));
+        // What was counted were no steps.
+        log.look(&looked_at(4, 1, 30..33));
+        assert_eq!(log.steps, looked_at(0, 0, 30..33).recent);
+    }
+
+    #[test]
+    fn a_loop_that_ran_already_has_no_warm_up() {
+        let mut steps = looked_at(13, 1, 9..21);
+        steps.recent[0].begin_ns = 0;
+        let told = |mut log: StepLog| {
+            log.look(&steps);
+            let (report, begin_ns, _) = log.report().expect("steps");
+            (report.warm_up, report.stalled, begin_ns)
+        };
+        assert_eq!(told(StepLog::default()), (1, 0, 10_000));
+        // The first one is long because of us.
+        let nothing_yet = StepLog::from_now_on(&StepSnapshot::default());
+        assert_eq!(told(nothing_yet), (0, 0, 10_000));
+        // One of a loop that was watched already is just long.
+        let one_before = StepLog::from_now_on(&looked_at(1, 1, 0..0));
+        assert_eq!(told(one_before), (0, 1, 0));
+    }
+
+    #[test]
+    fn many_steps_are_thinned_out() {
+        let mut log = StepLog::default();
+        for look in 1..=2 * KEPT as u64 / 200 {
+            log.look(&looked_at(look * 200, 0, (look - 1) * 200..look * 200));
+        }
+        assert!(log.steps.len() <= KEPT);
+        let (report, begin_ns, _) = log.report().expect("steps");
+        assert_eq!((report.median_seconds, begin_ns), (1e-6, 0));
+    }
+}

@@ -1,0 +1,98 @@
+//! Small things that tables and reports for people have in common.
+
+/// A size as people read it.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut size = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    format!("{size:.1} {}", UNITS[unit])
+}
+
+/// A time as people read it.
+pub fn time(seconds: f64) -> String {
+    match seconds < 1.0 {
+        true => format!("{:.1} ms", 1e3 * seconds),
+        false => format!("{seconds:.2} s"),
+    }
+}
+
+/// At most `width` characters of a text, without control characters.
+pub fn shortened(text: &str, width: usize) -> String {
+    let printable = |c: char| if c.is_control() { '?' } else { c };
+    let text: String = text.trim_end().chars().map(printable).collect();
+    if text.chars().count() <= width {
+        return text;
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    kept + "…"
+}
+
+/// A phrase that [`wrapped`] keeps on one line.
+pub fn whole(phrase: &str) -> String {
+    phrase.replace(' ', NO_BREAK)
+}
+
+const NO_BREAK: &str = "\u{a0}";
+
+/// A text in lines of at most `width` characters; only a word that is longer gets a longer line.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split([' ', '\n']).filter(|word| !word.is_empty()) {
+        let length = word.chars().count();
+        let line = lines
+            .last_mut()
+            .filter(|line| line.is_empty() || line.chars().count() + 1 + length <= width);
+        match line {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    for line in &mut lines {
+        *line = line.replace(NO_BREAK, " ");
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(80 << 30), "80.0 GiB");
+        assert_eq!(bytes(u64::MAX), "16384.0 PiB");
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(time(0.0123), "12.3 ms");
+        assert_eq!(time(61.0), "61.00 s");
+    }
+
+    #[test]
+    fn a_long_text_is_cut_and_a_hostile_one_made_harmless() {
+        assert_eq!(shortened("python", 6), "python");
+        assert_eq!(shortened("python3", 6), "pytho…");
+        assert_eq!(shortened("\x1b[31m", 9), "?[31m");
+    }
+
+    #[test]
+    fn lines_are_no_longer_than_asked_for() {
+        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrapped("abcdef g", 4), ["abcdef", "g"]);
+        assert_eq!(wrapped(&format!("a {}", whole("b c")), 4), ["a", "b c"]);
+    }
+}
