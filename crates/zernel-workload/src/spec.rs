@@ -43,6 +43,9 @@ use crate::topology::Topology;
 /// Time between two progress reports.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
+/// The smallest group that does something.
+const SMALLEST: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
+
 table! {
     /// A workload as a file states it.
     pub struct Spec {
@@ -101,6 +104,10 @@ impl Spec {
         };
         let mut spec: Self = toml::from_str(text)
             .map_err(|error| failed(error.to_string().trim_end().to_owned()))?;
+        spec.check_workers().map_err(failed)?;
+        if let Some(folder) = Path::new(file).parent() {
+            spec.resolve_paths(folder);
+        }
         spec.groups = WorkloadConfig::from_specs(spec.clone_mode, spec.groups).named_specs();
         spec.check().map_err(|error| failed(error.to_string()))?;
         Ok(spec)
@@ -117,14 +124,21 @@ impl Spec {
         ]
     }
 
-    fn check(&self) -> Result<()> {
+    /// Refuses a spec that would run nothing.
+    fn check_workers(&self) -> Result<(), String> {
         if self.groups.is_empty() {
-            return Err(Error::invalid(
-                "",
-                "group",
-                "the file has no [[group]]; add at least one",
-            ));
+            return Err(format!("there is no [[group]]; add one:\n{SMALLEST}"));
         }
+        match self.groups.iter().any(|group| group.workers > 0) {
+            true => Ok(()),
+            false => Err(
+                "every group has `workers = 0`; set `workers` of at least one group to 1 or more"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
         let mut names = BTreeSet::new();
         if let Some(twice) = self
             .groups
@@ -365,6 +379,49 @@ mod tests {
             let error = refused(text);
             assert!(error.contains(place), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_spec_without_workers_is_refused_with_what_to_add() {
+        for text in ["", "duration_ms = 5", "[[cgroup]]\nname = 'c'"] {
+            let error = refused(text);
+            assert!(
+                error.starts_with("job.toml: there is no [[group]]; add one:"),
+                "{error}"
+            );
+            assert!(error.ends_with(SMALLEST), "{error}");
+        }
+        let error = refused("[[group]]\nworkers = 0\n[[group]]\nworkers = 0");
+        assert!(
+            error.starts_with("job.toml: every group has `workers = 0`; set `workers`"),
+            "{error}"
+        );
+        assert!(Spec::parse("[[group]]\nworkers = 0\n[[group]]", "job.toml").is_ok());
+    }
+
+    #[test]
+    fn the_smallest_group_runs() {
+        assert!(Spec::parse(SMALLEST, "job.toml").is_ok());
+    }
+
+    #[test]
+    fn relative_paths_start_at_the_folder_of_the_file() {
+        let folder = std::env::temp_dir();
+        let file = folder.join("job.toml");
+        let parse = |path: &str| {
+            let text = format!("[[group]]\nwork.random_read = {{ folder = '{path}' }}");
+            let spec = Spec::parse(&text, file.to_str().unwrap()).unwrap();
+            match &spec.groups[0].work_type {
+                WorkType::RandomRead(work) => work.folder.clone(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(parse("."), folder.join("."));
+        assert_eq!(parse("/"), Path::new("/"));
+        let text =
+            "[[group]]\nworkers = 2\nwork.ml_training = { gpu = { driver = 'no/libcuda.so.1' } }";
+        let error = Spec::parse(text, "/jobs/job.toml").unwrap_err().to_string();
+        assert!(error.contains("`/jobs/no/libcuda.so.1`"), "{error}");
     }
 
     #[test]
