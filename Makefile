@@ -1,19 +1,29 @@
-.PHONY: run test bench dist softgpu setup
+.PHONY: run check test lint bench dist softgpu setup setup-check setup-test
+.NOTPARALLEL:
 
-# A training job on simulated GPUs, observed. Root is needed for observing only, and never asked for.
+# A training job on simulated GPUs, observed. Only observing needs root; the target never asks for it.
 run: setup
 	@cargo build --release --bin zernel
 	@$(MAKE) --silent softgpu >/dev/null
 	@scripts/demo
 
+# A quick check while you work: format, clippy, unit tests. No root, no BPF, no virtual machine.
+check: setup-check lint
+	cargo test --workspace --lib --bins --quiet
+
 # Everything that must hold before a change lands.
-test: setup
-	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --quiet -- -D warnings
+#
+# A test may need more than a plain machine: root, bpf, vm, cgroup2, memory-cgroup, overlayfs, torch, python, cc, systemd.
+# Without it the test is listed as ignored, with the reason. ZERNEL_REQUIRE names the needs whose tests must not skip.
+test: setup-test lint
 	cargo test --workspace
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
-bench: setup
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+bench: setup-test
 	cargo bench --workspace --bench "*" --quiet
 
 # What users install: the program and a Debian package of it, in target/dist. On Debian 12.
@@ -27,3 +37,9 @@ softgpu: setup
 
 setup:
 	@scripts/setup
+
+setup-check:
+	@scripts/setup check
+
+setup-test:
+	@scripts/setup test

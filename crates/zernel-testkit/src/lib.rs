@@ -51,7 +51,7 @@ pub fn root() -> Need {
 }
 
 /// The needs there are. Of cgroups a machine may have one version or the other.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "root",
     "bpf",
     "vm",
@@ -61,6 +61,7 @@ const NAMES: [&str; 9] = [
     "torch",
     "python",
     "cc",
+    "systemd",
 ];
 
 /// A test that runs where all its needs are met.

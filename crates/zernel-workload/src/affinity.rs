@@ -1,48 +1,44 @@
-//! On which CPUs the workers of a group may run: stated by the user, resolved against a
-//! [`Topology`].
+//! The CPUs of a group's workers, as a user states them and resolved against a [`Topology`].
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-
+use crate::keys::choice;
 use crate::shared::MAX_CPUS;
 use crate::topology::{CpuSet, Topology};
 
-/// On which CPUs a group's workers may run.
-///
-/// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker) say it
-/// outright. The others depend on the machine and must be turned into `PerWorker` by
-/// [`WorkSpec::resolve`](crate::WorkSpec::resolve) before a workload is spawned.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Affinity {
-    /// Those of the thread that spawns.
-    #[default]
-    Inherit,
-    /// Exactly these, for every worker.
-    Exact(CpuSet),
-    /// One set for each worker.
-    PerWorker(Vec<CpuSet>),
-    /// For each worker its own random choice of `count` CPUs. The same seed chooses the same CPUs.
-    RandomSubset {
-        /// How many CPUs each worker gets.
-        count: usize,
-        /// The seed of the choice.
-        #[serde(default)]
-        seed: u64,
-    },
-    /// One CPU per worker, all CPUs in turn.
-    SingleCpu,
-    /// The CPUs that share a last-level cache, all caches in turn.
-    LlcAligned,
-    /// Two neighbouring workers share the two hardware threads of a core, all such cores in turn.
-    SmtSiblingPair,
-    /// The CPUs of this NUMA node.
-    NumaNode(usize),
+choice! {
+    /// The CPUs that a group's workers may use.
+    ///
+    /// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker)
+    /// name CPUs. The others depend on the machine: [`WorkSpec::resolve`](crate::WorkSpec::resolve)
+    /// turns them into `PerWorker` before a workload is spawned.
+    pub enum Affinity, default Inherit {
+        /// The CPUs of the thread that spawns the workers.
+        Inherit,
+        /// These CPUs, for every worker.
+        Exact(CpuSet),
+        /// One set of CPUs per worker, in the order of the workers.
+        PerWorker(Vec<CpuSet>),
+        /// A random set of CPUs per worker. The same seed gives the same sets.
+        RandomSubset {
+            /// CPUs per worker.
+            count: usize,
+            /// Seed of the random choice.
+            seed: u64 = default,
+        },
+        /// One CPU per worker; the workers take the CPUs in turn.
+        SingleCpu,
+        /// The CPUs of one last-level cache per worker; the workers take the caches in turn.
+        LlcAligned,
+        /// One core with two hardware threads per pair of workers; the pairs take the cores in turn.
+        SmtSiblingPair,
+        /// The CPUs of this NUMA node.
+        NumaNode(usize),
+    }
 }
 
 impl Affinity {
-    /// Whether it says outright which CPUs are meant.
+    /// Whether it names CPUs or inherits them, and so does not depend on the machine.
     #[must_use]
     pub fn is_resolved(&self) -> bool {
         matches!(self, Self::Inherit | Self::Exact(_) | Self::PerWorker(_))

@@ -23,12 +23,12 @@ use rustix::fs::{
     setxattr, unlinkat,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
-use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::config::CloneMode;
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
+use crate::keys::table;
 use crate::sys::{process, signal};
 use crate::topology::{CpuSet, format_list};
 
@@ -41,20 +41,24 @@ const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 const TYPE: &str = "cgroup.type";
 
-/// A cgroup as a spec file states it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CgroupSpec {
-    /// Its name; the folder is made below the caller's own cgroup, or beside it.
-    pub name: String,
-    /// The groups whose workers run in it.
-    pub groups: Vec<String>,
-    /// The CPUs its tasks may use (`cpuset.cpus`).
-    pub cpus: Option<CpuSet>,
-    /// Its share of the CPU, 1 to 10000 (`cpu.weight`); others have 100.
-    pub weight: Option<u32>,
-    /// CPU time per 100 ms that all its tasks may use together, in ms (`cpu.max`).
-    pub max_ms_per_100ms: Option<u64>,
+table! {
+    /// A cgroup as a spec file states it.
+    #[derive(Eq)]
+    pub struct CgroupSpec {
+        /// Name of the cgroup, made of letters, digits, `-`, `_` and `.`; unique. It is created below
+        /// the caller's cgroup, or beside it where the caller's cannot have such children.
+        pub name: String = String::new(),
+        shown as "required",
+        /// Names of the groups whose workers run in it. A group is in at most one cgroup.
+        pub groups: Vec<String> = Vec::new(),
+        /// CPUs that its tasks may use (`cpuset.cpus`).
+        pub cpus: Option<CpuSet> = None,
+        /// Weight of its share of CPU time, 1 to 10000 (`cpu.weight`); the kernel's default is 100.
+        pub weight: Option<u32> = None,
+        /// CPU time that all its tasks together may use per 100 ms, in milliseconds, at least 1
+        /// (`cpu.max`).
+        pub max_ms_per_100ms: Option<u64> = None,
+    }
 }
 
 impl CgroupSpec {

@@ -1,14 +1,13 @@
-//! What to run: groups of workers ([`WorkSpec`]) and how they are created ([`WorkloadConfig`]).
+//! The configuration of a workload: groups of workers ([`WorkSpec`]) and how they are created
+//! ([`WorkloadConfig`]).
 //!
-//! Everything is checked before the first worker exists, and an error names the group and the
-//! field.
+//! Every field is checked before the first worker exists. An error names the group and the field.
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use crate::affinity::Affinity;
 use crate::error::{Error, Result};
+use crate::keys::{choice, table};
 use crate::policy::{MemoryPolicy, SchedPolicy};
 use crate::topology::Topology;
 use crate::work::WorkType;
@@ -18,62 +17,44 @@ const COMM_BYTES: usize = 15;
 /// More workers than any pid space holds: a number above it is a slip.
 const MAX_WORKERS: usize = 1 << 20;
 
-/// How workers are created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CloneMode {
-    /// One process per worker.
-    #[default]
-    Fork,
-    /// One thread of the calling process per worker.
-    Thread,
+choice! {
+    /// How workers are created.
+    #[derive(Copy, Hash)]
+    pub enum CloneMode, default Fork {
+        /// One process per worker.
+        Fork,
+        /// One thread of the calling process per worker.
+        Thread,
+    }
 }
 
-/// A group of workers that do the same under the same settings.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct WorkSpec {
-    /// What errors and reports call the group; empty means `group` and its number.
-    pub name: String,
-    /// How many workers.
-    pub workers: usize,
-    /// What they do.
-    #[serde(rename = "work")]
-    pub work_type: WorkType,
-    /// On which CPUs they may run.
-    pub affinity: Affinity,
-    /// Their scheduling policy; `None` inherits.
-    pub policy: Option<SchedPolicy>,
-    /// Their nice value, -20 to 19; `None` inherits.
-    pub nice: Option<i32>,
-    /// Where their memory comes from; `None` inherits.
-    pub memory_policy: Option<MemoryPolicy>,
-    /// The name of each worker's thread, at most 15 bytes; `None` inherits.
-    pub comm: Option<String>,
-    /// Host the workers as threads of one process with this name, together with every other group
-    /// of that name.
-    pub pcomm: Option<String>,
-    /// The user they run as; `None` inherits.
-    pub uid: Option<u32>,
-    /// The group they run as; `None` inherits.
-    pub gid: Option<u32>,
-}
-
-impl Default for WorkSpec {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            workers: 1,
-            work_type: WorkType::SpinWait,
-            affinity: Affinity::Inherit,
-            policy: None,
-            nice: None,
-            memory_policy: None,
-            comm: None,
-            pcomm: None,
-            uid: None,
-            gid: None,
-        }
+table! {
+    /// A group of workers with the same work and the same settings.
+    pub struct WorkSpec {
+        /// Name of the group in errors and reports; unique.
+        pub name: String = String::new(),
+        shown as "group0, group1, …",
+        /// Number of workers. The work type decides which numbers work.
+        pub workers: usize = 1,
+        /// What each worker does: the name of a work type, or its table of parameters.
+        pub work_type as "work": WorkType = WorkType::SpinWait,
+        /// The CPUs that the workers may use.
+        pub affinity: Affinity = Affinity::Inherit,
+        /// Scheduling policy; inherited when not set.
+        pub policy: Option<SchedPolicy> = None,
+        /// Nice value, -20 to 19; inherited when not set.
+        pub nice: Option<i32> = None,
+        /// NUMA memory policy; inherited when not set.
+        pub memory_policy: Option<MemoryPolicy> = None,
+        /// Thread name (`comm`) of each worker, 1 to 15 bytes; inherited when not set.
+        pub comm: Option<String> = None,
+        /// Process name, 1 to 15 bytes. The workers are threads of one process with this name,
+        /// together with the workers of every group that has the same `pcomm`.
+        pub pcomm: Option<String> = None,
+        /// User id of the workers; inherited when not set.
+        pub uid: Option<u32> = None,
+        /// Group id of the workers; inherited when not set.
+        pub gid: Option<u32> = None,
     }
 }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`config`] | what to run: groups of workers, their settings |
 //! | [`work`] | the types of work |
+//! | [`keys`] | the keys of a spec file: types, defaults, meanings |
 //! | [`handle`] | spawn, place, start, watch, stop |
 //! | [`spec`], [`cgroup`] | the same from a file, with cgroups |
 //! | [`report`], [`exit`], [`histogram`] | what came of it |
@@ -25,6 +26,7 @@ pub mod exit;
 pub mod handle;
 pub mod histogram;
 mod keeper;
+pub mod keys;
 mod plan;
 pub mod policy;
 mod procfs;

@@ -2,44 +2,43 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-
 use crate::clock::us;
+use crate::keys::choice;
 use crate::sys::sched::SchedAttributes;
 
 const SCHED_EXT: u32 = 7;
 
-/// The scheduling class of a worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum SchedPolicy {
-    /// The kernel's default, `SCHED_OTHER`.
-    Normal,
-    /// `SCHED_BATCH`: no wake-up preemption of others.
-    Batch,
-    /// `SCHED_IDLE`: only what others leave.
-    Idle,
-    /// `SCHED_FIFO` with a priority from 1 to 99.
-    Fifo {
-        /// The priority.
-        priority: u32,
-    },
-    /// `SCHED_RR` with a priority from 1 to 99.
-    RoundRobin {
-        /// The priority.
-        priority: u32,
-    },
-    /// `SCHED_DEADLINE`: `runtime` of CPU time in every `period`, before `deadline`.
-    Deadline {
-        /// CPU time per period.
-        runtime_us: u64,
-        /// Time from the start of a period until the work must be done.
-        deadline_us: u64,
-        /// Length of a period.
-        period_us: u64,
-    },
-    /// `SCHED_EXT`: the loaded BPF scheduler, or the default class when none is loaded.
-    Ext,
+choice! {
+    /// The scheduling class of a worker.
+    pub enum SchedPolicy {
+        /// The kernel's default, `SCHED_OTHER`.
+        Normal,
+        /// `SCHED_BATCH`: a wake-up does not preempt other tasks.
+        Batch,
+        /// `SCHED_IDLE`: runs when no other task wants the CPU.
+        Idle,
+        /// `SCHED_FIFO`.
+        Fifo {
+            /// Real-time priority, 1 to 99.
+            priority: u32,
+        },
+        /// `SCHED_RR`.
+        RoundRobin {
+            /// Real-time priority, 1 to 99.
+            priority: u32,
+        },
+        /// `SCHED_DEADLINE`, with `0 < runtime_us <= deadline_us <= period_us`.
+        Deadline {
+            /// CPU time per period.
+            runtime_us: u64,
+            /// Time from the start of a period to its deadline.
+            deadline_us: u64,
+            /// Length of a period.
+            period_us: u64,
+        },
+        /// `SCHED_EXT`: the loaded BPF scheduler; the default class when none is loaded.
+        Ext,
+    }
 }
 
 impl SchedPolicy {
@@ -109,18 +108,18 @@ impl SchedPolicy {
     }
 }
 
-/// Where a worker's memory comes from on a machine with several NUMA nodes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum MemoryPolicy {
-    /// From the node of the CPU that touches it first.
-    Local,
-    /// Only from these nodes.
-    Bind(BTreeSet<usize>),
-    /// From these nodes in turn.
-    Interleave(BTreeSet<usize>),
-    /// From this node as long as it has memory.
-    Preferred(usize),
+choice! {
+    /// The NUMA nodes that a worker's memory comes from.
+    pub enum MemoryPolicy {
+        /// The node of the CPU that touches a page first.
+        Local,
+        /// Only these nodes.
+        Bind(BTreeSet<usize>),
+        /// These nodes in turn.
+        Interleave(BTreeSet<usize>),
+        /// This node while it has free memory.
+        Preferred(usize),
+    }
 }
 
 impl MemoryPolicy {

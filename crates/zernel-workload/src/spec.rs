@@ -1,4 +1,5 @@
-//! Workloads written down: a TOML file with groups of workers and the cgroups they run in.
+//! Spec files: a workload as TOML, with groups of workers and their cgroups. `docs/workload.md`
+//! describes every key.
 //!
 //! ```toml
 //! duration_ms = 2000
@@ -20,7 +21,7 @@
 //! weight = 50
 //! ```
 //!
-//! [`Spec::load`] refuses unknown keys and values that cannot work, [`Spec::run`] runs it.
+//! [`Spec::load`] reads and checks a file, [`Spec::run`] runs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -34,62 +35,53 @@ use crate::cgroup::{CgroupSpec, Cgroups};
 use crate::config::{CloneMode, WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
+use crate::keys::{Key, SpecValue, table};
 use crate::plan::{GroupPlan, Plan};
 use crate::report::WorkerReport;
 use crate::topology::Topology;
 
-/// How often progress is shown.
+/// Time between two progress reports.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// A workload as a file states it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Spec {
-    /// How long it runs.
-    pub duration_ms: u64,
-    /// How workers are created that are not in a container.
-    pub clone_mode: CloneMode,
-    /// How long the last workers may go on after they were told to stop.
-    pub stop_grace_ms: u64,
-    /// The groups.
-    #[serde(rename = "group")]
-    pub groups: Vec<WorkSpec>,
-    /// The cgroups they run in; a group that none names stays in the caller's.
-    #[serde(rename = "cgroup")]
-    pub cgroups: Vec<CgroupSpec>,
-}
+/// The smallest group that does something.
+const SMALLEST: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
 
-impl Default for Spec {
-    fn default() -> Self {
-        Self {
-            duration_ms: 10_000,
-            clone_mode: CloneMode::default(),
-            stop_grace_ms: WorkloadConfig::DEFAULT_STOP_GRACE.as_millis() as u64,
-            groups: Vec::new(),
-            cgroups: Vec::new(),
-        }
+table! {
+    /// A workload as a file states it.
+    pub struct Spec {
+        /// Run time.
+        pub duration_ms: u64 = 10_000,
+        /// How workers are created that have no `pcomm`.
+        pub clone_mode: CloneMode = CloneMode::default(),
+        /// Time that the last workers have to stop after the stop request, before they are killed; threads
+        /// are abandoned.
+        pub stop_grace_ms: u64 = WorkloadConfig::DEFAULT_STOP_GRACE.as_millis() as u64,
+        /// Groups of workers; at least one.
+        pub groups as "group": Vec<WorkSpec> = Vec::new(),
+        /// Cgroups for groups. A group that no cgroup names stays in the caller's cgroup.
+        pub cgroups as "cgroup": Vec<CgroupSpec> = Vec::new(),
     }
 }
 
-/// How far a running workload is.
+/// Progress of a running workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Progress {
     /// Time since the start.
     pub elapsed: Duration,
-    /// How long it is to run.
+    /// Run time of the spec.
     pub total: Duration,
-    /// Each group and the rounds that its workers have done so far.
+    /// Rounds of each group's workers so far, by the group's name.
     pub rounds: Vec<(String, u64)>,
 }
 
-/// What came of a workload.
+/// Result of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// One report per worker.
     pub reports: Vec<WorkerReport>,
-    /// Whether it was ended before its time.
+    /// Whether the workload was stopped early.
     pub interrupted: bool,
-    /// What was asked of cgroups and could not be had here, each with the reason.
+    /// Cgroup settings that this machine refused, each with the reason.
     pub not_applied: Vec<String>,
 }
 
@@ -104,7 +96,7 @@ impl Spec {
         Self::parse(&text, &file)
     }
 
-    /// Reads and checks a text; `file` is what errors call it.
+    /// Reads and checks a text. Errors name `file`, and relative paths start at the folder of `file`.
     pub fn parse(text: &str, file: &str) -> Result<Self> {
         let failed = |problem: String| Error::SpecFile {
             file: file.to_owned(),
@@ -112,19 +104,41 @@ impl Spec {
         };
         let mut spec: Self = toml::from_str(text)
             .map_err(|error| failed(error.to_string().trim_end().to_owned()))?;
+        spec.check_workers().map_err(failed)?;
+        if let Some(folder) = Path::new(file).parent() {
+            spec.resolve_paths(folder);
+        }
         spec.groups = WorkloadConfig::from_specs(spec.clone_mode, spec.groups).named_specs();
         spec.check().map_err(|error| failed(error.to_string()))?;
         Ok(spec)
     }
 
-    fn check(&self) -> Result<()> {
+    /// The tables of a spec file and their keys. The parameters of a work type are
+    /// [`WorkType::parameters`](crate::WorkType::parameters).
+    #[must_use]
+    pub fn tables() -> [(&'static str, Vec<Key>); 3] {
+        [
+            ("", Self::keys()),
+            ("[[group]]", WorkSpec::keys()),
+            ("[[cgroup]]", CgroupSpec::keys()),
+        ]
+    }
+
+    /// Refuses a spec that would run nothing.
+    fn check_workers(&self) -> Result<(), String> {
         if self.groups.is_empty() {
-            return Err(Error::invalid(
-                "",
-                "group",
-                "the file has no [[group]]; add at least one",
-            ));
+            return Err(format!("there is no [[group]]; add one:\n{SMALLEST}"));
         }
+        match self.groups.iter().any(|group| group.workers > 0) {
+            true => Ok(()),
+            false => Err(
+                "every group has `workers = 0`; set `workers` of at least one group to 1 or more"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
         let mut names = BTreeSet::new();
         if let Some(twice) = self
             .groups
@@ -138,7 +152,7 @@ impl Spec {
             ));
         }
         self.check_cgroups(&names)?;
-        // Which CPUs are meant is found out where the workload runs.
+        // The machine that runs the workload resolves the affinity.
         let anywhere = |group: &WorkSpec| match group.affinity.is_resolved() {
             true => group.clone(),
             false => group.clone().affinity(Affinity::Inherit),
@@ -171,8 +185,8 @@ impl Spec {
         self.check_containers(&members)
     }
 
-    /// A container is one process, which can be in one cgroup only; `members` has the cgroup of each
-    /// group.
+    /// Refuses a container with groups in different cgroups: it is one process. `members` maps a group
+    /// to its cgroup.
     fn check_containers(&self, members: &BTreeMap<&str, &str>) -> Result<()> {
         let mut containers = BTreeMap::new();
         for group in &self.groups {
@@ -203,10 +217,10 @@ impl Spec {
             .resolve(topology)
     }
 
-    /// Runs the workload. `watch` is called now and then; its [`ControlFlow::Break`] ends the run
+    /// Runs the workload. It calls `watch` five times per second; [`ControlFlow::Break`] stops the run
     /// early, with reports.
     ///
-    /// Workers and cgroups are gone when it returns, and also when the caller is killed meanwhile.
+    /// No worker or cgroup remains when it returns, nor when the caller is killed meanwhile.
     pub fn run(&self, mut watch: impl FnMut(&Progress) -> ControlFlow<()>) -> Result<Outcome> {
         let config = self.config(&Topology::read()?)?;
         let mut cgroups = Cgroups::create(&self.cgroups, self.clone_mode);
@@ -325,7 +339,6 @@ mod tests {
     #[test]
     fn what_cannot_work_names_group_and_field() {
         for (text, place) in [
-            ("", "`group`"),
             (
                 "[[group]]\nname = \"a\"\nnice = 30",
                 "group `a`, field `nice`",
@@ -366,6 +379,49 @@ mod tests {
             let error = refused(text);
             assert!(error.contains(place), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_spec_without_workers_is_refused_with_what_to_add() {
+        for text in ["", "duration_ms = 5", "[[cgroup]]\nname = 'c'"] {
+            let error = refused(text);
+            assert!(
+                error.starts_with("job.toml: there is no [[group]]; add one:"),
+                "{error}"
+            );
+            assert!(error.ends_with(SMALLEST), "{error}");
+        }
+        let error = refused("[[group]]\nworkers = 0\n[[group]]\nworkers = 0");
+        assert!(
+            error.starts_with("job.toml: every group has `workers = 0`; set `workers`"),
+            "{error}"
+        );
+        assert!(Spec::parse("[[group]]\nworkers = 0\n[[group]]", "job.toml").is_ok());
+    }
+
+    #[test]
+    fn the_smallest_group_runs() {
+        assert!(Spec::parse(SMALLEST, "job.toml").is_ok());
+    }
+
+    #[test]
+    fn relative_paths_start_at_the_folder_of_the_file() {
+        let folder = std::env::temp_dir();
+        let file = folder.join("job.toml");
+        let parse = |path: &str| {
+            let text = format!("[[group]]\nwork.random_read = {{ folder = '{path}' }}");
+            let spec = Spec::parse(&text, file.to_str().unwrap()).unwrap();
+            match &spec.groups[0].work_type {
+                WorkType::RandomRead(work) => work.folder.clone(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(parse("."), folder.join("."));
+        assert_eq!(parse("/"), Path::new("/"));
+        let text =
+            "[[group]]\nworkers = 2\nwork.ml_training = { gpu = { driver = 'no/libcuda.so.1' } }";
+        let error = Spec::parse(text, "/jobs/job.toml").unwrap_err().to_string();
+        assert!(error.contains("`/jobs/no/libcuda.so.1`"), "{error}");
     }
 
     #[test]

@@ -1,10 +1,13 @@
-//! The types of work. Each is one file under `work/`, and one entry in the list below.
+//! The work types. Adding one takes a file under `work/`, its module and its line in the list below,
+//! and `docs/workload.md`, which the test `documented` writes.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::keys::{Key, SpecValue};
 use crate::worker::{Failure, Worker};
 
 mod affinity_churn;
@@ -32,7 +35,7 @@ mod yield_heavy;
 pub use ml_training::{GpuBackend, GpuWait};
 pub use sequence::Phase;
 
-/// What a type of work is for.
+/// What a work type does and what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct About {
     /// Its name in a spec file.
@@ -43,9 +46,9 @@ pub struct About {
     pub exercises: &'static str,
 }
 
-/// What the rest of the crate needs to know of a type of work.
+/// A work type, as the rest of the crate uses it.
 pub(crate) trait Work {
-    /// Explains it.
+    /// Its name, what it does and what it exercises.
     fn about(&self) -> About;
 
     /// What is wrong with its parameters, if anything: the field and the problem.
@@ -88,11 +91,22 @@ pub(crate) trait Work {
         None
     }
 
+    /// The numbers of workers that a group may have.
+    fn worker_rule(&self) -> String {
+        // Larger than any fixed team.
+        const MANY: usize = 1 << 20;
+        match (self.team_size(MANY), self.smallest_team()) {
+            (1, _) | (MANY, 1) => "any number".to_owned(),
+            (MANY, smallest) => format!("at least {smallest}"),
+            (team, _) => format!("a multiple of {team}"),
+        }
+    }
+
     /// Works until told to stop. Must be fork safe.
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure>;
 }
 
-/// The list. `plain` types have no parameters; the others carry theirs.
+/// The list of work types. `plain` types have no parameters.
 macro_rules! work_types {
     (
         plain { $($(#[$plain_doc:meta])* $plain:ident: $plain_work:path,)* }
@@ -124,6 +138,30 @@ macro_rules! work_types {
                     $(Self::$plain => &$plain_work,)*
                     $(Self::$variant(work) => work,)*
                     Self::Custom(work) => work,
+                }
+            }
+
+            /// The keys of its table in a spec file; none for a type without parameters.
+            #[must_use]
+            pub fn parameters(&self) -> Vec<Key> {
+                match self {
+                    $(Self::$plain => Vec::new(),)*
+                    $(Self::$variant(_) => <$work as SpecValue>::keys(),)*
+                    Self::Custom(_) => Vec::new(),
+                }
+            }
+        }
+
+        impl SpecValue for WorkType {
+            fn kind() -> String {
+                "work type".to_owned()
+            }
+
+            fn resolve_paths(&mut self, folder: &Path) {
+                match self {
+                    $(Self::$plain => {})*
+                    $(Self::$variant(work) => work.resolve_paths(folder),)*
+                    Self::Custom(_) => {}
                 }
             }
         }
@@ -212,6 +250,16 @@ impl WorkType {
     #[must_use]
     pub fn describe(&self) -> About {
         self.as_work().about()
+    }
+
+    /// The numbers of workers that a group of this type may have.
+    #[must_use]
+    pub fn worker_rule(&self) -> String {
+        let work = self.as_work();
+        match work.refused_in_container() {
+            Some(_) => format!("{}; not with pcomm", work.worker_rule()),
+            None => work.worker_rule(),
+        }
     }
 
     /// Its name in spec files and reports.

@@ -63,7 +63,7 @@ What comes after `--` is the command, with its own options.";
 
 pub(crate) const WORKLOAD: &str = "\
 Examples:
-  zernel workload list                     the types of work
+  zernel workload list                     the work types and their parameters
   zernel workload run examples/mixed.toml  a load, reported worker by worker";
 
 pub(crate) const WORKLOAD_RUN: &str = "\

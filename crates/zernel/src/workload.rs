@@ -1,4 +1,4 @@
-//! `zernel workload`: reproducible loads, written down in files.
+//! `zernel workload`: runs the workload of a spec file and lists the work types.
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -8,12 +8,15 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
+use zernel_workload::keys::{Choice, Key};
 use zernel_workload::spec::{Outcome, Progress, Spec};
+use zernel_workload::work::About;
 use zernel_workload::{ReportTable, WorkType};
 
 use crate::{help, interrupt};
 
-/// Make a reproducible load: workers that spin, wake each other, train
+/// Run reproducible loads: workers that spin, wake each other or train
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -23,21 +26,31 @@ pub(crate) struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(RunOptions),
-    /// Explain the types of work
-    List,
+    List(ListOptions),
 }
 
-/// Run the workload that a file describes, and report on each of its workers
+/// Run the workload of a spec file and report each worker
 ///
-/// Ctrl-C ends it early, with reports. Exits with 1 when a worker did not end as it should, with 2
-/// when the file cannot be used on this machine.
+/// Ctrl-C stops the workload early and still prints the report. Exits with 1 when a worker failed,
+/// with 2 when the spec has an error or does not fit this machine. docs/workload.md describes the
+/// keys of a spec.
 #[derive(Debug, Args)]
 #[command(after_help = help::WORKLOAD_RUN)]
 struct RunOptions {
-    /// The file; examples are in the folder examples/
+    /// Spec file (TOML); see examples/
     #[arg(value_name = "SPEC")]
     file: PathBuf,
-    /// Print one JSON object instead of a table
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// List the work types with their parameters
+///
+/// Each parameter has one line: name, type, default, meaning.
+#[derive(Debug, Args)]
+struct ListOptions {
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -45,7 +58,7 @@ struct RunOptions {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
         Command::Run(options) => run_file(options),
-        Command::List => list(),
+        Command::List(options) => list(options),
     }
 }
 
@@ -62,7 +75,7 @@ fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
     };
     let outcome = match Spec::load(&options.file).and_then(|spec| spec.run(watch)) {
-        Err(error) if is_the_specs(&error) => {
+        Err(error) if is_spec_error(&error) => {
             eprintln!("zernel: {error}");
             return Ok(ExitCode::from(2));
         }
@@ -79,8 +92,8 @@ fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(u8::from(!all_well)))
 }
 
-/// Whether an error says that the spec cannot be used, at all or on this machine.
-fn is_the_specs(error: &zernel_workload::Error) -> bool {
+/// Whether the spec causes the error: it is invalid or does not fit this machine.
+fn is_spec_error(error: &zernel_workload::Error) -> bool {
     use zernel_workload::Error::{Invalid, SpecFile, Topology};
     matches!(error, SpecFile { .. } | Invalid { .. } | Topology { .. })
 }
@@ -93,7 +106,7 @@ fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
     } else {
         write!(text, "{}", ReportTable(&outcome.reports))?;
         if outcome.interrupted {
-            writeln!(text, "interrupted: it was ended before its time")?;
+            writeln!(text, "interrupted: the workload was stopped early")?;
         }
         for problem in &outcome.not_applied {
             writeln!(text, "not applied: {problem}")?;
@@ -102,7 +115,7 @@ fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
     Ok(text)
 }
 
-/// One line that overwrites itself.
+/// Prints the progress over the line before.
 fn show(progress: &Progress) {
     let rounds: Vec<_> = progress
         .rounds
@@ -117,13 +130,71 @@ fn show(progress: &Progress) {
     );
 }
 
-fn list() -> Result<ExitCode, Box<dyn Error>> {
+/// A work type as `list --json` prints it.
+#[derive(Serialize)]
+struct ListedWork {
+    #[serde(flatten)]
+    about: About,
+    workers: String,
+    parameters: Vec<Key>,
+}
+
+fn list(options: &ListOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let all: Vec<ListedWork> = WorkType::all()
+        .iter()
+        .map(|work| ListedWork {
+            about: work.describe(),
+            workers: work.worker_rule(),
+            parameters: work.parameters(),
+        })
+        .collect();
     let mut text = Vec::new();
-    for about in WorkType::all().iter().map(WorkType::describe) {
-        writeln!(text, "{}", about.name)?;
-        writeln!(text, "    {}", about.does)?;
-        writeln!(text, "    exercises: {}", about.exercises)?;
+    if options.json {
+        serde_json::to_writer_pretty(&mut text, &all)?;
+        writeln!(text)?;
+    } else {
+        for work in &all {
+            write_work(&mut text, work)?;
+        }
     }
     crate::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn write_work(text: &mut Vec<u8>, work: &ListedWork) -> io::Result<()> {
+    writeln!(text, "{}", work.about.name)?;
+    writeln!(text, "    {}", work.about.does)?;
+    writeln!(text, "    exercises: {}", work.about.exercises)?;
+    writeln!(text, "    workers: {}", work.workers)?;
+    if work.parameters.is_empty() {
+        return writeln!(text, "    parameters: none\n");
+    }
+    writeln!(text, "    parameters:")?;
+    let width = |column: fn(&Key) -> &str| {
+        let cells = work.parameters.iter().map(column);
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let (name, kind, default) = (
+        width(|key| key.name),
+        width(|key| &key.kind),
+        width(|key| &key.default),
+    );
+    for key in &work.parameters {
+        writeln!(
+            text,
+            "        {:name$}  {:kind$}  {:default$}  {}",
+            key.name, key.kind, key.default, key.meaning
+        )?;
+        write_choices(text, &key.choices)?;
+    }
+    writeln!(text)
+}
+
+fn write_choices(text: &mut Vec<u8>, choices: &[Choice]) -> io::Result<()> {
+    let widths = choices.iter().map(|choice| choice.value.chars().count());
+    let value = widths.max().unwrap_or(0);
+    choices.iter().try_for_each(|choice| {
+        let meaning = &choice.meaning;
+        writeln!(text, "            {:value$}  {meaning}", choice.value)
+    })
 }

@@ -29,7 +29,7 @@ fn report() -> Value {
     let (cuda, nccl) = (library("libcuda.so.1"), library("libnccl.so.2"));
     let example = include_str!("../../../examples/demo.toml");
     let spec = example
-        .replace("target/softgpu/libcuda.so.1", &cuda)
+        .replace("../target/softgpu/libcuda.so.1", &cuda)
         .replace("duration_ms = 20000", "duration_ms = 4000");
     assert!(spec.contains(&cuda) && spec.contains("4000"), "{spec}");
     let file = folder.path().join("demo.toml");

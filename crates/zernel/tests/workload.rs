@@ -1,5 +1,6 @@
-//! `zernel workload`, as a user meets it.
+//! The command `zernel workload`.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -8,6 +9,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use zernel_softgpu::install::{Prologue, install};
+use zernel_workload::WorkType;
 
 fn zernel(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_zernel"));
@@ -15,7 +18,7 @@ fn zernel(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a spec with this text.
+/// Runs a spec file with this text.
 fn run(text: &str, options: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("spec.toml");
@@ -62,7 +65,11 @@ fn a_spec_that_cannot_be_used_is_explained() {
     for (text, problem) in [
         (SPINNERS.replace("workers", "wrokers"), "wrokers"),
         (SPINNERS.replace("spin_wait", "spin_weight"), "spin_weight"),
-        (String::new(), "group"),
+        (String::new(), "there is no [[group]]; add one"),
+        (
+            SPINNERS.replace("workers = 2", "workers = 0"),
+            "every group has `workers = 0`; set `workers`",
+        ),
         (SPINNERS.replace("= 2", "= 'two'"), "two"),
     ] {
         let output = run(&text, &[]);
@@ -72,6 +79,7 @@ fn a_spec_that_cannot_be_used_is_explained() {
             complaint.contains(problem),
             "{problem} is not in: {complaint}"
         );
+        assert!(complaint.contains("/spec.toml: "), "{complaint}");
         assert!(output.stdout.is_empty());
     }
     let nowhere = format!("{SPINNERS}affinity = {{ numa_node = 1000 }}\n");
@@ -95,7 +103,7 @@ fn an_interrupt_ends_it_early_with_reports() {
     );
 }
 
-/// What comes of a long run that is interrupted.
+/// Starts a long run and interrupts it.
 fn interrupted(options: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("spec.toml");
@@ -106,7 +114,7 @@ fn interrupted(options: &[&str]) -> Output {
         .spawn()
         .unwrap();
     let pid = Pid::from_child(&child);
-    // Its second thread forks the workers; by then it listens.
+    // The second thread forks the workers. The signal handler exists by then.
     let threads = format!("/proc/{}/task", child.id());
     while fs::read_dir(&threads).map_or(0, Iterator::count) < 2 {
         thread::sleep(Duration::from_millis(10));
@@ -115,40 +123,100 @@ fn interrupted(options: &[&str]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-#[test]
-fn the_examples_can_be_used() {
+/// The examples of the repository: name and text.
+fn examples() -> Vec<(OsString, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let mut examples = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
-        // The libraries of the software GPU are another command's to build.
-        let text: String = text
-            .lines()
-            .filter(|line| !line.starts_with("gpu ="))
-            .map(|line| match line.starts_with("duration_ms") {
-                true => "duration_ms = 300\n".to_owned(),
-                false => format!("{line}\n"),
-            })
-            .collect();
-        let outcome = json(&run(&text, &["--json"]));
-        for report in outcome["reports"].as_array().unwrap() {
-            assert_eq!(report["completed"], true, "{report}");
-        }
-        examples += 1;
-    }
-    assert_eq!(examples, 4);
+    let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let examples: Vec<_> = entries
+        .map(|entry| (entry.file_name(), fs::read_to_string(entry.path()).unwrap()))
+        .collect();
+    assert_eq!(examples.len(), 4);
+    examples
+}
+
+/// The same example with a shorter run time.
+fn shortened(example: &str) -> String {
+    let lines = example.lines().map(|line| match line {
+        line if line.starts_with("duration_ms") => "duration_ms = 300",
+        line => line,
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn all_completed(outcome: &Value) -> bool {
+    let reports = outcome["reports"].as_array().unwrap();
+    reports.iter().all(|report| report["completed"] == true)
 }
 
 #[test]
-fn every_type_of_work_is_explained() {
+fn the_examples_run_without_the_software_gpu() {
+    for (name, text) in examples() {
+        let lines = text.lines().filter(|line| !line.starts_with("gpu ="));
+        let text = shortened(&lines.collect::<Vec<_>>().join("\n"));
+        let outcome = json(&run(&text, &["--json"]));
+        assert!(all_completed(&outcome), "{name:?}: {outcome:#}");
+    }
+}
+
+#[test]
+fn the_examples_run_from_any_folder() {
+    // A repository after `make softgpu`, as far as the examples use it.
+    let repository = tempfile::tempdir().unwrap();
+    install(&repository.path().join("target/softgpu"), Prologue::Push).unwrap();
+    let folder = repository.path().join("examples");
+    fs::create_dir(&folder).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut with_gpu = 0;
+    for (name, text) in examples() {
+        let file = folder.join(&name);
+        fs::write(&file, shortened(&text)).unwrap();
+        with_gpu += usize::from(text.contains("libcuda.so.1"));
+        let run = zernel(&["run", "--json"])
+            .arg(&file)
+            .current_dir(&elsewhere)
+            .output();
+        let outcome = json(&run.unwrap());
+        assert!(all_completed(&outcome), "{name:?}: {outcome:#}");
+    }
+    assert_eq!(with_gpu, 2);
+}
+
+#[test]
+fn every_work_type_is_listed_with_its_parameters() {
     let output = zernel(&["list"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    for name in [
-        "spin_wait",
-        "ml_training",
-        "thundering_herd",
-        "cgroup_churn",
-    ] {
-        assert!(text.lines().any(|line| line == name), "{name}");
+    for work in WorkType::all() {
+        let is_listed = text.lines().any(|line| line == work.name());
+        assert!(is_listed, "{} is not in {text}", work.name());
+        for key in work.parameters() {
+            let is_row = |line: &str| line.trim_start().starts_with(&format!("{} ", key.name));
+            assert!(text.lines().any(is_row), "{} is not in {text}", key.name);
+        }
+    }
+    let burst = text.lines().find(|line| line.contains("burst_us")).unwrap();
+    let words: Vec<&str> = burst.split_whitespace().collect();
+    assert_eq!(
+        words,
+        [
+            "burst_us", "integer", "2000", "CPU", "time", "of", "a", "burst."
+        ]
+    );
+    assert!(text.contains("{ driver = path }"), "{text}");
+}
+
+#[test]
+fn the_list_is_there_as_json() {
+    let list = json(&zernel(&["list", "--json"]).output().unwrap());
+    let list = list.as_array().unwrap();
+    assert_eq!(list.len(), WorkType::all().len());
+    for (listed, work) in list.iter().zip(WorkType::all()) {
+        assert_eq!(listed["name"], work.name());
+        let parameters = listed["parameters"].as_array().unwrap();
+        assert_eq!(parameters.len(), work.parameters().len());
+        for parameter in parameters {
+            for field in ["name", "type", "default", "meaning"] {
+                assert!(parameter[field].is_string(), "{field}: {parameter}");
+            }
+        }
     }
 }

@@ -388,7 +388,7 @@ pub(crate) fn sampled_events() {
     let seen = process.duration(Family::UntilSync(Operation::AllReduce));
     let seen = seen.expect("some were seen whole");
     assert!(
-        seen.p50_ns() < 50_000_000 && seen.mean_ns() < 50_000_000,
+        seen.p50_ns() < 50_000_000 && seen.mean_ns() < 50_000_000.0,
         "{seen:?}"
     );
     assert_eq!(observer.losses(), Default::default());

@@ -148,8 +148,11 @@ impl LatencyHistogram {
 
     /// The mean; 0 when nothing was recorded.
     #[must_use]
-    pub fn mean_ns(&self) -> u64 {
-        self.sum_ns.checked_div(self.count).unwrap_or(0)
+    pub fn mean_ns(&self) -> f64 {
+        match self.count {
+            0 => 0.0,
+            count => self.sum_ns as f64 / count as f64,
+        }
     }
 
     /// How many durations are shorter than 2 to the power of each of `powers`, which must ascend and
@@ -240,7 +243,7 @@ mod tests {
             json,
             r#"{"count":0,"sum_ns":0,"min_ns":0,"max_ns":0,"p50_ns":0,"p99_ns":0}"#
         );
-        assert_eq!(LatencyHistogram::default().mean_ns(), 0);
+        assert_eq!(LatencyHistogram::default().mean_ns(), 0.0);
     }
 
     #[test]
@@ -249,7 +252,14 @@ mod tests {
         histogram.record(123_456_789_012);
         assert_eq!(histogram.p50_ns(), 123_456_789_012);
         assert_eq!(histogram.p99_ns(), 123_456_789_012);
-        assert_eq!(histogram.mean_ns(), 123_456_789_012);
+        assert_eq!(histogram.mean_ns(), 123_456_789_012.0);
+    }
+
+    #[test]
+    fn the_mean_keeps_its_fraction() {
+        let mut histogram = LatencyHistogram::default();
+        [1, 2].into_iter().for_each(|ns| histogram.record(ns));
+        assert_eq!(histogram.mean_ns(), 1.5);
     }
 
     #[test]

@@ -1,24 +1,18 @@
 //! A spinning task that moves itself from CPU to CPU.
 
-use serde::{Deserialize, Serialize};
-
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{About, Work};
 use crate::clock::us;
+use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
 
-/// See [`WorkType::AffinityChurn`](super::WorkType::AffinityChurn).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AffinityChurn {
-    /// CPU time used on each CPU.
-    pub spin_us: u64,
-}
-
-impl Default for AffinityChurn {
-    fn default() -> Self {
-        Self { spin_us: 200 }
+table! {
+    /// See [`WorkType::AffinityChurn`](super::WorkType::AffinityChurn).
+    #[derive(Eq)]
+    pub struct AffinityChurn {
+        /// CPU time used on each CPU.
+        pub spin_us: u64 = 200,
     }
 }
 

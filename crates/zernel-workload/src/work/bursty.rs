@@ -1,27 +1,18 @@
 //! Bursts: an interactive task that computes a little and sleeps a little.
 
-use serde::{Deserialize, Serialize};
-
 use super::{About, Work};
 use crate::clock::{self, us};
+use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
-/// See [`WorkType::Bursty`](super::WorkType::Bursty).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Bursty {
-    /// CPU time of a burst.
-    pub burst_us: u64,
-    /// Sleep between two bursts.
-    pub sleep_us: u64,
-}
-
-impl Default for Bursty {
-    fn default() -> Self {
-        Self {
-            burst_us: 2_000,
-            sleep_us: 3_000,
-        }
+table! {
+    /// See [`WorkType::Bursty`](super::WorkType::Bursty).
+    #[derive(Eq)]
+    pub struct Bursty {
+        /// CPU time of a burst.
+        pub burst_us: u64 = 2_000,
+        /// Sleep between two bursts.
+        pub sleep_us: u64 = 3_000,
     }
 }
 

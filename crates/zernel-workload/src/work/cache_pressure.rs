@@ -1,8 +1,7 @@
 //! A task that sweeps through more memory than its cache holds.
 
-use serde::{Deserialize, Serialize};
-
 use super::{About, Work};
+use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{Failure, Step, Worker};
 
@@ -10,17 +9,12 @@ const CACHE_LINE: usize = 64;
 /// Lines touched between two looks at the stop word.
 const LINES_PER_UNIT: usize = 1024;
 
-/// See [`WorkType::CachePressure`](super::WorkType::CachePressure).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CachePressure {
-    /// Size of the working set of each worker.
-    pub size_kib: usize,
-}
-
-impl Default for CachePressure {
-    fn default() -> Self {
-        Self { size_kib: 2048 }
+table! {
+    /// See [`WorkType::CachePressure`](super::WorkType::CachePressure).
+    #[derive(Eq)]
+    pub struct CachePressure {
+        /// Size of each worker's working set, 1 KiB to 1 TiB.
+        pub size_kib: usize = 2048,
     }
 }
 

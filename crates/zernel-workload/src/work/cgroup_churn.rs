@@ -1,7 +1,5 @@
 //! A task that moves itself between cgroups.
 
-use serde::{Deserialize, Serialize};
-
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -9,25 +7,19 @@ use rustix::thread::gettid;
 
 use super::{About, Work};
 use crate::clock::us;
+use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
 
-/// See [`WorkType::CgroupChurn`](super::WorkType::CgroupChurn).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CgroupChurn {
-    /// The folders of the cgroups, which must exist. A process moves through `cgroup.procs`, a
-    /// thread of the caller through `cgroup.threads`.
-    pub cgroups: Vec<PathBuf>,
-    /// CPU time used in each cgroup.
-    pub spin_us: u64,
-}
-
-impl Default for CgroupChurn {
-    fn default() -> Self {
-        Self {
-            cgroups: Vec::new(),
-            spin_us: 1_000,
-        }
+table! {
+    /// See [`WorkType::CgroupChurn`](super::WorkType::CgroupChurn).
+    #[derive(Eq)]
+    pub struct CgroupChurn {
+        /// Folders of existing cgroups, at least one. A process moves through `cgroup.procs`, a thread
+        /// through `cgroup.threads`.
+        pub cgroups: Vec<PathBuf> = Vec::new(),
+        shown as "required",
+        /// CPU time used in each cgroup.
+        pub spin_us: u64 = 1_000,
     }
 }
 

@@ -1,29 +1,20 @@
 //! One task that wakes many, which then compute.
 
-use serde::{Deserialize, Serialize};
-
 use std::sync::atomic::Ordering::Acquire;
 
 use super::{About, Work};
 use crate::clock::{self, us};
+use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
-/// See [`WorkType::FutexFanOut`](super::WorkType::FutexFanOut).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct FutexFanOut {
-    /// Time between two rounds.
-    pub interval_us: u64,
-    /// CPU time that each woken worker uses in a round.
-    pub compute_us: u64,
-}
-
-impl Default for FutexFanOut {
-    fn default() -> Self {
-        Self {
-            interval_us: 2_000,
-            compute_us: 200,
-        }
+table! {
+    /// See [`WorkType::FutexFanOut`](super::WorkType::FutexFanOut).
+    #[derive(Eq)]
+    pub struct FutexFanOut {
+        /// Time between two rounds.
+        pub interval_us: u64 = 2_000,
+        /// CPU time that each woken worker uses in a round.
+        pub compute_us: u64 = 200,
     }
 }
 

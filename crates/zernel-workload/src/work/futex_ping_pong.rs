@@ -1,19 +1,19 @@
 //! Two tasks that wake each other through a futex.
 
-use serde::{Deserialize, Serialize};
-
 use std::sync::atomic::Ordering::Acquire;
 
 use super::{About, Work};
 use crate::clock::us;
+use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
-/// See [`WorkType::FutexPingPong`](super::WorkType::FutexPingPong).
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct FutexPingPong {
-    /// CPU time used between waking up and answering.
-    pub compute_us: u64,
+table! {
+    /// See [`WorkType::FutexPingPong`](super::WorkType::FutexPingPong).
+    #[derive(Eq)]
+    pub struct FutexPingPong {
+        /// CPU time used between waking up and answering.
+        pub compute_us: u64 = 0,
+    }
 }
 
 impl Work for FutexPingPong {

@@ -1,16 +1,14 @@
 //! A training job: loaders that read and decode, a bounded queue of batches, and one trainer per
 //! rank that copies, launches, waits for the GPU, joins an all-reduce and runs the optimizer.
 //!
-//! Each worker notes when it was in which phase, so that what a detector says can be held against
-//! the truth.
+//! Each worker records the phases it was in and when. Tests compare a phase detector with them.
 
 use std::path::PathBuf;
-
-use serde::{Deserialize, Serialize};
 
 use super::{About, Work, files};
 use crate::affinity::Random;
 use crate::clock::{self, us};
+use crate::keys::table;
 use crate::shared::Slot;
 use crate::worker::{Failure, Step, Worker};
 
@@ -39,80 +37,56 @@ const OPTIMIZER: u32 = 4;
 
 /// Size of one read of a loader.
 const READ: usize = 64 << 10;
-/// Steps whose phases can be noted: shared memory holds them all, some 100 MB a trainer.
+/// Limit of `traced_steps`: shared memory holds all phases, about 100 MB per trainer.
 const MAX_TRACED_STEPS: usize = 1_000_000;
-/// Phases that a trainer goes through in a step.
+/// Phases of a trainer's step.
 const PHASES_PER_STEP: usize = 4;
 
-/// See [`WorkType::MlTraining`](super::WorkType::MlTraining).
-///
-/// A job has `ranks * (1 + loaders)` workers: for each rank its trainer and then its loaders; or only its
-/// `ranks` trainers, where they fork their loaders themselves. A group may hold several jobs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MlTraining {
-    /// Trainers that step together.
-    pub ranks: usize,
-    /// Loaders of each rank.
-    pub loaders: usize,
-    /// Whether each trainer forks its loaders itself, as PyTorch does. They are then no workers: there are
-    /// no reports on them.
-    pub forked_loaders: bool,
-    /// Batches that may wait for a trainer.
-    pub queue_depth: u32,
-    /// Where each loader makes its (nameless) file.
-    pub folder: PathBuf,
-    /// Size of that file.
-    pub file_kib: usize,
-    /// Bytes that a loader reads for a batch.
-    pub batch_kib: usize,
-    /// CPU time to decode a batch.
-    pub decode_us: u64,
-    /// Bytes that are copied to the GPU in a step.
-    pub copy_kib: usize,
-    /// Kernels launched in a step.
-    pub launches: u32,
-    /// CPU time of a launch.
-    pub launch_us: u64,
-    /// GPU time of all kernels of a step.
-    pub gpu_us: u64,
-    /// How the trainer waits for the GPU.
-    pub gpu_wait: GpuWait,
-    /// What stands for the GPU.
-    pub gpu: GpuBackend,
-    /// CPU time of each rank for a whole all-reduce, where the CPU's clock stands for the GPU; the ring
-    /// goes around twice.
-    pub all_reduce_us: u64,
-    /// Bytes that NCCL adds up over all ranks in a step, where there is a driver.
-    pub gradient_kib: usize,
-    /// CPU time of the optimizer.
-    pub optimizer_us: u64,
-    /// Steps whose phases are noted, a million at most; later ones are only counted.
-    pub traced_steps: usize,
-}
-
-impl Default for MlTraining {
-    fn default() -> Self {
-        Self {
-            ranks: 1,
-            loaders: 1,
-            forked_loaders: false,
-            queue_depth: 2,
-            folder: files::default_folder(),
-            file_kib: 1024,
-            batch_kib: 256,
-            decode_us: 2_000,
-            copy_kib: 256,
-            launches: 20,
-            launch_us: 5,
-            gpu_us: 4_000,
-            gpu_wait: GpuWait::Block,
-            gpu: GpuBackend::CpuTime,
-            all_reduce_us: 400,
-            gradient_kib: 1024,
-            optimizer_us: 500,
-            traced_steps: 1_000,
-        }
+table! {
+    /// See [`WorkType::MlTraining`](super::WorkType::MlTraining).
+    ///
+    /// A job has `ranks * (1 + loaders)` workers: for each rank its trainer, then its loaders. With
+    /// `forked_loaders` it has `ranks` workers, the trainers. A group may hold several jobs.
+    #[derive(Eq)]
+    pub struct MlTraining {
+        /// Trainers that step together, at least 1.
+        pub ranks: usize = 1,
+        /// Loaders per rank, at least 1.
+        pub loaders: usize = 1,
+        /// Each trainer forks its loaders itself, as PyTorch does. Such loaders are not workers and have no
+        /// reports. Not with `pcomm`.
+        pub forked_loaders: bool = false,
+        /// Batches that may wait for a trainer, at least 1.
+        pub queue_depth: u32 = 2,
+        /// Folder of each loader's temporary file.
+        pub folder: PathBuf = files::default_folder(),
+        shown as "$TMPDIR, else /tmp",
+        /// Size of that file, 1 KiB to 1 TiB.
+        pub file_kib: usize = 1024,
+        /// Size of a batch that a loader reads, 1 KiB to 1 TiB.
+        pub batch_kib: usize = 256,
+        /// CPU time to decode a batch.
+        pub decode_us: u64 = 2_000,
+        /// Size of the copy to the GPU per step, 1 KiB to 1 TiB.
+        pub copy_kib: usize = 256,
+        /// Kernel launches per step.
+        pub launches: u32 = 20,
+        /// CPU time per launch.
+        pub launch_us: u64 = 5,
+        /// GPU time of all kernels of a step together.
+        pub gpu_us: u64 = 4_000,
+        /// How the trainer waits for the GPU.
+        pub gpu_wait: GpuWait = GpuWait::Block,
+        /// The GPU that a trainer uses.
+        pub gpu: GpuBackend = GpuBackend::CpuTime,
+        /// CPU time per rank for an all-reduce, with `gpu = "cpu_time"`.
+        pub all_reduce_us: u64 = 400,
+        /// Size of the gradients in an all-reduce, with a driver, 1 KiB to 1 TiB.
+        pub gradient_kib: usize = 1024,
+        /// CPU time of the optimizer per step.
+        pub optimizer_us: u64 = 500,
+        /// Steps whose phases are recorded, at most 1000000. Later steps are only counted.
+        pub traced_steps: usize = 1_000,
     }
 }
 
@@ -162,6 +136,10 @@ impl Work for MlTraining {
 
     fn team_size(&self, _workers: usize) -> usize {
         self.ranks.saturating_mul(self.workers_per_rank())
+    }
+
+    fn worker_rule(&self) -> String {
+        "a multiple of ranks * (1 + loaders); of ranks with forked_loaders".to_owned()
     }
 
     fn slots(&self, _team_size: usize) -> usize {

@@ -1,30 +1,21 @@
 //! Tasks that fight for one lock.
 
-use serde::{Deserialize, Serialize};
-
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::{About, Work};
 use crate::clock::us;
+use crate::keys::table;
 use crate::shared::{Slot, wake};
 use crate::worker::{Failure, Worker};
 
-/// See [`WorkType::MutexContention`](super::WorkType::MutexContention).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MutexContention {
-    /// CPU time used while holding the lock.
-    pub hold_us: u64,
-    /// CPU time used between two acquisitions.
-    pub think_us: u64,
-}
-
-impl Default for MutexContention {
-    fn default() -> Self {
-        Self {
-            hold_us: 50,
-            think_us: 50,
-        }
+table! {
+    /// See [`WorkType::MutexContention`](super::WorkType::MutexContention).
+    #[derive(Eq)]
+    pub struct MutexContention {
+        /// CPU time used while holding the lock.
+        pub hold_us: u64 = 50,
+        /// CPU time used between two acquisitions.
+        pub think_us: u64 = 50,
     }
 }
 

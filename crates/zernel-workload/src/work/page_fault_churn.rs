@@ -1,24 +1,18 @@
 //! A task that touches memory it has just given back.
 
-use serde::{Deserialize, Serialize};
-
 use super::{About, Work};
+use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{Failure, Step, Worker};
 
 const PAGE: usize = 4096;
 
-/// See [`WorkType::PageFaultChurn`](super::WorkType::PageFaultChurn).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PageFaultChurn {
-    /// Size of the memory that is touched and given back.
-    pub region_kib: usize,
-}
-
-impl Default for PageFaultChurn {
-    fn default() -> Self {
-        Self { region_kib: 4096 }
+table! {
+    /// See [`WorkType::PageFaultChurn`](super::WorkType::PageFaultChurn).
+    #[derive(Eq)]
+    pub struct PageFaultChurn {
+        /// Size of the region that is touched and discarded, 1 KiB to 1 TiB.
+        pub region_kib: usize = 4096,
     }
 }
 

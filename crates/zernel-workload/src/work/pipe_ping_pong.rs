@@ -1,17 +1,17 @@
 //! Two tasks that wake each other through a pair of pipes.
 
-use serde::{Deserialize, Serialize};
-
 use super::{About, Work};
 use crate::clock::us;
+use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
 
-/// See [`WorkType::PipePingPong`](super::WorkType::PipePingPong).
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PipePingPong {
-    /// CPU time used between receiving and answering.
-    pub compute_us: u64,
+table! {
+    /// See [`WorkType::PipePingPong`](super::WorkType::PipePingPong).
+    #[derive(Eq)]
+    pub struct PipePingPong {
+        /// CPU time used between receiving and answering.
+        pub compute_us: u64 = 0,
+    }
 }
 
 impl Work for PipePingPong {

@@ -3,33 +3,25 @@
 use std::path::PathBuf;
 
 use rustix::fs::{Advice, fadvise, fdatasync};
-use serde::{Deserialize, Serialize};
 
 use super::{About, Work, files};
 use crate::affinity::Random;
+use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
 
 const BLOCK: usize = 4096;
 
-/// See [`WorkType::RandomRead`](super::WorkType::RandomRead).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RandomRead {
-    /// Where the temporary file is made.
-    pub folder: PathBuf,
-    /// Size of the file of each worker.
-    pub file_kib: usize,
-    /// Seed of the order of reads.
-    pub seed: u64,
-}
-
-impl Default for RandomRead {
-    fn default() -> Self {
-        Self {
-            folder: files::default_folder(),
-            file_kib: 4096,
-            seed: 1,
-        }
+table! {
+    /// See [`WorkType::RandomRead`](super::WorkType::RandomRead).
+    #[derive(Eq)]
+    pub struct RandomRead {
+        /// Folder of the temporary file.
+        pub folder: PathBuf = files::default_folder(),
+        shown as "$TMPDIR, else /tmp",
+        /// Size of each worker's file, 1 KiB to 1 TiB.
+        pub file_kib: usize = 4096,
+        /// Seed of the order of reads.
+        pub seed: u64 = 1,
     }
 }
 

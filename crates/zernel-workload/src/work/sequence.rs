@@ -1,40 +1,28 @@
-//! A task that goes through phases, again and again.
-
-use serde::{Deserialize, Serialize};
+//! A task that repeats a list of phases.
 
 use super::{About, Work};
 use crate::clock::{self, us};
+use crate::keys::{choice, table};
 use crate::worker::{Failure, Worker};
 
-/// One phase of a [`Sequence`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Phase {
-    /// Use this much CPU time.
-    ComputeUs(u64),
-    /// Sleep this long.
-    SleepUs(u64),
-    /// Yield this often.
-    Yield(u64),
+choice! {
+    /// One phase of a [`Sequence`].
+    pub enum Phase {
+        /// Use CPU time, in microseconds.
+        ComputeUs(u64),
+        /// Sleep, in microseconds.
+        SleepUs(u64),
+        /// Call sched_yield this many times.
+        Yield(u64),
+    }
 }
 
-/// See [`WorkType::Sequence`](super::WorkType::Sequence).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Sequence {
-    /// The phases, in order.
-    pub phases: Vec<Phase>,
-}
-
-impl Default for Sequence {
-    fn default() -> Self {
-        Self {
-            phases: vec![
-                Phase::ComputeUs(1_000),
-                Phase::Yield(10),
-                Phase::SleepUs(1_000),
-            ],
-        }
+table! {
+    /// See [`WorkType::Sequence`](super::WorkType::Sequence).
+    #[derive(Eq)]
+    pub struct Sequence {
+        /// The phases, in order.
+        pub phases: Vec<Phase> = vec![Phase::ComputeUs(1_000), Phase::Yield(10), Phase::SleepUs(1_000)],
     }
 }
 

@@ -2,32 +2,24 @@
 
 use std::path::PathBuf;
 
-use rustix::fs::fdatasync;
-use serde::{Deserialize, Serialize};
-
 use super::{About, Work, files};
+use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{Failure, Step, Worker};
+use rustix::fs::fdatasync;
 
 /// Blocks after which the file is written from its beginning again.
 const BLOCKS: u64 = 1024;
 
-/// See [`WorkType::SyncWrite`](super::WorkType::SyncWrite).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SyncWrite {
-    /// Where the temporary file is made.
-    pub folder: PathBuf,
-    /// Size of a write.
-    pub block_kib: usize,
-}
-
-impl Default for SyncWrite {
-    fn default() -> Self {
-        Self {
-            folder: files::default_folder(),
-            block_kib: 4,
-        }
+table! {
+    /// See [`WorkType::SyncWrite`](super::WorkType::SyncWrite).
+    #[derive(Eq)]
+    pub struct SyncWrite {
+        /// Folder of the temporary file.
+        pub folder: PathBuf = files::default_folder(),
+        shown as "$TMPDIR, else /tmp",
+        /// Size of a write, 1 KiB to 1 TiB.
+        pub block_kib: usize = 4,
     }
 }
 

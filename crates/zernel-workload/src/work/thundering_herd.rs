@@ -1,29 +1,20 @@
 //! Many tasks that wait on one word and are all woken at once.
 
-use serde::{Deserialize, Serialize};
-
 use std::sync::atomic::Ordering::Acquire;
 
 use super::{About, Work};
 use crate::clock::{self, us};
+use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
-/// See [`WorkType::ThunderingHerd`](super::WorkType::ThunderingHerd).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ThunderingHerd {
-    /// Time between two stampedes.
-    pub interval_us: u64,
-    /// CPU time that each woken worker uses.
-    pub compute_us: u64,
-}
-
-impl Default for ThunderingHerd {
-    fn default() -> Self {
-        Self {
-            interval_us: 5_000,
-            compute_us: 50,
-        }
+table! {
+    /// See [`WorkType::ThunderingHerd`](super::WorkType::ThunderingHerd).
+    #[derive(Eq)]
+    pub struct ThunderingHerd {
+        /// Time between two stampedes.
+        pub interval_us: u64 = 5_000,
+        /// CPU time that each woken worker uses.
+        pub compute_us: u64 = 50,
     }
 }
 

@@ -1,27 +1,18 @@
 //! A periodic task with a deadline per period, as cyclictest measures it.
 
-use serde::{Deserialize, Serialize};
-
 use super::{About, Work};
 use crate::clock::{self, us};
+use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
-/// See [`WorkType::TimerDeadline`](super::WorkType::TimerDeadline).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TimerDeadline {
-    /// Time between two activations.
-    pub period_us: u64,
-    /// CPU time used in each period.
-    pub compute_us: u64,
-}
-
-impl Default for TimerDeadline {
-    fn default() -> Self {
-        Self {
-            period_us: 1_000,
-            compute_us: 50,
-        }
+table! {
+    /// See [`WorkType::TimerDeadline`](super::WorkType::TimerDeadline).
+    #[derive(Eq)]
+    pub struct TimerDeadline {
+        /// Time between two wake-ups, at least 1.
+        pub period_us: u64 = 1_000,
+        /// CPU time used in each period.
+        pub compute_us: u64 = 50,
     }
 }
 

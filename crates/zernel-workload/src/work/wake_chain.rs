@@ -1,24 +1,18 @@
 //! A ring of tasks in which each wakes the next.
 
-use serde::{Deserialize, Serialize};
-
 use std::sync::atomic::Ordering::Acquire;
 
 use super::{About, Work};
 use crate::clock::us;
+use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
-/// See [`WorkType::WakeChain`](super::WorkType::WakeChain).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct WakeChain {
-    /// CPU time that each worker uses before it wakes the next.
-    pub compute_us: u64,
-}
-
-impl Default for WakeChain {
-    fn default() -> Self {
-        Self { compute_us: 20 }
+table! {
+    /// See [`WorkType::WakeChain`](super::WorkType::WakeChain).
+    #[derive(Eq)]
+    pub struct WakeChain {
+        /// CPU time that each worker uses before it wakes the next.
+        pub compute_us: u64 = 20,
     }
 }
 

@@ -1,14 +1,14 @@
-//! What stands for the GPU of a training job.
+//! The GPU of a training job: the CPU's clock, or a CUDA driver.
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 use super::MlTraining;
 use crate::clock;
+use crate::keys::choice;
 use crate::sys::cuda::{Device, Schedule};
 use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;
@@ -18,19 +18,16 @@ use crate::worker::{Failure, Step, Worker};
 const IMAGE: &CStr = c"softgpu kernel step\n";
 const KERNEL: &CStr = c"step";
 
-/// What stands for the GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum GpuBackend {
-    /// Nothing but the CPU and its clock: a copy is a copy in memory, a kernel a moment in the
-    /// future.
-    #[default]
-    CpuTime,
-    /// A CUDA driver at this path: the software GPU's `libcuda.so.1`, whose calls probes can see. Ranks
-    /// share their gradients through the `libnccl.so.2` beside it, or the one that the loader finds.
-    /// Forked workers can use it as long as the calling process has not: CUDA does not survive a
-    /// fork.
-    Driver(PathBuf),
+choice! {
+    /// The GPU that a trainer uses.
+    pub enum GpuBackend, default CpuTime {
+        /// No GPU: a copy is a copy in memory, and a kernel ends at a time on the CPU's clock.
+        CpuTime,
+        /// The CUDA driver at this path, for example the software GPU's `libcuda.so.1`. The
+        /// all-reduce uses the `libnccl.so.2` beside it, else the one that the dynamic loader finds.
+        /// CUDA does not survive a fork: the calling process must not have used the driver.
+        Driver(PathBuf),
+    }
 }
 
 impl GpuBackend {
@@ -57,17 +54,17 @@ impl GpuBackend {
     }
 }
 
-/// How a trainer waits for the GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GpuWait {
-    /// It sleeps.
-    #[default]
-    Block,
-    /// It spins.
-    Spin,
-    /// It yields.
-    Yield,
+choice! {
+    /// How a trainer waits for the GPU.
+    #[derive(Copy)]
+    pub enum GpuWait, default Block {
+        /// The trainer sleeps.
+        Block,
+        /// The trainer spins.
+        Spin,
+        /// The trainer yields in a loop.
+        Yield,
+    }
 }
 
 /// An open GPU.

@@ -1,0 +1,303 @@
+//! The keys of a spec file. One definition of a table gives the struct that the parser fills, its
+//! defaults, and the [`Key`]s that `zernel workload list` and `docs/workload.md` show.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// One key of a table of a spec file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// The type of its value.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The value of an absent key in TOML, or `required`, or `not set`.
+    pub default: String,
+    /// What it sets.
+    pub meaning: String,
+    /// The values to choose from, when the type is a choice.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Choice>,
+}
+
+/// One value of a key whose type is a choice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// How it is written in TOML, with a type where a value goes.
+    pub value: String,
+    /// What it stands for.
+    pub meaning: String,
+    /// The keys of its own table, if it has one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<Key>,
+}
+
+/// A type that values of a spec file have.
+pub(crate) trait SpecValue {
+    /// The name of the type.
+    fn kind() -> String;
+
+    /// The values to choose from, for an enum.
+    fn choices() -> Vec<Choice> {
+        Vec::new()
+    }
+
+    /// The keys, for a table.
+    fn keys() -> Vec<Key> {
+        Vec::new()
+    }
+
+    /// Makes relative paths start at `folder`.
+    fn resolve_paths(&mut self, _folder: &Path) {}
+}
+
+macro_rules! scalars {
+    ($($type:ty: $kind:literal,)*) => {
+        $(impl SpecValue for $type {
+            fn kind() -> String {
+                $kind.to_owned()
+            }
+        })*
+    };
+}
+
+scalars! {
+    bool: "boolean",
+    i32: "integer",
+    u32: "integer",
+    u64: "integer",
+    usize: "integer",
+    String: "string",
+}
+
+impl SpecValue for PathBuf {
+    fn kind() -> String {
+        "path".to_owned()
+    }
+
+    fn resolve_paths(&mut self, folder: &Path) {
+        // An absolute path replaces the folder.
+        *self = folder.join(&*self);
+    }
+}
+
+impl<T: SpecValue> SpecValue for Option<T> {
+    fn kind() -> String {
+        T::kind()
+    }
+
+    fn choices() -> Vec<Choice> {
+        T::choices()
+    }
+
+    fn resolve_paths(&mut self, folder: &Path) {
+        self.iter_mut()
+            .for_each(|value| value.resolve_paths(folder));
+    }
+}
+
+impl<T: SpecValue> SpecValue for Vec<T> {
+    fn kind() -> String {
+        array_of(&T::kind())
+    }
+
+    fn choices() -> Vec<Choice> {
+        T::choices()
+    }
+
+    fn resolve_paths(&mut self, folder: &Path) {
+        self.iter_mut()
+            .for_each(|value| value.resolve_paths(folder));
+    }
+}
+
+impl<T: SpecValue> SpecValue for BTreeSet<T> {
+    fn kind() -> String {
+        array_of(&T::kind())
+    }
+}
+
+fn array_of(kind: &str) -> String {
+    match kind.strip_prefix("array ") {
+        Some(rest) => format!("array of arrays {rest}"),
+        None => format!("array of {kind}s"),
+    }
+}
+
+/// A default in TOML. TOML has no null: an option without a value is a key that is not set.
+pub(crate) fn default_text(value: &impl Serialize) -> String {
+    toml::Value::try_from(value).map_or_else(|_| "not set".to_owned(), |value| value.to_string())
+}
+
+/// The lines of a doc comment as one text.
+pub(crate) fn meaning(lines: &[&str]) -> String {
+    let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
+    lines.join(" ")
+}
+
+/// The name that serde's `snake_case` gives a variant.
+pub(crate) fn snake_case(variant: &str) -> String {
+    let mut name = String::new();
+    for letter in variant.chars() {
+        if letter.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.extend(letter.to_lowercase());
+    }
+    name
+}
+
+/// How a variant is written in TOML: alone, with a value, or with a table of `keys`.
+pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[Key]) -> String {
+    let name = snake_case(variant);
+    if let Some(kind) = payload {
+        return format!("{{ {name} = {kind} }}");
+    }
+    if keys.is_empty() {
+        return format!("\"{name}\"");
+    }
+    let keys: Vec<String> = keys
+        .iter()
+        .map(|key| format!("{} = {}", key.name, key.kind))
+        .collect();
+    format!("{{ {name} = {{ {} }} }}", keys.join(", "))
+}
+
+/// The first of a list that a macro makes of an optional part and what replaces it.
+pub(crate) fn first<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
+    list.into_iter()
+        .next()
+        .expect("the macro adds a last element")
+}
+
+/// Defines a table: each field with its meaning as doc comment, its type and its default.
+/// `field as "key"` gives the key another name than the field. `shown as "text"` replaces the
+/// default in the reference where the default depends on the machine.
+macro_rules! table {
+    (
+        $(#[$attribute:meta])*
+        pub struct $name:ident {
+            $(
+                $(#[doc = $meaning:literal])+
+                pub $field:ident $(as $key:literal)?: $type:ty = $default:expr,
+                $(shown as $shown:literal,)?
+            )*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $(
+                $(#[doc = $meaning])+
+                $(#[serde(rename = $key)])?
+                pub $field: $type,
+            )*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl $crate::keys::SpecValue for $name {
+            fn kind() -> String {
+                "table".to_owned()
+            }
+
+            fn keys() -> Vec<$crate::keys::Key> {
+                use $crate::keys;
+                let defaults = Self::default();
+                vec![$(keys::Key {
+                    name: keys::first([$($key,)? stringify!($field)]),
+                    kind: <$type as keys::SpecValue>::kind(),
+                    default: keys::first([$($shown.to_owned(),)? keys::default_text(&defaults.$field)]),
+                    meaning: keys::meaning(&[$($meaning),+]),
+                    choices: <$type as keys::SpecValue>::choices(),
+                },)*]
+            }
+
+            fn resolve_paths(&mut self, folder: &std::path::Path) {
+                $($crate::keys::SpecValue::resolve_paths(&mut self.$field, folder);)*
+            }
+        }
+    };
+}
+
+/// Defines a choice: each variant with its meaning as doc comment. A variant has no value, one
+/// value, or a table whose keys are required unless they have `= default`.
+macro_rules! choice {
+    (
+        $(#[$attribute:meta])*
+        pub enum $name:ident $(, default $default:ident)? {
+            $(
+                $(#[doc = $meaning:literal])+
+                $variant:ident
+                $(($payload:ty))?
+                $({ $(
+                    $(#[doc = $key_meaning:literal])+
+                    $key:ident: $type:ty $(= $optional:ident)?,
+                )+ })?,
+            )+
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "snake_case", deny_unknown_fields)]
+        pub enum $name {
+            $(
+                $(#[doc = $meaning])+
+                $variant
+                $(($payload))?
+                $({ $(
+                    $(#[doc = $key_meaning])+
+                    $(#[serde($optional)])?
+                    $key: $type,
+                )+ })?,
+            )+
+        }
+
+        $(impl Default for $name {
+            fn default() -> Self {
+                Self::$default
+            }
+        })?
+
+        impl $crate::keys::SpecValue for $name {
+            fn kind() -> String {
+                "choice".to_owned()
+            }
+
+            fn choices() -> Vec<$crate::keys::Choice> {
+                use $crate::keys;
+                vec![$({
+                    let payload = keys::first([$(Some(<$payload as keys::SpecValue>::kind()),)? None]);
+                    let keys: Vec<keys::Key> = vec![$($(keys::Key {
+                        name: stringify!($key),
+                        kind: <$type as keys::SpecValue>::kind(),
+                        default: keys::first([$(keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
+                        meaning: keys::meaning(&[$($key_meaning),+]),
+                        choices: <$type as keys::SpecValue>::choices(),
+                    },)+)?];
+                    keys::Choice {
+                        value: keys::choice_value(stringify!($variant), payload, &keys),
+                        meaning: keys::meaning(&[$($meaning),+]),
+                        keys,
+                    }
+                },)+]
+            }
+
+            fn resolve_paths(&mut self, _folder: &std::path::Path) {
+                $($(if let Self::$variant(value) = self {
+                    <$payload as $crate::keys::SpecValue>::resolve_paths(value, _folder);
+                })?)+
+            }
+        }
+    };
+}
+
+pub(crate) use {choice, table};

@@ -1,0 +1,256 @@
+//! `docs/workload.md` lists every key of a spec file and every work type, and only those.
+//! `ZERNEL_REWRITE=1` writes it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::ops::ControlFlow;
+use std::{env, fs};
+
+use zernel_workload::keys::Key;
+use zernel_workload::{ReportTable, Spec, WorkType};
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/workload.md");
+
+const INTRODUCTION: &str = "\
+# Workload files
+
+`zernel workload run FILE` runs the workload that a TOML file describes and prints one report per worker. This page lists
+every key of such a file. It is generated: `ZERNEL_REWRITE=1 cargo test -p zernel-workload --test documented` writes it,
+and the same test fails when it is out of date. `zernel workload list` prints the work types with their parameters.
+
+A file has some keys of its own, one `[[group]]` per group of workers, and one `[[cgroup]]` per cgroup. Unknown keys are
+errors, and so is a file without workers; `zernel workload run` then exits with 2 and names the file.
+
+## Example
+
+This file runs as it is:
+
+```toml
+";
+
+const EXAMPLE: &str = r#"duration_ms = 2000
+
+[[group]]
+name = "batch"
+workers = 2
+nice = 5
+work = "spin_wait" # a work type with its default parameters
+
+[[group]]
+name = "interactive"
+workers = 4
+affinity = { random_subset = { count = 1, seed = 7 } }
+work.bursty = { burst_us = 500, sleep_us = 1000 } # with parameters
+
+[[group]]
+name = "training"
+workers = 4 # ranks * (1 trainer + 1 loader)
+
+[group.work.ml_training] # the same, for many parameters
+ranks = 2
+loaders = 1
+gpu_us = 2000
+
+[[cgroup]]
+name = "background"
+groups = ["batch"]
+weight = 50
+"#;
+
+const CONVENTIONS: &str = "\
+```
+
+The report names a cgroup setting or a worker setting that the machine refuses, for example for want of privilege.
+
+## Units, types and paths
+
+- A key that ends in `_ms` is in milliseconds, `_us` in microseconds, `_kib` in KiB (1024 bytes).
+- *CPU time* is time that the worker's own thread runs; time in which it is preempted does not count.
+- A *choice* is one of the values in the list below its table. A type in such a value, like *integer*, stands for a value
+  of that type.
+- A relative *path* starts at the folder of the file, not at the working directory.
+";
+
+fn documentation() -> String {
+    let mut text = [INTRODUCTION, EXAMPLE, CONVENTIONS].concat();
+    for (table, keys) in Spec::tables() {
+        let title = match table {
+            "" => "Keys of the file".to_owned(),
+            table => format!("Keys of `{table}`"),
+        };
+        write!(text, "\n## {title}\n\n{}", table_of(&keys)).unwrap();
+    }
+    text.push_str("\n## Work types\n");
+    for work in WorkType::all() {
+        let about = work.describe();
+        write!(
+            text,
+            "\n### `{}`\n\n- Does: {}.\n- Exercises: {}.\n- Workers of a group: {}.\n",
+            about.name,
+            about.does,
+            about.exercises,
+            work.worker_rule(),
+        )
+        .unwrap();
+        match work.parameters() {
+            keys if keys.is_empty() => text.push_str("\nNo parameters.\n"),
+            keys => write!(text, "\n{}", table_of(&keys)).unwrap(),
+        }
+    }
+    text
+}
+
+fn table_of(keys: &[Key]) -> String {
+    let mut text = "| key | type | default | meaning |\n|---|---|---|---|\n".to_owned();
+    for key in keys {
+        let default = match key.default.as_str() {
+            word @ ("required" | "not set") => word.to_owned(),
+            value => format!("`{value}`"),
+        };
+        let Key {
+            name,
+            kind,
+            meaning,
+            ..
+        } = key;
+        writeln!(text, "| `{name}` | {kind} | {default} | {meaning} |").unwrap();
+    }
+    for key in keys.iter().filter(|key| !key.choices.is_empty()) {
+        writeln!(text, "\nValues of `{}`:\n", key.name).unwrap();
+        for choice in &key.choices {
+            writeln!(text, "- `{}`: {}", choice.value, choice.meaning).unwrap();
+            for key in &choice.keys {
+                let (name, default, meaning) = (key.name, &key.default, &key.meaning);
+                writeln!(text, "  - `{name}` ({default}): {meaning}").unwrap();
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn every_key_is_documented() {
+    let wanted = documentation();
+    if env::var_os("ZERNEL_REWRITE").is_some() {
+        fs::write(FILE, &wanted).expect("the file can be written");
+    }
+    let file = fs::read_to_string(FILE).unwrap_or_default();
+    assert!(
+        file == wanted,
+        "docs/workload.md is out of date: run this test with ZERNEL_REWRITE=1"
+    );
+}
+
+/// The names that the parser takes where `spec` has the unknown name `nonsense`, from its error.
+fn accepted(spec: &str) -> BTreeSet<String> {
+    let error = Spec::parse(spec, "spec.toml").unwrap_err().to_string();
+    let (_, expected) = error.split_once("`nonsense`, ").expect(&error);
+    let names = expected.split('`').skip(1).step_by(2);
+    names.map(str::to_owned).collect()
+}
+
+/// The names of `keys`.
+fn names(keys: &[Key]) -> BTreeSet<String> {
+    keys.iter().map(|key| key.name.to_owned()).collect()
+}
+
+#[test]
+fn the_parser_takes_the_documented_keys_and_no_others() {
+    let [(_, file), (_, group), (_, cgroup)] = Spec::tables();
+    assert_eq!(accepted("nonsense = 1"), names(&file));
+    assert_eq!(accepted("[[group]]\nnonsense = 1"), names(&group));
+    assert_eq!(accepted("[[cgroup]]\nnonsense = 1"), names(&cgroup));
+    let types = WorkType::all();
+    let documented = types.iter().map(|work| work.name().to_owned());
+    assert_eq!(
+        accepted("[[group]]\nwork = 'nonsense'"),
+        documented.collect()
+    );
+    for work in types.iter().filter(|work| !work.parameters().is_empty()) {
+        let spec = format!("[[group]]\nwork.{} = {{ nonsense = 1 }}", work.name());
+        assert_eq!(accepted(&spec), names(&work.parameters()), "{spec}");
+    }
+}
+
+#[test]
+fn the_parser_takes_the_documented_choices_and_no_others() {
+    let in_group = |key: &Key| format!("[[group]]\n{} = 'nonsense'", key.name);
+    let [(_, file), (_, group), _] = Spec::tables();
+    let mut keys: Vec<(Key, String)> = group
+        .into_iter()
+        .map(|key| (key.clone(), in_group(&key)))
+        .collect();
+    keys.extend(
+        file.into_iter()
+            .map(|key| (key.clone(), format!("{} = 'nonsense'", key.name))),
+    );
+    for work in WorkType::all() {
+        for key in work.parameters() {
+            let value = match key.kind.starts_with("array") {
+                true => "['nonsense']",
+                false => "'nonsense'",
+            };
+            let spec = format!(
+                "[[group]]\nwork.{} = {{ {} = {value} }}",
+                work.name(),
+                key.name
+            );
+            keys.push((key, spec));
+        }
+    }
+    let choices: Vec<_> = keys
+        .iter()
+        .filter(|(key, _)| !key.choices.is_empty())
+        .collect();
+    assert!(choices.len() >= 6, "{choices:?}");
+    for (key, spec) in choices {
+        let documented = key.choices.iter().map(|choice| {
+            let name = choice.value.trim_start_matches(['{', ' ', '"']);
+            name.split([' ', '"']).next().unwrap().to_owned()
+        });
+        assert_eq!(accepted(spec), documented.collect(), "{spec}");
+    }
+}
+
+#[test]
+fn the_defaults_are_what_the_parser_fills_in() {
+    let mut checked = 0;
+    for work in WorkType::all() {
+        for key in work.parameters() {
+            if key.default == "required" || key.kind == "path" {
+                continue;
+            }
+            let name = work.name();
+            let stated = format!(
+                "[[group]]\nworkers = 2\nwork.{name} = {{ {} = {} }}",
+                key.name, key.default
+            );
+            let absent = format!("[[group]]\nworkers = 2\nwork.{name} = {{}}");
+            // `cgroup_churn` has a parameter without a usable default.
+            if name != "cgroup_churn" {
+                let parse = |spec: &str| Spec::parse(spec, "spec.toml").unwrap();
+                assert_eq!(parse(&stated), parse(&absent), "{stated}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 20, "{checked}");
+}
+
+#[test]
+fn the_example_runs() {
+    let spec = Spec::parse(EXAMPLE, "example.toml").unwrap();
+    let outcome = spec
+        .run(
+            |progress| match progress.rounds.iter().all(|(_, rounds)| *rounds > 2) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            },
+        )
+        .unwrap();
+    assert!(
+        outcome.reports.iter().all(|report| report.completed),
+        "{}",
+        ReportTable(&outcome.reports)
+    );
+}

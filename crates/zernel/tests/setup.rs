@@ -1,0 +1,172 @@
+//! `scripts/setup`, with an apt-get that only records how it is called.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/setup");
+
+/// Programs of this machine that the script uses.
+const PROGRAMS: [&str; 7] = ["bash", "cat", "env", "grep", "ldd", "mktemp", "rm"];
+
+/// A machine with a Rust toolchain and without the packages that Zernel needs.
+struct Machine {
+    /// The only folder on PATH.
+    bin: TempDir,
+    /// Records each call of apt-get, one per line.
+    calls: PathBuf,
+}
+
+impl Machine {
+    /// `apt_get` is the rest of a shell script that has recorded its call.
+    fn new(apt_get: &str) -> Self {
+        let bin = tempfile::tempdir().unwrap();
+        for program in PROGRAMS {
+            symlink(find(program), bin.path().join(program)).unwrap();
+        }
+        let calls = bin.path().join("calls");
+        let machine = Self { bin, calls };
+        let record = format!("echo \"$@\" >>'{}'", machine.calls.display());
+        machine.add("apt-get", &format!("{record}\n{apt_get}"));
+        machine.add("cargo", "exit 0");
+        machine.add("id", "echo 0");
+        machine.add("sleep", "exit 0");
+        machine
+    }
+
+    fn add(&self, program: &str, script: &str) {
+        let file = self.bin.path().join(program);
+        fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
+    fn set_up(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(self.bin.path().join("bash"));
+        command
+            .arg(SCRIPT)
+            .args(arguments)
+            .env("PATH", self.bin.path());
+        command.output().unwrap()
+    }
+
+    fn calls(&self) -> Vec<String> {
+        let text = fs::read_to_string(&self.calls).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+fn find(program: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(program));
+    found.into_iter().find(|file| file.is_file()).unwrap()
+}
+
+fn error_of(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn apt_waits_for_the_lock_and_removes_nothing() {
+    let machine = Machine::new("echo noise; echo noise >&2");
+    let output = machine.set_up(&[]);
+    assert!(output.status.success(), "{output:?}");
+    let calls = machine.calls();
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    for call in &calls {
+        assert!(call.contains("-o DPkg::Lock::Timeout=300 "), "{call}");
+    }
+    assert!(calls[0].ends_with(" update"), "{calls:?}");
+    assert!(calls[1].contains(" install -y --no-remove "), "{calls:?}");
+    assert!(calls[1].contains(" clang-19"), "{calls:?}");
+    // Success is quiet.
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8(said).unwrap();
+    assert!(!said.contains("noise"), "{said}");
+}
+
+#[test]
+fn virtual_machines_are_for_tests_only() {
+    for arguments in [&[] as &[&str], &["check"]] {
+        let machine = Machine::new("");
+        assert!(machine.set_up(arguments).status.success());
+        let calls = machine.calls().join("\n");
+        assert!(!calls.contains("qemu"), "{arguments:?}: {calls}");
+        assert!(!calls.contains("busybox"), "{arguments:?}: {calls}");
+    }
+    let machine = Machine::new("");
+    assert!(machine.set_up(&["test"]).status.success());
+    let install = machine.calls().pop().unwrap();
+    assert!(install.contains(" qemu-system-x86"), "{install}");
+}
+
+#[test]
+fn a_failure_of_apt_is_shown_with_what_to_do() {
+    for (command, calls) in [("update", 1), ("install", 2)] {
+        let apt_get = format!(
+            "case \"$*\" in *{command}*) echo 'E: the mirror is on fire' >&2; exit 100;; esac"
+        );
+        let machine = Machine::new(&apt_get);
+        let error = error_of(&machine.set_up(&[]));
+        let lines: Vec<&str> = error.lines().collect();
+        assert_eq!(lines.len(), 2, "{error}");
+        assert_eq!(lines[0], "E: the mirror is on fire");
+        let sentence = format!("setup: apt-get {command} failed with the output above; fix that");
+        assert!(lines[1].starts_with(&sentence), "{error}");
+        assert!(lines[1].contains("clang-19"), "{error}");
+        assert_eq!(machine.calls().len(), calls, "{error}");
+    }
+}
+
+/// Fails in `update` as apt-get does while another one updates the lists, `times` times.
+fn locked_lists(times: usize) -> String {
+    format!(
+        "case \"$*\" in *update*)
+            if [ $(grep -c update \"${{0%/*}}/calls\") -le {times} ]; then
+                echo 'E: Could not get lock /var/lib/apt/lists/lock' >&2
+                exit 100
+            fi;;
+        esac"
+    )
+}
+
+#[test]
+fn locked_package_lists_are_waited_for() {
+    let machine = Machine::new(&locked_lists(3));
+    let output = machine.set_up(&[]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(machine.calls().len(), 5);
+}
+
+#[test]
+fn package_lists_that_stay_locked_are_an_error() {
+    let machine = Machine::new(&locked_lists(usize::MAX / 2));
+    let error = error_of(&machine.set_up(&[]));
+    assert!(error.starts_with("E: Could not get lock"), "{error}");
+    // One try, and one after each of 60 pauses of 5 seconds.
+    assert_eq!(machine.calls().len(), 61);
+}
+
+#[test]
+fn without_root_it_uses_sudo_or_says_so() {
+    let machine = Machine::new("");
+    machine.add("id", "echo 1000");
+    let error = error_of(&machine.set_up(&[]));
+    assert!(error.contains("as root, install: clang-19"), "{error}");
+    assert!(machine.calls().is_empty());
+    machine.add("sudo", "echo sudo >>\"${0%/*}/calls\"; exec \"$@\"");
+    assert!(machine.set_up(&[]).status.success());
+    let calls = machine.calls();
+    assert_eq!((calls.len(), calls[0].as_str()), (4, "sudo"), "{calls:?}");
+}
+
+#[test]
+fn an_unknown_argument_is_refused() {
+    let machine = Machine::new("");
+    let error = error_of(&machine.set_up(&["tset"]));
+    assert!(error.contains("unknown argument tset"), "{error}");
+    assert!(machine.calls().is_empty());
+}
