@@ -14,6 +14,8 @@
 //! | [`twin`] | the kernel's copy of the phase rule, run on states of our choice |
 
 pub mod aggregation;
+#[cfg(test)]
+mod boundary;
 pub mod capability;
 pub mod discovery;
 pub mod gpu;

@@ -1,9 +1,16 @@
 //! Waits for data.
 
-use super::layout;
+pub(super) mod layout;
 
-/// Waits for data, by what those who load it did meanwhile: its loader processes, or where there are
-/// none, the threads of the process itself.
+use layout::{FETCHES, PREPARES, QUEUES, WORKS};
+
+use super::Symbol;
+
+/// Waits for data show in how threads block: no function is probed for them.
+pub(super) const SYMBOLS: &[Symbol] = &[];
+
+/// Waits for data, by what the loaders did meanwhile: loader processes, or where there are none, the threads of the
+/// process itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DataloadCauses {
     /// They were on CPUs.
@@ -17,13 +24,13 @@ pub struct DataloadCauses {
 }
 
 impl DataloadCauses {
-    pub(crate) fn new(raw: &layout::Process) -> Self {
-        let [prepare_ns, fetch_ns, sched_ns, other_ns] = raw.dataload_ns;
+    pub(crate) fn new(raw: &super::layout::Process) -> Self {
+        let waited_ns = raw.dataload.waited_ns;
         Self {
-            prepare_ns,
-            fetch_ns,
-            sched_ns,
-            other_ns,
+            prepare_ns: waited_ns[PREPARES],
+            fetch_ns: waited_ns[FETCHES],
+            sched_ns: waited_ns[QUEUES],
+            other_ns: waited_ns[WORKS],
         }
     }
 

@@ -1,8 +1,13 @@
 //! Threads on and off their CPUs.
 
-use super::layout;
+pub(super) mod layout;
 
-/// What a thread is blocked by; the order is that of `enum zernel_block_reason`.
+use super::Symbol;
+
+/// The scheduler's tracepoints show all of it: no function is probed.
+pub(super) const SYMBOLS: &[Symbol] = &[];
+
+/// What a thread is blocked by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockedBy {
     /// A disk, or a file system.
@@ -64,11 +69,12 @@ pub struct Scheduling {
     pub calling_run_delay_ns: u64,
     /// How often one of them left its CPU.
     pub switches: u64,
-    blocked_ns: [u64; 7],
+    blocked_ns: [u64; BlockedBy::ALL.len()],
 }
 
 impl Scheduling {
-    pub(crate) fn new(raw: &layout::Process) -> Self {
+    pub(crate) fn new(raw: &super::layout::Process) -> Self {
+        let raw = &raw.sched;
         Self {
             on_cpu_ns: raw.on_cpu_ns,
             run_delay_ns: raw.run_delay_ns,
