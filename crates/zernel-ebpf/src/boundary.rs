@@ -7,7 +7,7 @@ use libbpf_rs::{Btf, HasSize};
 use zernel_phase::mirror::{EnumMirror, Mirrors, StructMirror};
 use zernel_phase::shared;
 
-use crate::{observer, probes, twin};
+use crate::{capability, discovery, observer, probes, twin};
 
 /// The mirrors of the phase rules, which the twin is compiled with.
 const PHASE: &[Mirrors] = &[
@@ -21,9 +21,13 @@ const PHASE: &[Mirrors] = &[
 
 /// Each compiled object with the mirrors of its types.
 fn for_each_object(check: impl Fn(&Btf<'_>, &[Mirrors])) {
+    let [trace, scan] = discovery::BOUNDARY;
     for (name, object, mirrors) in [
+        trace,
+        scan,
         ("observe", observer::OBJECT, probes::MIRRORS),
         ("phase_twin", twin::OBJECT, PHASE),
+        ("capability", capability::OBJECT, &[capability::MIRRORS]),
     ] {
         let btf = Btf::from_raw(name, object).expect("the object is readable");
         check(&btf.expect("the object carries BTF"), mirrors);
