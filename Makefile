@@ -9,6 +9,8 @@ run: setup
 # Everything that must hold before a change lands.
 test: setup
 	cargo fmt --all --check
+	# A macro declares the modules of the probes, so cargo fmt does not find them.
+	rustfmt --edition 2024 --check crates/zernel-ebpf/src/probes/*/*.rs
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	cargo test --workspace
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet

@@ -1,4 +1,4 @@
-// The list of probes: the crate (mod.rs) and its build script include this file, each with its own `probes!`.
+// The list of probes. build.rs, mod.rs and layout.rs include this file, each with its own macro `probes!`.
 // A probe is a folder of the same name. Its place in `all` is its number in the kernel.
 probes! {
     all {
