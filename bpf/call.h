@@ -1,20 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Calls under way: what a function was called with, kept until it returns.
+ * Open calls: the arguments of a probed function, kept until it returns.
  *
- * A thread's open calls are a stack of their own, matched by the thread's stack pointer: a call is
- * entered with it at S and returns with it at S + 8. So a call left by longjmp, or by a link that was
- * detached meanwhile, is recognised and dropped as soon as the thread calls or returns again.
+ * A thread's open calls form a stack that is matched by the thread's stack pointer: a call that is
+ * entered with the pointer at S returns with it at S + 8. So a call that was left by longjmp, or
+ * whose probe was detached meanwhile, is recognised and dropped when the thread calls or returns
+ * next.
  */
 #ifndef ZERNEL_CALL_H
 #define ZERNEL_CALL_H
 
-#include "observe.h"
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "losses.h"
+#include "settings.h"
+#include "thread.h"
 
 #define ZERNEL_REGISTERS 6
 
-/* The arguments in registers. Each is loaded by itself, because the verifier refuses a context with a
- * variable offset, which the compiler would make of a choice between them. */
+/* Loads the arguments in registers one by one: the compiler would turn a choice between them into a
+ * variable offset into the context, which the verifier refuses. */
 static __always_inline void zernel_load_registers(struct pt_regs *ctx, __u64 *registers)
 {
 	__u64 first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx), third = PT_REGS_PARM3(ctx);
@@ -42,7 +48,7 @@ static __always_inline __u64 zernel_argument(const __u64 *registers, __u64 stack
 	barrier_var(nth);
 	if (nth - 1 < ZERNEL_REGISTERS)
 		return registers[nth - 1];
-	/* The rest is on the stack, behind the address to return to. */
+	/* The others are on the stack, above the return address. */
 	bpf_probe_read_user(&value, sizeof(value),
 			    (void *)(stack + 8 * (__u64)(nth - ZERNEL_REGISTERS)));
 	return value;
@@ -55,8 +61,8 @@ static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_th
 	return depth ? &thread->calls[(depth - 1) % ZERNEL_CALL_DEPTH] : NULL;
 }
 
-/* Drops the innermost call, which will not be seen to return. That is a loss, unless its probe was taken off
- * meanwhile. */
+/* Drops the innermost call, which will not be seen to return. That is a loss unless its probe was
+ * detached meanwhile. */
 static __always_inline void zernel_drop_call(struct zernel_thread *thread,
 					     const struct zernel_open_call *call)
 {
@@ -77,7 +83,7 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 		call = zernel_top_call(thread);
 		if (!call || call->stack > stack)
 			break;
-		/* Its frame is gone: whoever it was, it cannot return any more. */
+		/* Its frame has been overwritten, so it cannot return any more. */
 		zernel_drop_call(thread, call);
 	}
 	depth = thread->depth;
@@ -86,7 +92,7 @@ static __always_inline struct zernel_open_call *zernel_push_call(struct zernel_t
 		return NULL;
 	}
 	thread->depth = depth + 1;
-	/* Old verifiers lose the check when the compiler copies what was checked. */
+	/* Old verifiers forget the check when the compiler copies the checked value. */
 	barrier_var(depth);
 	call = &thread->calls[depth % ZERNEL_CALL_DEPTH];
 	call->stack = stack;

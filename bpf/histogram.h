@@ -1,26 +1,34 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A distribution of durations in under 2 KiB: log-linear (H2) buckets, sixteen to a power of two from
- * 256 ns to 266 s. Below, buckets are 16 ns wide; the last one holds everything longer. Above 256 ns
- * they are those of userspace's LatencyHistogram. Counters of a bucket wrap; a reader takes
- * differences often enough.
+ * A histogram of durations in under 2 KiB: log-linear (H2) buckets, sixteen per power of two from
+ * 256 ns to 266 s, as in userspace's LatencyHistogram. Below 256 ns buckets are 16 ns wide; the
+ * last bucket holds everything longer than 266 s. Counts wrap: userspace reads often enough to take
+ * differences.
  */
 #ifndef ZERNEL_HISTOGRAM_H
 #define ZERNEL_HISTOGRAM_H
 
-#define ZERNEL_H2_GROUPING 4
-#define ZERNEL_H2_UNIT_SHIFT 4
-#define ZERNEL_H2_BUCKETS 496
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "btf.h"
+
+enum zernel_h2 {
+	ZERNEL_H2_GROUPING = 4, /* log2 of the buckets per power of two */
+	ZERNEL_H2_UNIT_SHIFT = 4, /* log2 of the narrowest bucket in ns */
+	ZERNEL_H2_BUCKETS = 496,
+};
+ZERNEL_IN_BTF(enum, zernel_h2);
 
 /* Zeroed memory is an empty histogram. */
 struct zernel_histogram {
-	__u64 sum_ns; /* wraps too, after 584 years of waiting */
+	__u64 sum_ns; /* wraps after 584 years of waiting */
 	__u64 max_ns;
 	__u64 min_inverted; /* ~min_ns */
 	__u32 buckets[ZERNEL_H2_BUCKETS];
 };
 
-/* Not inlined, and so verified once: its paths would multiply with those of every caller. */
+/* Global, so that the verifier checks it once: inlined, its paths would multiply with its callers'.
+ */
 __noinline __u32 zernel_log2(__u64 value)
 {
 	__u32 log = 0;
@@ -47,7 +55,7 @@ static inline __u32 zernel_h2_bucket(__u64 ns)
 	return bucket < ZERNEL_H2_BUCKETS ? bucket : ZERNEL_H2_BUCKETS - 1;
 }
 
-/* Raises `*most` to `value`. Gives up when others raise it all the time. */
+/* Raises `*most` to at least `value`. Gives up after eight lost races. */
 static inline void zernel_raise(__u64 *most, __u64 value)
 {
 	for (int tries = 0; tries < 8; tries++) {
@@ -68,7 +76,7 @@ static inline void zernel_record(struct zernel_histogram *histogram, __u64 ns)
 	__sync_fetch_and_add(&histogram->sum_ns, ns);
 	zernel_raise(&histogram->max_ns, ns);
 	zernel_raise(&histogram->min_inverted, ~ns);
-	/* Last, so that a reader who sees it counted finds its time in the sum. */
+	/* Last, so that a reader that sees the count finds the time in the sum. */
 	__sync_fetch_and_add(&histogram->buckets[bucket], 1);
 }
 

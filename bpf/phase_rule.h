@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The sampled rule for the kernel: the twin of zernel-phase's classify() and of its debouncing.
+ * The sampled rule in the kernel: the twin of zernel-phase's classify() and of its debouncing.
  *
- * BPF has no floating point. Fractions and thresholds arrive as the bit patterns of f32 values and
- * are compared as integers in a way that is exact for every pair, NaN and negatives included.
+ * BPF has no floating point. Fractions and thresholds are the bit patterns of f32 values, compared
+ * as integers. The comparison is exact for every pair, NaN and negative values included.
  */
 #ifndef ZERNEL_PHASE_RULE_H
 #define ZERNEL_PHASE_RULE_H
@@ -13,7 +13,7 @@
 struct zernel_phase_config {
 	__u64 optimizer_burst_max_ns;
 	__u32 io_wait_threshold_f32;
-	__u32 io_wait_half_threshold_f32; /* half of the above, halved by whoever has floats */
+	__u32 io_wait_half_threshold_f32; /* half of the above, computed by userspace */
 	__u32 phase_stability_count;
 	__u8 gpu_idle_threshold;
 	__u8 gpu_active_threshold;
@@ -21,7 +21,7 @@ struct zernel_phase_config {
 	__u8 reserved;
 };
 
-/* What the rule looks at, once per task and sample. */
+/* The input of the rule. */
 struct zernel_phase_sample {
 	__u64 last_gpu_sync_ns;
 	__u64 cpu_burst_ns;
@@ -33,7 +33,7 @@ struct zernel_phase_sample {
 	__u8 reserved[5];
 };
 
-/* Where an f32 stands in the order of all f32 values; -0 and +0 stand together. */
+/* The rank of an f32 in the order of all f32 values; -0 and +0 have the same. */
 static inline __s64 zernel_f32_rank(__u32 bits)
 {
 	__s64 magnitude = bits & 0x7fffffff;

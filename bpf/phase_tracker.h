@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The event rule for the kernel: the twin of zernel-phase's PhaseTracker, which says why each rule is
- * as it is. Fed with the events of one thread, by the thread itself or while it is being switched.
+ * The event rule in the kernel: the twin of zernel-phase's PhaseTracker, which gives the reason for
+ * each rule. It is fed with the events of one thread, by the thread itself or while it is being
+ * switched.
  */
 #ifndef ZERNEL_PHASE_TRACKER_H
 #define ZERNEL_PHASE_TRACKER_H
@@ -68,7 +69,7 @@ static inline __u8 zernel_activity_phase(__u8 activity)
 	}
 }
 
-/* What is left of an activity when nothing showed it for too long. */
+/* What an activity becomes when no event shows it for too long. */
 static inline __u8 zernel_activity_expired(__u8 activity)
 {
 	switch (activity) {
@@ -146,7 +147,7 @@ static inline int zernel_ends_open_call(const struct zernel_tracker *tracker, __
 	return 0;
 }
 
-/* Moves time on, giving up the phase if its deadline has passed. */
+/* Moves time on. A phase whose deadline has passed ends. */
 static inline void zernel_advance(const struct zernel_tracker_config *config,
 				  struct zernel_task_state *task, __u64 at_ns)
 {
@@ -163,8 +164,8 @@ static inline void zernel_advance(const struct zernel_tracker_config *config,
 	tracker->flags &= ~ZERNEL_WAITING;
 	if (zernel_in_call(tracker)) {
 		zernel_count(&tracker->lost_leaves);
-		tracker->flags &= ~(ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE |
-				    ZERNEL_COLLECTIVE_QUEUED);
+		tracker->flags &=
+			~(ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED);
 		zernel_turn_to(config, tracker, ZERNEL_IDLE);
 	} else {
 		zernel_turn_to(config, tracker, zernel_activity_expired(tracker->activity));
@@ -175,8 +176,8 @@ static inline void zernel_block(const struct zernel_tracker_config *config,
 				struct zernel_tracker *tracker, __u8 event)
 {
 	int in_call = zernel_in_call(tracker);
-	int after_launches = event == ZERNEL_BLOCK_FUTEX &&
-			     tracker->activity == ZERNEL_LAUNCHING && !in_call;
+	int after_launches = event == ZERNEL_BLOCK_FUTEX && tracker->activity == ZERNEL_LAUNCHING &&
+			     !in_call;
 
 	tracker->flags |= ZERNEL_WAITING;
 	tracker->flags &= ~ZERNEL_WAIT_UNDECIDED;
@@ -191,7 +192,7 @@ static inline void zernel_block(const struct zernel_tracker_config *config,
 		zernel_turn_to(config, tracker, ZERNEL_IDLE);
 }
 
-/* Ends a wait. Deadlines stood still meanwhile. */
+/* Ends a wait. Deadlines move by its length. */
 static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 				   struct zernel_tracker *tracker)
 {
@@ -322,7 +323,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 	}
 }
 
-/* Changes the phase, if the event just applied does. */
+/* Changes the phase if the last event does. */
 static inline void zernel_settle(const struct zernel_tracker_config *config,
 				 struct zernel_task_state *task)
 {
@@ -354,7 +355,7 @@ static inline void zernel_settle(const struct zernel_tracker_config *config,
 		zernel_transition(task, phase, tracker->now_ns);
 }
 
-/* A tracker of a thread of which nothing is known before `now_ns`. */
+/* Starts to track a thread at `now_ns`. */
 static inline void zernel_track_begin(struct zernel_task_state *task, __u64 now_ns)
 {
 	struct zernel_tracker *tracker = &task->tracker;

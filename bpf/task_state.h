@@ -2,9 +2,8 @@
 /*
  * The state of one task, shared by every BPF object and by userspace.
  *
- * This is its only definition in C. The Rust mirror (zernel-phase, shared.rs) is checked against this file's BTF.
- *
- * Include the kernel's types (vmlinux.h, or linux/types.h) first.
+ * This is its only definition in C. A test compares the Rust mirror (zernel-phase, shared.rs) with
+ * the BTF of this file. Include the kernel's types first: kernel.h, or vmlinux.h.
  */
 #ifndef ZERNEL_TASK_STATE_H
 #define ZERNEL_TASK_STATE_H
@@ -19,36 +18,41 @@ enum zernel_phase {
 	ZERNEL_PHASES, /* how many there are */
 };
 
-#define ZERNEL_NO_GPU 0xffffffffU
+/* In place of the number of a GPU: unknown. */
+enum zernel_gpu {
+	ZERNEL_NO_GPU = 0xffffffffU,
+};
 
 enum zernel_task_flags {
 	ZERNEL_TASK_IS_ML = 1 << 0,
 	ZERNEL_TASK_NCCL_ACTIVE = 1 << 1,
 };
 
-/* A share of time in units of 1/65536, 0 to 65536: every value is exact as an f32. */
-#define ZERNEL_Q16_ONE 65536U
+/* A share of time in units of 1/65536: every value from 0 to 65536 is exact as an f32. */
+enum zernel_q16 {
+	ZERNEL_Q16_ONE = 1 << 16,
+};
 
-/* What a thread does while it is in no call that we know. */
+/* What a thread does outside of probed calls. */
 enum zernel_activity {
 	ZERNEL_IDLE,
 	ZERNEL_LOADING,
 	ZERNEL_LAUNCHING,
-	ZERNEL_BURST, /* after a sync, taken for the optimizer's */
+	ZERNEL_BURST, /* the CPU burst after a sync, presumed to be the optimizer's */
 	ZERNEL_UPDATING, /* in a marked optimizer step */
-	ZERNEL_DRAINED, /* what it launched is done */
+	ZERNEL_DRAINED, /* all its launches are done */
 };
 
 enum zernel_tracker_flags {
 	ZERNEL_IN_SYNC = 1 << 0,
 	ZERNEL_IN_COLLECTIVE = 1 << 1,
-	ZERNEL_COLLECTIVE_QUEUED = 1 << 2, /* handed to the GPU, and nothing else since the last sync */
+	ZERNEL_COLLECTIVE_QUEUED = 1 << 2, /* nothing but a collective since the last sync */
 	ZERNEL_COLLECTIVE_LAUNCHED = 1 << 3, /* the collective it is in has launched its kernel */
 	ZERNEL_LAUNCHED_SINCE_SYNC = 1 << 4,
 	ZERNEL_WAITING = 1 << 5, /* blocked */
-	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* ... for data, or for the backward pass */
-	ZERNEL_UNDECIDED = 1 << 7, /* such a wait is over; a copy would tell */
-	ZERNEL_DRIVES_STEPS = 1 << 8, /* copies, syncs or marks */
+	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* blocked for data or for the backward pass */
+	ZERNEL_UNDECIDED = 1 << 7, /* such a wait is over; a copy would show that it was for data */
+	ZERNEL_DRIVES_STEPS = 1 << 8, /* a training thread: it copies, syncs or marks */
 	ZERNEL_MARKED = 1 << 9, /* has passed an optimizer marker */
 };
 
@@ -62,7 +66,7 @@ struct zernel_tracker {
 	__u64 call_shown_ns; /* when the call it is in was last shown */
 	__u64 wait_since_ns; /* when it blocked */
 	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
-	__u64 undecided_since_ns; /* when the wait began that a copy would decide on */
+	__u64 undecided_since_ns; /* start of the undecided wait */
 	__u64 last_marker_ns; /* when it last passed an optimizer marker */
 	__u32 lost_leaves; /* calls ended by other evidence than their leave */
 	__u32 lost_enters; /* leaves of calls never seen to begin */
@@ -93,20 +97,23 @@ struct zernel_task_state {
 };
 
 /*
- * The phase word: phase, sequence and start in one u64, written once, so that a reader on another
- * CPU never sees half of it. The sums in phase_ns are written before the word: a reader that wants both
- * takes a sum that may already hold the interval the word shows as open.
+ * The phase word: phase, sequence and start in one u64, written with one store, so that a reader on
+ * another CPU never sees half of it. The sums in phase_ns are written before the word: a reader
+ * that wants both may find the interval that the word shows as open in the sum already.
  *
  *   bits  0-3   phase
  *   bits  4-15  sequence, one more at every change
  *   bits 16-63  start, in units of 1024 ns: enough for nine years of uptime
  *
- * Phase boundaries are rounded down to that unit everywhere, so the times of all phases still add up.
+ * Phase boundaries are rounded down to that unit everywhere, so the times of all phases still add
+ * up.
  */
-#define ZERNEL_WORD_PHASE_BITS 4
-#define ZERNEL_WORD_SEQUENCE_BITS 12
-#define ZERNEL_WORD_START_SHIFT (ZERNEL_WORD_PHASE_BITS + ZERNEL_WORD_SEQUENCE_BITS)
-#define ZERNEL_WORD_UNIT_SHIFT 10
+enum zernel_word_bits {
+	ZERNEL_WORD_PHASE_BITS = 4,
+	ZERNEL_WORD_SEQUENCE_BITS = 12,
+	ZERNEL_WORD_START_SHIFT = ZERNEL_WORD_PHASE_BITS + ZERNEL_WORD_SEQUENCE_BITS,
+	ZERNEL_WORD_UNIT_SHIFT = 10,
+};
 
 static inline __u64 zernel_word(__u8 phase, __u16 sequence, __u64 start_ns)
 {

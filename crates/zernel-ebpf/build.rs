@@ -1,12 +1,14 @@
 //! Compiles the BPF objects that the crate and its benchmarks embed.
 
 use std::env;
+use std::fmt::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
 const OBJECTS: [&str; 6] = [
-    // Only a benchmark's.
+    // Used by a benchmark only.
     "benches/empty",
     "src/capability/capability",
     "src/discovery/discovery",
@@ -15,17 +17,68 @@ const OBJECTS: [&str; 6] = [
     "src/twin/phase_twin",
 ];
 
+/// Turns the list of probes into names of folders.
+macro_rules! probes {
+    (all { $($(#[$doc:meta])* $variant:ident = $name:ident,)* }
+     process { $($process:ident),* }
+     thread { $($thread:ident),* }
+     metrics { $($metrics:ident),* }) => {
+        const PROBES: &[&str] = &[$(stringify!($name)),*];
+        const PROCESS_PARTS: &[&str] = &[$(stringify!($process)),*];
+        const THREAD_PARTS: &[&str] = &[$(stringify!($thread)),*];
+    };
+}
+include!("src/probes/list.rs");
+
+/// A function that a probe may define: `<probe>_<name>`, and a macro of the same name to say that it does.
+struct Hook {
+    name: &'static str,
+    parameters: &'static str,
+    arguments: &'static str,
+}
+
+const HOOKS: [Hook; 3] = [
+    Hook {
+        name: "enter",
+        parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
+                     struct zernel_open_call *call",
+        arguments: "symbol, thread, call",
+    },
+    Hook {
+        name: "leave",
+        parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
+                     struct zernel_open_call *call, __u64 now_ns, int result, bool failed",
+        arguments: "symbol, thread, call, now_ns, result, failed",
+    },
+    Hook {
+        name: "mark",
+        parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
+                     struct zernel_process *process, __u64 now_ns",
+        arguments: "symbol, thread, process, now_ns",
+    },
+];
+
 fn main() {
     let here = env::var("CARGO_MANIFEST_DIR").expect("set by cargo");
     let headers = Path::new(&here).join("../../bpf");
-    // The objects name their sources: by where they are here, not on the machine that compiled them.
-    let sources = format!("-ffile-prefix-map={here}=zernel-ebpf");
+    let probes = Path::new(&here).join("src/probes");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
+    let includes = [&headers, &probes, &out].map(|folder| format!("-I{}", folder.display()));
+    // Debug information names the sources relative to the crate, not by their path on this machine.
+    let renamed = [
+        (&*here, "zernel-ebpf"),
+        (&*out.to_string_lossy(), "generated"),
+    ]
+    .map(|(from, to)| format!("-ffile-prefix-map={from}={to}"));
+    let others = ["-mcpu=v3", "-Wall", "-Werror"].map(String::from);
+    let arguments = [&includes[..], &renamed, &others].concat();
     let clang = env::var("BPF_CLANG").unwrap_or_else(|_| "clang".into());
     println!("cargo:rerun-if-env-changed=BPF_CLANG");
     println!("cargo:rerun-if-changed={}", headers.display());
-    // Whose files are included by one of them.
+    // The probes' headers are included by one of the objects.
     println!("cargo:rerun-if-changed=src/probes");
+    generate(&out, "probe_parts.gen.h", &parts());
+    generate(&out, "probe_dispatch.gen.h", &dispatch());
     for object in OBJECTS {
         let source = format!("{object}.bpf.c");
         println!("cargo:rerun-if-changed={source}");
@@ -34,15 +87,76 @@ fn main() {
             .source(&source)
             .obj(out.join(name).with_extension("bpf.o"))
             .clang(&clang)
-            .clang_args([
-                "-I".as_ref(),
-                headers.as_os_str(),
-                "-mcpu=v3".as_ref(),
-                sources.as_ref(),
-                "-Wall".as_ref(),
-                "-Werror".as_ref(),
-            ])
+            .clang_args(&arguments)
             .build()
             .unwrap_or_else(|error| panic!("{source} does not compile with {clang}: {error:?}"));
     }
+}
+
+fn generate(out: &Path, name: &str, text: &str) {
+    let path = out.join(name);
+    fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+/// The header with the numbers of the probes and their parts of processes and threads.
+fn parts() -> String {
+    let mut text = String::from("#pragma once\n#include \"btf.h\"\n\nenum zernel_probe {\n");
+    for probe in PROBES {
+        text += &format!("\t{},\n", number(probe));
+    }
+    text += "};\nZERNEL_IN_BTF(enum, zernel_probe);\n\n";
+    for part in PROBES {
+        if PROCESS_PARTS.contains(part) || THREAD_PARTS.contains(part) {
+            text += &format!("#include \"{part}/state.bpf.h\"\n");
+        }
+    }
+    for (owner, parts) in [("process", PROCESS_PARTS), ("thread", THREAD_PARTS)] {
+        text += &format!("\n#define ZERNEL_{}_PARTS", owner.to_uppercase());
+        for part in parts {
+            text += &format!(" struct {part}_{owner} {part};");
+        }
+    }
+    text + "\n"
+}
+
+/// The header that includes all probes and calls the hooks of the probe that a function belongs to.
+fn dispatch() -> String {
+    let mut text = String::from("#pragma once\n");
+    for probe in PROBES {
+        text += &format!("#include \"{probe}/{probe}.bpf.h\"\n");
+    }
+    for hook in HOOKS {
+        let Hook {
+            name,
+            parameters,
+            arguments,
+        } = hook;
+        text += &format!("\nstatic __always_inline void probe_{name}({parameters})\n{{\n");
+        let call = |probe: &str| format!("{probe}_{name}({arguments});\n\t\tbreak;");
+        text += &(switch(name, call) + "}\n");
+    }
+    text += "\n/* Whether a call failed: without a hook, every result but 0 is a failure. */\n";
+    text += "static __always_inline bool probe_failed(const struct zernel_symbol *symbol, int result)\n{\n";
+    let call = |probe: &str| format!("return {probe}_failed(result);");
+    text += &(switch("failed", call) + "\treturn result;\n}\n");
+    text
+}
+
+/// A switch over the probes that define the hook.
+fn switch(hook: &str, call: impl Fn(&str) -> String) -> String {
+    let mut text = String::from("\tswitch (symbol->probe) {\n");
+    for probe in PROBES {
+        let (number, call) = (number(probe), call(probe));
+        writeln!(
+            text,
+            "#ifdef {probe}_{hook}\n\tcase {number}:\n\t\t{call}\n#endif"
+        )
+        .expect("a string");
+    }
+    text + "\t}\n"
+}
+
+/// The constant that stands for a probe in C.
+fn number(probe: &str) -> String {
+    format!("ZERNEL_PROBE_{}", probe.to_uppercase())
 }

@@ -12,6 +12,8 @@
 //!
 //! [`aggregation`] is part of `zernel-model` and re-exported here.
 
+#[cfg(test)]
+mod boundary;
 pub mod capability;
 pub mod discovery;
 pub mod metrics;

@@ -7,11 +7,13 @@
 //! | [`tracker`] | the *event* rule: exact phase intervals from a thread's own events |
 //! | [`steps`] | the steps of a training loop, from what its process does |
 //! | [`shared`] | the same state as the kernel lays it out, and the conversions |
+//! | [`mirror`] | declares Rust mirrors of C types, for comparison with BTF |
 //!
 //! The sampled rule has a twin in C (`bpf/phase_rule.h`). Both are run on the same random states by
 //! `zernel-ebpf`'s tests and must agree on every one.
 #![forbid(unsafe_code)]
 
+pub mod mirror;
 pub mod phase_detector;
 mod recent;
 pub mod shared;

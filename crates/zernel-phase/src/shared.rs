@@ -1,23 +1,14 @@
 //! Task state as the kernel lays it out: the Rust mirror of the headers in `bpf/`.
 //!
-//! The C headers are the definition. `zernel-ebpf` checks size and offset of every field here
-//! against their BTF, and the conversions by running both sides on the same values.
+//! The C headers are the definition. `zernel-ebpf` compares every type here with their BTF, and the conversions by
+//! running both sides on the same values.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::mirror::{EnumMirror, StructMirror};
 use crate::phase_detector::PhaseDetectorConfig;
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase, ZernelTaskState};
 use crate::tracker::{BlockReason, ThreadEvent, TrackerConfig};
-
-/// `gpu_id` of a task whose GPU is not known.
-pub const NO_GPU: u32 = u32::MAX;
-/// Flag: the task belongs to an ML process.
-pub const TASK_IS_ML: u8 = 1 << 0;
-/// Flag: a NCCL collective is under way.
-pub const TASK_NCCL_ACTIVE: u8 = 1 << 1;
-
-/// Flag of a tracker: the thread copies, syncs or marks, and so drives steps.
-pub const DRIVES_STEPS: u16 = 1 << 8;
 
 /// Phase, sequence and start of a phase in one `u64`.
 ///
@@ -31,11 +22,6 @@ pub const DRIVES_STEPS: u16 = 1 << 8;
 pub struct PhaseWord(pub u64);
 
 impl PhaseWord {
-    const PHASE_BITS: u32 = 4;
-    const SEQUENCE_BITS: u32 = 12;
-    const START_SHIFT: u32 = Self::PHASE_BITS + Self::SEQUENCE_BITS;
-    const UNIT_SHIFT: u32 = 10;
-
     /// Packs the three; the sequence wraps at 4096.
     #[must_use]
     pub fn new(phase: WorkloadPhase, sequence: u16, start_ns: u64) -> Self {
@@ -63,52 +49,122 @@ impl PhaseWord {
     }
 }
 
-/// `struct zernel_tracker`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // documented field by field in bpf/task_state.h
-pub struct RawTracker {
-    pub now_ns: u64,
-    pub deadline_ns: u64,
-    pub activity_until_ns: u64,
-    pub sync_since_ns: u64,
-    pub collective_since_ns: u64,
-    pub call_shown_ns: u64,
-    pub wait_since_ns: u64,
-    pub wait_activity_until_ns: u64,
-    pub undecided_since_ns: u64,
-    pub last_marker_ns: u64,
-    pub lost_leaves: u32,
-    pub lost_enters: u32,
-    pub late: u32,
-    pub expired: u32,
-    pub flags: u16,
-    pub activity: u8,
-    pub wait_activity: u8,
-    pub reserved: [u8; 4],
+crate::mirrors! {
+    /// The mirrors of this module, to be compared with the BTF of the phase rules.
+    pub const MIRRORS;
+    structs {
+        /// `struct zernel_tracker`.
+        pub struct RawTracker = "zernel_tracker" {
+            now_ns: u64,
+            deadline_ns: u64,
+            activity_until_ns: u64,
+            sync_since_ns: u64,
+            collective_since_ns: u64,
+            call_shown_ns: u64,
+            wait_since_ns: u64,
+            wait_activity_until_ns: u64,
+            undecided_since_ns: u64,
+            last_marker_ns: u64,
+            lost_leaves: u32,
+            lost_enters: u32,
+            late: u32,
+            expired: u32,
+            flags: u16,
+            activity: u8,
+            wait_activity: u8,
+            reserved: [u8; 4],
+        }
+
+        /// `struct zernel_task_state`.
+        pub struct RawTaskState = "zernel_task_state" {
+            phase_word: PhaseWord,
+            last_gpu_sync_ns: u64,
+            cpu_burst_ns: u64,
+            phase_ns: [u64; WorkloadPhase::ALL.len()],
+            pid: u32,
+            tgid: u32,
+            gpu_id: u32,
+            futex_waits: u32,
+            io_wait_q16: u32,
+            streak: u32,
+            candidate: u8,
+            gpu_utilization: u8,
+            flags: u8,
+            reserved: [u8; 5],
+            tracker: RawTracker,
+        }
+
+        /// `struct zernel_phase_config`.
+        pub struct RawPhaseConfig = "zernel_phase_config" {
+            optimizer_burst_max_ns: u64,
+            io_wait_threshold_f32: u32,
+            io_wait_half_threshold_f32: u32,
+            phase_stability_count: u32,
+            gpu_idle_threshold: u8,
+            gpu_active_threshold: u8,
+            nccl_detection_enabled: u8,
+            reserved: u8,
+        }
+
+        /// `struct zernel_phase_sample`.
+        pub struct RawPhaseSample = "zernel_phase_sample" {
+            last_gpu_sync_ns: u64,
+            cpu_burst_ns: u64,
+            io_wait_f32: u32,
+            futex_waits: u32,
+            gpu_utilization: u8,
+            is_ml: u8,
+            nccl_active: u8,
+            reserved: [u8; 5],
+        }
+    }
+    constants {
+        pub u32 = "zernel_gpu", "ZERNEL_" {
+            /// `gpu_id` of a task whose GPU is unknown.
+            NO_GPU = u32::MAX,
+        }
+        pub u32 = "zernel_q16", "ZERNEL_" {
+            /// A whole, in the kernel's units of 1/65536.
+            Q16_ONE = 1 << 16,
+        }
+        pub u8 = "zernel_task_flags", "ZERNEL_" {
+            /// Flag of a task: it belongs to an ML process.
+            TASK_IS_ML = 1 << 0,
+            /// Flag of a task: a NCCL collective is under way.
+            TASK_NCCL_ACTIVE = 1 << 1,
+        }
+    }
+    flags {
+        impl RawTracker: u16 = "zernel_tracker_flags", "ZERNEL_" {
+            /// Flag: the thread copies, syncs or marks, so it is a training thread.
+            DRIVES_STEPS = 1 << 8,
+        }
+        impl PhaseWord: u32 = "zernel_word_bits", "ZERNEL_WORD_" {
+            /// Bits of the phase.
+            PHASE_BITS = 4,
+            /// Bits of the sequence.
+            SEQUENCE_BITS = 12,
+            /// The first bit of the start.
+            START_SHIFT = Self::PHASE_BITS + Self::SEQUENCE_BITS,
+            /// The logarithm of the start's unit in nanoseconds.
+            UNIT_SHIFT = 10,
+        }
+    }
+    variants {
+        enum WorkloadPhase = "zernel_phase" {
+            Unknown = "ZERNEL_UNKNOWN",
+            DataLoading = "ZERNEL_DATA_LOADING",
+            GpuCompute = "ZERNEL_GPU_COMPUTE",
+            NcclCollective = "ZERNEL_NCCL_COLLECTIVE",
+            OptimizerStep = "ZERNEL_OPTIMIZER_STEP",
+        } and {
+            "ZERNEL_PHASES" = WorkloadPhase::ALL.len(),
+        }
+    }
 }
 
-/// `struct zernel_task_state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // documented field by field in bpf/task_state.h
-pub struct RawTaskState {
-    pub phase_word: PhaseWord,
-    pub last_gpu_sync_ns: u64,
-    pub cpu_burst_ns: u64,
-    pub phase_ns: [u64; WorkloadPhase::ALL.len()],
-    pub pid: u32,
-    pub tgid: u32,
-    pub gpu_id: u32,
-    pub futex_waits: u32,
-    pub io_wait_q16: u32,
-    pub streak: u32,
-    pub candidate: u8,
-    pub gpu_utilization: u8,
-    pub flags: u8,
-    pub reserved: [u8; 5],
-    pub tracker: RawTracker,
-}
+/// The mirror of `struct zernel_tracker_config`.
+pub const TRACKER_CONFIG: StructMirror = TrackerConfig::MIRROR;
 
 impl From<&RawTaskState> for ZernelTaskState {
     fn from(raw: &RawTaskState) -> Self {
@@ -136,22 +192,7 @@ impl From<&RawTaskState> for ZernelTaskState {
 /// A fraction in units of 1/65536, as the kernel computes it, capped at 1. Exact.
 #[must_use]
 pub fn fraction_from_q16(q16: u32) -> f32 {
-    q16.min(1 << 16) as f32 / 65536.0
-}
-
-/// `struct zernel_phase_config`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // documented in bpf/phase_rule.h
-pub struct RawPhaseConfig {
-    pub optimizer_burst_max_ns: u64,
-    pub io_wait_threshold_f32: u32,
-    pub io_wait_half_threshold_f32: u32,
-    pub phase_stability_count: u32,
-    pub gpu_idle_threshold: u8,
-    pub gpu_active_threshold: u8,
-    pub nccl_detection_enabled: u8,
-    pub reserved: u8,
+    q16.min(Q16_ONE) as f32 / Q16_ONE as f32
 }
 
 impl From<&PhaseDetectorConfig> for RawPhaseConfig {
@@ -169,70 +210,37 @@ impl From<&PhaseDetectorConfig> for RawPhaseConfig {
     }
 }
 
-/// `struct zernel_tracker_config`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // as in TrackerConfig
-pub struct RawTrackerConfig {
-    pub sync_max_ns: u64,
-    pub collective_max_ns: u64,
-    pub blocked_max_ns: u64,
-    pub loading_max_ns: u64,
-    pub launching_max_ns: u64,
-    pub optimizer_max_ns: u64,
-    pub optimizer_burst_max_ns: u64,
-    pub optimizer_launch_max_ns: u64,
-    pub short_wait_max_ns: u64,
-}
-
-impl From<&TrackerConfig> for RawTrackerConfig {
-    fn from(config: &TrackerConfig) -> Self {
-        Self {
-            sync_max_ns: config.sync_max_ns,
-            collective_max_ns: config.collective_max_ns,
-            blocked_max_ns: config.blocked_max_ns,
-            loading_max_ns: config.loading_max_ns,
-            launching_max_ns: config.launching_max_ns,
-            optimizer_max_ns: config.optimizer_max_ns,
-            optimizer_burst_max_ns: config.optimizer_burst_max_ns,
-            optimizer_launch_max_ns: config.optimizer_launch_max_ns,
-            short_wait_max_ns: config.short_wait_max_ns,
+/// Numbers the events as `enum zernel_event` does.
+macro_rules! number_events {
+    ($($event:pat => $name:literal = $number:literal,)*) => {
+        /// The number of an event in `enum zernel_event`.
+        #[must_use]
+        pub fn raw_event(event: ThreadEvent) -> u8 {
+            match event { $($event => $number,)* }
         }
-    }
+
+        /// The mirror of `enum zernel_event`.
+        pub const EVENTS: EnumMirror = EnumMirror {
+            kernel: "zernel_event",
+            values: &[$(($name, $number),)*],
+            is_complete: true,
+        };
+    };
 }
 
-/// The number of an event in `enum zernel_event`.
-#[must_use]
-pub fn raw_event(event: ThreadEvent) -> u8 {
-    match event {
-        ThreadEvent::GpuSyncEnter => 0,
-        ThreadEvent::GpuSyncLeave => 1,
-        ThreadEvent::CollectiveEnter => 2,
-        ThreadEvent::CollectiveLeave => 3,
-        ThreadEvent::Launch => 4,
-        ThreadEvent::CopyToDevice => 5,
-        ThreadEvent::Block(BlockReason::Io) => 6,
-        ThreadEvent::Block(BlockReason::Futex) => 7,
-        ThreadEvent::Block(BlockReason::Poll) => 8,
-        ThreadEvent::Block(BlockReason::Other) => 9,
-        ThreadEvent::Unblock => 10,
-        ThreadEvent::OptimizerMarker => 11,
-    }
-}
-
-/// `struct zernel_phase_sample`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // documented in bpf/phase_rule.h
-pub struct RawPhaseSample {
-    pub last_gpu_sync_ns: u64,
-    pub cpu_burst_ns: u64,
-    pub io_wait_f32: u32,
-    pub futex_waits: u32,
-    pub gpu_utilization: u8,
-    pub is_ml: u8,
-    pub nccl_active: u8,
-    pub reserved: [u8; 5],
+number_events! {
+    ThreadEvent::GpuSyncEnter => "ZERNEL_GPU_SYNC_ENTER" = 0,
+    ThreadEvent::GpuSyncLeave => "ZERNEL_GPU_SYNC_LEAVE" = 1,
+    ThreadEvent::CollectiveEnter => "ZERNEL_COLLECTIVE_ENTER" = 2,
+    ThreadEvent::CollectiveLeave => "ZERNEL_COLLECTIVE_LEAVE" = 3,
+    ThreadEvent::Launch => "ZERNEL_LAUNCH" = 4,
+    ThreadEvent::CopyToDevice => "ZERNEL_COPY_TO_DEVICE" = 5,
+    ThreadEvent::Block(BlockReason::Io) => "ZERNEL_BLOCK_IO" = 6,
+    ThreadEvent::Block(BlockReason::Futex) => "ZERNEL_BLOCK_FUTEX" = 7,
+    ThreadEvent::Block(BlockReason::Poll) => "ZERNEL_BLOCK_POLL" = 8,
+    ThreadEvent::Block(BlockReason::Other) => "ZERNEL_BLOCK_OTHER" = 9,
+    ThreadEvent::Unblock => "ZERNEL_UNBLOCK" = 10,
+    ThreadEvent::OptimizerMarker => "ZERNEL_OPTIMIZER_MARKER" = 11,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 pub use progress::{Done, Glimpse, Progress, is_common};
 pub use summary::{Stretch, Summary, median_ns};
 
-/// Something that a process does about once a step; the numbers are those of `enum zernel_mark`.
+/// Something that a process does about once a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Mark {
@@ -101,6 +101,11 @@ pub enum MarkSort {
     Training,
     /// That a GPU is used, for whatever.
     Use,
+}
+
+impl MarkSort {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Training, Self::Use];
 }
 
 /// What was launched between a mark and the one before.

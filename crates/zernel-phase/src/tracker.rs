@@ -27,8 +27,12 @@
 //! `Unknown` until its next event; a call that another event proves over is over; and an event that
 //! arrives after a later one never rewrites what was reported.
 
-use serde::{Deserialize, Serialize};
+use std::mem::offset_of;
 
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::mirror::StructMirror;
 use crate::phase_detector::ConfigError;
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
@@ -68,66 +72,69 @@ pub enum BlockReason {
     Other,
 }
 
-/// How long a phase is believed without further evidence.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrackerConfig {
-    /// In a GPU sync that was entered and not left. Long, because a sync may spin.
-    pub sync_max_ns: u64,
-    /// In a collective that was entered and not left. Short, because it only hands work on.
-    pub collective_max_ns: u64,
-    /// Blocked, in whatever phase.
-    pub blocked_max_ns: u64,
-    /// Loading, after the last event that shows it.
-    pub loading_max_ns: u64,
-    /// Launching, after the last launch.
-    pub launching_max_ns: u64,
-    /// In an optimizer step, after its last marker.
-    pub optimizer_max_ns: u64,
-    /// In an optimizer step guessed from the CPU burst after a sync.
-    pub optimizer_burst_max_ns: u64,
-    /// A launch within this time after a marker belongs to the optimizer.
-    pub optimizer_launch_max_ns: u64,
-    /// A wait shorter than this interrupts an activity and does not end it.
-    pub short_wait_max_ns: u64,
+/// Declares [`TrackerConfig`] from one list: documentation, name and default of every limit.
+macro_rules! tracker_config {
+    ($($(#[$doc:meta])* $limit:ident = $default:expr,)*) => {
+        /// How long a phase lasts without further evidence. The kernel reads it as `struct zernel_tracker_config`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[serde(default, deny_unknown_fields)]
+        #[repr(C)]
+        pub struct TrackerConfig {
+            $($(#[$doc])* pub $limit: u64,)*
+        }
+
+        impl Default for TrackerConfig {
+            fn default() -> Self {
+                Self { $($limit: $default,)* }
+            }
+        }
+
+        impl TrackerConfig {
+            pub(crate) const MIRROR: StructMirror = StructMirror {
+                kernel: "zernel_tracker_config",
+                size: size_of::<Self>(),
+                fields: &[$((stringify!($limit), offset_of!(Self, $limit)),)*],
+            };
+
+            fn limits(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($limit), self.$limit),)*].into_iter()
+            }
+        }
+    };
 }
 
-impl Default for TrackerConfig {
-    fn default() -> Self {
-        Self {
-            sync_max_ns: 60_000_000_000,
-            collective_max_ns: 1_000_000_000,
-            blocked_max_ns: Self::LONGEST_NS,
-            loading_max_ns: 10_000_000_000,
-            launching_max_ns: 20_000_000,
-            optimizer_max_ns: 1_000_000_000,
-            optimizer_burst_max_ns: 5_000_000,
-            optimizer_launch_max_ns: 1_000_000,
-            short_wait_max_ns: 1_000_000,
-        }
-    }
+tracker_config! {
+    /// In a GPU sync that was entered and not left. Long, because a sync may spin.
+    sync_max_ns = 60_000_000_000,
+    /// In a collective that was entered and not left. Short, because it only hands work on.
+    collective_max_ns = 1_000_000_000,
+    /// Blocked, in whatever phase.
+    blocked_max_ns = Self::LONGEST_NS,
+    /// Loading, after the last event that shows it.
+    loading_max_ns = 10_000_000_000,
+    /// Launching, after the last launch.
+    launching_max_ns = 20_000_000,
+    /// In an optimizer step, after its last marker.
+    optimizer_max_ns = 1_000_000_000,
+    /// In an optimizer step guessed from the CPU burst after a sync.
+    optimizer_burst_max_ns = 5_000_000,
+    /// A launch within this time after a marker belongs to the optimizer.
+    optimizer_launch_max_ns = 1_000_000,
+    /// A wait shorter than this interrupts an activity and does not end it.
+    short_wait_max_ns = 1_000_000,
 }
 
 impl TrackerConfig {
-    /// No phase is believed longer than an hour without evidence.
+    /// No phase lasts longer than an hour without evidence.
     pub const LONGEST_NS: u64 = 3_600_000_000_000;
 
     /// Refuses limits that would end every phase at once, or none.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for (field, ns) in [
-            ("sync_max_ns", self.sync_max_ns),
-            ("collective_max_ns", self.collective_max_ns),
-            ("blocked_max_ns", self.blocked_max_ns),
-            ("loading_max_ns", self.loading_max_ns),
-            ("launching_max_ns", self.launching_max_ns),
-            ("optimizer_max_ns", self.optimizer_max_ns),
-            ("optimizer_burst_max_ns", self.optimizer_burst_max_ns),
-            ("optimizer_launch_max_ns", self.optimizer_launch_max_ns),
-            ("short_wait_max_ns", self.short_wait_max_ns),
-        ] {
+        for (limit, ns) in self.limits() {
             if ns == 0 || ns > Self::LONGEST_NS {
                 let allowed = format!("from 1 to {}", Self::LONGEST_NS);
-                return Err(ConfigError::new(field, &ns, allowed));
+                return Err(ConfigError::new(limit, &ns, allowed));
             }
         }
         Ok(())

@@ -8,8 +8,7 @@
 #include <bpf/bpf_tracing.h>
 #include "task_state.h"
 
-/* In the order of userspace's list. */
-enum {
+enum capability {
 	TP_BTF,
 	RAW_TP,
 	TRACEPOINT,
@@ -22,10 +21,14 @@ enum {
 	MMAP_ARRAY,
 	FENTRY,
 	KPROBE,
-	COUNT,
+	CAPABILITIES, /* how many there are */
 };
 
-__u64 hits[COUNT];
+__u64 hits[CAPABILITIES];
+
+/* Puts the enum into BTF, where a test compares it with userspace's. Unlike ZERNEL_IN_BTF() it adds
+ * no map, so that the programs need no more of the kernel than what they try. */
+enum capability capability_in_btf;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);

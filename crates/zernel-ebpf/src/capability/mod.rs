@@ -19,9 +19,9 @@ use libbpf_rs::{
 use procfs::process::Process;
 use rustix::mm::{MapFlags, ProtFlags};
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
+pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
 
-/// Something BPF may be able to do here. The order is that of the counters in `capability.bpf.c`.
+/// Something BPF may be able to do here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Capability {
@@ -49,6 +49,29 @@ pub enum Capability {
     Fentry,
     /// Probes on kernel functions.
     Kprobe,
+}
+
+zernel_phase::mirrors! {
+    #[cfg(test)]
+    pub(crate) const MIRRORS;
+    variants {
+        enum Capability = "capability" {
+            BtfTracepoint = "TP_BTF",
+            RawTracepoint = "RAW_TP",
+            Tracepoint = "TRACEPOINT",
+            UprobeSession = "UPROBE_SESSION",
+            UprobeMulti = "UPROBE_MULTI",
+            UprobePerf = "UPROBE_PERF",
+            TaskStorage = "TASK_STORAGE",
+            TaskVmaIterator = "TASK_VMA",
+            RingBuffer = "RINGBUF",
+            MmapArray = "MMAP_ARRAY",
+            Fentry = "FENTRY",
+            Kprobe = "KPROBE",
+        } and {
+            "CAPABILITIES" = Capability::ALL.len(),
+        }
+    }
 }
 
 impl Capability {

@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Says when a process may map other files than before: it executes a program, its dynamic loader
- * has loaded or unloaded something, it was forked from a process of interest, it is gone. Which files
- * these are is for userspace to look up.
+ * has loaded or unloaded something, it was forked from a process of interest, it is gone. Which
+ * files these are is for userspace to look up.
  */
 #include "kernel.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+#include "btf.h"
 #include "uprobe.h"
 
 /* The loader's list of objects is complete: <link.h>. */
 #define RT_CONSISTENT 0
 
-enum {
-	EXECUTED,
-	FORKED,
-	EXITED,
-	LOADED,
+enum event_kind {
+	EVENT_EXECUTED,
+	EVENT_FORKED,
+	EVENT_EXITED,
+	EVENT_LOADED,
 };
+ZERNEL_IN_BTF(enum, event_kind);
 
 /* An executable as one mount namespace shows it: this decides which loader it gets. */
 struct executable {
@@ -27,16 +29,16 @@ struct executable {
 	__u32 mount_namespace;
 };
 
-/* Mirrored by `RawEvent` in trace.rs. */
 struct event {
 	__u64 start_boottime_ns;
 	__u64 child_start_boottime_ns;
 	struct executable executable;
 	__u32 tgid;
 	__u32 child_tgid;
-	__u32 kind;
+	__u32 kind; /* enum event_kind */
 	__u32 reserved;
 };
+ZERNEL_IN_BTF(struct, event);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -53,9 +55,9 @@ struct {
 } interesting SEC(".maps");
 
 /*
- * Processes with a LOADED event that userspace has not taken yet; it takes them out before it looks.
- * So a process that loads libraries in a loop costs one event at a time, and none is missed. As many
- * as the ring buffer holds are enough.
+ * Processes with an EVENT_LOADED that userspace has not taken yet; it takes them out before it
+ * looks. So a process that loads libraries in a loop costs one event at a time, and none is missed.
+ * As many as the ring buffer holds are enough.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -105,7 +107,7 @@ SEC("tp_btf/sched_process_exec")
 int BPF_PROG(executed, struct task_struct *task, int old_pid, struct linux_binprm *binary)
 {
 	struct event event = {
-		.kind = EXECUTED,
+		.kind = EVENT_EXECUTED,
 		.tgid = task->tgid,
 		.start_boottime_ns = start_boottime_ns(task),
 		.executable = {
@@ -125,7 +127,9 @@ int BPF_PROG(executed, struct task_struct *task, int old_pid, struct linux_binpr
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 {
-	struct event event = { .kind = FORKED, .tgid = parent->tgid, .child_tgid = child->tgid };
+	struct event event = { .kind = EVENT_FORKED,
+			       .tgid = parent->tgid,
+			       .child_tgid = child->tgid };
 	bool is_thread = child->pid != child->tgid;
 
 	if (is_thread || !bpf_map_lookup_elem(&interesting, &event.tgid))
@@ -138,13 +142,13 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 }
 
 /*
- * The last thread to go takes the process with it. Two last ones may both see nobody alive: only one
- * of them finds the process in the map.
+ * The last thread to go takes the process with it. Two last ones may both see nobody alive: only
+ * one of them finds the process in the map.
  */
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(exited, struct task_struct *task)
 {
-	struct event event = { .kind = EXITED, .tgid = task->tgid };
+	struct event event = { .kind = EVENT_EXITED, .tgid = task->tgid };
 
 	if (BPF_CORE_READ(task, signal, live.counter))
 		return 0;
@@ -156,14 +160,14 @@ int BPF_PROG(exited, struct task_struct *task)
 }
 
 /*
- * The function that a loader calls for debuggers before and after it changes its list of objects. The
- * cookie is how far behind the probed instruction its state lies, zero where that is not known.
+ * The function that a loader calls for debuggers before and after it changes its list of objects.
+ * The cookie is how far behind the probed instruction its state lies, zero where that is not known.
  */
 static __always_inline int loader_called(struct pt_regs *ctx)
 {
 	__u64 distance = bpf_get_attach_cookie(ctx);
 	struct event event = {
-		.kind = LOADED,
+		.kind = EVENT_LOADED,
 		.tgid = bpf_get_current_pid_tgid() >> 32,
 	};
 	void *address = (void *)(PT_REGS_IP(ctx) + distance);

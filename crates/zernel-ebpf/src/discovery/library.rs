@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use zernel_elf::LibraryKind;
+use zernel_phase::mirrors;
 
 /// What the dynamic loader's file name begins with: glibc's, the one of glibc up to 2.33, musl's.
 const LOADER_PREFIXES: [&[u8]; 4] = [b"ld-linux", b"ld64.so", b"ld-2.", b"ld-musl-"];
@@ -32,12 +33,16 @@ impl Subject {
     }
 }
 
-/// The beginning of a name as a word, and which of its bytes count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, zerocopy::IntoBytes, zerocopy::Immutable)]
-#[repr(C)]
-pub(super) struct Prefix {
-    bytes: u64,
-    mask: u64,
+mirrors! {
+    #[cfg(test)]
+    pub(super) const MIRRORS;
+    structs {
+        /// The beginning of a name as a word, and which of its bytes count.
+        pub(super) struct Prefix = "prefix" {
+            bytes: u64,
+            mask: u64,
+        }
+    }
 }
 
 impl Prefix {

@@ -6,6 +6,7 @@
 #include "kernel.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
+#include "btf.h"
 
 #define PREFIXES 16
 
@@ -18,7 +19,6 @@ struct prefix {
 /* Filled by userspace. */
 const volatile struct prefix prefixes[PREFIXES] SEC(".rodata.prefixes");
 
-/* Mirrored by `RawMapping` in scan.rs. */
 struct mapping {
 	__u64 start_boottime_ns;
 	__u64 start;
@@ -29,11 +29,9 @@ struct mapping {
 	__u32 tgid;
 	__u32 tid;
 	__u32 reserved;
-	union {
-		char name[48];
-		__u64 first_word;
-	};
+	char name[48];
 };
+ZERNEL_IN_BTF(struct, mapping);
 
 static bool of_interest(__u64 word)
 {
@@ -52,6 +50,7 @@ int mappings(struct bpf_iter__task_vma *ctx)
 	struct task_struct *task = ctx->task;
 	struct mapping mapping = {};
 	struct file *file;
+	__u64 first_word;
 
 	if (!task || !vma || !(vma->vm_flags & VM_EXEC))
 		return 0;
@@ -63,7 +62,8 @@ int mappings(struct bpf_iter__task_vma *ctx)
 		return 0;
 	bpf_probe_read_kernel_str(mapping.name, sizeof(mapping.name),
 				  BPF_CORE_READ(file, f_path.dentry, d_name.name));
-	if (!of_interest(mapping.first_word))
+	__builtin_memcpy(&first_word, mapping.name, sizeof(first_word));
+	if (!of_interest(first_word))
 		return 0;
 	mapping.start_boottime_ns = task->group_leader->start_boottime;
 	mapping.start = vma->vm_start;

@@ -25,6 +25,9 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 use std::{fs, io};
 
+#[cfg(test)]
+use zernel_phase::mirror::Mirrors;
+
 pub use loader::Loader;
 pub use process::{MappedFile, ProcessKey};
 
@@ -35,6 +38,13 @@ use loader::Loaders;
 use scan::{Mapping, Scanner};
 use trace::{Executable, Notice, Trace};
 use zernel_elf::LibraryKind;
+
+/// The objects of this module, each with the mirrors of its types.
+#[cfg(test)]
+pub(crate) const BOUNDARY: [(&str, &[u8], &[Mirrors]); 2] = [
+    ("discovery", trace::OBJECT, &[trace::MIRRORS]),
+    ("mappings", scan::OBJECT, &[scan::MIRRORS, library::MIRRORS]),
+];
 
 /// With more processes than this to look at, looking at all is cheaper.
 const FEW: usize = 32;

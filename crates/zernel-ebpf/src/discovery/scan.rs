@@ -7,14 +7,15 @@ use std::path::PathBuf;
 
 use libbpf_rs::{Iter, Link, Object, ObjectBuilder, OpenObject, ProgramMut};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zernel_phase::mirrors;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::library::{Subject, prefixes};
 use super::process::ProcessKey;
 use super::{Error, sys};
 use crate::capability::quietly;
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mappings.bpf.o"));
+pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mappings.bpf.o"));
 const PREFIX_MAP: &str = ".rodata.prefixes";
 
 /// An executable mapping of a file of interest.
@@ -39,20 +40,23 @@ impl Mapping {
     }
 }
 
-/// `struct mapping` of `mappings.bpf.c`.
-#[derive(FromBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawMapping {
-    start_boottime_ns: u64,
-    start: u64,
-    end: u64,
-    page_offset: u64,
-    inode: u64,
-    device: u32,
-    tgid: u32,
-    tid: u32,
-    reserved: u32,
-    name: [u8; 48],
+mirrors! {
+    #[cfg(test)]
+    pub(super) const MIRRORS;
+    structs {
+        struct RawMapping = "mapping" {
+            start_boottime_ns: u64,
+            start: u64,
+            end: u64,
+            page_offset: u64,
+            inode: u64,
+            device: u32,
+            tgid: u32,
+            tid: u32,
+            reserved: u32,
+            name: [u8; 48],
+        }
+    }
 }
 
 impl RawMapping {

@@ -9,7 +9,8 @@ use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, RingBuffer,
     RingBufferBuilder, UprobeMultiOpts, UprobeOpts,
 };
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zernel_phase::mirrors;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::Error;
 use super::process::ProcessKey;
@@ -17,7 +18,7 @@ use super::sys;
 use crate::capability::quietly;
 use zernel_elf::LoaderSymbols;
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/discovery.bpf.o"));
+pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/discovery.bpf.o"));
 const TRACEPOINTS: [&str; 3] = ["executed", "forked", "exited"];
 const LOADER_MULTI: &str = "loader_multi";
 const LOADER_PERF: &str = "loader_perf";
@@ -41,39 +42,48 @@ pub(super) enum Notice {
     Loaded(ProcessKey),
 }
 
-/// An executable in a mount namespace.
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct Executable {
-    inode: u64,
-    device: u32,
-    mount_namespace: u32,
-}
+mirrors! {
+    #[cfg(test)]
+    pub(super) const MIRRORS;
+    structs {
+        /// An executable in a mount namespace.
+        pub(super) struct Executable = "executable" {
+            inode: u64,
+            device: u32,
+            mount_namespace: u32,
+        }
 
-/// `struct event` of `discovery.bpf.c`.
-#[derive(FromBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawEvent {
-    start_boottime_ns: u64,
-    child_start_boottime_ns: u64,
-    executable: Executable,
-    tgid: u32,
-    child_tgid: u32,
-    kind: u32,
-    reserved: u32,
+        struct RawEvent = "event" {
+            start_boottime_ns: u64,
+            child_start_boottime_ns: u64,
+            executable: Executable,
+            tgid: u32,
+            child_tgid: u32,
+            kind: u32,
+            reserved: u32,
+        }
+    }
+    constants {
+        u32 = "event_kind", "EVENT_" {
+            EXECUTED = 0,
+            FORKED = 1,
+            EXITED = 2,
+            LOADED = 3,
+        }
+    }
 }
 
 impl RawEvent {
     fn notice(&self) -> Option<Notice> {
         let process = ProcessKey::new(self.tgid, self.start_boottime_ns);
         match self.kind {
-            0 => Some(Notice::Executed(process, self.executable)),
-            1 => Some(Notice::Forked {
+            EXECUTED => Some(Notice::Executed(process, self.executable)),
+            FORKED => Some(Notice::Forked {
                 parent: process,
                 child: ProcessKey::new(self.child_tgid, self.child_start_boottime_ns),
             }),
-            2 => Some(Notice::Exited(process)),
-            3 => Some(Notice::Loaded(process)),
+            EXITED => Some(Notice::Exited(process)),
+            LOADED => Some(Notice::Loaded(process)),
             _ => None,
         }
     }

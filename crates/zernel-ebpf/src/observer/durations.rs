@@ -1,11 +1,10 @@
 //! The kernel's histograms, taken over bit by bit.
 
-use crate::probes::layout::{BUCKETS, Histogram};
 use zernel_model::aggregation::LatencyHistogram;
 
-/// Below this, the kernel's buckets are wider than ours.
-const UNIT_SHIFT: u32 = 4;
-const GROUPING: u32 = 4;
+use crate::probes::layout::{
+    BUCKETS, H2_GROUPING as GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram,
+};
 
 /// What was read of a histogram of the kernel so far: its counters wrap, so differences count. Only
 /// the buckets in use are kept.

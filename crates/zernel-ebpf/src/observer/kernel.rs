@@ -12,7 +12,7 @@ use libbpf_rs::{
 };
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags};
-use zernel_phase::shared::{RawTaskState, RawTrackerConfig};
+use zernel_phase::shared::RawTaskState;
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -160,7 +160,7 @@ impl Kernel {
     /// Writes the tables that the programs read.
     fn fill(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
         let settings = layout::Settings {
-            tracker: RawTrackerConfig::from(tracker),
+            tracker: *tracker,
             window_open: 0,
             reserved: 0,
             taken_off_ns: 0,

@@ -124,7 +124,7 @@ impl Options {
 
 /// What the kernel had no room for, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-#[allow(missing_docs)] // documented in bpf/observe.h
+#[allow(missing_docs)] // documented in bpf/losses.h
 pub struct Losses {
     pub processes: u64,
     pub histograms: u64,

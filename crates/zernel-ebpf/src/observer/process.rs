@@ -5,7 +5,7 @@ mod sampling;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
+use zernel_phase::shared::{RawTaskState, RawTracker};
 use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
@@ -305,7 +305,7 @@ impl ObservedProcess {
         key: &layout::CommunicatorKey,
         raw: &layout::Communicator,
     ) {
-        let rank = (raw.rank != u32::MAX).then_some(raw.rank);
+        let rank = (raw.rank != layout::NO_RANK).then_some(raw.rank);
         let ranks = (raw.ranks != 0).then_some(raw.ranks);
         if let (Some(rank), Some(ranks)) = (rank, ranks) {
             let identity = self.identity.take();
@@ -339,7 +339,7 @@ impl ObservedProcess {
             Launches::Unknown
         };
         self.last_mark_ns = raw.at_ns;
-        let sorts = [MarkSort::Training, MarkSort::Use].into_iter().enumerate();
+        let sorts = MarkSort::ALL.into_iter().enumerate();
         let missing = sorts.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
         let missing: Vec<MarkSort> = missing.map(|(_, sort)| sort).collect();
         if !missing.is_empty() {
@@ -388,7 +388,7 @@ impl ObservedProcess {
         threads: impl Iterator<Item = &'a RawTaskState>,
         now_ns: u64,
     ) {
-        let drives = |state: &&RawTaskState| state.tracker.flags & DRIVES_STEPS != 0;
+        let drives = |state: &&RawTaskState| state.tracker.flags & RawTracker::DRIVES_STEPS != 0;
         let driver = threads.filter(drives).max_by_key(|state| {
             let known = &state.phase_ns[1..];
             known.iter().sum::<u64>()

@@ -1,24 +1,68 @@
 //! The probes: which functions of which libraries are watched, and what is kept of their calls.
 //!
-//! Functions are **data**: a row of a table says what a function is called, what it is taken for, which
-//! of its arguments matter and what it tells of a thread's phase. A probe is one folder: the rows in
-//! `mod.rs`, and in `probe.bpf.c` what the kernel does with them beyond what all calls have in common
-//! (`observe.bpf.c`). Adding one touches its folder, the list here and the list there.
+//! A probe is one folder:
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | its functions as rows of data: name, role, arguments kept, events reported |
+//! | `layout.rs` | the types and numbers that its kernel side shares with userspace |
+//! | `<name>.bpf.h` | what the kernel does with its calls, beyond what all calls have in common (`observe.bpf.c`) |
+//! | `state.bpf.h` | what it keeps per process and per thread |
+//! | `metrics.rs` | its metric families, written from a snapshot |
+//!
+//! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark` and
+//! `<name>_failed`, and a macro of the same name for each. `list.rs` lists the probes. From that list the build script
+//! generates the dispatch to the hooks, and this module declares the folders. Adding a probe takes its folder and the list.
 
-mod cuda_context;
-pub(crate) mod cuda_trace;
-mod dataload;
-mod dist_sync;
-pub(crate) mod gpu_mem;
 pub(crate) mod layout;
-mod nccl;
-mod sched;
-mod torch;
+
+/// Declares the modules of the probes, their numbers and their functions.
+macro_rules! probes {
+    (all { $($(#[$doc:meta])* $variant:ident = $name:ident,)* }
+     process { $($process:ident),* }
+     thread { $($thread:ident),* }
+     metrics { $($metrics:ident),* }) => {
+        $(pub(crate) mod $name;)*
+
+        /// The probe that a function belongs to.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Probe {
+            $($(#[$doc])* $variant,)*
+        }
+
+        /// All functions that are watched. The index of a function is its number in the kernel.
+        pub static SYMBOLS: LazyLock<Vec<Symbol>> = LazyLock::new(|| [$($name::SYMBOLS,)*].concat());
+
+        /// The metric families of all probes, in the order of the text.
+        pub(crate) fn families() -> Vec<MetricFamily> {
+            [$($metrics::metrics::FAMILIES,)*].concat()
+        }
+
+        /// Writes the metric families of all probes.
+        pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
+            $($metrics::metrics::expose(out, scoped);)*
+        }
+
+        /// All types and numbers that the kernel shares with this module.
+        #[cfg(test)]
+        pub(crate) const MIRRORS: &[Mirrors] =
+            &[layout::MIRRORS, layout::PROCESS_MIRRORS, $($name::layout::MIRRORS,)*];
+
+        /// The folders and numbers of the probes.
+        #[cfg(test)]
+        pub(crate) const PROBES: &[(&str, Probe)] = &[$((stringify!($name), Probe::$variant),)*];
+    };
+}
+include!("list.rs");
+
+use std::sync::LazyLock;
 
 pub use dataload::DataloadCauses;
 pub use sched::{BlockedBy, Scheduling};
 
 use zernel_model::aggregation::exposition::Exposition;
+#[cfg(test)]
+use zernel_phase::mirror::Mirrors;
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent;
 
@@ -26,7 +70,7 @@ use zernel_elf::LibraryKind;
 
 use crate::metrics::{MetricFamily, Scoped};
 
-/// What is kept of durations, per process; the order is that of `enum zernel_family`.
+/// A family of durations. A process has one distribution per family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     /// A call that launches work on the GPU.
@@ -116,7 +160,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them, in the kernel's order.
+    /// All of them, by number.
     pub const ALL: [Self; 12] = [
         Self::AllReduce,
         Self::Broadcast,
@@ -176,21 +220,6 @@ impl Direction {
             Self::Unified => "unified",
         }
     }
-}
-
-/// Whose function it is; the order is that of `enum zernel_probe`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Probe {
-    /// Launches, copies and waits.
-    CudaTrace,
-    /// On which device a thread works.
-    CudaContext,
-    /// GPU memory.
-    GpuMem,
-    /// Collectives.
-    Nccl,
-    /// What only a training loop calls.
-    Torch,
 }
 
 /// What people count a call as.
@@ -341,65 +370,25 @@ impl Symbol {
 
     /// The row that the kernel gets.
     pub(crate) fn raw(&self, sampled: bool) -> layout::Symbol {
-        const HAS_RESULT: u8 = 1 << 0;
-        const SAMPLED: u8 = 1 << 1;
-        const LAUNCHES: u8 = 1 << 2;
-        const NONE: u8 = 0xff;
+        const NONE: u8 = layout::NONE as u8;
         let event =
             |event: Option<ThreadEvent>| event.map_or(NONE, zernel_phase::shared::raw_event);
+        let flag = |flag, is_set| if is_set { flag } else { 0 };
         layout::Symbol {
             probe: self.probe as u8,
             role: self.role,
             family: self.family.map_or(NONE, |family| family.index() as u8),
             enter_event: event(self.enter),
             leave_event: event(self.leave),
-            flags: HAS_RESULT
-                | if sampled { SAMPLED } else { 0 }
-                | if self.counts == Counts::Launch {
-                    LAUNCHES
-                } else {
-                    0
-                },
+            flags: layout::Symbol::HAS_RESULT
+                | flag(layout::Symbol::SAMPLED, sampled)
+                | flag(layout::Symbol::LAUNCHES, self.counts == Counts::Launch),
             bytes: self.bytes,
             mark: self.mark.map_or(0, |mark| mark as u8),
             arguments: self.arguments,
         }
     }
 }
-
-/// The metric families of all probes.
-pub(crate) fn families() -> Vec<MetricFamily> {
-    [
-        cuda_trace::metrics::FAMILIES,
-        nccl::metrics::FAMILIES,
-        gpu_mem::metrics::FAMILIES,
-        sched::metrics::FAMILIES,
-        dataload::metrics::FAMILIES,
-    ]
-    .concat()
-}
-
-/// Writes the metric families of all probes.
-pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-    cuda_trace::metrics::expose(out, scoped);
-    nccl::metrics::expose(out, scoped);
-    gpu_mem::metrics::expose(out, scoped);
-    sched::metrics::expose(out, scoped);
-    dataload::metrics::expose(out, scoped);
-}
-
-/// Every function that is watched; its place here is its number in the kernel.
-pub static SYMBOLS: std::sync::LazyLock<Vec<Symbol>> = std::sync::LazyLock::new(|| {
-    [
-        cuda_context::SYMBOLS,
-        gpu_mem::SYMBOLS,
-        cuda_trace::SYMBOLS,
-        nccl::SYMBOLS,
-        dist_sync::SYMBOLS,
-        torch::SYMBOLS,
-    ]
-    .concat()
-});
 
 #[cfg(test)]
 mod tests {

@@ -1,30 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * All probes in one object: every probed function runs the same programs, which do what all calls
- * have in common, as a row of the table of functions says, and then ask the probe it belongs to.
+ * All probes in one object. Every probed function runs the same programs: they do what all calls
+ * have in common, as the function's row in the table says, and call the hooks of the function's
+ * probe. build.rs generates the dispatch to these hooks from the list of probes.
  */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 #include "call.h"
+#include "counter.h"
+#include "duration.h"
+#include "probe_dispatch.gen.h"
 #include "steps.h"
+#include "symbol.h"
 #include "uprobe.h"
 
-#include "cuda_context/probe.bpf.c"
-#include "gpu_mem/probe.bpf.c"
-#include "nccl/probe.bpf.c"
-#include "cuda_trace/probe.bpf.c"
-#include "dataload/probe.bpf.c"
-#include "dist_sync/probe.bpf.c"
-#include "torch/probe.bpf.c"
-#include "sched/probe.bpf.c"
-
 #define COST_WINDOW_NS 250000000ULL
-/* So many probes in less time than that are more than anyone wants to pay. */
+/* This many hits of a thread within that time exceed any budget. */
 #define HOT_HITS 2000
 
-/* Wakes userspace, which looks at costs only now and then. */
+/* Wakes userspace, which otherwise checks the overhead only now and then. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -34,7 +30,7 @@ static __noinline int raise_alarm(struct zernel_process *process, __u64 elapsed_
 {
 	struct zernel_settings *set = zernel_settings();
 
-	/* What is on for a moment is paid for by a long time without. */
+	/* A sampling window is short, and a long time without probes pays for it. */
 	if (!set || set->window_open || !elapsed_ns)
 		return 0;
 	zernel_raise(&process->busiest_hits, HOT_HITS * 1000000000ULL / elapsed_ns);
@@ -42,7 +38,7 @@ static __noinline int raise_alarm(struct zernel_process *process, __u64 elapsed_
 	return 0;
 }
 
-/* Counts a probe for what observing costs, by thread, because a budget is a thread's. */
+/* Counts a probe hit for the overhead, per thread, because the budget is per thread. */
 static __always_inline void count_hit(struct zernel_thread *thread, struct zernel_process *process,
 				      __u64 now_ns)
 {
@@ -61,52 +57,7 @@ static __always_inline void count_hit(struct zernel_thread *thread, struct zerne
 	thread->hits = 0;
 }
 
-static __always_inline void probe_enter(struct pt_regs *ctx, const struct zernel_symbol *symbol,
-					struct zernel_thread *thread, struct zernel_open_call *call)
-{
-	switch (symbol->probe) {
-	case ZERNEL_GPU_MEM:
-		gpu_mem_enter(symbol, thread, call);
-		break;
-	case ZERNEL_NCCL:
-		nccl_enter(ctx, symbol, thread, call);
-		break;
-	case ZERNEL_CUDA_TRACE:
-		cuda_trace_enter(symbol, call);
-		break;
-	}
-}
-
-static __always_inline void probe_leave(const struct zernel_symbol *symbol,
-					struct zernel_thread *thread, struct zernel_open_call *call,
-					__u64 now_ns, int result, bool failed)
-{
-	switch (symbol->probe) {
-	case ZERNEL_CUDA_CONTEXT:
-		if (!failed)
-			cuda_context_leave(symbol, thread, call);
-		break;
-	case ZERNEL_GPU_MEM:
-		gpu_mem_leave(symbol, thread, call, failed);
-		break;
-	case ZERNEL_NCCL:
-		end_to_join(symbol, thread->process, call);
-		if (!failed)
-			nccl_leave(symbol, thread, call, now_ns, result);
-		break;
-	case ZERNEL_CUDA_TRACE:
-		if (!failed)
-			cuda_trace_leave(symbol, thread, call, now_ns);
-		break;
-	}
-}
-
-static __always_inline const struct zernel_symbol *find_symbol(__u32 id)
-{
-	return bpf_map_lookup_elem(&symbols, &id);
-}
-
-/* Whether the function counts now: sampled ones only while a window is open. */
+/* Whether the function counts now: a sampled one only while a sampling window is open. */
 static __always_inline bool counts(const struct zernel_symbol *symbol)
 {
 	struct zernel_settings *set = zernel_settings();
@@ -114,13 +65,13 @@ static __always_inline bool counts(const struct zernel_symbol *symbol)
 	return set && (!(symbol->flags & ZERNEL_SAMPLED) || *(volatile __u32 *)&set->window_open);
 }
 
-/* What the thread waited for is there, because it goes on. */
+/* The thread goes on, so its waits are over. */
 static __always_inline void end_waits(struct zernel_thread *thread, struct zernel_process *process,
 				      __u32 event, __u64 now_ns)
 {
-	if (thread->data.since_ns)
+	if (thread->dataload.since_ns)
 		data_used(thread, process, event, now_ns);
-	if (thread->peers.armed_ns)
+	if (thread->dist_sync.armed_ns)
 		end_peer_wait(thread);
 }
 
@@ -128,14 +79,14 @@ static __always_inline void tell_event(struct zernel_thread *thread, struct zern
 				       __u32 event, __u64 now_ns)
 {
 	end_waits(thread, process, event, now_ns);
-	zernel_observe_event(now_ns, event, zernel_burst_ns(thread, now_ns));
+	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns));
 }
 
-/* Returns 1 if nobody cares for the return. */
+/* Returns 1 if the return need not be probed. */
 static __always_inline int enter(struct pt_regs *ctx)
 {
 	__u32 id = bpf_get_attach_cookie(ctx);
-	const struct zernel_symbol *symbol = find_symbol(id);
+	const struct zernel_symbol *symbol = zernel_symbol(id);
 	__u64 now_ns = bpf_ktime_get_ns();
 	__u64 stack = PT_REGS_SP(ctx);
 	struct zernel_open_call *call;
@@ -166,50 +117,13 @@ static __always_inline int enter(struct pt_regs *ctx)
 
 		call->arguments[i] = nth ? zernel_argument(registers, stack, nth) : 0;
 	}
-	probe_enter(ctx, symbol, thread, call);
+	probe_enter(symbol, thread, call);
 	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		tell_event(thread, process, symbol->enter_event, now_ns);
-	/* What the probe itself takes is not the call's. */
+	/* The probe's own time is not part of the call. */
 	call->since_ns = bpf_ktime_get_ns();
 	return 0;
-}
-
-/* How soon after its copy a thread waits for it. */
-#define COPY_WAIT_NS 200000ULL
-
-/*
- * While launches are sampled, a thread that has copied its batch is taken to launch from then on. A copy
- * of pageable memory is waited for at once: then from the end of that wait on. Who copies nothing launches
- * as soon as it has waited for the last step.
- */
-static __always_inline bool launches_begin(const struct zernel_symbol *symbol,
-					   struct zernel_thread *thread,
-					   const struct zernel_open_call *call, __u64 now_ns)
-{
-	if (symbol->flags & ZERNEL_BEGINS_LAUNCHES) {
-		thread->copied_ns = now_ns;
-		return true;
-	}
-	if (symbol->leave_event != ZERNEL_GPU_SYNC_LEAVE)
-		return false;
-	return thread->copies_nothing ||
-	       (thread->copied_ns && call->since_ns - thread->copied_ns < COPY_WAIT_NS);
-}
-
-/* A backward pass begins, in the middle of launches: those of a thread whose batches are on the GPU already
- * begin when it has waited for the last step. */
-static __always_inline bool goes_backward(const struct zernel_symbol *symbol,
-					  const struct zernel_process *process,
-					  struct zernel_thread *thread, __u64 now_ns)
-{
-	bool presumes = symbol->flags & ZERNEL_BEGINS_LAUNCHES && process->device != ZERNEL_NO_GPU;
-
-	if (symbol->mark != ZERNEL_MARK_BACKWARD)
-		return false;
-	thread->copies_nothing = presumes && thread->copied_ns < thread->went_backward_ns;
-	thread->went_backward_ns = presumes ? now_ns : 0;
-	return presumes;
 }
 
 static __always_inline int leave(struct pt_regs *ctx)
@@ -217,20 +131,20 @@ static __always_inline int leave(struct pt_regs *ctx)
 	__u64 now_ns = bpf_ktime_get_ns();
 	__u64 stack = PT_REGS_SP(ctx);
 	int result = PT_REGS_RC(ctx);
-	struct zernel_thread *thread =
-		zernel_kept_of(&threads, bpf_get_current_task_btf(), false);
+	struct zernel_thread *thread = zernel_kept_of(&threads, bpf_get_current_task_btf(), false);
 	const struct zernel_symbol *symbol;
 	struct zernel_open_call *call;
 	struct zernel_counter *counter;
 	bool failed;
 
 	call = thread ? zernel_pop_call(thread, stack) : NULL;
-	symbol = call ? find_symbol(call->symbol) : NULL;
+	symbol = call ? zernel_symbol(call->symbol) : NULL;
 	counter = call ? zernel_counter(thread->process, call->symbol) : NULL;
 	if (!symbol || !counter)
 		return 0;
-	failed = symbol->flags & ZERNEL_HAS_RESULT && result &&
-		 !(symbol->probe == ZERNEL_NCCL && result == NCCL_IN_PROGRESS);
+	failed = symbol->flags & ZERNEL_HAS_RESULT && probe_failed(symbol, result);
+	/* Keeps the compiler from copying all code below for both outcomes. */
+	barrier_var(failed);
 	probe_leave(symbol, thread, call, now_ns, result, failed);
 	if (failed)
 		__sync_fetch_and_add(&counter->failed, 1);
@@ -243,17 +157,17 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE)
 		sync_left(thread->process, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
-		zernel_observe_event(now_ns, symbol->leave_event, zernel_burst_ns(thread, now_ns));
+		zernel_observe_event(now_ns, symbol->leave_event, burst_ns_of(thread, now_ns));
 	if (launches_begin(symbol, thread, call, now_ns))
-		zernel_observe_event(now_ns, ZERNEL_LAUNCH, zernel_burst_ns(thread, now_ns));
+		zernel_observe_event(now_ns, ZERNEL_LAUNCH, burst_ns_of(thread, now_ns));
 	return 0;
 }
 
-/* A call whose return nobody waits for. */
+/* A call of which only the entry is probed. */
 static __always_inline int mark(struct pt_regs *ctx)
 {
 	__u32 id = bpf_get_attach_cookie(ctx);
-	const struct zernel_symbol *symbol = find_symbol(id);
+	const struct zernel_symbol *symbol = zernel_symbol(id);
 	__u64 now_ns = bpf_ktime_get_ns();
 	struct zernel_thread *thread;
 	struct zernel_process *process;
@@ -269,16 +183,16 @@ static __always_inline int mark(struct pt_regs *ctx)
 	count_hit(thread, process, now_ns);
 	__sync_fetch_and_add(&counter->calls, 1);
 	end_waits(thread, process, symbol->enter_event, now_ns);
-	torch_mark(symbol, thread, process, now_ns);
+	probe_mark(symbol, thread, process, now_ns);
 	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
-		zernel_observe_event(now_ns, symbol->enter_event, zernel_burst_ns(thread, now_ns));
+		zernel_observe_event(now_ns, symbol->enter_event, burst_ns_of(thread, now_ns));
 	if (goes_backward(symbol, process, thread, now_ns))
-		zernel_observe_event(now_ns, ZERNEL_LAUNCH, zernel_burst_ns(thread, now_ns));
+		zernel_observe_event(now_ns, ZERNEL_LAUNCH, burst_ns_of(thread, now_ns));
 	return 0;
 }
 
-/* Since 7.0 or so this takes the program's context. */
+/* Since about 7.0 this takes the program's context. */
 extern bool bpf_session_is_return(void) __weak __ksym;
 extern bool bpf_session_is_return___ctx(void *ctx) __weak __ksym;
 
@@ -289,7 +203,7 @@ static __always_inline bool is_return(void *ctx)
 	return bpf_session_is_return();
 }
 
-/* The three rungs of the ladder: entry and return in one link, in a link each, in a perf event each. */
+/* The three ways to attach: entry and return in one link, in a link each, in a perf event each. */
 ZERNEL_UPROBE("uprobe.session", call_session)
 {
 	return is_return(ctx) ? leave(ctx) : enter(ctx);
@@ -317,8 +231,8 @@ ZERNEL_UPROBE("uprobe", call_leave_perf)
 	return leave(ctx);
 }
 
-/* A link of their own, on every rung: a return probe, and a session may be one, kills a C++ program whose
- * exception passes it. */
+/* C++ functions get entry probes only, each in its own link: an exception that unwinds through a
+ * return probe, or a session, kills the process. */
 ZERNEL_UPROBE("uprobe.multi", call_mark_multi)
 {
 	return mark(ctx);
@@ -329,7 +243,7 @@ ZERNEL_UPROBE("uprobe", call_mark_perf)
 	return mark(ctx);
 }
 
-/* Adds the phases of a thread that drove steps to those of its process. */
+/* Adds the phases of an exiting training thread to those of its process. */
 static __always_inline void keep_phases(struct task_struct *task)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
@@ -339,13 +253,13 @@ static __always_inline void keep_phases(struct task_struct *task)
 	if (!state || !process || !(state->tracker.flags & ZERNEL_DRIVES_STEPS))
 		return;
 	zernel_transition(state, ZERNEL_UNKNOWN, bpf_ktime_get_ns());
-	/* First, so that nobody finds them in both places. */
+	/* First, so that no reader counts them twice. */
 	state->tracker.flags &= ~ZERNEL_DRIVES_STEPS;
 	for (int phase = 0; phase < ZERNEL_PHASES; phase++)
 		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
 }
 
-/* A thread is gone, perhaps the last one of its process. */
+/* A thread exits, perhaps the last one of its process. */
 SEC("tp_btf/sched_process_exit")
 int process_exit(__u64 *ctx)
 {
@@ -357,7 +271,7 @@ int process_exit(__u64 *ctx)
 	return 0;
 }
 
-/* The program is another one now; the process is a new one to us. */
+/* After exec, the process counts as a new one. */
 SEC("tp_btf/sched_process_exec")
 int process_exec(__u64 *ctx)
 {
@@ -371,7 +285,7 @@ int process_exec(__u64 *ctx)
 	return 0;
 }
 
-/* Writes the state of every task that has one. */
+/* Writes the state of every observed task. */
 SEC("iter/task")
 int dump_tasks(struct bpf_iter__task *ctx)
 {

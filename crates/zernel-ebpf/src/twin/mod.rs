@@ -5,44 +5,43 @@
 //! [`zernel_phase`]'s, benchmarks time them.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
-use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState, RawTrackerConfig};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zernel_phase::mirrors;
+use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState};
+use zernel_phase::tracker::TrackerConfig;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// How many states one run takes.
 pub const BATCH: usize = 4096;
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/phase_twin.bpf.o"));
+pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/phase_twin.bpf.o"));
 
-/// `struct classify_batch`: samples in, phases out.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // the names say it all
-pub struct ClassifyBatch {
-    pub config: RawPhaseConfig,
-    pub samples: [RawPhaseSample; BATCH],
-    pub phases: [u8; BATCH],
-}
+mirrors! {
+    #[cfg(test)]
+    pub(crate) const MIRRORS;
+    structs {
+        /// `struct classify_batch`: samples in, phases out.
+        pub struct ClassifyBatch = "classify_batch" {
+            config: RawPhaseConfig,
+            samples: [RawPhaseSample; BATCH],
+            phases: [u8; BATCH],
+        }
 
-/// `struct detect_batch`: tasks, each sampled once at its own time and changed in place.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // the names say it all
-pub struct DetectBatch {
-    pub config: RawPhaseConfig,
-    pub now_ns: [u64; BATCH],
-    pub tasks: [RawTaskState; BATCH],
-}
+        /// `struct detect_batch`: tasks, each sampled once at its own time and changed in place.
+        pub struct DetectBatch = "detect_batch" {
+            config: RawPhaseConfig,
+            now_ns: [u64; BATCH],
+            tasks: [RawTaskState; BATCH],
+        }
 
-/// `struct track_batch`: tasks, each given one event at its own time and changed in place. The first
-/// event of a task, whose phase word is 0, only begins it.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(missing_docs)] // the names say it all
-pub struct TrackBatch {
-    pub config: RawTrackerConfig,
-    pub at_ns: [u64; BATCH],
-    pub events: [u8; BATCH],
-    pub tasks: [RawTaskState; BATCH],
+        /// `struct track_batch`: tasks, each given one event at its own time and changed in place. The first event of a
+        /// task, whose phase word is 0, only starts its tracker.
+        pub struct TrackBatch = "track_batch" {
+            config: TrackerConfig,
+            at_ns: [u64; BATCH],
+            events: [u8; BATCH],
+            tasks: [RawTaskState; BATCH],
+        }
+    }
 }
 
 /// The loaded programs.

@@ -1,9 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Runs the kernel's copies of the phase rules over arrays of states, for comparison with userspace. */
+/* Runs the kernel's copies of the phase rules on arrays of states, for comparison with userspace. */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
+#include "btf.h"
 #include "phase_rule.h"
 #include "phase_tracker.h"
+
+ZERNEL_IN_BTF(enum, zernel_phase);
+ZERNEL_IN_BTF(enum, zernel_gpu);
+ZERNEL_IN_BTF(enum, zernel_q16);
+ZERNEL_IN_BTF(enum, zernel_task_flags);
+ZERNEL_IN_BTF(enum, zernel_tracker_flags);
+ZERNEL_IN_BTF(enum, zernel_word_bits);
+ZERNEL_IN_BTF(enum, zernel_event);
 
 #define BATCH 4096
 
@@ -96,7 +105,7 @@ static long track_one(__u32 index, struct track_batch **batch)
 	return 0;
 }
 
-/* The first event of a task only begins it. */
+/* The first event of a task only starts its tracker. */
 SEC("syscall")
 int track(void *ctx)
 {

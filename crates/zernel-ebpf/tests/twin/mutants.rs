@@ -69,7 +69,11 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
         "zernel_word_sequence(word) + 2",
     ),
     ("task_state.h", "? ~0ULL : sum", "? sum : sum"),
-    ("task_state.h", "WORD_UNIT_SHIFT 10", "WORD_UNIT_SHIFT 9"),
+    (
+        "task_state.h",
+        "WORD_UNIT_SHIFT = 10",
+        "WORD_UNIT_SHIFT = 9",
+    ),
     (
         "phase_tracker.h",
         "max_ns = config->optimizer_max_ns",
@@ -198,6 +202,7 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     for name in [
+        "btf.h",
         "kernel.h",
         "phase_rule.h",
         "phase_tracker.h",

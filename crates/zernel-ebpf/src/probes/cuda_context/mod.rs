@@ -1,17 +1,11 @@
-//! On which device a thread works.
+//! The device that a thread works on.
+
+pub(super) mod layout;
+
+use layout::{CREATE, DESTROY, INIT, OPEN, POP, PUSH, RESET, SET};
 
 use super::{Probe, Symbol};
 use zernel_elf::LibraryKind::Cuda;
-
-// In the order of `enum cuda_context_role`.
-const INIT: u8 = 0;
-const OPEN: u8 = 1;
-const CREATE: u8 = 2;
-const SET: u8 = 3;
-const PUSH: u8 = 4;
-const POP: u8 = 5;
-const DESTROY: u8 = 6;
-const RESET: u8 = 7;
 
 const fn context(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::CudaContext, role, names)

@@ -1,22 +1,17 @@
 //! Launches, copies and waits.
 
+pub(super) mod layout;
 pub(crate) mod metrics;
 
+use layout::{
+    CALL, CONTEXT_WAIT, COPY_2D, COPY_3D, EVENT_RECORD, EVENT_WAIT, STREAM_WAIT,
+    STREAM_WAITS_FOR_EVENT,
+};
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
 
 use super::{Company, Counts, Direction, Family, Probe, Symbol};
 use zernel_elf::LibraryKind::Cuda;
-
-// In the order of `enum cuda_trace_role`.
-const CALL: u8 = 0;
-const COPY_2D: u8 = 1;
-const STREAM_WAIT: u8 = 2;
-const EVENT_WAIT: u8 = 3;
-const CONTEXT_WAIT: u8 = 4;
-const EVENT_RECORD: u8 = 5;
-const STREAM_WAITS_FOR_EVENT: u8 = 6;
-const COPY_3D: u8 = 7;
 
 const fn trace(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::CudaTrace, role, names)

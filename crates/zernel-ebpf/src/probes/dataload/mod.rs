@@ -1,11 +1,17 @@
 //! Waits for data.
 
+pub(super) mod layout;
 pub(crate) mod metrics;
 
-use super::layout;
+use layout::{FETCHES, PREPARES, QUEUES, WORKS};
 
-/// Waits for data, by what those who load it did meanwhile: its loader processes, or where there are
-/// none, the threads of the process itself.
+use super::Symbol;
+
+/// Waits for data show in how threads block: no function is probed for them.
+pub(super) const SYMBOLS: &[Symbol] = &[];
+
+/// Waits for data, by what the loaders did meanwhile: loader processes, or where there are none, the threads of the
+/// process itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DataloadCauses {
     /// They were on CPUs.
@@ -19,13 +25,13 @@ pub struct DataloadCauses {
 }
 
 impl DataloadCauses {
-    pub(crate) fn new(raw: &layout::Process) -> Self {
-        let [prepare_ns, fetch_ns, sched_ns, other_ns] = raw.dataload_ns;
+    pub(crate) fn new(raw: &super::layout::Process) -> Self {
+        let waited_ns = raw.dataload.waited_ns;
         Self {
-            prepare_ns,
-            fetch_ns,
-            sched_ns,
-            other_ns,
+            prepare_ns: waited_ns[PREPARES],
+            fetch_ns: waited_ns[FETCHES],
+            sched_ns: waited_ns[QUEUES],
+            other_ns: waited_ns[WORKS],
         }
     }
 

@@ -1,10 +1,18 @@
 //! Waits for peers.
 
-use super::Symbol;
-use super::torch::{AWAIT_GRADIENTS, AWAIT_PEERS, torch};
+pub(super) mod layout;
+
+use layout::{AWAIT_GRADIENTS, AWAIT_PEERS};
+
+use super::{Probe, Symbol};
+use zernel_elf::LibraryKind::TorchCpu;
+
+const fn waits(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
+    Symbol::new(TorchCpu, Probe::DistSync, role, names).of_cpp(label)
+}
 
 pub(super) const SYMBOLS: &[Symbol] = &[
-    torch(
+    waits(
         AWAIT_PEERS,
         "c10d::Work::wait",
         &[
@@ -15,7 +23,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         ],
     ),
     // Where a model waits for its gradients to be reduced; the waits themselves are inlined.
-    torch(
+    waits(
         AWAIT_GRADIENTS,
         "c10d::Reducer::finalize_backward",
         &["_ZN4c10d7Reducer17finalize_backwardE"],

@@ -1,20 +1,15 @@
-//! GPU memory: who holds how much, by device and by calling library.
+//! GPU memory: how much each process holds, by device and by calling library.
+
+pub(super) mod layout;
+
+use layout::{
+    ALLOCATE, ALLOCATE_PITCHED, ALLOCATE_POOLED, CREATE, FREE, MAP, RELEASE, RETAIN, UNMAP,
+};
 
 pub(crate) mod metrics;
 
 use super::{Company, Probe, Symbol};
 use zernel_elf::LibraryKind::Cuda;
-
-// In the order of `enum gpu_mem_role`.
-const ALLOCATE: u8 = 0;
-const ALLOCATE_PITCHED: u8 = 1;
-const FREE: u8 = 2;
-const CREATE: u8 = 3;
-const RETAIN: u8 = 4;
-const RELEASE: u8 = 5;
-const MAP: u8 = 6;
-const UNMAP: u8 = 7;
-const ALLOCATE_POOLED: u8 = 8;
 
 const fn memory(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::GpuMem, role, names)

@@ -1,24 +1,17 @@
-//! Collectives and messages: what, how much, and how far every rank got.
+//! Collectives and messages: operations, bytes, and the progress of every rank.
 
+pub(super) mod layout;
 pub(crate) mod metrics;
 
+use layout::{
+    COLLECTIVE, DESTROY, GROUP, INIT_ALL, INIT_RANK, INIT_SCALABLE, POINT_TO_POINT, RANK, RANKS,
+    SPLIT,
+};
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CollectiveEnter, CollectiveLeave};
 
 use super::{Counts, Family, Operation, Probe, Symbol};
 use zernel_elf::LibraryKind::Nccl;
-
-// In the order of `enum nccl_role`.
-const COLLECTIVE: u8 = 0;
-const POINT_TO_POINT: u8 = 1;
-const GROUP: u8 = 2;
-const INIT_RANK: u8 = 3;
-const INIT_SCALABLE: u8 = 4;
-const INIT_ALL: u8 = 5;
-const SPLIT: u8 = 6;
-const RANK: u8 = 7;
-const RANKS: u8 = 8;
-const DESTROY: u8 = 9;
 
 const fn nccl(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Nccl, Probe::Nccl, role, names)

@@ -1,10 +1,14 @@
 //! Threads on and off their CPUs.
 
+pub(super) mod layout;
 pub(crate) mod metrics;
 
-use super::layout;
+use super::Symbol;
 
-/// What a thread is blocked by; the order is that of `enum zernel_block_reason`.
+/// The scheduler's tracepoints show all of it: no function is probed.
+pub(super) const SYMBOLS: &[Symbol] = &[];
+
+/// What a thread is blocked by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockedBy {
     /// A disk, or a file system.
@@ -66,11 +70,12 @@ pub struct Scheduling {
     pub calling_run_delay_ns: u64,
     /// How often one of them left its CPU.
     pub switches: u64,
-    blocked_ns: [u64; 7],
+    blocked_ns: [u64; BlockedBy::ALL.len()],
 }
 
 impl Scheduling {
-    pub(crate) fn new(raw: &layout::Process) -> Self {
+    pub(crate) fn new(raw: &super::layout::Process) -> Self {
+        let raw = &raw.sched;
         Self {
             on_cpu_ns: raw.on_cpu_ns,
             run_delay_ns: raw.run_delay_ns,

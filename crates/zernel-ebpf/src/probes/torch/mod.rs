@@ -1,18 +1,15 @@
-//! What only a training loop calls.
+//! Calls that only a training loop makes.
 
+pub(super) mod layout;
+
+use layout::{BACKWARD, OPTIMIZER};
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::OptimizerMarker;
 
 use super::{Probe, Symbol};
 use zernel_elf::LibraryKind::TorchCpu;
 
-// In the order of `enum torch_role`.
-const BACKWARD: u8 = 0;
-const OPTIMIZER: u8 = 1;
-pub(super) const AWAIT_PEERS: u8 = 2;
-pub(super) const AWAIT_GRADIENTS: u8 = 3;
-
-pub(super) const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
+const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
     Symbol::new(TorchCpu, Probe::Torch, role, names).of_cpp(label)
 }
 

@@ -1,49 +1,71 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * NCCL: what is communicated, by whom, and how far everyone got.
+ * NCCL: operations, their bytes and durations, and the progress of every communicator.
  *
- * A call only hands the work to the GPU; its duration is the enqueue's. When the work is done shows
- * at the next wait that covers it: a wait for its stream, for an event recorded on that stream later, or
- * for another stream that was made to wait for such an event.
+ * A call only enqueues work on the GPU, so the call's duration is that of the enqueue. The next
+ * wait that covers the work shows that it is done: a wait for its stream, for an event recorded
+ * later on that stream, or for another stream that waits for such an event.
  */
+#ifndef NCCL_BPF_H
+#define NCCL_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "btf.h"
+#include "duration.h"
+#include "family.h"
+#include "limits.h"
+#include "losses.h"
+#include "settings.h"
+#include "symbol.h"
+#include "thread.h"
+
 enum nccl_role {
 	NCCL_COLLECTIVE, /* arguments: elements, type of an element, communicator, stream */
-	NCCL_POINT_TO_POINT, /* the same */
+	NCCL_POINT_TO_POINT, /* arguments: the same */
 	NCCL_GROUP,
-	NCCL_INIT_RANK, /* where the communicator is stored, ranks, rank; the unique id on the stack */
-	NCCL_INIT_SCALABLE, /* where the communicator is stored, ranks, rank, unique ids */
-	NCCL_INIT_ALL, /* where the communicators are stored, ranks */
-	NCCL_SPLIT, /* communicator, color, key, where the new one is stored */
-	NCCL_RANK, /* communicator, where the rank is stored */
-	NCCL_RANKS, /* communicator, where the number of ranks is stored */
-	NCCL_DESTROY, /* communicator */
+	/* arguments: where the communicator is stored, ranks, rank; the unique id on the stack */
+	NCCL_INIT_RANK,
+	NCCL_INIT_SCALABLE, /* arguments: where the communicator is stored, ranks, rank, unique ids */
+	NCCL_INIT_ALL, /* arguments: where the communicators are stored, ranks */
+	NCCL_SPLIT, /* arguments: communicator, color, key, where the new one is stored */
+	NCCL_RANK, /* arguments: communicator, where the rank is stored */
+	NCCL_RANKS, /* arguments: communicator, where the number of ranks is stored */
+	NCCL_DESTROY, /* argument: communicator */
 };
+ZERNEL_IN_BTF(enum, nccl_role);
+
+/* A rank that is unknown. */
+enum nccl_no_rank {
+	NCCL_NO_RANK = 0xffffffffU,
+};
+ZERNEL_IN_BTF(enum, nccl_no_rank);
 
 #define NCCL_UNIQUE_ID_WORDS 16
 #define NCCL_PENDING 64
 #define NCCL_EXPECTED 16
 #define NCCL_NO_COLOR 0xffffffffU
-#define NCCL_NO_RANK 0xffffffffU
-#define NCCL_IN_PROGRESS 7 /* a communicator that does not block: the call has begun what it is to do */
-#define NCCL_RANKS_OF_ALL 16 /* of ncclCommInitAll, which one process calls for its own devices */
+/* ncclInProgress: a communicator that does not block has begun the operation. */
+#define NCCL_IN_PROGRESS 7
+#define NCCL_RANKS_OF_ALL 16 /* ncclCommInitAll makes one rank per device of the process */
 
 struct communicator_key {
-	__u64 communicator;
+	__u64 communicator; /* its handle; while it is being made, the address of the handle */
 	__u32 process;
-	__u32 is_being_made; /* then known by where it will be stored */
+	__u32 is_being_made;
 };
 
 struct communicator {
-	__u64 hash; /* of the unique id: the same for all ranks, on every node */
+	__u64 hash; /* of the unique id: equal on all ranks of all nodes */
 	__u64 sequence; /* collectives entered */
-	__u64 bytes; /* of the last one */
-	__u64 entered_ns; /* when it was entered */
-	__u64 left_ns; /* when the call returned; 0: it has not */
-	__u32 operation;
-	__u32 rank; /* NCCL_NO_RANK: not known */
-	__u32 ranks;
+	__u64 bytes; /* of the last collective */
+	__u64 entered_ns; /* when the last collective was entered */
+	__u64 left_ns; /* when its call returned; 0: it has not */
+	__u32 operation; /* enum nccl_operation of the last collective */
+	__u32 rank; /* NCCL_NO_RANK: unknown */
+	__u32 ranks; /* 0: unknown */
 	__u32 splits;
-	__u64 operations; /* of the last 16 collectives, four bits each, the last one lowest */
+	__u64 operations; /* of the last 16 collectives, four bits each, the newest lowest */
 	__u64 longest_gap_ns; /* between the entries of two successive collectives */
 };
 
@@ -55,11 +77,11 @@ struct {
 	__type(value, struct communicator);
 } communicators SEC(".maps");
 
-/* Communicators that a process has asked for and that were not stored when the call returned. */
+/* Communicators that were not stored yet when the call that makes them returned. */
 struct expected {
-	__u64 count; /* how many there were */
+	__u64 count; /* all so far */
 	struct expected_one {
-		__u64 stored_at; /* 0: it is known */
+		__u64 stored_at; /* 0: unused */
 		__u64 hash;
 		__u32 rank;
 		__u32 ranks;
@@ -76,10 +98,10 @@ struct {
 	__type(value, struct expected);
 } expected_communicators SEC(".maps");
 
-/* The last collectives of a process, for the wait that will show them done. */
+/* The last collectives of a process, until a wait shows that they are done. */
 struct pending {
-	__u64 entered; /* how many there were */
-	__u64 open; /* those whose end was not seen, by their place below, as bits */
+	__u64 entered; /* all so far */
+	__u64 open; /* bits of the places in `last` whose end was not seen */
 	struct {
 		__u64 since_ns;
 		__u64 operation;
@@ -94,10 +116,10 @@ struct {
 	__type(value, struct pending);
 } pending_collectives SEC(".maps");
 
-/* Which of the last collectives a wait for a stream or an event covers. */
+/* The pending collectives that a wait for a stream or an event covers. */
 struct covered {
-	__u64 entered; /* how many there were when this was noted */
-	__u64 which; /* by their place among the pending ones, as bits */
+	__u64 entered; /* struct pending's count when this was noted */
+	__u64 which; /* bits of their places in struct pending */
 };
 
 struct {
@@ -107,8 +129,8 @@ struct {
 	__type(value, struct covered);
 } covers SEC(".maps");
 
-/* A row of NCCL's table of types: int8, uint8, int32, uint32, int64, uint64, half, float, double,
- * bfloat16, float8e4m3, float8e5m2. */
+/* The size of an element of an ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half,
+ * float, double, bfloat16, float8e4m3, float8e5m2. */
 static __always_inline __u64 element_bytes(__u32 type)
 {
 	switch (type) {
@@ -171,7 +193,7 @@ __noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, _
 	return 0;
 }
 
-/* Remembers a communicator that is not stored yet, in place of the oldest one that never was. */
+/* Remembers a communicator that is not stored yet, in place of the oldest remembered one. */
 static __always_inline void expect_communicator(__u32 process, const struct expected_one *one)
 {
 	struct expected *expected = bpf_map_lookup_elem(&expected_communicators, &process);
@@ -188,8 +210,9 @@ static __always_inline void expect_communicator(__u32 process, const struct expe
 }
 
 /*
- * Adds those that are stored by now: the one that is used, or those of a group that has ended (0). Who does not
- * block may use the place for something else when it has read it, so what is there alone proves nothing.
+ * Adds expected communicators that are stored by now: the one that is used, or with `used` 0 those
+ * of a group that has ended. A caller that does not block may reuse the memory once it has read the
+ * handle, so a value there alone proves nothing.
  */
 __noinline int add_expected(__u32 process, __u64 used)
 {
@@ -209,10 +232,10 @@ __noinline int add_expected(__u32 process, __u64 used)
 	return 0;
 }
 
-/* Adds a communicator, now or when it is stored: a part of another one that is made in a group or without
+/* Adds a communicator now, or once it is stored: one that is split off in a group or without
  * blocking is stored later. */
-static __always_inline void made_communicator(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
-					      __u32 ranks, int result)
+static __always_inline void made_communicator(__u32 process, __u64 stored_at, __u64 hash,
+					      __u32 rank, __u32 ranks, int result)
 {
 	struct expected_one one = { .stored_at = stored_at,
 				    .hash = hash,
@@ -227,7 +250,7 @@ static __always_inline void made_communicator(__u32 process, __u64 stored_at, __
 		expect_communicator(process, &one);
 }
 
-/* Where a function that makes a communicator stores it. */
+/* Where the call stores the communicator it makes; 0 if it makes none. */
 static __always_inline __u64 made_at(const struct zernel_symbol *symbol,
 				     const struct zernel_open_call *call)
 {
@@ -242,13 +265,13 @@ static __always_inline __u64 made_at(const struct zernel_symbol *symbol,
 	}
 }
 
-/* A rank waits for the others to join: until the call returns, this is all there is to see of it. */
+/* A rank waits for the others to join. Until its call returns, this entry shows that it waits. */
 static __always_inline void begin_to_join(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
 					  __u32 ranks)
 {
-	struct communicator_key key = {
-		.communicator = stored_at, .process = process, .is_being_made = 1
-	};
+	struct communicator_key key = { .communicator = stored_at,
+					.process = process,
+					.is_being_made = 1 };
 	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
 
 	made.entered_ns = bpf_ktime_get_ns();
@@ -256,19 +279,19 @@ static __always_inline void begin_to_join(__u32 process, __u64 stored_at, __u64 
 		ZERNEL_LOST(communicators);
 }
 
-/* Whatever has become of it. */
+/* The call has returned, with or without success. */
 static __always_inline void end_to_join(const struct zernel_symbol *symbol, __u32 process,
 					const struct zernel_open_call *call)
 {
-	struct communicator_key key = {
-		.communicator = made_at(symbol, call), .process = process, .is_being_made = 1
-	};
+	struct communicator_key key = { .communicator = made_at(symbol, call),
+					.process = process,
+					.is_being_made = 1 };
 
 	if (key.communicator)
 		bpf_map_delete_elem(&communicators, &key);
 }
 
-/* What is left of it: the places of some may be others' by now. */
+/* The covered collectives whose places have not been reused. */
 static __always_inline __u64 still_covered(const struct covered *covered, __u64 entered)
 {
 	__u64 newer = entered - covered->entered, from = covered->entered % NCCL_PENDING;
@@ -282,6 +305,7 @@ static __always_inline __u64 still_covered(const struct covered *covered, __u64 
 	return covered->which & ~taken;
 }
 
+/* The pending collectives that a wait for the object covers. */
 __noinline __u64 covered_by(__u32 process, __u64 object)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
@@ -291,7 +315,7 @@ __noinline __u64 covered_by(__u32 process, __u64 object)
 	return covered ? still_covered(covered, pending->entered) : 0;
 }
 
-/* A wait for the object covers these from now on, and nothing else. */
+/* From now on, a wait for the object covers exactly these. */
 __noinline int cover(__u32 process, __u64 object, __u64 which)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
@@ -305,7 +329,7 @@ __noinline int cover(__u32 process, __u64 object, __u64 which)
 	return 0;
 }
 
-/* Notes a collective on a stream, for the wait to come. */
+/* Notes a collective on a stream, until a wait covers it. */
 __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
@@ -330,8 +354,8 @@ __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __
 	return 0;
 }
 
-/* A wait has returned that covers these collectives of the process. Of those from before a time for which events
- * were not seen, an earlier wait may have shown the end. */
+/* A wait that covers these collectives has returned. Collectives from before events_from_ns are not
+ * timed: an earlier wait, not seen, may have covered them. */
 __noinline int collectives_done(__u32 process, __u64 which, __u64 now_ns)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
@@ -354,7 +378,7 @@ static __always_inline __u32 operation_of(const struct zernel_symbol *symbol)
 {
 	__u32 operation = symbol->family - ZERNEL_COLLECTIVE_ENQUEUE;
 
-	return operation < 12 ? operation : 11;
+	return operation < NCCL_OPS ? operation : NCCL_OP_OTHER;
 }
 
 static __always_inline void collective_entered(struct communicator *communicator, __u32 operation,
@@ -373,7 +397,8 @@ static __always_inline void collective_entered(struct communicator *communicator
 	communicator->entered_ns = now_ns;
 }
 
-static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_symbol *symbol,
+#define nccl_enter nccl_enter
+static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_open_call *call)
 {
 	struct communicator *communicator;
@@ -394,32 +419,32 @@ static __always_inline void nccl_enter(struct pt_regs *ctx, const struct zernel_
 		collective_entered(communicator, operation_of(symbol), call->arguments[0]);
 		break;
 	case NCCL_INIT_RANK:
-		/* A struct of 128 bytes passed by value lies behind the address to return to. */
+		/* The unique id, 128 bytes passed by value, lies above the return address. */
 		call->noted = hash_unique_id(call->stack + 8);
-		begin_to_join(thread->process, call->arguments[0], call->noted,
-			      call->arguments[2], call->arguments[1]);
+		begin_to_join(thread->process, call->arguments[0], call->noted, call->arguments[2],
+			      call->arguments[1]);
 		break;
 	case NCCL_INIT_SCALABLE:
 		call->noted = hash_unique_id(call->arguments[3]);
-		begin_to_join(thread->process, call->arguments[0], call->noted,
-			      call->arguments[2], call->arguments[1]);
+		begin_to_join(thread->process, call->arguments[0], call->noted, call->arguments[2],
+			      call->arguments[1]);
 		break;
 	case NCCL_SPLIT:
 		communicator = find_communicator(thread->process, call->arguments[0]);
 		if (!communicator)
 			break;
-		/* All ranks split in the same order, and wait for each other whatever their color. */
+		/* All ranks split in the same order, and all wait, whatever their color. */
 		communicator->splits++;
 		call->noted = hash_word(communicator->hash, communicator->splits);
-		begin_to_join(thread->process, call->arguments[3], call->noted,
-			      communicator->rank, communicator->ranks);
+		begin_to_join(thread->process, call->arguments[3], call->noted, communicator->rank,
+			      communicator->ranks);
 		break;
 	case NCCL_DESTROY:
-		/* Before the call, because its memory is another's as soon as that returns. */
+		/* At the entry: once the call returns, another communicator may have the same
+		 * address. */
 		bpf_map_delete_elem(&communicators,
-				    &(struct communicator_key){
-					    .communicator = call->arguments[0],
-					    .process = thread->process });
+				    &(struct communicator_key){ .communicator = call->arguments[0],
+								.process = thread->process });
 		break;
 	}
 }
@@ -434,13 +459,23 @@ static __always_inline void communicators_of_all(struct zernel_thread *thread,
 				 now_ns, rank, ranks);
 }
 
+#define nccl_failed nccl_failed
+static __always_inline bool nccl_failed(int result)
+{
+	return result && result != NCCL_IN_PROGRESS;
+}
+
+#define nccl_leave nccl_leave
 static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_open_call *call,
-				       __u64 now_ns, int result)
+				       __u64 now_ns, int result, bool failed)
 {
 	struct communicator *communicator;
 	__u32 color;
 
+	end_to_join(symbol, thread->process, call);
+	if (failed)
+		return;
 	switch (symbol->role) {
 	case NCCL_COLLECTIVE:
 		communicator = find_communicator(thread->process, call->arguments[2]);
@@ -482,3 +517,5 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 		break;
 	}
 }
+
+#endif

@@ -1,18 +1,39 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Threads of ML processes on and off their CPUs: how long they run, how long they wait to, and what
- * they are blocked by.
+ * Threads of ML processes on and off their CPUs: how long they run, how long they are runnable and
+ * do not run, and why they are blocked.
  *
- * The threads of a known process, and the processes that it forks to load its data, are given storage
- * when they are forked, or found by an iterator. All others have none, which is the first thing that
- * every switch asks, and for most the last.
+ * Threads of an observed process, and the processes it forks to load data, get storage when they
+ * are forked, or from an iterator. Other threads have none. A context switch checks that first, and
+ * for most threads does nothing else.
  *
- * When a thread is woken is not watched, because that would cost every thread of the system as much
- * again: when it runs, the kernel's own account says since when it could have.
+ * Wakeups are not traced: that would double the cost for every thread of the system. When a thread
+ * runs again, the kernel's own account shows since when it was runnable.
  *
- * A thread's own storage is written while it is being switched, which the kernel never does on two
- * CPUs at once.
+ * A thread's storage is written while it is being switched, which never happens on two CPUs at
+ * once.
  */
+#ifndef SCHED_BPF_H
+#define SCHED_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+#include "dataload/dataload.bpf.h"
+#include "dist_sync/dist_sync.bpf.h"
+#include "duration.h"
+#include "losses.h"
+#include "phase_tracker.h"
+#include "process.h"
+#include "sched/state.bpf.h"
+#include "settings.h"
+#include "shared_state.h"
+#include "storage.h"
+#include "task_state.h"
+#include "thread.h"
+#include "work.h"
+
 #define TASK_DEAD 0x80
 #define RECENT_NS (1ULL << 30)
 #define CALLING_NS (60 * RECENT_NS)
@@ -33,10 +54,11 @@ enum {
 	AF_INET6 = 10,
 };
 
-/* How far the scheduler's clock is ahead of ours, as last seen: the two drift apart slowly. */
+/* How far the scheduler's clock is ahead of bpf_ktime_get_ns(), as last seen: the two drift apart
+ * slowly. */
 static volatile __u64 scheduler_clock_ahead_ns;
 
-/* What a system call says of why its caller is blocked, as x86-64 numbers them. */
+/* Why the caller of a system call is blocked; numbers are those of x86-64. */
 static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
 {
 	switch (call) {
@@ -62,7 +84,7 @@ static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
 	case 327: /* preadv2 */
 	case 328: /* pwritev2 */
 		*has_file = true;
-		return ZERNEL_BLOCKED_OTHER;
+		return SCHED_BLOCKED_OTHER;
 	case 2: /* open */
 	case 4: /* stat */
 	case 5: /* fstat */
@@ -83,11 +105,11 @@ static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
 	case 426: /* io_uring_enter */
 	case 437: /* openat2 */
 	case 439: /* faccessat2 */
-		return ZERNEL_BLOCKED_IO;
+		return SCHED_BLOCKED_IO;
 	case 202: /* futex */
 	case 449: /* futex_waitv */
 	case 455: /* futex_wait */
-		return ZERNEL_BLOCKED_FUTEX;
+		return SCHED_BLOCKED_FUTEX;
 	case 7: /* poll */
 	case 23: /* select */
 	case 232: /* epoll_wait */
@@ -95,11 +117,11 @@ static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
 	case 271: /* ppoll */
 	case 281: /* epoll_pwait */
 	case 441: /* epoll_pwait2 */
-		return ZERNEL_BLOCKED_POLL;
+		return SCHED_BLOCKED_POLL;
 	case NOT_A_SYSCALL:
-		return ZERNEL_BLOCKED_FAULT;
+		return SCHED_BLOCKED_FAULT;
 	default:
-		return ZERNEL_BLOCKED_OTHER;
+		return SCHED_BLOCKED_OTHER;
 	}
 }
 
@@ -111,31 +133,31 @@ static __noinline __u8 why_by_file(struct task_struct *task, unsigned int number
 	__u16 family;
 
 	if (!table || number >= BPF_CORE_READ(table, max_fds))
-		return ZERNEL_BLOCKED_OTHER;
+		return SCHED_BLOCKED_OTHER;
 	files = BPF_CORE_READ(table, fd);
 	bpf_probe_read_kernel(&file, sizeof(file), files + number);
 	if (!file)
-		return ZERNEL_BLOCKED_OTHER;
+		return SCHED_BLOCKED_OTHER;
 	switch (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) {
 	case S_IFREG:
 	case S_IFBLK:
 	case S_IFDIR:
-		return ZERNEL_BLOCKED_IO;
+		return SCHED_BLOCKED_IO;
 	case S_IFCHR:
-		return ZERNEL_BLOCKED_OTHER;
+		return SCHED_BLOCKED_OTHER;
 	case S_IFSOCK:
 		socket = BPF_CORE_READ(file, private_data);
 		family = BPF_CORE_READ(socket, sk, __sk_common.skc_family);
-		return family == AF_INET || family == AF_INET6 ? ZERNEL_BLOCKED_NETWORK :
-								 ZERNEL_BLOCKED_IPC;
+		return family == AF_INET || family == AF_INET6 ? SCHED_BLOCKED_NETWORK :
+								 SCHED_BLOCKED_IPC;
 	default: /* a pipe, or a file without a name, such as an eventfd */
-		return ZERNEL_BLOCKED_IPC;
+		return SCHED_BLOCKED_IPC;
 	}
 }
 
 /*
- * What a loader polls: programs that wait for a socket no longer than some time, as most do that download, poll
- * it alone. Other processes poll sockets of all sorts, for ever.
+ * Why a loader polls. A download usually waits for its socket with a timeout, by polling that
+ * socket alone. Trainers poll all kinds of sockets, without end, so this is asked of loaders only.
  */
 static __noinline __u8 why_by_poll(struct task_struct *task)
 {
@@ -144,10 +166,10 @@ static __noinline __u8 why_by_poll(struct task_struct *task)
 	int number = -1;
 
 	if ((call != 7 && call != 271) || registers->rsi != 1)
-		return ZERNEL_BLOCKED_POLL;
+		return SCHED_BLOCKED_POLL;
 	bpf_probe_read_user(&number, sizeof(number), (void *)registers->rdi);
-	return why_by_file(task, number) == ZERNEL_BLOCKED_NETWORK ? ZERNEL_BLOCKED_NETWORK :
-								     ZERNEL_BLOCKED_POLL;
+	return why_by_file(task, number) == SCHED_BLOCKED_NETWORK ? SCHED_BLOCKED_NETWORK :
+								    SCHED_BLOCKED_POLL;
 }
 
 /* Why the current task, which is being switched out, is blocked. */
@@ -158,39 +180,48 @@ static __always_inline __u8 why_blocked(struct task_struct *task)
 	__u8 reason;
 
 	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
-		return ZERNEL_BLOCKED_IO;
+		return SCHED_BLOCKED_IO;
 	registers = (struct pt_regs *)bpf_task_pt_regs(task);
 	reason = why_by_call(registers->orig_rax, &has_file);
 	return has_file ? why_by_file(task, registers->rdi) : reason;
 }
 
+/* How long the current thread has been on a CPU since it last blocked. */
+static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u64 now_ns)
+{
+	const struct sched_thread *run = &thread->sched;
+	__u64 stretch_ns = run->state == SCHED_ON_CPU ? now_ns - run->since_ns : 0;
+
+	return run->burst_ns + stretch_ns + 1;
+}
+
 static __always_inline __u8 event_of_block(__u8 reason)
 {
 	switch (reason) {
-	case ZERNEL_BLOCKED_IO:
+	case SCHED_BLOCKED_IO:
 		return ZERNEL_BLOCK_IO;
-	case ZERNEL_BLOCKED_FUTEX:
+	case SCHED_BLOCKED_FUTEX:
 		return ZERNEL_BLOCK_FUTEX;
-	case ZERNEL_BLOCKED_POLL:
-	case ZERNEL_BLOCKED_IPC:
-	case ZERNEL_BLOCKED_NETWORK:
+	case SCHED_BLOCKED_POLL:
+	case SCHED_BLOCKED_IPC:
+	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_POLL;
 	default:
 		return ZERNEL_BLOCK_OTHER;
 	}
 }
 
-/* What a thread is at, as one that loads data; ZERNEL_WORKS for nothing. */
-static __always_inline __u32 work_of(const struct zernel_run *run)
+/* The work of a thread, taken as a loader; ZERNEL_WORKS for none. */
+static __always_inline __u32 work_of(const struct sched_thread *run)
 {
 	switch (run->state) {
-	case ZERNEL_ON_CPU:
+	case SCHED_ON_CPU:
 		return ZERNEL_PREPARES;
-	case ZERNEL_RUNNABLE:
+	case SCHED_RUNNABLE:
 		return ZERNEL_QUEUES;
-	case ZERNEL_BLOCKED:
-		return run->reason == ZERNEL_BLOCKED_IO || run->reason == ZERNEL_BLOCKED_NETWORK ||
-				       run->reason == ZERNEL_BLOCKED_FAULT ?
+	case SCHED_BLOCKED:
+		return run->reason == SCHED_BLOCKED_IO || run->reason == SCHED_BLOCKED_NETWORK ||
+				       run->reason == SCHED_BLOCKED_FAULT ?
 			       ZERNEL_FETCHES :
 			       ZERNEL_WORKS;
 	default:
@@ -198,19 +229,19 @@ static __always_inline __u32 work_of(const struct zernel_run *run)
 	}
 }
 
-/* The thread comes to be somewhere else. */
+/* Moves the thread to another run state. */
 static __noinline int turn_run(struct zernel_thread *thread, struct zernel_process *process,
 			       __u8 state, __u64 now_ns)
 {
-	struct zernel_run *run = &thread->run;
+	struct sched_thread *run = &thread->sched;
 	struct zernel_process *trainer = zernel_process(run->trainer);
 	__u32 work = work_of(run);
 
 	barrier_var(work);
 	if (work < ZERNEL_WORKS) {
-		zernel_end_work(&process->own_work[work], now_ns);
+		zernel_end_work(&process->dataload.own_work[work], now_ns);
 		if (trainer)
-			zernel_end_work(&trainer->loader_work[work], now_ns);
+			zernel_end_work(&trainer->dataload.loader_work[work], now_ns);
 	}
 	run->state = state;
 	run->since_ns = now_ns;
@@ -219,14 +250,14 @@ static __noinline int turn_run(struct zernel_thread *thread, struct zernel_proce
 	work = work_of(run);
 	barrier_var(work);
 	if (work < ZERNEL_WORKS) {
-		zernel_begin_work(&process->own_work[work], now_ns);
+		zernel_begin_work(&process->dataload.own_work[work], now_ns);
 		if (trainer)
-			zernel_begin_work(&trainer->loader_work[work], now_ns);
+			zernel_begin_work(&trainer->dataload.loader_work[work], now_ns);
 	}
 	return 0;
 }
 
-/* Some of the time that a thread was taken for blocked, it could have run. */
+/* Moves part of a block, in which the thread was runnable, to ZERNEL_QUEUES. */
 static __always_inline void queue_instead(__u64 *of, __u32 work, __u64 ns)
 {
 	if (work == ZERNEL_FETCHES)
@@ -235,8 +266,8 @@ static __always_inline void queue_instead(__u64 *of, __u32 work, __u64 ns)
 		__sync_fetch_and_add(&of[ZERNEL_QUEUES], zernel_work_moment(ns));
 }
 
-/* What counts as recent is half of the last whole second and half of what was recent before. */
-static __always_inline void keep_recent(struct zernel_run *run, struct zernel_task_state *state,
+/* Recent values are running averages: half of the last second, half of the average before. */
+static __always_inline void keep_recent(struct sched_thread *run, struct zernel_task_state *state,
 					__u64 now_ns)
 {
 	__u64 elapsed_ns = now_ns - run->recent_since_ns;
@@ -268,17 +299,17 @@ static __noinline int tell_tracker(struct zernel_task_state *state, __u64 now_ns
 	return 0;
 }
 
-/* The thread has blocked: tells everybody who waits for whom. */
+/* The thread has blocked: feeds the tracker and the probes that measure waits. */
 static __noinline int tell_block(struct zernel_thread *thread, struct zernel_process *process,
 				 struct zernel_task_state *state, __u64 now_ns)
 {
-	thread->run.awaits = ZERNEL_AWAITS_NOTHING;
+	thread->sched.awaits = SCHED_AWAITS_NOTHING;
 	if (peer_block(thread)) {
 		tell_tracker(state, now_ns, ZERNEL_COLLECTIVE_ENTER);
 		tell_tracker(state, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	tell_tracker(state, now_ns, event_of_block(thread->run.reason));
+	tell_tracker(state, now_ns, event_of_block(thread->sched.reason));
 	data_block(thread, process, state, now_ns);
 	return 0;
 }
@@ -287,62 +318,63 @@ static __noinline int tell_unblock(struct zernel_thread *thread, struct zernel_p
 				   struct zernel_task_state *state, __u64 now_ns)
 {
 	tell_tracker(state, now_ns, ZERNEL_UNBLOCK);
-	if (thread->run.awaits == ZERNEL_AWAITS_PEERS) {
+	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
 		tell_tracker(state, now_ns, ZERNEL_COLLECTIVE_LEAVE);
-		thread->peers.until_ns = now_ns;
-		thread->peers.cpu_ns = 0;
-	} else if (thread->run.awaits == ZERNEL_AWAITS_DATA && thread->data.since_ns) {
+		thread->dist_sync.until_ns = now_ns;
+		thread->dist_sync.cpu_ns = 0;
+	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
 		data_until(thread, process, now_ns);
 	}
 	return 0;
 }
 
-/* How long a thread that is being switched in could have run. */
-static __always_inline __u64 delay_of(struct task_struct *task, struct zernel_run *run, __u64 now_ns)
+/* How long a thread that is being switched in was runnable. */
+static __always_inline __u64 delay_of(struct task_struct *task, struct sched_thread *run,
+				      __u64 now_ns)
 {
 	__u64 absent_ns = now_ns - run->since_ns;
 	__u64 queued = task->sched_info.last_queued;
 	__u64 delay_ns = task->sched_info.run_delay - run->delayed_ns;
 	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
 
-	if (run->state == ZERNEL_RUNNABLE)
+	if (run->state == SCHED_RUNNABLE)
 		return absent_ns;
 	if (queued && clock_ahead_ns && (__s64)(now_ns + clock_ahead_ns - queued) > 0)
 		delay_ns += now_ns + clock_ahead_ns - queued;
 	return delay_ns < absent_ns ? delay_ns : absent_ns;
 }
 
-/* Whether the thread takes part in what the process is watched for. One whose functions are all sampled shows that
- * now and then only. */
+/* Whether the thread makes probed calls. The limit is long, because sampled functions show it only
+ * now and then. */
 static __always_inline bool makes_calls(const struct zernel_thread *thread, __u64 now_ns)
 {
 	return thread->window_ns && now_ns - thread->window_ns < CALLING_NS;
 }
 
-/* The thread was away; of that, it could have run for `delay_ns`. */
+/* The thread was off its CPU; for `delay_ns` of that time it was runnable. */
 static __noinline int end_absence(struct zernel_thread *thread, struct zernel_process *process,
 				  __u64 delay_ns, __u64 now_ns)
 {
-	struct zernel_run *run = &thread->run;
+	struct sched_thread *run = &thread->sched;
 	struct zernel_process *trainer = zernel_process(run->trainer);
 	__u64 blocked_ns = now_ns - run->since_ns - delay_ns;
 	__u32 reason = run->reason;
 	__u32 work = work_of(run);
 
-	__sync_fetch_and_add(&process->run_delay_ns, delay_ns);
+	__sync_fetch_and_add(&process->sched.run_delay_ns, delay_ns);
 	if (makes_calls(thread, now_ns))
-		__sync_fetch_and_add(&process->calling_run_delay_ns, delay_ns);
+		__sync_fetch_and_add(&process->sched.calling_run_delay_ns, delay_ns);
 	zernel_observe_duration(thread->process, ZERNEL_RUN_DELAY, delay_ns);
-	if (run->state != ZERNEL_BLOCKED)
+	if (run->state != SCHED_BLOCKED)
 		return 0;
 	barrier_var(reason);
-	if (reason < ZERNEL_BLOCK_REASONS)
-		__sync_fetch_and_add(&process->blocked_ns[reason], blocked_ns);
-	if (reason == ZERNEL_BLOCKED_IO)
+	if (reason < SCHED_BLOCK_REASONS)
+		__sync_fetch_and_add(&process->sched.blocked_ns[reason], blocked_ns);
+	if (reason == SCHED_BLOCKED_IO)
 		run->recent_io_ns += blocked_ns;
-	queue_instead(process->own_work, work, delay_ns);
+	queue_instead(process->dataload.own_work, work, delay_ns);
 	if (trainer)
-		queue_instead(trainer->loader_work, work, delay_ns);
+		queue_instead(trainer->dataload.loader_work, work, delay_ns);
 	return 0;
 }
 
@@ -351,15 +383,15 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 {
 	struct zernel_process *process = zernel_process(thread->process);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
-	struct zernel_run *run = &thread->run;
+	struct sched_thread *run = &thread->sched;
 
 	if (!process)
 		return 0;
-	if (run->state == ZERNEL_ON_CPU)
+	if (run->state == SCHED_ON_CPU)
 		ZERNEL_LOST(switches);
-	else if (run->state != ZERNEL_NOT_SEEN)
+	else if (run->state != SCHED_NOT_SEEN)
 		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
-	turn_run(thread, process, ZERNEL_ON_CPU, now_ns);
+	turn_run(thread, process, SCHED_ON_CPU, now_ns);
 	if (!state)
 		return 0;
 	state->cpu_burst_ns = run->burst_ns + 1;
@@ -371,17 +403,17 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 }
 
 /*
- * A thread that is being switched out was on a CPU, whether we were told so or not: some kernels raise no
- * event for switches away from some threads. The kernel's own account says since when.
+ * A thread that is being switched out was on a CPU, even if its switch in was not seen: some kernels
+ * raise no event for switches away from some threads. The kernel's own account shows since when.
  */
-static __always_inline void make_good_arrival(struct task_struct *task, struct zernel_thread *thread,
-					      __u64 now_ns)
+static __always_inline void make_good_arrival(struct task_struct *task,
+					      struct zernel_thread *thread, __u64 now_ns)
 {
-	struct zernel_run *run = &thread->run;
+	struct sched_thread *run = &thread->sched;
 	__u64 clock_ahead_ns = scheduler_clock_ahead_ns;
 	__u64 arrived_ns = task->sched_info.last_arrival - clock_ahead_ns;
 
-	if (run->state != ZERNEL_RUNNABLE && run->state != ZERNEL_BLOCKED)
+	if (run->state != SCHED_RUNNABLE && run->state != SCHED_BLOCKED)
 		return;
 	if (clock_ahead_ns && arrived_ns - run->since_ns <= now_ns - run->since_ns)
 		switched_in(task, thread, arrived_ns);
@@ -394,28 +426,28 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 {
 	struct zernel_process *process = zernel_process(thread->process);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
-	struct zernel_run *run = &thread->run;
+	struct sched_thread *run = &thread->sched;
 
 	if (!process)
 		return;
 	make_good_arrival(task, thread, now_ns);
-	if (run->state == ZERNEL_ON_CPU) {
+	if (run->state == SCHED_ON_CPU) {
 		__u64 stretch_ns = now_ns - run->since_ns;
 
 		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
-		__sync_fetch_and_add(&process->on_cpu_ns, stretch_ns);
+		__sync_fetch_and_add(&process->sched.on_cpu_ns, stretch_ns);
 		if (makes_calls(thread, now_ns))
-			__sync_fetch_and_add(&process->calling_on_cpu_ns, stretch_ns);
+			__sync_fetch_and_add(&process->sched.calling_on_cpu_ns, stretch_ns);
 		run->burst_ns += stretch_ns;
-		thread->data.cpu_ns += stretch_ns;
-		thread->peers.cpu_ns += stretch_ns;
+		thread->dataload.cpu_ns += stretch_ns;
+		thread->dist_sync.cpu_ns += stretch_ns;
 	}
-	__sync_fetch_and_add(&process->switches, 1);
+	__sync_fetch_and_add(&process->sched.switches, 1);
 	if (state)
 		state->cpu_burst_ns = 0;
 	if (!blocks) {
-		turn_run(thread, process, is_dead ? ZERNEL_NOT_SEEN : ZERNEL_RUNNABLE, now_ns);
-		if (is_dead && thread->data.since_ns)
+		turn_run(thread, process, is_dead ? SCHED_NOT_SEEN : SCHED_RUNNABLE, now_ns);
+		if (is_dead && thread->dataload.since_ns)
 			give_up_data_wait(thread, process);
 		if (is_dead)
 			end_peer_wait(thread);
@@ -424,17 +456,18 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	run->burst_ns = 0;
 	run->delayed_ns = task->sched_info.run_delay;
 	run->reason = why_blocked(task);
-	if (run->reason == ZERNEL_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
+	if (run->reason == SCHED_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
 		run->reason = why_by_poll(task);
 	run->has_blocked = true;
-	turn_run(thread, process, ZERNEL_BLOCKED, now_ns);
-	if (run->reason == ZERNEL_BLOCKED_FUTEX)
+	turn_run(thread, process, SCHED_BLOCKED, now_ns);
+	if (run->reason == SCHED_BLOCKED_FUTEX)
 		run->recent_futex_waits++;
 	if (state)
 		tell_block(thread, process, state, now_ns);
 }
 
-/* What is known of a thread; most have no storage at all, which is cheaper to see than to ask. */
+/* The storage of an observed thread. Most threads have no task storage at all; the pointer shows
+ * that without a call. */
 static __always_inline struct zernel_thread *known_thread(struct task_struct *task)
 {
 	return task->bpf_storage ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
@@ -458,7 +491,7 @@ int sched_switch(__u64 *ctx)
 	return 0;
 }
 
-/* A place for a process that was forked by a known one. */
+/* Gives an index to a process that was forked by an observed one. */
 static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked_by)
 {
 	struct zernel_process *parent = zernel_process(forked_by), *trainer, *process;
@@ -488,7 +521,7 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 	return thread;
 }
 
-/* The current thread is nobody's we know any more. */
+/* The current thread is no longer observed. */
 static __always_inline void forget_thread(void)
 {
 	struct zernel_thread *thread =
@@ -496,7 +529,7 @@ static __always_inline void forget_thread(void)
 	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
 
 	if (process)
-		turn_run(thread, process, ZERNEL_NOT_SEEN, bpf_ktime_get_ns());
+		turn_run(thread, process, SCHED_NOT_SEEN, bpf_ktime_get_ns());
 }
 
 SEC("tp_btf/sched_process_fork")
@@ -511,8 +544,8 @@ int process_fork(__u64 *ctx)
 	if (!index)
 		return 0;
 	if (child->tgid != parent->tgid) {
-		/* Borrows its parent's memory until it executes something: it will load nothing.
-		 * (The kernel sets vfork_done only after this.) */
+		/* vfork(): the child shares its parent's memory until it calls exec, so it loads no
+		 * data. (The kernel sets vfork_done only after this.) */
 		if (child->mm == parent->mm)
 			return 0;
 		index = admit_loader(child, index);
@@ -520,18 +553,18 @@ int process_fork(__u64 *ctx)
 	process = zernel_process(index);
 	thread = process ? give_storage(child, index) : NULL;
 	if (thread)
-		turn_run(thread, process, ZERNEL_RUNNABLE, bpf_ktime_get_ns());
+		turn_run(thread, process, SCHED_RUNNABLE, bpf_ktime_get_ns());
 	return 0;
 }
 
-/* Whether two tasks run the same program: one was forked by the other, and executed no other. */
+/* Whether two tasks run the same program: one forked the other, and neither called exec since. */
 static __always_inline bool run_the_same(struct task_struct *one, struct task_struct *other)
 {
 	return BPF_CORE_READ(one, mm, exe_file, f_inode) ==
 	       BPF_CORE_READ(other, mm, exe_file, f_inode);
 }
 
-/* Finds the threads of known processes, and their children, that were there before they were known. */
+/* Adopts threads and children that existed before their process was observed. */
 SEC("iter/task")
 int adopt_tasks(struct bpf_iter__task *ctx)
 {
@@ -559,3 +592,5 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 		give_storage(task, index);
 	return 0;
 }
+
+#endif

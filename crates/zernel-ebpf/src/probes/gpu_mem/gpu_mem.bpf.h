@@ -1,27 +1,41 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * GPU memory: who holds how much, by device and by the place in the code that asked for it.
+ * GPU memory: how much each process holds, by device and by calling code.
  *
- * What is freed is taken out of the map when the call begins, and put back if it fails: once the
- * driver has freed an address, another thread may be given it before this one returns.
+ * A freed allocation leaves the map when the call is entered, and comes back if the call fails:
+ * once the driver has freed an address, another thread may get it before the first one returns.
  *
- * Memory from pools has accounts of its own beside those of all memory: when the functions that tell of it are
- * sampled, it is not known any more, and can be left out.
+ * Memory from pools has accounts of its own besides those of all memory. When the pool functions
+ * are sampled, pooled memory is unknown, and userspace subtracts it.
  *
- * Memory that is created is held by its handle and by each place where it is mapped. It is freed when
- * all of them are gone, in whatever order.
+ * Created memory is held by its handle and by each of its mappings. It is freed with the last of
+ * them, in any order.
  */
+#ifndef GPU_MEM_BPF_H
+#define GPU_MEM_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "btf.h"
+#include "cuda_context/cuda_context.bpf.h"
+#include "histogram.h"
+#include "losses.h"
+#include "symbol.h"
+#include "thread.h"
+
 enum gpu_mem_role {
 	MEMORY_ALLOCATE, /* arguments: where the address is stored, bytes */
-	MEMORY_ALLOCATE_PITCHED, /* where the address is stored, where the pitch is, height */
-	MEMORY_FREE, /* the address */
-	MEMORY_CREATE, /* where the handle is stored, bytes, properties */
-	MEMORY_RETAIN, /* where the handle is stored */
-	MEMORY_RELEASE, /* the handle */
-	MEMORY_MAP, /* the address, bytes, the handle */
-	MEMORY_UNMAP, /* the address, bytes */
-	MEMORY_ALLOCATE_POOLED, /* as of others */
+	MEMORY_ALLOCATE_PITCHED, /* arguments: where the address is stored, where the pitch is,
+				    height */
+	MEMORY_FREE, /* argument: the address */
+	MEMORY_CREATE, /* arguments: where the handle is stored, bytes, properties */
+	MEMORY_RETAIN, /* argument: where the handle is stored */
+	MEMORY_RELEASE, /* argument: the handle */
+	MEMORY_MAP, /* arguments: the address, bytes, the handle */
+	MEMORY_UNMAP, /* arguments: the address, bytes */
+	MEMORY_ALLOCATE_POOLED, /* arguments: as of MEMORY_ALLOCATE */
 };
+ZERNEL_IN_BTF(enum, gpu_mem_role);
 
 enum memory_kind {
 	MEMORY_ADDRESS,
@@ -29,22 +43,28 @@ enum memory_kind {
 	MEMORY_MAPPING,
 };
 
+/* Mappings that one call may remove. */
 #define MAPPINGS_AT_ONCE (1 << 16)
 
-
 struct allocation_key {
-	__u64 object; /* an address, or a handle, or where one is mapped */
+	__u64 object; /* by kind: an address, a handle, or the address of a mapping */
 	__u32 process;
-	__u32 kind;
+	__u32 kind; /* enum memory_kind */
 };
 
-/* In place of a caller, or beside one: memory from pools. No address in user space has this bit. */
-#define MEMORY_POOLED (1ULL << 63)
+/* A bit of a caller, alone or beside an address: memory from pools. No address in user space has
+ * it. */
+enum gpu_mem_caller_bit {
+	MEMORY_POOLED_BIT = 63,
+};
+ZERNEL_IN_BTF(enum, gpu_mem_caller_bit);
+
+#define MEMORY_POOLED (1ULL << MEMORY_POOLED_BIT)
 
 struct allocation {
 	__u64 bytes;
 	__u64 caller; /* of a mapping: the handle */
-	__u64 context; /* that it ends with; 0: not known, or none */
+	__u64 context; /* destroying it frees the memory; 0: unknown or none */
 	__u32 device;
 	__u32 references;
 };
@@ -123,7 +143,7 @@ static __always_inline void allocated(struct zernel_thread *thread, struct zerne
 	struct allocation allocation = {
 		.bytes = bytes,
 		.caller = call->caller,
-		.context = thread->context,
+		.context = thread->cuda_context.current,
 		.device = device,
 		.references = 1,
 	};
@@ -154,9 +174,9 @@ static __always_inline void freed(__u32 process, const struct allocation *alloca
 	}
 }
 
-/* A context that ends. */
+/* A context that is destroyed or emptied. */
 struct ending {
-	__u64 context; /* 0: the device's own */
+	__u64 context; /* 0: the primary context of the device */
 	__u32 process;
 	__u32 device;
 };
@@ -189,7 +209,7 @@ __noinline int free_context(__u32 process, __u64 context, __u32 device)
 	return 0;
 }
 
-/* The device that memory is created on; false if it is not a device. */
+/* The device on which memory is created; false if it is host memory. */
 static __always_inline bool created_on(__u64 properties, __u32 *device)
 {
 	struct {
@@ -201,7 +221,7 @@ static __always_inline bool created_on(__u64 properties, __u32 *device)
 	return asked.location_type == 1;
 }
 
-/* One reference more or less to a handle; the memory is freed with the last. */
+/* Adds or drops a reference to a handle; the last one frees the memory. */
 static __always_inline void change_references(__u32 process, __u64 handle, __s32 change)
 {
 	struct allocation_key key = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
@@ -242,7 +262,7 @@ static long unmap_next(__u64 index, void *context)
 	return 0;
 }
 
-/* One call may take away several mappings that lie side by side. */
+/* Removes all mappings in a range. */
 __noinline int unmap_memory(__u32 process, __u64 address, __u64 bytes)
 {
 	struct unmapping rest = { .address = address, .end = address + bytes, .process = process };
@@ -253,13 +273,17 @@ __noinline int unmap_memory(__u32 process, __u64 address, __u64 bytes)
 
 __noinline int map_memory(__u32 process, __u64 address, __u64 bytes, __u64 handle)
 {
-	struct allocation_key whole = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
-	struct allocation_key key = { .object = address, .process = process, .kind = MEMORY_MAPPING };
+	struct allocation_key whole = { .object = handle,
+					.process = process,
+					.kind = MEMORY_HANDLE };
+	struct allocation_key key = { .object = address,
+				      .process = process,
+				      .kind = MEMORY_MAPPING };
 	struct allocation mapping = { .bytes = bytes, .caller = handle, .references = 1 };
 
-	/* If something is mapped there, we were not told that it no longer is. */
+	/* If something was mapped here, its unmapping was not seen. */
 	unmap_memory(process, address, bytes);
-	/* Not of a device, imported, or created before we came. */
+	/* Host memory, imported memory, or memory created before the probes were attached. */
 	if (!bpf_map_lookup_elem(&allocations, &whole))
 		return 0;
 	if (bpf_map_update_elem(&allocations, &key, &mapping, BPF_ANY))
@@ -269,6 +293,7 @@ __noinline int map_memory(__u32 process, __u64 address, __u64 bytes, __u64 handl
 	return 0;
 }
 
+#define gpu_mem_enter gpu_mem_enter
 static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 					  struct zernel_thread *thread,
 					  struct zernel_open_call *call)
@@ -316,9 +341,11 @@ static __always_inline void free_leave(struct zernel_thread *thread, struct zern
 		freed(thread->process, &allocation);
 }
 
+#define gpu_mem_leave gpu_mem_leave
 static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 					  struct zernel_thread *thread,
-					  struct zernel_open_call *call, bool failed)
+					  struct zernel_open_call *call, __u64 now_ns, int result,
+					  bool failed)
 {
 	__u64 handle = 0, pitch = 0;
 	__u32 device;
@@ -363,3 +390,5 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 		break;
 	}
 }
+
+#endif

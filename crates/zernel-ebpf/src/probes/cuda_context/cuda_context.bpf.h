@@ -1,19 +1,33 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * On which device a thread works: contexts belong to devices, and a thread has a current context.
+ * The device a thread works on: every context belongs to a device, and a thread has a current
+ * context.
  */
+#ifndef CUDA_CONTEXT_BPF_H
+#define CUDA_CONTEXT_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "btf.h"
+#include "cuda_context/state.bpf.h"
+#include "losses.h"
+#include "process.h"
+#include "symbol.h"
+#include "thread.h"
+
 enum cuda_context_role {
 	CONTEXT_INIT,
 	CONTEXT_OPEN, /* arguments: where the context is stored, the device */
-	CONTEXT_CREATE, /* the same; it becomes current */
-	CONTEXT_SET, /* argument: the context that takes the place of the current one; 0 pops that */
-	CONTEXT_PUSH, /* the same, until it is popped */
+	CONTEXT_CREATE, /* the same; the context becomes current */
+	CONTEXT_SET, /* argument: the context that replaces the current one; 0 pops the current one */
+	CONTEXT_PUSH, /* argument: the context that becomes current until it is popped */
 	CONTEXT_POP,
-	CONTEXT_DESTROY, /* argument: the context, which is popped if it is current */
-	CONTEXT_RESET, /* argument: the device, whose own context is emptied */
+	CONTEXT_DESTROY, /* argument: the context; it is popped if it is current */
+	CONTEXT_RESET, /* argument: the device; its primary context is emptied */
 };
+ZERNEL_IN_BTF(enum, cuda_context_role);
 
-/* A device's own context, which those who use the device share, in what is known of a context. */
+/* In a value of `contexts`: the device's primary context, which all libraries of a process share. */
 #define CONTEXT_IS_PRIMARY (1U << 31)
 
 struct context_key {
@@ -22,6 +36,7 @@ struct context_key {
 	__u32 reserved;
 };
 
+/* The device of each context. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -29,21 +44,23 @@ struct {
 	__type(value, __u32);
 } contexts SEC(".maps");
 
-/* Notes the first call that only works once the driver is initialised. */
+/* Notes a call that works only once the driver is initialised. */
 static __always_inline void note_use(const struct zernel_symbol *symbol,
 				     struct zernel_process *process)
 {
-	bool is_init = symbol->probe == ZERNEL_CUDA_CONTEXT && symbol->role == CONTEXT_INIT;
+	bool is_init = symbol->probe == ZERNEL_PROBE_CUDA_CONTEXT && symbol->role == CONTEXT_INIT;
 
-	/* NCCL initialises it itself. */
-	if (!is_init && symbol->probe != ZERNEL_NCCL && !(process->flags & ZERNEL_USED_DRIVER))
+	/* NCCL initialises the driver itself. */
+	if (!is_init && symbol->probe != ZERNEL_PROBE_NCCL &&
+	    !(process->flags & ZERNEL_USED_DRIVER))
 		process->flags |= ZERNEL_USED_DRIVER;
 }
 
-/* CUDA's number of the device that the thread works on, or ZERNEL_NO_GPU. */
+/* CUDA's number of the thread's device, or ZERNEL_NO_GPU. */
 static __always_inline __u32 current_device(struct zernel_thread *thread)
 {
-	struct context_key key = { .context = thread->context, .process = thread->process };
+	struct context_key key = { .context = thread->cuda_context.current,
+				   .process = thread->process };
 	__u32 *device = key.context ? bpf_map_lookup_elem(&contexts, &key) : NULL;
 	struct zernel_process *process;
 
@@ -53,7 +70,7 @@ static __always_inline __u32 current_device(struct zernel_thread *thread)
 	return process ? process->device : ZERNEL_NO_GPU;
 }
 
-/* Frees what was allocated in a context, or if that is 0, in the device's own; see gpu_mem. */
+/* Frees all memory of a context; 0 means the primary context of the device. Defined by gpu_mem. */
 int free_context(__u32 process, __u64 context, __u32 device);
 
 __noinline int open_context(__u32 index, __u64 context, __u32 device, __u32 kind)
@@ -76,45 +93,48 @@ __noinline int open_context(__u32 index, __u64 context, __u32 device, __u32 kind
 
 static __always_inline void push_context(struct zernel_thread *thread, __u64 context)
 {
-	/* Of 64 bits, because old verifiers lose the check of a copy of 32. */
-	__u64 below = thread->contexts_pushed;
+	/* 64 bits wide: old verifiers forget the check when the compiler copies 32 bits. */
+	__u64 below = thread->cuda_context.pushed;
 
 	barrier_var(below);
-	if (below < ZERNEL_CONTEXT_DEPTH)
-		thread->contexts_below[below] = thread->context;
+	if (below < CUDA_CONTEXT_DEPTH)
+		thread->cuda_context.below[below] = thread->cuda_context.current;
 	else
 		ZERNEL_LOST(contexts);
-	thread->contexts_pushed++;
-	thread->context = context;
+	thread->cuda_context.pushed++;
+	thread->cuda_context.current = context;
 }
 
-/* What was pushed before the thread was known, or too deep, is not known: the first device stands for
- * it. */
+/* Contexts that were pushed before the thread was observed, or too deep, are unknown: the process's
+ * first device is assumed for them. */
 static __always_inline void pop_context(struct zernel_thread *thread)
 {
-	__u64 below = thread->contexts_pushed;
+	__u64 below = thread->cuda_context.pushed;
 
-	thread->context = 0;
+	thread->cuda_context.current = 0;
 	if (!below)
 		return;
-	thread->contexts_pushed = --below;
+	thread->cuda_context.pushed = --below;
 	barrier_var(below);
-	if (below < ZERNEL_CONTEXT_DEPTH)
-		thread->context = thread->contexts_below[below];
+	if (below < CUDA_CONTEXT_DEPTH)
+		thread->cuda_context.current = thread->cuda_context.below[below];
 }
 
+#define cuda_context_leave cuda_context_leave
 static __always_inline void cuda_context_leave(const struct zernel_symbol *symbol,
 					       struct zernel_thread *thread,
-					       struct zernel_open_call *call)
+					       struct zernel_open_call *call, __u64 now_ns,
+					       int result, bool failed)
 {
 	struct zernel_process *process = zernel_process(thread->process);
 	__u64 context = 0;
 
-	if (!process)
+	if (failed || !process)
 		return;
 	switch (symbol->role) {
 	case CONTEXT_INIT:
-		/* Every library that uses the driver initialises it: only the first one counts. */
+		/* Every library initialises the driver; only the first call shows the process's
+		 * start. */
 		if (!(process->flags & ZERNEL_USED_DRIVER))
 			process->flags |= ZERNEL_SAW_INIT;
 		break;
@@ -128,7 +148,7 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		break;
 	case CONTEXT_SET:
 		if (call->arguments[0])
-			thread->context = call->arguments[0];
+			thread->cuda_context.current = call->arguments[0];
 		else
 			pop_context(thread);
 		break;
@@ -140,7 +160,7 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		break;
 	case CONTEXT_DESTROY:
 		free_context(thread->process, call->arguments[0], 0);
-		if (thread->context == call->arguments[0])
+		if (thread->cuda_context.current == call->arguments[0])
 			pop_context(thread);
 		break;
 	case CONTEXT_RESET:
@@ -148,3 +168,5 @@ static __always_inline void cuda_context_leave(const struct zernel_symbol *symbo
 		break;
 	}
 }
+
+#endif

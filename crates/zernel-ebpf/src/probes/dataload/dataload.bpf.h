@@ -1,27 +1,43 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How long the thread that drives the steps waits for its next batch, and what its loaders did
- * meanwhile.
+ * How long a training thread waits for its next batch, and what its loaders did meanwhile.
  *
- * A batch is seldom got with one block: a poll tells that it is there, then descriptors are passed
- * and memory is mapped. So blocks with less than a millisecond of CPU time between them are one wait.
- * Loaders are processes; where there are none, the threads of the process are taken for them, the
- * waiting one included. So are they where the thread reads its data itself: what it forked is there for
- * something else then.
+ * A batch seldom takes a single block: a poll shows that it is there, then descriptors are passed
+ * and memory is mapped. So blocks with less than a millisecond of CPU time between them are one
+ * wait.
+ *
+ * Loaders are processes. Without any, the threads of the process itself count as loaders, the
+ * waiting thread included. They also do when the training thread reads its data itself: then the
+ * processes it forked do something else.
  */
+#ifndef DATALOAD_BPF_H
+#define DATALOAD_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "dataload/state.bpf.h"
+#include "duration.h"
+#include "phase_tracker.h"
+#include "process.h"
+#include "sched/state.bpf.h"
+#include "task_state.h"
+#include "thread.h"
+#include "work.h"
+
 #define WAIT_MERGE_NS 1000000ULL
 
-/* What is known of the process whose work explains a wait. */
-static __always_inline void note_work(struct zernel_process *process, struct zernel_wait *wait,
+/* Reads the sums of the work that explains a wait. */
+static __always_inline void note_work(struct zernel_process *process, struct dataload_thread *wait,
 				      __u64 *noted, __u64 now_ns)
 {
-	__u64 *work = wait->is_by_loaders ? process->loader_work : process->own_work;
+	__u64 *work = wait->is_by_loaders ? process->dataload.loader_work :
+					    process->dataload.own_work;
 
 	for (int i = 0; i < ZERNEL_WORKS; i++)
 		noted[i] = zernel_work_until(&work[i], now_ns);
 }
 
-/* `part` of `whole`, of `ns`. */
+/* ns * part / whole, without overflow. */
 static __always_inline __u64 share_of(__u64 ns, __u64 part, __u64 whole)
 {
 	__u64 q16 = (part << 16) / whole;
@@ -29,8 +45,8 @@ static __always_inline __u64 share_of(__u64 ns, __u64 part, __u64 whole)
 	return (ns >> 16) * q16 + ((ns & 0xffff) * q16 >> 16);
 }
 
-/* Splits a wait by what was done meanwhile. While anybody is at work, the wait is for that. */
-static __noinline int explain_wait(struct zernel_process *process, struct zernel_wait *wait,
+/* Splits a wait by the work done meanwhile. While any loader works, the wait is for that work. */
+static __noinline int explain_wait(struct zernel_process *process, struct dataload_thread *wait,
 				   __u64 waited_ns)
 {
 	__u64 part[ZERNEL_WORKS], worked_ns = 0, explained_ns;
@@ -41,15 +57,15 @@ static __noinline int explain_wait(struct zernel_process *process, struct zernel
 	}
 	explained_ns = worked_ns < waited_ns ? worked_ns : waited_ns;
 	for (int i = 0; i < ZERNEL_WORKS && worked_ns; i++)
-		__sync_fetch_and_add(&process->dataload_ns[i],
+		__sync_fetch_and_add(&process->dataload.waited_ns[i],
 				     share_of(explained_ns, part[i], worked_ns));
-	__sync_fetch_and_add(&process->dataload_ns[ZERNEL_WORKS], waited_ns - explained_ns);
+	__sync_fetch_and_add(&process->dataload.waited_ns[ZERNEL_WORKS], waited_ns - explained_ns);
 	return 0;
 }
 
 static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_process *process)
 {
-	struct zernel_wait *wait = &thread->data;
+	struct dataload_thread *wait = &thread->dataload;
 	__u64 waited_ns = wait->until_ns - wait->since_ns;
 	bool end_was_missed = wait->until_ns < wait->since_ns;
 
@@ -61,11 +77,11 @@ static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_
 	return 0;
 }
 
-/* A wait that nothing but its blocks speaks for. */
+/* Ends a wait that no copy confirms. A tentative or short one does not count. */
 static __always_inline void give_up_data_wait(struct zernel_thread *thread,
 					      struct zernel_process *process)
 {
-	struct zernel_wait *wait = &thread->data;
+	struct dataload_thread *wait = &thread->dataload;
 
 	if (wait->is_tentative || wait->until_ns < wait->since_ns + WAIT_MERGE_NS)
 		wait->since_ns = 0;
@@ -73,13 +89,22 @@ static __always_inline void give_up_data_wait(struct zernel_thread *thread,
 		end_data_wait(thread, process);
 }
 
-/* Whether the thread gets batches, as far as its blocks tell without a GPU: it runs the training loop,
- * or it is the first thread of a process that has loaders. */
+/* The thread runs a training loop. So its process is no loader, whoever forked it. */
+static __always_inline void runs_training_loop(struct zernel_thread *thread,
+					       struct zernel_process *process)
+{
+	thread->dataload.runs_training_loop = true;
+	if (process->flags & ZERNEL_IS_LOADER)
+		zernel_is_trainer(process);
+}
+
+/* Whether the thread takes batches although its process has no GPU: it runs the training loop, or
+ * it is the main thread of a process that has loaders. */
 static __always_inline bool steps_without_gpu(struct zernel_thread *thread,
 					      struct zernel_process *process, bool is_main)
 {
 	return process->device == ZERNEL_NO_GPU &&
-	       (thread->run.steps || (is_main && process->loaders));
+	       (thread->dataload.runs_training_loop || (is_main && process->loaders));
 }
 
 enum data_wait {
@@ -88,44 +113,44 @@ enum data_wait {
 	SURE_DATA_WAIT,
 };
 
-/* Whether a block, which the tracker knows of already, is for data. */
+/* Whether a block is for data. The tracker has already been told of the block. */
 static __always_inline enum data_wait is_data_wait(struct zernel_thread *thread,
 						   struct zernel_process *process,
 						   struct zernel_task_state *state, __u8 reason)
 {
 	struct zernel_tracker *tracker = &state->tracker;
-	bool asks_somebody = reason == ZERNEL_BLOCKED_POLL || reason == ZERNEL_BLOCKED_IPC;
+	bool asks_somebody = reason == SCHED_BLOCKED_POLL || reason == SCHED_BLOCKED_IPC;
 
 	if (zernel_in_call(tracker))
 		return NO_DATA_WAIT;
 	if (steps_without_gpu(thread, process, state->pid == state->tgid))
-		return reason == ZERNEL_BLOCKED_IO || (asks_somebody && process->loaders) ?
+		return reason == SCHED_BLOCKED_IO || (asks_somebody && process->loaders) ?
 			       SURE_DATA_WAIT :
 			       NO_DATA_WAIT;
 	if (!(tracker->flags & ZERNEL_DRIVES_STEPS))
 		return NO_DATA_WAIT;
 	if (asks_somebody && process->loaders)
 		return SURE_DATA_WAIT;
-	if (tracker->activity == ZERNEL_LOADING && reason != ZERNEL_BLOCKED_OTHER)
+	if (tracker->activity == ZERNEL_LOADING && reason != SCHED_BLOCKED_OTHER)
 		return SURE_DATA_WAIT;
 	return tracker->flags & ZERNEL_WAIT_UNDECIDED ? PERHAPS_DATA_WAIT : NO_DATA_WAIT;
 }
 
-/* Whether a block is for others: not for a disk, the network or a page. */
+/* Whether a block is for loader processes: not for a disk, the network or a page. */
 static __always_inline bool is_for_loaders(const struct zernel_process *process, __u8 reason)
 {
-	return process->loaders && reason != ZERNEL_BLOCKED_IO &&
-	       reason != ZERNEL_BLOCKED_NETWORK && reason != ZERNEL_BLOCKED_FAULT;
+	return process->loaders && reason != SCHED_BLOCKED_IO && reason != SCHED_BLOCKED_NETWORK &&
+	       reason != SCHED_BLOCKED_FAULT;
 }
 
-/* The thread blocks, for what the tracker was told. */
+/* The thread blocks. The tracker has already been told. */
 static __noinline int data_block(struct zernel_thread *thread, struct zernel_process *process,
 				 struct zernel_task_state *state, __u64 now_ns)
 {
-	struct zernel_wait *wait = &thread->data;
-	enum data_wait kind = is_data_wait(thread, process, state, thread->run.reason);
-	bool by_loaders = is_for_loaders(process, thread->run.reason);
-	/* Who has no loaders prepares its batch itself, with as much CPU time as that takes. */
+	struct dataload_thread *wait = &thread->dataload;
+	enum data_wait kind = is_data_wait(thread, process, state, thread->sched.reason);
+	bool by_loaders = is_for_loaders(process, thread->sched.reason);
+	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
 	bool goes_on = wait->cpu_ns <= WAIT_MERGE_NS ||
 		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT &&
 			process->device != ZERNEL_NO_GPU);
@@ -134,7 +159,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 		give_up_data_wait(thread, process);
 	if (kind == NO_DATA_WAIT)
 		return 0;
-	thread->run.awaits = ZERNEL_AWAITS_DATA;
+	thread->sched.awaits = SCHED_AWAITS_DATA;
 	if (!wait->since_ns) {
 		wait->since_ns = now_ns;
 		wait->is_tentative = kind == PERHAPS_DATA_WAIT;
@@ -146,11 +171,11 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 	return 0;
 }
 
-/* A block for data is over: the batch may be there. */
-static __always_inline void data_until(struct zernel_thread *thread,
-				       struct zernel_process *process, __u64 now_ns)
+/* A block for data ends: the batch may be there. */
+static __always_inline void data_until(struct zernel_thread *thread, struct zernel_process *process,
+				       __u64 now_ns)
 {
-	struct zernel_wait *wait = &thread->data;
+	struct dataload_thread *wait = &thread->dataload;
 
 	wait->until_ns = now_ns;
 	wait->cpu_ns = 0;
@@ -161,12 +186,13 @@ static __always_inline void data_until(struct zernel_thread *thread,
 static __noinline int data_used(struct zernel_thread *thread, struct zernel_process *process,
 				__u32 event, __u64 now_ns)
 {
-	struct zernel_wait *wait = &thread->data;
+	struct dataload_thread *wait = &thread->dataload;
 	bool copies = event == ZERNEL_COPY_TO_DEVICE;
-	__u64 stretch_ns = thread->run.state == ZERNEL_ON_CPU ? now_ns - thread->run.since_ns : 0;
+	__u64 stretch_ns = thread->sched.state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
+								 0;
 
 	if (wait->until_ns < wait->since_ns) {
-		wait->since_ns = 0; /* its end was missed */
+		wait->since_ns = 0; /* the end of its block was missed */
 		return 0;
 	}
 	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_NS || (copies && !wait->is_by_loaders))
@@ -177,3 +203,5 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 		give_up_data_wait(thread, process);
 	return 0;
 }
+
+#endif

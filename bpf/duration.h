@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Distributions of durations, by process and family, in an array of histograms that userspace maps.
+ * A process gets a histogram of a family with its first duration.
+ */
+#ifndef ZERNEL_DURATION_H
+#define ZERNEL_DURATION_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "histogram.h"
+#include "limits.h"
+#include "losses.h"
+#include "process.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, ZERNEL_HISTOGRAMS);
+	__type(key, __u32);
+	__type(value, struct zernel_histogram);
+} histograms SEC(".maps");
+
+/* Free indices; 0 is never one of them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, ZERNEL_HISTOGRAMS);
+	__type(value, __u32);
+} free_histograms SEC(".maps");
+
+static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_process *process,
+								 __u32 family)
+{
+	__u32 *place;
+	__u32 index = 0, winner;
+
+	if (family >= ZERNEL_FAMILIES)
+		return NULL;
+	place = &process->histograms[family];
+	index = *(volatile __u32 *)place;
+	if (index)
+		return bpf_map_lookup_elem(&histograms, &index);
+	if (bpf_map_pop_elem(&free_histograms, &index))
+		return NULL;
+	winner = __sync_val_compare_and_swap(place, 0, index);
+	if (winner) {
+		bpf_map_push_elem(&free_histograms, &index, BPF_ANY);
+		index = winner;
+	}
+	return bpf_map_lookup_elem(&histograms, &index);
+}
+
+/* Records a duration. Takes numbers only: such a global function is verified once, not on every
+ * path to it. */
+__noinline int zernel_observe_duration(__u32 process_index, __u32 family, __u64 ns)
+{
+	struct zernel_process *process = zernel_process(process_index);
+	struct zernel_histogram *histogram;
+
+	if (!process)
+		return 0;
+	histogram = zernel_histogram(process, family);
+	if (histogram)
+		zernel_record(histogram, ns);
+	else
+		ZERNEL_LOST(histograms);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Sizes of the tables that the probes write and userspace reads. */
+#ifndef ZERNEL_LIMITS_H
+#define ZERNEL_LIMITS_H
+
+#include "btf.h"
+
+enum zernel_limits {
+	ZERNEL_PROCESSES = 2048,
+	ZERNEL_SYMBOLS = 96,
+	ZERNEL_HISTOGRAMS = 4096,
+	ZERNEL_ARGUMENTS = 4, /* of a call that are kept */
+	ZERNEL_NONE = 0xff, /* in a row of `symbols`: no family, no event */
+};
+ZERNEL_IN_BTF(enum, zernel_limits);
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Step marks: calls that a training loop makes about once a step. steps.h reports them to
+ * userspace, which finds the steps.
+ */
+#ifndef ZERNEL_MARK_H
+#define ZERNEL_MARK_H
+
+#include "kernel.h"
+#include "btf.h"
+
+enum zernel_mark {
+	ZERNEL_MARK_NONE,
+	ZERNEL_MARK_OPTIMIZER,
+	ZERNEL_MARK_BACKWARD,
+	ZERNEL_MARK_REDUCE,
+	ZERNEL_MARK_GRAPH,
+	ZERNEL_MARK_COPY_IN,
+	ZERNEL_MARK_COPY_OUT,
+	ZERNEL_MARK_WAIT,
+};
+ZERNEL_IN_BTF(enum, zernel_mark);
+
+enum zernel_mark_sort {
+	ZERNEL_MARKS_TRAINING, /* only training makes these calls */
+	ZERNEL_MARKS_USE, /* any use of a GPU does */
+	ZERNEL_MARK_SORTS, /* how many there are */
+};
+ZERNEL_IN_BTF(enum, zernel_mark_sort);
+
+/* A mark as userspace reads it from the ring buffer. */
+struct zernel_step_mark {
+	__u64 at_ns;
+	__u32 process; /* index */
+	__u16 launches; /* since the previous mark; 0xffff: at least that many */
+	__u8 mark; /* enum zernel_mark */
+	__u8 missing; /* bits of the sorts of which marks before this one are missing */
+};
+ZERNEL_IN_BTF(struct, zernel_step_mark);
+
+/* Marks of one process. */
+struct zernel_process_marks {
+	__u32 launches; /* since the last mark */
+	__u32 last; /* enum zernel_mark */
+	__u64 since_ns; /* start of the interval for which `count` counts */
+	__u32 count[ZERNEL_MARK_SORTS];
+	__u32 missing; /* bits of the sorts of which a mark was not reported since the last report */
+	__u32 reserved;
+};
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Settings that userspace changes while the programs run. */
+#ifndef ZERNEL_SETTINGS_H
+#define ZERNEL_SETTINGS_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "phase_tracker.h"
+
+struct zernel_settings {
+	struct zernel_tracker_config tracker;
+	__u32 window_open; /* a sampling window is open: sampled functions count */
+	__u32 reserved;
+	__u64 taken_off_ns; /* when probes were last detached: calls from before may never return */
+	__u64 events_from_ns; /* since when records of and waits for CUDA events are probed */
+	__u64 events_sampled; /* those functions are sampled */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct zernel_settings);
+} settings SEC(".maps");
+
+static __always_inline struct zernel_settings *zernel_settings(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&settings, &zero);
+}
+
+#endif

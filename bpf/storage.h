@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Lookups in task storage from programs that can be preempted. A task that is preempted within the
+ * lookup keeps every other task on its CPU from creating storage, at least up to 6.18. So these
+ * lookups run with preemption off where the kernel allows it (since 6.10).
+ */
+#ifndef ZERNEL_STORAGE_H
+#define ZERNEL_STORAGE_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+
+extern void bpf_preempt_disable(void) __weak __ksym;
+extern void bpf_preempt_enable(void) __weak __ksym;
+
+#define zernel_kept_of(map, task, create)                                                   \
+	({                                                                                  \
+		void *kept;                                                                 \
+		if (bpf_ksym_exists(bpf_preempt_disable))                                   \
+			bpf_preempt_disable();                                              \
+		kept = bpf_task_storage_get(map, task, 0,                                   \
+					    (create) ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0); \
+		if (bpf_ksym_exists(bpf_preempt_enable))                                    \
+			bpf_preempt_enable();                                               \
+		kept;                                                                       \
+	})
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Observed threads: task storage that the probes keep for themselves. Userspace never reads it;
+ * what a scheduler may read is in shared_state.h.
+ */
+#ifndef ZERNEL_THREAD_H
+#define ZERNEL_THREAD_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "limits.h"
+#include "losses.h"
+#include "probe_parts.gen.h"
+#include "process.h"
+#include "shared_state.h"
+#include "storage.h"
+
+#define ZERNEL_CALL_DEPTH 8
+
+/* A call that was entered and has not returned; see call.h. */
+struct zernel_open_call {
+	__u64 stack; /* the stack pointer when it was entered */
+	__u64 since_ns;
+	__u64 caller; /* its return address, if its probe needs it */
+	__u64 arguments[ZERNEL_ARGUMENTS];
+	__u64 noted; /* two numbers that its probe keeps from entry to return */
+	__u64 noted_too;
+	__u32 symbol;
+	__u32 reserved;
+};
+
+struct zernel_thread {
+	__u64 window_ns; /* start of the interval for which `hits` counts; 0: no probe hit yet */
+	__u64 hits;
+	__u32 process; /* index; 0: none yet */
+	__u32 depth; /* open calls */
+	ZERNEL_THREAD_PARTS /* one struct for each probe that keeps state per thread */
+	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct zernel_thread);
+} threads SEC(".maps");
+
+/* The current thread, whose process is observed from now on. */
+static __always_inline struct zernel_thread *zernel_current_thread(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct zernel_thread *thread = zernel_kept_of(&threads, task, true);
+
+	if (!thread) {
+		ZERNEL_LOST(threads);
+		return NULL;
+	}
+	if (!thread->process) {
+		thread->process = zernel_process_index(task);
+		zernel_task(task, bpf_ktime_get_ns());
+	}
+	return thread;
+}
+
+#endif

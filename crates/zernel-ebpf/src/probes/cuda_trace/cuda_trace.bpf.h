@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Launches, copies and waits. Most need no more than any call. A wait also shows that collectives
+ * are done, and CUDA events carry that from stream to stream.
+ */
+#ifndef CUDA_TRACE_BPF_H
+#define CUDA_TRACE_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "btf.h"
+#include "cuda_trace/state.bpf.h"
+#include "mark.h"
+#include "nccl/nccl.bpf.h"
+#include "phase_tracker.h"
+#include "process.h"
+#include "symbol.h"
+#include "thread.h"
+
+enum cuda_trace_role {
+	TRACE_CALL,
+	TRACE_COPY_2D, /* argument: a CUDA_MEMCPY2D */
+	TRACE_STREAM_WAIT, /* argument: the stream */
+	TRACE_EVENT_WAIT, /* argument: the event */
+	TRACE_CONTEXT_WAIT,
+	TRACE_EVENT_RECORD, /* arguments: the event, the stream */
+	TRACE_STREAM_WAITS_FOR_EVENT, /* arguments: the stream, the event */
+	TRACE_COPY_3D, /* argument: a CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER */
+};
+ZERNEL_IN_BTF(enum, cuda_trace_role);
+
+/* The part of CUDA_MEMCPY2D that is read. */
+struct copy_2d {
+	__u64 before[14];
+	__u64 width_bytes;
+	__u64 height;
+};
+
+/* The part of CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER that is read. */
+struct copy_3d {
+	__u64 before[22];
+	__u64 width_bytes;
+	__u64 height;
+	__u64 depth;
+};
+
+#define cuda_trace_enter cuda_trace_enter
+static __always_inline void cuda_trace_enter(const struct zernel_symbol *symbol,
+					     struct zernel_thread *thread,
+					     struct zernel_open_call *call)
+{
+	__u64 size[3] = { 0, 0, 1 };
+
+	switch (symbol->role) {
+	case TRACE_COPY_2D:
+		bpf_probe_read_user(size, 2 * sizeof(size[0]),
+				    (void *)(call->arguments[0] +
+					     __builtin_offsetof(struct copy_2d, width_bytes)));
+		break;
+	case TRACE_COPY_3D:
+		bpf_probe_read_user(size, sizeof(size),
+				    (void *)(call->arguments[0] +
+					     __builtin_offsetof(struct copy_3d, width_bytes)));
+		break;
+	default:
+		return;
+	}
+	call->arguments[1] = size[0] * size[1] * size[2];
+}
+
+/* A thread that waits this soon after its copy waits for that copy. */
+#define COPY_WAIT_NS 200000ULL
+
+/*
+ * While launches are sampled, a thread is presumed to launch from the end of the copy of its batch.
+ * A copy of pageable memory is waited for at once: then from the end of that wait. A thread that
+ * copies nothing launches from the end of its wait for the last step.
+ */
+static __always_inline bool launches_begin(const struct zernel_symbol *symbol,
+					   struct zernel_thread *thread,
+					   const struct zernel_open_call *call, __u64 now_ns)
+{
+	struct cuda_trace_thread *trace = &thread->cuda_trace;
+
+	if (symbol->flags & ZERNEL_BEGINS_LAUNCHES) {
+		trace->copied_ns = now_ns;
+		return true;
+	}
+	if (symbol->leave_event != ZERNEL_GPU_SYNC_LEAVE)
+		return false;
+	return trace->copies_nothing ||
+	       (trace->copied_ns && call->since_ns - trace->copied_ns < COPY_WAIT_NS);
+}
+
+/* A backward pass begins while the thread launches. A thread without a copy since its last backward
+ * pass has its batches on the GPU already. */
+static __always_inline bool goes_backward(const struct zernel_symbol *symbol,
+					  const struct zernel_process *process,
+					  struct zernel_thread *thread, __u64 now_ns)
+{
+	bool presumes = symbol->flags & ZERNEL_BEGINS_LAUNCHES && process->device != ZERNEL_NO_GPU;
+	struct cuda_trace_thread *trace = &thread->cuda_trace;
+
+	if (symbol->mark != ZERNEL_MARK_BACKWARD)
+		return false;
+	trace->copies_nothing = presumes && trace->copied_ns < trace->went_backward_ns;
+	trace->went_backward_ns = presumes ? now_ns : 0;
+	return presumes;
+}
+
+#define cuda_trace_leave cuda_trace_leave
+static __always_inline void cuda_trace_leave(const struct zernel_symbol *symbol,
+					     struct zernel_thread *thread,
+					     struct zernel_open_call *call, __u64 now_ns,
+					     int result, bool failed)
+{
+	__u32 process = thread->process;
+
+	if (failed)
+		return;
+	switch (symbol->role) {
+	case TRACE_STREAM_WAIT:
+	case TRACE_EVENT_WAIT:
+		collectives_done(process, covered_by(process, call->arguments[0]), now_ns);
+		break;
+	case TRACE_CONTEXT_WAIT:
+		collectives_done(process, ~0ULL, now_ns);
+		break;
+	case TRACE_EVENT_RECORD:
+		cover(process, call->arguments[0], covered_by(process, call->arguments[1]));
+		break;
+	case TRACE_STREAM_WAITS_FOR_EVENT:
+		cover(process, call->arguments[0],
+		      covered_by(process, call->arguments[0]) |
+			      covered_by(process, call->arguments[1]));
+		break;
+	}
+}
+
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* State of the cuda_trace probe: when a thread's launches begin, while launches are sampled. */
+#ifndef CUDA_TRACE_STATE_BPF_H
+#define CUDA_TRACE_STATE_BPF_H
+
+#include "kernel.h"
+
+struct cuda_trace_thread {
+	__u64 copied_ns; /* end of the last copy after which launches are presumed */
+	__u64 went_backward_ns; /* start of the last backward pass; 0: launches are not presumed */
+	__u64 copies_nothing; /* no copy between the last two backward passes */
+};
+
+#endif

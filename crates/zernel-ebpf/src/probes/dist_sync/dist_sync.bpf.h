@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Waits for peers: in a GPU sync with nothing but collectives queued, and on the futex of a CPU
+ * collective (c10d's gloo). The return of a CPU collective is not probed, because an exception may
+ * leave it. So its wait lasts from the entry to the end of the last block that follows after at
+ * most a millisecond of CPU time.
+ */
+#ifndef DIST_SYNC_BPF_H
+#define DIST_SYNC_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "btf.h"
+#include "dataload/dataload.bpf.h"
+#include "dist_sync/state.bpf.h"
+#include "duration.h"
+#include "process.h"
+#include "sched/state.bpf.h"
+#include "shared_state.h"
+#include "storage.h"
+#include "symbol.h"
+#include "task_state.h"
+#include "thread.h"
+
+enum dist_sync_role {
+	SYNC_AWAIT_PEERS,
+	SYNC_AWAIT_GRADIENTS,
+};
+ZERNEL_IN_BTF(enum, dist_sync_role);
+
+/* The thread begins to wait for a CPU collective. */
+static __always_inline void await_peers(struct zernel_thread *thread, __u64 now_ns)
+{
+	thread->dist_sync.armed_ns = now_ns;
+	thread->dist_sync.cpu_ns = 0;
+	/* Its time on the CPU so far is not part of the wait. */
+	if (thread->sched.state == SCHED_ON_CPU)
+		thread->dist_sync.cpu_ns -= now_ns - thread->sched.since_ns;
+}
+
+static __noinline int end_peer_wait(struct zernel_thread *thread)
+{
+	struct dist_sync_thread *wait = &thread->dist_sync;
+
+	if (wait->since_ns && wait->until_ns > wait->since_ns)
+		zernel_observe_duration(thread->process, ZERNEL_DIST_SYNC,
+					wait->until_ns - wait->since_ns);
+	wait->since_ns = 0;
+	wait->armed_ns = 0;
+	return 0;
+}
+
+/* The thread blocks; returns whether it waits for peers. */
+static __always_inline bool peer_block(struct zernel_thread *thread)
+{
+	struct dist_sync_thread *wait = &thread->dist_sync;
+
+	if (!wait->armed_ns)
+		return false;
+	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_NS ||
+	    thread->sched.reason != SCHED_BLOCKED_FUTEX) {
+		end_peer_wait(thread);
+		return false;
+	}
+	if (!wait->since_ns)
+		wait->since_ns = wait->armed_ns;
+	thread->sched.awaits = SCHED_AWAITS_PEERS;
+	return true;
+}
+
+/* The current thread leaves a GPU sync. The tracker has not been told yet. */
+static __noinline int sync_left(__u32 process, __u64 now_ns)
+{
+	struct zernel_task_state *state =
+		zernel_kept_of(&zernel_tasks, bpf_get_current_task_btf(), false);
+	struct zernel_tracker *tracker;
+
+	if (!state)
+		return 0;
+	tracker = &state->tracker;
+	if (tracker->flags & ZERNEL_IN_SYNC && tracker->flags & ZERNEL_COLLECTIVE_QUEUED &&
+	    !(tracker->flags & ZERNEL_IN_COLLECTIVE) && now_ns > tracker->sync_since_ns)
+		zernel_observe_duration(process, ZERNEL_DIST_SYNC, now_ns - tracker->sync_since_ns);
+	return 0;
+}
+
+#define dist_sync_mark dist_sync_mark
+static __always_inline void dist_sync_mark(const struct zernel_symbol *symbol,
+					   struct zernel_thread *thread,
+					   struct zernel_process *process, __u64 now_ns)
+{
+	/* With a GPU the gradients are mostly NCCL's, whose waits do not block, and the caller is a
+	 * thread that idles afterwards, not the training thread. */
+	if (symbol->role == SYNC_AWAIT_GRADIENTS && process->device != ZERNEL_NO_GPU)
+		return;
+	runs_training_loop(thread, process);
+	await_peers(thread, now_ns);
+}
+
+#endif

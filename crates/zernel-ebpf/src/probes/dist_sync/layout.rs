@@ -1,0 +1,14 @@
+//! What the dist_sync probe shares with userspace.
+
+use zernel_phase::mirrors;
+
+mirrors! {
+    #[cfg(test)]
+    pub(crate) const MIRRORS;
+    constants {
+        pub(super) u8 = "dist_sync_role", "SYNC_" {
+            AWAIT_PEERS = 0,
+            AWAIT_GRADIENTS = 1,
+        }
+    }
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* State of the dist_sync probe: a thread's wait for its peers. */
+#ifndef DIST_SYNC_STATE_BPF_H
+#define DIST_SYNC_STATE_BPF_H
+
+#include "kernel.h"
+
+/* Several blocks with short bursts between them. */
+struct dist_sync_thread {
+	__u64 armed_ns; /* when a call was entered whose blocks are the wait; 0: none */
+	__u64 since_ns; /* 0: no block yet */
+	__u64 until_ns; /* end of the last block */
+	__u64 cpu_ns; /* on a CPU since then */
+};
+
+#endif

@@ -1,0 +1,49 @@
+//! What the gpu_mem probe shares with userspace.
+
+use zernel_phase::mirrors;
+
+mirrors! {
+    #[cfg(test)]
+    pub(crate) const MIRRORS;
+    structs {
+        pub(crate) struct AllocationKey = "allocation_key" {
+            object: u64,
+            process: u32,
+            kind: u32,
+        }
+
+        pub(crate) struct AccountKey = "account_key" {
+            caller: u64,
+            process: u32,
+            device: u32,
+        }
+
+        pub(crate) struct Account = "account" {
+            current_bytes: u64,
+            peak_bytes: u64,
+            allocations: u64,
+            frees: u64,
+        }
+    }
+    constants {
+        pub(super) u8 = "gpu_mem_role", "MEMORY_" {
+            ALLOCATE = 0,
+            ALLOCATE_PITCHED = 1,
+            FREE = 2,
+            CREATE = 3,
+            RETAIN = 4,
+            RELEASE = 5,
+            MAP = 6,
+            UNMAP = 7,
+            ALLOCATE_POOLED = 8,
+        }
+        pub(super) u32 = "gpu_mem_caller_bit", "MEMORY_" {
+            POOLED_BIT = 63,
+        }
+    }
+}
+
+impl AccountKey {
+    /// A bit of `caller`, alone or beside an address: memory from pools.
+    pub(crate) const POOLED: u64 = 1 << POOLED_BIT;
+}

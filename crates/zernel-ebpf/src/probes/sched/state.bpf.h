@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* State of the sched probe: where threads are, and where they have been. */
+#ifndef SCHED_STATE_BPF_H
+#define SCHED_STATE_BPF_H
+
+#include "kernel.h"
+#include "btf.h"
+
+enum sched_block_reason {
+	SCHED_BLOCKED_IO, /* a disk or a file system */
+	SCHED_BLOCKED_NETWORK,
+	SCHED_BLOCKED_IPC, /* a pipe, a unix socket, an eventfd */
+	SCHED_BLOCKED_FUTEX,
+	SCHED_BLOCKED_POLL,
+	SCHED_BLOCKED_FAULT, /* a page */
+	SCHED_BLOCKED_OTHER,
+	SCHED_BLOCK_REASONS, /* how many there are */
+};
+ZERNEL_IN_BTF(enum, sched_block_reason);
+
+/* Of all threads of a process. */
+struct sched_process {
+	__u64 on_cpu_ns;
+	__u64 run_delay_ns; /* runnable and not running */
+	__u64 calling_on_cpu_ns; /* the same two for threads that make probed calls */
+	__u64 calling_run_delay_ns;
+	__u64 switches; /* off a CPU */
+	__u64 blocked_ns[SCHED_BLOCK_REASONS];
+};
+
+enum sched_run_state {
+	SCHED_NOT_SEEN,
+	SCHED_ON_CPU,
+	SCHED_RUNNABLE,
+	SCHED_BLOCKED,
+};
+
+/* What the last block of a thread waited for. */
+enum sched_awaited {
+	SCHED_AWAITS_NOTHING,
+	SCHED_AWAITS_DATA,
+	SCHED_AWAITS_PEERS,
+};
+
+struct sched_thread {
+	__u64 since_ns; /* when it entered `state` */
+	__u64 burst_ns; /* on a CPU since it last blocked, up to since_ns */
+	__u64 delayed_ns; /* sched_info.run_delay when it blocked */
+	__u64 recent_since_ns; /* start of the second that is being measured */
+	__u64 recent_io_ns;
+	__u32 recent_futex_waits;
+	__u32 trainer; /* index of the process whose loader_work counts it now, or 0 */
+	__u8 state; /* enum sched_run_state */
+	__u8 reason; /* enum sched_block_reason of the last block */
+	__u8 has_blocked; /* and was not yet seen on a CPU again */
+	__u8 awaits; /* enum sched_awaited of the last block */
+	__u8 reserved[4];
+};
+
+#endif

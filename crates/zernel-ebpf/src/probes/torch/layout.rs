@@ -1,0 +1,14 @@
+//! What the torch probe shares with userspace.
+
+use zernel_phase::mirrors;
+
+mirrors! {
+    #[cfg(test)]
+    pub(crate) const MIRRORS;
+    constants {
+        pub(super) u8 = "torch_role", "TORCH_" {
+            BACKWARD = 0,
+            OPTIMIZER = 1,
+        }
+    }
+}
