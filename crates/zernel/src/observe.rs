@@ -16,7 +16,7 @@ use zernel_ebpf::metrics;
 use zernel_ebpf::observer::{
     self, GovernorOptions, Observer, ObserverRequests, ObserverThread, Published,
 };
-use zernel_model::snapshot::Snapshot;
+use zernel_model::snapshot::{Snapshot, is_late, lateness};
 use zernel_serve::{Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_time;
@@ -195,7 +195,7 @@ impl Source for Daemon {
     }
 
     fn snapshot(&self, scope: Scope) -> String {
-        self.published.snapshot().to_json(scope)
+        self.published.snapshot().to_json(scope, self.published.age())
     }
 
     fn ledger(&self, scope: Scope) -> Value {
@@ -206,14 +206,12 @@ impl Source for Daemon {
         let snapshot = self.published.snapshot();
         let mut problems = snapshot.problems.clone();
         let ended = self.published.end();
-        let late = self.published.lateness().filter(|_| ended.is_none());
+        let age = self.published.age();
+        let is_late = ended.is_none() && is_late(age);
         problems.extend(ended.map(|_| "processes are no longer observed".to_owned()));
-        problems.extend(late.map(|age| {
-            let seconds = age.as_secs_f64();
-            format!("the observer is late: its figures are {seconds:.1} s old")
-        }));
+        problems.extend(is_late.then(|| lateness(age)));
         Health {
-            ok: ended.is_none() && late.is_none() && !snapshot.observer.is_off,
+            ok: ended.is_none() && !is_late && !snapshot.observer.is_off,
             problems,
         }
     }

@@ -55,6 +55,7 @@ impl Observer {
                 Ok(path) => SharedState::Path(path),
                 Err(reason) => SharedState::Missing(reason.to_owned()),
             },
+            age_seconds: 0.0,
             taken_unix_ms: since_epoch.map_or(0, |since| since.as_millis() as u64),
             taken_ns: monotonic_ns(),
             gpus: self.gpu_facts.clone(),

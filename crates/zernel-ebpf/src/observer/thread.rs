@@ -26,8 +26,6 @@ const ALARM: Duration = Duration::from_secs(1);
 const SCAN: Duration = Duration::from_secs(10);
 /// How often GPUs are asked for their utilization.
 const GPUS: Duration = Duration::from_secs(1);
-/// A snapshot older than this is late: four rounds of half a second.
-const LATE: Duration = Duration::from_secs(2);
 
 /// A request to borrow the observer: where to send it, and where it comes back from.
 struct Loan {
@@ -68,12 +66,11 @@ impl Published {
         self.end.get().map(String::as_str)
     }
 
-    /// The age of the newest snapshot, if the thread should have published another by now.
+    /// The age of the newest snapshot.
     #[must_use]
-    pub fn lateness(&self) -> Option<Duration> {
+    pub fn age(&self) -> Duration {
         let taken_ns = self.snapshot.load().taken_ns;
-        let age = Duration::from_nanos(monotonic_ns().saturating_sub(taken_ns));
-        (age > LATE).then_some(age)
+        Duration::from_nanos(monotonic_ns().saturating_sub(taken_ns))
     }
 }
 

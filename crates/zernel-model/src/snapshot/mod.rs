@@ -30,6 +30,7 @@ pub use nccl::{CollectiveTotals, CommunicatorSnapshot, ExitedRankTimes, NcclSnap
 pub use peers::PeerSnapshot;
 pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
 pub use sched::SchedSnapshot;
+pub use wire::{is_late, lateness};
 
 use crate::aggregation::{AggregatedMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, ProcessMemory};
@@ -82,6 +83,9 @@ pub struct Snapshot {
     pub call_cost_seconds: f64,
     /// Where a scheduler finds the states of tasks.
     pub shared_state: SharedState,
+    /// Age of the snapshot when it was serialised; 0 in the observer's own process.
+    #[serde(skip_serializing)]
+    pub age_seconds: f64,
     /// When the snapshot was taken, in milliseconds since 1970.
     #[serde(skip)]
     pub taken_unix_ms: u64,
