@@ -1,11 +1,10 @@
 //! What observing costs, and how it is kept within a budget.
 //!
-//! A probe costs the thread that runs into it a few microseconds. The governor measures that at the start,
-//! on this machine, and then knows what every process pays from how often its threads run into
-//! probes. A thread that pays more than the budget has its most frequent functions *sampled*: they
-//! are taken off, and put back on for windows of 50 ms, or of a few steps, so seldom that the budget holds.
-//! What the windows count stands for the time between them ([`Estimate`](super::Estimate)).
-//! When what cannot be sampled costs a thread more than a ceiling, all probes are taken off for a while.
+//! A probe costs the thread that runs into it a few microseconds. The governor measures that cost at the start, on this
+//! machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the budget, its most
+//! frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few steps, as rarely
+//! as the budget requires. `estimate` turns the windows into numbers. If functions that cannot be sampled cost a thread
+//! more than a ceiling, all probes are detached for a while.
 
 mod calibration;
 mod windows;
@@ -64,24 +63,26 @@ impl GovernorOptions {
     }
 }
 
-/// How long sampled functions are watched at a time: shorter ones do not pay for attaching.
+/// The shortest window: attaching and detaching takes milliseconds, so shorter ones would do little else.
 const WINDOW: Duration = Duration::from_millis(50);
-/// How long at most, to see whole steps.
+/// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(super) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
-/// The largest share of the time that windows may take: two short ones a second.
+/// The largest share of the time that windows take: two of the shortest ones per second.
 const DUTY: f64 = 0.1;
-/// And the least.
+/// The smallest share: a window of the shortest length about every eight minutes.
 const LEAST_DUTY: f64 = 1e-4;
-/// Of a budget, what the functions that are watched all the time may use.
+/// The share of the budget that functions with permanently attached probes may use. The rest pays for windows.
 const STEADY: f64 = 0.8;
-/// What the budget pays for in so long a time may be spent sooner, if windows were rare before.
+/// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
 const CREDIT: Duration = Duration::from_secs(5);
-/// How many times as rare windows are when it is well known what steps do, and they only tell what changes.
+/// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
+const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
+/// How many times as rare windows are once launches per step of every process are well known.
 const NO_NEWS: f64 = 5.0;
-/// A function that costs less than this of the budget is sampled only where the budget would not hold else: much
-/// would no longer be known, such as where each step ends, and hardly anything be saved.
+/// A function that costs less than this share of the budget is sampled only if the budget cannot be kept otherwise:
+/// sampling it would save little and lose much, such as the boundaries of steps.
 const CALM: f64 = 0.2;
-/// A sampled one is watched all the time again when it would have cost less for so many rounds.
+/// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
 const CALM_ROUNDS: u32 = 20;
 
 /// For so many rounds a process may be above the ceiling: sampling needs some to show.
@@ -128,11 +129,11 @@ fn tells_of_events(symbol: usize) -> bool {
     cuda_trace::tells_of_events(&SYMBOLS[symbol])
 }
 
-/// Those and all that are sampled with one of them.
+/// These functions and all that are sampled together with one of them.
 fn with_company(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
-    let company = |symbol: &usize| SYMBOLS[*symbol].company;
-    let companies: BTreeSet<Company> = symbols.iter().filter_map(company).collect();
-    let joins = |symbol: &usize| company(symbol).is_some_and(|it| companies.contains(&it));
+    let group = |symbol: &usize| SYMBOLS[*symbol].company;
+    let groups: BTreeSet<Company> = symbols.iter().filter_map(group).collect();
+    let joins = |symbol: &usize| group(symbol).is_some_and(|it| groups.contains(&it));
     let all = (0..SYMBOLS.len()).filter(joins);
     all.chain(symbols.iter().copied()).collect()
 }
@@ -176,7 +177,7 @@ pub(super) struct Governor {
     pub(super) sampled: BTreeMap<usize, u32>,
     last_round: Instant,
     next_window: Option<Instant>,
-    /// When the next one could be, if it were known of nobody what a step launches.
+    /// Earliest start of the next window, whatever credit there is.
     earliest_window: Instant,
     /// When the budget will have paid for all windows so far.
     paid_at: Instant,
@@ -240,9 +241,8 @@ impl Governor {
         if to_ns <= self.window_from_ns {
             return;
         }
-        let symbols = self.symbols();
         let cost_ns = self.cost.of_call(process.threads());
-        process.take_window(&symbols, counters, self.window_from_ns, to_ns, cost_ns);
+        process.close_window(counters, (self.window_from_ns, to_ns), cost_ns);
     }
 
     /// When the next window opens, or the one that is open closes.
@@ -251,9 +251,11 @@ impl Governor {
         self.window.or(next)
     }
 
-    /// It is not known of everyone what a step launches.
-    pub(super) fn hasten_window(&mut self) {
-        self.next_window = self.next_window.map(|next| next.min(self.earliest_window));
+    /// Has the next window open as soon as the budget, with this credit, allows.
+    fn hasten_window(&mut self, credit: Duration) {
+        let on_credit = self.paid_at.checked_sub(credit);
+        let earliest = on_credit.map_or(self.earliest_window, |on| on.max(self.earliest_window));
+        self.next_window = self.next_window.map(|next| next.min(earliest));
     }
 }
 
@@ -326,9 +328,20 @@ impl Observer {
         self.watch_calm_ones_again();
         self.rest_if_stuck(stuck);
         self.end_rest();
-        if !self.is_all_known() {
-            self.governor.hasten_window();
+        self.hasten_window();
+    }
+
+    /// Has the next window open soon if there is a process whose launches per step are not well known.
+    pub(super) fn hasten_window(&mut self) {
+        if self.is_all_known() {
+            return;
         }
+        let mut watched = self.processes.values().filter(|one| one.needs_windows());
+        let credit = match watched.any(ObservedProcess::lacks_interval) {
+            true => CREDIT_FOR_INTERVAL,
+            false => CREDIT,
+        };
+        self.governor.hasten_window(credit);
     }
 
     /// Whether someone uses several devices. Then what tells on which of them a thread works is not sampled.
@@ -347,12 +360,11 @@ impl Observer {
         true
     }
 
-    /// Whether it is well known of everyone what a step launches.
+    /// Whether launches per step of every process that needs windows are well known.
     fn is_all_known(&self) -> bool {
-        let now_ns = monotonic_ns();
         let processes = self.processes.values();
-        let mut watched = processes.filter(|process| process.needs_windows(now_ns));
-        watched.all(|process| process.is_well_known(now_ns))
+        let mut watched = processes.filter(|process| process.needs_windows());
+        watched.all(ObservedProcess::is_well_known)
     }
 
     /// What CUDA's events follow was not seen for a while, but is from now on.
@@ -376,7 +388,7 @@ impl Observer {
         if tells_of_events(symbol) {
             self.note_events();
         }
-        self.governor.hasten_window();
+        self.hasten_window();
         if SYMBOLS[symbol].counts == Counts::Launch {
             self.governor.windows.always_since_ns = None;
         }

@@ -10,7 +10,7 @@
 //! | `step_marks` | what tells its steps apart |
 //! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
 //! | `off` | when no probe is on at all |
-//! | `estimate`, `step_work` | what is told of functions that are watched now and then |
+//! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `driver` | the loop that makes an [`Observer`] do its work |
 //! | `metrics`, [`snapshot`], `ledger` | what it tells |
 
@@ -34,7 +34,6 @@ mod process;
 mod shared_state;
 pub mod snapshot;
 mod step_marks;
-mod step_work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -44,7 +43,7 @@ use std::time::Duration;
 
 use changes::Changes;
 pub use driver::run;
-pub use estimate::Estimate;
+pub use estimate::Interval;
 pub use files::Watch;
 use files::{AttachedFile, RefusedFile};
 use gone::GoneRanks;
@@ -434,8 +433,7 @@ impl Observer {
         self.read_step_marks().map_err(ObserveError::Read)?;
         let now_ns = monotonic_ns();
         for process in self.processes.values_mut() {
-            process.note_on_cpu(now_ns);
-            process.tell_sampled(now_ns);
+            process.advance(now_ns);
         }
         self.read_memory().map_err(ObserveError::Read)?;
         self.read_communicators().map_err(ObserveError::Read)?;
@@ -453,7 +451,7 @@ impl Observer {
             process.was_found_late();
         }
         process.find_devices(&self.gpu_facts);
-        process.join_sampling(&self.governor.symbols());
+        process.join_sampling(&self.governor.symbols(), self.governor.is_window_open());
         self.processes.insert(index, process);
         self.has_new_ones = true;
     }
