@@ -11,7 +11,8 @@ use zernel_phase::task_state::WorkloadPhase;
 
 use super::Observer;
 use super::callers::UNKNOWN;
-use super::process::{CallCount, ObservedProcess, Seen};
+use super::estimate::Interval;
+use super::process::{CallCount, Counted, ObservedProcess, Seen};
 use crate::aggregation::exposition::{Exposition, Kind, label_text};
 use crate::aggregation::{AggregatedMetrics, GpuMemMetrics, LatencyHistogram};
 use crate::gpu::GpuFacts;
@@ -67,13 +68,19 @@ macro_rules! families {
 
 families! {
     LAUNCHES = Counter "zernel_cuda_launches_total" ["pid"]
-        "Launches of kernels and graphs.";
-    LAUNCHES_ERROR = Gauge "zernel_cuda_launches_error" ["pid"]
-        "By how much zernel_cuda_launches_total may be off (95 %), because launches were sampled.";
+        "Launches of kernels and graphs that were counted: while launches are sampled, those in windows.";
+    LAUNCHES_SECONDS = Counter "zernel_cuda_launches_counted_seconds_total" ["pid"]
+        "Time in which launches were counted. The launch rate is the rate of zernel_cuda_launches_total divided by the rate of this.";
+    LAUNCHES_PER_STEP = Gauge "zernel_cuda_launches_per_step" ["pid"]
+        "Launches per step: an estimate from sampling windows if launches are sampled, else the mean of the last steps (64 at most).";
+    LAUNCHES_PER_STEP_ERROR = Gauge "zernel_cuda_launches_per_step_error" ["pid"]
+        "Half width of the 95 % interval of zernel_cuda_launches_per_step. Missing until two windows have shown steps.";
     COPIES = Counter "zernel_cuda_copies_total" ["pid", "direction"]
-        "Copies between host and device memory.";
+        "Copies between host and device memory that were counted: while they are sampled, those in windows.";
     COPY_BYTES = Counter "zernel_cuda_copy_bytes_total" ["pid", "direction"]
-        "Bytes copied.";
+        "Bytes of these copies.";
+    COPIES_SECONDS = Counter "zernel_cuda_copies_counted_seconds_total" ["pid", "direction"]
+        "Time in which copies were counted, for directions that were ever sampled.";
     WAITS = Histogram "zernel_cuda_wait_seconds" ["pid", "kind"]
         "Time in calls that wait for the GPU, by what they wait for.";
     FAILED = Counter "zernel_cuda_failed_calls_total" ["pid"]
@@ -443,6 +450,8 @@ impl Observer {
 type Named = (&'static str, Kind, &'static str);
 type OfGpu = fn(&GpuFacts) -> Option<f64>;
 type OfCalls = fn(&CallCount) -> u64;
+type OfCounted = fn(&Counted) -> Option<f64>;
+type OfInterval = fn(Interval) -> Option<f64>;
 
 fn single(out: &mut Exposition, family: Named, labels: &[(&str, &dyn Display)], value: f64) {
     let (name, kind, help) = family;
@@ -468,29 +477,42 @@ fn series(
 }
 
 fn expose_calls(out: &mut Exposition, told: &[Told<'_>]) {
-    let launches = |told: &Told<'_>| told.process.count(|what| what == Counts::Launch);
-    series(out, LAUNCHES, told, |told, add| {
-        let count = launches(told);
-        if count.calls > 0 {
-            add(&[], count.calls as f64);
-        }
-    });
-    series(out, LAUNCHES_ERROR, told, |told, add| {
-        let count = launches(told);
-        if count.calls > 0 {
-            add(&[], count.error as f64);
-        }
-    });
-    let copies: [(Named, OfCalls); 2] = [
-        (COPIES, |count| count.calls),
-        (COPY_BYTES, |count| count.bytes),
+    let launches: [(Named, OfCounted); 2] = [
+        (LAUNCHES, |counted| Some(counted.calls as f64)),
+        (LAUNCHES_SECONDS, |counted| Some(counted.seconds)),
+    ];
+    for (family, value) in launches {
+        series(out, family, told, |told, add| {
+            let counted = told.process.counted_of(Counts::Launch);
+            if let Some(value) = value(&counted).filter(|_| counted.calls > 0) {
+                add(&[], value);
+            }
+        });
+    }
+    let per_step: [(Named, OfInterval); 2] = [
+        (LAUNCHES_PER_STEP, |interval| Some(interval.mean)),
+        (LAUNCHES_PER_STEP_ERROR, |interval| interval.half_width),
+    ];
+    for (family, value) in per_step {
+        series(out, family, told, |told, add| {
+            if let Some(value) = told.process.launches_per_step().and_then(value) {
+                add(&[], value);
+            }
+        });
+    }
+    let copies: [(Named, OfCounted); 3] = [
+        (COPIES, |counted| Some(counted.calls as f64)),
+        (COPY_BYTES, |counted| Some(counted.bytes as f64)),
+        (COPIES_SECONDS, |counted| {
+            counted.was_sampled.then_some(counted.seconds)
+        }),
     ];
     for (family, value) in copies {
         series(out, family, told, |told, add| {
             for direction in DIRECTIONS {
-                let count = told.process.count(|what| what == Counts::Copy(direction));
-                if count.calls > 0 {
-                    add(&[("direction", &direction.name())], value(&count) as f64);
+                let counted = told.process.counted_of(Counts::Copy(direction));
+                if let Some(value) = value(&counted).filter(|_| counted.calls > 0) {
+                    add(&[("direction", &direction.name())], value);
                 }
             }
         });

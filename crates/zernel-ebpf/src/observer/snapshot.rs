@@ -97,6 +97,10 @@ told! {
         launches: u64,
         /// By how much `launches` may be off, because they were sampled.
         launches_error: u64,
+        /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
+        launches_per_step: Option<f64>,
+        /// Half width of the 95 % interval of `launches_per_step`.
+        launches_per_step_error: Option<f64>,
         /// Copies between host and device.
         copies: u64,
         /// By how much `copies` may be off, because they were sampled.
@@ -429,6 +433,7 @@ impl DataWaits {
 fn describe(told: &Told<'_>, steps: usize) -> Process {
     let process = told.process;
     let launches = process.count(|what| what == Counts::Launch);
+    let per_step = process.launches_per_step();
     let copies = process.count(|what| matches!(what, Counts::Copy(_)));
     let end_ns = process.ended_ns.unwrap_or_else(monotonic_ns);
     let causes = &process.dataload;
@@ -476,6 +481,8 @@ fn describe(told: &Told<'_>, steps: usize) -> Process {
         launch_seconds: duration(process, Family::Launch),
         launches: launches.calls,
         launches_error: launches.error,
+        launches_per_step: per_step.map(|interval| interval.mean),
+        launches_per_step_error: per_step.and_then(|interval| interval.half_width),
         copies: copies.calls,
         copies_error: copies.error,
         copied_bytes: copies.bytes,
