@@ -40,6 +40,9 @@ pub(super) struct Seen {
     pub(super) launches: u64,
     /// By how much `launches` may be off, because they were sampled.
     pub(super) launches_error: u64,
+    pub(super) launches_per_step: Option<f64>,
+    /// Half width of the 95 % interval of `launches_per_step`.
+    pub(super) launches_per_step_error: Option<f64>,
     pub(super) copies: u64,
     /// By how much `copies` may be off, because they were sampled.
     pub(super) copies_error: u64,
@@ -128,6 +131,8 @@ impl Seen {
             collectives: process.collectives.clone(),
             launches: process.launches,
             launches_error: process.launches_error,
+            launches_per_step: process.launches_per_step,
+            launches_per_step_error: process.launches_per_step_error,
             copies: process.copies,
             copies_error: process.copies_error,
             copied_bytes: process.copied_bytes,
