@@ -20,7 +20,7 @@ pub(super) use self::windows::Windows;
 use super::files::detach;
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::probes::{Company, Counts, Probe, SYMBOLS, cuda_trace, layout};
+use crate::probes::{Counts, Probe, SYMBOLS, SamplingGroup, cuda_trace, layout};
 
 /// What observing may cost.
 #[derive(Debug, Clone, Copy)]
@@ -64,26 +64,26 @@ impl GovernorOptions {
 }
 
 /// The shortest window: attaching and detaching takes milliseconds, so shorter ones would do little else.
-const WINDOW: Duration = Duration::from_millis(50);
+const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
 /// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(super) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
 /// The largest share of the time that windows take: two of the shortest ones per second.
-const DUTY: f64 = 0.1;
+const LARGEST_DUTY: f64 = 0.1;
 /// The smallest share: a window of the shortest length about every eight minutes.
-const LEAST_DUTY: f64 = 1e-4;
+const SMALLEST_DUTY: f64 = 1e-4;
 /// The share of the budget that functions with permanently attached probes may use. The rest pays for windows.
-const STEADY: f64 = 0.8;
+const PERMANENT_SHARE: f64 = 0.8;
 /// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
 const CREDIT: Duration = Duration::from_secs(5);
 /// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
 const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
 /// How many times as rare windows are once launches per step of every process are well known.
-const NO_NEWS: f64 = 5.0;
+const WELL_KNOWN_PAUSE: f64 = 5.0;
 /// A function that costs less than this share of the budget is sampled only if the budget cannot be kept otherwise:
 /// sampling it would save little and lose much, such as the boundaries of steps.
-const CALM: f64 = 0.2;
+const CHEAP_SHARE: f64 = 0.2;
 /// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
-const CALM_ROUNDS: u32 = 20;
+const CHEAP_ROUNDS: u32 = 20;
 
 /// For so many rounds a process may be above the ceiling: sampling needs some to show.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
@@ -100,7 +100,7 @@ fn to_sample(
     let mut left = share;
     costs.retain(|(symbol, _)| may_be_sampled(*symbol));
     // Those that cost most first, and of the others those last that tell where steps end.
-    let is_dear = |cost: f64| cost >= budget * CALM;
+    let is_dear = |cost: f64| cost >= budget * CHEAP_SHARE;
     costs.sort_by(|(a, cost_a), (b, cost_b)| {
         let marks = |symbol: &usize| SYMBOLS[*symbol].mark.is_some();
         let dearer = cost_b.total_cmp(cost_a);
@@ -112,7 +112,7 @@ fn to_sample(
     // What cannot be sampled may alone cost more: then the cheap ones save nothing.
     let can_hold = share - costs.iter().map(|(_, cost)| cost).sum::<f64>() <= budget;
     for (symbol, cost) in costs {
-        if (left > budget && can_hold) || (left > budget * STEADY && is_dear(cost)) {
+        if (left > budget && can_hold) || (left > budget * PERMANENT_SHARE && is_dear(cost)) {
             left -= cost;
             sampled.push(symbol);
         }
@@ -130,9 +130,9 @@ fn tells_of_events(symbol: usize) -> bool {
 }
 
 /// These functions and all that are sampled together with one of them.
-fn with_company(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
-    let group = |symbol: &usize| SYMBOLS[*symbol].company;
-    let groups: BTreeSet<Company> = symbols.iter().filter_map(group).collect();
+fn with_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let group = |symbol: &usize| SYMBOLS[*symbol].sampling_group;
+    let groups: BTreeSet<SamplingGroup> = symbols.iter().filter_map(group).collect();
     let joins = |symbol: &usize| group(symbol).is_some_and(|it| groups.contains(&it));
     let all = (0..SYMBOLS.len()).filter(joins);
     all.chain(symbols.iter().copied()).collect()
@@ -141,7 +141,7 @@ fn with_company(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
 /// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
 /// of its budget is left.
 fn duty(cost: f64, left: f64) -> f64 {
-    (left / cost).clamp(LEAST_DUTY, DUTY)
+    (left / cost).clamp(SMALLEST_DUTY, LARGEST_DUTY)
 }
 
 /// What a probe costs here, and what was done about it.
@@ -317,7 +317,7 @@ impl Observer {
                 stuck = Some(process.pid);
             }
         }
-        let mut hot = with_company(&hot);
+        let mut hot = with_groups(&hot);
         hot.retain(|symbol| !self.governor.is_sampled(*symbol));
         if !hot.is_empty() {
             let mut links = self.close_window();
@@ -441,16 +441,18 @@ impl Observer {
             let busy = self.processes.values().any(|process| {
                 let ns = self.governor.cost.of_call(process.threads());
                 let cost = process.sampled_rate(*symbol) * ns / 1e9;
-                cost > 0.0 && (cost > budget * CALM || process.steady_cost + cost > budget * STEADY)
+                cost > 0.0
+                    && (cost > budget * CHEAP_SHARE
+                        || process.steady_cost + cost > budget * PERMANENT_SHARE)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }
         let sampled = self.governor.sampled.iter();
         let (calm, busy): (Vec<_>, Vec<_>) =
-            sampled.partition(|(_, rounds)| **rounds >= CALM_ROUNDS);
+            sampled.partition(|(_, rounds)| **rounds >= CHEAP_ROUNDS);
         let symbols = |of: Vec<(&usize, _)>| of.into_iter().map(|(symbol, _)| *symbol).collect();
         let calm: BTreeSet<usize> = symbols(calm);
-        for symbol in calm.difference(&with_company(&symbols(busy))) {
+        for symbol in calm.difference(&with_groups(&symbols(busy))) {
             self.watch_always(*symbol);
         }
     }
@@ -504,7 +506,7 @@ mod tests {
     fn what_belongs_together_is_sampled_together() {
         let together = |names: &[&str]| -> Vec<&str> {
             let symbols = names.iter().map(|name| symbol(name)).collect();
-            let all = with_company(&symbols).into_iter();
+            let all = with_groups(&symbols).into_iter();
             all.map(|symbol| SYMBOLS[symbol].name()).collect()
         };
         let pools = [
@@ -564,7 +566,7 @@ mod tests {
     fn windows_take_what_is_left() {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
         assert!(near(duty(0.1, 0.002), 0.02));
-        assert!(near(duty(0.0, 0.002), DUTY));
-        assert!(near(duty(1e6, 0.002), LEAST_DUTY));
+        assert!(near(duty(0.0, 0.002), LARGEST_DUTY));
+        assert!(near(duty(1e6, 0.002), SMALLEST_DUTY));
     }
 }

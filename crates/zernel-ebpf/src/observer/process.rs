@@ -19,7 +19,7 @@ use crate::discovery::ProcessKey;
 use crate::gpu::{GpuFacts, VisibleDevices};
 use crate::identity::{Identity, identify};
 use crate::probes::{
-    Company, Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
+    Counts, DataloadCauses, Family, Operation, SYMBOLS, SamplingGroup, Scheduling, Symbol, layout,
 };
 use sampled_functions::SampledFunctions;
 use sampling::Clock;
@@ -276,7 +276,7 @@ impl ObservedProcess {
     /// Leaves memory from pools out of what is in use, if what tells of it was ever sampled.
     pub(super) fn leave_out_pools(&mut self) {
         let mut sampled = self.sampling.keys();
-        if !sampled.any(|symbol| SYMBOLS[*symbol].company == Some(Company::Pools)) {
+        if !sampled.any(|symbol| SYMBOLS[*symbol].sampling_group == Some(SamplingGroup::Pools)) {
             return;
         }
         for (device, pooled) in &self.pooled {

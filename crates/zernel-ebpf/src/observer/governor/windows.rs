@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::{DUTY, NO_NEWS, STEADY, WINDOW, duty};
+use super::{LARGEST_DUTY, PERMANENT_SHARE, SHORTEST_WINDOW, WELL_KNOWN_PAUSE, duty};
 use crate::observer::files::AttachedFile;
 use crate::observer::{ObservedProcess, Observer, monotonic_ns};
 
@@ -82,7 +82,8 @@ impl Observer {
     /// Attaches to all sampled functions for a moment.
     fn open_window(&mut self) {
         if self.is_off() {
-            self.governor.next_window = Some(Instant::now() + WINDOW.div_f64(DUTY));
+            self.governor.next_window =
+                Some(Instant::now() + SHORTEST_WINDOW.div_f64(LARGEST_DUTY));
             return;
         }
         for file in &mut self.files {
@@ -110,7 +111,7 @@ impl Observer {
         let processes = self.processes.values();
         let launching = processes.filter(|process| process.has_sampled_launches());
         let lengths = launching.filter_map(ObservedProcess::window_for_steps);
-        lengths.max().unwrap_or_default().max(WINDOW)
+        lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
     }
 
     /// Ends the window, if one is open. Dropping the links detaches, which takes a while.
@@ -147,18 +148,18 @@ impl Observer {
                 .keys()
                 .map(|symbol| process.sampled_rate(*symbol))
                 .sum();
-            let left = (budget - process.steady_cost).max(budget * (1.0 - STEADY));
+            let left = (budget - process.steady_cost).max(budget * (1.0 - PERMANENT_SHARE));
             duty(calls * ns / 1e9, left)
         });
-        let duty = costs.fold(DUTY, f64::min);
+        let duty = costs.fold(LARGEST_DUTY, f64::min);
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
         let paid_at = self.governor.paid_at.max(now) + pause(duty);
         self.governor.paid_at = paid_at;
-        self.governor.earliest_window = now + pause(DUTY);
-        self.governor.next_window = Some(now + pause(duty).mul_f64(NO_NEWS));
+        self.governor.earliest_window = now + pause(LARGEST_DUTY);
+        self.governor.next_window = Some(now + pause(duty).mul_f64(WELL_KNOWN_PAUSE));
         self.hasten_window();
     }
 }

@@ -3,7 +3,7 @@
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
 
-use super::{Company, Counts, Direction, Family, Probe, Symbol};
+use super::{Counts, Direction, Family, Probe, SamplingGroup, Symbol};
 use crate::library::LibraryKind::Cuda;
 
 // In the order of `enum cuda_trace_role`.
@@ -28,7 +28,7 @@ const fn launches(names: &'static [&'static str]) -> Symbol {
 }
 
 const fn launches_kernels(names: &'static [&'static str]) -> Symbol {
-    launches(names).frequent_with(Company::Kernels)
+    launches(names).sampled_with(SamplingGroup::Kernels)
 }
 
 /// Its third argument is how many bytes.

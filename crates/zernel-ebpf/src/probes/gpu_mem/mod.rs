@@ -1,6 +1,6 @@
 //! GPU memory: who holds how much, by device and by calling library.
 
-use super::{Company, Probe, Symbol};
+use super::{Probe, SamplingGroup, Symbol};
 use crate::library::LibraryKind::Cuda;
 
 // In the order of `enum gpu_mem_role`.
@@ -28,7 +28,7 @@ const fn allocates_pooled(names: &'static [&'static str]) -> Symbol {
     memory(ALLOCATE_POOLED, names)
         .keeps([1, 2, 0, 0])
         .bytes(2)
-        .frequent_with(Company::Pools)
+        .sampled_with(SamplingGroup::Pools)
 }
 
 /// What was freed is noted in the fourth place.
@@ -45,7 +45,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         .keeps([1, 2, 4, 0])
         .bytes(4),
     frees(&["cuMemFree_v2"]),
-    frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).frequent_with(Company::Pools),
+    frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).sampled_with(SamplingGroup::Pools),
     memory(CREATE, &["cuMemCreate"])
         .keeps([1, 2, 3, 0])
         .bytes(2),
