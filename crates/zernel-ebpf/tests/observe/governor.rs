@@ -329,7 +329,7 @@ pub(crate) fn estimate_by_steps() {
     watcher.wait_until("they are told without waiting for a window", |observer| {
         let process = find(observer, pid);
         let steps = process.steps.count();
-        steps > 200 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
+        steps > 50 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
     });
     target.wait_until_done();
     target.end();
