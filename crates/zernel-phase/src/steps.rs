@@ -20,7 +20,6 @@
 //! captured before: that shows no other mark. And where the boundary is no longer seen, another kind that came as
 //! often takes its place, and the count goes on.
 
-mod progress;
 mod summary;
 
 use std::cmp::Ordering;
@@ -28,7 +27,6 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-pub use progress::{Done, Glimpse, Progress, is_common};
 pub use summary::{Stretch, Summary, median_ns};
 
 /// Something that a process does about once a step.
@@ -108,33 +106,43 @@ impl MarkSort {
     pub const ALL: [Self; 2] = [Self::Training, Self::Use];
 }
 
-/// What was launched between a mark and the one before.
+/// Launches between a mark and the mark before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launches {
-    /// So much, as is known of all marks.
+    /// Exact. Launches are counted all the time.
     Counted(u32),
-    /// So much. Of most other marks it is not known: where steps end must not depend on it.
-    Glimpsed(u32),
-    /// Not all was counted.
+    /// Exact, because both marks lie in one sampling window. Most other marks have no count, so step boundaries must
+    /// not depend on this one.
+    InWindow(u32),
+    /// Not all launches were counted.
     Unknown,
 }
 
 impl Launches {
-    /// If it is known of all marks.
+    /// The count, if launches are counted all the time.
     fn counted(self) -> Option<u32> {
         match self {
             Self::Counted(launches) => Some(launches),
-            Self::Glimpsed(_) | Self::Unknown => None,
+            Self::InWindow(_) | Self::Unknown => None,
         }
     }
 
-    /// If it is known of this one.
-    fn known(self) -> Option<u32> {
+    /// The count, if it is exact.
+    fn exact(self) -> Option<u32> {
         match self {
-            Self::Counted(launches) | Self::Glimpsed(launches) => Some(launches),
+            Self::Counted(launches) | Self::InWindow(launches) => Some(launches),
             Self::Unknown => None,
         }
     }
+}
+
+/// A step that lay whole in a sampling window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowStep {
+    /// How long it took.
+    pub duration_ns: u64,
+    /// Launches in it.
+    pub launches: u32,
 }
 
 /// Of two counts, if both are known.
@@ -179,14 +187,16 @@ const COMPARABLE: u32 = 4;
 const REPLAYS: u64 = 32;
 /// How many steps are kept.
 const KEPT: usize = 64;
+/// How many steps of a sampling window are kept until they are taken: a window of 500 ms with steps of 2 ms.
+const KEPT_WINDOW_STEPS: usize = 256;
 
 /// The intervals between the boundaries of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 struct Track {
     /// Since the last boundary, if there was one.
     open: Option<Step>,
-    /// Launches in it, if they were all counted or glimpsed.
-    glimpsed: Option<u32>,
+    /// Launches in it, if all of them were counted, be it always or in a window.
+    exact_launches: Option<u32>,
     /// Boundaries so far.
     boundaries: u64,
     /// The same, of late.
@@ -230,9 +240,7 @@ pub struct StepDetector {
     /// Boundaries between graphs since the last one between steps.
     replays: u64,
     steps: VecDeque<Step>,
-    glimpses: Vec<Glimpse>,
-    /// By how much steps were longer that may have had more in them than a step.
-    strange_ns: u64,
+    window_steps: Vec<WindowStep>,
 }
 
 impl StepDetector {
@@ -283,7 +291,7 @@ impl StepDetector {
         if !self.is_substitute {
             self.restarts += 1;
             self.count = 0;
-            self.glimpses.clear();
+            self.window_steps.clear();
             self.steps.clear();
         }
         // What replaces it begins here: its first intervals are long past.
@@ -324,6 +332,18 @@ impl StepDetector {
         &self.steps
     }
 
+    /// The steps that lay whole in sampling windows since they were last taken.
+    #[must_use]
+    pub fn window_steps(&self) -> &[WindowStep] {
+        &self.window_steps
+    }
+
+    /// The steps that lay whole in sampling windows since the last call. Steps whose launches are counted all the
+    /// time are in [`Self::recent`] instead.
+    pub fn take_window_steps(&mut self) -> Vec<WindowStep> {
+        std::mem::take(&mut self.window_steps)
+    }
+
     fn is_boundary(&self, mark: Mark, launches: Launches) -> bool {
         let track = &self.tracks[mark.index()];
         let begins_run = self.last != Some(mark) || self.run >= LONGEST_RUN;
@@ -348,7 +368,7 @@ impl StepDetector {
             let count = &mut open.marks[mark.index()];
             *count = count.saturating_add(1);
             open.launches = sum(open.launches, launches.counted());
-            track.glimpsed = sum(track.glimpsed, launches.known());
+            track.exact_launches = sum(track.exact_launches, launches.exact());
         }
         self.run = match self.last == Some(mark) {
             true => self.run.saturating_add(1),
@@ -384,7 +404,7 @@ impl StepDetector {
             lacks_marks: false,
         };
         let ended = track.open.replace(begun);
-        let glimpsed = track.glimpsed.replace(0);
+        let exact_launches = track.exact_launches.replace(0);
         let ended = ended.map(|step| Step {
             end_ns: at_ns.max(step.begin_ns),
             ..step
@@ -398,14 +418,23 @@ impl StepDetector {
         if self.boundary == Some(mark) {
             self.count += 1;
             self.replays = 0;
-            if let Some(step) = ended {
-                self.note_work(&step, glimpsed);
+            if let Some((step, launches)) = ended.zip(exact_launches) {
+                self.keep_window_step(&step, launches);
             }
             self.keep(ended);
         } else if mark == Mark::Graph {
             self.replays += 1;
         }
         self.choose(mark);
+    }
+
+    fn keep_window_step(&mut self, step: &Step, launches: u32) {
+        if step.launches.is_none() && self.window_steps.len() < KEPT_WINDOW_STEPS {
+            self.window_steps.push(WindowStep {
+                duration_ns: step.duration_ns(),
+                launches,
+            });
+        }
     }
 
     fn keep(&mut self, step: Option<Step>) {
@@ -442,7 +471,7 @@ impl StepDetector {
         }
         self.boundary = Some(mark);
         self.is_substitute = false;
-        self.glimpses.clear();
+        self.window_steps.clear();
         self.steps.clear();
         self.count = track.boundaries;
         for step in track.early {

@@ -40,6 +40,9 @@ pub struct ProcessReport {
     pub(crate) launches: u64,
     /// By how much `launches` may be off, because they were sampled.
     pub(crate) launches_error: u64,
+    pub(crate) launches_per_step: Option<f64>,
+    /// Half width of the 95 % interval of `launches_per_step`.
+    pub(crate) launches_per_step_error: Option<f64>,
     pub(crate) copies: u64,
     /// By how much `copies` may be off, because they were sampled.
     pub(crate) copies_error: u64,
@@ -128,6 +131,8 @@ impl ProcessReport {
             collectives: process.nccl.collectives.clone(),
             launches: process.cuda.launches,
             launches_error: process.cuda.launches_error,
+            launches_per_step: process.cuda.launches_per_step,
+            launches_per_step_error: process.cuda.launches_per_step_error,
             copies: process.cuda.copies,
             copies_error: process.cuda.copies_error,
             copied_bytes: process.cuda.copied_bytes,

@@ -304,13 +304,27 @@ fn collectives(rank: &ProcessReport) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
+/// Launches per step, with their 95 % interval if they are an estimate.
+fn per_step(rank: &ProcessReport) -> String {
+    let error = rank.launches_per_step_error.filter(|error| *error > 0.0);
+    let error = error.map_or(String::new(), |error| format!(" ± {error:.1}"));
+    rank.launches_per_step.map_or(String::new(), |launches| {
+        format!(" ({launches:.1}{error} launches per step)")
+    })
+}
+
 fn work(rank: &ProcessReport) -> String {
     let off_by = |error| match error {
         0 => String::new(),
         error => format!(" ± {error}"),
     };
     let parts = [
-        format!("{}{} launches", rank.launches, off_by(rank.launches_error)),
+        format!(
+            "{}{} launches{}",
+            rank.launches,
+            off_by(rank.launches_error),
+            per_step(rank)
+        ),
         format!(
             "{}{} copies of {} in all",
             rank.copies,

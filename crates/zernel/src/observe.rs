@@ -195,7 +195,9 @@ impl Source for Daemon {
     }
 
     fn snapshot(&self, scope: Scope) -> String {
-        self.published.snapshot().to_json(scope, self.published.age())
+        self.published
+            .snapshot()
+            .to_json(scope, self.published.age())
     }
 
     fn ledger(&self, scope: Scope) -> Value {

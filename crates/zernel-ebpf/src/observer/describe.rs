@@ -6,11 +6,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use zernel_model::gpu::{GpuFacts, ProcessMemory};
 use zernel_model::snapshot::{
-    AttachState, CallerMemory, Calls, CollectiveTotals, CommunicatorSnapshot, CopyCount,
-    CudaSnapshot, DataWaits, DataloadSnapshot, DeviceMemory, ExitedRankTimes, FunctionEntry,
-    Ledger, LibraryFile, MappedBy, MemorySnapshot, NcclSnapshot, ObserverSnapshot, ObservingCost,
-    PeerSnapshot, PhaseSnapshot, ProcessSnapshot, Role, SchedSnapshot, SharedHistogram,
-    SharedState, Snapshot, StepSnapshot, WaitTimes,
+    AttachState, CallerMemory, Calls, CollectiveTotals, CommunicatorSnapshot, CudaSnapshot,
+    DataWaits, DataloadSnapshot, DeviceMemory, ExitedRankTimes, FunctionEntry, Ledger, LibraryFile,
+    MappedBy, MemorySnapshot, NcclSnapshot, ObserverSnapshot, ObservingCost, PeerSnapshot,
+    PhaseSnapshot, ProcessSnapshot, Role, SchedSnapshot, SharedHistogram, SharedState, Snapshot,
+    StepSnapshot, WaitTimes,
 };
 use zernel_phase::shared::NO_GPU;
 
@@ -310,13 +310,10 @@ impl<'a> Described<'a> {
 fn describe_cuda(process: &ObservedProcess) -> CudaSnapshot {
     let launches = process.count(|what| what == Counts::Launch);
     let copies = process.count(|what| matches!(what, Counts::Copy(_)));
-    let by_direction = DIRECTIONS.iter().map(|direction| {
-        let count = process.count(|what| what == Counts::Copy(*direction));
-        CopyCount {
-            direction: direction.name(),
-            calls: count.calls,
-            bytes: count.bytes,
-        }
+    let per_step = process.launches_per_step();
+    let counted_copies = DIRECTIONS.iter().map(|direction| {
+        let counted = process.counted_of(Counts::Copy(*direction));
+        (direction.name(), counted)
     });
     let wait_times = WAIT_KINDS.iter().filter_map(|(family, kind)| {
         let times = process.shared_duration(*family)?;
@@ -330,10 +327,15 @@ fn describe_cuda(process: &ObservedProcess) -> CudaSnapshot {
         launch_seconds: total_seconds(process, Family::Launch),
         launches: launches.calls,
         launches_error: launches.error,
+        launches_per_step: per_step.map(|interval| interval.mean),
+        launches_per_step_error: per_step.and_then(|interval| interval.half_width),
         copies: copies.calls,
         copies_error: copies.error,
         copied_bytes: copies.bytes,
-        copies_by_direction: by_direction.filter(|count| count.calls > 0).collect(),
+        counted_launches: process.counted_of(Counts::Launch),
+        counted_copies: counted_copies
+            .filter(|(_, counted)| counted.calls > 0)
+            .collect(),
         launch_times: process.shared_duration(Family::Launch),
         wait_times: wait_times.collect(),
     }

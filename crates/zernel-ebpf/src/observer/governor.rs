@@ -1,11 +1,10 @@
 //! What observing costs, and how it is kept within a budget.
 //!
-//! A probe costs the thread that runs into it a few microseconds. The governor measures that at the start,
-//! on this machine, and then knows what every process pays from how often its threads run into
-//! probes. A thread that pays more than the budget has its most frequent functions *sampled*: they
-//! are taken off, and put back on for windows of 50 ms, or of a few steps, so seldom that the budget holds.
-//! What the windows count stands for the time between them ([`Estimate`](super::Estimate)).
-//! When what cannot be sampled costs a thread more than a ceiling, all probes are taken off for a while.
+//! A probe costs the thread that runs into it a few microseconds. The governor measures that cost at the start, on this
+//! machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the budget, its most
+//! frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few steps, as rarely
+//! as the budget requires. `estimate` turns the windows into numbers. If functions that cannot be sampled cost a thread
+//! more than a ceiling, all probes are detached for a while.
 
 mod calibration;
 mod windows;
@@ -21,7 +20,7 @@ pub(super) use self::windows::Windows;
 use super::files::detach;
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::probes::{Company, Counts, Probe, SYMBOLS, cuda_trace, layout};
+use crate::probes::{Counts, Probe, SYMBOLS, SamplingGroup, cuda_trace, layout};
 
 /// What observing may cost.
 #[derive(Debug, Clone, Copy)]
@@ -64,25 +63,27 @@ impl GovernorOptions {
     }
 }
 
-/// How long sampled functions are watched at a time: shorter ones do not pay for attaching.
-const WINDOW: Duration = Duration::from_millis(50);
-/// How long at most, to see whole steps.
+/// The shortest window: attaching and detaching takes milliseconds, so shorter ones would do little else.
+const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
+/// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(super) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
-/// The largest share of the time that windows may take: two short ones a second.
-const DUTY: f64 = 0.1;
-/// And the least.
-const LEAST_DUTY: f64 = 1e-4;
-/// Of a budget, what the functions that are watched all the time may use.
-const STEADY: f64 = 0.8;
-/// What the budget pays for in so long a time may be spent sooner, if windows were rare before.
+/// The largest share of the time that windows take: two of the shortest ones per second.
+const LARGEST_DUTY: f64 = 0.1;
+/// The smallest share: a window of the shortest length about every eight minutes.
+const SMALLEST_DUTY: f64 = 1e-4;
+/// The share of the budget that functions with permanently attached probes may use. The rest pays for windows.
+const PERMANENT_SHARE: f64 = 0.8;
+/// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
 const CREDIT: Duration = Duration::from_secs(5);
-/// How many times as rare windows are when it is well known what steps do, and they only tell what changes.
-const NO_NEWS: f64 = 5.0;
-/// A function that costs less than this of the budget is sampled only where the budget would not hold else: much
-/// would no longer be known, such as where each step ends, and hardly anything be saved.
-const CALM: f64 = 0.2;
-/// A sampled one is watched all the time again when it would have cost less for so many rounds.
-const CALM_ROUNDS: u32 = 20;
+/// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
+const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
+/// How many times as rare windows are once launches per step of every process are well known.
+const WELL_KNOWN_PAUSE: f64 = 5.0;
+/// A function that costs less than this share of the budget is sampled only if the budget cannot be kept otherwise:
+/// sampling it would save little and lose much, such as the boundaries of steps.
+const CHEAP_SHARE: f64 = 0.2;
+/// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
+const CHEAP_ROUNDS: u32 = 20;
 
 /// For so many rounds a process may be above the ceiling: sampling needs some to show.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
@@ -99,7 +100,7 @@ fn to_sample(
     let mut left = share;
     costs.retain(|(symbol, _)| may_be_sampled(*symbol));
     // Those that cost most first, and of the others those last that tell where steps end.
-    let is_dear = |cost: f64| cost >= budget * CALM;
+    let is_dear = |cost: f64| cost >= budget * CHEAP_SHARE;
     costs.sort_by(|(a, cost_a), (b, cost_b)| {
         let marks = |symbol: &usize| SYMBOLS[*symbol].mark.is_some();
         let dearer = cost_b.total_cmp(cost_a);
@@ -111,7 +112,7 @@ fn to_sample(
     // What cannot be sampled may alone cost more: then the cheap ones save nothing.
     let can_hold = share - costs.iter().map(|(_, cost)| cost).sum::<f64>() <= budget;
     for (symbol, cost) in costs {
-        if (left > budget && can_hold) || (left > budget * STEADY && is_dear(cost)) {
+        if (left > budget && can_hold) || (left > budget * PERMANENT_SHARE && is_dear(cost)) {
             left -= cost;
             sampled.push(symbol);
         }
@@ -128,11 +129,11 @@ fn tells_of_events(symbol: usize) -> bool {
     cuda_trace::tells_of_events(&SYMBOLS[symbol])
 }
 
-/// Those and all that are sampled with one of them.
-fn with_company(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
-    let company = |symbol: &usize| SYMBOLS[*symbol].company;
-    let companies: BTreeSet<Company> = symbols.iter().filter_map(company).collect();
-    let joins = |symbol: &usize| company(symbol).is_some_and(|it| companies.contains(&it));
+/// These functions and all that are sampled together with one of them.
+fn with_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let group = |symbol: &usize| SYMBOLS[*symbol].sampling_group;
+    let groups: BTreeSet<SamplingGroup> = symbols.iter().filter_map(group).collect();
+    let joins = |symbol: &usize| group(symbol).is_some_and(|it| groups.contains(&it));
     let all = (0..SYMBOLS.len()).filter(joins);
     all.chain(symbols.iter().copied()).collect()
 }
@@ -140,7 +141,7 @@ fn with_company(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
 /// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
 /// of its budget is left.
 fn duty(cost: f64, left: f64) -> f64 {
-    (left / cost).clamp(LEAST_DUTY, DUTY)
+    (left / cost).clamp(SMALLEST_DUTY, LARGEST_DUTY)
 }
 
 /// What a probe costs here, and what was done about it.
@@ -176,7 +177,7 @@ pub(super) struct Governor {
     pub(super) sampled: BTreeMap<usize, u32>,
     last_round: Instant,
     next_window: Option<Instant>,
-    /// When the next one could be, if it were known of nobody what a step launches.
+    /// Earliest start of the next window, whatever credit there is.
     earliest_window: Instant,
     /// When the budget will have paid for all windows so far.
     paid_at: Instant,
@@ -240,9 +241,8 @@ impl Governor {
         if to_ns <= self.window_from_ns {
             return;
         }
-        let symbols = self.symbols();
         let cost_ns = self.cost.of_call(process.threads());
-        process.take_window(&symbols, counters, self.window_from_ns, to_ns, cost_ns);
+        process.close_window(counters, (self.window_from_ns, to_ns), cost_ns);
     }
 
     /// When the next window opens, or the one that is open closes.
@@ -251,9 +251,11 @@ impl Governor {
         self.window.or(next)
     }
 
-    /// It is not known of everyone what a step launches.
-    pub(super) fn hasten_window(&mut self) {
-        self.next_window = self.next_window.map(|next| next.min(self.earliest_window));
+    /// Has the next window open as soon as the budget, with this credit, allows.
+    fn hasten_window(&mut self, credit: Duration) {
+        let on_credit = self.paid_at.checked_sub(credit);
+        let earliest = on_credit.map_or(self.earliest_window, |on| on.max(self.earliest_window));
+        self.next_window = self.next_window.map(|next| next.min(earliest));
     }
 }
 
@@ -315,7 +317,7 @@ impl Observer {
                 stuck = Some(process.pid);
             }
         }
-        let mut hot = with_company(&hot);
+        let mut hot = with_groups(&hot);
         hot.retain(|symbol| !self.governor.is_sampled(*symbol));
         if !hot.is_empty() {
             let mut links = self.close_window();
@@ -326,9 +328,20 @@ impl Observer {
         self.watch_calm_ones_again();
         self.rest_if_stuck(stuck);
         self.end_rest();
-        if !self.is_all_known() {
-            self.governor.hasten_window();
+        self.hasten_window();
+    }
+
+    /// Has the next window open soon if there is a process whose launches per step are not well known.
+    pub(super) fn hasten_window(&mut self) {
+        if self.is_all_known() {
+            return;
         }
+        let mut watched = self.processes.values().filter(|one| one.needs_windows());
+        let credit = match watched.any(ObservedProcess::lacks_interval) {
+            true => CREDIT_FOR_INTERVAL,
+            false => CREDIT,
+        };
+        self.governor.hasten_window(credit);
     }
 
     /// Whether someone uses several devices. Then what tells on which of them a thread works is not sampled.
@@ -347,12 +360,11 @@ impl Observer {
         true
     }
 
-    /// Whether it is well known of everyone what a step launches.
+    /// Whether launches per step of every process that needs windows are well known.
     fn is_all_known(&self) -> bool {
-        let now_ns = monotonic_ns();
         let processes = self.processes.values();
-        let mut watched = processes.filter(|process| process.needs_windows(now_ns));
-        watched.all(|process| process.is_well_known(now_ns))
+        let mut watched = processes.filter(|process| process.needs_windows());
+        watched.all(ObservedProcess::is_well_known)
     }
 
     /// What CUDA's events follow was not seen for a while, but is from now on.
@@ -376,7 +388,7 @@ impl Observer {
         if tells_of_events(symbol) {
             self.note_events();
         }
-        self.governor.hasten_window();
+        self.hasten_window();
         if SYMBOLS[symbol].counts == Counts::Launch {
             self.governor.windows.always_since_ns = None;
         }
@@ -429,16 +441,18 @@ impl Observer {
             let busy = self.processes.values().any(|process| {
                 let ns = self.governor.cost.of_call(process.threads());
                 let cost = process.sampled_rate(*symbol) * ns / 1e9;
-                cost > 0.0 && (cost > budget * CALM || process.steady_cost + cost > budget * STEADY)
+                cost > 0.0
+                    && (cost > budget * CHEAP_SHARE
+                        || process.steady_cost + cost > budget * PERMANENT_SHARE)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }
         let sampled = self.governor.sampled.iter();
         let (calm, busy): (Vec<_>, Vec<_>) =
-            sampled.partition(|(_, rounds)| **rounds >= CALM_ROUNDS);
+            sampled.partition(|(_, rounds)| **rounds >= CHEAP_ROUNDS);
         let symbols = |of: Vec<(&usize, _)>| of.into_iter().map(|(symbol, _)| *symbol).collect();
         let calm: BTreeSet<usize> = symbols(calm);
-        for symbol in calm.difference(&with_company(&symbols(busy))) {
+        for symbol in calm.difference(&with_groups(&symbols(busy))) {
             self.watch_always(*symbol);
         }
     }
@@ -492,7 +506,7 @@ mod tests {
     fn what_belongs_together_is_sampled_together() {
         let together = |names: &[&str]| -> Vec<&str> {
             let symbols = names.iter().map(|name| symbol(name)).collect();
-            let all = with_company(&symbols).into_iter();
+            let all = with_groups(&symbols).into_iter();
             all.map(|symbol| SYMBOLS[symbol].name()).collect()
         };
         let pools = [
@@ -552,7 +566,7 @@ mod tests {
     fn windows_take_what_is_left() {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
         assert!(near(duty(0.1, 0.002), 0.02));
-        assert!(near(duty(0.0, 0.002), DUTY));
-        assert!(near(duty(1e6, 0.002), LEAST_DUTY));
+        assert!(near(duty(0.0, 0.002), LARGEST_DUTY));
+        assert!(near(duty(1e6, 0.002), SMALLEST_DUTY));
     }
 }

@@ -9,7 +9,7 @@
 //! | `step_marks` | what tells its steps apart |
 //! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
 //! | `off` | when no probe is on at all |
-//! | `estimate`, `step_work` | what is told of functions that are watched now and then |
+//! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `thread` | the thread that owns an [`Observer`] and publishes snapshots |
 //! | `describe` | what is known, as a snapshot |
 
@@ -29,7 +29,6 @@ mod off;
 mod process;
 mod shared_state;
 mod step_marks;
-mod step_work;
 mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use changes::Changes;
-pub use estimate::Estimate;
+pub use estimate::Interval;
 use files::AttachedFile;
 pub use files::Watch;
 use gone::GoneRanks;
@@ -468,8 +467,7 @@ impl Observer {
         self.read_step_marks().map_err(ObserveError::Read)?;
         let now_ns = monotonic_ns();
         for process in self.processes.values_mut() {
-            process.note_on_cpu(now_ns);
-            process.tell_sampled(now_ns);
+            process.advance(now_ns);
         }
         self.read_memory().map_err(ObserveError::Read)?;
         self.read_communicators().map_err(ObserveError::Read)?;
@@ -487,7 +485,7 @@ impl Observer {
             process.was_found_late();
         }
         process.find_devices(&self.gpu_facts);
-        process.join_sampling(&self.governor.symbols());
+        process.join_sampling(&self.governor.symbols(), self.governor.is_window_open());
         self.processes.insert(index, process);
         self.has_new_ones = true;
     }

@@ -103,6 +103,7 @@ impl Observer {
             for symbol in self.governor.symbols() {
                 process.end_sampling(symbol, now_ns);
             }
+            process.set_paused(true, now_ns);
             process.lose_sight(now_ns);
         }
         self.off = Some(off);

@@ -1,25 +1,26 @@
 //! One observed process: what the kernel keeps of it, taken over.
 
+mod sampled_functions;
 mod sampling;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zernel_phase::shared::{RawTaskState, RawTracker};
-use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector};
+use zernel_phase::steps::{Launches, Mark, MarkSort, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::callers::Callers;
 use super::durations::Taken;
-use super::estimate::CallRate;
+use super::estimate::PerStep;
 use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
-use super::step_work::LaunchesPerStep;
 use crate::discovery::ProcessKey;
 use crate::probes::{
-    Company, Counts, DataloadCauses, Family, Operation, SYMBOLS, Scheduling, Symbol, layout,
+    Counts, DataloadCauses, Family, Operation, SYMBOLS, SamplingGroup, Scheduling, Symbol, layout,
 };
-use sampling::{OnCpu, Sampling, is_launch};
+use sampled_functions::SampledFunctions;
+use sampling::Clock;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
 use zernel_identity::{Identity, identify};
 use zernel_model::aggregation::{GpuMemMetrics, LatencyHistogram};
@@ -161,19 +162,16 @@ pub struct ObservedProcess {
     /// Of the functions that it has called, a few of all: what they say is summed up often.
     counters: BTreeMap<usize, layout::Counter>,
     counters_before: BTreeMap<usize, layout::Counter>,
-    /// Calls and bytes per second in the last round.
-    rates: BTreeMap<usize, CallRate>,
-    /// Launches per second in it, if all were counted.
-    launch_rate: Option<f64>,
-    sampling: BTreeMap<usize, Sampling>,
-    /// The same of all that launches, while some of it is sampled.
-    launching: Option<Sampling>,
-    /// How many launches one of its steps has.
-    launches_per_step: LaunchesPerStep,
-    on_cpu: OnCpu,
-    /// How often it had launched when the window was opened, and how far it had got.
-    launched_before: u64,
-    progress_before: Option<Progress>,
+    /// Calls per second in the last round.
+    rates: BTreeMap<usize, f64>,
+    /// Functions that are sampled, or were.
+    sampling: BTreeMap<usize, SampledFunctions>,
+    /// All launches and all copies of one direction, if some of them are sampled or were.
+    sampled_kinds: Vec<(Counts, SampledFunctions)>,
+    /// Launches per step, as windows show.
+    launches_per_step: PerStep,
+    clock: Clock,
+    launches_at_opening: u64,
     /// When the last mark was told.
     last_mark_ns: u64,
     durations: BTreeMap<Family, (Taken, SharedHistogram)>,
@@ -210,13 +208,11 @@ impl ObservedProcess {
             counters: BTreeMap::new(),
             counters_before: BTreeMap::new(),
             rates: BTreeMap::new(),
-            launch_rate: None,
             sampling: BTreeMap::new(),
-            launching: None,
-            launches_per_step: LaunchesPerStep::default(),
-            on_cpu: OnCpu::default(),
-            launched_before: 0,
-            progress_before: None,
+            sampled_kinds: Vec::new(),
+            launches_per_step: PerStep::default(),
+            clock: Clock::start(raw.first_ns),
+            launches_at_opening: 0,
             last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
         }
@@ -238,7 +234,6 @@ impl ObservedProcess {
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
         self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
         self.scheduling = Scheduling::new(raw);
-        self.on_cpu.read_ns = super::monotonic_ns();
         self.dataload = DataloadCauses::new(raw);
         self.set_counters(&kernel.counters.read(index));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
@@ -283,7 +278,7 @@ impl ObservedProcess {
     /// Leaves memory from pools out of what is in use, if what tells of it was ever sampled.
     pub(super) fn leave_out_pools(&mut self) {
         let mut sampled = self.sampling.keys();
-        if !sampled.any(|symbol| SYMBOLS[*symbol].company == Some(Company::Pools)) {
+        if !sampled.any(|symbol| SYMBOLS[*symbol].sampling_group == Some(SamplingGroup::Pools)) {
             return;
         }
         for (device, pooled) in &self.pooled {
@@ -331,10 +326,10 @@ impl ObservedProcess {
         let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
         let launches = if raw.launches == u16::MAX {
             Launches::Unknown
-        } else if windows.count_always_since(from_ns) || self.launches_otherwise() {
+        } else if windows.count_always_since(from_ns) || self.launches_unsampled() {
             Launches::Counted(count)
         } else if windows.hold(from_ns, raw.at_ns) {
-            Launches::Glimpsed(count)
+            Launches::InWindow(count)
         } else {
             Launches::Unknown
         };
@@ -425,6 +420,7 @@ impl ObservedProcess {
     /// It has ended: what it held is free, and what is sampled goes up to its end.
     pub(super) fn end(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
+        self.advance(ended_ns);
         let sampled: Vec<usize> = self.sampling.keys().copied().collect();
         for symbol in sampled {
             self.end_sampling(symbol, ended_ns);
@@ -436,68 +432,6 @@ impl ObservedProcess {
             }
         }
         self.communicators.clear();
-    }
-
-    /// Calls of every function that was called, by name.
-    pub fn calls(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
-        self.counted()
-            .map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
-    }
-
-    /// Calls and bytes of everything that counts as the same.
-    #[must_use]
-    pub fn count(&self, what: impl Fn(Counts) -> bool) -> CallCount {
-        let of_kind = self
-            .counted()
-            .filter(|(symbol, _)| what(SYMBOLS[*symbol].counts));
-        let mut sum = CallCount::default();
-        let (mut launches_error, mut timed_error) = (0, 0);
-        for (symbol, count) in of_kind {
-            sum.calls += count.calls;
-            sum.failed += count.failed;
-            sum.bytes += count.bytes;
-            // They come from the same windows: what one lacks, the other lacks too.
-            sum.error += count.error;
-            if is_launch(&symbol) {
-                launches_error += count.error;
-                timed_error += self.sampling.get(&symbol).map_or(0, |sampling| {
-                    sampling.timed_error() + sampling.told_too_much
-                });
-            }
-        }
-        // Where steps tell, which of them launched is less known than that one of them did.
-        if let Some(launching) = &self.launching {
-            let others = launching.timed_error() + launching.told_too_much;
-            let by_steps = launching.told.error.saturating_sub(others);
-            sum.error -= launches_error;
-            sum.error += launches_error.min(by_steps + timed_error);
-        }
-        sum
-    }
-
-    fn counted(&self) -> impl Iterator<Item = (usize, CallCount)> {
-        let counters = self.counters.iter();
-        counters
-            .map(|(symbol, counter)| (*symbol, self.call_count(*symbol, counter)))
-            .filter(|(_, count)| count.calls > 0)
-    }
-
-    fn call_count(&self, symbol: usize, counter: &layout::Counter) -> CallCount {
-        let mut count = CallCount {
-            calls: counter.calls,
-            failed: counter.failed,
-            bytes: counter.bytes,
-            error: 0,
-        };
-        if let Some(sampling) = self.sampling.get(&symbol) {
-            let (windowed, told) = (&sampling.windowed, &sampling.told);
-            // What an open window has counted is told when it closes: the estimate may stand for it already.
-            let exact = sampling.counted_up_to().unwrap_or(counter);
-            count.calls = exact.calls.saturating_sub(windowed.calls) + told.calls;
-            count.bytes = exact.bytes.saturating_sub(windowed.bytes) + told.bytes;
-            count.error = told.error;
-        }
-        count
     }
 
     /// How long something took.
@@ -564,21 +498,11 @@ impl ObservedProcess {
             let calls = now
                 .calls
                 .wrapping_sub(before.map_or(0, |before| before.calls));
-            let bytes = now
-                .bytes
-                .wrapping_sub(before.map_or(0, |before| before.bytes));
             if calls > 0 && elapsed > 0.0 {
-                let rate = CallRate {
-                    calls: calls as f64 / elapsed,
-                    bytes: bytes as f64 / elapsed,
-                };
-                self.rates.insert(*symbol, rate);
+                self.rates.insert(*symbol, calls as f64 / elapsed);
             }
         }
         self.counters_before.clone_from(&self.counters);
-        let launches = self.rates.iter().filter(|(symbol, _)| is_launch(symbol));
-        let launch_rate = launches.map(|(_, rate)| rate.calls).sum();
-        self.launch_rate = (!self.is_launching_sampled()).then_some(launch_rate);
         // Windows make it jump: what matters is what it is on average.
         let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
         self.cost = ProcessCost {
@@ -597,7 +521,7 @@ impl ObservedProcess {
 
     /// Probed calls per second of all its threads in the last round.
     pub(super) fn total_rate(&self) -> f64 {
-        self.rates.values().map(|rate| rate.calls).sum()
+        self.rates.values().sum()
     }
 
     /// Its functions with their calls per second in the last round, the most frequent first.
@@ -605,7 +529,7 @@ impl ObservedProcess {
         let rates = self.rates.iter();
         let mut rates: Vec<(usize, f64)> = rates
             .filter(|(symbol, _)| wanted(**symbol))
-            .map(|(symbol, rate)| (*symbol, rate.calls))
+            .map(|(symbol, rate)| (*symbol, *rate))
             .collect();
         rates.sort_by(|a, b| b.1.total_cmp(&a.1));
         rates
@@ -633,6 +557,7 @@ impl ObservedProcess {
     pub(super) fn miss(&mut self, now_ns: u64) {
         self.seen = Seen::Since(now_ns);
         self.missed = true;
+        self.set_paused(false, now_ns);
         self.steps.gap(&[MarkSort::Training, MarkSort::Use]);
     }
 

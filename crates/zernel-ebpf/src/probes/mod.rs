@@ -237,12 +237,12 @@ pub enum Counts {
     Nothing,
 }
 
-/// Functions of which all are sampled, or none: what some of them tell means little without the others.
+/// Functions that are sampled together: the calls of some of them mean little without those of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Company {
-    /// What launches kernels: a program uses now one of them, now another.
+pub enum SamplingGroup {
+    /// Launches of kernels: a program may use any of these functions.
     Kernels,
-    /// What allocates from pools, and what frees that.
+    /// Allocations from memory pools, and their frees.
     Pools,
 }
 
@@ -261,8 +261,8 @@ pub struct Symbol {
     pub family: Option<Family>,
     /// Whether a busy program calls it so often that it may have to be sampled.
     pub frequent: bool,
-    /// With which others it is sampled.
-    pub company: Option<Company>,
+    /// The functions it is sampled together with.
+    pub sampling_group: Option<SamplingGroup>,
     /// Whether only its entry is probed: an exception that unwinds through a return probe kills the
     /// process, so functions of C++ are never probed otherwise.
     pub entry_only: bool,
@@ -295,7 +295,7 @@ impl Symbol {
             counts: Counts::Nothing,
             family: None,
             frequent: false,
-            company: None,
+            sampling_group: None,
             entry_only: false,
             by_prefix: false,
             label: None,
@@ -349,8 +349,8 @@ impl Symbol {
         self
     }
 
-    const fn frequent_with(mut self, company: Company) -> Self {
-        self.company = Some(company);
+    const fn sampled_with(mut self, group: SamplingGroup) -> Self {
+        self.sampling_group = Some(group);
         self.frequent()
     }
 

@@ -4,7 +4,7 @@ use std::hint::spin_loop;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zernel_ebpf::observer::{CallCount, GovernorOptions, Observer, Options};
+use zernel_ebpf::observer::{CallCount, GovernorOptions, ObservedProcess, Observer, Options};
 use zernel_ebpf::probes::Counts;
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
@@ -267,8 +267,8 @@ pub(crate) fn alarm() {
     assert!(is_sampled(&observer));
 }
 
-/// Killed between two windows: what it did since the last one is estimated, too.
-/// The stated error holds 19 times out of 20; four times as much is not left by chance.
+/// Without steps, the rate in windows stands for all of the time, up to the end of the process between two windows.
+/// The 95 % interval holds in 19 of 20 runs; twice as wide, in all but one of a thousand.
 pub(crate) fn estimate() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&generous(&stage));
@@ -276,17 +276,24 @@ pub(crate) fn estimate() {
     let pid = target.pid();
     target.go();
     watcher.wait_until("there are enough windows", |observer| {
-        observer.cost().windows >= 12
+        observer.cost().windows >= 24
     });
     target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(
-        launches.error > 0 && launches.error < launches.calls / 2,
+        launches.error > 0 && launches.error < launches.calls / 3,
         "{launches:?}"
     );
-    let margin = 4 * launches.error + truth / 50;
     assert!(
-        launches.calls.abs_diff(truth) <= margin,
+        launches.calls.abs_diff(truth) <= 2 * launches.error,
+        "{launches:?} for {truth}"
+    );
+}
+
+/// Where a process makes steps, the estimate is within 5 % of the truth.
+fn assert_near(launches: CallCount, truth: u64) {
+    assert!(
+        20 * launches.calls.abs_diff(truth) <= truth,
         "{launches:?} for {truth}"
     );
 }
@@ -322,7 +329,7 @@ pub(crate) fn estimate_by_steps() {
     watcher.wait_until("they are told without waiting for a window", |observer| {
         let process = find(observer, pid);
         let steps = process.steps.count();
-        steps > 200 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
+        steps > 50 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
     });
     target.wait_until_done();
     target.end();
@@ -335,18 +342,32 @@ pub(crate) fn estimate_by_steps() {
         launches.calls.abs_diff(truth) <= 2 * launches.error,
         "{launches:?} for {truth}"
     );
+    assert_near(launches, truth);
 }
 
-/// Launches are told soon, also where windows are many seconds apart, and whatever they are called.
+/// Waits until two windows have shown whole steps of a process, and it has made 100 steps: one step more or less is
+/// then 1 % of its launches.
+fn wait_for_interval(watcher: &Watcher, pid: u32) {
+    watcher.wait_until("launches per step have an interval", |observer| {
+        let mut processes = observer.processes();
+        let process = processes.find(|process| process.pid == pid);
+        let process = process.filter(|process| process.steps.count() >= 100);
+        let per_step = process.and_then(ObservedProcess::launches_per_step);
+        per_step.is_some_and(|per_step| per_step.half_width.is_some())
+    });
+}
+
+/// Two windows suffice, and come within a minute also where a window uses up the budget of many seconds. Launches by
+/// all functions are estimated together.
 pub(crate) fn estimate_by_few_windows() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&governed(&stage));
-    let mut target = stage.target("eager_pooled", 6_000);
+    let mut target = stage.target("eager_pooled", 600_000);
     let pid = target.pid();
     target.go();
     watcher.wait_until("launches are sampled", is_sampled);
-    target.wait_until_done();
-    target.end();
+    wait_for_interval(&watcher, pid);
+    target.kill();
     watcher.wait_until("its end is known", |observer| {
         find(observer, pid).ended_ns.is_some()
     });
@@ -354,9 +375,13 @@ pub(crate) fn estimate_by_few_windows() {
     let launches = find(&observer, pid).count(|what| what == Counts::Launch);
     let truth = truth_of(&stage, pid);
     let truth = truth["cuLaunchKernel"].calls + truth["cuLaunchCooperativeKernel"].calls;
-    eprintln!("{truth} launches taken for {launches:?}");
+    eprintln!(
+        "{truth} launches taken for {} ± {}",
+        launches.calls, launches.error
+    );
     assert!(launches.error > 0 && launches.error < launches.calls / 2);
     assert!(launches.calls.abs_diff(truth) <= launches.error);
+    assert_near(launches, truth);
 }
 
 /// Who begins while launches are sampled is not taken to launch nothing.
@@ -366,12 +391,18 @@ pub(crate) fn estimate_of_newcomer() {
     let mut first = stage.target("eager", 600_000);
     first.go();
     watcher.wait_until("launches are sampled", is_sampled);
-    let mut target = stage.target("eager", 6_000);
+    let mut target = stage.target("eager", 600_000);
     let pid = target.pid();
-    target.step();
-    target.end();
+    target.go();
+    wait_for_interval(&watcher, pid);
+    target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(launches.calls.abs_diff(truth) <= 2 * launches.error);
+    assert!(
+        launches.error > 0 && launches.error < launches.calls / 4,
+        "{launches:?}"
+    );
+    assert_near(launches, truth);
 }
 
 /// With launches sampled, the phases of a training loop must be what they are with all of them seen: it

@@ -18,15 +18,22 @@ pub struct CudaSnapshot {
     pub launches: u64,
     /// Half width of the 95 % interval of `launches`.
     pub launches_error: u64,
+    /// Launches per step: an estimate if launches were sampled, else the mean of the latest steps.
+    pub launches_per_step: Option<f64>,
+    /// Half width of the 95 % interval of `launches_per_step`; `None` until two windows have shown steps.
+    pub launches_per_step_error: Option<f64>,
     /// Copies between host and device; an estimate if copies were sampled.
     pub copies: u64,
     /// Half width of the 95 % interval of `copies`.
     pub copies_error: u64,
     /// Bytes copied.
     pub copied_bytes: u64,
-    /// Copies by direction.
+    /// Launches that were counted.
     #[serde(skip)]
-    pub copies_by_direction: Vec<CopyCount>,
+    pub counted_launches: CountedCalls,
+    /// Copies that were counted, by direction: `h2d`, `d2h`, `d2d` or `unified`.
+    #[serde(skip)]
+    pub counted_copies: Vec<(&'static str, CountedCalls)>,
     /// Durations of launch calls.
     #[serde(skip)]
     pub launch_times: Option<SharedHistogram>,
@@ -35,15 +42,17 @@ pub struct CudaSnapshot {
     pub wait_times: Vec<WaitTimes>,
 }
 
-/// Copies in one direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CopyCount {
-    /// `h2d`, `d2h`, `d2d` or `unified`.
-    pub direction: &'static str,
-    /// Copies.
+/// Calls that were counted: all of them, or those in sampling windows.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CountedCalls {
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes copied.
+    /// Bytes of these calls.
     pub bytes: u64,
+    /// Time in which calls were counted.
+    pub seconds: f64,
+    /// Whether calls are or were sampled.
+    pub was_sampled: bool,
 }
 
 /// Durations of one kind of GPU wait.

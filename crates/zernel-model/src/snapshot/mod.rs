@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use cuda::{CopyCount, CudaSnapshot, WaitTimes};
+pub use cuda::{CountedCalls, CudaSnapshot, WaitTimes};
 pub use dataload::{DataWaits, DataloadSnapshot};
 pub use ledger::{
     AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusedFile, START_UNIT_NS,

@@ -492,137 +492,30 @@ fn where_nothing_came_as_often_the_count_starts_anew() {
     assert_eq!(run.summary().longest_ns, 4 * MS, "no step is of both kinds");
 }
 
-/// Steps of 10 ms with 100 to 102 launches, which are glimpsed in six of twenty steps.
-fn glimpsed(steps: u32, mut between: impl FnMut(&mut Loop, u32)) -> Loop {
+#[test]
+fn steps_that_lie_whole_in_a_window_have_exact_launches() {
     let mut run = Loop::new();
-    for step in 0..steps {
+    for step in 0..60 {
+        // A window is open for six steps out of twenty.
         let launches = match step % 20 {
-            0..6 => Launches::Glimpsed(100 + step % 3),
+            0..6 => Launches::InWindow(100 + step % 3),
             _ => Launches::Unknown,
         };
         run.now_ns += 10 * MS;
         run.detector.mark(Mark::Backward, run.now_ns, launches);
-        between(&mut run, step);
     }
-    run
-}
-
-fn done_since(run: &Loop, begin: Option<Progress>) -> Option<Done> {
-    run.detector.progress(run.now_ns)?.since(&begin?, false)
-}
-
-#[test]
-fn steps_are_glimpsed_where_all_their_launches_were_counted() {
-    let mut run = glimpsed(60, |_, _| {});
-    let glimpses = run.detector.take_glimpses();
-    // The first three made it the boundary.
-    let counts: Vec<u32> = glimpses.iter().map(|glimpse| glimpse.launches).collect();
+    let steps = run.detector.take_window_steps();
+    // The first three marks made it the boundary.
+    let launches: Vec<u32> = steps.iter().map(|step| step.launches).collect();
     let expected = (3..6).chain(20..26).chain(40..46);
-    assert!(counts.into_iter().eq(expected.map(|step| 100 + step % 3)));
-    assert!(
-        glimpses
-            .iter()
-            .all(|glimpse| glimpse.duration_ns == 10 * MS)
-    );
-    assert_eq!(run.detector.take_glimpses(), []);
-    assert!(
-        run.detector
-            .recent()
-            .iter()
-            .all(|step| step.launches.is_none())
-    );
-    // What is counted all the time is in the steps themselves.
+    assert!(launches.into_iter().eq(expected.map(|step| 100 + step % 3)));
+    assert!(steps.iter().all(|step| step.duration_ns == 10 * MS));
+    assert_eq!(run.detector.take_window_steps(), []);
+    let mut recent = run.detector.recent().iter();
+    assert!(recent.all(|step| step.launches.is_none()));
+    // Launches that are counted all the time are in the steps themselves.
     (0..20).for_each(|_| run.does(Mark::Backward, 100, MS));
-    assert_eq!(run.detector.take_glimpses(), []);
-}
-
-#[test]
-fn an_evaluation_that_is_glimpsed_is_no_usual_step() {
-    let mut run = glimpsed(45, |run, step| {
-        if step == 42 {
-            run.detector.take_glimpses();
-            run.now_ns += 200 * MS;
-        }
-    });
-    let glimpses = run.detector.take_glimpses();
-    let durations: Vec<u64> = glimpses.iter().map(|glimpse| glimpse.duration_ns).collect();
-    assert_eq!(durations, [10 * MS]);
-}
-
-#[test]
-fn what_is_done_beside_steps_is_told() {
-    let mut begin = None;
-    let run = glimpsed(200, |run, step| match step {
-        20 => begin = run.detector.progress(run.now_ns),
-        // A step that is hardly long, and one with an evaluation.
-        30 => run.now_ns += 10 * MS,
-        50 => run.now_ns += 200 * MS,
-        // From here on, one in four is long: that is how steps are.
-        100.. if step % 4 == 0 => run.now_ns += 30 * MS,
-        _ => {}
-    });
-    let done = done_since(&run, begin).expect("the same series");
-    assert_eq!(done.steps, 179.0);
-    let first_long_ones = 6 * 30 * MS;
-    let strange_ns = done.strange_ns.checked_sub(200 * MS);
-    assert!(
-        strange_ns.is_some_and(|ns| ns <= first_long_ones),
-        "{done:?}"
-    );
-}
-
-#[test]
-fn a_process_that_makes_no_more_steps_rests_or_does_something_else() {
-    let mut begin = None;
-    let mut run = glimpsed(20, |run, step| {
-        if step == 10 {
-            begin = run.detector.progress(run.now_ns);
-        }
-    });
-    run.now_ns += 5 * MS;
-    assert_eq!(done_since(&run, begin).map(|done| done.steps), Some(9.5));
-    let beginning = Some(run.detector.beginning());
-    assert_eq!(
-        done_since(&run, beginning).map(|done| done.steps),
-        Some(20.5)
-    );
-    run.now_ns += 205 * MS;
-    let now = run.detector.progress(run.now_ns).expect("it made steps");
-    let begin = begin.expect("it made steps");
-    let done = |strange_ns, is_strange| Done {
-        steps: 10.0,
-        strange_ns,
-        is_strange,
-    };
-    assert_eq!(now.since(&begin, false), Some(done(0, false)));
-    assert_eq!(now.since(&begin, true), Some(done(200 * MS, true)));
-    run.does(Mark::CopyOut, 0, MS);
-    let later = run.detector.progress(run.now_ns).expect("it made steps");
-    assert_eq!(later.since(&begin, false), Some(done(201 * MS, true)));
-    // It slept most of the time.
-    let idle = later.busy_for_at_most(30 * MS);
-    assert_eq!(idle.since(&begin, false), Some(done(30 * MS, true)));
-    // What it was overdue by before is known already, however busy it was then.
-    let before = now.busy_for_at_most(10 * MS);
-    run.now_ns += 10 * MS;
-    run.detector
-        .mark(Mark::Backward, run.now_ns, Launches::Unknown);
-    let ended = run.detector.progress(run.now_ns).expect("it makes steps");
-    let strange_ns = ended.since(&before, false).map(|done| done.strange_ns);
-    assert_eq!(strange_ns, Some(11 * MS));
-    // Steps tell nothing of what is done without any.
-    assert_eq!(later.since(&now, true), None);
-    assert_eq!(later.since(&now, false), None);
-}
-
-#[test]
-fn steps_that_are_counted_anew_do_not_tell_how_far_it_got() {
-    let mut run = glimpsed(20, |_, _| {});
-    let begin = run.detector.progress(run.now_ns);
-    (0..20).for_each(|_| run.torch_step(1, 1));
-    assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
-    assert!(run.detector.progress(run.now_ns).is_some());
-    assert_eq!(done_since(&run, begin), None);
+    assert_eq!(run.detector.take_window_steps(), []);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::{CREDIT, DUTY, NO_NEWS, STEADY, WINDOW, duty};
+use super::{LARGEST_DUTY, PERMANENT_SHARE, SHORTEST_WINDOW, WELL_KNOWN_PAUSE, duty};
 use crate::observer::files::AttachedFile;
 use crate::observer::{ObservedProcess, Observer, monotonic_ns};
 
@@ -71,8 +71,8 @@ impl Observer {
         let open_for = Duration::from_nanos(monotonic_ns() - self.governor.window_from_ns);
         let length = self.window_length();
         let mut processes = self.processes.values();
-        let lacks_steps = processes.any(ObservedProcess::lacks_steps);
-        if open_for < length || (open_for < 2 * length && lacks_steps) {
+        let lacks_step = processes.any(ObservedProcess::lacks_whole_step);
+        if open_for < length || (open_for < 2 * length && lacks_step) {
             self.governor.window = Some(Instant::now() + length / 4);
             return Vec::new();
         }
@@ -82,7 +82,8 @@ impl Observer {
     /// Attaches to all sampled functions for a moment.
     fn open_window(&mut self) {
         if self.is_off() {
-            self.governor.next_window = Some(Instant::now() + WINDOW.div_f64(DUTY));
+            self.governor.next_window =
+                Some(Instant::now() + SHORTEST_WINDOW.div_f64(LARGEST_DUTY));
             return;
         }
         for file in &mut self.files {
@@ -91,11 +92,10 @@ impl Observer {
             }
         }
         let _ = self.read_step_marks();
-        let symbols = self.governor.symbols();
         let now_ns = monotonic_ns();
         for (index, process) in &mut self.processes {
             let counters = self.kernel.counters.read(*index as usize);
-            process.expect_window(&symbols, &counters, now_ns);
+            process.open_window(&counters, now_ns);
         }
         self.governor.window_from_ns = monotonic_ns();
         self.kernel.open_window(true);
@@ -109,9 +109,9 @@ impl Observer {
     /// Long enough for a few whole steps.
     fn window_length(&self) -> Duration {
         let processes = self.processes.values();
-        let launching = processes.filter(|process| process.is_launching_sampled());
-        let few_steps = launching.filter_map(ObservedProcess::few_steps);
-        few_steps.max().unwrap_or_default().max(WINDOW)
+        let launching = processes.filter(|process| process.has_sampled_launches());
+        let lengths = launching.filter_map(ObservedProcess::window_for_steps);
+        lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
     }
 
     /// Ends the window, if one is open. Dropping the links detaches, which takes a while.
@@ -148,23 +148,19 @@ impl Observer {
                 .keys()
                 .map(|symbol| process.sampled_rate(*symbol))
                 .sum();
-            let left = (budget - process.steady_cost).max(budget * (1.0 - STEADY));
+            let left = (budget - process.steady_cost).max(budget * (1.0 - PERMANENT_SHARE));
             duty(calls * ns / 1e9, left)
         });
-        let duty = costs.fold(DUTY, f64::min);
+        let duty = costs.fold(LARGEST_DUTY, f64::min);
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
         let paid_at = self.governor.paid_at.max(now) + pause(duty);
-        let on_credit = paid_at.checked_sub(CREDIT).unwrap_or(now);
-        let earliest = on_credit.max(now + pause(DUTY));
         self.governor.paid_at = paid_at;
-        self.governor.earliest_window = earliest;
-        self.governor.next_window = Some(match self.is_all_known() {
-            true => now + pause(duty).mul_f64(NO_NEWS),
-            false => earliest,
-        });
+        self.governor.earliest_window = now + pause(LARGEST_DUTY);
+        self.governor.next_window = Some(now + pause(duty).mul_f64(WELL_KNOWN_PAUSE));
+        self.hasten_window();
     }
 }
 

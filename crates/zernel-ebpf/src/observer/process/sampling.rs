@@ -1,252 +1,208 @@
-//! What is told of the functions of a process that are watched in windows.
+//! The sampled functions of one process: what is counted, what its windows show, and what is estimated from that.
 
 use std::time::Duration;
 
-use zernel_phase::steps::{Progress, is_common, median_ns};
+use zernel_phase::steps::{Step, WindowStep};
 use zerocopy::FromZeros;
 
+use super::sampled_functions::{Passage, SampledFunctions, add, less};
 use super::{CallCount, ObservedProcess};
-use crate::observer::estimate::{Before, CallRate, Estimate, Steps, Window};
+use crate::observer::estimate::{Interval, SampledCalls, Window};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::observer::monotonic_ns;
 use crate::probes::{Counts, SYMBOLS, layout};
+use zernel_model::snapshot::CountedCalls;
 
-/// An error up to which what a step launches is well known.
+/// Window length in median steps. It holds at least three whole steps, wherever it opens.
+const MEDIAN_STEPS: f64 = 4.2;
+/// Window length in steps of the ninth decile. Such a step lies whole in the window for 0.4 / 1.4 = 0.29 of all
+/// openings. If no window is that long, calls are estimated by time.
+const LONG_STEPS: f64 = 1.4;
+/// Relative error up to which launches per step are well known: what users ask for.
 const WELL_KNOWN: f64 = 0.05;
 
-/// In so many times the length of a step there are a few whole ones.
-const FEW_STEPS: f64 = 4.2;
-/// In so many times its length, a step is often enough whole.
-const ROOM: f64 = 1.4;
-/// After so long, what a process needed of its CPUs counts a third.
-const OF_LATE_NS: f64 = 10e9;
-
-/// A sampled function: what was exact, what the windows counted, and what they stand for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sampling {
-    /// Counted in windows, which the estimate replaces.
-    pub(super) windowed: layout::Counter,
-    /// The counter when it was last looked at.
-    last: layout::Counter,
-    /// Up to when the estimate goes.
-    until_ns: u64,
-    /// How far the process had got then.
-    progress: Option<Progress>,
-    /// Whether the process began while the function was sampled, and no window has been there yet.
-    is_new: bool,
-    /// Whether no window has been there since this began.
-    is_unseen: bool,
-    /// Whether it goes on.
-    open: bool,
-    estimate: Estimate,
-    /// What is told: the estimate, up to when the process was last read if its steps tell that; never less than
-    /// before.
-    pub(super) told: CallCount,
-    /// How many calls of these are more than the estimate is by now. Its error has them, too.
-    pub(super) told_too_much: u64,
-}
-
-impl Sampling {
-    /// Begins where everything is exact.
-    fn new(counter: layout::Counter, now_ns: u64, progress: Option<Progress>) -> Self {
-        Self {
-            windowed: FromZeros::new_zeroed(),
-            last: counter,
-            until_ns: now_ns,
-            progress,
-            is_new: false,
-            is_unseen: true,
-            open: true,
-            estimate: Estimate::default(),
-            told: CallCount::default(),
-            told_too_much: 0,
-        }
-    }
-
-    /// Of a process whose first event was then, while the function was sampled.
-    fn of_newcomer(first_ns: u64) -> Self {
-        Self {
-            is_new: true,
-            ..Self::new(FromZeros::new_zeroed(), first_ns, None)
-        }
-    }
-
-    /// Begins again.
-    fn resume(&mut self, counter: layout::Counter, now_ns: u64, progress: Option<Progress>) {
-        *self = Self {
-            windowed: self.windowed,
-            estimate: self.estimate,
-            told: self.told,
-            told_too_much: self.told_too_much,
-            ..Self::new(counter, now_ns, progress)
-        };
-    }
-
-    /// Takes in what a window has counted up to now.
-    fn take(&mut self, counter: layout::Counter, of: &WindowOf) {
-        let window = Window {
-            calls: counter.calls - self.last.calls,
-            bytes: counter.bytes - self.last.bytes,
-            launched: of.launched,
-            has_steps: of.has_steps(),
-            seconds: of.seconds,
-            slowed: of.slowed,
-        };
-        self.windowed.calls += window.calls;
-        self.windowed.bytes += window.bytes;
-        self.last = counter;
-        let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
-        let steps = of.steps_since(self.known_progress(of));
-        self.estimate.add(window, span_s, steps);
-        self.until_ns = of.to_ns;
-        self.progress = of.progress;
-        self.is_new &= of.progress.is_none() && window.calls == 0;
-        self.is_unseen = false;
-    }
-
-    /// The counter before the window that may be open, while it is sampled.
-    pub(super) fn counted_up_to(&self) -> Option<&layout::Counter> {
-        self.open.then_some(&self.last)
-    }
-
-    /// Tells how it is at a moment.
-    fn tell(&mut self, now: &WindowOf) {
-        let mut estimate = self.estimate;
-        let steps = now.steps_since(self.known_progress(now));
-        if let Some(steps) = steps.filter(|_| self.open) {
-            estimate.end(0.0, Some(steps));
-        }
-        self.told_too_much = self.told.calls.saturating_sub(estimate.calls());
-        self.told = CallCount {
-            calls: estimate.calls().max(self.told.calls),
-            bytes: estimate.bytes().max(self.told.bytes),
-            error: estimate.error() + self.told_too_much,
-            failed: 0,
-        };
-    }
-
-    /// How much of the error is of the time in which no steps are known.
-    pub(super) fn timed_error(&self) -> u64 {
-        self.estimate.timed_error()
-    }
-
-    /// How far the process had got when it was last looked at.
-    fn known_progress(&self, of: &WindowOf) -> Option<Progress> {
-        match self.is_new {
-            true => Some(of.beginning),
-            false => self.progress,
-        }
-    }
-
-    /// The function is counted exactly again.
-    fn end(&mut self, of: &WindowOf) {
-        if self.open {
-            let span_s = of.to_ns.saturating_sub(self.until_ns) as f64 / 1e9;
-            let steps = of.steps_since(self.known_progress(of));
-            self.estimate.end(span_s, steps);
-            self.until_ns = of.to_ns;
-            self.open = false;
-        }
-    }
-}
-
-/// For how long the threads of a process that make calls were on CPUs when it last made steps.
+/// Up to when a process was looked at.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct OnCpu {
-    /// When that was last read.
-    pub(super) read_ns: u64,
-    /// When that was, if it has made steps all the time since it was noted.
-    noted_ns: Option<u64>,
-    until_step_ns: u64,
-    /// For how long they were on CPUs while it made steps, and in how long a time. What was of late counts most: but
-    /// one round may be short, or end what began long before.
-    on_cpu_ns: f64,
-    in_ns: f64,
+pub(super) struct Clock {
+    at_ns: u64,
+    /// The series of its steps, and how many there were.
+    series: u32,
+    steps: u64,
+    /// Since when that series is estimated, and whether there was a window since.
+    series_from_ns: u64,
+    had_window: bool,
+    /// Seconds in which probes were attached to functions that are not sampled.
+    attached_seconds: f64,
+    is_paused: bool,
+    is_in_window: bool,
 }
 
-impl OnCpu {
-    /// It makes steps, and has been on CPUs for so long by now.
-    fn note(&mut self, on_cpu_ns: u64) {
-        if let Some(noted_ns) = self.noted_ns.filter(|noted| *noted < self.read_ns) {
-            let in_ns = (self.read_ns - noted_ns) as f64;
-            let kept = (-in_ns / OF_LATE_NS).exp();
-            let on_cpu_ns = on_cpu_ns.saturating_sub(self.until_step_ns) as f64;
-            self.on_cpu_ns = kept * self.on_cpu_ns + on_cpu_ns;
-            self.in_ns = kept * self.in_ns + in_ns;
+impl Clock {
+    pub(super) fn start(at_ns: u64) -> Self {
+        Self {
+            at_ns,
+            series_from_ns: at_ns,
+            ..Self::default()
         }
-        self.noted_ns = Some(self.read_ns);
-        self.until_step_ns = on_cpu_ns;
-    }
-
-    /// For how long it may have been as busy since as it is while it makes steps, if that is known. What it does now
-    /// counts when its threads leave their CPUs.
-    fn busy_ns(&self, on_cpu_ns: u64, at_ns: u64) -> Option<u64> {
-        if self.on_cpu_ns <= 0.0 {
-            return None;
-        }
-        let share = self.on_cpu_ns / self.in_ns;
-        let on_cpu_ns = on_cpu_ns.saturating_sub(self.until_step_ns);
-        let unread_ns = at_ns.saturating_sub(self.read_ns);
-        Some((on_cpu_ns as f64 / share) as u64 + unread_ns)
     }
 }
 
-/// A window as one process passed through it.
-#[derive(Debug, Clone, Copy)]
-struct WindowOf {
-    seconds: f64,
-    to_ns: u64,
-    slowed: f64,
-    /// Launches in it, sampled or not.
-    launched: u64,
-    /// How many launches a step has, and by what share that may be off.
-    per_step: Option<(f64, f64)>,
-    /// How far the process had got at its beginning.
-    progress_before: Option<Progress>,
-    /// How far the process had got at its end.
-    progress: Option<Progress>,
-    /// Where the process began.
-    beginning: Progress,
-}
-
-impl WindowOf {
-    /// The steps since another moment, as far as they are known.
-    fn steps_since(&self, progress: Option<Progress>) -> Option<Steps> {
-        let (per_step, relative_error) = self.per_step?;
-        let worth = self.launched as f64 / per_step;
-        Some(Steps {
-            done: self.progress?.since(&progress?, self.launched > 0)?,
-            // About as many as have ended in it: something else may be launched, too.
-            seen: self.steps_within().map_or(worth, |steps| {
-                worth.clamp((steps - 1.0).max(0.0), steps + 1.0)
-            }),
-            per_step,
-            relative_error,
-        })
-    }
-
-    /// Whether it was in a training loop of which it is known what a step launches, and in nothing else at its beginning.
-    fn has_steps(&self) -> bool {
-        let is_overdue = |progress: Progress| progress.is_overdue();
-        self.per_step.is_some()
-            && self.progress.is_some_and(|progress| !is_overdue(progress))
-            && !self.progress_before.is_some_and(is_overdue)
-    }
-
-    /// The steps that were made in it, if that is known.
-    fn steps_within(&self) -> Option<f64> {
-        self.progress?.steps_since(&self.progress_before?)
-    }
+/// Functions that are also estimated as a whole: which of them was called is less well known than that one was.
+fn is_summed(kind: Counts) -> bool {
+    matches!(kind, Counts::Launch | Counts::Copy(_))
 }
 
 impl ObservedProcess {
-    /// Calls per second of a sampled function.
-    pub(in crate::observer) fn sampled_rate(&self, symbol: usize) -> f64 {
-        let sampling = self.sampling.get(&symbol).filter(|sampling| sampling.open);
-        sampling.map_or(0.0, |sampling| sampling.estimate.recent_rate())
+    /// Takes in what was counted and which steps were made up to a moment. All else here relies on that.
+    pub(in crate::observer) fn advance(&mut self, now_ns: u64) {
+        let passed_ns = match self.clock.is_paused {
+            true => 0,
+            false => now_ns.saturating_sub(self.clock.at_ns),
+        };
+        let passage = Passage {
+            seconds: passed_ns as f64 / 1e9,
+            steps: self.new_steps(),
+            is_in_window: self.clock.is_in_window,
+        };
+        self.clock.at_ns = self.clock.at_ns.max(now_ns);
+        self.clock.attached_seconds += passage.seconds;
+        let counters = &self.counters;
+        for (symbol, functions) in &mut self.sampling {
+            let counter = counters.get(symbol).copied();
+            functions.advance(counter.unwrap_or(functions.last), passage, false);
+        }
+        let kinds = self.sampled_kinds.iter().map(|(kind, _)| *kind);
+        let kinds: Vec<_> = kinds
+            .map(|kind| (self.kind_counter(kind), !self.calls_sampled(kind)))
+            .collect();
+        for ((_, functions), (counter, counts_always)) in self.sampled_kinds.iter_mut().zip(kinds) {
+            functions.advance(counter, passage, counts_always);
+        }
     }
 
-    /// A function is watched in windows from now on; up to here, all is exact.
+    /// Steps since the last look. When they are counted anew, from another boundary, estimates begin anew as well.
+    fn new_steps(&mut self) -> u64 {
+        let (series, steps) = (self.steps.restarts(), self.steps.count());
+        let before = (self.clock.series, self.clock.steps);
+        (self.clock.series, self.clock.steps) = (series, steps);
+        if before.0 == series {
+            return match before.1 {
+                // Steps are counted from the first one on, but only once it is clear what separates them.
+                0 => self.steps_after(self.clock.series_from_ns),
+                before => steps.saturating_sub(before),
+            };
+        }
+        let launches_per_step = self.launches_per_step.interval();
+        let kinds = self.sampled_kinds.iter_mut().map(|(_, kind)| kind);
+        for functions in self.sampling.values_mut().chain(kinds) {
+            functions.calls.begin_series(launches_per_step);
+        }
+        self.launches_per_step = Default::default();
+        // Of a series without a window nothing was estimated: its time belongs to the new one.
+        if std::mem::take(&mut self.clock.had_window) {
+            self.clock.series_from_ns = self.clock.at_ns;
+        }
+        self.steps_after(self.clock.series_from_ns)
+    }
+
+    /// Boundaries of steps after a moment that is not long ago.
+    fn steps_after(&self, at_ns: u64) -> u64 {
+        let recent = self.steps.recent();
+        if recent.front().is_none_or(|first| first.begin_ns > at_ns) {
+            return self.steps.count();
+        }
+        recent.iter().filter(|step| step.end_ns > at_ns).count() as u64
+    }
+
+    /// The sum of all functions of a kind.
+    fn kind_counter(&self, kind: Counts) -> layout::Counter {
+        let mut sum = layout::Counter::new_zeroed();
+        let counters = self.counters.iter();
+        for (_, counter) in counters.filter(|(symbol, _)| SYMBOLS[**symbol].counts == kind) {
+            add(&mut sum, *counter);
+        }
+        sum
+    }
+
+    /// Whether the process has called a function of this kind that is sampled, or was.
+    pub(super) fn calls_sampled(&self, kind: Counts) -> bool {
+        let mut called = self.sampling.keys();
+        called.any(|symbol| SYMBOLS[*symbol].counts == kind && self.counters.contains_key(symbol))
+    }
+
+    /// The estimate of all functions of a kind, if the process calls some that are sampled.
+    pub(super) fn sampled_kind(&self, kind: Counts) -> Option<&SampledFunctions> {
+        let mut kinds = self.sampled_kinds.iter();
+        let (_, functions) = kinds.find(|(known, _)| *known == kind)?;
+        self.calls_sampled(kind).then_some(functions)
+    }
+
+    /// Calls of every function that was called, by name.
+    pub fn calls(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
+        self.counted()
+            .map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
+    }
+
+    /// Calls and bytes of everything that counts as the same.
+    #[must_use]
+    pub fn count(&self, what: impl Fn(Counts) -> bool) -> CallCount {
+        let mut sum = CallCount::default();
+        let mut add = |count: CallCount| {
+            sum.calls += count.calls;
+            sum.failed += count.failed;
+            sum.bytes += count.bytes;
+            // Estimates come from the same windows: what one lacks, the other lacks too.
+            sum.error += count.error;
+        };
+        let is_summed = |kind: Counts| self.sampled_kind(kind).is_some();
+        let of_kind = self
+            .counted()
+            .map(|(symbol, count)| (SYMBOLS[symbol].counts, count))
+            .filter(|(kind, _)| what(*kind) && !is_summed(*kind));
+        of_kind.for_each(|(_, count)| add(count));
+        for (kind, functions) in &self.sampled_kinds {
+            if what(*kind) && is_summed(*kind) {
+                add(functions.count(self.steps_to_extrapolate()));
+            }
+        }
+        sum
+    }
+
+    pub(super) fn counted(&self) -> impl Iterator<Item = (usize, CallCount)> {
+        let counters = self.counters.iter();
+        counters
+            .map(|(symbol, counter)| (*symbol, self.call_count(*symbol, counter)))
+            .filter(|(_, count)| count.calls > 0)
+    }
+
+    fn call_count(&self, symbol: usize, counter: &layout::Counter) -> CallCount {
+        match self.sampling.get(&symbol) {
+            Some(functions) => functions.count(self.steps_to_extrapolate()),
+            None => CallCount {
+                calls: counter.calls,
+                failed: counter.failed,
+                bytes: counter.bytes,
+                error: 0,
+            },
+        }
+    }
+
+    /// Calls of a kind that were really counted: never an estimate, and never falling.
+    pub(in crate::observer) fn counted_of(&self, kind: Counts) -> CountedCalls {
+        let known = self.sampled_kinds.iter().find(|(known, _)| *known == kind);
+        let (counter, seconds) = match known {
+            Some((_, functions)) => (functions.counted, functions.counted_seconds),
+            None => (self.kind_counter(kind), self.clock.attached_seconds),
+        };
+        CountedCalls {
+            calls: counter.calls,
+            bytes: counter.bytes,
+            seconds,
+            was_sampled: known.is_some(),
+        }
+    }
+
+    /// A function is sampled from now on; all calls so far are exact.
     pub(in crate::observer) fn begin_sampling(
         &mut self,
         symbol: usize,
@@ -254,250 +210,232 @@ impl ObservedProcess {
     ) {
         self.set_counters(counters);
         let now_ns = monotonic_ns();
-        let progress = self.progress(now_ns);
-        let counter = counters.of[symbol];
-        let makes_steps = self.makes_steps(now_ns);
-        let sampling = self.sampling.entry(symbol);
-        let sampling = sampling
-            .and_modify(|sampling| sampling.resume(counter, now_ns, progress))
-            .or_insert_with(|| Sampling::new(counter, now_ns, progress));
-        let before = self.rates.get(&symbol).map(|rate| Before {
-            rate: *rate,
-            launches: self.launch_rate.filter(|_| makes_steps),
+        self.advance(now_ns);
+        self.clock.series_from_ns = now_ns;
+        let kind = SYMBOLS[symbol].counts;
+        if kind == Counts::Launch && !self.has_sampled_launches() {
+            self.add_window_before_sampling(now_ns);
+        }
+        let seconds = self.clock.attached_seconds;
+        let functions = self.sampling.entry(symbol).or_insert_with(|| {
+            SampledFunctions::new(SampledCalls::default(), counters.of[symbol], seconds)
         });
-        sampling.estimate.begin(before);
-        if is_launch(&symbol) && !self.is_launching_sampled() {
-            self.launches_per_step.keep_series(self.steps.restarts());
-            self.launches_per_step
-                .add_counted(self.steps.recent().iter());
-            let counter = all_launches(counters);
-            let new = Sampling::new(counter, now_ns, progress);
-            let launching = self.launching.get_or_insert(new);
-            launching.resume(counter, now_ns, progress);
-            let before = self.launch_rate.map(|calls| Before {
-                rate: CallRate { calls, bytes: 0.0 },
-                launches: Some(calls),
-            });
-            launching.estimate.begin(before);
+        functions.begin();
+        if is_summed(kind) {
+            self.sampled_kind_mut(kind).begin();
         }
     }
 
-    /// It begins while these functions are sampled.
-    pub(in crate::observer) fn join_sampling(&mut self, symbols: &[usize]) {
-        let newcomer = Sampling::of_newcomer(self.first_ns);
+    fn sampled_kind_mut(&mut self, kind: Counts) -> &mut SampledFunctions {
+        let known = self.sampled_kinds.iter().position(|(of, _)| *of == kind);
+        let place = known.unwrap_or_else(|| {
+            let calls = match kind {
+                Counts::Launch => SampledCalls::of_all_launches(),
+                _ => SampledCalls::default(),
+            };
+            let counter = self.kind_counter(kind);
+            let seconds = self.clock.attached_seconds;
+            let functions = SampledFunctions::new(calls, counter, seconds);
+            self.sampled_kinds.push((kind, functions));
+            self.sampled_kinds.len() - 1
+        });
+        &mut self.sampled_kinds[place].1
+    }
+
+    /// The time just before launches are sampled is like a window: all launches were counted in it.
+    fn add_window_before_sampling(&mut self, now_ns: u64) {
+        if let Some(length) = self.window_for_steps() {
+            let from_ns = now_ns.saturating_sub(length.as_nanos() as u64);
+            let steps = self.counted_steps(from_ns, now_ns);
+            self.launches_per_step.add_window(&steps, length);
+        }
+    }
+
+    /// Whole steps between two moments whose launches are counted all the time.
+    fn counted_steps(&self, from_ns: u64, to_ns: u64) -> Vec<WindowStep> {
+        let steps = self.steps.recent().iter();
+        let whole = steps.filter(|step| step.begin_ns >= from_ns && step.end_ns <= to_ns);
+        let counted = whole.filter_map(|step| {
+            Some(WindowStep {
+                duration_ns: step.duration_ns(),
+                launches: step.launches?,
+            })
+        });
+        counted.collect()
+    }
+
+    /// The process begins while these functions are sampled.
+    pub(in crate::observer) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
+        self.clock.is_in_window = is_in_window;
         for symbol in symbols {
-            self.sampling.insert(*symbol, newcomer);
-            if is_launch(symbol) {
-                self.launching = Some(newcomer);
+            let zero = layout::Counter::new_zeroed();
+            let mut functions = SampledFunctions::new(SampledCalls::default(), zero, 0.0);
+            functions.begin();
+            self.sampling.insert(*symbol, functions);
+            let kind = SYMBOLS[*symbol].counts;
+            if is_summed(kind) {
+                self.sampled_kind_mut(kind).begin();
             }
         }
     }
 
-    /// Tells how often it has called what is sampled, as far as that is known by now.
-    pub(in crate::observer) fn tell_sampled(&mut self, now_ns: u64) {
-        if self.sampling.is_empty() {
+    /// A function is counted exactly again.
+    pub(in crate::observer) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
+        self.advance(now_ns);
+        if let Some(functions) = self.sampling.get_mut(&symbol) {
+            functions.is_sampled = false;
+        }
+        let kind = SYMBOLS[symbol].counts;
+        let mut sampled = self.sampling.iter().filter(|(_, of)| of.is_sampled);
+        if sampled.any(|(symbol, _)| SYMBOLS[*symbol].counts == kind) {
             return;
         }
-        let now = self.window_of(now_ns);
-        let sampling = self.sampling.values_mut().chain(&mut self.launching);
-        sampling.for_each(|sampling| sampling.tell(&now));
-    }
-
-    /// It is counted exactly again; the time since the last window is taken to be like it, or its steps like others.
-    pub(in crate::observer) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
-        let end = self.window_of(now_ns);
-        if let Some(sampling) = self.sampling.get_mut(&symbol) {
-            sampling.end(&end);
-        }
-        let mut launches = self.sampling.iter().filter(|(symbol, _)| is_launch(symbol));
-        let goes_on = launches.any(|(_, sampling)| sampling.open);
-        if let Some(launching) = self.launching.as_mut().filter(|_| !goes_on) {
-            launching.end(&end);
-        }
-        self.tell_sampled(now_ns);
-    }
-
-    /// A window with nothing in it.
-    fn window_of(&self, to_ns: u64) -> WindowOf {
-        let fits = self.few_steps().is_some();
-        let per_step = self.launches_per_step.mean().filter(|_| fits);
-        let progress = self.progress(to_ns);
-        WindowOf {
-            seconds: 0.0,
-            to_ns,
-            slowed: 0.0,
-            launched: 0,
-            per_step: per_step.map(|mean| (mean, self.launches_per_step.relative_error())),
-            progress_before: progress,
-            progress,
-            beginning: self.steps.beginning(),
+        let kinds = self.sampled_kinds.iter_mut();
+        for (_, functions) in kinds.filter(|(known, _)| *known == kind) {
+            functions.is_sampled = false;
         }
     }
 
-    /// A window is about to open, for these functions.
-    pub(in crate::observer) fn expect_window(
+    /// All probes are detached, or attached again.
+    pub(in crate::observer) fn set_paused(&mut self, is_paused: bool, now_ns: u64) {
+        self.advance(now_ns);
+        self.clock.is_paused = is_paused;
+    }
+
+    /// A window opens.
+    pub(in crate::observer) fn open_window(&mut self, counters: &layout::Counters, now_ns: u64) {
+        self.set_counters(counters);
+        self.advance(now_ns);
+        self.clock.is_in_window = true;
+        self.launches_at_opening = self.kind_counter(Counts::Launch).calls;
+        let kinds = self.sampled_kinds.iter_mut().map(|(_, kind)| kind);
+        for functions in self.sampling.values_mut().chain(kinds) {
+            functions.at_opening = functions.last;
+        }
+        // Steps of an earlier window that were reported too late.
+        self.steps.take_window_steps();
+    }
+
+    /// A window closes. A call into a probe costs `cost_ns`.
+    pub(in crate::observer) fn close_window(
         &mut self,
-        symbols: &[usize],
         counters: &layout::Counters,
-        now_ns: u64,
-    ) {
-        let launches = all_launches(counters);
-        for symbol in symbols {
-            if let Some(sampling) = self.sampling.get_mut(symbol) {
-                sampling.last = counters.of[*symbol];
-            }
-        }
-        if let Some(launching) = &mut self.launching {
-            launching.last = launches;
-        }
-        self.launched_before = launches.calls;
-        self.progress_before = self.progress(now_ns);
-        // They are of no window.
-        self.steps.take_glimpses();
-    }
-
-    /// Takes in what a window counted, for all functions that are sampled. A call costs `cost_ns`.
-    pub(in crate::observer) fn take_window(
-        &mut self,
-        symbols: &[usize],
-        counters: &layout::Counters,
-        from_ns: u64,
-        to_ns: u64,
+        (from_ns, to_ns): (u64, u64),
         cost_ns: f64,
     ) {
         self.set_counters(counters);
-        let known = |symbol: &usize| {
-            self.sampling
-                .get(symbol)
-                .map_or(0, |known| known.last.calls)
+        self.advance(to_ns);
+        self.clock.is_in_window = false;
+        self.clock.had_window = true;
+        // A process that began in the window saw the rest of it.
+        let from_ns = from_ns.max(self.first_ns);
+        let length = Duration::from_nanos(to_ns.saturating_sub(from_ns));
+        let mut steps = self.steps.take_window_steps();
+        steps.extend(self.counted_steps(from_ns, to_ns));
+        self.launches_per_step.add_window(&steps, length);
+        let sampled = self.sampling.values().filter(|of| of.is_sampled);
+        let calls: u64 = sampled.map(|of| less(of.last, of.at_opening).calls).sum();
+        let launches = self.kind_counter(Counts::Launch).calls;
+        let window = Window {
+            seconds: length.as_secs_f64(),
+            launches: launches.saturating_sub(self.launches_at_opening),
+            probe_seconds: calls as f64 * self.busiest_share() * cost_ns / 1e9,
         };
-        let calls: u64 = symbols
-            .iter()
-            .map(|symbol| counters.of[*symbol].calls - known(symbol))
-            .sum();
-        // A process that came during the window was seen for the rest of it.
-        let length_ns = to_ns.saturating_sub(from_ns.max(self.first_ns));
-        let seconds = length_ns as f64 / 1e9;
-        let glimpses = self.steps.take_glimpses();
-        self.launches_per_step.keep_series(self.steps.restarts());
-        self.launches_per_step
-            .add_window(&glimpses, Duration::from_nanos(length_ns));
-        let launches = all_launches(counters);
-        let window = WindowOf {
-            seconds,
-            slowed: calls as f64 * self.busiest_share() * cost_ns / 1e9 / seconds.max(f64::EPSILON),
-            launched: launches.calls - self.launched_before,
-            progress_before: self.progress_before,
-            ..self.window_of(to_ns)
+        let kinds = self.sampled_kinds.iter_mut().map(|(_, kind)| kind);
+        for functions in self.sampling.values_mut().chain(kinds) {
+            functions.close_window(&window);
+        }
+    }
+
+    /// Whether a function that launches is sampled now.
+    pub(in crate::observer) fn has_sampled_launches(&self) -> bool {
+        let mut kinds = self.sampled_kinds.iter();
+        kinds.any(|(kind, functions)| *kind == Counts::Launch && functions.is_sampled)
+    }
+
+    /// Calls per second of a sampled function in the last windows.
+    pub(in crate::observer) fn sampled_rate(&self, symbol: usize) -> f64 {
+        let sampled = self.sampling.get(&symbol).filter(|of| of.is_sampled);
+        sampled.and_then(|of| of.recent_rate).unwrap_or(0.0)
+    }
+
+    /// Whether the process calls functions that are sampled, or may do so: it makes steps, and has seen no window yet.
+    pub(in crate::observer) fn needs_windows(&self) -> bool {
+        let mut sampled = self.sampling.iter().filter(|(_, of)| of.is_sampled);
+        sampled.any(|(symbol, functions)| match functions.recent_rate {
+            Some(rate) => rate > 1.0,
+            None => self.steps.count() > 0 || self.counters.contains_key(symbol),
+        })
+    }
+
+    /// Whether no whole step lay in the open window yet, although steps are short enough.
+    pub(in crate::observer) fn lacks_whole_step(&self) -> bool {
+        self.calls_sampled(Counts::Launch)
+            && self.window_for_steps().is_some()
+            && self.steps.window_steps().is_empty()
+    }
+
+    /// Whether a function that the process calls has no interval yet: that takes two windows.
+    pub(in crate::observer) fn lacks_interval(&self) -> bool {
+        let per_step = self.steps_to_extrapolate();
+        let mut sampled = self.sampling.values().filter(|of| of.is_sampled);
+        sampled.any(|of| {
+            of.recent_rate.is_none_or(|rate| rate > 1.0)
+                && !of.calls.estimate(per_step).has_interval()
+        })
+    }
+
+    /// Whether launches per step are known to 5 %, and every sampled function that is called has an interval.
+    pub(in crate::observer) fn is_well_known(&self) -> bool {
+        let per_step = self.steps_to_extrapolate();
+        let error = per_step.and_then(|per_step| per_step.relative());
+        error.is_some_and(|error| error <= WELL_KNOWN) && !self.lacks_interval()
+    }
+
+    /// How long a window must be to show a few whole steps; `None` if the process makes no steps, or a tenth of them
+    /// are too long for any window.
+    pub(in crate::observer) fn window_for_steps(&self) -> Option<Duration> {
+        let recent = self.steps.recent().iter();
+        let mut lengths: Vec<u64> = recent.map(Step::duration_ns).collect();
+        lengths.sort_unstable();
+        let last = lengths.len().checked_sub(1)?;
+        let of_steps = |ns: u64, times: f64| Duration::from_nanos(ns).mul_f64(times);
+        let long = of_steps(lengths[9 * last / 10], LONG_STEPS);
+        let usual = of_steps(lengths[last / 2], MEDIAN_STEPS).min(LONGEST_WINDOW);
+        (long <= LONGEST_WINDOW).then_some(usual.max(long))
+    }
+
+    /// Launches per step as far as windows show, unless steps are too long for windows.
+    pub(super) fn steps_to_extrapolate(&self) -> Option<Interval> {
+        self.window_for_steps()?;
+        self.launches_per_step.interval()
+    }
+
+    /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
+    #[must_use]
+    pub fn launches_per_step(&self) -> Option<Interval> {
+        if self.sampled_kind(Counts::Launch).is_some() {
+            return self.steps_to_extrapolate();
+        }
+        let steps = self.counted_steps(0, u64::MAX);
+        let launches: f64 = steps.iter().map(|step| f64::from(step.launches)).sum();
+        let is_known = launches > 0.0 && steps.len() == self.steps.recent().len();
+        is_known.then(|| Interval {
+            mean: launches / steps.len() as f64,
+            half_width: Some(0.0),
+        })
+    }
+
+    /// Whether windows have shown that the process launches only by functions that are not sampled.
+    pub(super) fn launches_unsampled(&self) -> bool {
+        let mut kinds = self.sampled_kinds.iter();
+        let had_window = |(kind, functions): &(Counts, SampledFunctions)| {
+            *kind == Counts::Launch && functions.recent_rate.is_some()
         };
-        for symbol in symbols {
-            if let Some(sampling) = self.sampling.get_mut(symbol) {
-                sampling.take(counters.of[*symbol], &window);
-            }
-        }
-        if let Some(launching) = self.launching.as_mut().filter(|all| all.open) {
-            launching.take(launches, &window);
-        }
-        self.tell_sampled(to_ns);
+        kinds.any(had_window)
+            && !self.calls_sampled(Counts::Launch)
+            && self.kind_counter(Counts::Launch).calls > 0
     }
-
-    /// Whether it launches by a function that is sampled now.
-    pub(in crate::observer) fn is_launching_sampled(&self) -> bool {
-        self.launching
-            .as_ref()
-            .is_some_and(|launching| launching.open)
-    }
-
-    /// Notes for how long it has been on a CPU, and whether it makes steps.
-    pub(in crate::observer) fn note_on_cpu(&mut self, now_ns: u64) {
-        match self.makes_steps(now_ns) {
-            true => self.on_cpu.note(self.scheduling.calling_on_cpu_ns),
-            false => self.on_cpu.noted_ns = None,
-        }
-    }
-
-    /// How far it has got in its training loop. What it does beside that, it does on a CPU.
-    fn progress(&self, at_ns: u64) -> Option<Progress> {
-        let progress = self.steps.progress(at_ns)?;
-        let on_cpu_ns = self.scheduling.calling_on_cpu_ns;
-        let busy_ns = self.on_cpu.busy_ns(on_cpu_ns, at_ns);
-        Some(busy_ns.map_or(progress, |ns| progress.busy_for_at_most(ns)))
-    }
-
-    fn makes_steps(&self, now_ns: u64) -> bool {
-        let progress = self.progress(now_ns);
-        progress.is_some_and(|progress| !progress.is_overdue())
-    }
-
-    /// Whether only windows can tell what it does: it calls what is sampled, or makes steps and they have not shown it
-    /// at all.
-    pub(in crate::observer) fn needs_windows(&self, now_ns: u64) -> bool {
-        let is_new = self.sampling.values().all(|sampling| sampling.is_new);
-        let mut open = self.sampling.iter().filter(|(_, sampling)| sampling.open);
-        (is_new && self.makes_steps(now_ns))
-            || open.any(|(symbol, sampling)| {
-                let is_unseen = sampling.is_unseen && self.counters.contains_key(symbol);
-                is_unseen || sampling.estimate.recent_rate() > 1.0
-            })
-    }
-
-    /// For how long a window must be open to see a few whole steps of it, and a long one; `None` if it makes none, or
-    /// no window is that long.
-    pub(in crate::observer) fn few_steps(&self) -> Option<Duration> {
-        let times = |ns: u64, times: f64| Duration::from_nanos(ns).mul_f64(times);
-        let fits = |length: &Duration| *length <= LONGEST_WINDOW;
-        let few = times(median_ns(self.steps.recent())?, FEW_STEPS);
-        let steps = self.steps.recent().iter();
-        let lengths = steps.map(|step| times(step.duration_ns(), ROOM));
-        let (shown, too_long): (Vec<_>, Vec<_>) = lengths.partition(fits);
-        // What no window shows is told beside the steps only as long as it is rare; the first steps may be long.
-        if is_common(too_long.len(), self.steps.recent().len()) {
-            return None;
-        }
-        let longest = shown.into_iter().max();
-        Some(longest.unwrap_or_default().max(few)).filter(fits)
-    }
-
-    /// Whether it makes steps that a window can show, and fewer were seen than tell how many launches one has.
-    pub(in crate::observer) fn lacks_steps(&self) -> bool {
-        self.is_launching_sampled()
-            && !self.launches_otherwise()
-            && self.few_steps().is_some()
-            && self.makes_steps(monotonic_ns())
-            && self.launches_per_step.lacks(self.steps.glimpses())
-    }
-
-    /// Whether it makes steps, and it is well known how many launches one has.
-    pub(in crate::observer) fn is_well_known(&self, now_ns: u64) -> bool {
-        let mut open = self.sampling.values().filter(|sampling| sampling.open);
-        !open.any(|sampling| sampling.is_unseen)
-            && self.makes_steps(now_ns)
-            && self.launches_per_step.relative_error() <= WELL_KNOWN
-    }
-
-    /// Whether it launches, and windows have shown that it does so only by functions that are not sampled.
-    pub(super) fn launches_otherwise(&self) -> bool {
-        let mut sampled = self.sampling.iter().filter(|(symbol, _)| is_launch(symbol));
-        let is_seen = self.launching.is_some_and(|all| all.estimate.windows() > 0);
-        let is_other = sampled.all(|(symbol, _)| !self.counters.contains_key(symbol));
-        is_seen && is_other && self.counters.keys().any(is_launch)
-    }
-}
-
-/// Whether a function launches.
-pub(super) fn is_launch(symbol: &usize) -> bool {
-    SYMBOLS[*symbol].counts == Counts::Launch
-}
-
-/// The sum of everything that launches.
-fn all_launches(counters: &layout::Counters) -> layout::Counter {
-    let mut sum: layout::Counter = FromZeros::new_zeroed();
-    let counters = counters.of.iter().zip(SYMBOLS.iter());
-    for (counter, _) in counters.filter(|(_, symbol)| symbol.counts == Counts::Launch) {
-        sum.calls += counter.calls;
-        sum.bytes += counter.bytes;
-    }
-    sum
 }
 
 #[cfg(test)]

@@ -1,19 +1,25 @@
 //! Families of launches, copies and GPU waits.
 
 use zernel_model::aggregation::exposition::Exposition;
-use zernel_model::snapshot::CopyCount;
+use zernel_model::snapshot::{CountedCalls, CudaSnapshot};
 
 use crate::metrics::{MetricFamily, Scoped, families, head, series};
 
 families! {
     LAUNCHES = Counter "zernel_cuda_launches_total" ["pid"]
-        "Launches of kernels and graphs.";
-    LAUNCHES_ERROR = Gauge "zernel_cuda_launches_error" ["pid"]
-        "By how much zernel_cuda_launches_total may be off (95 %), because launches were sampled.";
+        "Launches of kernels and graphs that were counted: while launches are sampled, those in windows.";
+    LAUNCHES_SECONDS = Counter "zernel_cuda_launches_counted_seconds_total" ["pid"]
+        "Time in which launches were counted. The launch rate is the rate of zernel_cuda_launches_total divided by the rate of this.";
+    LAUNCHES_PER_STEP = Gauge "zernel_cuda_launches_per_step" ["pid"]
+        "Launches per step: an estimate from sampling windows if launches are sampled, else the mean of the latest 64 steps.";
+    LAUNCHES_PER_STEP_ERROR = Gauge "zernel_cuda_launches_per_step_error" ["pid"]
+        "Half width of the 95 % interval of zernel_cuda_launches_per_step. Missing until two windows have shown steps.";
     COPIES = Counter "zernel_cuda_copies_total" ["pid", "direction"]
-        "Copies between host and device memory.";
+        "Copies between host and device memory that were counted: while they are sampled, those in windows.";
     COPY_BYTES = Counter "zernel_cuda_copy_bytes_total" ["pid", "direction"]
-        "Bytes copied.";
+        "Bytes of these copies.";
+    COPIES_SECONDS = Counter "zernel_cuda_copies_counted_seconds_total" ["pid", "direction"]
+        "Time in which copies were counted, for directions that were ever sampled.";
     WAITS = Histogram "zernel_cuda_wait_seconds" ["pid", "kind"]
         "Time in calls that wait for the GPU, by what they wait for.";
     FAILED = Counter "zernel_cuda_failed_calls_total" ["pid"]
@@ -21,27 +27,8 @@ families! {
 }
 
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-    series(out, &LAUNCHES, scoped, |process, add| {
-        if process.cuda.launches > 0 {
-            add(&[], process.cuda.launches as f64);
-        }
-    });
-    series(out, &LAUNCHES_ERROR, scoped, |process, add| {
-        if process.cuda.launches > 0 {
-            add(&[], process.cuda.launches_error as f64);
-        }
-    });
-    let copies: [(MetricFamily, fn(&CopyCount) -> u64); 2] = [
-        (COPIES, |count| count.calls),
-        (COPY_BYTES, |count| count.bytes),
-    ];
-    for (family, value) in copies {
-        series(out, &family, scoped, |process, add| {
-            for count in &process.cuda.copies_by_direction {
-                add(&[("direction", &count.direction)], value(count) as f64);
-            }
-        });
-    }
+    expose_launches(out, scoped);
+    expose_copies(out, scoped);
     head(out, &WAITS);
     for process in &scoped.processes {
         for wait in &process.cuda.wait_times {
@@ -56,4 +43,43 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
             add(&[], failed as f64);
         }
     });
+}
+
+/// A figure of a process; `None` if it has none.
+type Figure = fn(&CudaSnapshot) -> Option<f64>;
+
+fn expose_launches(out: &mut Exposition, scoped: &Scoped<'_>) {
+    let figures: [(MetricFamily, Figure); 4] = [
+        (LAUNCHES, |cuda| Some(cuda.counted_launches.calls as f64)),
+        (LAUNCHES_SECONDS, |cuda| Some(cuda.counted_launches.seconds)),
+        (LAUNCHES_PER_STEP, |cuda| cuda.launches_per_step),
+        (LAUNCHES_PER_STEP_ERROR, |cuda| cuda.launches_per_step_error),
+    ];
+    for (family, figure) in figures {
+        series(out, &family, scoped, |process, add| {
+            let cuda = &process.cuda;
+            if let Some(value) = figure(cuda).filter(|_| cuda.counted_launches.calls > 0) {
+                add(&[], value);
+            }
+        });
+    }
+}
+
+fn expose_copies(out: &mut Exposition, scoped: &Scoped<'_>) {
+    let figures: [(MetricFamily, fn(&CountedCalls) -> Option<f64>); 3] = [
+        (COPIES, |counted| Some(counted.calls as f64)),
+        (COPY_BYTES, |counted| Some(counted.bytes as f64)),
+        (COPIES_SECONDS, |counted| {
+            counted.was_sampled.then_some(counted.seconds)
+        }),
+    ];
+    for (family, figure) in figures {
+        series(out, &family, scoped, |process, add| {
+            for (direction, counted) in &process.cuda.counted_copies {
+                if let Some(value) = figure(counted) {
+                    add(&[("direction", direction)], value);
+                }
+            }
+        });
+    }
 }

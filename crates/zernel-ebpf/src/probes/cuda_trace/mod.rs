@@ -10,7 +10,7 @@ use layout::{
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
 
-use super::{Company, Counts, Direction, Family, Probe, Symbol};
+use super::{Counts, Direction, Family, Probe, SamplingGroup, Symbol};
 use zernel_elf::LibraryKind::Cuda;
 
 const fn trace(role: u8, names: &'static [&'static str]) -> Symbol {
@@ -25,7 +25,7 @@ const fn launches(names: &'static [&'static str]) -> Symbol {
 }
 
 const fn launches_kernels(names: &'static [&'static str]) -> Symbol {
-    launches(names).frequent_with(Company::Kernels)
+    launches(names).sampled_with(SamplingGroup::Kernels)
 }
 
 /// Its third argument is how many bytes.

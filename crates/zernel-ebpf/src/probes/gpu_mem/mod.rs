@@ -8,7 +8,7 @@ use layout::{
 
 pub(crate) mod metrics;
 
-use super::{Company, Probe, Symbol};
+use super::{Probe, SamplingGroup, Symbol};
 use zernel_elf::LibraryKind::Cuda;
 
 const fn memory(role: u8, names: &'static [&'static str]) -> Symbol {
@@ -25,7 +25,7 @@ const fn allocates_pooled(names: &'static [&'static str]) -> Symbol {
     memory(ALLOCATE_POOLED, names)
         .keeps([1, 2, 0, 0])
         .bytes(2)
-        .frequent_with(Company::Pools)
+        .sampled_with(SamplingGroup::Pools)
 }
 
 /// What was freed is noted in the fourth place.
@@ -42,7 +42,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         .keeps([1, 2, 4, 0])
         .bytes(4),
     frees(&["cuMemFree_v2"]),
-    frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).frequent_with(Company::Pools),
+    frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).sampled_with(SamplingGroup::Pools),
     memory(CREATE, &["cuMemCreate"])
         .keeps([1, 2, 3, 0])
         .bytes(2),

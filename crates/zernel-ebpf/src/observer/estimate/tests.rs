@@ -1,0 +1,240 @@
+use fastrand::Rng;
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+const RUNS: usize = 200;
+
+/// One simulated run: what each step took and called.
+struct Run {
+    steps: Vec<WindowStep>,
+    copies: Vec<u32>,
+}
+
+impl Run {
+    fn launches(&self) -> f64 {
+        self.steps.iter().map(|step| f64::from(step.launches)).sum()
+    }
+
+    fn copies(&self) -> f64 {
+        self.copies.iter().map(|copies| f64::from(*copies)).sum()
+    }
+
+    /// Opens windows at random moments, and estimates launches and copies.
+    fn estimate(&self, windows: usize, length: Duration, random: &mut Rng) -> [CallEstimate; 3] {
+        let length_ns = length.as_nanos() as u64;
+        let all_ns: u64 = self.steps.iter().map(|step| step.duration_ns).sum();
+        let mut per_step = PerStep::default();
+        let mut launches = SampledCalls::of_all_launches();
+        let mut copies = SampledCalls::default();
+        let mut timed = SampledCalls::default();
+        for _ in 0..windows {
+            let opens = random.u64(0..all_ns - length_ns);
+            let (mut begin, mut whole, mut seen, mut seen_copies) = (0, Vec::new(), 0.0, 0.0);
+            for (step, copies) in self.steps.iter().zip(&self.copies) {
+                let end = begin + step.duration_ns;
+                if begin >= opens && end <= opens + length_ns {
+                    whole.push(*step);
+                }
+                let inside = end.min(opens + length_ns).saturating_sub(begin.max(opens));
+                let share = inside as f64 / step.duration_ns as f64;
+                seen += share * f64::from(step.launches);
+                seen_copies += share * f64::from(*copies);
+                begin = end;
+            }
+            per_step.add_window(&whole, length);
+            let window = Window {
+                seconds: length.as_secs_f64(),
+                launches: seen.round() as u64,
+                probe_seconds: 0.0,
+            };
+            launches.add_window(window.launches, &window);
+            copies.add_window(seen_copies.round() as u64, &window);
+            timed.add_window(seen_copies.round() as u64, &window);
+        }
+        for calls in [&mut launches, &mut copies, &mut timed] {
+            calls.begin();
+            calls.advance(all_ns as f64 / 1e9, self.steps.len() as u64);
+        }
+        let per_step = per_step.interval();
+        [
+            launches.estimate(per_step),
+            copies.estimate(per_step),
+            timed.estimate(None),
+        ]
+    }
+}
+
+/// How good the estimates of many runs are.
+#[derive(Default)]
+struct Quality {
+    covered: usize,
+    within_5_percent: usize,
+    half_widths: Vec<f64>,
+}
+
+impl Quality {
+    fn add(&mut self, estimate: CallEstimate, truth: f64) {
+        let off = (estimate.calls - truth).abs();
+        let half_width = estimate.half_width.expect("several windows");
+        self.covered += usize::from(off <= half_width);
+        self.within_5_percent += usize::from(off <= 0.05 * truth);
+        self.half_widths.push(half_width / truth);
+    }
+
+    /// The median half width as a share of the truth.
+    fn width(&mut self) -> f64 {
+        self.half_widths.sort_by(f64::total_cmp);
+        self.half_widths[self.half_widths.len() / 2]
+    }
+
+    fn assert(mut self, name: &str, close: usize, width: f64) {
+        let found = self.width();
+        let (covered, within) = (self.covered, self.within_5_percent);
+        eprintln!("{name}: {covered} covered, {within} within 5 % of {RUNS}, ± {found:.4}");
+        assert!(10 * covered >= 9 * RUNS, "{name}: {covered} covered");
+        assert!(100 * within >= close * RUNS, "{name}: {within} within 5 %");
+        assert!(found <= width, "{name}: ± {found}");
+    }
+}
+
+type MakeStep = fn(&mut Rng, usize, &mut f64) -> (f64, f64);
+
+fn normal(random: &mut Rng) -> f64 {
+    (0..12).map(|_| random.f64()).sum::<f64>() - 6.0
+}
+
+/// Step time in milliseconds and launches.
+fn steady(random: &mut Rng, _: usize, _: &mut f64) -> (f64, f64) {
+    (10.0 + 0.5 * normal(random), 260.0)
+}
+
+fn alternating(random: &mut Rng, number: usize, _: &mut f64) -> (f64, f64) {
+    match number % 2 {
+        0 => (10.0 + 0.5 * normal(random), 200.0),
+        _ => (20.0 + 0.5 * normal(random), 400.0),
+    }
+}
+
+/// Neighbours are alike: what a step launches moves by chance, and returns to 300.
+fn drifting(random: &mut Rng, _: usize, state: &mut f64) -> (f64, f64) {
+    *state = 0.9 * *state + 0.436 * normal(random);
+    let launches = 300.0 + 6.0 * *state;
+    (launches / 30.0, launches)
+}
+
+fn run(make: MakeStep, random: &mut Rng) -> Run {
+    let mut state = 0.0;
+    let (mut steps, mut copies) = (Vec::new(), Vec::new());
+    for number in 0..1500 {
+        let (milliseconds, launches) = make(random, number, &mut state);
+        steps.push(WindowStep {
+            duration_ns: (milliseconds * MS as f64) as u64,
+            launches: launches.round() as u32,
+        });
+        copies.push((launches / 10.0).round() as u32 + random.u32(0..10));
+    }
+    Run { steps, copies }
+}
+
+/// A number of windows, and what is asked of estimates from them: runs in 100 within 5 % of the truth, and the largest
+/// median half width.
+type Bound = (usize, usize, f64);
+
+fn assert_regime(name: &str, make: MakeStep, milliseconds: u64, bounds: [Bound; 3]) {
+    for (windows, close, width) in bounds {
+        let mut random = Rng::with_seed(7);
+        let [mut of_launches, mut of_copies] = [Quality::default(), Quality::default()];
+        for _ in 0..RUNS {
+            let run = run(make, &mut random);
+            let length = Duration::from_millis(milliseconds);
+            let [launches, copies, _] = run.estimate(windows, length, &mut random);
+            of_launches.add(launches, run.launches());
+            of_copies.add(copies, run.copies());
+        }
+        let name = format!("{name}, {windows} windows");
+        of_launches.assert(&name, close, width);
+        of_copies.assert(&format!("{name}, copies"), close.min(85), width + 0.1);
+    }
+}
+
+#[test]
+fn steady_steps_are_known_from_few_windows() {
+    let bounds = [(3, 100, 0.002), (5, 100, 0.002), (40, 100, 0.002)];
+    assert_regime("steady", steady, 50, bounds);
+}
+
+#[test]
+fn long_steps_count_as_often_as_they_come() {
+    let bounds = [(3, 95, 0.25), (5, 95, 0.16), (40, 100, 0.02)];
+    assert_regime("alternating", alternating, 84, bounds);
+}
+
+#[test]
+fn steps_of_one_window_may_be_alike() {
+    let bounds = [(3, 100, 0.04), (5, 100, 0.03), (40, 100, 0.01)];
+    assert_regime("drifting", drifting, 50, bounds);
+}
+
+/// Calls come independently of each other, 2000 per second.
+#[test]
+fn without_steps_the_rate_tells() {
+    for (windows, close, width) in [(3, 50, 0.25), (5, 70, 0.15), (40, 100, 0.04)] {
+        let mut random = Rng::with_seed(7);
+        let mut quality = Quality::default();
+        for _ in 0..RUNS {
+            // Steps stand for spans of 5 ms here.
+            let copies = (0..4000).map(|_| (10.0 + 3.162 * normal(&mut random)).round() as u32);
+            let run = Run {
+                copies: copies.collect(),
+                steps: vec![
+                    WindowStep {
+                        duration_ns: 5 * MS,
+                        launches: 0
+                    };
+                    4000
+                ],
+            };
+            let length = Duration::from_millis(50);
+            let [_, by_launches, timed] = run.estimate(windows, length, &mut random);
+            assert_eq!(by_launches, timed, "nothing was launched");
+            quality.add(timed, run.copies());
+        }
+        quality.assert(&format!("{windows} windows by time"), close, width);
+    }
+}
+
+#[test]
+fn one_window_gives_no_interval() {
+    let mut per_step = PerStep::default();
+    let step = WindowStep {
+        duration_ns: 10 * MS,
+        launches: 300,
+    };
+    per_step.add_window(&[step; 4], Duration::from_millis(50));
+    let interval = per_step.interval().expect("there were steps");
+    assert!((interval.mean - 300.0).abs() < 1e-9 && interval.half_width.is_none());
+    let mut launches = SampledCalls::of_all_launches();
+    launches.begin();
+    launches.advance(1.0, 100);
+    let estimate = launches.estimate(Some(interval));
+    assert!((estimate.error() - 30_000.0).abs() < 1e-6, "{estimate:?}");
+    assert_eq!(PerStep::default().interval(), None);
+}
+
+/// A program that calls as fast as it can is slower in windows.
+#[test]
+fn the_overhead_of_probes_is_part_of_the_error() {
+    let mut calls = SampledCalls::default();
+    let window = Window {
+        seconds: 0.05,
+        launches: 0,
+        probe_seconds: 0.01,
+    };
+    (0..10).for_each(|_| calls.add_window(400, &window));
+    calls.begin();
+    calls.advance(10.0, 0);
+    let estimate = calls.estimate(None);
+    assert!((estimate.calls - 80_000.0).abs() < 1e-6);
+    assert!((estimate.error() - 20_000.0).abs() < 1.0);
+}

@@ -1,0 +1,124 @@
+//! What is counted of a sampled function, in windows and outside of them.
+
+use zerocopy::FromZeros;
+
+use super::CallCount;
+use crate::observer::estimate::{Interval, SampledCalls, Window};
+use crate::probes::layout;
+
+/// Weight of the last window in the recent rate of a function: about three windows count.
+const LAST_WINDOW: f64 = 0.3;
+
+/// A function, or all functions of one kind, that is sampled or was.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SampledFunctions {
+    pub(super) is_sampled: bool,
+    /// The counter at the last look.
+    pub(super) last: layout::Counter,
+    /// Counted while not sampled.
+    exact: layout::Counter,
+    /// Counted at all, and in which time.
+    pub(super) counted: layout::Counter,
+    pub(super) counted_seconds: f64,
+    /// The counter when the last window opened.
+    pub(super) at_opening: layout::Counter,
+    pub(super) calls: SampledCalls,
+    /// Bytes per call in windows need both.
+    in_windows: layout::Counter,
+    /// Calls per second in the last windows; `None` if there was no window since sampling began.
+    pub(super) recent_rate: Option<f64>,
+}
+
+/// What happened to a process between two looks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Passage {
+    pub(super) seconds: f64,
+    pub(super) steps: u64,
+    pub(super) is_in_window: bool,
+}
+
+impl SampledFunctions {
+    /// All calls so far are exact, and were counted in so many seconds.
+    pub(super) fn new(calls: SampledCalls, counter: layout::Counter, counted_seconds: f64) -> Self {
+        Self {
+            is_sampled: false,
+            last: counter,
+            exact: counter,
+            counted: counter,
+            counted_seconds,
+            at_opening: counter,
+            calls,
+            in_windows: FromZeros::new_zeroed(),
+            recent_rate: None,
+        }
+    }
+
+    pub(super) fn begin(&mut self) {
+        if !self.is_sampled {
+            self.is_sampled = true;
+            self.recent_rate = None;
+            self.calls.begin();
+        }
+    }
+
+    /// Takes in what was counted since the last look. `counts_always`: the process calls none that is sampled.
+    pub(super) fn advance(
+        &mut self,
+        counter: layout::Counter,
+        passage: Passage,
+        counts_always: bool,
+    ) {
+        let more = less(counter, self.last);
+        self.last = counter;
+        if self.is_sampled {
+            self.calls.advance(passage.seconds, passage.steps);
+        } else {
+            add(&mut self.exact, more);
+        }
+        if self.is_sampled && passage.is_in_window {
+            add(&mut self.in_windows, more);
+        }
+        if !self.is_sampled || passage.is_in_window || counts_always {
+            add(&mut self.counted, more);
+            self.counted_seconds += passage.seconds;
+        }
+    }
+
+    pub(super) fn close_window(&mut self, window: &Window) {
+        if !self.is_sampled || window.seconds <= 0.0 {
+            return;
+        }
+        let calls = less(self.last, self.at_opening).calls;
+        self.calls.add_window(calls, window);
+        let rate = calls as f64 / window.seconds;
+        let before = self.recent_rate.unwrap_or(rate);
+        self.recent_rate = Some((1.0 - LAST_WINDOW) * before + LAST_WINDOW * rate);
+    }
+
+    /// All calls: the exact ones, and an estimate of the others.
+    pub(super) fn count(&self, launches_per_step: Option<Interval>) -> CallCount {
+        let estimate = self.calls.estimate(launches_per_step);
+        let calls = estimate.calls.max(self.in_windows.calls as f64);
+        let bytes_per_call = self.in_windows.bytes as f64 / self.in_windows.calls.max(1) as f64;
+        CallCount {
+            calls: self.exact.calls + calls.round() as u64,
+            failed: self.last.failed,
+            bytes: self.exact.bytes + (calls * bytes_per_call).round() as u64,
+            error: estimate.error().round() as u64,
+        }
+    }
+}
+
+pub(super) fn less(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
+    layout::Counter {
+        calls: counter.calls.saturating_sub(before.calls),
+        failed: counter.failed.saturating_sub(before.failed),
+        bytes: counter.bytes.saturating_sub(before.bytes),
+    }
+}
+
+pub(super) fn add(sum: &mut layout::Counter, more: layout::Counter) {
+    sum.calls += more.calls;
+    sum.failed += more.failed;
+    sum.bytes += more.bytes;
+}
