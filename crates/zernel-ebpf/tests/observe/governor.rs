@@ -351,7 +351,8 @@ fn wait_for_interval(watcher: &Watcher, pid: u32) {
     watcher.wait_until("launches per step have an interval", |observer| {
         let mut processes = observer.processes();
         let process = processes.find(|process| process.pid == pid);
-        let process = process.filter(|process| process.steps.count() >= 100);
+        let is_long = |process: &&ObservedProcess| process.steps.count() >= 100;
+        let process = process.filter(|process| is_long(process) && observer.cost().windows >= 2);
         let per_step = process.and_then(ObservedProcess::launches_per_step);
         per_step.is_some_and(|per_step| per_step.half_width.is_some())
     });
