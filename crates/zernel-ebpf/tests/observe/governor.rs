@@ -322,7 +322,7 @@ fn estimated_and_true(watcher: Watcher, stage: &Stage, pid: u32) -> (CallCount, 
 pub(crate) fn estimate_by_steps() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&governed(&stage));
-    let mut target = stage.target("eager", 6_000);
+    let mut target = stage.target("eager", 600_000);
     let pid = target.pid();
     target.go();
     watcher.wait_until("launches are sampled", is_sampled);
@@ -331,8 +331,8 @@ pub(crate) fn estimate_by_steps() {
         let steps = process.steps.count();
         steps > 50 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
     });
-    target.wait_until_done();
-    target.end();
+    wait_for_interval(&watcher, pid);
+    target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(
         launches.error > 0 && launches.error < launches.calls / 8,
@@ -351,7 +351,8 @@ fn wait_for_interval(watcher: &Watcher, pid: u32) {
     watcher.wait_until("launches per step have an interval", |observer| {
         let mut processes = observer.processes();
         let process = processes.find(|process| process.pid == pid);
-        let process = process.filter(|process| process.steps.count() >= 100);
+        let is_long = |process: &&ObservedProcess| process.steps.count() >= 100;
+        let process = process.filter(|process| is_long(process) && observer.cost().windows >= 2);
         let per_step = process.and_then(ObservedProcess::launches_per_step);
         per_step.is_some_and(|per_step| per_step.half_width.is_some())
     });
