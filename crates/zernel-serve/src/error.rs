@@ -63,7 +63,7 @@ pub enum ServeError {
     },
     /// Snapshots without a pause between them.
     #[error("the interval between snapshots is 0: give one that is longer")]
-    NoInterval,
+    ZeroInterval,
     /// The asynchronous machinery does not start.
     #[error("cannot start serving: {0}")]
     Runtime(#[from] io::Error),

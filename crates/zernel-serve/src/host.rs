@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_many_names_and_imitators() {
+    fn only_loopback_hosts_are_accepted_as_loopback() {
         let loopback = |text: &str| Host::parse(text).is_some_and(|host| host.is_loopback());
         for text in [
             "localhost",
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_a_scheme_and_a_host() {
+    fn an_origin_needs_an_http_scheme_and_a_host() {
         assert_eq!(
             Host::parse_origin("https://Example.org:8443"),
             Some(Host::Name("example.org".into()))

@@ -14,21 +14,21 @@
 //! # }
 //! ```
 
+mod access;
 mod api;
 mod connection;
-mod desk;
-mod ending;
+mod content_negotiation;
 mod error;
-mod feed;
-mod flights;
-mod guard;
 mod host;
-mod negotiate;
 mod options;
 mod secret;
 mod server;
+mod shared_work;
+mod shutdown;
+mod snapshot_stream;
 mod socket_file;
 mod source;
+mod source_queries;
 mod websocket;
 
 pub use error::ServeError;

@@ -8,9 +8,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// A token shorter than this can be guessed.
-const SHORTEST: usize = 16;
+const MIN_BYTES: usize = 16;
 /// No token is longer than this; a file that is was named by mistake.
-const LONGEST: usize = 4096;
+const MAX_BYTES: usize = 4096;
 
 /// A token; its text is never printed.
 #[derive(Clone)]
@@ -35,19 +35,19 @@ pub enum SecretError {
     },
     /// There is no token.
     #[error(
-        "the token is empty: write one of at least {SHORTEST} bytes, e.g. from `openssl rand -hex 32`"
+        "the token is empty: write one of at least {MIN_BYTES} bytes, e.g. from `openssl rand -hex 32`"
     )]
     Empty,
     /// It could be guessed.
     #[error(
-        "the token has {length} bytes, fewer than {SHORTEST}: take a longer one, e.g. from `openssl rand -hex 32`"
+        "the token has {length} bytes, fewer than {MIN_BYTES}: take a longer one, e.g. from `openssl rand -hex 32`"
     )]
     Short {
         /// How many bytes it has.
         length: usize,
     },
     /// It is no token at all.
-    #[error("the token has more than {LONGEST} bytes: is this the right file?")]
+    #[error("the token has more than {MAX_BYTES} bytes: is this the right file?")]
     Long,
     /// It does not fit into a header.
     #[error(
@@ -62,8 +62,8 @@ impl Secret {
         let token = text.trim();
         match token.len() {
             0 => Err(SecretError::Empty),
-            length @ 1..SHORTEST => Err(SecretError::Short { length }),
-            length if length > LONGEST => Err(SecretError::Long),
+            length @ 1..MIN_BYTES => Err(SecretError::Short { length }),
+            length if length > MAX_BYTES => Err(SecretError::Long),
             _ if !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Err(SecretError::Unprintable)
             }
@@ -89,7 +89,7 @@ impl Secret {
             });
         }
         let mut text = String::new();
-        file.take(2 * LONGEST as u64)
+        file.take(2 * MAX_BYTES as u64)
             .read_to_string(&mut text)
             .map_err(unreadable)?;
         Self::new(&text)
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_guessed_or_not_be_sent_is_refused() {
+    fn empty_short_long_and_unprintable_tokens_are_refused() {
         assert!(matches!(Secret::new(" \n"), Err(SecretError::Empty)));
         assert!(matches!(
             Secret::new("0123456789abcde\n"),
@@ -144,13 +144,13 @@ mod tests {
             Err(SecretError::Unprintable)
         ));
         assert!(matches!(
-            Secret::new(&"x".repeat(LONGEST + 1)),
+            Secret::new(&"x".repeat(MAX_BYTES + 1)),
             Err(SecretError::Long)
         ));
     }
 
     #[test]
-    fn a_file_every_user_can_read_keeps_no_secret() {
+    fn a_token_file_open_to_every_user_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("  {TOKEN}\n")).unwrap();
         let chmod = |mode| {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn printing_it_tells_nothing() {
+    fn debug_output_hides_the_token() {
         assert_eq!(format!("{:?}", Secret::new(TOKEN).unwrap()), "Secret");
     }
 }

@@ -7,13 +7,13 @@ use tokio::net::{TcpSocket, TcpStream};
 
 /// An answer, taken apart.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn parse(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
@@ -35,7 +35,7 @@ impl Answer {
 }
 
 /// Connects as a client for which the kernel keeps little that it has not read.
-pub(crate) async fn connect_narrow(address: SocketAddr) -> TcpStream {
+pub(crate) async fn connect_with_small_buffer(address: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     socket.connect(address).await.unwrap()
@@ -62,19 +62,19 @@ pub(crate) async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
 }
 
 /// Sends a request with some headers, each ending in a line break.
-pub(crate) async fn ask(address: SocketAddr, method_and_path: &str, headers: &str) -> Answer {
+pub(crate) async fn request(address: SocketAddr, method_and_path: &str, headers: &str) -> Response {
     let stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{method_and_path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
-    Answer::parse(&exchange(stream, request.as_bytes()).await)
+    Response::parse(&exchange(stream, request.as_bytes()).await)
 }
 
 /// Gets a path as any client would.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
-    ask(address, &format!("GET {path}"), "Host: localhost\r\n").await
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Response {
+    request(address, &format!("GET {path}"), "Host: localhost\r\n").await
 }
 
 /// Asks to speak WebSocket.
-pub(crate) async fn ask_upgrade(address: SocketAddr, path: &str, headers: &str) -> Answer {
+pub(crate) async fn request_upgrade(address: SocketAddr, path: &str, headers: &str) -> Response {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = upgrade_request(path, headers);
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -82,7 +82,7 @@ pub(crate) async fn ask_upgrade(address: SocketAddr, path: &str, headers: &str) 
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
     }
-    Answer::parse(&head)
+    Response::parse(&head)
 }
 
 /// A request to speak WebSocket.

@@ -15,11 +15,11 @@ use zernel_serve::{
 };
 
 /// An interval after which no test waits for anything.
-pub(crate) const NEVER: Duration = Duration::from_secs(100_000);
+pub(crate) const LONGER_THAN_ANY_TEST: Duration = Duration::from_secs(100_000);
 
 /// Answers with what it was asked.
 #[derive(Clone, Default)]
-pub(crate) struct Fake {
+pub(crate) struct FakeSource {
     /// How many snapshots were taken.
     pub(crate) snapshots: Arc<AtomicU64>,
     /// Added to snapshots and ledgers to make them long.
@@ -64,7 +64,7 @@ impl Gate {
     }
 }
 
-impl Source for Fake {
+impl Source for FakeSource {
     fn metrics(&self, scope: Scope, format: TextFormat) -> String {
         format!("{scope:?} {format:?}\n")
     }
@@ -92,7 +92,7 @@ impl Source for Fake {
 }
 
 /// A server beside the test, in a folder of its own.
-pub(crate) struct Running {
+pub(crate) struct RunningServer {
     pub(crate) http: SocketAddr,
     pub(crate) websocket: SocketAddr,
     pub(crate) unix: PathBuf,
@@ -107,10 +107,10 @@ pub(crate) fn options(folder: &TempDir) -> Options {
         http: Some("127.0.0.1:0".parse().unwrap()),
         websocket: Some("127.0.0.1:0".parse().unwrap()),
         unix: Some(folder.path().join("observe.sock")),
-        interval: NEVER,
+        interval: LONGER_THAN_ANY_TEST,
         limits: Limits {
-            request_head: NEVER,
-            stall: NEVER,
+            request_head: LONGER_THAN_ANY_TEST,
+            stall: LONGER_THAN_ANY_TEST,
             ..Limits::default()
         },
         ..Options::default()
@@ -118,7 +118,7 @@ pub(crate) fn options(folder: &TempDir) -> Options {
 }
 
 /// Starts a server with what the test changes of the options.
-pub(crate) fn start(source: Fake, change: impl FnOnce(&mut Options)) -> Running {
+pub(crate) fn start(source: FakeSource, change: impl FnOnce(&mut Options)) -> RunningServer {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(&folder);
     change(&mut options);
@@ -133,7 +133,7 @@ pub(crate) fn start(source: Fake, change: impl FnOnce(&mut Options)) -> Running 
         // A test that is over needs no server either.
         let _ = stopped.await;
     }));
-    Running {
+    RunningServer {
         http: http.unwrap(),
         websocket: websocket.unwrap(),
         unix: unix.unwrap(),
@@ -143,7 +143,7 @@ pub(crate) fn start(source: Fake, change: impl FnOnce(&mut Options)) -> Running 
     }
 }
 
-impl Running {
+impl RunningServer {
     /// Tells the server to end. What is returned waits until it has, and keeps its folder.
     pub(crate) fn stop(self) -> impl Future<Output = TempDir> {
         let Self {

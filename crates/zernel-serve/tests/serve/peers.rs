@@ -11,8 +11,8 @@ use rustix::thread::set_thread_uid;
 use serde_json::Value;
 use tokio_tungstenite::client_async;
 
-use crate::client::{Answer, exchange};
-use crate::fixture::{Fake, Running, start};
+use crate::client::{Response, exchange};
+use crate::fixture::{FakeSource, RunningServer, start};
 use crate::websocket;
 
 const NOBODY: u32 = 65534;
@@ -30,25 +30,25 @@ fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
 }
 
 /// A server whose socket every user can get to.
-fn start_for_all() -> Running {
-    let server = start(Fake::default(), |_| {});
+fn start_for_all() -> RunningServer {
+    let server = start(FakeSource::default(), |_| {});
     let folder = server.unix.parent().unwrap();
     set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     server
 }
 
-async fn get(stream: tokio::net::UnixStream, path: &str) -> Answer {
+async fn get(stream: tokio::net::UnixStream, path: &str) -> Response {
     let request = format!("GET {path} HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n");
-    Answer::parse(&exchange(stream, request.as_bytes()).await)
+    Response::parse(&exchange(stream, request.as_bytes()).await)
 }
 
-pub(crate) async fn the_daemons_own_user_sees_all() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn the_daemons_user_sees_all_processes() {
+    let server = start(FakeSource::default(), |_| {});
     let stream = tokio::net::UnixStream::connect(&server.unix).await.unwrap();
     assert_eq!(get(stream, "/metrics").await.body, "All Prometheus\n");
 }
 
-pub(crate) async fn other_users_see_their_own() {
+pub(crate) async fn other_users_see_only_their_processes() {
     let server = start_for_all();
     let stream = || connect_as(NOBODY, &server.unix);
     let metrics = get(stream(), "/metrics").await;
@@ -63,7 +63,7 @@ pub(crate) async fn other_users_see_their_own() {
     assert_eq!(get(root, "/metrics").await.body, "All Prometheus\n");
 }
 
-pub(crate) async fn other_users_watch_their_own() {
+pub(crate) async fn other_users_stream_only_their_processes() {
     let server = start_for_all();
     let mut everyone = websocket::connect(server.websocket, "/").await.unwrap();
     let stream = connect_as(NOBODY, &server.unix);

@@ -6,51 +6,51 @@ use axum::extract::ws::Utf8Bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use crate::flights::{Crashed, Flights};
+use crate::shared_work::{SharedWork, WorkPanicked};
 use crate::{Health, Scope, Source, TextFormat};
 
 /// What can be asked for as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Topic {
+pub(crate) enum Query {
     Metrics(TextFormat),
     Snapshot,
     Ledger,
 }
 
 /// Where questions to the source are put. Each is under way at most once.
-pub(crate) struct Desk {
+pub(crate) struct SourceQueries {
     source: Arc<dyn Source>,
-    texts: Flights<(Topic, Scope), Utf8Bytes>,
-    health: Flights<(), Health>,
+    texts: SharedWork<(Query, Scope), Utf8Bytes>,
+    health: SharedWork<(), Health>,
 }
 
-impl Desk {
+impl SourceQueries {
     pub(crate) fn new(source: Arc<dyn Source>) -> Self {
         Self {
             source,
-            texts: Flights::default(),
-            health: Flights::default(),
+            texts: SharedWork::default(),
+            health: SharedWork::default(),
         }
     }
 
-    pub(crate) async fn text(&self, topic: Topic, scope: Scope) -> Result<Utf8Bytes, Crashed> {
+    pub(crate) async fn text(&self, query: Query, scope: Scope) -> Result<Utf8Bytes, WorkPanicked> {
         let source = Arc::clone(&self.source);
-        let answer = move || match topic {
-            Topic::Metrics(format) => source.metrics(scope, format),
-            Topic::Snapshot => source.snapshot(scope),
-            Topic::Ledger => source.ledger(scope).to_string(),
+        let answer = move || match query {
+            Query::Metrics(format) => source.metrics(scope, format),
+            Query::Snapshot => source.snapshot(scope),
+            Query::Ledger => source.ledger(scope).to_string(),
         };
         let work = move || Utf8Bytes::from(answer());
-        self.texts.join((topic, scope), work).await
+        self.texts.run_or_join((query, scope), work).await
     }
 
-    pub(crate) async fn health(&self) -> Result<Health, Crashed> {
+    pub(crate) async fn health(&self) -> Result<Health, WorkPanicked> {
         let source = Arc::clone(&self.source);
-        self.health.join((), move || source.health()).await
+        self.health.run_or_join((), move || source.health()).await
     }
 }
 
-impl IntoResponse for Crashed {
+impl IntoResponse for WorkPanicked {
     fn into_response(self) -> Response {
         let text = "the daemon failed to answer; its log says why\n";
         (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()

@@ -9,35 +9,38 @@ use tokio::task::spawn_blocking;
 
 /// The work under way, by what it is for. Who asks for the same joins it, so each thing is worked
 /// on at most once at a time, however many ask and whoever of them goes away.
-pub(crate) struct Flights<K, V>(Arc<Mutex<Open<K, V>>>);
+pub(crate) struct SharedWork<K, V>(Arc<Mutex<InFlight<K, V>>>);
 
-type Open<K, V> = HashMap<K, watch::Receiver<Option<V>>>;
+type InFlight<K, V> = HashMap<K, watch::Receiver<Option<V>>>;
 
 /// The work panicked.
 #[derive(Debug)]
-pub(crate) struct Crashed;
+pub(crate) struct WorkPanicked;
 
-impl<K, V> Default for Flights<K, V> {
+impl<K, V> Default for SharedWork<K, V> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<K, V> Flights<K, V>
+impl<K, V> SharedWork<K, V>
 where
     K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
     /// The result of the work for `key`: of what is under way, else of `work`, on a thread that may
     /// block.
-    pub(crate) async fn join(
+    pub(crate) async fn run_or_join(
         &self,
         key: K,
         work: impl FnOnce() -> V + Send + 'static,
-    ) -> Result<V, Crashed> {
+    ) -> Result<V, WorkPanicked> {
         let mut result = self.find_or_start(key, work);
         let result = result.wait_for(Option::is_some).await;
-        result.ok().and_then(|value| value.clone()).ok_or(Crashed)
+        result
+            .ok()
+            .and_then(|value| value.clone())
+            .ok_or(WorkPanicked)
     }
 
     fn find_or_start(
@@ -45,27 +48,27 @@ where
         key: K,
         work: impl FnOnce() -> V + Send + 'static,
     ) -> watch::Receiver<Option<V>> {
-        let mut open = lock(&self.0);
-        if let Some(flight) = open.get(&key) {
-            return flight.clone();
+        let mut in_flight = lock(&self.0);
+        if let Some(pending) = in_flight.get(&key) {
+            return pending.clone();
         }
         let (sender, receiver) = watch::channel(None);
-        open.insert(key.clone(), receiver.clone());
-        let landing = Landing(Arc::clone(&self.0), key);
+        in_flight.insert(key.clone(), receiver.clone());
+        let entry = RemoveOnDrop(Arc::clone(&self.0), key);
         spawn_blocking(move || {
             let value = work();
             // Who asks from now on wants newer news.
-            drop(landing);
+            drop(entry);
             sender.send_replace(Some(value));
         });
         receiver
     }
 }
 
-/// Takes a flight off the list, also when its work panics.
-struct Landing<K: Eq + Hash, V>(Arc<Mutex<Open<K, V>>>, K);
+/// Takes a pending off the list, also when its work panics.
+struct RemoveOnDrop<K: Eq + Hash, V>(Arc<Mutex<InFlight<K, V>>>, K);
 
-impl<K: Eq + Hash, V> Drop for Landing<K, V> {
+impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {
     fn drop(&mut self) {
         lock(&self.0).remove(&self.1);
     }
@@ -84,30 +87,30 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_asks_meanwhile_gets_the_same_and_who_asks_later_gets_newer() {
-        let flights = Flights::default();
+    async fn concurrent_callers_share_one_result_and_later_callers_get_a_new_one() {
+        let shared_work = SharedWork::default();
         let calls = Arc::new(AtomicU32::new(0));
         let (go, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
-        let ask = || {
+        let request = || {
             let (calls, gate) = (Arc::clone(&calls), Arc::clone(&gate));
-            flights.join("key", move || {
+            shared_work.run_or_join("key", move || {
                 gate.lock().unwrap().recv().unwrap();
                 calls.fetch_add(1, Ordering::SeqCst) + 1
             })
         };
         let release = async { go.send(()).unwrap() };
-        let (first, second, ()) = tokio::join!(ask(), ask(), release);
+        let (first, second, ()) = tokio::join!(request(), request(), release);
         assert_eq!((first.unwrap(), second.unwrap()), (1, 1));
         go.send(()).unwrap();
-        assert_eq!(ask().await.unwrap(), 2);
+        assert_eq!(request().await.unwrap(), 2);
     }
 
     #[tokio::test]
-    async fn work_goes_on_when_who_asked_for_it_goes_away() {
-        let flights = Flights::default();
+    async fn work_continues_when_its_first_caller_is_dropped() {
+        let shared_work = SharedWork::default();
         let (go, gate) = mpsc::channel::<()>();
-        let first = flights.join((), move || {
+        let first = shared_work.run_or_join((), move || {
             gate.recv().unwrap();
             1
         });
@@ -117,14 +120,21 @@ mod tests {
             _ = &mut first => unreachable!("the gate is shut"),
             () = std::future::ready(()) => drop(first),
         }
-        let (second, ()) = tokio::join!(flights.join((), || 2), async { go.send(()).unwrap() });
+        let (second, ()) = tokio::join!(shared_work.run_or_join((), || 2), async {
+            go.send(()).unwrap()
+        });
         assert_eq!(second.unwrap(), 1);
     }
 
     #[tokio::test]
-    async fn a_panic_is_an_error_once() {
-        let flights = Flights::default();
-        assert!(flights.join((), || panic!("on purpose")).await.is_err());
-        assert_eq!(flights.join((), || 1).await.unwrap(), 1);
+    async fn a_panic_is_reported_once_and_the_next_call_runs_again() {
+        let shared_work = SharedWork::default();
+        assert!(
+            shared_work
+                .run_or_join((), || panic!("on purpose"))
+                .await
+                .is_err()
+        );
+        assert_eq!(shared_work.run_or_join((), || 1).await.unwrap(), 1);
     }
 }
