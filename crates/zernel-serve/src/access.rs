@@ -1,9 +1,9 @@
-//! Who may ask at all.
+//! Access control for requests.
 //!
-//! A page in a browser can reach loopback addresses too, under a name of its own that it lets point
-//! there, so every TCP request must name a host that we are, and must not come from a foreign page.
-//! Where a token is set, it must be shown. A unix socket needs none of this: browsers cannot reach
-//! it, and the kernel says who is there.
+//! A web page can reach loopback addresses through a DNS name that it points at them (DNS
+//! rebinding). So every TCP request must name a host of this machine, and its `Origin` must not be
+//! foreign. If a token is configured, the request must carry it. Unix sockets need none of this:
+//! browsers cannot reach them, and the kernel reports the client's user.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use percent_encoding::percent_decode_str;
 use crate::host::Host;
 use crate::{Scope, Secret};
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Peer {
-    /// Someone who reached this address of ours.
+    /// A TCP client that connected to the address `local`.
     Tcp { local: IpAddr },
-    /// A user of this machine.
+    /// A unix socket client, whose user decides the scope.
     Unix { scope: Scope },
 }
 
@@ -36,36 +36,37 @@ impl Peer {
     }
 }
 
-/// Whether a request may be told everything. Others get here only for what all may know.
+/// Whether a request has full access. Only paths in [`PATHS_WITHOUT_TOKEN`] accept requests without
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Authenticated(pub(crate) bool);
 
-/// What a request must show.
+/// The conditions that a TCP request must meet.
 pub(crate) struct AccessPolicy {
     pub(crate) token: Option<Secret>,
     pub(crate) hosts: Vec<Host>,
 }
 
-/// Why a request is turned away.
+/// The reason why a request is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Refusal {
     #[error(
-        "the request must have one Host header, and it must name localhost, a loopback address, the address connected to, \
-         or a host that the daemon was told to allow"
+        "the request must have exactly one Host header; it must name localhost, a loopback address, the address connected to, \
+         or a host that the daemon is configured to allow"
     )]
     Host,
-    #[error("the request comes from a page of another host (its Origin header says which)")]
+    #[error("the Origin header names a page on another host")]
     Origin,
     #[error(
-        "this daemon wants a token: send `Authorization: Bearer …`, or for a WebSocket `?token=…`"
+        "this daemon requires a token: send `Authorization: Bearer …`, or for a WebSocket `?token=…`"
     )]
     Token,
 }
 
-/// The paths that need no token.
+/// Paths that answer without a token, in reduced form.
 const PATHS_WITHOUT_TOKEN: [&str; 1] = ["/healthz"];
 
-/// Lets through what may pass.
+/// Middleware that passes authorized requests on and refuses all others.
 pub(crate) async fn enforce(
     State(policy): State<Arc<AccessPolicy>>,
     Extension(peer): Extension<Peer>,
@@ -108,7 +109,7 @@ impl AccessPolicy {
         let (Some(host), None) = (named.next(), named.next()) else {
             return Err(Refusal::Host);
         };
-        // A request line may name a host as well, and then that one counts.
+        // An absolute request target names a host too, and it takes precedence over the header.
         let also = uri
             .authority()
             .map(|authority| Host::parse(authority.as_str()));
@@ -127,8 +128,8 @@ impl AccessPolicy {
             .get(header::AUTHORIZATION)
             .and_then(|value| bearer(value.as_bytes()))
             .is_some_and(|offered| token.matches(offered));
-        // Browsers let no page set a header of a WebSocket. Elsewhere a token in an address would
-        // only end up in logs.
+        // Browsers cannot set headers on a WebSocket, so its token may be in the query. For other
+        // requests a token in the URL would only end up in logs.
         let in_query = || {
             is_websocket(headers) && query_token(uri).is_some_and(|offered| token.matches(&offered))
         };
@@ -136,7 +137,7 @@ impl AccessPolicy {
     }
 }
 
-/// A page may ask its own host, and pages of this machine may ask it too.
+/// Accepts only origins on the requested host or on a loopback address.
 fn check_origin(host: &Host, headers: &HeaderMap) -> Result<(), Refusal> {
     for origin in headers.get_all(header::ORIGIN) {
         let origin = origin.to_str().ok().and_then(Host::parse_origin);
@@ -252,7 +253,7 @@ mod tests {
         for origin in ["http://gpu7", "https://gpu7:3000", "http://localhost:3000"] {
             assert_eq!(from(origin), Ok(Authenticated(true)), "{origin}");
         }
-        // Allowed as a host, it is no page's licence to read another.
+        // The host is allowed, but the page that sends the request is foreign.
         for origin in ["http://evil.example", "null", "", "http://10.0.0.8"] {
             assert_eq!(from(origin), Err(Refusal::Origin), "{origin}");
         }

@@ -1,4 +1,4 @@
-//! What is served under which path.
+//! The HTTP endpoints and their handlers.
 
 use std::sync::Arc;
 
@@ -21,21 +21,21 @@ const INDEX: &str = "\
 zernel observe
 
 /metrics            metrics for Prometheus; OpenMetrics 1.0 if the Accept header asks for it
-/metrics/quantiles  those of them that every source has, with quantiles in place of histogram buckets
-/api/v1/snapshot    the state of this moment, as JSON
-/api/v1/ledger      which functions are watched, and why others are not, as JSON
-/ws                 a WebSocket that sends snapshots
-/healthz            200 if all is well, 503 and what is wrong if not
+/metrics/quantiles  GPU memory and durations only, with quantiles instead of histogram buckets
+/api/v1/snapshot    current snapshot as JSON
+/api/v1/ledger      probed functions, and why others have no probe, as JSON
+/ws                 WebSocket that sends snapshots
+/healthz            200 if the daemon works, else 503 and a list of problems
 ";
 
-/// All that handlers use.
+/// State shared by all handlers.
 #[derive(Clone)]
 pub(crate) struct AppState {
     pub(crate) queries: Arc<SourceQueries>,
     pub(crate) websockets: Arc<WebSocketContext>,
 }
 
-/// What HTTP clients can ask for.
+/// Returns the router of the HTTP address and of the unix socket.
 pub(crate) fn http_router(state: AppState, policy: Arc<AccessPolicy>) -> Router {
     let routes = Router::new()
         .route("/", get(INDEX))
@@ -45,27 +45,30 @@ pub(crate) fn http_router(state: AppState, policy: Arc<AccessPolicy>) -> Router 
         .route("/api/v1/ledger", get(ledger))
         .route("/healthz", get(health))
         .route("/ws", get(websocket::upgrade));
-    with_common_responses(routes, "there is nothing here; / lists what there is\n")
+    with_common_responses(routes, "there is nothing here; see / for the endpoints\n")
         .with_state(state)
         .layer(from_fn_with_state(policy, access::enforce))
 }
 
-/// What there is at the address for WebSocket clients.
+/// Returns the router of the WebSocket address.
 pub(crate) fn websocket_router(state: AppState, policy: Arc<AccessPolicy>) -> Router {
     let routes = Router::new()
         .route("/", get(websocket::upgrade))
         .route("/ws", get(websocket::upgrade));
-    with_common_responses(routes, "there is nothing here but a WebSocket at /\n")
-        .with_state(state)
-        .layer(from_fn_with_state(policy, access::enforce))
+    with_common_responses(
+        routes,
+        "there is nothing here; connect with a WebSocket to /\n",
+    )
+    .with_state(state)
+    .layer(from_fn_with_state(policy, access::enforce))
 }
 
-/// Adds what holds for all paths, also for those that do not exist.
+/// Adds the responses for unknown paths and methods, and the headers that every response has.
 fn with_common_responses(routes: Router<AppState>, hint: &'static str) -> Router<AppState> {
     routes
         .fallback(async move || (StatusCode::NOT_FOUND, hint))
         .method_not_allowed_fallback(async || {
-            let text = "here one can only read: use GET or HEAD\n";
+            let text = "this endpoint is read-only: use GET or HEAD\n";
             (StatusCode::METHOD_NOT_ALLOWED, text)
         })
         .layer(map_response(forbid_caching_and_sniffing))

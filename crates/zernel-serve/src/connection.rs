@@ -1,4 +1,4 @@
-//! Connections: accepted, limited and ended.
+//! Accepts connections and serves HTTP on them, within the limits.
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};
@@ -25,18 +25,18 @@ use crate::access::Peer;
 use crate::shutdown::ShutdownSignal;
 use crate::{Limits, Scope};
 
-/// The most a request's head may take.
+/// Largest request head.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
-/// The most headers a request may have.
+/// Most headers in one request.
 const MAX_HEADERS: usize = 64;
-/// How long to wait when the system has no more file descriptors.
+/// Delay before the next `accept` after it failed, usually for want of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Something clients connect to.
+/// A listener that also identifies the client of each connection.
 pub(crate) trait Accept: Send + 'static {
     type Stream: AsyncRead + AsyncWrite + Send + 'static;
 
-    /// The next client.
+    /// Accepts the next connection.
     fn accept_client(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
@@ -45,7 +45,7 @@ impl Accept for TcpListener {
 
     async fn accept_client(&self) -> io::Result<(TcpStream, Peer)> {
         let (stream, _) = self.accept().await?;
-        // What is sent is whole, so there is nothing to wait for; but without it all works as well.
+        // Responses are written whole, so Nagle's delay only adds latency. A failure is harmless.
         let _ = stream.set_nodelay(true);
         let local = stream.local_addr()?.ip().to_canonical();
         Ok((stream, Peer::Tcp { local }))
@@ -62,7 +62,7 @@ impl Accept for UnixListener {
     }
 }
 
-/// What a user may see of a daemon that runs as `own`.
+/// Returns which processes `user` may see, if the daemon runs as user `own`.
 fn scope_for_user(user: u32, own: u32) -> Scope {
     match user == 0 || user == own {
         true => Scope::All,
@@ -70,7 +70,7 @@ fn scope_for_user(user: u32, own: u32) -> Scope {
     }
 }
 
-/// How connections to one address are served.
+/// Accepts and serves the connections of one address.
 #[derive(Clone)]
 pub(crate) struct Acceptor {
     pub(crate) router: Router,
@@ -80,7 +80,7 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Serves all who connect until the end begins.
+    /// Accepts connections until shutdown is requested.
     pub(crate) async fn serve(mut self, listener: impl Accept) {
         loop {
             let next = tokio::select! {
@@ -97,13 +97,14 @@ impl Acceptor {
                     });
                 }
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Too many open files, as a rule. That passes.
+                // Usually too many open files; retry later.
                 Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
     }
 
-    /// Answers one client's requests until it goes, turns to WebSocket, or the end begins.
+    /// Serves one connection until the client closes it, it becomes a WebSocket, or shutdown is
+    /// requested.
     async fn serve_connection<S>(self, stream: S, peer: Peer)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
@@ -125,7 +126,7 @@ impl Acceptor {
             .serve_connection(TokioIo::new(Box::pin(stream)), service)
             .with_upgrades();
         tokio::pin!(connection);
-        // What goes wrong on a connection is its client's affair.
+        // An error on a connection concerns only its client.
         tokio::select! {
             _ = connection.as_mut() => return,
             () = shutdown.requested() => connection.as_mut().graceful_shutdown(),
@@ -137,7 +138,7 @@ impl Acceptor {
     }
 }
 
-/// The next client, once there is room for one.
+/// Waits for a free slot, then accepts the next connection.
 async fn accept_with_slot<L: Accept>(
     listener: &L,
     slots: &Arc<Semaphore>,

@@ -1,11 +1,13 @@
-//! Which format of metrics a scraper prefers.
+//! Content negotiation for `/metrics`: plain Prometheus text or OpenMetrics.
 
 use axum::http::{HeaderMap, header};
 
 use crate::TextFormat;
 
-/// OpenMetrics if it is asked for and plain text is not liked better, else plain text, which
-/// everything understands.
+/// Returns the metrics format that a request's `Accept` headers prefer.
+///
+/// OpenMetrics needs a `q` at least as high as that of plain text. Without a preference the format
+/// is plain text, which every scraper reads.
 pub(crate) fn metrics_format(headers: &HeaderMap) -> TextFormat {
     let (mut open_metrics, mut plain) = (0.0, 0.0);
     let ranges = headers
@@ -34,7 +36,6 @@ pub(crate) fn metrics_format(headers: &HeaderMap) -> TextFormat {
     }
 }
 
-/// The content type of a format.
 pub(crate) fn content_type(format: TextFormat) -> &'static str {
     match format {
         TextFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",

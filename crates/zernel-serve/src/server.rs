@@ -1,4 +1,4 @@
-//! The server: bound as a whole or not at all, then run until it is told to end.
+//! The server: binds all its addresses, then serves until shutdown.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -22,10 +22,11 @@ use crate::source_queries::SourceQueries;
 use crate::websocket::WebSocketContext;
 use crate::{Limits, Options, ServeError, Source};
 
-/// How many threads ask the source. Texts are large, and each thread keeps memory of its own for them.
+/// Threads that query the source. Each thread keeps memory for the large texts it builds, so there
+/// are few.
 const SOURCE_THREADS: usize = 2;
 
-/// A server that listens everywhere it was told to, and does not yet answer.
+/// A server that is bound to its addresses and does not serve yet.
 pub struct Server {
     source: Arc<dyn Source>,
     policy: AccessPolicy,
@@ -35,19 +36,19 @@ pub struct Server {
     unix: Option<(UnixListener, SocketFile)>,
 }
 
-/// Where a server listens.
+/// The addresses that a server is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Addresses {
-    /// For HTTP.
+    /// HTTP address.
     pub http: Option<SocketAddr>,
-    /// For WebSocket clients.
+    /// WebSocket address.
     pub websocket: Option<SocketAddr>,
-    /// For users of this machine.
+    /// Path of the unix socket.
     pub unix: Option<PathBuf>,
 }
 
 impl Server {
-    /// Listens on all that `options` name. If one of them fails, none is left behind.
+    /// Binds every address in `options`. On an error, nothing stays bound.
     pub fn bind(options: Options, source: impl Source) -> Result<Self, ServeError> {
         let policy = AccessPolicy {
             token: options.token.clone(),
@@ -61,8 +62,8 @@ impl Server {
                 return Err(ServeError::TokenRequired { address });
             }
         }
-        // The ports come first: of two daemons that start at once, one fails here, before the other's
-        // socket could look dead to it.
+        // Bind the ports first: of two daemons that start at once, one fails here, before it could
+        // take the other's unix socket for a stale one.
         Ok(Self {
             source: Arc::new(source),
             policy,
@@ -77,7 +78,8 @@ impl Server {
         })
     }
 
-    /// Where it listens, with the ports that the system chose where 0 was asked for.
+    /// Returns the bound addresses, with the port that the kernel chose where the option was port
+    /// 0.
     #[must_use]
     pub fn local_addresses(&self) -> Addresses {
         let address = |listener: &Option<TcpListener>| listener.as_ref()?.local_addr().ok();
@@ -88,8 +90,10 @@ impl Server {
         }
     }
 
-    /// Serves until `shutdown` is done. Then accepts no one any more, lets requests in flight end for
-    /// as long as [`Limits::grace`] says, and takes leave of live clients.
+    /// Serves until `shutdown` completes.
+    ///
+    /// At shutdown the server stops accepting, sends a close frame to WebSocket clients, and waits
+    /// up to [`Limits::grace`] for requests in flight.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let limits = self.options.limits;
         let (trigger, signal) = ShutdownTrigger::new();
@@ -105,10 +109,11 @@ impl Server {
         let file = acceptors.accept_unix(self.unix, &http)?;
 
         shutdown.await;
-        // While there still is someone to answer, so that it never looks dead to another daemon.
+        // Remove the socket file while the listener still accepts. Another daemon would take a file
+        // without a listener for a stale socket.
         drop(file);
         trigger.request();
-        // What has not ended by then is cut off when `end` goes.
+        // Dropping `trigger` ends the connections that outlast the grace period.
         let _ = timeout(limits.grace, async {
             acceptors.wait_until_closed().await;
             wait_for_all_permits(&websocket_slots, limits.websockets).await;
@@ -117,14 +122,14 @@ impl Server {
         Ok(())
     }
 
-    /// [`Server::run`] on a runtime of its own, for those who have none.
+    /// Runs [`Server::run`] on a runtime of its own, for a caller without one.
     pub fn run_on_this_thread(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(SOURCE_THREADS)
             .enable_all()
             .build()?;
         let result = runtime.block_on(self.run(shutdown));
-        // A source that hangs must not keep us here.
+        // A source that hangs must not block the return.
         runtime.shutdown_background();
         result
     }
@@ -144,8 +149,8 @@ impl Server {
     }
 }
 
-/// All that accepts connections. Each address has slots of its own, so that a crowd at one keeps no
-/// one from another.
+/// The accept loops of all addresses. Each address has its own connection slots, so clients of one
+/// address cannot use up those of another.
 struct Acceptors {
     limits: Limits,
     shutdown: ShutdownSignal,
@@ -197,7 +202,7 @@ impl Acceptors {
         }
     }
 
-    /// Until no one is accepted and all who were have gone.
+    /// Waits until all accept loops and all connections have ended.
     async fn wait_until_closed(&mut self) {
         while self.tasks.join_next().await.is_some() {}
         for slots in &self.slots {
@@ -206,10 +211,10 @@ impl Acceptors {
     }
 }
 
-/// Until all permits of a semaphore are back.
+/// Waits until all permits of a semaphore have been returned.
 async fn wait_for_all_permits(semaphore: &Semaphore, permits: usize) {
     let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-    // Fails only where the semaphore is closed, and none is.
+    // Fails only on a closed semaphore, and these are never closed.
     let _ = semaphore.acquire_many(permits).await;
 }
 

@@ -1,4 +1,4 @@
-//! Work that is done once for all who want it at the same time.
+//! Runs a piece of work once for all callers that wait for it at the same time.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
-/// The work under way, by what it is for. Who asks for the same joins it, so each thing is worked
-/// on at most once at a time, however many ask and whoever of them goes away.
+/// Deduplicates concurrent work by key.
+///
+/// A caller that asks for a key already in flight waits for that result. The work continues even if
+/// every caller is dropped.
 pub(crate) struct SharedWork<K, V>(Arc<Mutex<InFlight<K, V>>>);
 
 type InFlight<K, V> = HashMap<K, watch::Receiver<Option<V>>>;
 
-/// The work panicked.
+/// The work panicked, so there is no result.
 #[derive(Debug)]
 pub(crate) struct WorkPanicked;
 
@@ -28,8 +30,7 @@ where
     K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// The result of the work for `key`: of what is under way, else of `work`, on a thread that may
-    /// block.
+    /// Returns the result of the work in flight for `key`, or starts `work` on a blocking thread.
     pub(crate) async fn run_or_join(
         &self,
         key: K,
@@ -57,7 +58,7 @@ where
         let entry = RemoveOnDrop(Arc::clone(&self.0), key);
         spawn_blocking(move || {
             let value = work();
-            // Who asks from now on wants newer news.
+            // Remove the entry before publishing: a later caller must get a newer result.
             drop(entry);
             sender.send_replace(Some(value));
         });
@@ -65,7 +66,7 @@ where
     }
 }
 
-/// Takes a pending off the list, also when its work panics.
+/// Removes the entry of a key when dropped, so also when the work panics.
 struct RemoveOnDrop<K: Eq + Hash, V>(Arc<Mutex<InFlight<K, V>>>, K);
 
 impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {
@@ -74,7 +75,8 @@ impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {
     }
 }
 
-/// No panic can leave the list half changed, so a poisoned lock is as good as any.
+/// Locks the mutex even if it is poisoned: the map operations under it cannot leave it half
+/// changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -117,7 +119,7 @@ mod tests {
         let mut first = Box::pin(first);
         tokio::select! {
             biased;
-            _ = &mut first => unreachable!("the gate is shut"),
+            _ = &mut first => unreachable!("the work is still waiting"),
             () = std::future::ready(()) => drop(first),
         }
         let (second, ()) = tokio::join!(shared_work.run_or_join((), || 2), async {

@@ -1,11 +1,11 @@
-//! How the parts of a server learn that it ends.
+//! The shutdown signal that all tasks of a server wait for.
 
 use tokio::sync::watch;
 
-/// Held by the server: when it is dropped, whatever still runs is cut off.
+/// Requests shutdown. Dropping it ends the grace period.
 pub(crate) struct ShutdownTrigger(watch::Sender<bool>);
 
-/// Held by everything that runs.
+/// Receives the shutdown request and the end of the grace period.
 #[derive(Clone)]
 pub(crate) struct ShutdownSignal(watch::Receiver<bool>);
 
@@ -15,20 +15,20 @@ impl ShutdownTrigger {
         (Self(sender), ShutdownSignal(receiver))
     }
 
-    /// Tells all to come to an end.
+    /// Starts the shutdown.
     pub(crate) fn request(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl ShutdownSignal {
-    /// Until it is time to come to an end.
+    /// Waits until shutdown is requested.
     pub(crate) async fn requested(&mut self) {
-        // An error means that it is over already.
+        // The trigger may be dropped already, which also means shutdown.
         let _ = self.0.wait_for(|requested| *requested).await;
     }
 
-    /// Until it is time to stop in the middle.
+    /// Waits until the grace period is over, when unfinished work is abandoned.
     pub(crate) async fn grace_over(&mut self) {
         while self.0.changed().await.is_ok() {}
     }

@@ -1,4 +1,4 @@
-//! Snapshots for live clients: taken once per interval, shared by all who watch the same.
+//! Periodic snapshots for WebSocket clients: one stream per scope, shared by its subscribers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::Scope;
 use crate::source_queries::{Query, SourceQueries};
 
-/// The latest snapshot of one scope; whoever is slow misses those in between.
+/// Receiver of the latest snapshot of one scope. A slow client skips the snapshots in between.
 pub(crate) type LatestSnapshot = watch::Receiver<Option<Utf8Bytes>>;
 
-/// One stream for each scope that someone watches, and none for the others.
+/// The snapshot streams. A scope has a stream only while it has subscribers.
 #[derive(Clone)]
 pub(crate) struct SnapshotStreams {
     queries: Arc<SourceQueries>,
@@ -33,7 +33,8 @@ impl SnapshotStreams {
         }
     }
 
-    /// Watches a scope. What is there already counts as new.
+    /// Subscribes to a scope. The receiver reports an existing snapshot as changed, so a new client
+    /// gets it at once.
     pub(crate) fn subscribe(&self, scope: Scope) -> LatestSnapshot {
         let mut streams = self.lock();
         let stream = streams.entry(scope).or_insert_with(|| {
@@ -46,7 +47,7 @@ impl SnapshotStreams {
         latest
     }
 
-    /// Takes snapshots while someone watches.
+    /// Takes a snapshot at every interval until the stream has no subscribers.
     async fn publish_snapshots(self, scope: Scope, stream: Arc<watch::Sender<Option<Utf8Bytes>>>) {
         let mut ticks = interval(self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -55,14 +56,15 @@ impl SnapshotStreams {
                 _ = ticks.tick() => {}
                 () = stream.closed() => if self.remove_if_unused(scope, &stream) { return },
             }
-            // A source that fails once may answer the next time.
+            // A panic in the source is not final: the next tick queries it again.
             if let Ok(text) = self.queries.text(Query::Snapshot, scope).await {
                 stream.send_replace(Some(text));
             }
         }
     }
 
-    /// Under the lock, so that no one can begin to watch a stream that ends.
+    /// Removes the stream if it has no subscribers. The check runs under the lock, so no client can
+    /// subscribe to a stream that is being removed.
     fn remove_if_unused(&self, scope: Scope, stream: &watch::Sender<Option<Utf8Bytes>>) -> bool {
         let mut streams = self.lock();
         let is_unused = stream.receiver_count() == 0;

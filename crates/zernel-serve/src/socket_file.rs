@@ -1,4 +1,4 @@
-//! The unix socket as a file: there while the server is, and no longer.
+//! The file of the unix socket: created when the server binds, removed when it stops.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::ServeError;
 
-/// Removes the file when it is dropped, unless someone else has put theirs in its place.
+/// A unix socket file, removed on drop unless another process has replaced it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -19,8 +19,8 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Listens on `path` for every user of the machine. Takes the place of a socket whose daemon is
-    /// dead.
+    /// Binds a listener to `path` that every user may connect to. Replaces a stale socket, which
+    /// has no listener.
     pub(crate) fn listen(path: &Path) -> Result<(UnixListener, Self), ServeError> {
         let refused = |source| ServeError::Socket {
             path: path.to_owned(),
@@ -29,7 +29,7 @@ impl SocketFile {
         create_parent_folder(path).map_err(refused)?;
         remove_stale_socket(path)?;
         let listener = UnixListener::bind(path).map_err(|source| match source.kind() {
-            // Someone else was faster.
+            // Another daemon bound the path first.
             ErrorKind::AddrInUse => ServeError::SocketInUse {
                 path: path.to_owned(),
             },
@@ -53,7 +53,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if device_and_inode(&self.path).is_ok_and(|current| current == self.device_and_inode) {
-            // If it cannot be removed, the next daemon finds that no one answers and replaces it.
+            // If removal fails, the next daemon finds no listener and replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -72,11 +72,11 @@ fn create_parent_folder(path: &Path) -> io::Result<()> {
         .recursive(true)
         .mode(0o755)
         .create(folder)?;
-    // The mask of the process may have taken bits away.
+    // The umask may have cleared bits.
     fs::set_permissions(folder, Permissions::from_mode(0o755))
 }
 
-/// Removes a socket that no one listens on; anything else is left alone.
+/// Removes a socket without a listener. Any other file at `path` is an error.
 fn remove_stale_socket(path: &Path) -> Result<(), ServeError> {
     let path_owned = || path.to_owned();
     let refused = |source| ServeError::Socket {
@@ -98,7 +98,7 @@ fn remove_stale_socket(path: &Path) -> Result<(), ServeError> {
     }
 }
 
-/// Tries to connect, without waiting for a daemon that is too busy to accept.
+/// Returns whether a process listens on the socket, without waiting if its backlog is full.
 fn is_listening(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -139,7 +139,7 @@ mod tests {
         let error = SocketFile::listen(&path).unwrap_err();
         assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
         assert!(path.exists());
-        // As after `kill -9`: no one listens, and the file stays.
+        // As after `kill -9`: the listener is closed and the file stays.
         drop(listener);
         std::mem::forget(file);
         let (_listener, _file) = SocketFile::listen(&path).unwrap();
@@ -150,7 +150,7 @@ mod tests {
         let (_folder, path) = folder();
         let (_listener, _file) = SocketFile::listen(&path).unwrap();
         let mut waiting = Vec::new();
-        // The kernel's queue is finite, and no one accepts.
+        // Nothing accepts, so the backlog fills up.
         for _ in 0..100_000 {
             let flags = SocketFlags::NONBLOCK;
             let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
@@ -160,7 +160,7 @@ mod tests {
             }
             waiting.push(client);
         }
-        panic!("the queue never filled");
+        panic!("the backlog never filled");
     }
 
     #[test]

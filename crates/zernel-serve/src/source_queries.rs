@@ -1,4 +1,4 @@
-//! Asks the source, and turns what it says into text.
+//! Queries to the source. Concurrent equal queries share one call.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use crate::shared_work::{SharedWork, WorkPanicked};
 use crate::{Health, Scope, Source, TextFormat};
 
-/// What can be asked for as text.
+/// A query whose answer is text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Query {
     Metrics(TextFormat),
@@ -17,7 +17,7 @@ pub(crate) enum Query {
     Ledger,
 }
 
-/// Where questions to the source are put. Each is under way at most once.
+/// Queries the source on blocking threads.
 pub(crate) struct SourceQueries {
     source: Arc<dyn Source>,
     texts: SharedWork<(Query, Scope), Utf8Bytes>,
@@ -52,7 +52,7 @@ impl SourceQueries {
 
 impl IntoResponse for WorkPanicked {
     fn into_response(self) -> Response {
-        let text = "the daemon failed to answer; its log says why\n";
+        let text = "the daemon failed to answer; see its log\n";
         (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
     }
 }

@@ -1,4 +1,4 @@
-//! Live clients: each gets a snapshot at once and then at every interval.
+//! WebSocket clients: each gets a snapshot at once and then one per interval.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::api::AppState;
 use crate::shutdown::ShutdownSignal;
 use crate::snapshot_stream::{LatestSnapshot, SnapshotStreams};
 
-/// Clients have nothing to say to us, so what they say is short.
+/// Largest message accepted from a client. Clients need to send only control frames.
 const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// Where live clients are.
+/// State shared by all WebSocket connections.
 pub(crate) struct WebSocketContext {
     pub(crate) streams: SnapshotStreams,
     pub(crate) slots: Arc<Semaphore>,
@@ -27,7 +27,7 @@ pub(crate) struct WebSocketContext {
     pub(crate) limits: Limits,
 }
 
-/// Turns a request into a live client, while there are seats.
+/// Upgrades a request to a WebSocket, or answers 503 when all slots are taken.
 pub(crate) async fn upgrade(
     State(state): State<AppState>,
     Extension(peer): Extension<Peer>,
@@ -54,12 +54,13 @@ pub(crate) async fn upgrade(
 }
 
 fn too_many_clients(limit: usize) -> Response {
-    let text = format!("all {limit} places for live clients are taken; try again later\n");
+    let text = format!("the limit of {limit} WebSocket clients is reached; try again later\n");
     let retry = [(header::RETRY_AFTER, "10")];
     (StatusCode::SERVICE_UNAVAILABLE, retry, text).into_response()
 }
 
-/// Serves one client until it or the server ends, and parts in the way WebSockets do.
+/// Serves one client until it disconnects or the server shuts down, then performs the closing
+/// handshake.
 async fn serve_client(
     mut socket: WebSocket,
     latest: LatestSnapshot,
@@ -68,13 +69,13 @@ async fn serve_client(
 ) {
     let close = tokio::select! {
         close = push_snapshots(&mut socket, latest) => close,
-        () = shutdown.requested() => Some(close_frame(close_code::AWAY, "the daemon ends")),
+        () = shutdown.requested() => Some(close_frame(close_code::AWAY, "the daemon is shutting down")),
     };
     let Some(close) = close else { return };
     let closing = async {
         if socket.send(Message::Close(Some(close))).await.is_ok() {
-            // Its answer is the proof that it arrived: closing with something unread could make the
-            // kernel throw the close away.
+            // Wait for the client's close frame: closing a socket with unread data may make the
+            // kernel discard our close frame.
             while let Some(Ok(_)) = socket.recv().await {}
         }
     };
@@ -84,20 +85,20 @@ async fn serve_client(
     }
 }
 
-/// Sends what is latest whenever there is something new. Returns what is left to say to a client
-/// that is still there.
+/// Sends every new snapshot. Returns the close frame for a client that is still connected.
 async fn push_snapshots(socket: &mut WebSocket, mut latest: LatestSnapshot) -> Option<CloseFrame> {
     loop {
         tokio::select! {
             message = socket.recv() => match message {
-                // Pings and farewells are answered one level below; the rest means nothing.
+                // The WebSocket layer answers pings and close frames; other messages are ignored.
                 Some(Ok(_)) => {}
                 Some(Err(_)) => {
-                    return Some(close_frame(close_code::PROTOCOL, "that frame was malformed or too big"));
+                    return Some(close_frame(close_code::PROTOCOL, "the frame is malformed or too big"));
                 }
                 None => return None,
             },
-            // Fails only with the feed, which outlives those who watch it.
+            // `changed` fails only when the sender is dropped, and the sender outlives its
+            // subscribers.
             Ok(()) = latest.changed() => {
                 let text = latest.borrow_and_update().clone();
                 if let Some(text) = text && socket.send(Message::Text(text)).await.is_err() {

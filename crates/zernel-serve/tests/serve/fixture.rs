@@ -1,4 +1,4 @@
-//! A source that is not one, and a server that runs beside the test.
+//! A fake source, and a server that runs during a test.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,20 +14,20 @@ use zernel_serve::{
     Addresses, Health, Limits, Options, Scope, ServeError, Server, Source, TextFormat,
 };
 
-/// An interval after which no test waits for anything.
+/// A timeout that never fires during a test.
 pub(crate) const LONGER_THAN_ANY_TEST: Duration = Duration::from_secs(100_000);
 
-/// Answers with what it was asked.
+/// A source whose answers contain the requested scope and format.
 #[derive(Clone, Default)]
 pub(crate) struct FakeSource {
-    /// How many snapshots were taken.
+    /// Snapshots taken so far.
     pub(crate) snapshots: Arc<AtomicU64>,
-    /// Added to snapshots and ledgers to make them long.
+    /// Bytes of padding in snapshots and ledgers.
     pub(crate) padding: usize,
     pub(crate) problems: Vec<String>,
-    /// Makes the ledger panic.
+    /// Whether the ledger panics.
     pub(crate) broken: Arc<AtomicBool>,
-    /// Makes the ledger wait until it is opened.
+    /// A gate that the ledger waits at.
     pub(crate) gate: Option<Gate>,
 }
 
@@ -41,7 +41,7 @@ struct GateState {
 }
 
 impl Gate {
-    /// A shut gate, and what happens when someone stands before it.
+    /// Returns a closed gate, and a receiver that completes when a thread reaches it.
     pub(crate) fn shut() -> (Self, oneshot::Receiver<()>) {
         let gate = Self::default();
         let (sender, receiver) = oneshot::channel();
@@ -57,7 +57,7 @@ impl Gate {
     fn pass(&self) {
         let mut state = self.0.0.lock().unwrap();
         if let Some(reached) = state.reached.take() {
-            // The test may not care.
+            // The test may have dropped the receiver.
             let _ = reached.send(());
         }
         drop(self.0.1.wait_while(state, |state| !state.open).unwrap());
@@ -91,7 +91,7 @@ impl Source for FakeSource {
     }
 }
 
-/// A server beside the test, in a folder of its own.
+/// A running server with its own folder.
 pub(crate) struct RunningServer {
     pub(crate) http: SocketAddr,
     pub(crate) websocket: SocketAddr,
@@ -101,7 +101,8 @@ pub(crate) struct RunningServer {
     folder: TempDir,
 }
 
-/// What does not disturb another server of the same machine, and is patient where that is busy.
+/// Returns options with free ports, a private socket path and no timeouts, so that tests can run in
+/// parallel on a busy machine.
 pub(crate) fn options(folder: &TempDir) -> Options {
     Options {
         http: Some("127.0.0.1:0".parse().unwrap()),
@@ -117,7 +118,7 @@ pub(crate) fn options(folder: &TempDir) -> Options {
     }
 }
 
-/// Starts a server with what the test changes of the options.
+/// Starts a server with the default test options after `change`.
 pub(crate) fn start(source: FakeSource, change: impl FnOnce(&mut Options)) -> RunningServer {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(&folder);
@@ -130,7 +131,7 @@ pub(crate) fn start(source: FakeSource, change: impl FnOnce(&mut Options)) -> Ru
     } = server.local_addresses();
     let (stop, stopped) = oneshot::channel();
     let task = tokio::spawn(server.run(async {
-        // A test that is over needs no server either.
+        // A dropped sender stops the server too.
         let _ = stopped.await;
     }));
     RunningServer {
@@ -144,7 +145,8 @@ pub(crate) fn start(source: FakeSource, change: impl FnOnce(&mut Options)) -> Ru
 }
 
 impl RunningServer {
-    /// Tells the server to end. What is returned waits until it has, and keeps its folder.
+    /// Requests shutdown. The returned future completes when the server has stopped, and yields its
+    /// folder.
     pub(crate) fn stop(self) -> impl Future<Output = TempDir> {
         let Self {
             stop, task, folder, ..

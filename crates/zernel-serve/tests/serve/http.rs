@@ -1,4 +1,4 @@
-//! Requests and answers.
+//! HTTP requests and responses.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -222,7 +222,7 @@ pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
     let many: String = (0..1000).map(|n| format!("X-{n}: y\r\n")).collect();
     let many = request(server.http, "GET /", &format!("{LOCAL}{many}")).await;
     assert_eq!(many.status, 431);
-    // Sent bit by bit and never ended: whatever the server reads, it is too much.
+    // A head that never ends: the server must stop reading at its limit.
     for start in ["GET /", "GET / HTTP/1.1\r\nHost: localhost\r\nX: "] {
         let mut stream = TcpStream::connect(server.http).await.unwrap();
         stream.write_all(start.as_bytes()).await.unwrap();
@@ -230,7 +230,10 @@ pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
         while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 64 << 20 {
             sent += 1024;
         }
-        assert!(sent < 64 << 20, "it read everything after {start:?}");
+        assert!(
+            sent < 64 << 20,
+            "the server read everything after {start:?}"
+        );
     }
     assert_eq!(get(server.http, "/metrics").await.status, 200);
 }
@@ -243,7 +246,7 @@ pub(crate) async fn a_client_that_never_finishes_its_request_is_disconnected() {
     for begun in ["", "GET / HTTP/1.1\r\nHost: localh", whole] {
         let mut stream = TcpStream::connect(server.http).await.unwrap();
         stream.write_all(begun.as_bytes()).await.unwrap();
-        // Ends only if the server ends it.
+        // Returns only when the server closes the connection.
         read_all(&mut stream).await;
     }
 }
@@ -260,7 +263,8 @@ pub(crate) async fn a_client_that_never_reads_its_response_is_disconnected() {
     let mut stream = connect_with_small_buffer(server.http).await;
     let request = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
     stream.write_all(request).await.unwrap();
-    // There is room for one, so this is answered only if the other is out.
+    // The limit is one connection, so this request succeeds only after the other client was
+    // disconnected.
     assert_eq!(get(server.http, "/metrics").await.status, 200);
     let received = read_all(&mut stream).await;
     assert!(received.len() < 32 << 20, "{}", received.len());

@@ -1,4 +1,4 @@
-//! From binding to the end.
+//! Binding and shutdown.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -18,7 +18,7 @@ use crate::websocket;
 
 pub(crate) async fn a_port_in_use_is_reported_and_nothing_stays_bound() {
     let folder = tempfile::tempdir().unwrap();
-    // An address of this test's own, so that no other takes the port that is free.
+    // An address only this test uses, so that no other test takes the free port.
     let bind = || TcpListener::bind("127.0.0.77:0").unwrap();
     let taken = bind();
     let free = bind().local_addr().unwrap();
@@ -58,7 +58,7 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let mut wrapped = options(&folder);
     wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
-    // Where there is no IPv6, it fails for that.
+    // Without IPv6 the bind fails for another reason.
     let result = Server::bind(wrapped, FakeSource::default());
     assert!(!matches!(result, Err(ServeError::TokenRequired { .. })));
     let server = start(FakeSource::default(), |options| {
@@ -107,7 +107,7 @@ pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
     assert_eq!(answer.status, 200);
     server.stop().await;
 
-    // One whose daemon is dead stands in no one's way.
+    // A socket without a listener is replaced.
     let dead = folder.path().join("dead.sock");
     drop(UnixListener::bind(&dead).unwrap());
     second.unix = Some(dead);
@@ -137,7 +137,7 @@ pub(crate) async fn shutdown_waits_for_requests_in_flight() {
     let request = tokio::spawn(get(http, "/api/v1/ledger"));
     reached.await.unwrap();
     let stopped = tokio::spawn(server.stop());
-    // The port is shut before the request has ended.
+    // The port is closed before the request has finished.
     while TcpStream::connect(http).await.is_ok() {
         tokio::task::yield_now().await;
     }
@@ -174,7 +174,7 @@ pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
     let stopped = tokio::spawn(server.stop());
     match socket.next().await {
         Some(Ok(Message::Close(Some(frame)))) => assert_eq!(frame.code, CloseCode::Away),
-        other => panic!("no farewell: {other:?}"),
+        other => panic!("no close frame: {other:?}"),
     }
     assert!(socket.next().await.is_none());
     stopped.await.unwrap();
@@ -190,8 +190,8 @@ pub(crate) async fn shutdown_waits_for_the_clients_close_frame() {
     while stream.read_u8().await.unwrap() != b'}' {}
     let stopped = tokio::spawn(server.stop());
     assert_eq!(stream.read_u8().await.unwrap(), 0x88);
-    let mut farewell = vec![0; stream.read_u8().await.unwrap().into()];
-    stream.read_exact(&mut farewell).await.unwrap();
+    let mut payload = vec![0; stream.read_u8().await.unwrap().into()];
+    stream.read_exact(&mut payload).await.unwrap();
     sleep(Duration::from_millis(50)).await;
     assert!(!stopped.is_finished());
     stream.write_all(&[0x88, 0x80, 0, 0, 0, 0]).await.unwrap();
@@ -206,16 +206,13 @@ pub(crate) async fn a_slow_websocket_client_gets_the_close_frame_too() {
     };
     let server = start(long, |options| options.limits.grace = LONGER_THAN_ANY_TEST);
     let mut socket = websocket::connect_with_small_buffer_to_websocket(server.websocket).await;
-    // In the middle of the snapshot, which is more than the kernel takes.
+    // The server is now in the middle of a snapshot that exceeds the kernel's buffers.
     socket.get_mut().readable().await.unwrap();
     let stopped = tokio::spawn(server.stop());
     sleep(Duration::from_millis(50)).await;
     websocket::next(&mut socket).await;
-    let farewell = socket.next().await;
-    assert!(
-        matches!(farewell, Some(Ok(Message::Close(_)))),
-        "{farewell:?}"
-    );
+    let close = socket.next().await;
+    assert!(matches!(close, Some(Ok(Message::Close(_)))), "{close:?}");
     assert!(socket.next().await.is_none());
     stopped.await.unwrap();
 }
@@ -255,13 +252,13 @@ pub(crate) async fn a_full_address_does_not_block_another_address() {
     let server = start(FakeSource::default(), |options| {
         options.limits.connections = 2;
     });
-    let mut crowd = Vec::new();
+    let mut clients = Vec::new();
     for _ in 0..10 {
-        crowd.push(TcpStream::connect(server.http).await.unwrap());
+        clients.push(TcpStream::connect(server.http).await.unwrap());
     }
     websocket::connect(server.websocket, "/").await.unwrap();
-    // Who waits is served when the others go.
+    // A waiting client is served when the others disconnect.
     let waiting = tokio::spawn(get(server.http, "/metrics"));
-    drop(crowd);
+    drop(clients);
     assert_eq!(waiting.await.unwrap().status, 200);
 }

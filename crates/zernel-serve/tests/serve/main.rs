@@ -1,4 +1,4 @@
-//! The server as its clients see it.
+//! Tests of the server through its sockets.
 
 mod client;
 mod fixture;
@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use tokio::time::timeout;
 use zernel_testkit::{Need, root, trial};
 
-/// By then a test hangs.
+/// A test that runs longer hangs.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 macro_rules! trials {

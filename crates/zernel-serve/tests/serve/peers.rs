@@ -1,4 +1,4 @@
-//! Users of the machine: each sees their own.
+//! Unix socket clients: each user sees only their own processes.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use crate::websocket;
 
 const NOBODY: u32 = 65534;
 
-/// Connects as another user. The kernel keeps users per thread, so this needs no other process.
+/// Connects as another user. Linux keeps the uid per thread, so a thread suffices.
 fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
     let path = path.to_owned();
     let thread = thread::spawn(move || {
@@ -29,7 +29,7 @@ fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
     tokio::net::UnixStream::from_std(stream).unwrap()
 }
 
-/// A server whose socket every user can get to.
+/// Starts a server whose socket folder every user can enter.
 fn start_for_all() -> RunningServer {
     let server = start(FakeSource::default(), |_| {});
     let folder = server.unix.parent().unwrap();

@@ -1,4 +1,4 @@
-//! Live clients.
+//! WebSocket clients.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::client::{
 };
 use crate::fixture::{FakeSource, start};
 
-/// How often to look whether something has come about.
+/// Interval between checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub(crate) async fn connect(
@@ -30,7 +30,8 @@ pub(crate) async fn connect(
     Ok(socket)
 }
 
-/// Connects as a client that soon has enough if it does not read.
+/// Connects with a small receive buffer, so that the server soon cannot write to a client that does
+/// not read.
 pub(crate) async fn connect_with_small_buffer_to_websocket(
     address: SocketAddr,
 ) -> WebSocketStream<TcpStream> {
@@ -38,7 +39,7 @@ pub(crate) async fn connect_with_small_buffer_to_websocket(
     client_async("ws://localhost/", stream).await.unwrap().0
 }
 
-/// The next snapshot.
+/// Receives the next snapshot.
 pub(crate) async fn next<S>(socket: &mut WebSocketStream<S>) -> Value
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -49,7 +50,7 @@ where
     }
 }
 
-/// Connects as soon as there is a place.
+/// Connects, retrying while the server answers 503.
 async fn connect_when_a_slot_is_free(address: SocketAddr) -> WebSocketStream<TcpStream> {
     loop {
         match connect(address, "/").await {
@@ -112,13 +113,13 @@ pub(crate) async fn no_snapshot_is_taken_without_clients() {
     let mut socket = connect(server.websocket, "/").await.unwrap();
     next(&mut socket).await;
     drop(socket);
-    // Snapshots come to an end; how soon is not for a test to say.
+    // Wait until the server takes no more snapshots.
     let mut before = u64::MAX;
     while before != snapshots.load(Ordering::SeqCst) {
         before = snapshots.load(Ordering::SeqCst);
         sleep(10 * POLL_INTERVAL).await;
     }
-    // Who comes then sees nothing old.
+    // A new client must not get an old snapshot.
     let mut socket = connect(server.websocket, "/").await.unwrap();
     let number = next(&mut socket).await["number"].as_u64().unwrap();
     assert!(number > before, "{number} is not newer than {before}");
@@ -145,7 +146,7 @@ pub(crate) async fn a_slow_client_skips_snapshots_and_delays_no_other_client() {
     }
     assert!(
         received < last,
-        "got {received} of {last}, so all were kept for it"
+        "got {received} of {last}, so no snapshot was skipped"
     );
 }
 
@@ -186,15 +187,15 @@ pub(crate) async fn malformed_and_oversized_frames_end_the_connection() {
     ];
     let mut too_big = vec![0x82, 0xfe, 0x20, 0x00, 0, 0, 0, 0];
     too_big.resize(too_big.len() + 0x2000, 0);
-    // More than fits into a single read, so that some of it waits in the kernel.
+    // More than one read takes, so that part of it stays in the kernel.
     let mut much_too_big = big_header.to_vec();
     much_too_big.resize(1 << 20, 0);
     let frames: [(&str, &[u8]); 9] = [
         ("unmasked", &[0x81, 0x01, b'x']),
         ("reserved opcode", &[0x83, 0x80, 0, 0, 0, 0]),
         ("reserved bits", &[0xf1, 0x80, 0, 0, 0, 0]),
-        ("ping in pieces", &[0x09, 0x80, 0, 0, 0, 0]),
-        ("nothing to continue", &[0x80, 0x80, 0, 0, 0, 0]),
+        ("fragmented ping", &[0x09, 0x80, 0, 0, 0, 0]),
+        ("continuation without a start", &[0x80, 0x80, 0, 0, 0, 0]),
         ("not UTF-8", &[0x81, 0x81, 0, 0, 0, 0, 0xff]),
         ("announced as huge", &big_header),
         ("too big", &too_big),
@@ -206,10 +207,11 @@ pub(crate) async fn malformed_and_oversized_frames_end_the_connection() {
         stream.write_all(request.as_bytes()).await.unwrap();
         while stream.read_u8().await.unwrap() != b'}' {}
         stream.write_all(bytes).await.unwrap();
-        // It ends only if the server ends it, after a close frame with the code 1002.
-        let farewell = read_all(&mut stream).await;
-        assert_eq!(farewell.first(), Some(&0x88), "{what}: {farewell:?}");
-        assert_eq!(farewell[2..4], 1002_u16.to_be_bytes(), "{what}");
+        // The read returns only when the server closes the connection, after a close frame with
+        // code 1002.
+        let close = read_all(&mut stream).await;
+        assert_eq!(close.first(), Some(&0x88), "{what}: {close:?}");
+        assert_eq!(close[2..4], 1002_u16.to_be_bytes(), "{what}");
     }
     connect(server.websocket, "/").await.unwrap();
 }
