@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod phase_detector;
-mod recent;
+mod recent_pids;
 pub mod shared;
 pub mod steps;
 pub mod task_state;

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::recent::Recent;
+use crate::recent_pids::RecentPids;
 use crate::task_state::{WorkloadPhase, ZernelTaskState};
 
 /// How many tasks a detector follows unless told otherwise.
@@ -143,7 +143,7 @@ struct Streak {
 #[derive(Debug, Clone)]
 pub struct PhaseDetector {
     config: PhaseDetectorConfig,
-    streaks: Recent<Streak>,
+    streaks: RecentPids<Streak>,
     /// How many reported results differed from the state's current phase.
     pub transition_count: u64,
 }
@@ -163,7 +163,7 @@ impl PhaseDetector {
     pub fn with_max_tasks(config: PhaseDetectorConfig, max_tasks: usize) -> Self {
         Self {
             config,
-            streaks: Recent::with_capacity(max_tasks),
+            streaks: RecentPids::with_capacity(max_tasks),
             transition_count: 0,
         }
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_of_the_rule() {
+    fn each_row_of_the_rule_gives_its_phase() {
         let ml = || ZernelTaskState {
             is_ml_process: true,
             ..ZernelTaskState::new(1)
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn another_result_restarts_the_count_and_pids_are_apart() {
+    fn a_different_result_restarts_the_streak_of_its_pid_only() {
         let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
         let (state, other) = (computing(1), computing(2));
         let idle = ZernelTaskState {
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_forgets_the_count() {
+    fn removing_a_task_resets_its_streak() {
         let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
         let state = computing(1);
         detector.detect(&state);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_and_one_switch_debouncing_off() {
+    fn a_stability_count_of_zero_or_one_turns_debouncing_off() {
         for phase_stability_count in [0, 1] {
             let mut detector = PhaseDetector::new(PhaseDetectorConfig {
                 phase_stability_count,
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_comes_and_goes() {
+    fn memory_is_bounded_for_any_number_of_pids() {
         let mut detector = PhaseDetector::with_max_tasks(PhaseDetectorConfig::default(), 100);
         for pid in 0..10_000 {
             detector.detect(&computing(pid));
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_settings_are_named() {
+    fn validation_errors_name_the_setting() {
         let default = PhaseDetectorConfig::default;
         assert_eq!(default().validate(), Ok(()));
         for (config, message) in [
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_in_files_have_defaults_and_no_unknown_keys() {
+    fn missing_keys_get_defaults_and_unknown_keys_are_refused() {
         let config: PhaseDetectorConfig =
             serde_json::from_str(r#"{"nccl_detection_enabled": true}"#).unwrap();
         assert_eq!(config.gpu_active_threshold, 80);

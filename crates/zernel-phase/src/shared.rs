@@ -256,7 +256,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_zeroed_task_is_a_blank_one_on_gpu_zero() {
+    fn a_zeroed_raw_task_converts_to_a_new_state_on_gpu_zero() {
         let raw = RawTaskState::read_from_bytes(&[0; size_of::<RawTaskState>()]).unwrap();
         let blank = ZernelTaskState {
             gpu_id: Some(0),
@@ -285,7 +285,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_phase_word_gives_back_what_it_was_made_of(phase in 0_u8..5, sequence: u16, start in 0_u64..1 << 58) {
+        fn a_phase_word_round_trips(phase in 0_u8..5, sequence: u16, start in 0_u64..1 << 58) {
             let phase = WorkloadPhase::from_raw(phase);
             let word = PhaseWord::new(phase, sequence, start);
             prop_assert_eq!(word.phase(), phase);

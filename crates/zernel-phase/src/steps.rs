@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | 1 | the first optimizer mark after a backward pass | with gradient accumulation, several backward passes make a step |
 //! | 2 | gradients being reduced or a backward pass, whichever is rarer | a step may have several backward passes, or collectives for every part of a sharded model |
-//! | 3 | a graph launched or a batch copied in, whichever is rarer | evaluation does these too: see [`Summary`] |
+//! | 3 | a graph launched or a batch copied in, whichever is rarer | evaluation does these too: see [`StepSummary`] |
 //! | 4 | a copy to the host | |
 //! | 5 | a wait for the GPU | |
 //!
@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 pub use progress::{Done, Glimpse, Progress, is_common};
-pub use summary::{Stretch, Summary, median_ns};
+pub use summary::{StepSummary, TimeSpan, median_ns};
 
 /// Something that a process does about once a step; the numbers are those of `enum zernel_mark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -71,10 +71,10 @@ impl Mark {
 
     /// Its sort.
     #[must_use]
-    pub fn sort(self) -> MarkSort {
+    pub fn class(self) -> MarkClass {
         match self {
-            Self::Optimizer | Self::Backward | Self::Reduce => MarkSort::Training,
-            Self::Graph | Self::CopyIn | Self::CopyOut | Self::Wait => MarkSort::Use,
+            Self::Optimizer | Self::Backward | Self::Reduce => MarkClass::Training,
+            Self::Graph | Self::CopyIn | Self::CopyOut | Self::Wait => MarkClass::GpuUse,
         }
     }
 
@@ -96,11 +96,11 @@ impl Mark {
 
 /// What a mark shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum MarkSort {
+pub enum MarkClass {
     /// That a model is trained.
     Training,
     /// That a GPU is used, for whatever.
-    Use,
+    GpuUse,
 }
 
 /// What was launched between a mark and the one before.
@@ -116,7 +116,7 @@ pub enum Launches {
 
 impl Launches {
     /// If it is known of all marks.
-    fn counted(self) -> Option<u32> {
+    fn counted_everywhere(self) -> Option<u32> {
         match self {
             Self::Counted(launches) => Some(launches),
             Self::Glimpsed(_) | Self::Unknown => None,
@@ -133,7 +133,7 @@ impl Launches {
 }
 
 /// Of two counts, if both are known.
-fn sum(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+fn sum_if_known(a: Option<u32>, b: Option<u32>) -> Option<u32> {
     Some(a?.saturating_add(b?))
 }
 
@@ -162,22 +162,22 @@ impl Step {
 }
 
 /// How often a kind must be seen to be taken for the boundary of steps.
-const OFTEN: u64 = 3;
+const MIN_BOUNDARIES: u64 = 3;
 /// So many marks of a kind with no other in between are not one, but all there is.
-const LONGEST_RUN: u32 = 64;
+const MAX_RUN: u32 = 64;
 /// After so many steps, what came before counts half; after so many marks, where no steps are known.
-const RECENT_STEPS: u32 = 32;
-const RECENT_MARKS: u32 = 256;
+const DECAY_STEPS: u32 = 32;
+const DECAY_MARKS: u32 = 256;
 /// Kinds that came less often of late cannot be compared.
-const COMPARABLE: u32 = 4;
+const MIN_RECENT: u32 = 4;
 /// So many graphs without any mark that was taken for the boundary are steps themselves.
-const REPLAYS: u64 = 32;
+const MIN_REPLAYS: u64 = 32;
 /// How many steps are kept.
-const KEPT: usize = 64;
+const MAX_RECENT_STEPS: usize = 64;
 
 /// The intervals between the boundaries of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-struct Track {
+struct BoundaryTrack {
     /// Since the last boundary, if there was one.
     open: Option<Step>,
     /// Launches in it, if they were all counted or glimpsed.
@@ -187,22 +187,22 @@ struct Track {
     /// The same, of late.
     recent: u32,
     /// The first intervals, until it is known whether they are steps.
-    early: [Option<Step>; OFTEN as usize - 1],
+    first_intervals: [Option<Step>; MIN_BOUNDARIES as usize - 1],
     /// Whether it cannot be relied on.
-    is_partial: bool,
+    is_incomplete: bool,
 }
 
-impl Track {
+impl BoundaryTrack {
     /// Counts boundaries anew.
-    fn forget(&mut self) {
+    fn reset_count(&mut self) {
         self.boundaries = 0;
-        self.early = Default::default();
+        self.first_intervals = Default::default();
     }
 
     /// Whether it has had about as many boundaries as another of late.
     fn is_as_frequent_as(&self, other: &Self) -> bool {
         let difference = self.recent.abs_diff(other.recent);
-        let is_known = self.recent.min(other.recent) >= COMPARABLE;
+        let is_known = self.recent.min(other.recent) >= MIN_RECENT;
         is_known && (difference <= 1 || 8 * difference <= self.recent.max(other.recent))
     }
 }
@@ -210,15 +210,15 @@ impl Track {
 /// Finds the steps of one process.
 #[derive(Debug, Clone, Default)]
 pub struct StepDetector {
-    tracks: [Track; 7],
+    tracks: [BoundaryTrack; 7],
     boundary: Option<Mark>,
     /// Whether that took the place of a better one, which is no longer seen.
     is_substitute: bool,
-    last: Option<Mark>,
-    run: u32,
-    marks: u32,
-    went_backward: bool,
-    knows_backward: bool,
+    last_mark: Option<Mark>,
+    run_length: u32,
+    marks_since_decay: u32,
+    backward_since_optimizer: bool,
+    has_seen_backward: bool,
     restarts: u32,
     gaps: u64,
     count: u64,
@@ -235,16 +235,16 @@ impl StepDetector {
     /// little out of order.
     pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Launches) {
         let is_boundary = self.is_boundary(mark, launches);
-        self.note(mark, launches);
+        self.count_mark(mark, launches);
         if is_boundary {
             self.end_interval(mark, at_ns);
         }
     }
 
-    /// Marks of these sorts are missing from here to the next one: there may have been steps, but nobody knows from
+    /// Marks of these classes are missing from here to the next one: there may have been steps, but nobody knows from
     /// when to when.
-    pub fn gap(&mut self, sorts: &[MarkSort]) {
-        let is_missing = |mark: Mark| sorts.contains(&mark.sort());
+    pub fn gap(&mut self, classes: &[MarkClass]) {
+        let is_missing = |mark: Mark| classes.contains(&mark.class());
         for mark in Mark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
             self.tracks[mark.index()].open = None;
         }
@@ -254,8 +254,8 @@ impl StepDetector {
             .filter_map(|track| track.open.as_mut());
         open.for_each(|step| step.lacks_marks = true);
         // Whatever comes next does not follow the last one directly.
-        self.last = None;
-        let separates = !sorts.is_empty() && self.boundary.is_none_or(is_missing);
+        self.last_mark = None;
+        let separates = !classes.is_empty() && self.boundary.is_none_or(is_missing);
         self.gaps += u64::from(separates);
     }
 
@@ -268,7 +268,7 @@ impl StepDetector {
     /// Marks of these kinds are not all seen: nothing is concluded from them any more.
     pub fn distrust(&mut self, marks: &[Mark]) {
         for mark in marks {
-            self.tracks[mark.index()].is_partial = true;
+            self.tracks[mark.index()].is_incomplete = true;
         }
         let Some(lost) = self.boundary.filter(|known| marks.contains(known)) else {
             return;
@@ -282,7 +282,7 @@ impl StepDetector {
             self.steps.clear();
         }
         // What replaces it begins here: its first intervals are long past.
-        self.tracks.iter_mut().for_each(Track::forget);
+        self.tracks.iter_mut().for_each(BoundaryTrack::reset_count);
     }
 
     /// The best kind that separates the same steps as another.
@@ -290,7 +290,7 @@ impl StepDetector {
         let lost = &self.tracks[mark.index()];
         let candidates = Mark::ALL.into_iter().filter(|candidate| {
             let track = &self.tracks[candidate.index()];
-            !track.is_partial && track.is_as_frequent_as(lost)
+            !track.is_incomplete && track.is_as_frequent_as(lost)
         });
         candidates.min_by_key(|candidate| candidate.tier())
     }
@@ -321,64 +321,66 @@ impl StepDetector {
 
     fn is_boundary(&self, mark: Mark, launches: Launches) -> bool {
         let track = &self.tracks[mark.index()];
-        let begins_run = self.last != Some(mark) || self.run >= LONGEST_RUN;
+        let begins_run = self.last_mark != Some(mark) || self.run_length >= MAX_RUN;
         match mark {
             Mark::Backward => true,
-            Mark::Optimizer => begins_run && (self.went_backward || !self.knows_backward),
+            Mark::Optimizer => {
+                begins_run && (self.backward_since_optimizer || !self.has_seen_backward)
+            }
             // The next tensor of the same batch is copied before anything is launched.
             Mark::CopyIn => {
                 let so_far = track.open.and_then(|open| open.launches);
-                begins_run && sum(so_far, launches.counted()) != Some(0)
+                begins_run && sum_if_known(so_far, launches.counted_everywhere()) != Some(0)
             }
             _ => begins_run,
         }
     }
 
     /// Adds a mark to all intervals that are open.
-    fn note(&mut self, mark: Mark, launches: Launches) {
+    fn count_mark(&mut self, mark: Mark, launches: Launches) {
         for track in &mut self.tracks {
             let Some(open) = &mut track.open else {
                 continue;
             };
             let count = &mut open.marks[mark.index()];
             *count = count.saturating_add(1);
-            open.launches = sum(open.launches, launches.counted());
-            track.glimpsed = sum(track.glimpsed, launches.known());
+            open.launches = sum_if_known(open.launches, launches.counted_everywhere());
+            track.glimpsed = sum_if_known(track.glimpsed, launches.known());
         }
-        self.run = match self.last == Some(mark) {
-            true => self.run.saturating_add(1),
+        self.run_length = match self.last_mark == Some(mark) {
+            true => self.run_length.saturating_add(1),
             false => 1,
         };
-        self.last = Some(mark);
+        self.last_mark = Some(mark);
         match mark {
             Mark::Backward => {
-                self.went_backward = true;
-                self.knows_backward = true;
+                self.backward_since_optimizer = true;
+                self.has_seen_backward = true;
             }
-            Mark::Optimizer => self.went_backward = false,
+            Mark::Optimizer => self.backward_since_optimizer = false,
             _ => {}
         }
-        self.marks = self.marks.saturating_add(1);
-        let is_past = match self.boundary {
-            Some(known) => self.tracks[known.index()].recent >= RECENT_STEPS,
-            None => self.marks >= RECENT_MARKS,
+        self.marks_since_decay = self.marks_since_decay.saturating_add(1);
+        let is_due = match self.boundary {
+            Some(known) => self.tracks[known.index()].recent >= DECAY_STEPS,
+            None => self.marks_since_decay >= DECAY_MARKS,
         };
-        if is_past {
-            self.marks = 0;
+        if is_due {
+            self.marks_since_decay = 0;
             self.tracks.iter_mut().for_each(|track| track.recent /= 2);
         }
     }
 
     fn end_interval(&mut self, mark: Mark, at_ns: u64) {
         let track = &mut self.tracks[mark.index()];
-        let begun = Step {
+        let next = Step {
             begin_ns: at_ns,
             end_ns: at_ns,
             launches: Some(0),
             marks: [0; 7],
             lacks_marks: false,
         };
-        let ended = track.open.replace(begun);
+        let ended = track.open.replace(next);
         let glimpsed = track.glimpsed.replace(0);
         let ended = ended.map(|step| Step {
             end_ns: at_ns.max(step.begin_ns),
@@ -386,9 +388,9 @@ impl StepDetector {
         });
         track.boundaries += 1;
         track.recent = track.recent.saturating_add(1);
-        let early = track.early.iter_mut().find(|place| place.is_none());
-        if let (Some(place), Some(step)) = (early, ended) {
-            *place = Some(step);
+        let first_intervals = track.first_intervals.iter_mut().find(|slot| slot.is_none());
+        if let (Some(slot), Some(step)) = (first_intervals, ended) {
+            *slot = Some(step);
         }
         if self.boundary == Some(mark) {
             self.count += 1;
@@ -396,30 +398,30 @@ impl StepDetector {
             if let Some(step) = ended {
                 self.note_work(&step, glimpsed);
             }
-            self.keep(ended);
+            self.push_step(ended);
         } else if mark == Mark::Graph {
             self.replays += 1;
         }
-        self.choose(mark);
+        self.consider_as_boundary(mark);
     }
 
-    fn keep(&mut self, step: Option<Step>) {
-        if self.steps.len() == KEPT {
+    fn push_step(&mut self, step: Option<Step>) {
+        if self.steps.len() == MAX_RECENT_STEPS {
             self.steps.pop_front();
         }
         self.steps.extend(step);
     }
 
     /// Takes a kind for the boundary if it is a better one.
-    fn choose(&mut self, mark: Mark) {
+    fn consider_as_boundary(&mut self, mark: Mark) {
         let track = self.tracks[mark.index()];
-        if track.is_partial || track.boundaries < OFTEN || self.boundary == Some(mark) {
+        if track.is_incomplete || track.boundaries < MIN_BOUNDARIES || self.boundary == Some(mark) {
             return;
         }
         let is_better = self.boundary.is_none_or(|known| {
-            let of_known = &self.tracks[known.index()];
-            let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(of_known.recent);
-            let replaces = mark == Mark::Graph && self.replays >= REPLAYS;
+            let known_track = &self.tracks[known.index()];
+            let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(known_track.recent);
+            let replaces = mark == Mark::Graph && self.replays >= MIN_REPLAYS;
             match mark.tier().cmp(&known.tier()) {
                 // What separates the same steps as a better kind did is better than its tier.
                 Ordering::Less => !self.is_substitute || is_rarer,
@@ -432,7 +434,7 @@ impl StepDetector {
         }
         if let Some(known) = self.boundary {
             // One that was better has to show itself again before it counts again.
-            self.tracks[known.index()].forget();
+            self.tracks[known.index()].reset_count();
             self.restarts += 1;
         }
         self.boundary = Some(mark);
@@ -440,8 +442,8 @@ impl StepDetector {
         self.glimpses.clear();
         self.steps.clear();
         self.count = track.boundaries;
-        for step in track.early {
-            self.keep(step);
+        for step in track.first_intervals {
+            self.push_step(step);
         }
     }
 }

@@ -188,7 +188,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_new_state_is_blank() {
+    fn a_new_state_has_only_a_pid() {
         let state = ZernelTaskState::new(7);
         assert_eq!(state.pid, 7);
         assert!(!state.is_ml_process && !state.nccl_active);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_steps_back_records_nothing_and_restarts() {
+    fn a_backward_clock_step_records_nothing() {
         let mut state = ZernelTaskState::new(1);
         state.transition_phase(WorkloadPhase::GpuCompute, 1_000);
         state.transition_phase(WorkloadPhase::DataLoading, 400);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_survives_json() {
+    fn a_state_round_trips_through_json() {
         let mut state = ZernelTaskState::new(42);
         state.gpu_id = Some(3);
         state.io_wait_fraction = 0.25;

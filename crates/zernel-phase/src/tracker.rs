@@ -97,7 +97,7 @@ impl Default for TrackerConfig {
         Self {
             sync_max_ns: 60_000_000_000,
             collective_max_ns: 1_000_000_000,
-            blocked_max_ns: Self::LONGEST_NS,
+            blocked_max_ns: Self::MAX_NS,
             loading_max_ns: 10_000_000_000,
             launching_max_ns: 20_000_000,
             optimizer_max_ns: 1_000_000_000,
@@ -110,7 +110,7 @@ impl Default for TrackerConfig {
 
 impl TrackerConfig {
     /// No phase is believed longer than an hour without evidence.
-    pub const LONGEST_NS: u64 = 3_600_000_000_000;
+    pub const MAX_NS: u64 = 3_600_000_000_000;
 
     /// Refuses limits that would end every phase at once, or none.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -125,8 +125,8 @@ impl TrackerConfig {
             ("optimizer_launch_max_ns", self.optimizer_launch_max_ns),
             ("short_wait_max_ns", self.short_wait_max_ns),
         ] {
-            if ns == 0 || ns > Self::LONGEST_NS {
-                let allowed = format!("from 1 to {}", Self::LONGEST_NS);
+            if ns == 0 || ns > Self::MAX_NS {
+                let allowed = format!("from 1 to {}", Self::MAX_NS);
                 return Err(ConfigError::new(field, &ns, allowed));
             }
         }
@@ -184,7 +184,7 @@ impl Activity {
     }
 
     /// Whether a short wait leaves it as it was.
-    fn is_part_of_a_step(self) -> bool {
+    fn survives_short_waits(self) -> bool {
         match self {
             Self::Launching | Self::Burst | Self::Updating | Self::Drained => true,
             Self::Idle | Self::Loading => false,
@@ -192,7 +192,7 @@ impl Activity {
     }
 
     /// What is left of it when nothing showed it for too long.
-    fn expired(self) -> Self {
+    fn after_deadline(self) -> Self {
         match self {
             Self::Burst | Self::Updating | Self::Drained => Self::Drained,
             Self::Idle | Self::Loading | Self::Launching => Self::Idle,
@@ -213,7 +213,7 @@ pub struct TrackerFaults {
     pub expired: u32,
 }
 
-fn count(fault: &mut u32, happened: bool) {
+fn count_fault(fault: &mut u32, happened: bool) {
     *fault = fault.saturating_add(happened.into());
 }
 
@@ -308,8 +308,8 @@ impl PhaseTracker {
         closed: &mut impl Extend<PhaseInterval>,
     ) {
         if at_ns < self.now_ns {
-            count(&mut self.faults.late, true);
-            if !self.ends_open_call(at_ns, event) {
+            count_fault(&mut self.faults.late, true);
+            if !self.closes_open_call(at_ns, event) {
                 return;
             }
         }
@@ -317,7 +317,7 @@ impl PhaseTracker {
         // Whatever it does, it runs: if it was blocked, it is no longer.
         self.end_wait();
         self.apply(event, closed);
-        self.settle(closed);
+        self.update_phase(closed);
     }
 
     /// The phase at `now_ns`, if nothing more happens until then.
@@ -350,7 +350,7 @@ impl PhaseTracker {
     }
 
     /// Whether a late event is the end of a call that is still open, and not of an earlier one.
-    fn ends_open_call(&self, at_ns: u64, event: ThreadEvent) -> bool {
+    fn closes_open_call(&self, at_ns: u64, event: ThreadEvent) -> bool {
         let since_ns = match event {
             ThreadEvent::GpuSyncLeave => self.sync_since_ns,
             ThreadEvent::CollectiveLeave => self.collective_since_ns,
@@ -367,16 +367,16 @@ impl PhaseTracker {
         }
         self.close(self.deadline_ns, WorkloadPhase::Unknown, closed);
         self.deadline_ns = u64::MAX;
-        count(&mut self.faults.expired, true);
+        count_fault(&mut self.faults.expired, true);
         self.wait = None;
-        if self.in_call() {
-            count(&mut self.faults.lost_leaves, true);
+        if self.is_in_call() {
+            count_fault(&mut self.faults.lost_leaves, true);
             self.sync_since_ns = None;
             self.collective_since_ns = None;
             self.collective_queued = false;
-            self.turn_to(Activity::Idle);
+            self.set_activity(Activity::Idle);
         } else {
-            self.turn_to(self.activity.expired());
+            self.set_activity(self.activity.after_deadline());
         }
     }
 
@@ -387,15 +387,15 @@ impl PhaseTracker {
             ThreadEvent::CollectiveEnter => self.enter_collective(),
             ThreadEvent::CollectiveLeave => self.leave_collective(),
             ThreadEvent::Launch => self.launch(),
-            ThreadEvent::CopyToDevice => self.copy(closed),
-            ThreadEvent::OptimizerMarker => self.mark(),
+            ThreadEvent::CopyToDevice => self.copy_to_device(closed),
+            ThreadEvent::OptimizerMarker => self.pass_marker(),
             ThreadEvent::Block(reason) => self.block(reason),
             ThreadEvent::Unblock => {}
         }
     }
 
     fn enter_sync(&mut self) {
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.sync_since_ns = Some(self.now_ns);
         if self.collective_since_ns.is_none() {
             self.call_shown_ns = self.now_ns;
@@ -405,7 +405,7 @@ impl PhaseTracker {
     }
 
     fn leave_sync(&mut self) {
-        count(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
+        count_fault(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
         self.sync_since_ns = None;
         if self.collective_since_ns.is_some() {
             return; // the collective's own
@@ -414,14 +414,14 @@ impl PhaseTracker {
         self.launched_since_sync = false;
         match self.activity {
             // A copy from pageable memory syncs by itself.
-            Activity::Loading => self.turn_to(Activity::Loading),
-            _ => self.turn_to(self.after_sync()),
+            Activity::Loading => self.set_activity(Activity::Loading),
+            _ => self.set_activity(self.activity_after_sync()),
         }
     }
 
     fn enter_collective(&mut self) {
-        self.end_sync_unseen();
-        self.end_collective_unseen();
+        self.end_sync_without_leave();
+        self.end_collective_without_leave();
         self.collective_since_ns = Some(self.now_ns);
         self.call_shown_ns = self.now_ns;
         self.collective_launched = false;
@@ -429,16 +429,16 @@ impl PhaseTracker {
     }
 
     fn leave_collective(&mut self) {
-        count(
+        count_fault(
             &mut self.faults.lost_enters,
             self.collective_since_ns.is_none(),
         );
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.collective_since_ns = None;
         self.collective_queued = !self.launched_since_sync;
         // The optimizer's burst comes after the collective that follows a sync.
         if matches!(self.activity, Activity::Burst | Activity::Drained) {
-            self.turn_to(self.after_sync());
+            self.set_activity(self.activity_after_sync());
         }
     }
 
@@ -447,52 +447,53 @@ impl PhaseTracker {
             self.collective_launched = true;
             return;
         }
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.collective_queued = false;
         self.launched_since_sync = true;
         self.undecided_since_ns = None;
         if !self.launches_for_optimizer() {
-            self.turn_to(Activity::Launching);
+            self.set_activity(Activity::Launching);
         }
     }
 
-    fn copy(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn copy_to_device(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if self.collective_since_ns.is_some() {
             // It copies before it launches; afterwards only a lost leave explains a copy.
             if !self.collective_launched {
                 return;
             }
-            self.end_collective_unseen();
+            self.end_collective_without_leave();
         }
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.drives_steps = true;
         if let Some(since_ns) = self.undecided_since_ns.take() {
             self.close(since_ns, WorkloadPhase::DataLoading, closed);
         }
-        self.turn_to(Activity::Loading);
+        self.set_activity(Activity::Loading);
     }
 
-    fn mark(&mut self) {
-        self.end_sync_unseen();
-        self.end_collective_unseen();
+    fn pass_marker(&mut self) {
+        self.end_sync_without_leave();
+        self.end_collective_without_leave();
         self.drives_steps = true;
         self.last_marker_ns = Some(self.now_ns);
-        self.turn_to(Activity::Updating);
+        self.set_activity(Activity::Updating);
     }
 
     fn block(&mut self, reason: BlockReason) {
-        let after_launches =
-            reason == BlockReason::Futex && self.activity == Activity::Launching && !self.in_call();
+        let after_launches = reason == BlockReason::Futex
+            && self.activity == Activity::Launching
+            && !self.is_in_call();
         self.wait = Some(Wait {
             since_ns: self.now_ns,
             activity: self.activity,
             activity_until_ns: self.activity_until_ns,
             is_undecided: after_launches,
         });
-        if !self.in_call() && self.waits_for_data(reason) {
-            self.turn_to(Activity::Loading);
+        if !self.is_in_call() && self.waits_for_data(reason) {
+            self.set_activity(Activity::Loading);
         } else if after_launches && !self.drives_steps {
-            self.turn_to(Activity::Idle);
+            self.set_activity(Activity::Idle);
         }
     }
 
@@ -513,13 +514,13 @@ impl PhaseTracker {
         };
         let waited_ns = self.now_ns - wait.since_ns;
         let is_short = waited_ns < self.config.short_wait_max_ns;
-        if self.in_call() {
+        if self.is_in_call() {
             self.call_shown_ns += waited_ns;
-        } else if is_short && wait.activity.is_part_of_a_step() {
+        } else if is_short && wait.activity.survives_short_waits() {
             self.activity = wait.activity;
             self.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
         } else if self.activity == Activity::Loading {
-            self.turn_to(Activity::Loading);
+            self.set_activity(Activity::Loading);
         } else {
             self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
             if wait.is_undecided && self.activity == Activity::Launching {
@@ -529,9 +530,9 @@ impl PhaseTracker {
     }
 
     /// Closes the open interval if the event just applied changed the phase.
-    fn settle(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        if !self.in_call() && self.wait.is_none() && self.activity_until_ns <= self.now_ns {
-            self.turn_to(self.activity.expired());
+    fn update_phase(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        if !self.is_in_call() && self.wait.is_none() && self.activity_until_ns <= self.now_ns {
+            self.set_activity(self.activity.after_deadline());
         }
         let (phase, shown_ns, max_ns) = match (self.collective_since_ns, self.sync_since_ns) {
             (Some(_), _) => (
@@ -574,7 +575,7 @@ impl PhaseTracker {
         self.start_ns = end_ns;
     }
 
-    fn turn_to(&mut self, activity: Activity) {
+    fn set_activity(&mut self, activity: Activity) {
         let max_ns = match activity {
             Activity::Idle | Activity::Drained => u64::MAX,
             Activity::Loading => self.config.loading_max_ns,
@@ -588,7 +589,7 @@ impl PhaseTracker {
     }
 
     /// A thread that marks its optimizer steps is not guessed at.
-    fn after_sync(&self) -> Activity {
+    fn activity_after_sync(&self) -> Activity {
         match self.last_marker_ns {
             Some(_) => Activity::Drained,
             None => Activity::Burst,
@@ -602,18 +603,18 @@ impl PhaseTracker {
             })
     }
 
-    fn in_call(&self) -> bool {
+    fn is_in_call(&self) -> bool {
         self.sync_since_ns.is_some() || self.collective_since_ns.is_some()
     }
 
-    fn end_sync_unseen(&mut self) {
+    fn end_sync_without_leave(&mut self) {
         let open = self.sync_since_ns.take().is_some();
-        count(&mut self.faults.lost_leaves, open);
+        count_fault(&mut self.faults.lost_leaves, open);
     }
 
-    fn end_collective_unseen(&mut self) {
+    fn end_collective_without_leave(&mut self) {
         let open = self.collective_since_ns.take().is_some();
-        count(&mut self.faults.lost_leaves, open);
+        count_fault(&mut self.faults.lost_leaves, open);
     }
 }
 

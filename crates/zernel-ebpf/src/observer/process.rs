@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zernel_phase::shared::{DRIVES_STEPS, RawTaskState};
-use zernel_phase::steps::{Launches, Mark, MarkSort, Progress, StepDetector};
+use zernel_phase::steps::{Launches, Mark, MarkClass, Progress, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::callers::Callers;
@@ -339,9 +339,11 @@ impl ObservedProcess {
             Launches::Unknown
         };
         self.last_mark_ns = raw.at_ns;
-        let sorts = [MarkSort::Training, MarkSort::Use].into_iter().enumerate();
+        let sorts = [MarkClass::Training, MarkClass::GpuUse]
+            .into_iter()
+            .enumerate();
         let missing = sorts.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
-        let missing: Vec<MarkSort> = missing.map(|(_, sort)| sort).collect();
+        let missing: Vec<MarkClass> = missing.map(|(_, sort)| sort).collect();
         if !missing.is_empty() {
             self.steps.gap(&missing);
         }
@@ -633,7 +635,7 @@ impl ObservedProcess {
     pub(super) fn miss(&mut self, now_ns: u64) {
         self.seen = Seen::Since(now_ns);
         self.missed = true;
-        self.steps.gap(&[MarkSort::Training, MarkSort::Use]);
+        self.steps.gap(&[MarkClass::Training, MarkClass::GpuUse]);
     }
 
     /// Whether any of its functions is sampled, or was.

@@ -13,14 +13,14 @@ type Generation<V> = HashMap<u32, V, FxBuildHasher>;
 /// lookup is one hash probe. As many pids as the capacity says can be used in turn without any loss, and
 /// never more than twice as many are kept.
 #[derive(Debug, Clone)]
-pub(crate) struct Recent<V> {
+pub(crate) struct RecentPids<V> {
     young: Generation<V>,
     old: Generation<V>,
     capacity: usize,
     evicted: u64,
 }
 
-impl<V> Recent<V> {
+impl<V> RecentPids<V> {
     /// Keeps the `capacity` values used last (at least 1).
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self {
@@ -35,7 +35,7 @@ impl<V> Recent<V> {
     pub(crate) fn get_or_insert_with(&mut self, pid: u32, default: impl FnOnce() -> V) -> &mut V {
         if self.young.len() >= self.capacity && !self.young.contains_key(&pid) {
             let kept = self.old.remove(&pid);
-            self.turn();
+            self.rotate();
             self.young.extend(kept.map(|value| (pid, value)));
         }
         self.young
@@ -58,7 +58,7 @@ impl<V> Recent<V> {
         self.evicted
     }
 
-    fn turn(&mut self) {
+    fn rotate(&mut self) {
         self.evicted = self.evicted.saturating_add(self.old.len() as u64);
         self.old.clear();
         std::mem::swap(&mut self.young, &mut self.old);
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_more_than_twice_the_capacity_and_every_loss_counted() {
-        let mut recent = Recent::with_capacity(8);
+    fn at_most_twice_the_capacity_is_kept_and_evictions_are_counted() {
+        let mut recent = RecentPids::with_capacity(8);
         for pid in 0..1_000 {
             recent.get_or_insert_with(pid, || pid);
             assert!(recent.len() <= 16);
@@ -80,8 +80,8 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_in_use_is_never_lost() {
-        let mut recent = Recent::with_capacity(8);
+    fn a_pid_in_constant_use_is_never_evicted() {
+        let mut recent = RecentPids::with_capacity(8);
         *recent.get_or_insert_with(7, || 0) = 99;
         for pid in 100..1_000 {
             recent.get_or_insert_with(pid, || 0);
@@ -90,8 +90,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_house_used_in_turn_loses_no_one() {
-        let mut recent = Recent::with_capacity(100);
+    fn as_many_pids_as_the_capacity_cause_no_eviction() {
+        let mut recent = RecentPids::with_capacity(100);
         for _ in 0..50 {
             for pid in 0..100 {
                 *recent.get_or_insert_with(pid, || 0) += 1;
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn removal_reaches_both_generations() {
-        let mut recent = Recent::with_capacity(2);
+        let mut recent = RecentPids::with_capacity(2);
         for pid in 0..3 {
             recent.get_or_insert_with(pid, || pid);
         }
