@@ -197,3 +197,6 @@ fn rare_steps(steps: &[Step]) -> impl Fn(usize) -> bool {
         is_few(size) && before + after < MIN_SIMILAR_NEIGHBOURS
     }
 }
+
+#[cfg(test)]
+mod tests;
