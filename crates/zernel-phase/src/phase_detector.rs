@@ -1,7 +1,7 @@
-//! The sampled rule: a phase from a periodic sample of a task's state, debounced per pid.
+//! The sampled rule: a phase from periodic samples of a task's state, debounced per pid.
 //!
 //! It needs no probe on the task. Where probes are attached, [`PhaseTracker`](crate::PhaseTracker)
-//! knows better.
+//! is more accurate.
 
 use std::fmt::Display;
 
@@ -11,24 +11,24 @@ use thiserror::Error;
 use crate::recent_pids::RecentPids;
 use crate::task_state::{WorkloadPhase, ZernelTaskState};
 
-/// How many tasks a detector follows unless told otherwise.
+/// Default number of tasks that a detector can follow.
 pub const DEFAULT_MAX_TASKS: usize = 1 << 17;
 
 /// The thresholds of the sampled rule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PhaseDetectorConfig {
-    /// Above this share of I/O wait a task is loading data, 0–1.
+    /// Share of I/O wait (0–1) above which a task is loading data.
     pub io_wait_threshold: f32,
-    /// A CPU burst shorter than this, after a GPU sync, is an optimizer step.
+    /// Length below which a CPU burst after a GPU sync is an optimizer step.
     pub optimizer_burst_max_ns: u64,
-    /// Below this utilisation the GPU is idle, 0–100.
+    /// GPU utilisation (0–100) below which the GPU is idle.
     pub gpu_idle_threshold: u8,
-    /// Above this utilisation the GPU is busy, 0–100.
+    /// GPU utilisation (0–100) above which the GPU is busy.
     pub gpu_active_threshold: u8,
-    /// Equal results in a row before one is reported; 0 and 1 report at once.
+    /// Number of equal results in a row before a phase is reported; 0 and 1 report at once.
     pub phase_stability_count: u32,
-    /// Whether collectives are detected at all.
+    /// Whether NCCL collectives are detected.
     pub nccl_detection_enabled: bool,
 }
 
@@ -45,15 +45,15 @@ impl Default for PhaseDetectorConfig {
     }
 }
 
-/// A setting that makes no sense: which one, its value, and what is allowed.
+/// An invalid setting: its name, its value and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{field} is {value}, but must be {allowed}")]
 pub struct ConfigError {
-    /// The field's name.
+    /// Name of the setting.
     pub field: &'static str,
-    /// The value it has.
+    /// The invalid value.
     pub value: String,
-    /// The values it may have.
+    /// The allowed values.
     pub allowed: String,
 }
 
@@ -72,7 +72,7 @@ impl ConfigError {
 }
 
 impl PhaseDetectorConfig {
-    /// Refuses thresholds that are not numbers, out of range, or contradict each other.
+    /// Returns an error if a threshold is NaN, out of range, or in conflict with another.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.io_wait_threshold) {
             return Err(ConfigError::new(
@@ -103,9 +103,10 @@ impl PhaseDetectorConfig {
     }
 }
 
-/// The rule itself, first match wins. Total: any state and any configuration give a phase.
+/// Returns the phase of a sampled state, without debouncing. The first matching condition decides.
 ///
-/// `bpf/phase_rule.h` holds the same rule for the kernel.
+/// Any state and any configuration give a phase. `bpf/phase_rule.h` implements the same rule for
+/// the kernel.
 #[must_use]
 pub fn classify(config: &PhaseDetectorConfig, state: &ZernelTaskState) -> WorkloadPhase {
     let gpu = state.gpu_utilization;
@@ -132,7 +133,7 @@ pub fn classify(config: &PhaseDetectorConfig, state: &ZernelTaskState) -> Worklo
     }
 }
 
-/// The last raw result of a task and how often in a row it came.
+/// The latest raw result of a task and the number of times in a row it occurred.
 #[derive(Debug, Clone, Copy)]
 struct Streak {
     raw: WorkloadPhase,
@@ -144,21 +145,21 @@ struct Streak {
 pub struct PhaseDetector {
     config: PhaseDetectorConfig,
     streaks: RecentPids<Streak>,
-    /// How many reported results differed from the state's current phase.
+    /// Number of reported results that differed from the state's current phase.
     pub transition_count: u64,
 }
 
 impl PhaseDetector {
-    /// A detector that takes `config` as it is; [`PhaseDetectorConfig::validate`] tells whether it
-    /// makes sense.
+    /// Creates a detector without checking `config`; see [`PhaseDetectorConfig::validate`].
     #[must_use]
     pub fn new(config: PhaseDetectorConfig) -> Self {
         Self::with_max_tasks(config, DEFAULT_MAX_TASKS)
     }
 
-    /// A detector that can follow `max_tasks` tasks at a time. With more than that, up to twice as many
-    /// are remembered, then those not seen for longest are forgotten; such a task only has to prove its
-    /// phase again.
+    /// Creates a detector that can follow `max_tasks` tasks at a time.
+    ///
+    /// Up to twice as many are remembered; beyond that the least recently sampled tasks are
+    /// evicted. An evicted task only starts a new streak.
     #[must_use]
     pub fn with_max_tasks(config: PhaseDetectorConfig, max_tasks: usize) -> Self {
         Self {
@@ -168,9 +169,11 @@ impl PhaseDetector {
         }
     }
 
-    /// The phase to report for `state`: a new one only after it came often enough in a row.
+    /// Returns the phase to report for `state`. A new phase is reported after
+    /// `phase_stability_count` equal results in a row.
     ///
-    /// A task of no ML process is [`Unknown`](WorkloadPhase::Unknown) at once and takes no memory.
+    /// A task outside an ML process is [`Unknown`](WorkloadPhase::Unknown) at once and takes no
+    /// memory.
     pub fn detect(&mut self, state: &ZernelTaskState) -> WorkloadPhase {
         let raw = classify(&self.config, state);
         let reported = if !state.is_ml_process {
@@ -187,18 +190,18 @@ impl PhaseDetector {
         reported
     }
 
-    /// Forgets a task that has ended.
+    /// Removes a task that has exited.
     pub fn remove_task(&mut self, pid: u32) {
         self.streaks.remove(pid);
     }
 
-    /// How many tasks are remembered.
+    /// Number of remembered tasks.
     #[must_use]
     pub fn task_count(&self) -> usize {
         self.streaks.len()
     }
 
-    /// How many tasks were forgotten to stay within the bound on memory.
+    /// Number of tasks evicted to bound the memory.
     #[must_use]
     pub fn eviction_count(&self) -> u64 {
         self.streaks.evicted()

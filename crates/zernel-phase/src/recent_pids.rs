@@ -1,4 +1,4 @@
-//! A map from pid to a small value that forgets what was not used for long, in bounded memory.
+//! A map from pid to a small value that evicts pids not used for long, in bounded memory.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,11 @@ type Generation<V> = HashMap<u32, V, FxBuildHasher>;
 
 /// Values of recently used pids.
 ///
-/// Two generations, each as large as the capacity: what is used moves to the young one; when that is full it becomes the old one,
-/// and what was left in the old one, unused for a whole generation, is evicted and counted. A warm
-/// lookup is one hash probe. As many pids as the capacity says can be used in turn without any loss, and
-/// never more than twice as many are kept.
+/// The map has two generations, each as large as the capacity. A used value moves to the young
+/// generation. When the young generation is full it becomes the old one, and the values left in the
+/// previous old generation are evicted and counted. A lookup in the young generation is one hash
+/// probe. As many pids as the capacity can be used in turn without eviction, and at most twice as
+/// many are kept.
 #[derive(Debug, Clone)]
 pub(crate) struct RecentPids<V> {
     young: Generation<V>,
@@ -21,7 +22,7 @@ pub(crate) struct RecentPids<V> {
 }
 
 impl<V> RecentPids<V> {
-    /// Keeps the `capacity` values used last (at least 1).
+    /// Creates a map for `capacity` pids (at least 1).
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self {
             young: Generation::default(),
@@ -31,7 +32,7 @@ impl<V> RecentPids<V> {
         }
     }
 
-    /// The value of `pid`, made by `default` if there is none.
+    /// Returns the value of `pid`, inserting `default()` if there is none.
     pub(crate) fn get_or_insert_with(&mut self, pid: u32, default: impl FnOnce() -> V) -> &mut V {
         if self.young.len() >= self.capacity && !self.young.contains_key(&pid) {
             let kept = self.old.remove(&pid);
@@ -53,7 +54,7 @@ impl<V> RecentPids<V> {
         self.young.len() + self.old.len()
     }
 
-    /// How many values were dropped to stay within the capacity.
+    /// Number of values evicted to stay within the capacity.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted
     }

@@ -1,7 +1,7 @@
-//! Task state as the kernel lays it out: the Rust mirror of the headers in `bpf/`.
+//! The kernel's layout of the task state: the Rust mirror of the headers in `bpf/`.
 //!
-//! The C headers are the definition. `zernel-ebpf` checks size and offset of every field here
-//! against their BTF, and the conversions by running both sides on the same values.
+//! The C headers are the definition. The tests of `zernel-ebpf` compare size and offset of every
+//! field with their BTF, and run the conversions of both sides on the same values.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,21 +9,22 @@ use crate::phase_detector::PhaseDetectorConfig;
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase, ZernelTaskState};
 use crate::tracker::{BlockReason, ThreadEvent, TrackerConfig};
 
-/// `gpu_id` of a task whose GPU is not known.
+/// `gpu_id` of a task whose GPU is unknown.
 pub const NO_GPU: u32 = u32::MAX;
 /// Flag: the task belongs to an ML process.
 pub const TASK_IS_ML: u8 = 1 << 0;
-/// Flag: a NCCL collective is under way.
+/// Flag: a NCCL collective is in progress.
 pub const TASK_NCCL_ACTIVE: u8 = 1 << 1;
 
-/// Flag of a tracker: the thread copies, syncs or marks, and so drives steps.
+/// Tracker flag: the thread copies to the device, syncs or passes markers, so it is a training
+/// thread.
 pub const DRIVES_STEPS: u16 = 1 << 8;
 
-/// Phase, sequence and start of a phase in one `u64`.
+/// Phase, sequence number and start of a phase in one `u64`.
 ///
-/// Written with one store, so a reader on another CPU never sees half of a change. The start is
-/// kept in units of 1024 ns; phase boundaries are rounded down to it on both sides, so the times of all phases still
-/// add up.
+/// One store writes all three, so a reader on another CPU never sees a partial update. The start is
+/// in units of 1024 ns. Kernel and userspace both round phase boundaries down to that unit, so the
+/// times of all phases still add up.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -36,7 +37,7 @@ impl PhaseWord {
     const START_SHIFT: u32 = Self::PHASE_BITS + Self::SEQUENCE_BITS;
     const UNIT_SHIFT: u32 = 10;
 
-    /// Packs the three; the sequence wraps at 4096.
+    /// Packs the three values. The sequence number wraps at 4096.
     #[must_use]
     pub fn new(phase: WorkloadPhase, sequence: u16, start_ns: u64) -> Self {
         let sequence = u64::from(sequence) & ((1 << Self::SEQUENCE_BITS) - 1);
@@ -44,19 +45,19 @@ impl PhaseWord {
         Self(start | (sequence << Self::PHASE_BITS) | phase as u64)
     }
 
-    /// The phase; [`WorkloadPhase::Unknown`] for bits no version defined.
+    /// Returns the phase, or [`WorkloadPhase::Unknown`] for undefined bits.
     #[must_use]
     pub fn phase(self) -> WorkloadPhase {
         WorkloadPhase::from_raw((self.0 & ((1 << Self::PHASE_BITS) - 1)) as u8)
     }
 
-    /// One more at every change of phase, modulo 4096.
+    /// Returns the sequence number, which grows by one at every phase change, modulo 4096.
     #[must_use]
     pub fn sequence(self) -> u16 {
         ((self.0 >> Self::PHASE_BITS) & ((1 << Self::SEQUENCE_BITS) - 1)) as u16
     }
 
-    /// When the phase began, rounded down to 1024 ns.
+    /// Returns the start of the phase, rounded down to 1024 ns.
     #[must_use]
     pub fn start_ns(self) -> u64 {
         self.0 >> Self::START_SHIFT << Self::UNIT_SHIFT
@@ -133,7 +134,7 @@ impl From<&RawTaskState> for ZernelTaskState {
     }
 }
 
-/// A fraction in units of 1/65536, as the kernel computes it, capped at 1. Exact.
+/// Converts a fraction in units of 1/65536, capped at 1. The result is exact.
 #[must_use]
 pub fn fraction_from_q16(q16: u32) -> f32 {
     q16.min(1 << 16) as f32 / 65536.0
@@ -201,7 +202,7 @@ impl From<&TrackerConfig> for RawTrackerConfig {
     }
 }
 
-/// The number of an event in `enum zernel_event`.
+/// Returns the number of an event in `enum zernel_event`.
 #[must_use]
 pub fn raw_event(event: ThreadEvent) -> u8 {
     match event {

@@ -1,24 +1,27 @@
-//! Steps of a training loop, found from what its process is seen to do.
+//! Finds the steps of a training loop from the marks that its process makes.
 //!
-//! A loop has no mark that says where a step begins. But it does the same things again and again, and some of
-//! them once a step: it updates the model, reduces gradients, goes backward, copies a batch. A
-//! [`StepDetector`] is fed with such [`Mark`]s and takes the best of them that a process makes as the
-//! boundary between steps, in this order:
+//! A training loop does not announce its steps, but it repeats some operations in every step: it
+//! updates the model, reduces gradients, runs a backward pass, copies a batch. A [`StepDetector`]
+//! receives these operations as [`Mark`]s. It uses the best kind of mark that a process makes as
+//! the boundary between steps, in this order:
 //!
-//! | | boundary | because |
+//! | | boundary | reason |
 //! |---|---|---|
-//! | 1 | the first optimizer mark after a backward pass | with gradient accumulation, several backward passes make a step |
-//! | 2 | gradients being reduced or a backward pass, whichever is rarer | a step may have several backward passes, or collectives for every part of a sharded model |
-//! | 3 | a graph launched or a batch copied in, whichever is rarer | evaluation does these too: see [`StepSummary`] |
-//! | 4 | a copy to the host | |
-//! | 5 | a wait for the GPU | |
+//! | 1 | the first optimizer mark after a backward pass | with gradient accumulation a step has several backward passes |
+//! | 2 | gradient reduction or backward pass, whichever is rarer | a step may have several backward passes, or a collective per shard of the model |
+//! | 3 | graph launch or copy to the device, whichever is rarer | evaluation has them too: see [`StepSummary`] |
+//! | 4 | copy to the host | |
+//! | 5 | wait for the GPU | |
 //!
-//! Marks of a kind that directly follow each other are one: gradients are reduced bucket by bucket, and a batch is
-//! several tensors. A better kind replaces a worse one as soon as it was seen three times, and the count starts anew:
-//! what was copied while a model was loaded was no step. It is hardly ever the other way round: a process that has
-//! trained and now only evaluates makes no steps. But one that launches graph after graph trains with what it has
-//! captured before: that shows no other mark. And where the boundary is no longer seen, another kind that came as
-//! often takes its place, and the count goes on.
+//! Consecutive marks of a kind count as one boundary, because gradients are reduced bucket by
+//! bucket and a batch is several tensors. Backward passes are counted individually.
+//!
+//! A better kind becomes the boundary when it has occurred three times, and the step count
+//! restarts: copies made while the model was loaded were not steps. A worse kind does not replace a
+//! better one, because a process that has trained and now evaluates makes no steps. There are two
+//! exceptions. A process that launches one graph after another replays captured training steps, so
+//! graph launches become the boundary. If the marks of the boundary can no longer be observed, an
+//! equally frequent kind replaces it and the count continues.
 
 mod progress;
 mod summary;
@@ -31,28 +34,29 @@ use serde::{Deserialize, Serialize};
 pub use progress::{Done, Glimpse, Progress, is_common};
 pub use summary::{StepSummary, TimeSpan, median_ns};
 
-/// Something that a process does about once a step; the numbers are those of `enum zernel_mark`.
+/// An operation that a training process performs about once per step. The numbers are those of
+/// `enum zernel_mark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Mark {
     /// An optimizer updates the model.
     Optimizer = 1,
-    /// A backward pass begins.
+    /// A backward pass starts.
     Backward = 2,
     /// Gradients are reduced between ranks.
     Reduce = 3,
     /// A graph is launched.
     Graph = 4,
-    /// Something is copied to the device.
+    /// Data is copied to the device.
     CopyIn = 5,
-    /// Something is copied to the host.
+    /// Data is copied to the host.
     CopyOut = 6,
-    /// The GPU is waited for.
+    /// A thread waits for the GPU.
     Wait = 7,
 }
 
 impl Mark {
-    /// All of them.
+    /// All marks, ordered by number.
     pub const ALL: [Self; 7] = [
         Self::Optimizer,
         Self::Backward,
@@ -63,13 +67,13 @@ impl Mark {
         Self::Wait,
     ];
 
-    /// The mark with that number.
+    /// Returns the mark with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
 
-    /// Its sort.
+    /// Returns the evidence class of the mark.
     #[must_use]
     pub fn class(self) -> MarkClass {
         match self {
@@ -82,7 +86,7 @@ impl Mark {
         self as usize - 1
     }
 
-    /// How good a boundary it is; less is better.
+    /// Returns the rank of the mark as a boundary; 0 is best.
     fn tier(self) -> u8 {
         match self {
             Self::Optimizer => 0,
@@ -94,28 +98,29 @@ impl Mark {
     }
 }
 
-/// What a mark shows.
+/// What a mark is evidence of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MarkClass {
-    /// That a model is trained.
+    /// Training of a model.
     Training,
-    /// That a GPU is used, for whatever.
+    /// Any use of a GPU.
     GpuUse,
 }
 
-/// What was launched between a mark and the one before.
+/// The number of launches between a mark and the mark before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launches {
-    /// So much, as is known of all marks.
+    /// A count, for a process whose launches are all counted.
     Counted(u32),
-    /// So much. Of most other marks it is not known: where steps end must not depend on it.
+    /// A count, for a process whose launches are counted only part of the time. Step boundaries
+    /// must not depend on it.
     Glimpsed(u32),
-    /// Not all was counted.
+    /// Not all launches were counted.
     Unknown,
 }
 
 impl Launches {
-    /// If it is known of all marks.
+    /// Returns the count if the launches before every mark are counted.
     fn counted_everywhere(self) -> Option<u32> {
         match self {
             Self::Counted(launches) => Some(launches),
@@ -123,7 +128,7 @@ impl Launches {
         }
     }
 
-    /// If it is known of this one.
+    /// Returns the count if the launches before this mark were counted.
     fn known(self) -> Option<u32> {
         match self {
             Self::Counted(launches) | Self::Glimpsed(launches) => Some(launches),
@@ -132,74 +137,76 @@ impl Launches {
     }
 }
 
-/// Of two counts, if both are known.
+/// Returns the sum of two counts if both are known.
 fn sum_if_known(a: Option<u32>, b: Option<u32>) -> Option<u32> {
     Some(a?.saturating_add(b?))
 }
 
-/// From one boundary to the next.
+/// The interval between two step boundaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// When it began, in nanoseconds of any one clock.
+    /// Start, in nanoseconds of any one clock.
     pub begin_ns: u64,
-    /// When it ended.
+    /// End, on the same clock.
     pub end_ns: u64,
-    /// Launches in it; `None` if they were not all counted.
+    /// Number of launches; `None` if they were not all counted.
     pub launches: Option<u32>,
-    /// How many marks of each kind were in it, in the order of [`Mark::ALL`].
+    /// Number of marks of each kind, in the order of [`Mark::ALL`].
     pub marks: [u16; 7],
-    /// Whether there were more, which nobody told of.
+    /// Whether further marks of the step may be missing.
     #[serde(default)]
     pub lacks_marks: bool,
 }
 
 impl Step {
-    /// How long it took.
+    /// Returns the length of the step.
     #[must_use]
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.begin_ns)
     }
 }
 
-/// How often a kind must be seen to be taken for the boundary of steps.
+/// Number of boundaries after which a kind can become the step boundary.
 const MIN_BOUNDARIES: u64 = 3;
-/// So many marks of a kind with no other in between are not one, but all there is.
+/// Longest run of marks of one kind that counts as one boundary. In a longer run the kind is all
+/// that the process does, so each mark is a boundary.
 const MAX_RUN: u32 = 64;
-/// After so many steps, what came before counts half; after so many marks, where no steps are known.
+/// Recent counts are halved after this many steps, or after this many marks while the boundary is
+/// unknown.
 const DECAY_STEPS: u32 = 32;
 const DECAY_MARKS: u32 = 256;
-/// Kinds that came less often of late cannot be compared.
+/// Recent count below which two kinds cannot be compared.
 const MIN_RECENT: u32 = 4;
-/// So many graphs without any mark that was taken for the boundary are steps themselves.
+/// Number of graph launches without a step boundary after which the launches are taken for steps.
 const MIN_REPLAYS: u64 = 32;
-/// How many steps are kept.
+/// Number of recent steps that are kept.
 const MAX_RECENT_STEPS: usize = 64;
 
-/// The intervals between the boundaries of one kind.
+/// The intervals between the boundaries of one kind of mark.
 #[derive(Debug, Clone, Copy, Default)]
 struct BoundaryTrack {
-    /// Since the last boundary, if there was one.
+    /// The interval since the last boundary, if there was one.
     open: Option<Step>,
     /// Launches in it, if they were all counted or glimpsed.
     glimpsed: Option<u32>,
-    /// Boundaries so far.
+    /// Number of boundaries.
     boundaries: u64,
-    /// The same, of late.
+    /// Number of recent boundaries; halved from time to time.
     recent: u32,
-    /// The first intervals, until it is known whether they are steps.
+    /// The first intervals, which become steps if the kind becomes the boundary.
     first_intervals: [Option<Step>; MIN_BOUNDARIES as usize - 1],
-    /// Whether it cannot be relied on.
+    /// Whether marks of this kind are missing, so that it cannot be the boundary.
     is_incomplete: bool,
 }
 
 impl BoundaryTrack {
-    /// Counts boundaries anew.
+    /// Restarts the count of boundaries.
     fn reset_count(&mut self) {
         self.boundaries = 0;
         self.first_intervals = Default::default();
     }
 
-    /// Whether it has had about as many boundaries as another of late.
+    /// Whether the two kinds had about equally many recent boundaries.
     fn is_as_frequent_as(&self, other: &Self) -> bool {
         let difference = self.recent.abs_diff(other.recent);
         let is_known = self.recent.min(other.recent) >= MIN_RECENT;
@@ -207,12 +214,12 @@ impl BoundaryTrack {
     }
 }
 
-/// Finds the steps of one process.
+/// Detects the steps of one process from its marks.
 #[derive(Debug, Clone, Default)]
 pub struct StepDetector {
     tracks: [BoundaryTrack; 7],
     boundary: Option<Mark>,
-    /// Whether that took the place of a better one, which is no longer seen.
+    /// Whether the boundary replaces a better kind that can no longer be observed.
     is_substitute: bool,
     last_mark: Option<Mark>,
     run_length: u32,
@@ -222,17 +229,17 @@ pub struct StepDetector {
     restarts: u32,
     gaps: u64,
     count: u64,
-    /// Boundaries between graphs since the last one between steps.
+    /// Number of graph boundaries since the last step boundary.
     replays: u64,
     steps: VecDeque<Step>,
     glimpses: Vec<Glimpse>,
-    /// By how much steps were longer that may have had more in them than a step.
+    /// Time by which unusually long steps exceeded the median.
     strange_ns: u64,
 }
 
 impl StepDetector {
-    /// A process did something, after so many launches since the last time. Marks of several threads may come a
-    /// little out of order.
+    /// Records a mark, with the launches since the mark before. Marks of several threads may arrive
+    /// slightly out of order.
     pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Launches) {
         let is_boundary = self.is_boundary(mark, launches);
         self.count_mark(mark, launches);
@@ -241,8 +248,8 @@ impl StepDetector {
         }
     }
 
-    /// Marks of these classes are missing from here to the next one: there may have been steps, but nobody knows from
-    /// when to when.
+    /// Records that marks of these classes are missing up to the next mark. Steps in the gap are
+    /// not counted, because their boundaries are unknown.
     pub fn gap(&mut self, classes: &[MarkClass]) {
         let is_missing = |mark: Mark| classes.contains(&mark.class());
         for mark in Mark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
@@ -253,19 +260,20 @@ impl StepDetector {
             .iter_mut()
             .filter_map(|track| track.open.as_mut());
         open.for_each(|step| step.lacks_marks = true);
-        // Whatever comes next does not follow the last one directly.
+        // The next mark does not directly follow the last one.
         self.last_mark = None;
         let separates = !classes.is_empty() && self.boundary.is_none_or(is_missing);
         self.gaps += u64::from(separates);
     }
 
-    /// How often marks were missing that separate steps. Then there were at least as many steps as were counted.
+    /// Number of gaps in the marks that separate steps. With a gap, the step count is a lower
+    /// bound.
     #[must_use]
     pub fn gaps(&self) -> u64 {
         self.gaps
     }
 
-    /// Marks of these kinds are not all seen: nothing is concluded from them any more.
+    /// Stops using marks of these kinds, because not all of them are observed any more.
     pub fn distrust(&mut self, marks: &[Mark]) {
         for mark in marks {
             self.tracks[mark.index()].is_incomplete = true;
@@ -281,11 +289,11 @@ impl StepDetector {
             self.glimpses.clear();
             self.steps.clear();
         }
-        // What replaces it begins here: its first intervals are long past.
+        // The first intervals of the other kinds are too old to be kept as steps.
         self.tracks.iter_mut().for_each(BoundaryTrack::reset_count);
     }
 
-    /// The best kind that separates the same steps as another.
+    /// Returns the best kind that was as frequent as `mark`, so that it separates the same steps.
     fn substitute_for(&self, mark: Mark) -> Option<Mark> {
         let lost = &self.tracks[mark.index()];
         let candidates = Mark::ALL.into_iter().filter(|candidate| {
@@ -295,25 +303,26 @@ impl StepDetector {
         candidates.min_by_key(|candidate| candidate.tier())
     }
 
-    /// What separates steps, once that is known.
+    /// Returns the kind of mark that separates steps, once it is known.
     #[must_use]
     pub fn boundary(&self) -> Option<Mark> {
         self.boundary
     }
 
-    /// How many steps were counted.
+    /// Returns the number of steps.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// How often the count started anew, because a better boundary was found, or the one known was no longer seen.
+    /// Returns how often the step count restarted: a better boundary was found, or the boundary was
+    /// lost without a substitute.
     #[must_use]
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
 
-    /// The last steps, oldest first.
+    /// Returns the most recent steps, oldest first.
     #[must_use]
     pub fn recent(&self) -> &VecDeque<Step> {
         &self.steps
@@ -327,7 +336,7 @@ impl StepDetector {
             Mark::Optimizer => {
                 begins_run && (self.backward_since_optimizer || !self.has_seen_backward)
             }
-            // The next tensor of the same batch is copied before anything is launched.
+            // Further tensors of a batch are copied before anything is launched.
             Mark::CopyIn => {
                 let so_far = track.open.and_then(|open| open.launches);
                 begins_run && sum_if_known(so_far, launches.counted_everywhere()) != Some(0)
@@ -336,7 +345,7 @@ impl StepDetector {
         }
     }
 
-    /// Adds a mark to all intervals that are open.
+    /// Counts a mark in all open intervals.
     fn count_mark(&mut self, mark: Mark, launches: Launches) {
         for track in &mut self.tracks {
             let Some(open) = &mut track.open else {
@@ -412,7 +421,7 @@ impl StepDetector {
         self.steps.extend(step);
     }
 
-    /// Takes a kind for the boundary if it is a better one.
+    /// Makes a kind the step boundary if it is better than the current one.
     fn consider_as_boundary(&mut self, mark: Mark) {
         let track = self.tracks[mark.index()];
         if track.is_incomplete || track.boundaries < MIN_BOUNDARIES || self.boundary == Some(mark) {
@@ -423,7 +432,8 @@ impl StepDetector {
             let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(known_track.recent);
             let replaces = mark == Mark::Graph && self.replays >= MIN_REPLAYS;
             match mark.tier().cmp(&known.tier()) {
-                // What separates the same steps as a better kind did is better than its tier.
+                // A substitute separates the same steps as the better kind did, so it counts as
+                // better than its tier.
                 Ordering::Less => !self.is_substitute || is_rarer,
                 Ordering::Equal => is_rarer || replaces,
                 Ordering::Greater => replaces,
@@ -433,7 +443,7 @@ impl StepDetector {
             return;
         }
         if let Some(known) = self.boundary {
-            // One that was better has to show itself again before it counts again.
+            // The replaced kind must reach the minimum again before it can return.
             self.tracks[known.index()].reset_count();
             self.restarts += 1;
         }

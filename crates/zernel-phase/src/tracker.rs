@@ -1,31 +1,30 @@
 //! The event rule: exact phase intervals of one thread from its own events.
 //!
-//! Probes see a thread enter and leave the calls that matter, launch work, copy data, and block.
-//! [`PhaseTracker`] turns those events into phase intervals that follow each other without gap or
+//! Probes report when a thread enters and leaves GPU syncs and collectives, launches work, copies
+//! data, and blocks. [`PhaseTracker`] turns these events into phase intervals without gap or
 //! overlap:
 //!
 //! | the thread | phase |
 //! |---|---|
-//! | is in a collective, or syncs with nothing but a collective handed to the GPU since the last sync | `NcclCollective` |
+//! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
 //! | launched last | `GpuCompute` |
 //! | waits for I/O, or did so last | `DataLoading` |
-//! | copied to the device last, or synced right after it | `DataLoading` |
-//! | polls, or waits on a futex, when its step is over: for its next batch | `DataLoading` |
-//! | waited on a futex after launches: for its next batch if a copy follows, else for the backward pass | `DataLoading` or `GpuCompute` |
-//! | passed an optimizer marker; launches right behind it belong to it | `OptimizerStep` |
-//! | returned from a sync, and never showed a marker | `OptimizerStep`, for one short burst |
-//! | did nothing of the kind for too long | `Unknown` |
+//! | copied to the device last, or synced right after the copy | `DataLoading` |
+//! | polls or waits on a futex after its step, so for the next batch | `DataLoading` |
+//! | waited on a futex after launches: for the next batch if a copy follows, else for the backward pass | `DataLoading` or `GpuCompute` |
+//! | passed an optimizer marker; launches right after it belong to it | `OptimizerStep` |
+//! | returned from a sync and never passed a marker | `OptimizerStep`, for one short burst |
+//! | had none of these events for too long | `Unknown` |
 //!
-//! A short wait, as for a lock or a page, interrupts an activity and does not end it. A thread that
-//! only launches, such as the one of the backward pass, is `Unknown` while it waits for more. A
-//! thread is judged by its own events alone: where collectives run on another thread than the step,
-//! that other thread shows them.
+//! A short wait, as for a lock or a page, does not end an activity. A thread that only launches,
+//! such as the thread of the backward pass, is `Unknown` while it waits. Only a thread's own events
+//! count: if another thread runs the collectives, that thread is in `NcclCollective`.
 //!
-//! No event is trusted to arrive. Every phase has a deadline, counted from the last event that
-//! showed it and standing still while the thread is known to be blocked, after which the thread is
-//! `Unknown` until its next event; a call that another event proves over is over; and an event that
-//! arrives after a later one never rewrites what was reported.
+//! The tracker tolerates lost and late events. Every phase has a deadline, counted from its last
+//! event and suspended while the thread is blocked; after the deadline the thread is `Unknown`
+//! until its next event. A call ends when another event contradicts it. A late event never changes
+//! a reported interval.
 
 mod config;
 
@@ -35,45 +34,45 @@ pub use config::TrackerConfig;
 
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-/// Something a thread did.
+/// An event of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ThreadEvent {
-    /// Entered a call that waits for the GPU.
+    /// Entered a GPU sync: a call that waits for the GPU.
     GpuSyncEnter,
-    /// Left it.
+    /// Left a GPU sync.
     GpuSyncLeave,
     /// Entered a collective call.
     CollectiveEnter,
-    /// Left it.
+    /// Left a collective call.
     CollectiveLeave,
     /// Launched work on the GPU.
     Launch,
     /// Copied data to the GPU.
     CopyToDevice,
-    /// Went off its CPU to wait.
+    /// Left the CPU to wait.
     Block(BlockReason),
-    /// Can run again.
+    /// Became runnable again.
     Unblock,
-    /// Passed a point that only an optimizer step passes.
+    /// Called a function that only an optimizer step calls.
     OptimizerMarker,
 }
 
-/// What a thread waits for.
+/// The reason why a thread is blocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BlockReason {
-    /// A disk, a network file system, a pipe being read as a file.
+    /// A disk, a network file system, or a read from a pipe.
     Io,
-    /// Another thread.
+    /// A futex, so usually another thread.
     Futex,
     /// A file descriptor becoming ready.
     Poll,
-    /// Anything else, such as a sleep: says nothing about the phase.
+    /// Anything else, such as a sleep. It is no evidence for a phase.
     Other,
 }
 
-/// A stretch of time in one phase: from `start_ns` up to, not including, `end_ns`.
+/// A period in one phase: from `start_ns` up to, not including, `end_ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // the names say it all
+#[allow(missing_docs)] // the names are self-explanatory
 pub struct PhaseInterval {
     pub phase: WorkloadPhase,
     pub start_ns: u64,
@@ -81,7 +80,7 @@ pub struct PhaseInterval {
 }
 
 impl PhaseInterval {
-    /// How long it lasted.
+    /// Returns the length of the interval.
     #[must_use]
     pub fn duration_ns(&self) -> u64 {
         self.end_ns - self.start_ns
@@ -96,17 +95,17 @@ impl Extend<PhaseInterval> for PhaseTimeAccumulator {
     }
 }
 
-/// What a thread does while it is in no call.
+/// The activity of a thread that is in no sync and no collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Activity {
     Idle,
     Loading,
     Launching,
-    /// The burst after a sync, taken for the optimizer's.
+    /// In the CPU burst after a sync, which is taken for an optimizer step.
     Burst,
-    /// In a marked optimizer step.
+    /// In an optimizer step that a marker has shown.
     Updating,
-    /// What it launched is done, and so is the step: it has nothing to do but get the next batch.
+    /// Its launches have completed and its step is over, so its next wait is for a batch.
     Drained,
 }
 
@@ -120,7 +119,7 @@ impl Activity {
         }
     }
 
-    /// Whether a short wait leaves it as it was.
+    /// Whether the activity continues after a short wait.
     fn survives_short_waits(self) -> bool {
         match self {
             Self::Launching | Self::Burst | Self::Updating | Self::Drained => true,
@@ -128,7 +127,7 @@ impl Activity {
         }
     }
 
-    /// What is left of it when nothing showed it for too long.
+    /// Returns the activity after the deadline has passed without an event.
     fn after_deadline(self) -> Self {
         match self {
             Self::Burst | Self::Updating | Self::Drained => Self::Drained,
@@ -137,16 +136,16 @@ impl Activity {
     }
 }
 
-/// What was seen that cannot be, or came too late: the quality of a tracker's input. Counts saturate.
+/// Counts of lost and late events: the quality of a tracker's input. Counts saturate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TrackerFaults {
-    /// Calls ended by evidence other than their own leave event.
+    /// Calls that ended without their leave event.
     pub lost_leaves: u32,
-    /// Leave events of calls that were never seen to begin.
+    /// Leave events without an enter event.
     pub lost_enters: u32,
-    /// Events stamped before one already applied.
+    /// Events with a timestamp before an event already applied.
     pub late: u32,
-    /// Phases given up at their deadline.
+    /// Phases that ended at their deadline.
     pub expired: u32,
 }
 
@@ -154,19 +153,20 @@ fn count_fault(fault: &mut u32, happened: bool) {
     *fault = fault.saturating_add(happened.into());
 }
 
-/// A wait that is not over yet, and what it interrupted.
+/// A wait in progress, and the activity that it interrupted.
 #[derive(Debug, Clone, Copy)]
 struct Wait {
     since_ns: u64,
     activity: Activity,
     activity_until_ns: u64,
-    /// After launches, on a futex: for data, or for the thread of the backward pass.
+    /// Whether the wait is on a futex after launches. It is then either for data or for the thread
+    /// of the backward pass.
     is_undecided: bool,
 }
 
 /// Turns the events of one thread into phase intervals.
 ///
-/// Closed intervals go to whatever collects them: a `Vec`, or a [`PhaseTimeAccumulator`] for sums.
+/// Closed intervals go to any collection: a `Vec`, or a [`PhaseTimeAccumulator`] for sums.
 ///
 /// ```
 /// use zernel_phase::{PhaseTimeAccumulator, PhaseTracker, ThreadEvent, TrackerConfig};
@@ -184,35 +184,37 @@ struct Wait {
 #[derive(Debug, Clone)]
 pub struct PhaseTracker {
     config: TrackerConfig,
-    /// The interval still open, and when its phase is given up.
+    /// Phase of the open interval. `start_ns` and `deadline_ns` belong to it.
     phase: WorkloadPhase,
     start_ns: u64,
     deadline_ns: u64,
-    /// The latest time reported up to.
+    /// Latest time seen.
     now_ns: u64,
     activity: Activity,
     activity_until_ns: u64,
-    /// When the calls the thread is in were entered.
+    /// Time of entry into the sync that the thread is in. `collective_since_ns` is the same for a
+    /// collective.
     sync_since_ns: Option<u64>,
     collective_since_ns: Option<u64>,
-    /// When the call the thread is in was last shown.
+    /// Time of the last evidence for the call that the thread is in.
     call_shown_ns: u64,
     wait: Option<Wait>,
-    /// The last wait after launches that may have been for data: a copy would tell.
+    /// Start of the last futex wait after launches. A copy that follows shows that it was for data.
     undecided_since_ns: Option<u64>,
     last_marker_ns: Option<u64>,
-    /// It copies, syncs or marks: it drives the steps, and does not only launch for another thread.
+    /// Whether the thread copies, syncs or passes markers. It is then a training thread, not one
+    /// that only launches on behalf of another.
     drives_steps: bool,
     launched_since_sync: bool,
-    /// Nothing but a collective was handed to the GPU since the last sync.
+    /// Whether only a collective was enqueued since the last sync.
     collective_queued: bool,
-    /// The collective it is in has launched its kernel.
+    /// Whether the current collective has launched its kernel.
     collective_launched: bool,
     faults: TrackerFaults,
 }
 
 impl PhaseTracker {
-    /// A tracker of a thread of which nothing is known before `now_ns`.
+    /// Creates a tracker of a thread that is `Unknown` from `now_ns` on.
     #[must_use]
     pub fn new(config: TrackerConfig, now_ns: u64) -> Self {
         Self {
@@ -237,7 +239,7 @@ impl PhaseTracker {
         }
     }
 
-    /// Takes in what the thread did at `at_ns`; intervals that this closes go to `closed`.
+    /// Applies an event at `at_ns` and appends the intervals that it closes to `closed`.
     pub fn observe(
         &mut self,
         at_ns: u64,
@@ -251,13 +253,13 @@ impl PhaseTracker {
             }
         }
         self.advance(at_ns, closed);
-        // Whatever it does, it runs: if it was blocked, it is no longer.
+        // A thread with an event is running, so it is not blocked any more.
         self.end_wait();
         self.apply(event, closed);
         self.update_phase(closed);
     }
 
-    /// The phase at `now_ns`, if nothing more happens until then.
+    /// Returns the phase at `now_ns` if no further event arrives before.
     #[must_use]
     pub fn phase_at(&self, now_ns: u64) -> WorkloadPhase {
         if now_ns < self.deadline_ns {
@@ -267,26 +269,26 @@ impl PhaseTracker {
         }
     }
 
-    /// When the phase is given up if nothing more happens; `u64::MAX` for never.
+    /// Returns the time at which the phase ends without further events; `u64::MAX` for never.
     #[must_use]
     pub fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }
 
-    /// Closes the open interval at `now_ns`: the thread has ended, or is no longer watched.
+    /// Closes the open interval at `now_ns`, when the thread has exited or is no longer observed.
     pub fn finish(mut self, now_ns: u64, closed: &mut impl Extend<PhaseInterval>) -> TrackerFaults {
         self.advance(now_ns, closed);
         self.close(self.now_ns, WorkloadPhase::Unknown, closed);
         self.faults
     }
 
-    /// What was wrong with the events so far.
+    /// Returns the counts of lost and late events so far.
     #[must_use]
     pub fn faults(&self) -> TrackerFaults {
         self.faults
     }
 
-    /// Whether a late event is the end of a call that is still open, and not of an earlier one.
+    /// Whether a late event is the leave event of the open call, and not of an earlier call.
     fn closes_open_call(&self, at_ns: u64, event: ThreadEvent) -> bool {
         let since_ns = match event {
             ThreadEvent::GpuSyncLeave => self.sync_since_ns,
@@ -296,7 +298,7 @@ impl PhaseTracker {
         since_ns.is_some_and(|since_ns| since_ns <= at_ns)
     }
 
-    /// Moves time on, giving up the phase if its deadline has passed.
+    /// Advances the time to `at_ns` and ends the phase if its deadline has passed.
     fn advance(&mut self, at_ns: u64, closed: &mut impl Extend<PhaseInterval>) {
         self.now_ns = self.now_ns.max(at_ns);
         if self.now_ns < self.deadline_ns {
@@ -345,12 +347,12 @@ impl PhaseTracker {
         count_fault(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
         self.sync_since_ns = None;
         if self.collective_since_ns.is_some() {
-            return; // the collective's own
+            return; // the sync was part of the collective
         }
         self.collective_queued = false;
         self.launched_since_sync = false;
         match self.activity {
-            // A copy from pageable memory syncs by itself.
+            // A copy from pageable memory syncs internally.
             Activity::Loading => self.set_activity(Activity::Loading),
             _ => self.set_activity(self.activity_after_sync()),
         }
@@ -373,7 +375,7 @@ impl PhaseTracker {
         self.end_sync_without_leave();
         self.collective_since_ns = None;
         self.collective_queued = !self.launched_since_sync;
-        // The optimizer's burst comes after the collective that follows a sync.
+        // The optimizer runs after the collective that follows a sync.
         if matches!(self.activity, Activity::Burst | Activity::Drained) {
             self.set_activity(self.activity_after_sync());
         }
@@ -395,7 +397,8 @@ impl PhaseTracker {
 
     fn copy_to_device(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if self.collective_since_ns.is_some() {
-            // It copies before it launches; afterwards only a lost leave explains a copy.
+            // A collective copies only before its launch. A copy after it means that the leave
+            // event was lost.
             if !self.collective_launched {
                 return;
             }
@@ -438,13 +441,13 @@ impl PhaseTracker {
         match reason {
             BlockReason::Io => true,
             BlockReason::Poll => self.activity != Activity::Idle,
-            // After launches it may be for the thread of the backward pass.
+            // After launches the wait may be for the thread of the backward pass.
             BlockReason::Futex => !matches!(self.activity, Activity::Idle | Activity::Launching),
             BlockReason::Other => false,
         }
     }
 
-    /// Ends a wait. Deadlines stood still meanwhile.
+    /// Ends a wait and moves the deadlines by its length.
     fn end_wait(&mut self) {
         let Some(wait) = self.wait.take() else {
             return;
@@ -466,7 +469,8 @@ impl PhaseTracker {
         }
     }
 
-    /// Closes the open interval if the event just applied changed the phase.
+    /// Sets the phase and its deadline after an event. Closes the open interval if the phase
+    /// changed.
     fn update_phase(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if !self.is_in_call() && self.wait.is_none() && self.activity_until_ns <= self.now_ns {
             self.set_activity(self.activity.after_deadline());
@@ -499,7 +503,7 @@ impl PhaseTracker {
         }
     }
 
-    /// Ends the open interval at `end_ns` and begins one in `next`.
+    /// Ends the open interval at `end_ns` and starts one in phase `next`.
     fn close(&mut self, end_ns: u64, next: WorkloadPhase, closed: &mut impl Extend<PhaseInterval>) {
         if end_ns > self.start_ns {
             closed.extend([PhaseInterval {
@@ -525,7 +529,8 @@ impl PhaseTracker {
         self.undecided_since_ns = None;
     }
 
-    /// A thread that marks its optimizer steps is not guessed at.
+    /// Returns the activity after a sync. No optimizer step is inferred for a thread that passes
+    /// markers.
     fn activity_after_sync(&self) -> Activity {
         match self.last_marker_ns {
             Some(_) => Activity::Drained,

@@ -2,7 +2,7 @@ use super::*;
 use WorkloadPhase::*;
 use proptest::prelude::*;
 
-/// An ML task that the default rule finds computing on the GPU.
+/// An ML task that the default rule classifies as `GpuCompute`.
 fn computing(pid: u32) -> ZernelTaskState {
     ZernelTaskState {
         is_ml_process: true,
@@ -21,6 +21,7 @@ fn undebounced() -> PhaseDetectorConfig {
 
 #[test]
 fn each_row_of_the_rule_gives_its_phase() {
+    #[rustfmt::skip] // a table
     let cases: [(fn(&mut ZernelTaskState), WorkloadPhase); 15] = [
         (
             |s| (s.is_ml_process, s.gpu_utilization) = (false, 95),
@@ -258,7 +259,7 @@ fn any_state() -> impl Strategy<Value = ZernelTaskState> {
 }
 
 proptest! {
-    /// The detector against its definition, spelled out over the whole history.
+    /// Compares the detector with its definition, applied to the whole history.
     #[test]
     fn a_result_is_reported_when_the_last_n_raw_results_agree(
         stability in 0_u32..5,

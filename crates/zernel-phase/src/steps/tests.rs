@@ -2,7 +2,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// A process that trains, as its marks show it.
+/// A simulated training process that makes marks.
 struct TrainingLoop {
     detector: StepDetector,
     now_ns: u64,
@@ -28,7 +28,7 @@ impl TrainingLoop {
             .mark(mark, self.now_ns, Launches::Counted(launches));
     }
 
-    /// Takes the steps that are new, as a reader does that looks now and then.
+    /// Collects the steps since the last call, as a reader of the detector does.
     fn collect_new_steps(&mut self) {
         if self.restarts != self.detector.restarts() {
             self.restarts = self.detector.restarts();
@@ -48,7 +48,7 @@ impl TrainingLoop {
         StepSummary::from_whole_run(&self.collected, boundary).expect("steps")
     }
 
-    /// As PyTorch moves a model to the device: copy, wait, copy, wait.
+    /// Moves a model to the device as PyTorch does: copy, wait, copy, wait.
     fn load_model(&mut self) {
         for _ in 0..300 {
             self.mark(Mark::CopyIn, 0, MS / 20);
@@ -56,7 +56,8 @@ impl TrainingLoop {
         }
     }
 
-    /// One step of PyTorch: the batch in two tensors of pageable memory, forward, backward, optimizer, loss.
+    /// Makes the marks of a PyTorch step: a batch of two pageable tensors, forward, backward,
+    /// optimizer, loss.
     fn torch_step(&mut self, accumulated: usize, scale: u64) {
         self.make_gradients(accumulated, scale);
         self.update(scale);
@@ -77,7 +78,7 @@ impl TrainingLoop {
 
     fn update(&mut self, scale: u64) {
         self.mark(Mark::Optimizer, 100, MS * scale);
-        // A scaler asks whether the gradients were finite in between.
+        // A gradient scaler checks in between whether the gradients are finite.
         self.mark(Mark::Wait, 5, MS / 10 * scale);
         self.mark(Mark::Optimizer, 5, MS / 10 * scale);
         self.mark(Mark::CopyOut, 50, MS / 10 * scale);
@@ -108,7 +109,7 @@ fn optimizer_marks_separate_steps() {
         let summary = run.summary();
         assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
         assert_eq!(run.detector.count(), 100);
-        assert_eq!(summary.steps, 99, "the first has no beginning");
+        assert_eq!(summary.steps, 99, "the start of the first step is unknown");
         assert_eq!(summary.median_ns, stamps[1] - stamps[0]);
         assert_eq!(summary.p99_ns, stamps[1] - stamps[0]);
         assert_eq!((summary.warm_up, summary.pauses.len()), (0, 0));
@@ -139,12 +140,13 @@ fn warm_up_evaluation_and_checkpoints_are_not_ordinary_steps() {
     let summary = run.summary();
     assert_eq!(run.detector.count(), 200);
     assert_eq!((summary.median_ns, summary.p99_ns), (usual_ns, usual_ns));
-    // The first step has no beginning, and the end of the third is in the interval of the fourth.
+    // The start of the first step is unknown, and the end of the third falls into the interval of
+    // the fourth.
     assert_eq!(summary.warm_up, 3);
     assert_eq!(summary.pauses.len(), 3, "{summary:?}");
     assert_eq!(summary.pauses[0].duration_ns, 50 * 23 * MS / 10);
     assert_eq!(summary.pauses[2].duration_ns, 830 * MS);
-    // The same marks, and only late: that is a stall, and among the steps.
+    // The marks are the usual ones and only late, so this is a stall and an ordinary step.
     assert_eq!(summary.stalls.len(), 1);
     assert_eq!(summary.longest_ns, usual_ns + 100 * MS);
 }
@@ -187,7 +189,7 @@ fn batch_copies_separate_steps_and_few_launches_reveal_evaluation() {
     let mut run = TrainingLoop::new();
     run.load_model();
     for step in 0..100 {
-        // Two tensors, no launch between them.
+        // Two tensors without a launch between them.
         run.mark(Mark::CopyIn, 0, MS);
         run.mark(Mark::Wait, 0, MS);
         run.mark(Mark::CopyIn, 0, MS);
@@ -203,7 +205,7 @@ fn batch_copies_separate_steps_and_few_launches_reveal_evaluation() {
     assert_eq!(run.detector.boundary(), Some(Mark::CopyIn));
     let summary = run.summary();
     assert_eq!(summary.median_ns, 10 * MS);
-    // The batch of an evaluation ends the step before it.
+    // The copy of an evaluation batch ends the step before it.
     assert_eq!(summary.steps, 100);
     assert_eq!(summary.pauses.len(), 4);
     assert_eq!(summary.pauses[0].duration_ns, 40 * MS);
@@ -225,7 +227,7 @@ fn the_only_kind_of_mark_separates_steps() {
 #[test]
 fn an_equally_frequent_mark_replaces_a_lost_boundary() {
     for (accumulated, substitute) in [(1, Mark::Backward), (4, Mark::Reduce)] {
-        // The boundary is lost between two steps, and in the middle of one.
+        // The boundary is lost between two steps, or in the middle of one.
         for is_amid in [false, true] {
             let mut run = TrainingLoop::new();
             run.load_model();
@@ -235,7 +237,7 @@ fn an_equally_frequent_mark_replaces_a_lost_boundary() {
             }
             let restarts = run.detector.restarts();
             if is_amid {
-                // This step is the one that neither kind ends.
+                // Neither kind of mark ends this step.
                 run.make_gradients(accumulated, 1);
                 run.detector.distrust(&[Mark::Optimizer]);
                 run.update(1);
@@ -253,7 +255,7 @@ fn an_equally_frequent_mark_replaces_a_lost_boundary() {
             assert_eq!(
                 shortest,
                 Some(summary.median_ns),
-                "no part of a step is one"
+                "no part of a step counts as a step"
             );
         }
     }
@@ -291,7 +293,7 @@ fn a_gap_does_not_become_a_long_step() {
     (0..20).for_each(|_| run.torch_step(1, 1));
     run.detector.gap(&[MarkClass::GpuUse]);
     run.torch_step(1, 1);
-    assert_eq!(run.detector.gaps(), 0, "updates are all seen");
+    assert_eq!(run.detector.gaps(), 0, "optimizer marks have no gap");
     run.detector.gap(&[MarkClass::Training]);
     run.now_ns += 5_000 * MS;
     (0..20).for_each(|_| run.torch_step(1, 1));
@@ -329,7 +331,7 @@ fn graph_replays_become_the_boundary_when_training_marks_stop() {
 
 #[test]
 fn the_rarer_of_two_equal_kinds_is_the_boundary() {
-    // Gradients are reduced after every second backward pass; then the other way round.
+    // Gradients are reduced after every second backward pass; then twice per backward pass.
     for (backwards, reduces, rarer) in [(2, 1, Mark::Reduce), (1, 2, Mark::Backward)] {
         let mut run = TrainingLoop::new();
         for _ in 0..100 {
@@ -424,7 +426,11 @@ fn without_a_substitute_the_count_restarts() {
     }
     assert_eq!(run.detector.boundary(), Some(Mark::Backward));
     assert_eq!(run.summary().median_ns, 3 * MS);
-    assert_eq!(run.summary().longest_ns, 4 * MS, "no step is of both kinds");
+    assert_eq!(
+        run.summary().longest_ns,
+        4 * MS,
+        "no step mixes both boundaries"
+    );
 }
 
 /// Steps of 10 ms with 100 to 102 launches, which are glimpsed in six of twenty steps.
@@ -564,7 +570,8 @@ fn steps_that_are_counted_anew_do_not_tell_how_far_it_got() {
 fn missing_marks_do_not_turn_a_stall_into_a_pause() {
     let mut run = TrainingLoop::new();
     for step in 0..120 {
-        // So much is copied for a checkpoint that nobody tells of the rest, nor of what comes next.
+        // A checkpoint makes so many copies that the marks of the rest of its step and of the next
+        // step are lost.
         let (copies, is_complete, late_ms) = match step {
             50 => (1000, false, 150),
             51 => (0, false, 40),

@@ -4,27 +4,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::phase_detector::ConfigError;
 
-/// How long a phase is believed without further evidence.
+/// Time limits of the event rule: how long a phase lasts without further evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrackerConfig {
-    /// In a GPU sync that was entered and not left. Long, because a sync may spin.
+    /// Limit for a GPU sync without leave event. Long, because a sync may spin.
     pub sync_max_ns: u64,
-    /// In a collective that was entered and not left. Short, because it only hands work on.
+    /// Limit for a collective without leave event. Short, because the call only enqueues work.
     pub collective_max_ns: u64,
-    /// Blocked, in whatever phase.
+    /// Limit for a blocked thread, in any phase.
     pub blocked_max_ns: u64,
-    /// Loading, after the last event that shows it.
+    /// Limit for data loading after its last event.
     pub loading_max_ns: u64,
-    /// Launching, after the last launch.
+    /// Limit for GPU compute after the last launch.
     pub launching_max_ns: u64,
-    /// In an optimizer step, after its last marker.
+    /// Limit for an optimizer step after its last marker.
     pub optimizer_max_ns: u64,
-    /// In an optimizer step guessed from the CPU burst after a sync.
+    /// Limit for an optimizer step inferred from the CPU burst after a sync.
     pub optimizer_burst_max_ns: u64,
-    /// A launch within this time after a marker belongs to the optimizer.
+    /// A launch within this time after a marker belongs to the optimizer step.
     pub optimizer_launch_max_ns: u64,
-    /// A wait shorter than this interrupts an activity and does not end it.
+    /// A shorter wait does not end the current activity.
     pub short_wait_max_ns: u64,
 }
 
@@ -45,10 +45,10 @@ impl Default for TrackerConfig {
 }
 
 impl TrackerConfig {
-    /// No phase is believed longer than an hour without evidence.
+    /// Largest allowed limit: one hour.
     pub const MAX_NS: u64 = 3_600_000_000_000;
 
-    /// Refuses limits that would end every phase at once, or none.
+    /// Returns an error if a limit is zero or above [`MAX_NS`](Self::MAX_NS).
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (field, ns) in [
             ("sync_max_ns", self.sync_max_ns),

@@ -20,7 +20,7 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
     ])
 }
 
-/// Small limits, so that random events run into them.
+/// Limits so small that random events exceed them.
 fn tight() -> TrackerConfig {
     TrackerConfig {
         sync_max_ns: 60,
@@ -35,7 +35,7 @@ fn tight() -> TrackerConfig {
     }
 }
 
-/// A training step: its events, stamped from its start, and the true time in each phase.
+/// A training step: its events, timed from its start, and the true time in each phase.
 struct Step {
     events: Vec<(u64, ThreadEvent)>,
     truth: PhaseTimeAccumulator,
@@ -72,7 +72,7 @@ fn step(wait: u64, launches: u64, sync: u64, collective: u64, burst: u64) -> Ste
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever comes, in whatever order: the intervals tile the time from start to end.
+    /// For any events in any order, the intervals tile the time from start to end.
     #[test]
     fn intervals_tile_the_time_without_gaps_or_overlaps(
         start in 0_u64..100,
@@ -101,7 +101,7 @@ proptest! {
         prop_assert_eq!(times.total_ns(), last - start);
     }
 
-    /// A thread that falls silent is Unknown once the longest deadline has passed, whatever was lost.
+    /// A thread without events is `Unknown` after the longest deadline, whichever events were lost.
     #[test]
     fn a_silent_thread_becomes_unknown(
         events in prop::collection::vec((0_u64..1_000, any_event()), 1..100),
@@ -115,7 +115,7 @@ proptest! {
         prop_assert_eq!(tracker.phase_at(last + 70), Unknown);
     }
 
-    /// Asking beforehand gives what is recorded afterwards.
+    /// `phase_at` returns the phase that is recorded later.
     #[test]
     fn phase_at_predicts_the_recorded_phase(
         events in prop::collection::vec((0_u64..30, any_event()), 1..50),
@@ -142,7 +142,7 @@ proptest! {
         let mut times = PhaseTimeAccumulator::default();
         let mut truth = PhaseTimeAccumulator::default();
         let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
-        tracker.observe(0, CopyToDevice, &mut times); // until then, nothing tells it for a trainer
+        tracker.observe(0, CopyToDevice, &mut times); // the first evidence that it is a training thread
         let mut begin = 0;
         for (wait, launches, sync, collective, burst) in steps {
             let step = step(wait, launches, sync, collective, burst);
@@ -159,21 +159,21 @@ proptest! {
         prop_assert_eq!(times, truth);
     }
 
-    /// One event lost costs at most the step it is in and the one after: the next is exact again.
+    /// After a lost event at most two steps are wrong; the third is exact again.
     #[test]
     fn a_lost_event_affects_at_most_two_steps(lost in 0_usize..12, launches in 1_u64..4) {
         let Step { events, truth } = step(100, launches, 200, 300, 50);
         let length = events.last().unwrap().0;
         let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
-        let mut spoiled = Vec::new();
-        tracker.observe(0, CopyToDevice, &mut spoiled);
+        let mut affected = Vec::new();
+        tracker.observe(0, CopyToDevice, &mut affected);
         for (index, (at, event)) in events.iter().enumerate() {
             if index != lost {
-                tracker.observe(*at, *event, &mut spoiled);
+                tracker.observe(*at, *event, &mut affected);
             }
         }
         for (at, event) in &events {
-            tracker.observe(length + at, *event, &mut spoiled);
+            tracker.observe(length + at, *event, &mut affected);
         }
         let mut closed = Vec::new();
         for (at, event) in &events[1..] {

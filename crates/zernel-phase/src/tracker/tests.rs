@@ -4,7 +4,7 @@ use WorkloadPhase::*;
 
 const MS: u64 = 1_000_000;
 
-/// Runs `events` (in ms) and returns the intervals as `(phase, start, end)` in ms.
+/// Applies `events` (in ms) and returns the intervals as `(phase, start, end)` in ms.
 fn track(events: &[(u64, ThreadEvent)], end: u64) -> Vec<(WorkloadPhase, u64, u64)> {
     track_with_faults(events, end).0
 }
@@ -80,7 +80,7 @@ fn phases_of_a_training_step_with_markers() {
             (GpuCompute, 1, 9),
             (OptimizerStep, 9, 11),
             (GpuCompute, 11, 20),
-            (Unknown, 20, 21), // marked steps are not guessed
+            (Unknown, 20, 21), // with markers, no optimizer step is inferred
             (DataLoading, 21, 30),
         ]
     );
@@ -138,7 +138,7 @@ fn the_burst_after_a_sync_is_an_optimizer_step_until_its_deadline() {
             (Unknown, 15, 100)
         ]
     );
-    // What it waits for afterwards is still its next batch.
+    // A wait after the deadline is still for the next batch.
     assert_eq!(
         track(
             &[
@@ -170,7 +170,7 @@ fn waits_of_an_idle_thread_leave_it_unknown() {
         (2, Unblock),
         (3, Block(BlockReason::Other)),
         (4, Unblock),
-        (5, Block(BlockReason::Poll)), // a helper thread may do nothing else
+        (5, Block(BlockReason::Poll)), // as of a helper thread that only polls
     ];
     assert_eq!(track(&events, 10), [(Unknown, 0, 10)]);
 }
@@ -207,7 +207,7 @@ fn a_wait_without_unblock_ends_at_the_next_event_or_after_an_hour() {
     assert_eq!(
         track(&with_later_event, 90_001),
         [(GpuCompute, 0, 90_001)],
-        "the sync is over, the launches go on"
+        "the launch ends the sync"
     );
     let (intervals, faults) = track_with_faults(&with_later_event[..2], 4_000_000);
     assert_eq!(

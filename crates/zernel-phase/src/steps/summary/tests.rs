@@ -2,7 +2,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// Steps that take so many milliseconds, one after the other.
+/// Returns consecutive steps with these durations in milliseconds.
 fn steps_with_durations(milliseconds: impl IntoIterator<Item = u64>) -> Vec<Step> {
     let mut now_ns = 0;
     let step = |duration: u64| {
@@ -32,7 +32,7 @@ fn periodic_long_steps_are_not_stalls() {
         assert_eq!(summary.median_ns, 10 * MS);
         summary.stalls
     };
-    // As many loaders take turns, each of which delays a step.
+    // Every `period`th step is delayed, as by one slow loader of several.
     for period in [2, 3, 8] {
         assert_eq!(stalls(period, &[]), []);
         for stalled in [&[102][..], &[80, 90, 102]] {
@@ -43,7 +43,7 @@ fn periodic_long_steps_are_not_stalls() {
             assert_eq!(durations, vec![120 * MS; stalled.len()]);
         }
     }
-    // Without a rhythm, three times the median is enough.
+    // Without periodic long steps, three times the median is a stall.
     assert_eq!(stalls(201, &[101]).len(), 1);
 }
 
