@@ -25,7 +25,7 @@ pub struct FileIdentity {
 
 impl FileIdentity {
     /// That of an open file.
-    pub fn of(file: &File) -> io::Result<Self> {
+    pub fn read(file: &File) -> io::Result<Self> {
         let status = file.metadata()?;
         Ok(Self {
             device: status.dev(),

@@ -8,12 +8,12 @@
 //! The files belong to the processes we look at: they may be broken, huge, replaced or written to
 //! while we read, or no files at all. Each of these is an error with a name.
 
-mod entry;
+mod dynamic_loader;
+mod elf_image;
 mod file_identity;
-mod image;
-mod installed;
-mod kind;
-mod loader;
+mod installed_libraries;
+mod library_kind;
+mod probe_instruction;
 #[cfg(test)]
 mod tests;
 
@@ -27,13 +27,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
+pub use dynamic_loader::{LoaderError, LoaderSymbols};
+use elf_image::{Image, ImageError, Symbol, SymbolKind, is_past_end_of_file};
 pub use file_identity::FileIdentity;
-use image::{Image, ImageError, Symbol, SymbolKind, is_beyond_the_end};
-pub use kind::LibraryKind;
-pub use loader::{LoaderError, LoaderSymbols};
+pub use library_kind::LibraryKind;
 
 /// Longest function that is searched for branches to its own beginning.
-const LONGEST_FUNCTION: u64 = 1 << 20;
+const MAX_FUNCTION_BYTES: u64 = 1 << 20;
 
 /// Why a file is of no use as a library.
 #[derive(Debug, Error)]
@@ -71,7 +71,7 @@ pub enum LibraryError {
 impl LibraryError {
     /// Whether there is nothing any more at that path, as of a process that has ended.
     #[must_use]
-    pub fn is_gone(&self) -> bool {
+    pub fn is_not_found(&self) -> bool {
         match self {
             Self::Unreadable { source, .. } => {
                 source.kind() == io::ErrorKind::NotFound
@@ -177,9 +177,9 @@ impl Library {
         let file = file.ok_or_else(|| LibraryError::NotAFile {
             path: path.to_owned(),
         })?;
-        let identity = FileIdentity::of(&file).map_err(unreadable)?;
+        let identity = FileIdentity::read(&file).map_err(unreadable)?;
         let image = Image::read(&file);
-        if FileIdentity::of(&file).map_err(unreadable)? != identity {
+        if FileIdentity::read(&file).map_err(unreadable)? != identity {
             return Err(LibraryError::Changed {
                 path: path.to_owned(),
             });
@@ -218,7 +218,7 @@ impl Library {
 
     /// Where to probe one function. For several, [`sites`](Self::sites) is faster.
     pub fn site(&self, name: &str) -> Result<Site, SiteError> {
-        self.locate(name, self.find(&[name]).get(name))
+        self.probe_site(name, self.find(&[name]).get(name))
     }
 
     /// Where to probe each of these functions, in their order.
@@ -227,7 +227,7 @@ impl Library {
         let found = self.find(names);
         names
             .iter()
-            .map(|name| self.locate(name, found.get(name)))
+            .map(|name| self.probe_site(name, found.get(name)))
             .collect()
     }
 
@@ -253,7 +253,7 @@ impl Library {
         found
     }
 
-    fn locate(&self, name: &str, symbol: Option<&Symbol>) -> Result<Site, SiteError> {
+    fn probe_site(&self, name: &str, symbol: Option<&Symbol>) -> Result<Site, SiteError> {
         let name = || name.to_owned();
         let symbol = symbol.ok_or_else(|| SiteError::NotExported { symbol: name() })?;
         match symbol.kind {
@@ -272,19 +272,19 @@ impl Library {
             source,
         };
         let code = self.image.code_at(symbol.address).ok_or_else(outside)?;
-        let site = self.choose(symbol, code.start, code.end - code.start);
-        if FileIdentity::of(&self.file).map_err(unreadable)? != self.identity {
+        let site = self.choose_site(symbol, code.start, code.end - code.start);
+        if FileIdentity::read(&self.file).map_err(unreadable)? != self.identity {
             return Err(SiteError::Changed { symbol: name() });
         }
         site.map_err(|error| match error {
-            error if is_beyond_the_end(&error) => outside(),
+            error if is_past_end_of_file(&error) => outside(),
             error => unreadable(error),
         })
     }
 
     /// The cheapest place for a function whose entry is at `file_offset`, with that many bytes of
     /// code from there on.
-    fn choose(&self, symbol: &Symbol, file_offset: u64, available: u64) -> io::Result<Site> {
+    fn choose_site(&self, symbol: &Symbol, file_offset: u64, available: u64) -> io::Result<Site> {
         let at = |displacement: usize, trap| Site {
             file_offset: file_offset + displacement as u64,
             displacement: displacement as u8,
@@ -294,14 +294,14 @@ impl Library {
             0 => available,
             size => size.min(available),
         };
-        let window = self.read(file_offset, own.min(entry::WINDOW as u64))?;
+        let window = self.read(file_offset, own.min(probe_instruction::ENTRY_BYTES as u64))?;
         if !self.image.is_x86_64 {
             return Ok(at(0, TrapCost::Unknown));
         }
-        match entry::first_emulated(&window) {
+        match probe_instruction::first_emulated_instruction(&window) {
             Some(0) => Ok(at(0, TrapCost::Emulated)),
             Some(displacement)
-                if self.is_passed_once(symbol, file_offset, own, displacement)? =>
+                if self.is_executed_once_per_call(symbol, file_offset, own, displacement)? =>
             {
                 Ok(at(displacement, TrapCost::Emulated))
             }
@@ -312,7 +312,7 @@ impl Library {
     /// Whether every call of a function passes an instruction after its entry exactly once, and
     /// nothing else does: no other symbol and no branch leads between them. Of a function of unknown
     /// or excessive size that cannot be said.
-    fn is_passed_once(
+    fn is_executed_once_per_call(
         &self,
         symbol: &Symbol,
         file_offset: u64,
@@ -320,11 +320,14 @@ impl Library {
         displacement: usize,
     ) -> io::Result<bool> {
         let skipped = symbol.address + 1..symbol.address + displacement as u64 + 1;
-        if symbol.size == 0 || length > LONGEST_FUNCTION || self.image.has_symbol_in(&skipped) {
+        if symbol.size == 0 || length > MAX_FUNCTION_BYTES || self.image.has_symbol_in(&skipped) {
             return Ok(false);
         }
         let function = self.read(file_offset, length)?;
-        Ok(entry::is_passed_once(&function, displacement))
+        Ok(probe_instruction::is_executed_once_per_call(
+            &function,
+            displacement,
+        ))
     }
 
     fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {

@@ -339,11 +339,11 @@ impl ObservedProcess {
             Launches::Unknown
         };
         self.last_mark_ns = raw.at_ns;
-        let sorts = [MarkClass::Training, MarkClass::GpuUse]
+        let classes = [MarkClass::Training, MarkClass::GpuUse]
             .into_iter()
             .enumerate();
-        let missing = sorts.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
-        let missing: Vec<MarkClass> = missing.map(|(_, sort)| sort).collect();
+        let missing = classes.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
+        let missing: Vec<MarkClass> = missing.map(|(_, class)| class).collect();
         if !missing.is_empty() {
             self.steps.gap(&missing);
         }

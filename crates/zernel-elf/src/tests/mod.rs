@@ -1,6 +1,6 @@
-mod broken;
-mod elf;
-mod real;
+mod elf_builder;
+mod malformed_files;
+mod real_libraries;
 
 use std::path::PathBuf;
 

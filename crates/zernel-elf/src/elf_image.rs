@@ -22,10 +22,10 @@ use object::read::elf::FileHeader;
 use thiserror::Error;
 
 /// More than any real library has: the largest of `PyTorch` hold a few hundred thousand symbols.
-const MOST_SYMBOLS: u64 = 4 << 20;
-const LONGEST_STRINGS: u64 = 256 << 20;
+const MAX_SYMBOLS: u64 = 4 << 20;
+const MAX_STRING_BYTES: u64 = 256 << 20;
 /// Names of C++ templates may be longer; nobody asks for those.
-const LONGEST_NAME: usize = 4096;
+const MAX_NAME_BYTES: usize = 4096;
 
 /// Why a file's content is of no use.
 #[derive(Debug, Error)]
@@ -40,7 +40,7 @@ use ImageError::Malformed;
 
 impl From<io::Error> for ImageError {
     fn from(error: io::Error) -> Self {
-        if is_beyond_the_end(&error) {
+        if is_past_end_of_file(&error) {
             Malformed("it ends before what its headers point to")
         } else {
             Self::Unreadable(error)
@@ -49,7 +49,7 @@ impl From<io::Error> for ImageError {
 }
 
 /// Whether reading failed for want of file: at an offset past its end, or past that of any file.
-pub(super) fn is_beyond_the_end(error: &io::Error) -> bool {
+pub(super) fn is_past_end_of_file(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | InvalidInput)
 }
@@ -103,19 +103,19 @@ impl Image {
         })
     }
 
-    /// All exported symbols, with their names where these are no longer than `longest_name`.
+    /// All exported symbols, with their names where these are no longer than `max_name_bytes`.
     pub(super) fn symbols(
         &self,
-        longest_name: usize,
+        max_name_bytes: usize,
     ) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
         self.tables
             .iter()
-            .flat_map(move |table| table.symbols(longest_name))
+            .flat_map(move |table| table.symbols(max_name_bytes))
     }
 
     /// The names of all exported functions.
     pub(super) fn functions(&self) -> impl Iterator<Item = &str> {
-        self.symbols(LONGEST_NAME)
+        self.symbols(MAX_NAME_BYTES)
             .filter(|(_, symbol)| symbol.kind == SymbolKind::Function)
             .filter_map(|(name, _)| str::from_utf8(name?).ok())
     }
@@ -147,7 +147,7 @@ struct SymbolTable {
 }
 
 impl SymbolTable {
-    fn symbols(&self, longest_name: usize) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
+    fn symbols(&self, max_name_bytes: usize) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
         let versions = self.versions.as_ref().map_or(&[][..], Array::as_slice);
         let symbols = self.symbols.as_slice().iter().enumerate();
         symbols.filter_map(move |(index, symbol)| {
@@ -167,7 +167,7 @@ impl SymbolTable {
                     .get(index)
                     .is_some_and(|version| version.0.get(LE).is_hidden()),
             };
-            let name = self.name(symbol.st_name.get(LE), longest_name);
+            let name = self.name(symbol.st_name.get(LE), max_name_bytes);
             Some((name, symbol_of_name))
         })
     }
@@ -290,10 +290,10 @@ fn read_table(
         section.sh_type.get(LE) == SHT_GNU_VERSYM && section.sh_link.get(LE) as usize == index
     });
     Ok(SymbolTable {
-        symbols: read_section(file, table, MOST_SYMBOLS)?,
-        strings: read_section(file, strings, LONGEST_STRINGS)?,
+        symbols: read_section(file, table, MAX_SYMBOLS)?,
+        strings: read_section(file, strings, MAX_STRING_BYTES)?,
         versions: versions
-            .map(|section| read_section(file, section, MOST_SYMBOLS))
+            .map(|section| read_section(file, section, MAX_SYMBOLS))
             .transpose()?,
     })
 }

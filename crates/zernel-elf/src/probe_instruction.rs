@@ -16,13 +16,13 @@ use iced_x86::{
 };
 
 /// How far from the entry a cheaper instruction is looked for.
-pub(super) const REACH: usize = 16;
+pub(super) const MAX_DISPLACEMENT: usize = 16;
 
 /// Bytes of a function that decide which instruction to probe: the reach, and the longest instruction.
-pub(super) const WINDOW: usize = REACH + 15;
+pub(super) const ENTRY_BYTES: usize = MAX_DISPLACEMENT + 15;
 
 /// What a probe reads of a call, or needs to find the way back to the caller.
-const KEPT: [Register; 7] = [
+const CALL_REGISTERS: [Register; 7] = [
     Register::RSP,
     Register::RDI,
     Register::RSI,
@@ -34,13 +34,13 @@ const KEPT: [Register; 7] = [
 
 /// How far after its entry a function's first instruction stands that the kernel emulates, if the
 /// call still looks there as it did at the entry.
-pub(super) fn first_emulated(code: &[u8]) -> Option<usize> {
+pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut effects = InstructionInfoFactory::new();
     loop {
         let displacement = decoder.position();
         let rest = code.get(displacement..)?;
-        if displacement > REACH || !decoder.can_decode() {
+        if displacement > MAX_DISPLACEMENT || !decoder.can_decode() {
             return None;
         }
         let instruction = decoder.decode();
@@ -50,7 +50,7 @@ pub(super) fn first_emulated(code: &[u8]) -> Option<usize> {
         if is_emulated(rest) && !(displacement > 0 && is_call(&instruction)) {
             return Some(displacement);
         }
-        if !keeps_the_call(&instruction, &mut effects) {
+        if !preserves_call_state(&instruction, &mut effects) {
             return None;
         }
     }
@@ -77,18 +77,18 @@ fn is_call(instruction: &Instruction) -> bool {
 }
 
 /// Whether the call still looks the same to a probe after this instruction.
-fn keeps_the_call(instruction: &Instruction, effects: &mut InstructionInfoFactory) -> bool {
+fn preserves_call_state(instruction: &Instruction, effects: &mut InstructionInfoFactory) -> bool {
     if instruction.flow_control() != FlowControl::Next {
         return false;
     }
-    if is_move_to_itself(instruction) {
+    if is_self_move(instruction) {
         return true;
     }
     let effects = effects.info(instruction);
     let registers = effects.used_registers().iter();
     let memory = effects.used_memory().iter();
     registers
-        .filter(|used| KEPT.contains(&used.register().full_register()))
+        .filter(|used| CALL_REGISTERS.contains(&used.register().full_register()))
         .map(iced_x86::UsedRegister::access)
         .chain(memory.map(iced_x86::UsedMemory::access))
         .all(|access| {
@@ -100,7 +100,7 @@ fn keeps_the_call(instruction: &Instruction, effects: &mut InstructionInfoFactor
 }
 
 /// `mov %rdi,%rdi`, which leaves room for a patch. The 32-bit form would clear the upper half.
-fn is_move_to_itself(instruction: &Instruction) -> bool {
+fn is_self_move(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64)
         && instruction.op0_register() != Register::None
         && instruction.op0_register() == instruction.op1_register()
@@ -108,7 +108,7 @@ fn is_move_to_itself(instruction: &Instruction) -> bool {
 
 /// Whether no branch of the function leads to an instruction after the entry, up to and including
 /// the one at `displacement`. `function` is the whole of it.
-pub(super) fn is_passed_once(function: &[u8], displacement: usize) -> bool {
+pub(super) fn is_executed_once_per_call(function: &[u8], displacement: usize) -> bool {
     // An address in the middle, so that branches in both directions stay clear of zero.
     const ENTRY: u64 = 1 << 40;
     let skipped = ENTRY + 1..=ENTRY + displacement as u64;
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_emulated_first_instruction_is_the_place() {
+    fn an_emulated_first_instruction_is_chosen() {
         for code in [
             &[0x55, 0x48, 0x89, 0xe5][..], // push %rbp
             &[0x41, 0x57, 0x41, 0x56],     // push %r15
@@ -137,12 +137,12 @@ mod tests {
             &[0xeb, 0xfe],                 // jmp, short
             &[0xe8, 0, 0, 0, 0, 0xc3],     // call
         ] {
-            assert_eq!(first_emulated(code), Some(0), "{code:02x?}");
+            assert_eq!(first_emulated_instruction(code), Some(0), "{code:02x?}");
         }
     }
 
     #[test]
-    fn harmless_instructions_are_skipped() {
+    fn instructions_that_preserve_the_call_are_skipped() {
         for (code, expected) in [
             (&[0xf3, 0x0f, 0x1e, 0xfa, 0x55][..], 4), // endbr64
             (&[0xf3, 0x0f, 0x1e, 0xfa, 0x41, 0x57], 4),
@@ -156,12 +156,16 @@ mod tests {
             (&[0x4c, 0x8d, 0x54, 0x24, 0x08, 0x55], 5),        // lea 8(%rsp),%r10
             (&[0x8b, 0x07, 0x55], 2),                          // mov (%rdi),%eax
         ] {
-            assert_eq!(first_emulated(code), Some(expected), "{code:02x?}");
+            assert_eq!(
+                first_emulated_instruction(code),
+                Some(expected),
+                "{code:02x?}"
+            );
         }
     }
 
     #[test]
-    fn what_changes_the_call_is_not_skipped() {
+    fn instructions_that_change_the_call_are_not_skipped() {
         for code in [
             &[][..],
             &[0x48, 0x83, 0xec, 0x08, 0x55],       // sub $8,%rsp
@@ -186,28 +190,37 @@ mod tests {
             &[0x48],                               // half of one
             &[0xe9, 0, 0],
         ] {
-            assert_eq!(first_emulated(code), None, "{code:02x?}");
+            assert_eq!(first_emulated_instruction(code), None, "{code:02x?}");
         }
     }
 
     #[test]
-    fn the_reach_is_bounded() {
+    fn the_displacement_is_bounded() {
         let nops = |count: usize| {
             let mut code = [0x66, 0x90].repeat(count);
             code.push(0x55);
             code
         };
-        assert_eq!(first_emulated(&nops(REACH / 2)), Some(REACH));
-        assert_eq!(first_emulated(&nops(REACH / 2 + 1)), None);
+        assert_eq!(
+            first_emulated_instruction(&nops(MAX_DISPLACEMENT / 2)),
+            Some(MAX_DISPLACEMENT)
+        );
+        assert_eq!(
+            first_emulated_instruction(&nops(MAX_DISPLACEMENT / 2 + 1)),
+            None
+        );
     }
 
     #[test]
-    fn a_branch_to_what_is_skipped_is_found() {
+    fn a_branch_into_the_skipped_range_is_found() {
         // xor %eax,%eax; push %rbx; nop; then a jump that far back.
         let function = |back: i8| [0x31, 0xc0, 0x53, 0x90, 0xeb, (back - 6) as u8];
-        assert!(is_passed_once(&function(0), 2), "to the entry");
-        assert!(!is_passed_once(&function(2), 2), "to the push");
-        assert!(is_passed_once(&function(3), 2), "past the push");
-        assert!(!is_passed_once(&[0x31, 0xc0, 0x53, 0x06], 2), "undecodable");
+        assert!(is_executed_once_per_call(&function(0), 2), "to the entry");
+        assert!(!is_executed_once_per_call(&function(2), 2), "to the push");
+        assert!(is_executed_once_per_call(&function(3), 2), "past the push");
+        assert!(
+            !is_executed_once_per_call(&[0x31, 0xc0, 0x53, 0x06], 2),
+            "undecodable"
+        );
     }
 }

@@ -8,13 +8,13 @@ use object::{Object, ObjectSegment, ObjectSymbol};
 use thiserror::Error;
 
 /// The function that a loader calls before and after its list of objects changes, for debuggers to break at.
-const HOOK: &[u8] = b"_dl_debug_state";
+const HOOK_SYMBOL: &[u8] = b"_dl_debug_state";
 /// The `struct r_debug` of glibc's loader.
-const STATE: &[u8] = b"_r_debug";
+const STATE_SYMBOL: &[u8] = b"_r_debug";
 /// Offset of `r_state` in `struct r_debug`, on 64 bits.
-const STATE_FIELD: u64 = 24;
+const STATE_FIELD_OFFSET: u64 = 24;
 /// Larger than any loader with debug information. Any user can name a file like a loader.
-const LARGEST_BYTES: u64 = 32 << 20;
+const MAX_FILE_BYTES: u64 = 32 << 20;
 
 /// Why a file is not a usable loader.
 #[derive(Debug, Error)]
@@ -23,7 +23,7 @@ pub enum LoaderError {
     #[error("it cannot be read: {0}")]
     Unreadable(#[from] io::Error),
     /// It is larger than any loader.
-    #[error("it has more than {LARGEST_BYTES} bytes, which no loader has")]
+    #[error("it has more than {MAX_FILE_BYTES} bytes, which no loader has")]
     TooLarge,
     /// It is not an ELF file.
     #[error("it is not an ELF file: {0}")]
@@ -46,13 +46,13 @@ pub struct LoaderSymbols {
 }
 
 impl LoaderSymbols {
-    /// Reads the symbols of the file at `path`. At most [`LARGEST_BYTES`] are read, even if the file grows meanwhile.
+    /// Reads the symbols of the file at `path`. At most [`MAX_FILE_BYTES`] are read, even if the file grows meanwhile.
     pub fn read(path: &Path) -> Result<Self, LoaderError> {
         let mut bytes = Vec::new();
         File::open(path)?
-            .take(LARGEST_BYTES + 1)
+            .take(MAX_FILE_BYTES + 1)
             .read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > LARGEST_BYTES {
+        if bytes.len() as u64 > MAX_FILE_BYTES {
             return Err(LoaderError::TooLarge);
         }
         Self::parse(&bytes)
@@ -66,7 +66,7 @@ impl LoaderSymbols {
             let symbol = symbols.find(|symbol| symbol.name_bytes() == Ok(name));
             symbol.map(|symbol| symbol.address())
         };
-        let hook = address(HOOK).ok_or(LoaderError::NoHook)?;
+        let hook = address(HOOK_SYMBOL).ok_or(LoaderError::NoHook)?;
         let offset = file.segments().find_map(|segment| {
             let within = hook.checked_sub(segment.address())?;
             let (start, size) = segment.file_range();
@@ -75,8 +75,8 @@ impl LoaderSymbols {
         });
         Ok(Self {
             offset: offset.ok_or(LoaderError::HookOutsideFile)?,
-            state_distance: address(STATE).map_or(0, |state| {
-                state.wrapping_add(STATE_FIELD).wrapping_sub(hook)
+            state_distance: address(STATE_SYMBOL).map_or(0, |state| {
+                state.wrapping_add(STATE_FIELD_OFFSET).wrapping_sub(hook)
             }),
         })
     }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_no_loader_is_refused() {
+    fn a_file_without_the_loader_hook_is_refused() {
         let garbage = LoaderSymbols::parse(b"no ELF");
         assert!(
             matches!(garbage, Err(LoaderError::NotElf(_))),
@@ -99,7 +99,7 @@ mod tests {
 
     /// `/dev/zero` has a length of 0 and never ends.
     #[test]
-    fn a_file_without_an_end_is_refused() {
+    fn a_file_larger_than_any_loader_is_refused() {
         let endless = LoaderSymbols::read(Path::new("/dev/zero"));
         assert!(matches!(endless, Err(LoaderError::TooLarge)), "{endless:?}");
     }

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_versions_and_hashes_are_known() {
+    fn file_names_with_versions_and_hashes_are_recognised() {
         for (name, expected) in [
             ("libcuda.so", LibraryKind::Cuda),
             ("libcuda.so.1", LibraryKind::Cuda),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_only_look_alike_are_not() {
+    fn similar_file_names_are_not_recognised() {
         for name in [
             "",
             "libcuda",
