@@ -1,27 +1,27 @@
-//! Where near its entry a function is cheapest to probe.
+//! Chooses the instruction near a function's entry that is cheapest to probe.
 //!
-//! A probe replaces an instruction by a trap. The kernel then either *emulates* the instruction, which
-//! it can do for `push` of a register, one-byte `nop` and relative branches, or has the processor step
-//! over a copy of it, which costs a second trap and about ten times the time. So where a function does
-//! not begin with an instruction of the first sort, the first such one after it will do, as long as
-//! nothing a probe looks at has changed on the way: the stack pointer, the argument registers, memory,
-//! and how often the place is passed per call.
+//! A probe replaces an instruction by a trap. The kernel *emulates* `push` of a register, one-byte
+//! `nop` and relative branches. For any other instruction the CPU single-steps a copy, which costs
+//! a second trap and about ten times the time. So if the first instruction is not emulated, the
+//! first emulated one after it is used. Everything that a probe sees must be unchanged up to there:
+//! the stack pointer, the argument registers, memory, and the number of executions per call.
 //!
-//! A decoder that knows what every instruction writes, and not a list of harmless encodings: the list
-//! would have to be right about all others too, and could not find the branches of a whole function.
+//! A full decoder is used instead of a list of harmless encodings. Such a list would have to be
+//! right about all other instructions too, and could not find the branches of a whole function.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess,
     Register,
 };
 
-/// How far from the entry a cheaper instruction is looked for.
+/// Largest distance from the entry to the probed instruction.
 pub(super) const MAX_DISPLACEMENT: usize = 16;
 
-/// Bytes of a function that decide which instruction to probe: the reach, and the longest instruction.
+/// Bytes of a function that decide which instruction is probed: the largest distance plus the
+/// longest instruction.
 pub(super) const ENTRY_BYTES: usize = MAX_DISPLACEMENT + 15;
 
-/// What a probe reads of a call, or needs to find the way back to the caller.
+/// Registers that a probe reads: the arguments, and the stack pointer to find the caller.
 const CALL_REGISTERS: [Register; 7] = [
     Register::RSP,
     Register::RDI,
@@ -32,8 +32,8 @@ const CALL_REGISTERS: [Register; 7] = [
     Register::R9,
 ];
 
-/// How far after its entry a function's first instruction stands that the kernel emulates, if the
-/// call still looks there as it did at the entry.
+/// Returns the displacement of the first emulated instruction, if all instructions before it
+/// preserve the call. A call instruction qualifies only at the entry.
 pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut effects = InstructionInfoFactory::new();
@@ -56,9 +56,10 @@ pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whether the kernel emulates the instruction at the start of `code`. Prefixed forms and longer `nop`s
-/// are left out: what becomes of them differs between kernels, and one that turns a probe on the
-/// five-byte `nop` into a call overwrites what a function keeps below its stack pointer.
+/// Whether the kernel emulates the instruction at the start of `code`.
+///
+/// Prefixed forms and longer `nop`s are excluded, because kernels differ in them. Some kernels turn
+/// a probe on a five-byte `nop` into a call, which overwrites the red zone below the stack pointer.
 fn is_emulated(code: &[u8]) -> bool {
     matches!(
         code,
@@ -71,12 +72,12 @@ fn is_emulated(code: &[u8]) -> bool {
     )
 }
 
-/// An emulated call does not keep a shadow stack up to date, so none is sought.
+/// Calls are excluded after the entry, because an emulated call does not update the shadow stack.
 fn is_call(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Call
 }
 
-/// Whether the call still looks the same to a probe after this instruction.
+/// Whether the instruction leaves memory, the stack pointer and the argument registers unchanged.
 fn preserves_call_state(instruction: &Instruction, effects: &mut InstructionInfoFactory) -> bool {
     if instruction.flow_control() != FlowControl::Next {
         return false;
@@ -99,17 +100,18 @@ fn preserves_call_state(instruction: &Instruction, effects: &mut InstructionInfo
         })
 }
 
-/// `mov %rdi,%rdi`, which leaves room for a patch. The 32-bit form would clear the upper half.
+/// Whether the instruction is a 64-bit move of a register to itself, as left for hot patching. The
+/// 32-bit form would clear the upper half.
 fn is_self_move(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64)
         && instruction.op0_register() != Register::None
         && instruction.op0_register() == instruction.op1_register()
 }
 
-/// Whether no branch of the function leads to an instruction after the entry, up to and including
-/// the one at `displacement`. `function` is the whole of it.
+/// Whether no branch of the function targets an instruction after the entry, up to and including
+/// the one at `displacement`. `function` is its whole code.
 pub(super) fn is_executed_once_per_call(function: &[u8], displacement: usize) -> bool {
-    // An address in the middle, so that branches in both directions stay clear of zero.
+    // An address far from zero, so that branch targets in both directions are valid.
     const ENTRY: u64 = 1 << 40;
     let skipped = ENTRY + 1..=ENTRY + displacement as u64;
     let mut decoder = Decoder::with_ip(64, function, ENTRY, DecoderOptions::NONE);
@@ -185,9 +187,9 @@ mod tests {
             &[0xc3, 0x55],                         // ret
             &[0x0f, 0x05, 0x55],                   // syscall
             &[0xcc, 0x55],                         // int3
-            &[0x31, 0xc0, 0xe8, 0, 0, 0, 0],       // a call that is not the first
-            &[0x06, 0x55],                         // no instruction
-            &[0x48],                               // half of one
+            &[0x31, 0xc0, 0xe8, 0, 0, 0, 0],       // call after another instruction
+            &[0x06, 0x55],                         // invalid instruction
+            &[0x48],                               // incomplete instruction
             &[0xe9, 0, 0],
         ] {
             assert_eq!(first_emulated_instruction(code), None, "{code:02x?}");
@@ -213,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_branch_into_the_skipped_range_is_found() {
-        // xor %eax,%eax; push %rbx; nop; then a jump that far back.
+        // xor %eax,%eax; push %rbx; nop; then a jump to offset `back`.
         let function = |back: i8| [0x31, 0xc0, 0x53, 0x90, 0xeb, (back - 6) as u8];
         assert!(is_executed_once_per_call(&function(0), 2), "to the entry");
         assert!(!is_executed_once_per_call(&function(2), 2), "to the push");

@@ -1,4 +1,4 @@
-//! Files that are damaged, made to harm, or only strange.
+//! Damaged, malicious and unusual files.
 
 use std::fs::{self, OpenOptions};
 use std::ops::Range;
@@ -27,7 +27,7 @@ fn library(code: &[u8], symbols: Vec<Symbol>) -> Library {
     open(&Elf::new(code, symbols).bytes()).unwrap()
 }
 
-/// Why a library is refused after `change` was made to its bytes.
+/// Returns the error for a library after `change` was applied to its bytes.
 fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
     change(&mut bytes);
@@ -52,7 +52,7 @@ fn a_file_that_is_not_a_library_is_refused_with_a_reason() {
     for (content, reason) in [
         (&b""[..], "too short"),
         (b"\x7fELF", "too short"),
-        (&[b'#'; 100], "does not begin like an ELF file"),
+        (&[b'#'; 100], "ELF magic number"),
     ] {
         let error = open(content).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
@@ -119,8 +119,8 @@ fn overlapping_and_overflowing_segments_are_refused() {
     };
     assert!(add(0, CODE_ADDRESS + 1, 8).contains("overlap"));
     assert!(add(0, CODE_ADDRESS - 8, 9).contains("overlap"));
-    assert!(add(0, u64::MAX, 2).contains("longer than memory"));
-    assert!(add(u64::MAX, 0x10_0000, 2).contains("longer than memory"));
+    assert!(add(0, u64::MAX, 2).contains("exceeds the address space"));
+    assert!(add(u64::MAX, 0x10_0000, 2).contains("exceeds the address space"));
 }
 
 #[test]
@@ -256,7 +256,8 @@ fn other_architectures_are_probed_at_the_entry() {
     assert_eq!((site.displacement, site.trap), (0, TrapCost::Unknown));
 }
 
-/// Does all there is to do with a file.
+/// Opens a file and looks up functions. Returns the number of probe sites, or `None` if the file is
+/// refused.
 fn open_and_find_sites(path: &Path) -> Option<usize> {
     let library = Library::open(path).ok()?;
     let names: Vec<&str> = library.functions().take(8).collect();
@@ -306,7 +307,7 @@ fn random_damage_never_panics() {
     );
 }
 
-/// The parts of a file that decide something, and all of it.
+/// Returns the ranges to damage: headers, tables and code, and the whole file.
 fn damage_targets(content: &[u8]) -> Vec<Range<u64>> {
     let length = content.len() as u64;
     let file = object::File::parse(content).unwrap();
@@ -333,7 +334,7 @@ fn truncation_at_any_length_is_an_error() {
         file.set_len(length).unwrap();
         assert!(
             open_and_find_sites(&path).is_none(),
-            "section headers stand at the end"
+            "the section headers are at the end of the file"
         );
     }
 }

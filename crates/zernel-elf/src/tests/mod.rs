@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use zernel_softgpu::install::{Prologue, install};
 
-/// The software GPU's libraries with a prologue of choice.
+/// Installs the software GPU's libraries with this prologue.
 fn softgpu(prologue: Prologue) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     install(directory.path(), prologue).unwrap();

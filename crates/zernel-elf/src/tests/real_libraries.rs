@@ -1,4 +1,4 @@
-//! Libraries as they are: this machine's C library, and those of the software GPU.
+//! Real libraries: the machine's C library and those of the software GPU.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use zernel_softgpu::install::Prologue;
 use super::{cuda, softgpu};
 use crate::*;
 
-/// The C library that this test runs on, as its mappings show it.
+/// Returns the path of this process's C library, and its entry in `map_files`.
 fn own_libc() -> (PathBuf, PathBuf) {
     let maps = Process::myself().unwrap().maps().unwrap();
     maps.iter()
@@ -63,7 +63,7 @@ fn libc_sites_match_the_addresses_of_the_loader() {
         ("malloc", libc::malloc as *const () as u64),
         ("getpid", libc::getpid as *const () as u64),
         ("pthread_create", libc::pthread_create as *const () as u64),
-        // Has two versions: what a program gets is the default one.
+        // Has two versions; programs link to the default one.
         (
             "pthread_cond_wait",
             libc::pthread_cond_wait as *const () as u64,
@@ -92,7 +92,7 @@ fn libc_sites_match_the_addresses_of_the_loader() {
 #[test]
 fn a_mapped_file_opens_through_map_files() {
     let (path, mapping) = own_libc();
-    // Needs a privilege, and so is not everywhere to be had.
+    // `map_files` needs a privilege that tests may lack.
     match Library::open(&mapping) {
         Ok(library) => assert_eq!(
             library.site("malloc").unwrap(),
