@@ -4,10 +4,10 @@
 //! a path is read segment by segment, wherever the hierarchy begins: a reader in a cgroup namespace
 //! sees `/../..` before the part that matters.
 
-use super::text::{NAME_BYTES, clean};
+use super::printable_text::{MAX_NAME_BYTES, to_printable};
 
 /// The kernel's own limit for a path.
-const PATH_BYTES: usize = 4096;
+const MAX_PATH_BYTES: usize = 4096;
 
 /// A cgroup, by its path.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -31,7 +31,7 @@ impl Cgroup {
         // What the kernel adds once the cgroup of a dying process is removed.
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let mut cgroup = Self {
-            path: clean(path.as_bytes(), PATH_BYTES),
+            path: to_printable(path.as_bytes(), MAX_PATH_BYTES),
             ..Self::default()
         };
         let mut in_slurm = false;
@@ -49,7 +49,7 @@ impl Cgroup {
             } else if in_slurm && let Some(job) = slurm_job(segment) {
                 cgroup.slurm_job = Some(job);
             } else if is_unit(segment) {
-                cgroup.unit = Some(clean(segment.as_bytes(), NAME_BYTES));
+                cgroup.unit = Some(to_printable(segment.as_bytes(), MAX_NAME_BYTES));
             }
         }
         cgroup
@@ -58,14 +58,14 @@ impl Cgroup {
     /// The most telling of a process's cgroups: with version 1 it has one per hierarchy, and batch
     /// systems use only some of them.
     #[must_use]
-    pub fn choose<'a>(paths: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+    pub fn most_specific<'a>(paths: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let cgroups = paths.into_iter().map(Self::parse);
         // The last of equals is the one of version 2, which the kernel lists last.
-        cgroups.max_by_key(Self::tells)
+        cgroups.max_by_key(Self::specificity)
     }
 
     /// How much it tells, to compare by.
-    fn tells(&self) -> (u32, usize) {
+    fn specificity(&self) -> (u32, usize) {
         let pod = u32::from(self.pod_uid.is_some());
         let container = u32::from(self.container.is_some());
         let job = u32::from(self.slurm_job.is_some());
@@ -93,7 +93,7 @@ fn pod_uid(segment: &str) -> Option<String> {
 fn container(segment: &str) -> Option<String> {
     const ID: usize = 64;
     if let Some(name) = segment.strip_prefix("lxc.payload.") {
-        return (!name.is_empty()).then(|| clean(name.as_bytes(), NAME_BYTES));
+        return (!name.is_empty()).then(|| to_printable(name.as_bytes(), MAX_NAME_BYTES));
     }
     let name = segment.strip_suffix(".scope").unwrap_or(segment);
     let (runtime, id) = name.rsplit_once('-').unwrap_or(("", name));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_the_real_world_are_understood() {
+    fn cgroup_paths_of_known_runtimes_are_parsed() {
         for (pattern, pod, container, job, unit) in CASES {
             let cgroup = Cgroup::parse(&expand(pattern));
             assert_eq!(cgroup.pod_uid.as_deref(), *pod, "pod of {pattern}");
@@ -231,18 +231,18 @@ mod tests {
     proptest! {
         /// Names of cgroups are anybody's who may make some.
         #[test]
-        fn no_path_is_too_odd(path in "(/|:|pod|job_|slurm|-|_|conmon|\\.scope|\\.slice|[0-9a-f]{32}|\\PC|\\n){0,40}") {
+        fn arbitrary_cgroup_paths_never_panic_and_stay_bounded(path in "(/|:|pod|job_|slurm|-|_|conmon|\\.scope|\\.slice|[0-9a-f]{32}|\\PC|\\n){0,40}") {
             let cgroup = Cgroup::parse(&path);
             let names = [&cgroup.container, &cgroup.slurm_job, &cgroup.unit];
             for name in names.into_iter().flatten() {
-                prop_assert!(!name.is_empty() && name.len() <= NAME_BYTES);
+                prop_assert!(!name.is_empty() && name.len() <= MAX_NAME_BYTES);
                 prop_assert!(!name.contains(char::is_control));
             }
         }
     }
 
     #[test]
-    fn the_most_telling_hierarchy_is_chosen() {
+    fn the_most_specific_hierarchy_is_chosen() {
         let cases: [(&[&str], Option<&str>); 6] = [
             // Version 1, Slurm: only some controllers are used, to different depths.
             (
@@ -275,7 +275,7 @@ mod tests {
         ];
         for (paths, expected) in cases {
             let paths: Vec<_> = paths.iter().map(|path| expand(path)).collect();
-            let chosen = Cgroup::choose(paths.iter().map(String::as_str));
+            let chosen = Cgroup::most_specific(paths.iter().map(String::as_str));
             assert_eq!(chosen.map(|cgroup| cgroup.path), expected.map(expand));
         }
     }

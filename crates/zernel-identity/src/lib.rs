@@ -11,7 +11,7 @@
 mod cgroup;
 mod environment;
 pub mod gpu;
-mod text;
+mod printable_text;
 
 pub use cgroup::Cgroup;
 pub use zernel_model::identity::{Identity, JobSource, RankSource};
@@ -19,13 +19,13 @@ pub use zernel_model::identity::{Identity, JobSource, RankSource};
 use std::io;
 
 use environment::Environment;
+use printable_text::{MAX_NAME_BYTES, to_printable};
 use procfs::process::{Process, Stat};
 use procfs::{ProcError, ProcResult};
-use text::{NAME_BYTES, clean};
 use thiserror::Error;
 
 /// How far up a rank is looked for: a trainer, a launcher or two, shells between them.
-const ANCESTORS: usize = 8;
+const MAX_ANCESTORS: usize = 8;
 
 /// Why a process could not be identified.
 #[derive(Debug, Error)]
@@ -61,7 +61,7 @@ impl IdentityError {
     }
 
     fn new(pid: u32, source: ProcError) -> Self {
-        match is_gone(&source) {
+        match is_not_found(&source) {
             true => Self::NotFound { pid },
             false => Self::Unreadable { pid, source },
         }
@@ -83,7 +83,7 @@ fn try_identify(pid: u32) -> ProcResult<Identity> {
         process.uid()?,
         cgroup,
         environment.as_ref(),
-        &machine_name(),
+        &host_name(),
     );
     if identity.rank.is_none() {
         inherit_rank(&mut identity, &process);
@@ -101,16 +101,16 @@ fn assemble(
     uid: u32,
     cgroup: Cgroup,
     environment: Option<&Environment>,
-    machine: &str,
+    host_name: &str,
 ) -> Identity {
-    let nothing = Environment::default();
-    let variables = environment.unwrap_or(&nothing);
+    let empty = Environment::default();
+    let variables = environment.unwrap_or(&empty);
     let job = variables.job(cgroup.slurm_job.as_deref());
     let (job, job_source) = job.unzip();
     let mut identity = Identity {
         pid: stat.pid.unsigned_abs(),
         start_time: stat.starttime,
-        comm: clean(stat.comm.as_bytes(), NAME_BYTES),
+        comm: to_printable(stat.comm.as_bytes(), MAX_NAME_BYTES),
         uid,
         parent: stat.ppid.unsigned_abs(),
         cgroup: cgroup.path,
@@ -118,12 +118,12 @@ fn assemble(
         job,
         job_source,
         namespace: variables.get("POD_NAMESPACE"),
-        pod: variables.pod(cgroup.pod_uid.is_some(), machine),
+        pod: variables.pod(cgroup.pod_uid.is_some(), host_name),
         pod_uid: cgroup.pod_uid,
         container: cgroup.container,
-        cuda_visible_devices: variables.list("CUDA_VISIBLE_DEVICES"),
+        cuda_visible_devices: variables.get_raw("CUDA_VISIBLE_DEVICES"),
         cuda_device_order: variables.get("CUDA_DEVICE_ORDER"),
-        nvidia_visible_devices: variables.list("NVIDIA_VISIBLE_DEVICES"),
+        nvidia_visible_devices: variables.get_raw("NVIDIA_VISIBLE_DEVICES"),
         slurm_gpus: variables
             .get("SLURM_STEP_GPUS")
             .or_else(|| variables.get("SLURM_JOB_GPUS")),
@@ -139,7 +139,7 @@ fn assemble(
 /// Adopts the rank, and the job if there is none, of the nearest ancestor with a rank.
 fn inherit_rank(identity: &mut Identity, process: &Process) {
     let mut parent = parent_of(process);
-    for _ in 0..ANCESTORS {
+    for _ in 0..MAX_ANCESTORS {
         let Some(ancestor) = parent.take() else {
             return;
         };
@@ -192,9 +192,9 @@ fn read_cgroup(process: &Process) -> ProcResult<Cgroup> {
     match process.cgroups() {
         Ok(cgroups) => {
             let paths = cgroups.0.iter().map(|line| line.pathname.as_str());
-            Ok(Cgroup::choose(paths).unwrap_or_default())
+            Ok(Cgroup::most_specific(paths).unwrap_or_default())
         }
-        Err(error) if is_gone(&error) => Err(error),
+        Err(error) if is_not_found(&error) => Err(error),
         Err(_) => Ok(Cgroup::default()),
     }
 }
@@ -204,7 +204,7 @@ fn read_environment(process: &Process) -> Option<Environment> {
     Environment::read(process).ok()
 }
 
-fn is_gone(error: &ProcError) -> bool {
+fn is_not_found(error: &ProcError) -> bool {
     match error {
         ProcError::NotFound(_) => true,
         ProcError::Io(error, _) => {
@@ -214,7 +214,7 @@ fn is_gone(error: &ProcError) -> bool {
     }
 }
 
-fn machine_name() -> String {
+fn host_name() -> String {
     let names = rustix::system::uname();
     names.nodename().to_string_lossy().into_owned()
 }

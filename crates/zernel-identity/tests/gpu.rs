@@ -35,14 +35,18 @@ fn main() -> ExitCode {
             install(Path::new(LIBRARIES), Prologue::Push)
                 .expect("cargo has built the software GPU");
             return zernel_testkit::main([
-                trial("facts_are_what_the_driver_says", &[], || {
-                    play(role("describe", &node()));
+                trial("gpu_facts_match_the_driver", &[], || {
+                    run_to_success(role("describe", &node()));
                 }),
-                trial("a_trainer_is_found_on_its_gpu", &[], a_trainer_is_found),
                 trial(
-                    "a_container_sees_the_gpus_with_a_node",
+                    "a_process_is_found_on_its_gpu",
+                    &[],
+                    process_is_found_on_its_gpu,
+                ),
+                trial(
+                    "a_container_sees_the_gpus_with_a_device_node",
                     &[root(), mount_namespaces()],
-                    a_container_sees_nodes,
+                    container_sees_gpus_with_a_device_node,
                 ),
             ]);
         }
@@ -72,14 +76,14 @@ fn library(name: &str) -> PathBuf {
     Path::new(LIBRARIES).join(name)
 }
 
-fn play(mut command: Command) {
+fn run_to_success(mut command: Command) {
     let status = command.status().unwrap();
     assert!(status.success(), "{command:?}: {status}");
 }
 
 fn describe() {
     let gpus = Gpus::open();
-    assert_eq!(gpus.absence(), None);
+    assert_eq!(gpus.unavailable(), None);
     assert!(gpus.driver_version().is_some());
     assert_eq!(gpus.count(), DEVICES);
     let facts = gpus.facts();
@@ -97,14 +101,14 @@ fn describe() {
 }
 
 /// The trainer's devices 0 and 1 are the machine's 2 and 0.
-fn a_trainer_is_found() {
+fn process_is_found_on_its_gpu() {
     let node = node();
     let mut command = role("train", &node);
-    let mut trainer = Waiting::start(command.env("CUDA_VISIBLE_DEVICES", "2,0"));
+    let mut trainer = WaitingProcess::start(command.env("CUDA_VISIBLE_DEVICES", "2,0"));
     let uuids = trainer.line();
     let mut watcher = role("watch", &node);
     watcher.env(TRAINER, format!("{} {uuids}", trainer.child.id()));
-    play(watcher);
+    run_to_success(watcher);
 }
 
 /// Takes memory on its second device, and says what CUDA calls its devices.
@@ -146,8 +150,8 @@ fn uuid(cuda: &Library, ordinal: c_int) -> String {
 }
 
 fn watch() {
-    let told = env::var(TRAINER).unwrap();
-    let (pid, uuids) = told.split_once(' ').unwrap();
+    let trainer = env::var(TRAINER).unwrap();
+    let (pid, uuids) = trainer.split_once(' ').unwrap();
     let pid: u32 = pid.parse().unwrap();
     let (gpus, identity) = (Gpus::open(), identify(pid).unwrap());
     let mut facts = gpus.facts();
@@ -159,7 +163,7 @@ fn watch() {
     assert_eq!(used[0].bytes, Some(ALLOCATED as u64));
     assert_eq!(used[0].instance, None);
     assert_eq!(facts[0].memory_used, used[0].bytes);
-    let visible = VisibleDevices::of(&identity, &facts);
+    let visible = VisibleDevices::for_process(&identity, &facts);
     assert_eq!(visible.assumptions, []);
     let translated: Vec<_> = visible
         .devices
@@ -191,7 +195,7 @@ fn mount_namespaces() -> Need {
     }
 }
 
-fn a_container_sees_nodes() {
+fn container_sees_gpus_with_a_device_node() {
     let facts: Vec<_> = (0..4)
         .map(|index| GpuFacts {
             index,
@@ -209,11 +213,11 @@ fn a_container_sees_nodes() {
         .args(arguments)
         .arg(script)
         .env("CUDA_VISIBLE_DEVICES", "1,0");
-    let mut container = Waiting::start(&mut command);
+    let mut container = WaitingProcess::start(&mut command);
     container.line();
     let identity = identify(container.child.id()).unwrap();
     let indices = |identity: &Identity| {
-        let visible = VisibleDevices::of(identity, &facts);
+        let visible = VisibleDevices::for_process(identity, &facts);
         [0, 1, 2].map(|ordinal| visible.index(ordinal))
     };
     assert_eq!(indices(&identity), [Some(3), Some(1), None]);
@@ -226,11 +230,11 @@ fn a_container_sees_nodes() {
 }
 
 /// A process that says something and then waits for the end of its input.
-struct Waiting {
+struct WaitingProcess {
     child: Child,
 }
 
-impl Waiting {
+impl WaitingProcess {
     fn start(command: &mut Command) -> Self {
         let child = command
             .stdin(Stdio::piped())
@@ -247,7 +251,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingProcess {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();

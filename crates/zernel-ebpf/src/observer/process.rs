@@ -369,7 +369,7 @@ impl ObservedProcess {
     /// Looks up which devices it can use.
     pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
         self.devices = match &self.identity {
-            Some(identity) => VisibleDevices::of(identity, gpus),
+            Some(identity) => VisibleDevices::for_process(identity, gpus),
             None => VisibleDevices::parse(None, gpus),
         };
     }

@@ -8,10 +8,10 @@ use crate::{Identity, is_alive};
 
 /// The numbers of the nodes `/dev/nvidia0` and so on, as the process sees `/dev`. None at all if that
 /// cannot be found out, or if there is no such node: then no driver made any.
-pub(super) fn minors(identity: &Identity) -> Option<Vec<u32>> {
+pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
     let process = Process::new(i32::try_from(identity.pid).ok()?).ok()?;
     let mounts = process.mountinfo().ok()?;
-    if !answers(&mounts.0) {
+    if !is_kernel_dev(&mounts.0) {
         return None;
     }
     let folder = fs::read_dir(format!("/proc/{}/root/dev", identity.pid)).ok()?;
@@ -23,7 +23,7 @@ pub(super) fn minors(identity: &Identity) -> Option<Vec<u32>> {
 }
 
 /// Whether `/dev` is where the kernel answers. Where a process does (FUSE), reading might never end.
-fn answers(mounts: &[MountInfo]) -> bool {
+fn is_kernel_dev(mounts: &[MountInfo]) -> bool {
     // Of several mounts in one place the last is seen.
     let kind = |place: &str| {
         let mut seen = mounts.iter().rev();
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_gpus_are_counted() {
+    fn only_gpu_device_nodes_are_counted() {
         let cases = [
             ("nvidia0", Some(0)),
             ("nvidia15", Some(15)),
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn only_folders_of_the_kernel_are_read() {
+    fn only_tmpfs_and_devtmpfs_are_read() {
         const ROOT: &str = "1 0 0:50 / / rw,relatime - overlay overlay rw";
         const TMPFS: &str = "2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755";
         const DEVTMPFS: &str = "2 1 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755";
@@ -81,7 +81,7 @@ mod tests {
                 .iter()
                 .map(|line| MountInfo::from_line(line).unwrap())
                 .collect();
-            assert_eq!(answers(&mounts), expected, "{lines:?}");
+            assert_eq!(is_kernel_dev(&mounts), expected, "{lines:?}");
         }
     }
 }

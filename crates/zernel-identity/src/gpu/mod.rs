@@ -2,7 +2,7 @@
 //! process means by which number.
 //!
 //! The library comes with the driver and is loaded at run time. Without it, or without a GPU, there
-//! are simply no facts, and [`Gpus::absence`] says why. GPUs are named by their UUID and by their NVML
+//! are simply no facts, and [`Gpus::unavailable`] says why. GPUs are named by their UUID and by their NVML
 //! index, which is their order on the PCI bus; what a process calls device 0 is a matter of its
 //! environment and its container, and [`VisibleDevices`] translates it.
 
@@ -31,19 +31,19 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// The GPUs of this machine.
 pub struct Gpus {
-    nvml: Result<Nvml, Absence>,
+    nvml: Result<Nvml, NvmlUnavailable>,
 }
 
 /// Why there are no facts about GPUs. An expected state, not an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Absence {
+pub enum NvmlUnavailable {
     /// There is no such library: most likely, no NVIDIA driver.
     NoLibrary(OsString),
     /// The library does not work, and says why: a driver that is not loaded or does not match it.
     NotAnswering(String),
 }
 
-impl fmt::Display for Absence {
+impl fmt::Display for NvmlUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoLibrary(name) => write!(f, "{} is not on this machine", name.display()),
@@ -70,15 +70,15 @@ impl Gpus {
             .and_then(|nvml| nvml.device_count().map(|_| nvml));
         Self {
             nvml: nvml.map_err(|error| match error {
-                NvmlError::LibloadingError(_) => Absence::NoLibrary(library.to_owned()),
-                error => Absence::NotAnswering(error.to_string()),
+                NvmlError::LibloadingError(_) => NvmlUnavailable::NoLibrary(library.to_owned()),
+                error => NvmlUnavailable::NotAnswering(error.to_string()),
             }),
         }
     }
 
     /// Why there are no facts, if so.
     #[must_use]
-    pub fn absence(&self) -> Option<&Absence> {
+    pub fn unavailable(&self) -> Option<&NvmlUnavailable> {
         self.nvml.as_ref().err()
     }
 
@@ -146,15 +146,15 @@ fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
 }
 
 fn mig_facts(device: &Device<'_>) -> Vec<MigFacts> {
-    let places = device.mig_device_count().unwrap_or(0);
+    let slots = device.mig_device_count().unwrap_or(0);
     // Places may be empty, and stay so between others.
-    let parts = (0..places).filter_map(|place| device.mig_device_by_index(place).ok());
-    parts
-        .filter_map(|part| {
-            let memory = part.memory_info().ok();
+    let devices = (0..slots).filter_map(|slot| device.mig_device_by_index(slot).ok());
+    devices
+        .filter_map(|mig| {
+            let memory = mig.memory_info().ok();
             Some(MigFacts {
-                uuid: part.uuid().ok()?,
-                instance: sys::mig_instance(&part),
+                uuid: mig.uuid().ok()?,
+                instance: sys::mig_instance(&mig),
                 memory_total: memory.as_ref().map(|memory| memory.total),
                 memory_used: memory.as_ref().map(|memory| memory.used),
             })
@@ -180,12 +180,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_the_library_there_are_no_gpus_and_a_reason() {
+    fn without_nvml_there_are_no_gpus_and_a_reason() {
         let name = OsStr::new("/no/such/libnvidia-ml.so.1");
         let gpus = Gpus::open_library(name);
-        assert_eq!(gpus.absence(), Some(&Absence::NoLibrary(name.to_owned())));
         assert_eq!(
-            gpus.absence().unwrap().to_string(),
+            gpus.unavailable(),
+            Some(&NvmlUnavailable::NoLibrary(name.to_owned()))
+        );
+        assert_eq!(
+            gpus.unavailable().unwrap().to_string(),
             "/no/such/libnvidia-ml.so.1 is not on this machine"
         );
         assert_eq!(gpus.driver_version(), None);

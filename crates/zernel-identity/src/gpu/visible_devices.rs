@@ -29,7 +29,7 @@ pub struct VisibleDevice {
 impl VisibleDevice {
     /// Whether it is only a part of a GPU.
     #[must_use]
-    pub fn is_part(&self) -> bool {
+    pub fn is_mig_device(&self) -> bool {
         self.uuid.starts_with("MIG-")
     }
 }
@@ -95,23 +95,26 @@ impl VisibleDevices {
         gpus.sort_by_key(|gpu| gpu.index);
         let by_uuid = value.is_some_and(is_uuid);
         let devices = match value {
-            None => gpus.iter().map(|gpu| whole_or_first_part(gpu)).collect(),
-            Some(list) if by_uuid => select(list, |entry| by_uuid_of(entry, &gpus)),
-            Some(list) => select(list, |entry| by_number(entry, &gpus)),
+            None => gpus
+                .iter()
+                .map(|gpu| whole_or_first_mig_device(gpu))
+                .collect(),
+            Some(list) if by_uuid => select_devices(list, |entry| find_by_uuid(entry, &gpus)),
+            Some(list) => select_devices(list, |entry| find_by_ordinal(entry, &gpus)),
         };
         let mut visible = Self {
-            devices: one_part_or_whole_gpus(devices),
+            devices: one_mig_device_or_whole_gpus(devices),
             assumptions: Vec::new(),
         };
-        let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
+        let same_model = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
         visible.assume(
             Assumption::BusOrder,
-            !by_uuid && order == DeviceOrder::FastestFirst && !alike,
+            !by_uuid && order == DeviceOrder::FastestFirst && !same_model,
         );
-        let names_parts = value.is_some_and(|list| list.starts_with("MIG-"));
+        let names_mig_devices = value.is_some_and(|list| list.starts_with("MIG-"));
         visible.assume(
             Assumption::FirstPart,
-            !names_parts && gpus.iter().any(|gpu| gpu.mig_enabled),
+            !names_mig_devices && gpus.iter().any(|gpu| gpu.mig_enabled),
         );
         visible
     }
@@ -119,17 +122,21 @@ impl VisibleDevices {
     /// The devices of a process: what its container or Slurm has left of the machine's, and its
     /// environment of those.
     #[must_use]
-    pub fn of(identity: &Identity, gpus: &[GpuFacts]) -> Self {
-        Self::with_nodes(identity, gpus, device_nodes::minors(identity).as_deref())
+    pub fn for_process(identity: &Identity, gpus: &[GpuFacts]) -> Self {
+        Self::with_device_nodes(
+            identity,
+            gpus,
+            device_nodes::visible_minors(identity).as_deref(),
+        )
     }
 
     /// The same, given the numbers of the device nodes the process sees.
-    fn with_nodes(identity: &Identity, gpus: &[GpuFacts], minors: Option<&[u32]>) -> Self {
+    fn with_device_nodes(identity: &Identity, gpus: &[GpuFacts], minors: Option<&[u32]>) -> Self {
         let list = identity.cuda_visible_devices.as_deref();
-        let (reached, assumption) = reached(identity, gpus, minors);
-        let (reached, slurm) = left_by_slurm(identity, reached);
+        let (reachable, assumption) = reachable_gpus(identity, gpus, minors);
+        let (reachable, slurm) = restrict_to_slurm_gpus(identity, reachable);
         let order = DeviceOrder::parse(identity.cuda_device_order.as_deref());
-        let mut visible = Self::parse_ordered(list, order, &reached);
+        let mut visible = Self::parse_ordered(list, order, &reachable);
         visible.assumptions.extend(assumption);
         visible.assumptions.extend(slurm);
         visible.assume(Assumption::EmptyEnvironment, !identity.environment_read);
@@ -151,15 +158,15 @@ impl VisibleDevices {
 }
 
 /// The NVML index of what a process calls CUDA device `ordinal`. To say on what assumptions, ask
-/// [`VisibleDevices::of`].
+/// [`VisibleDevices::for_process`].
 #[must_use]
 pub fn ordinal_to_index(identity: &Identity, ordinal: u32, gpus: &[GpuFacts]) -> Option<u32> {
-    VisibleDevices::of(identity, gpus).index(ordinal)
+    VisibleDevices::for_process(identity, gpus).index(ordinal)
 }
 
 /// The GPUs within a process's reach: those with a device node; where that is not known, those that
 /// its container asked for.
-fn reached(
+fn reachable_gpus(
     identity: &Identity,
     gpus: &[GpuFacts],
     minors: Option<&[u32]>,
@@ -171,45 +178,47 @@ fn reached(
     if identity.container.is_none() {
         return (gpus.to_vec(), None);
     }
-    match asked_for(identity.nvidia_visible_devices.as_deref(), gpus) {
-        Some(asked) => (asked, None),
+    match requested_gpus(identity.nvidia_visible_devices.as_deref(), gpus) {
+        Some(requested) => (requested, None),
         None => (gpus.to_vec(), Some(Assumption::WholeMachine)),
     }
 }
 
 /// What `NVIDIA_VISIBLE_DEVICES` asks a container runtime for, if it does: `all`, or indices and UUIDs.
 /// `void`, `none` and paths say that the devices come in another way, or not at all.
-fn asked_for(value: Option<&str>, gpus: &[GpuFacts]) -> Option<Vec<GpuFacts>> {
+fn requested_gpus(value: Option<&str>, gpus: &[GpuFacts]) -> Option<Vec<GpuFacts>> {
     let value = value?.trim();
     if value == "all" {
         return Some(gpus.to_vec());
     }
-    let mut asked: Vec<GpuFacts> = Vec::new();
+    let mut requested: Vec<GpuFacts> = Vec::new();
     for entry in value.split(',') {
-        let (gpu, part) = asked_entry(entry.trim(), gpus)?;
-        if asked.iter().all(|known| known.index != gpu.index) {
-            asked.push(GpuFacts {
+        let (gpu, mig) = requested_device(entry.trim(), gpus)?;
+        if requested.iter().all(|known| known.index != gpu.index) {
+            requested.push(GpuFacts {
                 mig: Vec::new(),
                 ..gpu.clone()
             });
         }
-        let known = asked.iter_mut().find(|known| known.index == gpu.index)?;
-        match part {
-            Some(part) => known.mig.push(part.clone()),
+        let known = requested
+            .iter_mut()
+            .find(|known| known.index == gpu.index)?;
+        match mig {
+            Some(mig) => known.mig.push(mig.clone()),
             None => known.mig.clone_from(&gpu.mig),
         }
     }
-    Some(asked)
+    Some(requested)
 }
 
 /// `1`, `GPU-…`, `MIG-…`, or `1:0` for the first part of GPU 1.
-fn asked_entry<'a>(
+fn requested_device<'a>(
     entry: &str,
     gpus: &'a [GpuFacts],
 ) -> Option<(&'a GpuFacts, Option<&'a MigFacts>)> {
-    if let Some((gpu, part)) = entry.split_once(':') {
-        let (gpu, _) = asked_entry(gpu, gpus)?;
-        return Some((gpu, Some(gpu.mig.get(part.parse::<usize>().ok()?)?)));
+    if let Some((gpu, mig)) = entry.split_once(':') {
+        let (gpu, _) = requested_device(gpu, gpus)?;
+        return Some((gpu, Some(gpu.mig.get(mig.parse::<usize>().ok()?)?)));
     }
     if let Ok(index) = entry.parse::<u32>() {
         return Some((gpus.iter().find(|gpu| gpu.index == index)?, None));
@@ -218,27 +227,30 @@ fn asked_entry<'a>(
         if gpu.uuid == entry {
             return Some((gpu, None));
         }
-        let part = gpu.mig.iter().find(|part| part.uuid == entry)?;
-        Some((gpu, Some(part)))
+        let mig = gpu.mig.iter().find(|mig| mig.uuid == entry)?;
+        Some((gpu, Some(mig)))
     })
 }
 
 /// What Slurm leaves of the GPUs. It sets `CUDA_VISIBLE_DEVICES` to the numbers it gave; if it also
 /// hides the others, it counts from 0 instead. So other numbers than those given are such, unless one is too large for
 /// that: then a rank was left with some of those given.
-fn left_by_slurm(identity: &Identity, gpus: Vec<GpuFacts>) -> (Vec<GpuFacts>, Option<Assumption>) {
+fn restrict_to_slurm_gpus(
+    identity: &Identity,
+    gpus: Vec<GpuFacts>,
+) -> (Vec<GpuFacts>, Option<Assumption>) {
     let list = identity.cuda_visible_devices.as_deref();
-    let Some(given) = identity.slurm_gpus.as_deref().filter(|_| list.is_some()) else {
+    let Some(slurm_gpus) = identity.slurm_gpus.as_deref().filter(|_| list.is_some()) else {
         return (gpus, None);
     };
-    let numbers: Option<Vec<u32>> = given
+    let numbers: Option<Vec<u32>> = slurm_gpus
         .split(',')
         .map(|number| number.trim().parse().ok())
         .collect();
     match numbers {
         Some(numbers)
-            if list != Some(given)
-                && list.is_some_and(|list| !is_uuid(list) && counts_below(list, numbers.len())) =>
+            if list != Some(slurm_gpus)
+                && list.is_some_and(|list| !is_uuid(list) && all_below(list, numbers.len())) =>
         {
             let is_given = |gpu: &GpuFacts| numbers.contains(&gpu.minor.unwrap_or(gpu.index));
             let left = gpus.into_iter().filter(is_given).collect();
@@ -249,13 +261,13 @@ fn left_by_slurm(identity: &Identity, gpus: Vec<GpuFacts>) -> (Vec<GpuFacts>, Op
 }
 
 /// Whether no number of a list is one that nobody has who counts so many from 0.
-fn counts_below(list: &str, count: usize) -> bool {
+fn all_below(list: &str, count: usize) -> bool {
     let mut numbers = list.split(',').filter_map(leading_number);
     numbers.all(|number| usize::try_from(number).is_ok_and(|number| number < count))
 }
 
 /// The devices of a list, as far as it is good.
-fn select(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<VisibleDevice> {
+fn select_devices(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<VisibleDevice> {
     let mut devices = Vec::new();
     for device in list.split(',').map_while(find) {
         if devices.contains(&device) {
@@ -266,9 +278,9 @@ fn select(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<Visib
     devices
 }
 
-fn by_number(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+fn find_by_ordinal(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     let ordinal = usize::try_from(leading_number(entry)?).ok()?;
-    gpus.get(ordinal).map(|gpu| whole_or_first_part(gpu))
+    gpus.get(ordinal).map(|gpu| whole_or_first_mig_device(gpu))
 }
 
 /// What `strtol` makes of it, if there are digits, in the 32 bits that the driver keeps.
@@ -293,25 +305,25 @@ fn is_uuid(list: &str) -> bool {
 
 /// The device whose UUID alone begins so. The prefix does not decide: the driver also finds GPUs under
 /// `MIG-`.
-fn by_uuid_of(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+fn find_by_uuid(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     if let Some(path) = entry.strip_prefix("MIG-GPU-") {
-        return by_instances(path, gpus);
+        return find_by_mig_path(path, gpus);
     }
     let wanted = uuid_digits(entry)?;
     let has = |uuid: &str| uuid_digits(uuid).is_some_and(|digits| digits.starts_with(&wanted));
     let mut found = gpus.iter().flat_map(|gpu| {
-        let whole = has(&gpu.uuid).then(|| whole_or_first_part(gpu));
-        let parts = gpu.mig.iter().filter(|part| has(&part.uuid));
+        let whole = has(&gpu.uuid).then(|| whole_or_first_mig_device(gpu));
+        let migs = gpu.mig.iter().filter(|mig| has(&mig.uuid));
         whole
             .into_iter()
-            .chain(parts.map(|part| part_of(gpu, part)))
+            .chain(migs.map(|mig| mig_device(gpu, mig)))
     });
     let only = found.next()?;
     found.next().is_none().then_some(only)
 }
 
 /// `<uuid of the GPU>/<GPU instance>/<compute instance>`, as drivers before 470 name parts.
-fn by_instances(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+fn find_by_mig_path(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     let mut fields = path.split('/');
     let uuid = fields.next()?;
     let mut number = || fields.next()?.parse().ok();
@@ -319,10 +331,13 @@ fn by_instances(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
         gpu: number()?,
         compute: number()?,
     };
-    let named = |gpu: &&&GpuFacts| gpu.uuid.strip_prefix("GPU-") == Some(uuid);
-    let gpu = gpus.iter().find(named)?;
-    let is_it = |part: &&MigFacts| part.instance == Some(instance);
-    gpu.mig.iter().find(is_it).map(|part| part_of(gpu, part))
+    let has_uuid = |gpu: &&&GpuFacts| gpu.uuid.strip_prefix("GPU-") == Some(uuid);
+    let gpu = gpus.iter().find(has_uuid)?;
+    let has_instance = |mig: &&MigFacts| mig.instance == Some(instance);
+    gpu.mig
+        .iter()
+        .find(has_instance)
+        .map(|mig| mig_device(gpu, mig))
 }
 
 /// The digits after the prefix, small; hyphens do not matter, nor what follows a whole UUID.
@@ -343,9 +358,9 @@ fn uuid_digits(entry: &str) -> Option<String> {
     (!digits.is_empty()).then_some(digits)
 }
 
-fn whole_or_first_part(gpu: &GpuFacts) -> VisibleDevice {
+fn whole_or_first_mig_device(gpu: &GpuFacts) -> VisibleDevice {
     match gpu.mig.first() {
-        Some(part) => part_of(gpu, part),
+        Some(mig) => mig_device(gpu, mig),
         None => VisibleDevice {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
@@ -354,18 +369,18 @@ fn whole_or_first_part(gpu: &GpuFacts) -> VisibleDevice {
     }
 }
 
-fn part_of(gpu: &GpuFacts, part: &MigFacts) -> VisibleDevice {
+fn mig_device(gpu: &GpuFacts, mig: &MigFacts) -> VisibleDevice {
     VisibleDevice {
         index: gpu.index,
-        uuid: part.uuid.clone(),
-        instance: part.instance,
+        uuid: mig.uuid.clone(),
+        instance: mig.instance,
     }
 }
 
 /// A process that has a part of a divided GPU has that one part, and no other device.
-fn one_part_or_whole_gpus(devices: Vec<VisibleDevice>) -> Vec<VisibleDevice> {
-    match devices.iter().find(|device| device.is_part()) {
-        Some(part) => vec![part.clone()],
+fn one_mig_device_or_whole_gpus(devices: Vec<VisibleDevice>) -> Vec<VisibleDevice> {
+    match devices.iter().find(|device| device.is_mig_device()) {
+        Some(mig) => vec![mig.clone()],
         None => devices,
     }
 }
