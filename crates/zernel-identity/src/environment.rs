@@ -1,8 +1,8 @@
-//! What a process's environment tells of it.
+//! The listed variables of a process's environment, and the rank, job and pod in them.
 //!
-//! An environment holds passwords and tokens. Only the variables named here are kept, and of those
-//! no more than a bounded, printable part. It is what the process was started with: a program that
-//! sets `RANK` for itself does not show it.
+//! An environment contains passwords and tokens. Only the variables listed here are kept, each as a
+//! bounded, printable string. `/proc` shows the environment at the start of the process, so
+//! variables that a program sets for itself are missing.
 
 use std::io::Read;
 
@@ -12,13 +12,14 @@ use zernel_model::identity::{JobSource, Rank, RankSource};
 
 use super::printable_text::{MAX_NAME_BYTES, to_printable};
 
-/// A process may make the kernel show any stretch of its memory as its environment.
+/// Bytes read of an environment. A process can make the kernel show any part of its memory as its
+/// environment.
 const MAX_ENVIRONMENT_BYTES: u64 = 1 << 20;
 
-/// The longest list of devices kept: more than 70 UUIDs.
+/// Longest list of devices that is kept: more than 70 UUIDs.
 const MAX_LIST_BYTES: usize = 4096;
 
-/// Names, as they are.
+/// Variables with a single value.
 const VARIABLES: [&str; 24] = [
     "RANK",
     "LOCAL_RANK",
@@ -46,18 +47,20 @@ const VARIABLES: [&str; 24] = [
     "CUDA_DEVICE_ORDER",
 ];
 
-/// Lists of devices, where nothing is not the same as none.
+/// Variables with a list of devices. An empty list differs from a missing one.
 const DEVICE_LISTS: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 
-/// The variables that were kept.
+/// The listed variables of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Environment {
     variables: Vec<(&'static str, String)>,
 }
 
 impl Environment {
-    /// Reads a process's environment. It is not taken from `procfs`, which reads and keeps all of it,
-    /// however long, and of equal names the last, where programs see the first.
+    /// Reads the environment of a process.
+    ///
+    /// `procfs` is not used, because it keeps the whole environment and the last of duplicate
+    /// variables. Programs see the first.
     pub(super) fn read(process: &Process) -> ProcResult<Self> {
         let mut bytes = Vec::new();
         let file = process.open_relative("environ")?;
@@ -67,7 +70,7 @@ impl Environment {
         Ok(Self::parse(&bytes))
     }
 
-    /// Of `NAME=value` strings, each with a zero behind it.
+    /// Parses `NAME=value` strings that end with a zero byte.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let mut environment = Self::default();
         for entry in bytes.split(|byte| *byte == 0) {
@@ -95,13 +98,13 @@ impl Environment {
         }
     }
 
-    /// A variable, which may be empty.
+    /// Returns the value of a variable, even if it is empty.
     pub(super) fn get_raw(&self, name: &str) -> Option<String> {
         let found = self.variables.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| value.clone())
     }
 
-    /// A variable that is not empty.
+    /// Returns the value of a variable if it is not empty.
     pub(super) fn get(&self, name: &str) -> Option<String> {
         self.get_raw(name).filter(|value| !value.is_empty())
     }
@@ -110,8 +113,8 @@ impl Environment {
         self.get(name)?.trim().parse().ok()
     }
 
-    /// The rank that the best source tells. What that source leaves out is taken from a worse one
-    /// only if it tells of the same rank in the same world: ranks of two launchers never mix.
+    /// Returns the rank of the best source. A missing local rank is taken from another source only
+    /// if its rank and world size are the same, so that ranks of two launchers never mix.
     pub(super) fn rank(&self) -> Option<Rank> {
         let mut candidates = self.ranks();
         let mut best = candidates.next()?;
@@ -124,7 +127,7 @@ impl Environment {
         Some(best)
     }
 
-    /// What each source tells, best first.
+    /// Returns the rank of each source, best first.
     fn ranks(&self) -> impl Iterator<Item = Rank> {
         let sources = [
             self.rank_from(RankSource::Torchrun, "RANK", "LOCAL_RANK", &["WORLD_SIZE"]),
@@ -151,7 +154,7 @@ impl Environment {
         sources.into_iter().flatten()
     }
 
-    /// A source's rank, unless it is none in its own world.
+    /// Returns the rank of one source, unless it exceeds the world size.
     fn rank_from(
         &self,
         source: RankSource,
@@ -170,21 +173,21 @@ impl Environment {
         })
     }
 
-    /// Whether srun started the process. A batch script also has a `SLURM_PROCID`, which says
-    /// nothing; its step is none or one of the special numbers at the end.
+    /// Whether srun started the process. A batch script also has a `SLURM_PROCID`, but it has no
+    /// step id or one of the special ids at the end of the range.
     fn is_in_slurm_step(&self) -> bool {
         const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
         self.number("SLURM_STEP_ID")
             .is_some_and(|step| step < FIRST_SPECIAL_STEP)
     }
 
-    /// The job's name, given the Slurm job that the cgroup tells: that one is true, variables may
-    /// not be.
+    /// Returns the name of the job. `slurm_job` comes from the cgroup and takes precedence, because
+    /// the process cannot forge it.
     pub(super) fn job(&self, slurm_job: Option<&str>) -> Option<(String, JobSource)> {
         let slurm = slurm_job
             .map(str::to_owned)
             .or_else(|| self.get("SLURM_JOB_ID"));
-        // What torchrun calls a run that was given no name.
+        // `none` is torchrun's default name.
         let torchrun = self
             .get("TORCHELASTIC_RUN_ID")
             .filter(|name| name != "none");
@@ -199,8 +202,8 @@ impl Environment {
         Some(format!("{address}:{port}"))
     }
 
-    /// The name of the pod. `HOSTNAME` is it only in a pod, and not in one that uses the network of
-    /// its machine, whose name it then is.
+    /// Returns the name of the pod. `HOSTNAME` is the pod's name only inside a pod; with the host's
+    /// network it is the name of the host.
     pub(super) fn pod(&self, is_in_pod: bool, host_name: &str) -> Option<String> {
         let host = self.get("HOSTNAME");
         self.get("POD_NAME")
@@ -208,7 +211,8 @@ impl Environment {
     }
 }
 
-/// A list that is too long, up to its last entry that is whole: half a UUID may name another device.
+/// Truncates a list that is too long after its last complete entry: part of a UUID may name another
+/// device.
 fn truncate_between_entries(list: &[u8]) -> &[u8] {
     match list.get(..MAX_LIST_BYTES) {
         Some(head) if list.len() > MAX_LIST_BYTES => {
@@ -250,7 +254,7 @@ mod tests {
         );
     }
 
-    /// What odd environments are made of.
+    /// Pieces of random environments.
     const PIECES: [&[u8]; 7] = [
         b"RANK=",
         b"CUDA_VISIBLE_DEVICES=",
@@ -299,7 +303,7 @@ mod tests {
         assert_eq!(kept.rank(), None);
     }
 
-    /// Variables; then rank, local rank, world size and who told.
+    /// Variables; then rank, local rank, world size and source.
     type RankCase = (
         &'static str,
         Option<(u32, Option<u32>, Option<u32>, RankSource)>,
@@ -316,22 +320,22 @@ mod tests {
             Some((2, Some(0), Some(4), RankSource::Slurm))),
         ("SLURM_STEP_ID=1 SLURM_PROCID=2 SLURM_NTASKS=64 SLURM_STEP_NUM_TASKS=4",
             Some((2, None, Some(4), RankSource::Slurm))),
-        // torchrun under srun: one task a node, which starts the ranks.
+        // torchrun under srun: one Slurm task per node, which starts the ranks.
         ("SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2 RANK=11 LOCAL_RANK=3 WORLD_SIZE=16",
             Some((11, Some(3), Some(16), RankSource::Torchrun))),
         // mpirun in a batch script.
         ("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 OMPI_COMM_WORLD_RANK=6 OMPI_COMM_WORLD_SIZE=8",
             Some((6, None, Some(8), RankSource::OpenMpi))),
-        // srun with PMI: both tell the same, and Slurm knows more.
+        // srun with PMI: both have the same rank, and only Slurm has the local rank.
         ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=1 SLURM_NTASKS=4",
             Some((2, Some(1), Some(4), RankSource::Pmi))),
-        // Intel's mpirun starts its proxy once per node: not the same.
+        // Intel's mpirun starts one proxy per node, so the Slurm rank is another one.
         ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2",
             Some((2, None, Some(4), RankSource::Pmi))),
-        // A batch script, with and without a number for its step.
+        // A batch script, without and with a step id.
         ("SLURM_JOB_ID=9 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8", None),
         ("SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_NTASKS=8", None),
-        // Rubbish does not hide what is right behind it.
+        // An invalid source does not hide a valid one.
         ("RANK=8 WORLD_SIZE=8 PMI_RANK=1 PMI_SIZE=2", Some((1, None, Some(2), RankSource::Pmi))),
         ("RANK=-1 WORLD_SIZE=8", None),
         ("RANK=one", None),

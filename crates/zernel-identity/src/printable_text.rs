@@ -1,11 +1,12 @@
-//! Text that the observed processes control, made fit to print.
+//! Bounded, printable copies of text that observed processes control.
 
-/// The longest name kept, in bytes.
+/// Longest name that is kept, in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 128;
 
-/// At most `limit` bytes of valid text, without control characters: it goes to terminals and labels.
+/// Returns at most `limit` bytes of valid text without control characters, safe for terminals and
+/// labels.
 pub(super) fn to_printable(bytes: &[u8], limit: usize) -> String {
-    // A few bytes more than the limit, so that the cut is at a character and not in one.
+    // A few bytes more than the limit, so that a character at the limit is decoded whole.
     let head = &bytes[..bytes.len().min(limit + 4)];
     let mut text = String::new();
     for character in String::from_utf8_lossy(head).chars() {

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 
-/// A shell that runs `script` in an empty environment, and has said that it is there. Ends with the
+/// A shell that runs `script` with only these variables, and has printed a line. It ends with the
 /// test.
 struct Shell {
     child: Child,
@@ -29,7 +29,7 @@ impl Shell {
         Self { child, first_line }
     }
 
-    /// One that waits.
+    /// Starts a shell that waits for the end of its input.
     fn waiting(variables: &[(&str, &str)]) -> Self {
         Self::run("echo; read line", variables)
     }
@@ -38,7 +38,7 @@ impl Shell {
         self.child.id()
     }
 
-    /// The number that the script printed.
+    /// Returns the number that the script printed.
     fn printed(&self) -> u32 {
         self.first_line.trim().parse().unwrap()
     }
@@ -46,7 +46,7 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // What the script started reads the same pipe, and ends with it.
+        // The script's children read the same pipe and end with it.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
@@ -124,7 +124,7 @@ fn the_nearest_ancestor_with_a_rank_wins() {
 
 #[test]
 fn a_process_with_an_empty_environment_has_the_rank_of_its_parent() {
-    // Reads its own environment; the tests may themselves run in a job.
+    // The tests may themselves run in a job.
     let shell = Shell::run("echo; read line", &[]);
     let identity = identify(shell.pid()).unwrap();
     let own = identify(std::process::id()).unwrap();
@@ -137,7 +137,7 @@ fn an_exited_process_is_not_found() {
     let pid = child.id();
     let identity = identify(pid);
     child.wait().unwrap();
-    // Alive, a zombie or gone when first asked: each is an answer.
+    // The process may be running, a zombie or reaped at the first call.
     if let Ok(identity) = identity {
         assert!(!is_alive(&identity));
     }
@@ -227,17 +227,17 @@ fn the_larger_world_size_wins() {
         world_size: None,
         ..from_environment.clone()
     };
-    // Who, what a communicator says; then rank, local rank, world size.
+    // Identity; rank and size of a communicator; expected rank, local rank and world size.
     let cases = [
-        // A group for tensor parallelism within the job, and one of the job's size.
+        // A tensor-parallel group within the job, and a group of the job's size.
         (&from_environment, (0, 2), (Some(3), Some(1), Some(8))),
         (&from_environment, (5, 8), (Some(3), Some(1), Some(8))),
-        // The environment was the launcher's, for one task per node.
+        // The environment was the launcher's, with one task per node.
         (&from_environment, (9, 16), (Some(9), None, Some(16))),
         (&from_environment, (3, 16), (Some(3), Some(1), Some(16))),
         (&unknown, (1, 2), (Some(1), None, Some(2))),
         (&without_size, (3, 4), (Some(3), Some(1), Some(4))),
-        // Rubbish.
+        // Invalid: the rank exceeds the size.
         (&unknown, (2, 2), (None, None, None)),
     ];
     for (identity, (rank, size), expected) in cases {

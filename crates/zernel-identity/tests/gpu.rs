@@ -1,7 +1,7 @@
-//! GPUs and the processes on them, on the software GPU.
+//! GPUs and their processes, on the software GPU.
 //!
-//! Its libraries read the environment once, so each part is played by a process of its own: this
-//! program again, told its role by a variable.
+//! The libraries of the software GPU read the environment once, so each role runs in its own
+//! process: this program again, with the role in a variable.
 
 use std::env;
 use std::ffi::c_int;
@@ -17,9 +17,9 @@ use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::{Need, root, trial};
 
 const ROLE: &str = "ZERNEL_TEST_ROLE";
-/// The trainer, for the one who watches it.
+/// Pid and device UUIDs of the trainer, for the watcher.
 const TRAINER: &str = "ZERNEL_TEST_TRAINER";
-/// Where this test puts the software GPU's libraries.
+/// Folder of the software GPU's libraries.
 const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/gpu");
 const DEVICES: u32 = 3;
 const MEMORY: u64 = 8 << 30;
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A machine of its own for each test.
+/// Creates the state folder of a simulated machine.
 fn node() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -100,7 +100,7 @@ fn describe() {
     assert_eq!(gpus.process_memory(), []);
 }
 
-/// The trainer's devices 0 and 1 are the machine's 2 and 0.
+/// CUDA devices 0 and 1 of the trainer are the machine's GPUs 2 and 0.
 fn process_is_found_on_its_gpu() {
     let node = node();
     let mut command = role("train", &node);
@@ -111,9 +111,9 @@ fn process_is_found_on_its_gpu() {
     run_to_success(watcher);
 }
 
-/// Takes memory on its second device, and says what CUDA calls its devices.
+/// Allocates memory on the second device and prints the UUIDs of its devices.
 fn train() {
-    // SAFETY: our own library, whose initialisers do nothing.
+    // SAFETY: this is our own library, whose initialisers do nothing.
     let cuda = unsafe { Library::new(library("libcuda.so.1")) }.unwrap();
     let (mut count, mut context, mut address) = (0, 0_u64, 0_u64);
     // SAFETY: the signatures are those of NVIDIA's headers, and all pointers are to values that
@@ -134,7 +134,7 @@ fn train() {
     }
     let uuids: Vec<_> = (0..count).map(|ordinal| uuid(&cuda, ordinal)).collect();
     println!("{}", uuids.join(" "));
-    // Until the test lets go of the pipe.
+    // Wait until the test closes the pipe.
     let _ = std::io::stdin().lines().count();
 }
 
@@ -155,7 +155,7 @@ fn watch() {
     let pid: u32 = pid.parse().unwrap();
     let (gpus, identity) = (Gpus::open(), identify(pid).unwrap());
     let mut facts = gpus.facts();
-    // There may be nodes of real GPUs.
+    // The machine may have device nodes of real GPUs.
     facts.iter_mut().for_each(|gpu| gpu.minor = None);
     let used = gpus.process_memory();
     assert_eq!(used.len(), 1, "{used:?}");
@@ -204,7 +204,7 @@ fn container_sees_gpus_with_a_device_node() {
             ..GpuFacts::default()
         })
         .collect();
-    // Nodes of no device do: only their names are read.
+    // Plain files suffice, because only the names are read.
     let script = "mount -t tmpfs tmpfs /dev \
                   && touch /dev/nvidia1 /dev/nvidia3 /dev/nvidiactl && echo && read line";
     let [program, arguments @ ..] = NAMESPACE;
@@ -221,15 +221,15 @@ fn container_sees_gpus_with_a_device_node() {
         [0, 1, 2].map(|ordinal| visible.index(ordinal))
     };
     assert_eq!(indices(&identity), [Some(3), Some(1), None]);
-    // Of a process that has gone since, nothing is known but its environment.
-    let gone = Identity {
+    // After exit of the process, only its environment is known.
+    let exited = Identity {
         start_time: identity.start_time - 1,
         ..identity
     };
-    assert_eq!(indices(&gone), [Some(1), Some(0), None]);
+    assert_eq!(indices(&exited), [Some(1), Some(0), None]);
 }
 
-/// A process that says something and then waits for the end of its input.
+/// A process that prints a line and then waits for the end of its input.
 struct WaitingProcess {
     child: Child,
 }
@@ -247,7 +247,7 @@ impl WaitingProcess {
     fn line(&mut self) -> String {
         let output = self.child.stdout.take().unwrap();
         let line = BufReader::new(output).lines().next();
-        line.expect("it says something").unwrap()
+        line.expect("the process prints a line").unwrap()
     }
 }
 

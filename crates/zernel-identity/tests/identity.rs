@@ -1,4 +1,4 @@
-//! Identities across users.
+//! Identities of processes of other users.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use std::{env, fs};
 use zernel_identity::{identify, is_alive};
 use zernel_testkit::{root, trial};
 
-/// The process that a process of another user is to identify.
+/// Pid of the process to identify as another user.
 const OTHER_USERS_PROCESS: &str = "ZERNEL_TEST_STRANGER";
 const NOBODY: u32 = 65534;
 
@@ -57,7 +57,7 @@ impl Drop for WaitingProcess {
     }
 }
 
-/// A shell with a rank.
+/// Starts a shell with a rank.
 fn trainer(script: &str) -> WaitingProcess {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).env_clear();
@@ -71,7 +71,7 @@ fn trainer(script: &str) -> WaitingProcess {
 
 fn environment_stays_unread() {
     let process = trainer("echo ready; read line");
-    // A place that nobody can reach, wherever the build is.
+    // A folder that user nobody can reach, wherever the build is.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("identity");
@@ -94,7 +94,7 @@ fn identify_other_users_process(pid: u32) {
     assert!(is_alive(&identity));
 }
 
-/// Root's shell has a rank; what it starts as nobody, with a clean environment, has none.
+/// Root's shell has a rank. Its child runs as nobody with an empty environment, and has none.
 fn ranks_are_not_inherited() {
     let script =
         "env -i setpriv --reuid 65534 --clear-groups sh -c 'echo ready; read line; true'; true";

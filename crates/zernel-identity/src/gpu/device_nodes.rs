@@ -1,4 +1,4 @@
-//! Which GPUs have a device node where a process lives: in a container, those it was given.
+//! Finds the GPU device nodes that a process can see. In a container these are its assigned GPUs.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use procfs::process::{MountInfo, Process};
 
 use crate::{Identity, is_alive};
 
-/// The numbers of the nodes `/dev/nvidia0` and so on, as the process sees `/dev`. None at all if that
-/// cannot be found out, or if there is no such node: then no driver made any.
+/// Returns the minor numbers of `/dev/nvidia0` and so on in the process's `/dev`. `None` if they
+/// cannot be read, or if the driver created no nodes.
 pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
     let process = Process::new(i32::try_from(identity.pid).ok()?).ok()?;
     let mounts = process.mountinfo().ok()?;
@@ -18,13 +18,14 @@ pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
     let minors: Vec<u32> = folder
         .filter_map(|entry| minor(entry.ok()?.file_name().to_str()?))
         .collect();
-    // The path went by the pid.
+    // The path contains the pid, which may have been reused.
     (!minors.is_empty() && is_alive(identity)).then_some(minors)
 }
 
-/// Whether `/dev` is where the kernel answers. Where a process does (FUSE), reading might never end.
+/// Whether `/dev` is a kernel file system. Reading a FUSE file system, which a process serves,
+/// might never return.
 fn is_kernel_dev(mounts: &[MountInfo]) -> bool {
-    // Of several mounts in one place the last is seen.
+    // The last of several mounts at one path is visible.
     let kind = |place: &str| {
         let mut seen = mounts.iter().rev();
         seen.find(|mount| mount.mount_point.as_os_str() == place)

@@ -1,52 +1,54 @@
-//! What a process calls device 0: from its environment, the CUDA driver's rules and its container.
+//! The CUDA devices of a process: from its environment, the CUDA driver's rules and its container.
 //!
-//! The rules for `CUDA_VISIBLE_DEVICES` are those of the driver (580), found by asking it: a list is
-//! of numbers or of UUIDs, as its first entry is; it ends at the first entry that names no device; one
-//! that names a device twice leaves none. Numbers are read as C's `strtol` does, what follows
-//! them is ignored. Of a UUID the first digits are enough. It was asked on a machine with one whole
-//! GPU; that digits which several devices share name none, and that a process has no more than one part
-//! of a divided GPU, is what NVIDIA's documentation says.
+//! The rules for `CUDA_VISIBLE_DEVICES` were measured with driver 580 on a machine with one GPU:
+//! - The first entry decides whether the list contains ordinals or UUIDs.
+//! - The list ends at the first entry that names no device. A list that names a device twice is
+//!   empty.
+//! - Ordinals are parsed as by C's `strtol`; trailing text is ignored.
+//! - A prefix of a UUID is enough.
+//!
+//! Two rules are from NVIDIA's documentation: a prefix that several devices share names none, and a
+//! process has at most one MIG device.
 
 use serde::Serialize;
 
 use super::{GpuFacts, MigFacts, MigInstance, device_nodes};
 use crate::Identity;
 
-/// Digits of a UUID.
+/// Number of hex digits in a UUID.
 const UUID_DIGITS: usize = 32;
 
-/// A device as CUDA counts them.
+/// A CUDA device that a process can use.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct VisibleDevice {
-    /// The NVML index of the GPU.
+    /// NVML index of the GPU.
     pub index: u32,
-    /// The UUID of the GPU, or of the part of it that this is.
+    /// UUID of the GPU or of the MIG device.
     pub uuid: String,
-    /// Which part of it, if it is divided and NVML tells.
+    /// Instance ids of the MIG device, if it is one and NVML reports them.
     pub instance: Option<MigInstance>,
 }
 
 impl VisibleDevice {
-    /// Whether it is only a part of a GPU.
+    /// Whether the device is a MIG device.
     #[must_use]
     pub fn is_mig_device(&self) -> bool {
         self.uuid.starts_with("MIG-")
     }
 }
 
-/// How the driver orders devices: `CUDA_DEVICE_ORDER`.
+/// Order in which the driver numbers devices: `CUDA_DEVICE_ORDER`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceOrder {
-    /// The fastest first, by a measure of the driver's own; its default. Of equal GPUs the order
-    /// is that of the bus.
+    /// Fastest first, by a measure of the driver; the default. Equal GPUs are in bus order.
     #[default]
     FastestFirst,
-    /// As on the PCI bus, and so as NVML.
+    /// Order on the PCI bus, as in NVML.
     PciBusId,
 }
 
 impl DeviceOrder {
-    /// The order that the variable's value asks for.
+    /// Parses the value of the variable.
     #[must_use]
     pub fn parse(value: Option<&str>) -> Self {
         match value {
@@ -56,39 +58,39 @@ impl DeviceOrder {
     }
 }
 
-/// Something that the translation takes for granted, and may be wrong in.
+/// An assumption of the mapping that may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Assumption {
-    /// The GPUs are of different kinds, and the driver orders them as they are on the bus.
+    /// The GPU models differ, and the mapping assumes that the driver numbers them in bus order.
     BusOrder,
-    /// Of a divided GPU that is not named by part, the first part is used.
+    /// A GPU in MIG mode is named as a whole, and the mapping assumes its first MIG device.
     FirstPart,
-    /// The process is in a container, and sees all GPUs: nothing says which it was given.
+    /// The assigned GPUs of the container are unknown, and the mapping assumes all GPUs.
     WholeMachine,
-    /// Slurm hides the GPUs that it did not give the job.
+    /// The mapping assumes that Slurm hides GPUs outside of the job.
     SlurmHides,
-    /// The environment could not be read, and names no devices.
+    /// The environment is unreadable, and the mapping assumes that it selects no devices.
     EmptyEnvironment,
 }
 
-/// The devices that a process can use, in the order of the numbers it calls them by.
+/// The CUDA devices of a process, ordered by CUDA ordinal.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct VisibleDevices {
-    /// By CUDA ordinal.
+    /// Devices by CUDA ordinal.
     pub devices: Vec<VisibleDevice>,
-    /// What was taken for granted.
+    /// Assumptions of the mapping.
     pub assumptions: Vec<Assumption>,
 }
 
 impl VisibleDevices {
-    /// What `CUDA_VISIBLE_DEVICES` of this value leaves of the GPUs, in the driver's default order.
+    /// Returns the devices that this value of `CUDA_VISIBLE_DEVICES` selects, in the default order.
     #[must_use]
     pub fn parse(value: Option<&str>, gpus: &[GpuFacts]) -> Self {
         Self::parse_ordered(value, DeviceOrder::default(), gpus)
     }
 
-    /// What `CUDA_VISIBLE_DEVICES` of this value leaves of the GPUs.
+    /// Returns the devices that this value of `CUDA_VISIBLE_DEVICES` selects.
     #[must_use]
     pub fn parse_ordered(value: Option<&str>, order: DeviceOrder, gpus: &[GpuFacts]) -> Self {
         let mut gpus: Vec<_> = gpus.iter().collect();
@@ -119,8 +121,8 @@ impl VisibleDevices {
         visible
     }
 
-    /// The devices of a process: what its container or Slurm has left of the machine's, and its
-    /// environment of those.
+    /// Returns the devices of a process: its container or Slurm restricts the GPUs, then its
+    /// environment selects among them.
     #[must_use]
     pub fn for_process(identity: &Identity, gpus: &[GpuFacts]) -> Self {
         Self::with_device_nodes(
@@ -130,7 +132,7 @@ impl VisibleDevices {
         )
     }
 
-    /// The same, given the numbers of the device nodes the process sees.
+    /// As [`for_process`](Self::for_process), with the minor numbers of the visible device nodes.
     fn with_device_nodes(identity: &Identity, gpus: &[GpuFacts], minors: Option<&[u32]>) -> Self {
         let list = identity.cuda_visible_devices.as_deref();
         let (reachable, assumption) = reachable_gpus(identity, gpus, minors);
@@ -143,7 +145,7 @@ impl VisibleDevices {
         visible
     }
 
-    /// The NVML index of the GPU that CUDA device `ordinal` is or is part of.
+    /// Returns the NVML index of the GPU behind CUDA device `ordinal`.
     #[must_use]
     pub fn index(&self, ordinal: u32) -> Option<u32> {
         let device = self.devices.get(usize::try_from(ordinal).ok()?)?;
@@ -157,15 +159,15 @@ impl VisibleDevices {
     }
 }
 
-/// The NVML index of what a process calls CUDA device `ordinal`. To say on what assumptions, ask
-/// [`VisibleDevices::for_process`].
+/// Returns the NVML index of a process's CUDA device `ordinal`. [`VisibleDevices::for_process`]
+/// also returns the assumptions.
 #[must_use]
 pub fn ordinal_to_index(identity: &Identity, ordinal: u32, gpus: &[GpuFacts]) -> Option<u32> {
     VisibleDevices::for_process(identity, gpus).index(ordinal)
 }
 
-/// The GPUs within a process's reach: those with a device node; where that is not known, those that
-/// its container asked for.
+/// Returns the GPUs with a device node, or if the nodes are unknown, the GPUs that the container
+/// requested.
 fn reachable_gpus(
     identity: &Identity,
     gpus: &[GpuFacts],
@@ -184,8 +186,9 @@ fn reachable_gpus(
     }
 }
 
-/// What `NVIDIA_VISIBLE_DEVICES` asks a container runtime for, if it does: `all`, or indices and UUIDs.
-/// `void`, `none` and paths say that the devices come in another way, or not at all.
+/// Returns the GPUs that `NVIDIA_VISIBLE_DEVICES` requests from the container runtime: `all`, or
+/// indexes and UUIDs. `void`, `none` and paths mean that devices are assigned in another way or not
+/// at all.
 fn requested_gpus(value: Option<&str>, gpus: &[GpuFacts]) -> Option<Vec<GpuFacts>> {
     let value = value?.trim();
     if value == "all" {
@@ -211,7 +214,7 @@ fn requested_gpus(value: Option<&str>, gpus: &[GpuFacts]) -> Option<Vec<GpuFacts
     Some(requested)
 }
 
-/// `1`, `GPU-…`, `MIG-…`, or `1:0` for the first part of GPU 1.
+/// Finds the device of an entry: `1`, `GPU-…`, `MIG-…`, or `1:0` for the first MIG device of GPU 1.
 fn requested_device<'a>(
     entry: &str,
     gpus: &'a [GpuFacts],
@@ -232,9 +235,11 @@ fn requested_device<'a>(
     })
 }
 
-/// What Slurm leaves of the GPUs. It sets `CUDA_VISIBLE_DEVICES` to the numbers it gave; if it also
-/// hides the others, it counts from 0 instead. So other numbers than those given are such, unless one is too large for
-/// that: then a rank was left with some of those given.
+/// Restricts the GPUs to those of the Slurm job if `CUDA_VISIBLE_DEVICES` counts within them.
+///
+/// Slurm sets the variable to the machine's GPU numbers. If it also hides the other GPUs, it
+/// numbers the job's GPUs from 0. So numbers that differ from the assigned ones count within the
+/// job, unless one is too large for that. In that case a rank uses only some of the assigned GPUs.
 fn restrict_to_slurm_gpus(
     identity: &Identity,
     gpus: Vec<GpuFacts>,
@@ -260,13 +265,13 @@ fn restrict_to_slurm_gpus(
     }
 }
 
-/// Whether no number of a list is one that nobody has who counts so many from 0.
+/// Whether every index is below `count`.
 fn all_below(list: &str, count: usize) -> bool {
     let mut numbers = list.split(',').filter_map(leading_number);
     numbers.all(|number| usize::try_from(number).is_ok_and(|number| number < count))
 }
 
-/// The devices of a list, as far as it is good.
+/// Returns the devices of a list up to the first invalid entry; none if a device occurs twice.
 fn select_devices(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<VisibleDevice> {
     let mut devices = Vec::new();
     for device in list.split(',').map_while(find) {
@@ -283,7 +288,8 @@ fn find_by_ordinal(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     gpus.get(ordinal).map(|gpu| whole_or_first_mig_device(gpu))
 }
 
-/// What `strtol` makes of it, if there are digits, in the 32 bits that the driver keeps.
+/// Parses a number as `strtol` does and truncates it to 32 bits as the driver does. `None` without
+/// digits.
 fn leading_number(entry: &str) -> Option<i32> {
     let text = entry.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
     let (is_negative, unsigned) = match text.strip_prefix('-') {
@@ -303,8 +309,8 @@ fn is_uuid(list: &str) -> bool {
     list.starts_with("GPU-") || list.starts_with("MIG-")
 }
 
-/// The device whose UUID alone begins so. The prefix does not decide: the driver also finds GPUs under
-/// `MIG-`.
+/// Finds the only device whose UUID starts with the digits of `entry`. The prefix is ignored,
+/// because the driver also finds GPUs under `MIG-`.
 fn find_by_uuid(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     if let Some(path) = entry.strip_prefix("MIG-GPU-") {
         return find_by_mig_path(path, gpus);
@@ -322,7 +328,8 @@ fn find_by_uuid(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     found.next().is_none().then_some(only)
 }
 
-/// `<uuid of the GPU>/<GPU instance>/<compute instance>`, as drivers before 470 name parts.
+/// Finds a MIG device by `<GPU UUID>/<GPU instance>/<compute instance>`, the naming of drivers
+/// before 470.
 fn find_by_mig_path(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     let mut fields = path.split('/');
     let uuid = fields.next()?;
@@ -340,7 +347,8 @@ fn find_by_mig_path(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
         .map(|mig| mig_device(gpu, mig))
 }
 
-/// The digits after the prefix, small; hyphens do not matter, nor what follows a whole UUID.
+/// Returns the digits after the prefix, in lower case and without hyphens. Text after a complete
+/// UUID is ignored.
 fn uuid_digits(entry: &str) -> Option<String> {
     let text = entry
         .strip_prefix("GPU-")
@@ -377,7 +385,7 @@ fn mig_device(gpu: &GpuFacts, mig: &MigFacts) -> VisibleDevice {
     }
 }
 
-/// A process that has a part of a divided GPU has that one part, and no other device.
+/// A process with a MIG device has only the first one, and no other device.
 fn one_mig_device_or_whole_gpus(devices: Vec<VisibleDevice>) -> Vec<VisibleDevice> {
     match devices.iter().find(|device| device.is_mig_device()) {
         Some(mig) => vec![mig.clone()],

@@ -1,10 +1,10 @@
-//! Tables of environments, and the devices they leave.
+//! Tables of environments and the devices that they select.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The GPU whose driver was asked.
+/// UUID of the GPU on which the driver was measured.
 const MEASURED_GPU: &str = "GPU-713a8001-4129-af46-2093-26173f053ec1";
 
 fn gpu(index: u32, uuid: &str) -> GpuFacts {
@@ -17,7 +17,7 @@ fn gpu(index: u32, uuid: &str) -> GpuFacts {
     }
 }
 
-/// Four alike, of which two have UUIDs with a common beginning.
+/// Four equal GPUs, two of which have UUIDs with a common prefix.
 fn four_gpus() -> Vec<GpuFacts> {
     vec![
         gpu(0, "GPU-aaaa0000-0000-0000-0000-000000000000"),
@@ -35,7 +35,7 @@ fn mig(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
     }
 }
 
-/// A whole GPU, and one in two parts.
+/// A GPU without MIG, and one with two MIG devices.
 fn with_mig() -> Vec<GpuFacts> {
     let mut gpus = four_gpus();
     gpus.truncate(2);
@@ -51,8 +51,8 @@ fn indices(visible: &VisibleDevices) -> Vec<u32> {
     visible.devices.iter().map(|device| device.index).collect()
 }
 
-/// What the driver 580.159 answered for one H200: `cuInit` and `cuDeviceGetCount` with
-/// `CUDA_VISIBLE_DEVICES` set so. `{}` stands for the UUID's digits.
+/// Device counts of driver 580.159 with one H200, from `cuInit` and `cuDeviceGetCount`, by value of
+/// `CUDA_VISIBLE_DEVICES`. `{}` stands for the digits of the UUID.
 #[rustfmt::skip] // a table
 const DRIVER_RESULTS: &[(&str, usize)] = &[
     ("", 0), (" ", 0), ("0", 1), (" 0", 1), ("0 ", 1), ("\t0", 1), ("\n0", 1), ("+0", 1), ("-0", 1),
@@ -111,7 +111,7 @@ fn ordinals_follow_the_order_of_the_list() {
         (Some(""), &[]),
         (Some("GPU-bbbb,GPU-aaaa"), &[1, 0]),
         (Some("GPU-cccc3"), &[3]),
-        // Of two.
+        // Two GPUs have this prefix.
         (Some("GPU-cccc"), &[]),
         (Some("GPU-aaaa,GPU-cccc,GPU-bbbb"), &[0]),
         (Some("GPU-aaaa,1"), &[0]),
@@ -208,7 +208,7 @@ fn mig_devices_without_instance_ids_are_distinguished() {
     assert_eq!(visible.devices[0].instance, None);
 }
 
-/// This process, had it another environment.
+/// The identity of this process with an empty environment.
 fn process() -> Identity {
     Identity {
         cuda_visible_devices: None,
@@ -242,7 +242,7 @@ fn ordinals_in_a_container_count_its_requested_gpus() {
     let cases: [Case<'_>; 11] = [
         (Some("all"), None, &[0, 1, 2, 3], &[]),
         (Some("2,3"), None, &[2, 3], &[]),
-        // The container's order is the bus's, whatever it was asked in.
+        // The order in the container is that of the bus.
         (Some("3,2"), None, &[2, 3], &[]),
         (Some("2,3"), Some("1"), &[3], &[]),
         (Some("2,3"), Some("2"), &[], &[]),
@@ -253,7 +253,7 @@ fn ordinals_in_a_container_count_its_requested_gpus() {
             &[],
         ),
         (Some("2,2"), None, &[2], &[]),
-        // Given in a way that the environment does not tell.
+        // The environment does not show the assigned GPUs.
         (Some("void"), Some("1"), &[1], assumption),
         (
             Some("/var/run/nvidia-container-devices"),
@@ -289,7 +289,7 @@ fn device_nodes_override_the_requested_gpus() {
     let cases: [Case<'_>; 4] = [
         (Some("all"), Some("1"), &[1, 3], &[3]),
         (Some("void"), None, &[2], &[2]),
-        // A privileged container sees all, whatever it asked for.
+        // A privileged container sees all GPUs.
         (Some("2"), Some("0"), &[0, 1, 2, 3], &[0]),
         (None, None, &[3, 0], &[0, 3]),
     ];
@@ -326,7 +326,7 @@ fn ordinals_under_slurm_count_the_gpus_of_the_job() {
     type Case<'a> = (&'a str, Option<&'a str>, &'a [u32], &'a [Assumption]);
     let cases: [Case<'_>; 9] = [
         ("2,3", Some("0,1"), &[2, 3], assumption),
-        // One of them for each rank: by Slurm, or by the job itself.
+        // One GPU per rank, selected by Slurm or by the job.
         ("2,3", Some("3"), &[3], &[]),
         ("2,3", Some("2"), &[2], &[]),
         ("2,3", Some("1"), &[3], assumption),
