@@ -6,12 +6,12 @@ use std::sync::LazyLock;
 use super::LatencyHistogram;
 
 /// The upper edges of the exposed buckets, as powers of two in nanoseconds: 1 µs to 69 s, by fours.
-const EDGES: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+const BUCKET_EDGE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
 /// The edges as label values in seconds. Durations are whole nanoseconds, so "below the edge" equals "at most the edge
 /// minus one".
-static EDGE_LABELS: LazyLock<[String; EDGES.len()]> =
-    LazyLock::new(|| EDGES.map(|power| seconds((1 << power) - 1).to_string()));
+static EDGE_LABELS: LazyLock<[String; BUCKET_EDGE_POWERS.len()]> =
+    LazyLock::new(|| BUCKET_EDGE_POWERS.map(|power| seconds((1 << power) - 1).to_string()));
 
 /// The text formats of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,19 +94,19 @@ impl Exposition {
         &mut self,
         name: &str,
         suffix: &str,
-        written: &str,
+        formatted: &str,
         labels: &[(&str, &dyn Display)],
         value: impl Display,
     ) {
         self.text.push_str(name);
         self.text.push_str(suffix);
-        if !written.is_empty() || !labels.is_empty() {
+        if !formatted.is_empty() || !labels.is_empty() {
             self.text.push('{');
-            self.text.push_str(written);
-            write_labels(&mut self.text, !written.is_empty(), labels);
+            self.text.push_str(formatted);
+            write_labels(&mut self.text, !formatted.is_empty(), labels);
             self.text.push('}');
         }
-        writeln!(self.text, " {value}").expect(ENDLESS);
+        writeln!(self.text, " {value}").expect(STRING_WRITE_CANNOT_FAIL);
     }
 
     /// Writes the samples of a histogram.
@@ -118,13 +118,13 @@ impl Exposition {
     ) {
         let labels = &label_text(labels);
         let separator = if labels.is_empty() { "" } else { "," };
-        let counts = histogram.counts_below(EDGES).into_iter();
+        let counts = histogram.counts_below(BUCKET_EDGE_POWERS).into_iter();
         let edges = EDGE_LABELS.iter().map(String::as_str);
         for (edge, count) in edges.zip(counts).chain([("+Inf", histogram.count)]) {
             for part in [name, "_bucket{", labels, separator, "le=\"", edge, "\"}"] {
                 self.text.push_str(part);
             }
-            writeln!(self.text, " {count}").expect(ENDLESS);
+            writeln!(self.text, " {count}").expect(STRING_WRITE_CANNOT_FAIL);
         }
         self.sum_and_count(name, labels, histogram);
     }
@@ -156,7 +156,7 @@ impl Exposition {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        writeln!(self.text, "{line}").expect(ENDLESS);
+        writeln!(self.text, "{line}").expect(STRING_WRITE_CANNOT_FAIL);
     }
 }
 
@@ -168,15 +168,15 @@ pub fn label_text(labels: &[(&str, &dyn Display)]) -> String {
     text
 }
 
-/// Appends labels; `others` says whether some precede them.
-fn write_labels(text: &mut String, mut others: bool, labels: &[(&str, &dyn Display)]) {
+/// Appends labels; `has_previous` says whether some precede them.
+fn write_labels(text: &mut String, mut has_previous: bool, labels: &[(&str, &dyn Display)]) {
     for (label, value) in labels {
-        if std::mem::replace(&mut others, true) {
+        if std::mem::replace(&mut has_previous, true) {
             text.push(',');
         }
         text.push_str(label);
         text.push_str("=\"");
-        write!(Escaped(text), "{value}").expect(ENDLESS);
+        write!(Escaped(text), "{value}").expect(STRING_WRITE_CANNOT_FAIL);
         text.push('"');
     }
 }
@@ -185,7 +185,7 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-const ENDLESS: &str = "writing to a String cannot fail";
+const STRING_WRITE_CANNOT_FAIL: &str = "writing to a String cannot fail";
 
 /// Writes a label value with escapes.
 struct Escaped<'a>(&'a mut String);

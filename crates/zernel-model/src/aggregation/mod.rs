@@ -58,13 +58,13 @@ impl AggregatedMetrics {
         memory.free_count += u64::from(used < memory.current_bytes);
         memory.current_bytes = used;
         memory.peak_bytes = memory.peak_bytes.max(peak).max(used);
-        self.touch();
+        self.set_last_update();
     }
 
     /// One CUDA launch call of `pid`.
     pub fn record_cuda_latency(&mut self, pid: u32, ns: u64) {
         self.cuda_latency.entry(pid).or_default().record(ns);
-        self.touch();
+        self.set_last_update();
     }
 
     /// One collective.
@@ -77,19 +77,19 @@ impl AggregatedMetrics {
                 .or_default()
                 .record(ns),
         }
-        self.touch();
+        self.set_last_update();
     }
 
     /// One wait of `pid` for its next batch.
     pub fn record_dataloader_wait(&mut self, pid: u32, ns: u64) {
         self.dataloader_wait.entry(pid).or_default().record(ns);
-        self.touch();
+        self.set_last_update();
     }
 
     /// One wait of `pid` for its peers.
     pub fn record_dist_sync(&mut self, pid: u32, ns: u64) {
         self.dist_sync.entry(pid).or_default().record(ns);
-        self.touch();
+        self.set_last_update();
     }
 
     /// Forgets a process that has ended: its pid may be another's soon.
@@ -144,9 +144,9 @@ impl AggregatedMetrics {
                 })
             })
             .collect();
-        let launches = merged(self.cuda_latency.values());
-        let waits = merged(self.dataloader_wait.values());
-        let all_reduces = merged(
+        let launches = merge_all(self.cuda_latency.values());
+        let waits = merge_all(self.dataloader_wait.values());
+        let all_reduces = merge_all(
             self.nccl_duration
                 .iter()
                 .filter_map(|(op, histogram)| is_all_reduce(op).then_some(histogram)),
@@ -220,32 +220,32 @@ impl AggregatedMetrics {
             "zernel_cuda_launch_latency_seconds",
             "Time a CUDA launch call takes on the CPU.",
             "pid",
-            &labelled(&self.cuda_latency),
+            &with_labels(&self.cuda_latency),
         );
         expose(
             out,
             "zernel_nccl_collective_duration_seconds",
             "Time a NCCL collective takes.",
             "op",
-            &labelled(&self.nccl_duration),
+            &with_labels(&self.nccl_duration),
         );
         expose(
             out,
             "zernel_dataloader_wait_seconds",
             "Time a trainer waits for its next batch.",
             "pid",
-            &labelled(&self.dataloader_wait),
+            &with_labels(&self.dataloader_wait),
         );
         expose(
             out,
             "zernel_dist_sync_seconds",
             "Time a process waits for its peers.",
             "pid",
-            &labelled(&self.dist_sync),
+            &with_labels(&self.dist_sync),
         );
     }
 
-    fn touch(&mut self) {
+    fn set_last_update(&mut self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         self.last_update_ms = now.map_or(0, |now| now.as_millis() as u64);
     }
@@ -254,7 +254,7 @@ impl AggregatedMetrics {
 /// Writes one family of durations: name, help, label, and a histogram for each of its values.
 type Expose = fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
 
-fn labelled<K: Display>(
+fn with_labels<K: Display>(
     histograms: &BTreeMap<K, LatencyHistogram>,
 ) -> Vec<(&dyn Display, &LatencyHistogram)> {
     let pairs = histograms.iter();
@@ -289,7 +289,7 @@ fn expose_summaries(
     }
 }
 
-fn merged<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> LatencyHistogram {
+fn merge_all<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> LatencyHistogram {
     let mut all = LatencyHistogram::default();
     for histogram in histograms {
         all.merge(histogram);
