@@ -12,7 +12,7 @@ pub enum SchedExt {
     /// The kernel was built without it.
     Absent,
     /// No scheduler is loaded; the state is usually `disabled`.
-    Free {
+    NoScheduler {
         /// The state, in the kernel's word.
         state: String,
     },
@@ -37,7 +37,7 @@ impl SchedExt {
         };
         Ok(match read_line(&sysfs.join("root/ops"))? {
             Some(scheduler) if state != "disabled" => Self::Loaded { state, scheduler },
-            _ => Self::Free { state },
+            _ => Self::NoScheduler { state },
         })
     }
 }
@@ -56,20 +56,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_state_is_told() {
+    fn each_sysfs_state_is_read() {
         let sysfs = tempfile::tempdir().unwrap();
         let read = || SchedExt::read(sysfs.path()).unwrap();
         assert_eq!(read(), SchedExt::Absent);
 
         fs::write(sysfs.path().join("state"), "disabled\n").unwrap();
-        let free = SchedExt::Free {
+        let no_scheduler = SchedExt::NoScheduler {
             state: "disabled".into(),
         };
-        assert_eq!(read(), free);
+        assert_eq!(read(), no_scheduler);
 
         fs::create_dir(sysfs.path().join("root")).unwrap();
         fs::write(sysfs.path().join("root/ops"), "rusty\n").unwrap();
-        assert_eq!(read(), free, "a name that outlived its scheduler");
+        assert_eq!(read(), no_scheduler, "a name that outlived its scheduler");
 
         fs::write(sysfs.path().join("state"), "enabled\n").unwrap();
         let loaded = SchedExt::Loaded {
