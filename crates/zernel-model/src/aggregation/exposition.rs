@@ -1,19 +1,20 @@
-//! Prometheus' text format: a writer for the families and samples that Zernel exports.
+//! Writer of Prometheus' text format.
 
 use std::fmt::{Display, Write};
 use std::sync::LazyLock;
 
 use super::LatencyHistogram;
 
-/// The upper edges of the exposed buckets, as powers of two in nanoseconds: 1 µs to 69 s, by fours.
+/// Upper edges of the exported buckets, as powers of two in nanoseconds: 1 µs to 69 s, in steps of
+/// four.
 const BUCKET_EDGE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
-/// The edges as label values in seconds. Durations are whole nanoseconds, so "below the edge" equals "at most the edge
-/// minus one".
+/// The edges as `le` labels in seconds. Durations are whole nanoseconds, so "below the edge" is "at
+/// most the edge minus one".
 static EDGE_LABELS: LazyLock<[String; BUCKET_EDGE_POWERS.len()]> =
     LazyLock::new(|| BUCKET_EDGE_POWERS.map(|power| seconds((1 << power) - 1).to_string()));
 
-/// The text formats of metrics.
+/// A text format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TextFormat {
     /// Prometheus text 0.0.4, durations as histograms.
@@ -27,9 +28,9 @@ pub enum TextFormat {
 /// The type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A value that never falls.
+    /// A value that never decreases.
     Counter,
-    /// A value that may fall.
+    /// A value that may decrease.
     Gauge,
     /// Durations in buckets.
     Histogram,
@@ -38,7 +39,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name of the type in the format.
+    /// Returns the name of the type in the text format.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,7 +51,7 @@ impl Kind {
     }
 }
 
-/// A text that families and samples are appended to.
+/// A text to which families and samples are appended.
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
@@ -58,7 +59,7 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// A text in OpenMetrics, where the name of a counter's family lacks `_total`.
+    /// Creates an OpenMetrics text, in which the name of a counter's family has no `_total`.
     #[must_use]
     pub fn open_metrics() -> Self {
         Self {
@@ -67,7 +68,7 @@ impl Exposition {
         }
     }
 
-    /// Writes the head of a family. Its samples must follow.
+    /// Writes the help and the type of a family. Its samples must follow.
     pub fn family(&mut self, name: &str, kind: Kind, help: &str) {
         let name = match kind {
             Kind::Counter if self.open_metrics => name.trim_end_matches("_total"),
@@ -78,7 +79,7 @@ impl Exposition {
         self.line(format_args!("# TYPE {name} {kind}"));
     }
 
-    /// Writes a sample.
+    /// Writes a sample: `name` and `suffix`, labels and value.
     pub fn sample(
         &mut self,
         name: &str,
@@ -89,7 +90,7 @@ impl Exposition {
         self.sample_with(name, suffix, "", labels, value);
     }
 
-    /// Writes a sample whose first labels were formatted by [`label_text`].
+    /// Writes a sample whose first labels are `formatted` by [`label_text`].
     pub fn sample_with(
         &mut self,
         name: &str,
@@ -109,7 +110,7 @@ impl Exposition {
         writeln!(self.text, " {value}").expect(STRING_WRITE_CANNOT_FAIL);
     }
 
-    /// Writes the samples of a histogram.
+    /// Writes a histogram: buckets, sum and count.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -129,7 +130,7 @@ impl Exposition {
         self.sum_and_count(name, labels, histogram);
     }
 
-    /// Writes the samples of a histogram as a summary.
+    /// Writes a histogram as a summary: quantiles, sum and count.
     pub fn summary(
         &mut self,
         name: &str,
@@ -149,7 +150,7 @@ impl Exposition {
         self.sample_with(name, "_count", labels, &[], histogram.count);
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn finish(self) -> String {
         self.text
@@ -160,7 +161,7 @@ impl Exposition {
     }
 }
 
-/// Formats labels that several samples share.
+/// Formats labels once for several samples.
 #[must_use]
 pub fn label_text(labels: &[(&str, &dyn Display)]) -> String {
     let mut text = String::new();
@@ -168,7 +169,7 @@ pub fn label_text(labels: &[(&str, &dyn Display)]) -> String {
     text
 }
 
-/// Appends labels; `has_previous` says whether some precede them.
+/// Appends labels, after a comma if `has_previous`.
 fn write_labels(text: &mut String, mut has_previous: bool, labels: &[(&str, &dyn Display)]) {
     for (label, value) in labels {
         if std::mem::replace(&mut has_previous, true) {
@@ -187,7 +188,7 @@ fn seconds(ns: u64) -> f64 {
 
 const STRING_WRITE_CANNOT_FAIL: &str = "writing to a String cannot fail";
 
-/// Writes a label value with escapes.
+/// Appends a label value with escapes.
 struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {

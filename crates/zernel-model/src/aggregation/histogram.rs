@@ -1,50 +1,52 @@
-//! A distribution of durations in constant memory.
+//! A histogram of durations in constant memory.
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-/// Each power of two is cut into this many buckets of equal width.
+/// Buckets of equal width per power of two.
 const BUCKETS_PER_POWER: usize = 1 << BUCKET_BITS;
 const BUCKET_BITS: u32 = 4;
-/// Below this, each duration has a bucket of its own.
+/// Below this duration, each value has its own bucket.
 const FIRST_LOG_BUCKET_NS: u64 = 2 * BUCKETS_PER_POWER as u64;
-/// Every `u64` has a bucket.
+/// Number of buckets for all values of `u64`.
 #[cfg(test)]
 const BUCKETS: usize = (64 - BUCKET_BITS as usize + 1) * BUCKETS_PER_POWER;
 
-/// Durations in nanoseconds: exact count, sum, least and greatest, and quantiles with a relative
-/// error of at most [`MAX_ERROR`](Self::MAX_ERROR), over the whole range of `u64`, at any moment.
+/// Histogram of durations in nanoseconds, over the whole range of `u64`.
 ///
-/// A log-linear (H2) histogram: below 32 ns each value has its own bucket, above each power of two
-/// is cut into 16. Only the buckets between the least and the greatest duration take memory: under 8 KiB
-/// if they lie as far apart as can be, and mostly under 1 KiB.
+/// Count, sum, minimum and maximum are exact. Quantiles have a relative error of at most
+/// [`MAX_ERROR`](Self::MAX_ERROR) at any time.
+///
+/// The buckets are log-linear (H2): below 32 ns each value has its own bucket, above, each power of
+/// two has 16. Only the buckets between minimum and maximum take memory: at most 8 KiB, usually
+/// less than 1 KiB.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LatencyHistogram {
-    /// How many durations were recorded.
+    /// Number of recorded durations.
     pub count: u64,
-    /// Their sum; saturates.
+    /// Sum of the durations; saturates.
     pub sum_ns: u64,
-    /// The least; 0 when there is none.
+    /// Minimum; 0 without durations.
     pub min_ns: u64,
-    /// The greatest; 0 when there is none.
+    /// Maximum; 0 without durations.
     pub max_ns: u64,
-    /// Where durations begin that are within the extremes and in a logarithmic bucket; 0 when
-    /// nothing was recorded.
+    /// First duration that [`record`](Self::record) counts on its fast path: between minimum and
+    /// maximum, in a logarithmic bucket. 0 without durations.
     fast_path_from: u64,
-    /// How many durations there are of that kind.
+    /// Number of duration values on the fast path.
     fast_path_width: u64,
-    /// The first bucket that is kept.
+    /// Index of the first allocated bucket.
     first: usize,
     buckets: Vec<u64>,
 }
 
 impl LatencyHistogram {
-    /// The largest relative error of a quantile: half a bucket.
+    /// Largest relative error of a quantile: half a bucket.
     pub const MAX_ERROR: f64 = 0.5 / BUCKETS_PER_POWER as f64;
 
-    /// Adds one duration.
+    /// Records one duration.
     #[inline]
     pub fn record(&mut self, ns: u64) {
-        // One comparison tells whether anything else is to be done than to count.
+        // One comparison decides whether only the bucket, count and sum change.
         if ns.wrapping_sub(self.fast_path_from) >= self.fast_path_width {
             return self.record_slow(ns);
         }
@@ -57,7 +59,7 @@ impl LatencyHistogram {
         self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated_sum);
     }
 
-    /// Adds a duration that is an extreme, or too short for a bucket of the logarithmic ones.
+    /// Records a duration that is a new minimum or maximum, or below the logarithmic buckets.
     #[cold]
     fn record_slow(&mut self, ns: u64) {
         *self.bucket_mut(bucket_index(ns)) += 1;
@@ -65,7 +67,7 @@ impl LatencyHistogram {
         self.count += 1;
     }
 
-    /// Makes room for a bucket beyond those that are kept.
+    /// Returns a bucket, allocating it if needed.
     #[cold]
     fn bucket_mut(&mut self, bucket: usize) -> &mut u64 {
         if self.buckets.is_empty() {
@@ -81,13 +83,14 @@ impl LatencyHistogram {
         &mut self.buckets[bucket - self.first]
     }
 
-    /// Adds `count` durations of about `ns` to a bucket. [`Self::account`] must add their sum and extremes.
+    /// Adds `count` durations of about `ns` to a bucket. [`Self::account`] must add their sum,
+    /// minimum and maximum.
     pub fn record_about(&mut self, ns: u64, count: u64) {
         self.count += count;
         *self.bucket_mut(bucket_index(ns)) += count;
     }
 
-    /// Adds the sum and the extremes of durations that [`Self::record_about`] counted.
+    /// Adds the sum, minimum and maximum of durations that [`Self::record_about`] counted.
     pub fn account(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
         self.min_ns = match self.fast_path_from {
@@ -102,14 +105,14 @@ impl LatencyHistogram {
         };
     }
 
-    /// Adds everything that `other` recorded.
+    /// Adds all durations of `other`.
     pub fn merge(&mut self, other: &Self) {
         if other.count == 0 {
             return;
         }
         self.account(other.sum_ns, other.min_ns, other.max_ns);
         self.count += other.count;
-        // Its ends first, so that room is made once.
+        // Both ends first, so that memory is allocated at most once per end.
         let last = other.first + other.buckets.len() - 1;
         self.bucket_mut(other.first);
         self.bucket_mut(last);
@@ -119,20 +122,19 @@ impl LatencyHistogram {
         }
     }
 
-    /// The median; 0 when nothing was recorded.
+    /// Returns the median; 0 without durations.
     #[must_use]
     pub fn p50_ns(&self) -> u64 {
         self.quantile_ns(0.5)
     }
 
-    /// The 99th percentile; 0 when nothing was recorded.
+    /// Returns the 99th percentile; 0 without durations.
     #[must_use]
     pub fn p99_ns(&self) -> u64 {
         self.quantile_ns(0.99)
     }
 
-    /// The duration that this share of all durations does not exceed, by nearest rank; 0 when nothing
-    /// was recorded.
+    /// Returns the quantile at `share`, by nearest rank; 0 without durations.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let rank = ((share * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
@@ -146,14 +148,14 @@ impl LatencyHistogram {
         0
     }
 
-    /// The mean; 0 when nothing was recorded.
+    /// Returns the mean; 0 without durations.
     #[must_use]
     pub fn mean_ns(&self) -> u64 {
         self.sum_ns.checked_div(self.count).unwrap_or(0)
     }
 
-    /// How many durations are shorter than 2 to the power of each of `powers`, which must ascend and
-    /// be above 4. Exact: those powers are edges of buckets.
+    /// Returns the number of durations below 2 to the power of each of `powers`, which must ascend
+    /// and be above 4. The counts are exact, because these powers are bucket edges.
     pub(crate) fn counts_below<const N: usize>(&self, powers: [u32; N]) -> [u64; N] {
         let mut below = 0;
         let mut next = 0;
@@ -167,13 +169,13 @@ impl LatencyHistogram {
     }
 }
 
-/// Kept out of the way of sums that fit.
+/// Returns the saturated sum. A separate cold function keeps it off the fast path.
 #[cold]
 fn saturated_sum() -> u64 {
     u64::MAX
 }
 
-/// The bucket of a duration.
+/// Returns the index of a duration's bucket.
 fn bucket_index(ns: u64) -> usize {
     match ns {
         0..FIRST_LOG_BUCKET_NS => ns as usize,
@@ -181,15 +183,15 @@ fn bucket_index(ns: u64) -> usize {
     }
 }
 
-/// The bucket of a duration that is not below [`FIRST_LOG_BUCKET_NS`].
+/// Returns the index of a bucket for a duration of at least [`FIRST_LOG_BUCKET_NS`].
 #[inline]
 fn log_bucket_index(ns: u64) -> usize {
-    // The top five bits, with the leading one counting the power.
+    // The index is made of the top five bits; the leading one adds to the power's part.
     let shift = (ns | 1).ilog2() - BUCKET_BITS;
     (shift as usize * BUCKETS_PER_POWER) + (ns >> shift) as usize
 }
 
-/// The middle of a bucket, rounded down.
+/// Returns the middle of a bucket, rounded down.
 fn bucket_middle(index: usize) -> u64 {
     if index < 2 * BUCKETS_PER_POWER {
         return index as u64;
@@ -275,7 +277,7 @@ mod tests {
         assert_eq!((histogram.count, histogram.sum_ns), (2, u64::MAX));
     }
 
-    /// Durations of every size, those of a second and more among them.
+    /// Durations of every magnitude.
     fn durations() -> impl Strategy<Value = Vec<u64>> {
         let duration = (0_u32..64, any::<u64>()).prop_map(|(bits, ns)| ns >> bits);
         prop::collection::vec(duration, 1..300)

@@ -1,7 +1,7 @@
-//! What was observed, summed up: the numbers behind `/metrics` and the live page.
+//! Aggregated metrics: the data behind `/metrics` and the WebSocket snapshot.
 //!
-//! Durations become histograms, keyed by what must not be mixed: a pid, or the name of a collective.
-//! Nothing here knows where the numbers come from.
+//! Durations are kept as histograms, by pid or by name of the collective. This module does not
+//! depend on how the values are measured.
 
 pub mod exposition;
 mod histogram;
@@ -15,40 +15,40 @@ pub use histogram::LatencyHistogram;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Memory of one process on one GPU.
+/// GPU memory of one process on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct GpuMemMetrics {
     /// Bytes in use.
     pub current_bytes: u64,
-    /// The most bytes that were ever in use.
+    /// Peak of the bytes in use.
     pub peak_bytes: u64,
-    /// How often memory in use grew.
+    /// Number of times the memory in use grew.
     pub alloc_count: u64,
-    /// How often memory in use shrank.
+    /// Number of times the memory in use shrank.
     pub free_count: u64,
 }
 
-/// Everything observed so far.
+/// All metrics recorded so far.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct AggregatedMetrics {
     /// GPU memory by `"{pid}:{gpu_id}"`.
     pub gpu_memory: BTreeMap<String, GpuMemMetrics>,
-    /// How long CUDA launch calls take, by pid.
+    /// Duration of CUDA launch calls, by pid.
     pub cuda_latency: BTreeMap<u32, LatencyHistogram>,
-    /// How long collectives take, by operation.
+    /// Duration of collectives, by operation.
     pub nccl_duration: BTreeMap<String, LatencyHistogram>,
-    /// How long trainers wait for their next batch, by pid.
+    /// Time that trainers wait for their next batch, by pid.
     pub dataloader_wait: BTreeMap<u32, LatencyHistogram>,
-    /// How long processes wait for their peers, by pid.
+    /// Time that processes wait for their peers, by pid.
     pub dist_sync: BTreeMap<u32, LatencyHistogram>,
-    /// When something was last recorded, in milliseconds since 1970.
+    /// Time of the last record, in milliseconds since 1970.
     pub last_update_ms: u64,
 }
 
 impl AggregatedMetrics {
-    /// The memory that `pid` has in use on `gpu_id`, and the most it ever had.
+    /// Records the memory in use by `pid` on `gpu_id`, and its peak.
     ///
-    /// A peak never sinks, and is never below what is in use.
+    /// The stored peak never falls and is never below the memory in use.
     pub fn record_gpu_mem(&mut self, pid: u32, gpu_id: u32, used: u64, peak: u64) {
         let memory = self
             .gpu_memory
@@ -61,13 +61,13 @@ impl AggregatedMetrics {
         self.set_last_update();
     }
 
-    /// One CUDA launch call of `pid`.
+    /// Records the duration of a CUDA launch call.
     pub fn record_cuda_latency(&mut self, pid: u32, ns: u64) {
         self.cuda_latency.entry(pid).or_default().record(ns);
         self.set_last_update();
     }
 
-    /// One collective.
+    /// Records the duration of a collective.
     pub fn record_nccl(&mut self, op: &str, ns: u64) {
         match self.nccl_duration.get_mut(op) {
             Some(histogram) => histogram.record(ns),
@@ -80,19 +80,19 @@ impl AggregatedMetrics {
         self.set_last_update();
     }
 
-    /// One wait of `pid` for its next batch.
+    /// Records a wait of `pid` for its next batch.
     pub fn record_dataloader_wait(&mut self, pid: u32, ns: u64) {
         self.dataloader_wait.entry(pid).or_default().record(ns);
         self.set_last_update();
     }
 
-    /// One wait of `pid` for its peers.
+    /// Records a wait of `pid` for its peers.
     pub fn record_dist_sync(&mut self, pid: u32, ns: u64) {
         self.dist_sync.entry(pid).or_default().record(ns);
         self.set_last_update();
     }
 
-    /// Forgets a process that has ended: its pid may be another's soon.
+    /// Removes the metrics of an exited process, because its pid may be reused.
     pub fn remove_process(&mut self, pid: u32) {
         let own = format!("{pid}:");
         self.gpu_memory.retain(|key, _| !key.starts_with(&own));
@@ -105,7 +105,7 @@ impl AggregatedMetrics {
         }
     }
 
-    /// Everything in Prometheus' text format, durations as histograms.
+    /// Returns all metrics in Prometheus' text format, with durations as histograms.
     #[must_use]
     pub fn to_prometheus(&self) -> String {
         let mut out = Exposition::default();
@@ -113,14 +113,14 @@ impl AggregatedMetrics {
         out.finish()
     }
 
-    /// Appends everything to a text.
+    /// Appends all metrics to an exposition.
     pub fn expose(&self, out: &mut Exposition) {
         self.expose_memory(out);
         self.expose_durations(out, expose_histograms);
     }
 
-    /// The same families with durations as summaries: `quantile="0.5"` and `"0.99"` in place of
-    /// buckets. One family cannot be both.
+    /// Returns all metrics with durations as summaries: `quantile="0.5"` and `"0.99"` instead of
+    /// buckets. A family cannot be histogram and summary at once.
     #[must_use]
     pub fn to_prometheus_quantiles(&self) -> String {
         let mut out = Exposition::default();
@@ -129,8 +129,8 @@ impl AggregatedMetrics {
         out.finish()
     }
 
-    /// What live clients are sent. Scalars merge all processes, and are null where nothing was
-    /// recorded; `processes` and `nccl` hold the details.
+    /// Returns the snapshot for WebSocket clients. Scalars merge all processes and are null without
+    /// records; `processes` and `nccl` have the details.
     #[must_use]
     pub fn to_ws_snapshot(&self) -> Value {
         let memory: Vec<_> = self
@@ -169,7 +169,7 @@ impl AggregatedMetrics {
         })
     }
 
-    /// Every pid that something was recorded for, with its histograms.
+    /// Returns the histograms of each pid.
     fn processes(&self) -> BTreeMap<u32, BTreeMap<&'static str, &LatencyHistogram>> {
         let mut processes: BTreeMap<u32, BTreeMap<_, _>> = BTreeMap::new();
         for (name, histograms) in [
@@ -251,7 +251,8 @@ impl AggregatedMetrics {
     }
 }
 
-/// Writes one family of durations: name, help, label, and a histogram for each of its values.
+/// A function that writes one family of durations: name, help, label name, and a histogram per
+/// label value.
 type Expose = fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
 
 fn with_labels<K: Display>(
@@ -297,7 +298,7 @@ fn merge_all<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> 
     all
 }
 
-/// NCCL's own name, with or without its prefix, in any case.
+/// Whether `op` is an all-reduce, with or without NCCL's prefix, in any case.
 fn is_all_reduce(op: &str) -> bool {
     let op = op.to_ascii_lowercase();
     op.strip_prefix("nccl").unwrap_or(&op) == "allreduce"

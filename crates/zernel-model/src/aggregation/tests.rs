@@ -88,7 +88,7 @@ fn a_snapshot_merges_pids_and_keeps_per_pid_details() {
             "{name} is {value}, not {exact}"
         );
     };
-    // The 100 launches of pid 1234, and the shortest of pid 99's, are the lower half.
+    // The lower half is the 100 launches of pid 1234 and the shortest of pid 99.
     near("cuda_latency_p50_us", 100.0);
     near("cuda_latency_p99_us", 9_800.0);
     near("nccl_allreduce_p50_ms", 3.0);
@@ -130,6 +130,10 @@ fn remove_process_removes_all_its_metrics() {
     metrics.record_gpu_mem(123, 0, 1, 1);
     metrics.remove_process(1234);
     assert!(!metrics.to_prometheus().contains("\"1234\""));
-    assert_eq!(metrics.gpu_memory.len(), 1, "a pid that begins alike stays");
+    assert_eq!(
+        metrics.gpu_memory.len(),
+        1,
+        "a pid with the same prefix stays"
+    );
     assert_eq!(metrics.cuda_latency.len(), 1);
 }
