@@ -1,32 +1,32 @@
-//! The kernel's extensible scheduler class, as sysfs shows it.
+//! State of the kernel's extensible scheduler class, from sysfs.
 
 use std::path::Path;
 use std::{fs, io};
 
-/// Where the kernel describes sched_ext.
+/// The sysfs folder of sched_ext.
 pub const SYSFS: &str = "/sys/kernel/sched_ext";
 
-/// What the kernel says of sched_ext.
+/// State of sched_ext in the running kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SchedExt {
-    /// The kernel was built without it.
+    /// The kernel has no sched_ext.
     Absent,
-    /// No scheduler is loaded; the state is usually `disabled`.
+    /// No scheduler is loaded.
     NoScheduler {
-        /// The state, in the kernel's word.
+        /// The kernel's name of the state, usually `disabled`.
         state: String,
     },
     /// A scheduler is loaded.
     Loaded {
-        /// The state, in the kernel's word.
+        /// The kernel's name of the state, usually `enabled`.
         state: String,
-        /// The name of the scheduler.
+        /// Name of the scheduler.
         scheduler: String,
     },
 }
 
 impl SchedExt {
-    /// Reads the running kernel's state.
+    /// Reads the state from the running kernel.
     pub fn current() -> io::Result<Self> {
         Self::read(Path::new(SYSFS))
     }
@@ -42,7 +42,7 @@ impl SchedExt {
     }
 }
 
-/// A file's text without its line end; `None` when there is no such file.
+/// Returns the text of a file without its line end; `None` if the file does not exist.
 fn read_line(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
@@ -69,7 +69,11 @@ mod tests {
 
         fs::create_dir(sysfs.path().join("root")).unwrap();
         fs::write(sysfs.path().join("root/ops"), "rusty\n").unwrap();
-        assert_eq!(read(), no_scheduler, "a name that outlived its scheduler");
+        assert_eq!(
+            read(),
+            no_scheduler,
+            "the name of an unloaded scheduler is ignored"
+        );
 
         fs::write(sysfs.path().join("state"), "enabled\n").unwrap();
         let loaded = SchedExt::Loaded {
