@@ -48,7 +48,7 @@ pub struct LoaderSymbols {
 }
 
 impl LoaderSymbols {
-    /// Reads the symbols of the file at `path`. At most [`MAX_FILE_BYTES`] are read, even if the
+    /// Reads the symbols of the file at `path`. At most 32 MiB are read, even if the
     /// file grows during the read.
     pub fn read(path: &Path) -> Result<Self, LoaderError> {
         let mut bytes = Vec::new();

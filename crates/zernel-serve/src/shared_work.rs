@@ -123,7 +123,7 @@ mod tests {
             () = std::future::ready(()) => drop(first),
         }
         let (second, ()) = tokio::join!(shared_work.run_or_join((), || 2), async {
-            go.send(()).unwrap()
+            go.send(()).unwrap();
         });
         assert_eq!(second.unwrap(), 1);
     }

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use super::LatencyHistogram;
 
-/// Upper edges of the exported buckets, as powers of two in nanoseconds: 1 µs to 69 s, in steps of
-/// four.
+/// Upper edges of the exported buckets, as powers of two in nanoseconds: from 1 µs to 69 s, each
+/// four times the one before.
 const BUCKET_EDGE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
 /// The edges as `le` labels in seconds. Durations are whole nanoseconds, so "below the edge" is "at

@@ -186,7 +186,7 @@ fn bucket_index(ns: u64) -> usize {
 /// Returns the index of a bucket for a duration of at least [`FIRST_LOG_BUCKET_NS`].
 #[inline]
 fn log_bucket_index(ns: u64) -> usize {
-    // The index is made of the top five bits; the leading one adds to the power's part.
+    // `ns >> shift` keeps the top five bits. The leading one counts as one more power of two.
     let shift = (ns | 1).ilog2() - BUCKET_BITS;
     (shift as usize * BUCKETS_PER_POWER) + (ns >> shift) as usize
 }

@@ -21,59 +21,24 @@ fn undebounced() -> PhaseDetectorConfig {
 
 #[test]
 fn each_row_of_the_rule_gives_its_phase() {
+    type Case = (fn(&mut ZernelTaskState), WorkloadPhase);
     #[rustfmt::skip] // a table
-    let cases: [(fn(&mut ZernelTaskState), WorkloadPhase); 15] = [
-        (
-            |s| (s.is_ml_process, s.gpu_utilization) = (false, 95),
-            Unknown,
-        ),
-        (
-            |s| (s.nccl_active, s.futex_wait_count, s.gpu_utilization) = (true, 1, 95),
-            NcclCollective,
-        ),
-        (
-            |s| (s.nccl_active, s.gpu_utilization) = (true, 95),
-            GpuCompute,
-        ),
-        (
-            |s| (s.io_wait_fraction, s.gpu_utilization) = (0.31, 9),
-            DataLoading,
-        ),
-        (
-            |s| (s.io_wait_fraction, s.gpu_utilization) = (0.3, 9),
-            Unknown,
-        ),
-        (
-            |s| (s.io_wait_fraction, s.gpu_utilization) = (0.31, 10),
-            Unknown,
-        ),
+    let cases: [Case; 15] = [
+        (|s| (s.is_ml_process, s.gpu_utilization) = (false, 95), Unknown),
+        (|s| (s.nccl_active, s.futex_wait_count, s.gpu_utilization) = (true, 1, 95), NcclCollective),
+        (|s| (s.nccl_active, s.gpu_utilization) = (true, 95), GpuCompute),
+        (|s| (s.io_wait_fraction, s.gpu_utilization) = (0.31, 9), DataLoading),
+        (|s| (s.io_wait_fraction, s.gpu_utilization) = (0.3, 9), Unknown),
+        (|s| (s.io_wait_fraction, s.gpu_utilization) = (0.31, 10), Unknown),
         (|s| s.gpu_utilization = 81, GpuCompute),
         (|s| s.gpu_utilization = 80, Unknown),
-        (
-            |s| (s.cpu_burst_duration_ns, s.gpu_utilization) = (1, 95),
-            Unknown,
-        ),
-        (
-            |s| (s.cpu_burst_duration_ns, s.last_gpu_sync_ns) = (4_999_999, 1),
-            OptimizerStep,
-        ),
-        (
-            |s| (s.cpu_burst_duration_ns, s.last_gpu_sync_ns) = (5_000_000, 1),
-            Unknown,
-        ),
+        (|s| (s.cpu_burst_duration_ns, s.gpu_utilization) = (1, 95), Unknown),
+        (|s| (s.cpu_burst_duration_ns, s.last_gpu_sync_ns) = (4_999_999, 1), OptimizerStep),
+        (|s| (s.cpu_burst_duration_ns, s.last_gpu_sync_ns) = (5_000_000, 1), Unknown),
         (|s| s.cpu_burst_duration_ns = 1, Unknown),
-        (
-            |s| (s.io_wait_fraction, s.gpu_utilization) = (0.16, 11),
-            DataLoading,
-        ),
-        (
-            |s| (s.io_wait_fraction, s.gpu_utilization) = (0.16, 80),
-            Unknown,
-        ),
-        (
-            |s| (s.io_wait_fraction, s.gpu_utilization) = (0.15, 11),
-            Unknown,
-        ),
+        (|s| (s.io_wait_fraction, s.gpu_utilization) = (0.16, 11), DataLoading),
+        (|s| (s.io_wait_fraction, s.gpu_utilization) = (0.16, 80), Unknown),
+        (|s| (s.io_wait_fraction, s.gpu_utilization) = (0.15, 11), Unknown),
     ];
     for (set, expected) in cases {
         let mut state = ZernelTaskState {

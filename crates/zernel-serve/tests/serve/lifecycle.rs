@@ -131,7 +131,7 @@ pub(crate) async fn shutdown_waits_for_requests_in_flight() {
         ..FakeSource::default()
     };
     let server = start(source, |options| {
-        options.limits.grace = LONGER_THAN_ANY_TEST
+        options.limits.grace = LONGER_THAN_ANY_TEST;
     });
     let http = server.http;
     let request = tokio::spawn(get(http, "/api/v1/ledger"));
@@ -167,7 +167,7 @@ pub(crate) async fn a_hanging_source_does_not_block_shutdown() {
 
 pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
     let server = start(FakeSource::default(), |options| {
-        options.limits.grace = LONGER_THAN_ANY_TEST
+        options.limits.grace = LONGER_THAN_ANY_TEST;
     });
     let mut socket = websocket::connect(server.websocket, "/").await.unwrap();
     websocket::next(&mut socket).await;
@@ -182,7 +182,7 @@ pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
 
 pub(crate) async fn shutdown_waits_for_the_clients_close_frame() {
     let server = start(FakeSource::default(), |options| {
-        options.limits.grace = LONGER_THAN_ANY_TEST
+        options.limits.grace = LONGER_THAN_ANY_TEST;
     });
     let mut stream = TcpStream::connect(server.websocket).await.unwrap();
     let request = upgrade_request("/", "Host: localhost\r\n");
