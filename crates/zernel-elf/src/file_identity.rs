@@ -1,31 +1,32 @@
-//! Which file it is, whatever it is called.
+//! Identity of a file, independent of its path.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// Which file it is, and in which state: the same after a rename, another after a replacement or a
-/// change of the content.
+/// Identity and state of a file: equal after a rename, different after a replacement or a change of
+/// the content.
 ///
-/// Compare identities of files that were opened in the same way: in an overlay file system, a file has
-/// another inode under its path than through `/proc/PID/map_files`. A second change within the same
-/// tick of the file system's clock, a few milliseconds, goes unnoticed if the length stays.
+/// Compare only identities of files that were opened in the same way. On an overlay file system a
+/// file has another inode number under its path than through `/proc/PID/map_files`. A second change
+/// within the same tick of the file system's clock, a few milliseconds, is not detected if the size
+/// stays the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    /// The file system's device number.
+    /// Device number of the file system.
     pub device: u64,
-    /// The inode's number there.
+    /// Inode number.
     pub inode: u64,
-    /// Length in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Last change of the content, in nanoseconds since 1970. Not that of the inode, which a rename
-    /// changes as well.
+    /// Last modification, in nanoseconds since 1970. The inode's change time is not used, because a
+    /// rename changes it.
     pub modified_ns: i128,
 }
 
 impl FileIdentity {
-    /// That of an open file.
-    pub fn of(file: &File) -> io::Result<Self> {
+    /// Reads the identity of an open file.
+    pub fn read(file: &File) -> io::Result<Self> {
         let status = file.metadata()?;
         Ok(Self {
             device: status.dev(),

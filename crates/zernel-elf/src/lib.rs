@@ -1,19 +1,19 @@
-//! A shared library file, and where in it a probe may go.
+//! Reads shared library files and finds probe sites in them.
 //!
-//! A probe is attached to a file and an offset in it. [`Library`] finds the offset of an exported
-//! function, and chooses the cheapest instruction near the function's entry at which the call still
-//! looks as the caller made it: stack pointer, argument registers and memory unchanged. So every [`Site`]
-//! is as good as the entry itself, for return probes too.
+//! A probe is attached to an offset in a file. [`Library`] finds the offset of an exported function
+//! and chooses the cheapest instruction near the function's entry. At that instruction the stack
+//! pointer, the argument registers and memory are still as at the entry. So a [`Site`] is
+//! equivalent to the entry, also for return probes.
 //!
-//! The files belong to the processes we look at: they may be broken, huge, replaced or written to
-//! while we read, or no files at all. Each of these is an error with a name.
+//! The files belong to the observed processes: they may be damaged, huge, replaced or written to
+//! during the read, or not regular files. Each of these cases has its own error.
 
-mod entry;
+mod dynamic_loader;
+mod elf_image;
 mod file_identity;
-mod image;
-mod installed;
-mod kind;
-mod loader;
+mod installed_libraries;
+mod library_kind;
+mod probe_instruction;
 #[cfg(test)]
 mod tests;
 
@@ -27,40 +27,40 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
+pub use dynamic_loader::{LoaderError, LoaderSymbols};
+use elf_image::{Image, ImageError, Symbol, SymbolKind, is_past_end_of_file};
 pub use file_identity::FileIdentity;
-use image::{Image, ImageError, Symbol, SymbolKind, is_beyond_the_end};
-pub use kind::LibraryKind;
-pub use loader::{LoaderError, LoaderSymbols};
+pub use library_kind::LibraryKind;
 
-/// Longest function that is searched for branches to its own beginning.
-const LONGEST_FUNCTION: u64 = 1 << 20;
+/// Largest function that is searched for branches to its own start.
+const MAX_FUNCTION_BYTES: u64 = 1 << 20;
 
-/// Why a file is of no use as a library.
+/// The reason why a file cannot be used as a library.
 #[derive(Debug, Error)]
 pub enum LibraryError {
-    /// It could not be opened or read.
+    /// The file could not be opened or read.
     #[error("cannot read {path}: {source}", path = path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is a directory, a pipe or a device.
-    #[error("{path} is not a regular file, so no library", path = path.display())]
+    /// The path is a directory, a pipe or a device.
+    #[error("{path} is not a regular file", path = path.display())]
     NotAFile {
-        /// What was opened.
+        /// The path.
         path: PathBuf,
     },
-    /// Its content is not that of a library we could probe.
+    /// The content is not that of a library with probe sites.
     #[error("{path} is not a usable library: {reason}", path = path.display())]
     NotALibrary {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         reason: &'static str,
     },
-    /// Somebody wrote to it.
+    /// The file was written to during the read.
     #[error("{path} changed while it was read; open it again", path = path.display())]
     Changed {
         /// The file.
@@ -69,9 +69,9 @@ pub enum LibraryError {
 }
 
 impl LibraryError {
-    /// Whether there is nothing any more at that path, as of a process that has ended.
+    /// Whether the path does not exist, as after the exit of its process.
     #[must_use]
-    pub fn is_gone(&self) -> bool {
+    pub fn is_not_found(&self) -> bool {
         match self {
             Self::Unreadable { source, .. } => {
                 source.kind() == io::ErrorKind::NotFound
@@ -82,79 +82,78 @@ impl LibraryError {
     }
 }
 
-/// Why a symbol has no place for a probe.
+/// The reason why a symbol has no probe site.
 #[derive(Debug, Error)]
 pub enum SiteError {
-    /// The library does not have it, or not for others.
+    /// The library does not export the symbol.
     #[error("{symbol} is not exported")]
     NotExported {
-        /// What was asked for.
+        /// The requested symbol.
         symbol: String,
     },
-    /// It names data.
+    /// The symbol names data.
     #[error("{symbol} is not a function")]
     NotAFunction {
-        /// What was asked for.
+        /// The requested symbol.
         symbol: String,
     },
-    /// Its code only chooses the function; what callers reach is another one.
-    #[error(
-        "{symbol} is chosen when the library is loaded, so its symbol does not lead to its code"
-    )]
+    /// The symbol is an indirect function (IFUNC): its code only selects the function that callers
+    /// reach.
+    #[error("{symbol} is an indirect function, selected when the library is loaded")]
     IndirectFunction {
-        /// What was asked for.
+        /// The requested symbol.
         symbol: String,
     },
-    /// Its address is in no part of the file that is mapped as code.
+    /// The address is in no segment that is mapped as code.
     #[error("{symbol} at address {address:#x} is outside the library's code; the file is damaged")]
     OutsideCode {
-        /// What was asked for.
+        /// The requested symbol.
         symbol: String,
-        /// Where it should be.
+        /// The symbol's address.
         address: u64,
     },
-    /// Its code could not be read.
+    /// The code could not be read.
     #[error("cannot read the code of {symbol}: {source}")]
     Unreadable {
-        /// What was asked for.
+        /// The requested symbol.
         symbol: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// Somebody wrote to the file after it was opened.
+    /// The file was written to after it was opened.
     #[error("the library changed while {symbol} was looked up; open it again")]
     Changed {
-        /// What was asked for.
+        /// The requested symbol.
         symbol: String,
     },
 }
 
-/// What the kernel has to do each time a probe is hit.
+/// Cost of a probe hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TrapCost {
-    /// One trap: the kernel emulates the instruction. About a microsecond.
+    /// One trap: the kernel emulates the instruction, in about a microsecond.
     Emulated,
-    /// Two traps: a copy of the instruction is single-stepped. About ten times as much.
+    /// Two traps: the CPU single-steps a copy of the instruction, at about ten times the cost.
     SingleStepped,
-    /// Not known for the file's architecture.
+    /// Unknown for the file's architecture.
     Unknown,
 }
 
-/// Where to probe a function.
+/// A probe site: the instruction at which to probe a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Site {
-    /// Offset in the file of the instruction to probe.
+    /// File offset of the instruction.
     pub file_offset: u64,
-    /// How many bytes that is after the function's entry.
+    /// Distance from the function's entry in bytes.
     pub displacement: u8,
-    /// What a hit costs.
+    /// Cost of a hit.
     pub trap: TrapCost,
 }
 
 /// An open library.
 ///
-/// Keeps its symbol tables in memory, which are tens of megabytes for the largest: look up what is
-/// needed, then drop it.
+/// It keeps its symbol tables in memory, tens of megabytes for the largest libraries. Look up the
+/// needed functions, then drop it.
 #[derive(Debug)]
 pub struct Library {
     file: File,
@@ -165,9 +164,9 @@ pub struct Library {
 impl Library {
     /// Opens a library and reads its symbols.
     ///
-    /// The path may be `/proc/PID/map_files/START-END`, which leads to the very file that a process has
-    /// mapped, even after its deletion. It may also lead through `/proc/PID/root`, but absolute links
-    /// on the way then lead out of there.
+    /// The path may be `/proc/PID/map_files/START-END`, which opens the file that a process has
+    /// mapped even after its deletion. It may also go through `/proc/PID/root`, but absolute
+    /// symbolic links then resolve outside of that root.
     pub fn open(path: &Path) -> Result<Self, LibraryError> {
         let unreadable = |source| LibraryError::Unreadable {
             path: path.to_owned(),
@@ -177,9 +176,9 @@ impl Library {
         let file = file.ok_or_else(|| LibraryError::NotAFile {
             path: path.to_owned(),
         })?;
-        let identity = FileIdentity::of(&file).map_err(unreadable)?;
+        let identity = FileIdentity::read(&file).map_err(unreadable)?;
         let image = Image::read(&file);
-        if FileIdentity::of(&file).map_err(unreadable)? != identity {
+        if FileIdentity::read(&file).map_err(unreadable)? != identity {
             return Err(LibraryError::Changed {
                 path: path.to_owned(),
             });
@@ -198,40 +197,41 @@ impl Library {
         })
     }
 
-    /// Which file it is.
+    /// Returns the identity of the file.
     #[must_use]
     pub fn identity(&self) -> FileIdentity {
         self.identity
     }
 
-    /// The open file, when its symbols are not needed any more.
+    /// Drops the symbols and returns the open file.
     #[must_use]
     pub fn into_file(self) -> (File, FileIdentity) {
         (self.file, self.identity)
     }
 
-    /// The names of all exported functions, as the linker knows them. Those with several versions
-    /// come several times.
+    /// Returns the mangled names of all exported functions. A function with several versions is
+    /// repeated.
     pub fn functions(&self) -> impl Iterator<Item = &str> {
         self.image.functions()
     }
 
-    /// Where to probe one function. For several, [`sites`](Self::sites) is faster.
+    /// Returns the probe site of one function. For several functions, [`sites`](Self::sites) is
+    /// faster.
     pub fn site(&self, name: &str) -> Result<Site, SiteError> {
-        self.locate(name, self.find(&[name]).get(name))
+        self.probe_site(name, self.find(&[name]).get(name))
     }
 
-    /// Where to probe each of these functions, in their order.
+    /// Returns the probe site of each function, in the order of `names`.
     #[must_use]
     pub fn sites(&self, names: &[&str]) -> Vec<Result<Site, SiteError>> {
         let found = self.find(names);
         names
             .iter()
-            .map(|name| self.locate(name, found.get(name)))
+            .map(|name| self.probe_site(name, found.get(name)))
             .collect()
     }
 
-    /// The symbols of these names: of several versions the default one, else the first.
+    /// Looks up symbols by name. Of several versions the default one wins, else the first.
     fn find<'a>(&self, names: &[&'a str]) -> HashMap<&'a str, Symbol> {
         let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
         let wanted: HashMap<&[u8], &str> =
@@ -253,7 +253,7 @@ impl Library {
         found
     }
 
-    fn locate(&self, name: &str, symbol: Option<&Symbol>) -> Result<Site, SiteError> {
+    fn probe_site(&self, name: &str, symbol: Option<&Symbol>) -> Result<Site, SiteError> {
         let name = || name.to_owned();
         let symbol = symbol.ok_or_else(|| SiteError::NotExported { symbol: name() })?;
         match symbol.kind {
@@ -272,19 +272,19 @@ impl Library {
             source,
         };
         let code = self.image.code_at(symbol.address).ok_or_else(outside)?;
-        let site = self.choose(symbol, code.start, code.end - code.start);
-        if FileIdentity::of(&self.file).map_err(unreadable)? != self.identity {
+        let site = self.choose_site(symbol, code.start, code.end - code.start);
+        if FileIdentity::read(&self.file).map_err(unreadable)? != self.identity {
             return Err(SiteError::Changed { symbol: name() });
         }
         site.map_err(|error| match error {
-            error if is_beyond_the_end(&error) => outside(),
+            error if is_past_end_of_file(&error) => outside(),
             error => unreadable(error),
         })
     }
 
-    /// The cheapest place for a function whose entry is at `file_offset`, with that many bytes of
-    /// code from there on.
-    fn choose(&self, symbol: &Symbol, file_offset: u64, available: u64) -> io::Result<Site> {
+    /// Chooses the cheapest instruction of a function whose entry is at `file_offset`, with
+    /// `available` bytes of code from there on.
+    fn choose_site(&self, symbol: &Symbol, file_offset: u64, available: u64) -> io::Result<Site> {
         let at = |displacement: usize, trap| Site {
             file_offset: file_offset + displacement as u64,
             displacement: displacement as u8,
@@ -294,14 +294,14 @@ impl Library {
             0 => available,
             size => size.min(available),
         };
-        let window = self.read(file_offset, own.min(entry::WINDOW as u64))?;
+        let window = self.read(file_offset, own.min(probe_instruction::ENTRY_BYTES as u64))?;
         if !self.image.is_x86_64 {
             return Ok(at(0, TrapCost::Unknown));
         }
-        match entry::first_emulated(&window) {
+        match probe_instruction::first_emulated_instruction(&window) {
             Some(0) => Ok(at(0, TrapCost::Emulated)),
             Some(displacement)
-                if self.is_passed_once(symbol, file_offset, own, displacement)? =>
+                if self.is_executed_once_per_call(symbol, file_offset, own, displacement)? =>
             {
                 Ok(at(displacement, TrapCost::Emulated))
             }
@@ -309,10 +309,10 @@ impl Library {
         }
     }
 
-    /// Whether every call of a function passes an instruction after its entry exactly once, and
-    /// nothing else does: no other symbol and no branch leads between them. Of a function of unknown
-    /// or excessive size that cannot be said.
-    fn is_passed_once(
+    /// Whether every call executes the instruction at `displacement` exactly once, and only calls
+    /// do: no symbol and no branch leads between the entry and the instruction. False for a
+    /// function of unknown or excessive size.
+    fn is_executed_once_per_call(
         &self,
         symbol: &Symbol,
         file_offset: u64,
@@ -320,11 +320,14 @@ impl Library {
         displacement: usize,
     ) -> io::Result<bool> {
         let skipped = symbol.address + 1..symbol.address + displacement as u64 + 1;
-        if symbol.size == 0 || length > LONGEST_FUNCTION || self.image.has_symbol_in(&skipped) {
+        if symbol.size == 0 || length > MAX_FUNCTION_BYTES || self.image.has_symbol_in(&skipped) {
             return Ok(false);
         }
         let function = self.read(file_offset, length)?;
-        Ok(entry::is_passed_once(&function, displacement))
+        Ok(probe_instruction::is_executed_once_per_call(
+            &function,
+            displacement,
+        ))
     }
 
     fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
@@ -334,8 +337,10 @@ impl Library {
     }
 }
 
-/// Opens a file, unless it is no regular one. Merely opening a device may set it in motion, and opening
-/// a pipe waits for a writer, so what it is gets asked through a handle that opens nothing.
+/// Opens a regular file; returns `None` for anything else.
+///
+/// Opening a device may have side effects, and opening a pipe waits for a writer. So the type is
+/// checked through an `O_PATH` handle, which opens nothing.
 fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let handle = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let handle = File::from(handle);
@@ -343,7 +348,7 @@ fn open_regular(path: &Path) -> io::Result<Option<File>> {
         return Ok(None);
     }
     let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    // Without waiting for whoever holds a lease on it.
+    // `NONBLOCK`: do not wait for the holder of a lease.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     Ok(Some(rustix::fs::open(path, flags, Mode::empty())?.into()))
 }

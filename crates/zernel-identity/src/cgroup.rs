@@ -1,71 +1,71 @@
-//! What the path of a cgroup tells: pod, container, Slurm job, systemd unit.
+//! Parses a cgroup path: pod, container, Slurm job and systemd unit.
 //!
-//! Container runtimes and batch systems name cgroups by convention only, and nest in each other. So
-//! a path is read segment by segment, wherever the hierarchy begins: a reader in a cgroup namespace
-//! sees `/../..` before the part that matters.
+//! Container runtimes and batch systems name cgroups by convention, and they nest. So a path is
+//! parsed segment by segment, starting anywhere in the hierarchy: inside a cgroup namespace a path
+//! may start with `/../..`.
 
-use super::text::{NAME_BYTES, clean};
+use super::printable_text::{MAX_NAME_BYTES, to_printable};
 
-/// The kernel's own limit for a path.
-const PATH_BYTES: usize = 4096;
+/// The kernel's limit for a path.
+const MAX_PATH_BYTES: usize = 4096;
 
-/// A cgroup, by its path.
+/// The parts of a cgroup path.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cgroup {
-    /// The path within its hierarchy, as the kernel shows it.
+    /// The path in its hierarchy, as the kernel shows it.
     pub path: String,
-    /// UID of the Kubernetes pod, spelled with hyphens.
+    /// UID of the Kubernetes pod, with hyphens.
     pub pod_uid: Option<String>,
-    /// Id of the container: the pod's own where there is a pod, else the innermost.
+    /// Id of the container: the pod's own container in a pod, else the innermost one.
     pub container: Option<String>,
     /// Id of the Slurm job.
     pub slurm_job: Option<String>,
-    /// The innermost systemd service or scope that is not itself a container's.
+    /// The innermost systemd service or scope that is not a container's.
     pub unit: Option<String>,
 }
 
 impl Cgroup {
-    /// Reads a path.
+    /// Parses a path.
     #[must_use]
     pub fn parse(path: &str) -> Self {
-        // What the kernel adds once the cgroup of a dying process is removed.
+        // The kernel adds this when the cgroup of an exiting process has been removed.
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let mut cgroup = Self {
-            path: clean(path.as_bytes(), PATH_BYTES),
+            path: to_printable(path.as_bytes(), MAX_PATH_BYTES),
             ..Self::default()
         };
         let mut in_slurm = false;
-        // A runtime told to use systemd's naming without systemd writes `slice:prefix:name`.
+        // A runtime configured for systemd's naming without systemd writes `slice:prefix:name`.
         for segment in path.split(['/', ':']) {
             in_slurm |= segment.contains("slurm");
             if let Some(uid) = pod_uid(segment) {
                 cgroup.pod_uid = Some(uid);
                 cgroup.container = None;
             } else if let Some(id) = container(segment) {
-                // A container that a pod's container has started is no one's the cluster knows.
+                // A container started inside a pod's container is unknown to the cluster.
                 if cgroup.pod_uid.is_none() || cgroup.container.is_none() {
                     cgroup.container = Some(id);
                 }
             } else if in_slurm && let Some(job) = slurm_job(segment) {
                 cgroup.slurm_job = Some(job);
             } else if is_unit(segment) {
-                cgroup.unit = Some(clean(segment.as_bytes(), NAME_BYTES));
+                cgroup.unit = Some(to_printable(segment.as_bytes(), MAX_NAME_BYTES));
             }
         }
         cgroup
     }
 
-    /// The most telling of a process's cgroups: with version 1 it has one per hierarchy, and batch
-    /// systems use only some of them.
+    /// Returns the most specific of a process's cgroups. With cgroup v1 a process has one per
+    /// hierarchy, and batch systems use only some hierarchies.
     #[must_use]
-    pub fn choose<'a>(paths: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+    pub fn most_specific<'a>(paths: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let cgroups = paths.into_iter().map(Self::parse);
-        // The last of equals is the one of version 2, which the kernel lists last.
-        cgroups.max_by_key(Self::tells)
+        // `max_by_key` returns the last maximum, and the kernel lists cgroup v2 last.
+        cgroups.max_by_key(Self::specificity)
     }
 
-    /// How much it tells, to compare by.
-    fn tells(&self) -> (u32, usize) {
+    /// Returns a sort key: the known parts first, then the depth of the path.
+    fn specificity(&self) -> (u32, usize) {
         let pod = u32::from(self.pod_uid.is_some());
         let container = u32::from(self.container.is_some());
         let job = u32::from(self.slurm_job.is_some());
@@ -75,7 +75,8 @@ impl Cgroup {
     }
 }
 
-/// `pod<uid>` below `kubepods`, or systemd's `kubepods-burstable-pod<uid with underscores>.slice`.
+/// Parses `pod<uid>` below `kubepods`, or systemd's `kubepods-burstable-pod<uid with
+/// underscores>.slice`.
 fn pod_uid(segment: &str) -> Option<String> {
     let name = segment.strip_suffix(".slice").unwrap_or(segment);
     let uid = match name.strip_prefix("pod") {
@@ -84,24 +85,24 @@ fn pod_uid(segment: &str) -> Option<String> {
     };
     let uid = uid.replace('_', "-");
     let digits: String = uid.chars().filter(|letter| *letter != '-').collect();
-    // Pods from files on the node have a hash for a UID, without hyphens.
+    // Static pods have a hash without hyphens as UID.
     is_hex(&digits, 32).then_some(uid)
 }
 
-/// `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`,
-/// `libpod-<id>.scope`, `lxc.payload.<name>`.
+/// Parses the id in `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`,
+/// `libpod-<id>.scope` or `lxc.payload.<name>`.
 fn container(segment: &str) -> Option<String> {
     const ID: usize = 64;
     if let Some(name) = segment.strip_prefix("lxc.payload.") {
-        return (!name.is_empty()).then(|| clean(name.as_bytes(), NAME_BYTES));
+        return (!name.is_empty()).then(|| to_printable(name.as_bytes(), MAX_NAME_BYTES));
     }
     let name = segment.strip_suffix(".scope").unwrap_or(segment);
     let (runtime, id) = name.rsplit_once('-').unwrap_or(("", name));
-    // conmon watches over a container from outside.
+    // conmon is the monitor of a container and runs outside of it.
     (is_hex(id, ID) && !runtime.ends_with("conmon")).then(|| id.to_owned())
 }
 
-/// `job_<number>`.
+/// Parses `job_<number>`.
 fn slurm_job(segment: &str) -> Option<String> {
     let number = segment.strip_prefix("job_")?;
     number.parse::<u32>().is_ok().then(|| number.to_owned())
@@ -127,8 +128,8 @@ mod tests {
     const UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
     const UNDERSCORED: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
 
-    /// A path, in which `{id}`, `{inner}`, `{uid}` and `{uid_}` stand for the above; then pod,
-    /// container, Slurm job, unit.
+    /// A path with placeholders `{id}`, `{inner}`, `{uid}` and `{uid_}` for the constants above;
+    /// then pod, container, Slurm job and unit.
     type Case = (
         &'static str,
         Option<&'static str>,
@@ -148,7 +149,7 @@ mod tests {
         ("/system.slice/containerd.service/kubepods-besteffort-pod{uid_}.slice:cri-containerd:{id}",
             Some(UID), Some(ID), None, Some("containerd.service")),
         ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid_}.slice", Some(UID), None, None, None),
-        // A pod from a file on the node
+        // A static pod
         ("/kubepods/burstable/podd4e5f60718293a4b5c6d7e8f90a1b2c3/{id}",
             Some("d4e5f60718293a4b5c6d7e8f90a1b2c3"), Some(ID), None, None),
         // CRI-O, and its monitor
@@ -162,7 +163,7 @@ mod tests {
         ("/system.slice/docker-{id}.scope/init", None, Some(ID), None, None),
         ("/docker/{id}", None, Some(ID), None, None),
         ("/system.slice:docker:{id}", None, Some(ID), None, None),
-        // Docker in Docker; a cluster in Docker; Docker in a pod
+        // Docker in Docker; Kubernetes in Docker; Docker in a pod
         ("/docker/{inner}/docker/{id}", None, Some(ID), None, None),
         ("/docker/{inner}/kubelet/kubepods/besteffort/pod{uid}/{id}", Some(UID), Some(ID), None, None),
         ("/system.slice/docker-{inner}.scope/kubelet.slice/kubelet-kubepods.slice/\
@@ -178,7 +179,7 @@ mod tests {
         ("/ecs/cluster/0123456789abcdef0123456789abcdef/{id}", None, Some(ID), None, None),
         ("/lxc.payload.trainer/system.slice/ssh.service", None, Some("trainer"), None, Some("ssh.service")),
         ("/lxc.monitor.trainer", None, None, None, None),
-        // Slurm, with cgroups of version 1 and 2, and with several daemons on a node
+        // Slurm, with cgroup v1 and v2, and with several daemons on a node
         ("/slurm/uid_1000/job_42/step_0/task_1", None, None, Some("42"), None),
         ("/slurm_node7/uid_1000/job_42/step_batch/task_0", None, None, Some("42"), None),
         ("/system.slice/slurmstepd.scope/job_42/step_0/user/task_1", None, None, Some("42"), Some("slurmstepd.scope")),
@@ -191,11 +192,11 @@ mod tests {
         ("/user.slice/user-1000.slice/session-3.scope", None, None, None, Some("session-3.scope")),
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", None, None, None, Some("jupyter.service")),
         ("/init.scope", None, None, None, Some("init.scope")),
-        // From within a namespace, and after the cgroup's end
+        // Inside a cgroup namespace, and after removal of the cgroup
         ("/../../kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(UID), Some(ID), None, None),
         ("/../{id}", None, Some(ID), None, None),
         ("/system.slice/docker-{id}.scope (deleted)", None, Some(ID), None, None),
-        // Nothing to tell
+        // Paths without any known part
         ("/", None, None, None, None),
         ("", None, None, None, None),
         ("/home/job_42/step_0", None, None, None, None),
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_the_real_world_are_understood() {
+    fn cgroup_paths_of_known_runtimes_are_parsed() {
         for (pattern, pod, container, job, unit) in CASES {
             let cgroup = Cgroup::parse(&expand(pattern));
             assert_eq!(cgroup.pod_uid.as_deref(), *pod, "pod of {pattern}");
@@ -229,22 +230,22 @@ mod tests {
     }
 
     proptest! {
-        /// Names of cgroups are anybody's who may make some.
+        /// Any user who may create cgroups chooses their names.
         #[test]
-        fn no_path_is_too_odd(path in "(/|:|pod|job_|slurm|-|_|conmon|\\.scope|\\.slice|[0-9a-f]{32}|\\PC|\\n){0,40}") {
+        fn arbitrary_cgroup_paths_never_panic_and_stay_bounded(path in "(/|:|pod|job_|slurm|-|_|conmon|\\.scope|\\.slice|[0-9a-f]{32}|\\PC|\\n){0,40}") {
             let cgroup = Cgroup::parse(&path);
             let names = [&cgroup.container, &cgroup.slurm_job, &cgroup.unit];
             for name in names.into_iter().flatten() {
-                prop_assert!(!name.is_empty() && name.len() <= NAME_BYTES);
+                prop_assert!(!name.is_empty() && name.len() <= MAX_NAME_BYTES);
                 prop_assert!(!name.contains(char::is_control));
             }
         }
     }
 
     #[test]
-    fn the_most_telling_hierarchy_is_chosen() {
+    fn the_most_specific_hierarchy_is_chosen() {
         let cases: [(&[&str], Option<&str>); 6] = [
-            // Version 1, Slurm: only some controllers are used, to different depths.
+            // cgroup v1, Slurm: only some controllers are used, at different depths.
             (
                 &[
                     "/",
@@ -255,12 +256,12 @@ mod tests {
                 ],
                 Some("/slurm/uid_0/job_7/step_0/task_1"),
             ),
-            // Version 1, Docker under Kubernetes.
+            // cgroup v1, Docker under Kubernetes.
             (
                 &["/", "/kubepods/pod{uid}/{id}", "/docker/{id}"],
                 Some("/kubepods/pod{uid}/{id}"),
             ),
-            // Hybrid: version 2 knows the unit, version 1 the container.
+            // Hybrid: v2 shows the unit, v1 the container.
             (
                 &["/docker/{id}", "/system.slice/containerd.service"],
                 Some("/docker/{id}"),
@@ -269,13 +270,13 @@ mod tests {
                 &["/", "/", "/user.slice/user-0.slice/session-1.scope"],
                 Some("/user.slice/user-0.slice/session-1.scope"),
             ),
-            // Equals: version 2, the last.
+            // Equally specific: v2, which is last.
             (&["/a.service", "/b.service"], Some("/b.service")),
             (&[], None),
         ];
         for (paths, expected) in cases {
             let paths: Vec<_> = paths.iter().map(|path| expand(path)).collect();
-            let chosen = Cgroup::choose(paths.iter().map(String::as_str));
+            let chosen = Cgroup::most_specific(paths.iter().map(String::as_str));
             assert_eq!(chosen.map(|cgroup| cgroup.path), expected.map(expand));
         }
     }

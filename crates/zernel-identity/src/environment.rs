@@ -1,8 +1,8 @@
-//! What a process's environment tells of it.
+//! The listed variables of a process's environment, and the rank, job and pod in them.
 //!
-//! An environment holds passwords and tokens. Only the variables named here are kept, and of those
-//! no more than a bounded, printable part. It is what the process was started with: a program that
-//! sets `RANK` for itself does not show it.
+//! An environment contains passwords and tokens. Only the variables listed here are kept, each as a
+//! bounded, printable string. `/proc` shows the environment at the start of the process, so
+//! variables that a program sets for itself are missing.
 
 use std::io::Read;
 
@@ -10,16 +10,17 @@ use procfs::process::Process;
 use procfs::{ProcError, ProcResult};
 use zernel_model::identity::{JobSource, Rank, RankSource};
 
-use super::text::{NAME_BYTES, clean};
+use super::printable_text::{MAX_NAME_BYTES, to_printable};
 
-/// A process may make the kernel show any stretch of its memory as its environment.
-const READ_BYTES: u64 = 1 << 20;
+/// Bytes read of an environment. A process can make the kernel show any part of its memory as its
+/// environment.
+const MAX_ENVIRONMENT_BYTES: u64 = 1 << 20;
 
-/// The longest list of devices kept: more than 70 UUIDs.
-const LIST_BYTES: usize = 4096;
+/// Longest list of devices that is kept: more than 70 UUIDs.
+const MAX_LIST_BYTES: usize = 4096;
 
-/// Names, as they are.
-const NAMES: [&str; 24] = [
+/// Variables with a single value.
+const VARIABLES: [&str; 24] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -46,28 +47,30 @@ const NAMES: [&str; 24] = [
     "CUDA_DEVICE_ORDER",
 ];
 
-/// Lists of devices, where nothing is not the same as none.
-const LISTS: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
+/// Variables with a list of devices. An empty list differs from a missing one.
+const DEVICE_LISTS: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 
-/// The variables that were kept.
+/// The listed variables of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Environment {
     variables: Vec<(&'static str, String)>,
 }
 
 impl Environment {
-    /// Reads a process's environment. It is not taken from `procfs`, which reads and keeps all of it,
-    /// however long, and of equal names the last, where programs see the first.
+    /// Reads the environment of a process.
+    ///
+    /// `procfs` is not used, because it keeps the whole environment and the last of duplicate
+    /// variables. Programs see the first.
     pub(super) fn read(process: &Process) -> ProcResult<Self> {
         let mut bytes = Vec::new();
         let file = process.open_relative("environ")?;
-        file.take(READ_BYTES)
+        file.take(MAX_ENVIRONMENT_BYTES)
             .read_to_end(&mut bytes)
             .map_err(ProcError::from)?;
         Ok(Self::parse(&bytes))
     }
 
-    /// Of `NAME=value` strings, each with a zero behind it.
+    /// Parses `NAME=value` strings that end with a zero byte.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let mut environment = Self::default();
         for entry in bytes.split(|byte| *byte == 0) {
@@ -76,10 +79,13 @@ impl Environment {
             };
             let (name, value) = (&entry[..equals], &entry[equals + 1..]);
             let same = |known: &&&str| known.as_bytes() == name;
-            if let Some(known) = NAMES.iter().find(same) {
-                environment.insert(known, clean(value, NAME_BYTES));
-            } else if let Some(known) = LISTS.iter().find(same) {
-                environment.insert(known, clean(whole_entries(value), LIST_BYTES));
+            if let Some(known) = VARIABLES.iter().find(same) {
+                environment.insert(known, to_printable(value, MAX_NAME_BYTES));
+            } else if let Some(known) = DEVICE_LISTS.iter().find(same) {
+                environment.insert(
+                    known,
+                    to_printable(truncate_between_entries(value), MAX_LIST_BYTES),
+                );
             }
         }
         environment
@@ -92,27 +98,27 @@ impl Environment {
         }
     }
 
-    /// A variable, which may be empty.
-    pub(super) fn list(&self, name: &str) -> Option<String> {
+    /// Returns the value of a variable, even if it is empty.
+    pub(super) fn get_raw(&self, name: &str) -> Option<String> {
         let found = self.variables.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| value.clone())
     }
 
-    /// A variable that is not empty.
+    /// Returns the value of a variable if it is not empty.
     pub(super) fn get(&self, name: &str) -> Option<String> {
-        self.list(name).filter(|value| !value.is_empty())
+        self.get_raw(name).filter(|value| !value.is_empty())
     }
 
     fn number(&self, name: &str) -> Option<u32> {
         self.get(name)?.trim().parse().ok()
     }
 
-    /// The rank that the best source tells. What that source leaves out is taken from a worse one
-    /// only if it tells of the same rank in the same world: ranks of two launchers never mix.
+    /// Returns the rank of the best source. A missing local rank is taken from another source only
+    /// if its rank and world size are the same, so that ranks of two launchers never mix.
     pub(super) fn rank(&self) -> Option<Rank> {
-        let mut told = self.ranks();
-        let mut best = told.next()?;
-        for other in told {
+        let mut candidates = self.ranks();
+        let mut best = candidates.next()?;
+        for other in candidates {
             let same = other.rank == best.rank && other.world_size == best.world_size;
             if same {
                 best.local_rank = best.local_rank.or(other.local_rank);
@@ -121,7 +127,7 @@ impl Environment {
         Some(best)
     }
 
-    /// What each source tells, best first.
+    /// Returns the rank of each source, best first.
     fn ranks(&self) -> impl Iterator<Item = Rank> {
         let sources = [
             self.rank_from(RankSource::Torchrun, "RANK", "LOCAL_RANK", &["WORLD_SIZE"]),
@@ -148,7 +154,7 @@ impl Environment {
         sources.into_iter().flatten()
     }
 
-    /// A source's rank, unless it is none in its own world.
+    /// Returns the rank of one source, unless it exceeds the world size.
     fn rank_from(
         &self,
         source: RankSource,
@@ -167,21 +173,21 @@ impl Environment {
         })
     }
 
-    /// Whether srun started the process. A batch script also has a `SLURM_PROCID`, which says
-    /// nothing; its step is none or one of the special numbers at the end.
+    /// Whether srun started the process. A batch script also has a `SLURM_PROCID`, but it has no
+    /// step id or one of the special ids at the end of the range.
     fn is_in_slurm_step(&self) -> bool {
-        const SPECIAL: u32 = 0xffff_fff0;
+        const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
         self.number("SLURM_STEP_ID")
-            .is_some_and(|step| step < SPECIAL)
+            .is_some_and(|step| step < FIRST_SPECIAL_STEP)
     }
 
-    /// The job's name, given the Slurm job that the cgroup tells: that one is true, variables may
-    /// not be.
+    /// Returns the name of the job. `slurm_job` comes from the cgroup and takes precedence, because
+    /// the process cannot forge it.
     pub(super) fn job(&self, slurm_job: Option<&str>) -> Option<(String, JobSource)> {
         let slurm = slurm_job
             .map(str::to_owned)
             .or_else(|| self.get("SLURM_JOB_ID"));
-        // What torchrun calls a run that was given no name.
+        // `none` is torchrun's default name.
         let torchrun = self
             .get("TORCHELASTIC_RUN_ID")
             .filter(|name| name != "none");
@@ -196,19 +202,20 @@ impl Environment {
         Some(format!("{address}:{port}"))
     }
 
-    /// The name of the pod. `HOSTNAME` is it only in a pod, and not in one that uses the network of
-    /// its machine, whose name it then is.
-    pub(super) fn pod(&self, is_in_pod: bool, machine: &str) -> Option<String> {
+    /// Returns the name of the pod. `HOSTNAME` is the pod's name only inside a pod; with the host's
+    /// network it is the name of the host.
+    pub(super) fn pod(&self, is_in_pod: bool, host_name: &str) -> Option<String> {
         let host = self.get("HOSTNAME");
         self.get("POD_NAME")
-            .or_else(|| host.filter(|name| is_in_pod && name != machine))
+            .or_else(|| host.filter(|name| is_in_pod && name != host_name))
     }
 }
 
-/// A list that is too long, up to its last entry that is whole: half a UUID may name another device.
-fn whole_entries(list: &[u8]) -> &[u8] {
-    match list.get(..LIST_BYTES) {
-        Some(head) if list.len() > LIST_BYTES => {
+/// Truncates a list that is too long after its last complete entry: part of a UUID may name another
+/// device.
+fn truncate_between_entries(list: &[u8]) -> &[u8] {
+    match list.get(..MAX_LIST_BYTES) {
+        Some(head) if list.len() > MAX_LIST_BYTES => {
             let comma = head.iter().rposition(|byte| *byte == b',');
             &head[..comma.unwrap_or(0)]
         }
@@ -233,21 +240,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_the_named_variables_is_kept() {
+    fn only_the_listed_variables_are_kept() {
         let bytes = b"AWS_SECRET_ACCESS_KEY=x\0RANK=3\0PATH=/bin\0RANKS=9\0=\0noise\0";
         let kept = Environment::parse(bytes);
         assert_eq!(kept.variables, [("RANK", "3".to_owned())]);
     }
 
     #[test]
-    fn of_equal_names_the_first_counts_as_it_does_for_the_program() {
+    fn the_first_of_duplicate_variables_wins() {
         assert_eq!(
             environment("RANK=1 RANK=2").rank().map(|rank| rank.rank),
             Some(1)
         );
     }
 
-    /// What odd environments are made of.
+    /// Pieces of random environments.
     const PIECES: [&[u8]; 7] = [
         b"RANK=",
         b"CUDA_VISIBLE_DEVICES=",
@@ -260,11 +267,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_environment_is_too_odd(pieces in vec(select(&PIECES), 0..40)) {
+        fn arbitrary_environments_never_panic_and_stay_bounded(pieces in vec(select(&PIECES), 0..40)) {
             let kept = Environment::parse(&pieces.concat());
             kept.rank();
-            prop_assert!(kept.variables.len() <= NAMES.len() + LISTS.len());
-            prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= LIST_BYTES));
+            prop_assert!(kept.variables.len() <= VARIABLES.len() + DEVICE_LISTS.len());
+            prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= MAX_LIST_BYTES));
         }
     }
 
@@ -273,30 +280,30 @@ mod tests {
         let mut bytes = b"POD_NAME=".to_vec();
         bytes.extend([b'a'; 10_000]);
         let name = Environment::parse(&bytes).get("POD_NAME").unwrap();
-        assert_eq!(name.len(), NAME_BYTES);
+        assert_eq!(name.len(), MAX_NAME_BYTES);
     }
 
     #[test]
-    fn a_list_is_cut_between_entries() {
+    fn a_long_list_is_truncated_between_entries() {
         let entry = "GPU-713a8001-4129-af46-2093-26173f053ec1";
         let list = vec![entry; 200].join(",");
         let kept = Environment::parse(format!("CUDA_VISIBLE_DEVICES={list}").as_bytes())
-            .list("CUDA_VISIBLE_DEVICES")
+            .get_raw("CUDA_VISIBLE_DEVICES")
             .unwrap();
-        assert!(kept.len() <= LIST_BYTES);
+        assert!(kept.len() <= MAX_LIST_BYTES);
         assert!(kept.split(',').all(|kept| kept == entry), "{kept}");
-        assert!(whole_entries(&[b'1'; LIST_BYTES + 1]).is_empty());
+        assert!(truncate_between_entries(&[b'1'; MAX_LIST_BYTES + 1]).is_empty());
     }
 
     #[test]
-    fn an_empty_list_is_not_a_missing_one() {
+    fn an_empty_list_differs_from_a_missing_one() {
         let kept = environment("CUDA_VISIBLE_DEVICES= RANK=");
-        assert_eq!(kept.list("CUDA_VISIBLE_DEVICES"), Some(String::new()));
-        assert_eq!(kept.list("NVIDIA_VISIBLE_DEVICES"), None);
+        assert_eq!(kept.get_raw("CUDA_VISIBLE_DEVICES"), Some(String::new()));
+        assert_eq!(kept.get_raw("NVIDIA_VISIBLE_DEVICES"), None);
         assert_eq!(kept.rank(), None);
     }
 
-    /// Variables; then rank, local rank, world size and who told.
+    /// Variables; then rank, local rank, world size and source.
     type RankCase = (
         &'static str,
         Option<(u32, Option<u32>, Option<u32>, RankSource)>,
@@ -313,22 +320,22 @@ mod tests {
             Some((2, Some(0), Some(4), RankSource::Slurm))),
         ("SLURM_STEP_ID=1 SLURM_PROCID=2 SLURM_NTASKS=64 SLURM_STEP_NUM_TASKS=4",
             Some((2, None, Some(4), RankSource::Slurm))),
-        // torchrun under srun: one task a node, which starts the ranks.
+        // torchrun under srun: one Slurm task per node, which starts the ranks.
         ("SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2 RANK=11 LOCAL_RANK=3 WORLD_SIZE=16",
             Some((11, Some(3), Some(16), RankSource::Torchrun))),
         // mpirun in a batch script.
         ("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 OMPI_COMM_WORLD_RANK=6 OMPI_COMM_WORLD_SIZE=8",
             Some((6, None, Some(8), RankSource::OpenMpi))),
-        // srun with PMI: both tell the same, and Slurm knows more.
+        // srun with PMI: both have the same rank, and only Slurm has the local rank.
         ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=1 SLURM_NTASKS=4",
             Some((2, Some(1), Some(4), RankSource::Pmi))),
-        // Intel's mpirun starts its proxy once per node: not the same.
+        // Intel's mpirun starts one proxy per node, so the Slurm rank is another one.
         ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2",
             Some((2, None, Some(4), RankSource::Pmi))),
-        // A batch script, with and without a number for its step.
+        // A batch script, without and with a step id.
         ("SLURM_JOB_ID=9 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8", None),
         ("SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_NTASKS=8", None),
-        // Rubbish does not hide what is right behind it.
+        // An invalid source does not hide a valid one.
         ("RANK=8 WORLD_SIZE=8 PMI_RANK=1 PMI_SIZE=2", Some((1, None, Some(2), RankSource::Pmi))),
         ("RANK=-1 WORLD_SIZE=8", None),
         ("RANK=one", None),
@@ -338,17 +345,17 @@ mod tests {
     ];
 
     #[test]
-    fn ranks_come_from_the_launcher_that_knows_best() {
+    fn the_rank_comes_from_the_best_launcher() {
         for (text, expected) in RANKS {
-            let told = environment(text)
+            let rank = environment(text)
                 .rank()
-                .map(|told| (told.rank, told.local_rank, told.world_size, told.source));
-            assert_eq!(told, *expected, "{text}");
+                .map(|rank| (rank.rank, rank.local_rank, rank.world_size, rank.source));
+            assert_eq!(rank, *expected, "{text}");
         }
     }
 
     #[test]
-    fn jobs_have_the_name_people_know_them_by() {
+    fn the_job_name_comes_from_slurm_torchrun_or_rendezvous() {
         use JobSource::{Rendezvous, Slurm, Torchrun};
         type Case = (
             &'static str,
@@ -389,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_name_is_a_pods_only_in_a_pod_with_a_network_of_its_own() {
+    fn the_host_name_is_the_pod_name_only_in_a_pod_with_its_own_network() {
         let cases = [
             ("POD_NAME=a HOSTNAME=b", false, Some("a")),
             ("HOSTNAME=b", true, Some("b")),

@@ -1,17 +1,16 @@
-//! Who a process is, for people and dashboards: its job, rank, pod, container and the devices it may
-//! use.
+//! Identifies a process for users and dashboards: job, rank, pod, container and visible GPUs.
 //!
-//! [`identify`] asks `/proc` once: the cgroup, which root decides on, and a few named variables of the
-//! environment, which the process itself decides on and which is not trusted further than a label
-//! (see [`RankSource`] and [`JobSource`] for which of them count). Processes without a rank of their
-//! own, such as data loaders started with a clean environment, have the rank of their nearest
-//! ancestor with one. A process that gives itself a rank shows it to nobody until it makes a
-//! communicator; then [`Identity::with_rank`] takes it over.
+//! [`identify`] reads `/proc` once. The cgroup is trusted, because only root can change it. A few
+//! listed environment variables are used too; the process controls them, so they are only labels
+//! (see [`RankSource`] and [`JobSource`] for their precedence). A process without a rank, such as a
+//! data loader started with an empty environment, inherits the rank of its nearest ancestor that
+//! has one. A program that sets its own rank does not show it in `/proc`; [`Identity::with_rank`]
+//! adopts the rank when the program creates a communicator.
 
 mod cgroup;
 mod environment;
 pub mod gpu;
-mod text;
+mod printable_text;
 
 pub use cgroup::Cgroup;
 pub use zernel_model::identity::{Identity, JobSource, RankSource};
@@ -19,35 +18,36 @@ pub use zernel_model::identity::{Identity, JobSource, RankSource};
 use std::io;
 
 use environment::Environment;
+use printable_text::{MAX_NAME_BYTES, to_printable};
 use procfs::process::{Process, Stat};
 use procfs::{ProcError, ProcResult};
-use text::{NAME_BYTES, clean};
 use thiserror::Error;
 
-/// How far up a rank is looked for: a trainer, a launcher or two, shells between them.
-const ANCESTORS: usize = 8;
+/// Number of ancestors searched for a rank: a trainer, one or two launchers, and shells between
+/// them.
+const MAX_ANCESTORS: usize = 8;
 
-/// Why a process could not be identified.
+/// The reason why a process could not be identified.
 #[derive(Debug, Error)]
 pub enum IdentityError {
-    /// It is gone; perhaps its pid belongs to another process by now.
-    #[error("there is no process {pid} any more")]
+    /// The process has exited. Its pid may have been reused.
+    #[error("process {pid} has exited")]
     NotFound {
-        /// Its pid.
+        /// Pid of the process.
         pid: u32,
     },
-    /// `/proc` does not tell.
-    #[error("cannot read who process {pid} is; look at how /proc is mounted (hidepid): {source}")]
+    /// `/proc` could not be read.
+    #[error("cannot identify process {pid}: {source}; check the hidepid option of /proc")]
     Unreadable {
-        /// Its pid.
+        /// Pid of the process.
         pid: u32,
-        /// What `/proc` said.
+        /// The error from `/proc`.
         source: ProcError,
     },
 }
 
 impl IdentityError {
-    /// The kind, as of other failures of the operating system.
+    /// Returns the matching I/O error kind.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
         match self {
@@ -61,15 +61,17 @@ impl IdentityError {
     }
 
     fn new(pid: u32, source: ProcError) -> Self {
-        match is_gone(&source) {
+        match is_not_found(&source) {
             true => Self::NotFound { pid },
             false => Self::Unreadable { pid, source },
         }
     }
 }
 
-/// Says who process `pid` is. Works without privilege for one's own processes; of others the
-/// environment stays unread.
+/// Identifies process `pid`.
+///
+/// Needs no privilege for processes of the same user. The environment of other users' processes
+/// stays unread.
 pub fn identify(pid: u32) -> Result<Identity, IdentityError> {
     try_identify(pid).map_err(|error| IdentityError::new(pid, error))
 }
@@ -83,34 +85,34 @@ fn try_identify(pid: u32) -> ProcResult<Identity> {
         process.uid()?,
         cgroup,
         environment.as_ref(),
-        &machine_name(),
+        &host_name(),
     );
     if identity.rank.is_none() {
         inherit_rank(&mut identity, &process);
     }
-    // All of the above was read of one process only if it was there to the end.
+    // All values belong to one process only if its pid was not reused during the reads.
     match process.stat()?.starttime == stat.starttime {
         true => Ok(identity),
         false => Err(ProcError::NotFound(None)),
     }
 }
 
-/// An identity from what `/proc` holds of a process itself.
+/// Builds an identity from the process's own entries in `/proc`.
 fn assemble(
     stat: &Stat,
     uid: u32,
     cgroup: Cgroup,
     environment: Option<&Environment>,
-    machine: &str,
+    host_name: &str,
 ) -> Identity {
-    let nothing = Environment::default();
-    let variables = environment.unwrap_or(&nothing);
+    let empty = Environment::default();
+    let variables = environment.unwrap_or(&empty);
     let job = variables.job(cgroup.slurm_job.as_deref());
     let (job, job_source) = job.unzip();
     let mut identity = Identity {
         pid: stat.pid.unsigned_abs(),
         start_time: stat.starttime,
-        comm: clean(stat.comm.as_bytes(), NAME_BYTES),
+        comm: to_printable(stat.comm.as_bytes(), MAX_NAME_BYTES),
         uid,
         parent: stat.ppid.unsigned_abs(),
         cgroup: cgroup.path,
@@ -118,12 +120,12 @@ fn assemble(
         job,
         job_source,
         namespace: variables.get("POD_NAMESPACE"),
-        pod: variables.pod(cgroup.pod_uid.is_some(), machine),
+        pod: variables.pod(cgroup.pod_uid.is_some(), host_name),
         pod_uid: cgroup.pod_uid,
         container: cgroup.container,
-        cuda_visible_devices: variables.list("CUDA_VISIBLE_DEVICES"),
+        cuda_visible_devices: variables.get_raw("CUDA_VISIBLE_DEVICES"),
         cuda_device_order: variables.get("CUDA_DEVICE_ORDER"),
-        nvidia_visible_devices: variables.list("NVIDIA_VISIBLE_DEVICES"),
+        nvidia_visible_devices: variables.get_raw("NVIDIA_VISIBLE_DEVICES"),
         slurm_gpus: variables
             .get("SLURM_STEP_GPUS")
             .or_else(|| variables.get("SLURM_JOB_GPUS")),
@@ -136,14 +138,14 @@ fn assemble(
     identity
 }
 
-/// Adopts the rank, and the job if there is none, of the nearest ancestor with a rank.
+/// Adopts the rank of the nearest ancestor that has one, and its job if the process has none.
 fn inherit_rank(identity: &mut Identity, process: &Process) {
     let mut parent = parent_of(process);
-    for _ in 0..ANCESTORS {
+    for _ in 0..MAX_ANCESTORS {
         let Some(ancestor) = parent.take() else {
             return;
         };
-        // Another user's process says nothing about this one.
+        // A process of another user is no evidence for this one.
         if ancestor.uid().ok() != Some(identity.uid) {
             return;
         }
@@ -174,37 +176,37 @@ fn open(pid: u32) -> ProcResult<(Process, Stat)> {
     Ok((process, stat))
 }
 
-/// The parent, if it is one that may have given something on: not the kernel, not the first process.
+/// Returns the parent, unless it is the kernel or the init process.
 fn parent_of(child: &Process) -> Option<Process> {
     let before = child.stat().ok()?;
     if before.ppid <= 1 {
         return None;
     }
     let parent = Process::new(before.ppid).ok()?;
-    // Opened by its number, it might be a later process. It is not, if the child still calls it its
-    // parent: a child is given to another parent before its parent's number is free.
+    // The pid may have been reused before it was opened. If the child still has the same parent, it
+    // was not: a child is reparented before the pid of its parent is freed.
     let still = child.stat().ok()?.ppid == before.ppid;
     still.then_some(parent)
 }
 
-/// The most telling cgroup. Of one whose name is no text nothing is known.
+/// Returns the most specific cgroup, or an empty one if the paths are not valid text.
 fn read_cgroup(process: &Process) -> ProcResult<Cgroup> {
     match process.cgroups() {
         Ok(cgroups) => {
             let paths = cgroups.0.iter().map(|line| line.pathname.as_str());
-            Ok(Cgroup::choose(paths).unwrap_or_default())
+            Ok(Cgroup::most_specific(paths).unwrap_or_default())
         }
-        Err(error) if is_gone(&error) => Err(error),
+        Err(error) if is_not_found(&error) => Err(error),
         Err(_) => Ok(Cgroup::default()),
     }
 }
 
-/// The environment, or nothing: it is somebody else's, or a zombie's or the kernel's, who have none.
+/// Returns the environment; `None` for processes of other users, zombies and kernel threads.
 fn read_environment(process: &Process) -> Option<Environment> {
     Environment::read(process).ok()
 }
 
-fn is_gone(error: &ProcError) -> bool {
+fn is_not_found(error: &ProcError) -> bool {
     match error {
         ProcError::NotFound(_) => true,
         ProcError::Io(error, _) => {
@@ -214,7 +216,7 @@ fn is_gone(error: &ProcError) -> bool {
     }
 }
 
-fn machine_name() -> String {
+fn host_name() -> String {
     let names = rustix::system::uname();
     names.nodename().to_string_lossy().into_owned()
 }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 
-/// A shell that runs `script` in an empty environment, and has said that it is there. Ends with the
+/// A shell that runs `script` with only these variables, and has printed a line. It ends with the
 /// test.
 struct Shell {
     child: Child,
@@ -29,7 +29,7 @@ impl Shell {
         Self { child, first_line }
     }
 
-    /// One that waits.
+    /// Starts a shell that waits for the end of its input.
     fn waiting(variables: &[(&str, &str)]) -> Self {
         Self::run("echo; read line", variables)
     }
@@ -38,7 +38,7 @@ impl Shell {
         self.child.id()
     }
 
-    /// The number that the script printed.
+    /// Returns the number that the script printed.
     fn printed(&self) -> u32 {
         self.first_line.trim().parse().unwrap()
     }
@@ -46,14 +46,14 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // What the script started reads the same pipe, and ends with it.
+        // The script's children read the same pipe and end with it.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
 
 #[test]
-fn a_trainer_is_known_by_its_environment() {
+fn rank_and_job_come_from_the_environment() {
     let shell = Shell::waiting(&[
         ("RANK", "3"),
         ("LOCAL_RANK", "1"),
@@ -84,7 +84,7 @@ fn a_trainer_is_known_by_its_environment() {
 }
 
 #[test]
-fn a_child_with_a_clean_environment_has_the_trainers_rank() {
+fn a_child_with_an_empty_environment_inherits_the_rank() {
     let script = "env -i sh -c 'env -i sh -c \"echo \\$\\$; read line; true\"; true'; true";
     let shell = Shell::run(
         script,
@@ -107,7 +107,7 @@ fn a_child_with_a_clean_environment_has_the_trainers_rank() {
 }
 
 #[test]
-fn a_nearer_rank_hides_a_farther_one() {
+fn the_nearest_ancestor_with_a_rank_wins() {
     let script = "env -i RANK=7 WORLD_SIZE=8 sh -c 'env -i sh -c \"echo \\$\\$; read line; true\"; true'; true";
     let shell = Shell::run(
         script,
@@ -123,8 +123,8 @@ fn a_nearer_rank_hides_a_farther_one() {
 }
 
 #[test]
-fn a_process_outside_any_job_has_no_rank() {
-    // Reads its own environment; the tests may themselves run in a job.
+fn a_process_with_an_empty_environment_has_the_rank_of_its_parent() {
+    // The tests may themselves run in a job.
     let shell = Shell::run("echo; read line", &[]);
     let identity = identify(shell.pid()).unwrap();
     let own = identify(std::process::id()).unwrap();
@@ -132,12 +132,12 @@ fn a_process_outside_any_job_has_no_rank() {
 }
 
 #[test]
-fn what_is_gone_is_not_found() {
+fn an_exited_process_is_not_found() {
     let mut child = Command::new("/bin/true").spawn().unwrap();
     let pid = child.id();
     let identity = identify(pid);
     child.wait().unwrap();
-    // Alive, a zombie or gone when first asked: each is an answer.
+    // The process may be running, a zombie or reaped at the first call.
     if let Ok(identity) = identity {
         assert!(!is_alive(&identity));
     }
@@ -151,7 +151,7 @@ fn what_is_gone_is_not_found() {
 }
 
 #[test]
-fn a_process_that_vanishes_half_way_is_not_found() {
+fn a_process_that_exits_during_identification_is_not_found() {
     let mut child = Command::new("/bin/cat")
         .stdin(Stdio::piped())
         .spawn()
@@ -159,14 +159,14 @@ fn a_process_that_vanishes_half_way_is_not_found() {
     let (process, _) = open(child.id()).unwrap();
     drop(child.stdin.take());
     child.wait().unwrap();
-    assert!(is_gone(&read_cgroup(&process).unwrap_err()));
+    assert!(is_not_found(&read_cgroup(&process).unwrap_err()));
     assert!(read_environment(&process).is_none());
-    assert!(is_gone(&process.stat().unwrap_err()));
+    assert!(is_not_found(&process.stat().unwrap_err()));
     assert!(parent_of(&process).is_none());
 }
 
 #[test]
-fn a_pid_with_another_start_is_another_process() {
+fn a_different_start_time_means_another_process() {
     let shell = Shell::waiting(&[]);
     let mut earlier = identify(shell.pid()).unwrap();
     earlier.start_time -= 1;
@@ -187,7 +187,7 @@ fn a_zombie_still_has_a_name() {
 }
 
 #[test]
-fn a_name_that_is_no_text_is_made_one() {
+fn a_process_name_with_invalid_bytes_is_made_printable() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("x");
     std::fs::copy("/bin/sh", &program).unwrap();
@@ -213,31 +213,31 @@ fn a_name_that_is_no_text_is_made_one() {
 }
 
 #[test]
-fn the_larger_world_is_the_jobs() {
+fn the_larger_world_size_wins() {
     let shell = Shell::waiting(&[("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")]);
-    let told = identify(shell.pid()).unwrap();
+    let from_environment = identify(shell.pid()).unwrap();
     let unknown = Identity {
         rank: None,
         local_rank: None,
         world_size: None,
         rank_source: None,
-        ..told.clone()
+        ..from_environment.clone()
     };
-    let sizeless = Identity {
+    let without_size = Identity {
         world_size: None,
-        ..told.clone()
+        ..from_environment.clone()
     };
-    // Who, what a communicator says; then rank, local rank, world size.
+    // Identity; rank and size of a communicator; expected rank, local rank and world size.
     let cases = [
-        // A group for tensor parallelism within the job, and one of the job's size.
-        (&told, (0, 2), (Some(3), Some(1), Some(8))),
-        (&told, (5, 8), (Some(3), Some(1), Some(8))),
-        // The environment was the launcher's, for one task per node.
-        (&told, (9, 16), (Some(9), None, Some(16))),
-        (&told, (3, 16), (Some(3), Some(1), Some(16))),
+        // A tensor-parallel group within the job, and a group of the job's size.
+        (&from_environment, (0, 2), (Some(3), Some(1), Some(8))),
+        (&from_environment, (5, 8), (Some(3), Some(1), Some(8))),
+        // The environment was the launcher's, with one task per node.
+        (&from_environment, (9, 16), (Some(9), None, Some(16))),
+        (&from_environment, (3, 16), (Some(3), Some(1), Some(16))),
         (&unknown, (1, 2), (Some(1), None, Some(2))),
-        (&sizeless, (3, 4), (Some(3), Some(1), Some(4))),
-        // Rubbish.
+        (&without_size, (3, 4), (Some(3), Some(1), Some(4))),
+        // Invalid: the rank exceeds the size.
         (&unknown, (2, 2), (None, None, None)),
     ];
     for (identity, (rank, size), expected) in cases {
@@ -245,7 +245,10 @@ fn the_larger_world_is_the_jobs() {
         let found = (known.rank, known.local_rank, known.world_size);
         assert_eq!(found, expected, "{rank} of {size}");
     }
-    assert_eq!(told.with_rank(9, 16).rank_source, Some(RankSource::Nccl));
+    assert_eq!(
+        from_environment.with_rank(9, 16).rank_source,
+        Some(RankSource::Nccl)
+    );
     assert_eq!(
         unknown.with_rank(0, 2).with_rank(5, 8).with_rank(1, 4).rank,
         Some(5)

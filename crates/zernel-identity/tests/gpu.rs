@@ -1,7 +1,7 @@
-//! GPUs and the processes on them, on the software GPU.
+//! GPUs and their processes, on the software GPU.
 //!
-//! Its libraries read the environment once, so each part is played by a process of its own: this
-//! program again, told its role by a variable.
+//! The libraries of the software GPU read the environment once, so each role runs in its own
+//! process: this program again, with the role in a variable.
 
 use std::env;
 use std::ffi::c_int;
@@ -17,9 +17,9 @@ use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::{Need, root, trial};
 
 const ROLE: &str = "ZERNEL_TEST_ROLE";
-/// The trainer, for the one who watches it.
+/// Pid and device UUIDs of the trainer, for the watcher.
 const TRAINER: &str = "ZERNEL_TEST_TRAINER";
-/// Where this test puts the software GPU's libraries.
+/// Folder of the software GPU's libraries.
 const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/gpu");
 const DEVICES: u32 = 3;
 const MEMORY: u64 = 8 << 30;
@@ -35,14 +35,18 @@ fn main() -> ExitCode {
             install(Path::new(LIBRARIES), Prologue::Push)
                 .expect("cargo has built the software GPU");
             return zernel_testkit::main([
-                trial("facts_are_what_the_driver_says", &[], || {
-                    play(role("describe", &node()));
+                trial("gpu_facts_match_the_driver", &[], || {
+                    run_to_success(role("describe", &node()));
                 }),
-                trial("a_trainer_is_found_on_its_gpu", &[], a_trainer_is_found),
                 trial(
-                    "a_container_sees_the_gpus_with_a_node",
+                    "a_process_is_found_on_its_gpu",
+                    &[],
+                    process_is_found_on_its_gpu,
+                ),
+                trial(
+                    "a_container_sees_the_gpus_with_a_device_node",
                     &[root(), mount_namespaces()],
-                    a_container_sees_nodes,
+                    container_sees_gpus_with_a_device_node,
                 ),
             ]);
         }
@@ -50,7 +54,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A machine of its own for each test.
+/// Creates the state folder of a simulated machine.
 fn node() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -72,14 +76,14 @@ fn library(name: &str) -> PathBuf {
     Path::new(LIBRARIES).join(name)
 }
 
-fn play(mut command: Command) {
+fn run_to_success(mut command: Command) {
     let status = command.status().unwrap();
     assert!(status.success(), "{command:?}: {status}");
 }
 
 fn describe() {
     let gpus = Gpus::open();
-    assert_eq!(gpus.absence(), None);
+    assert_eq!(gpus.unavailable(), None);
     assert!(gpus.driver_version().is_some());
     assert_eq!(gpus.count(), DEVICES);
     let facts = gpus.facts();
@@ -96,20 +100,20 @@ fn describe() {
     assert_eq!(gpus.process_memory(), []);
 }
 
-/// The trainer's devices 0 and 1 are the machine's 2 and 0.
-fn a_trainer_is_found() {
+/// CUDA devices 0 and 1 of the trainer are the machine's GPUs 2 and 0.
+fn process_is_found_on_its_gpu() {
     let node = node();
     let mut command = role("train", &node);
-    let mut trainer = Waiting::start(command.env("CUDA_VISIBLE_DEVICES", "2,0"));
+    let mut trainer = WaitingProcess::start(command.env("CUDA_VISIBLE_DEVICES", "2,0"));
     let uuids = trainer.line();
     let mut watcher = role("watch", &node);
     watcher.env(TRAINER, format!("{} {uuids}", trainer.child.id()));
-    play(watcher);
+    run_to_success(watcher);
 }
 
-/// Takes memory on its second device, and says what CUDA calls its devices.
+/// Allocates memory on the second device and prints the UUIDs of its devices.
 fn train() {
-    // SAFETY: our own library, whose initialisers do nothing.
+    // SAFETY: this is our own library, whose initialisers do nothing.
     let cuda = unsafe { Library::new(library("libcuda.so.1")) }.unwrap();
     let (mut count, mut context, mut address) = (0, 0_u64, 0_u64);
     // SAFETY: the signatures are those of NVIDIA's headers, and all pointers are to values that
@@ -130,7 +134,7 @@ fn train() {
     }
     let uuids: Vec<_> = (0..count).map(|ordinal| uuid(&cuda, ordinal)).collect();
     println!("{}", uuids.join(" "));
-    // Until the test lets go of the pipe.
+    // Wait until the test closes the pipe.
     let _ = std::io::stdin().lines().count();
 }
 
@@ -146,12 +150,12 @@ fn uuid(cuda: &Library, ordinal: c_int) -> String {
 }
 
 fn watch() {
-    let told = env::var(TRAINER).unwrap();
-    let (pid, uuids) = told.split_once(' ').unwrap();
+    let trainer = env::var(TRAINER).unwrap();
+    let (pid, uuids) = trainer.split_once(' ').unwrap();
     let pid: u32 = pid.parse().unwrap();
     let (gpus, identity) = (Gpus::open(), identify(pid).unwrap());
     let mut facts = gpus.facts();
-    // There may be nodes of real GPUs.
+    // The machine may have device nodes of real GPUs.
     facts.iter_mut().for_each(|gpu| gpu.minor = None);
     let used = gpus.process_memory();
     assert_eq!(used.len(), 1, "{used:?}");
@@ -159,7 +163,7 @@ fn watch() {
     assert_eq!(used[0].bytes, Some(ALLOCATED as u64));
     assert_eq!(used[0].instance, None);
     assert_eq!(facts[0].memory_used, used[0].bytes);
-    let visible = VisibleDevices::of(&identity, &facts);
+    let visible = VisibleDevices::for_process(&identity, &facts);
     assert_eq!(visible.assumptions, []);
     let translated: Vec<_> = visible
         .devices
@@ -191,7 +195,7 @@ fn mount_namespaces() -> Need {
     }
 }
 
-fn a_container_sees_nodes() {
+fn container_sees_gpus_with_a_device_node() {
     let facts: Vec<_> = (0..4)
         .map(|index| GpuFacts {
             index,
@@ -200,7 +204,7 @@ fn a_container_sees_nodes() {
             ..GpuFacts::default()
         })
         .collect();
-    // Nodes of no device do: only their names are read.
+    // Plain files suffice, because only the names are read.
     let script = "mount -t tmpfs tmpfs /dev \
                   && touch /dev/nvidia1 /dev/nvidia3 /dev/nvidiactl && echo && read line";
     let [program, arguments @ ..] = NAMESPACE;
@@ -209,28 +213,28 @@ fn a_container_sees_nodes() {
         .args(arguments)
         .arg(script)
         .env("CUDA_VISIBLE_DEVICES", "1,0");
-    let mut container = Waiting::start(&mut command);
+    let mut container = WaitingProcess::start(&mut command);
     container.line();
     let identity = identify(container.child.id()).unwrap();
     let indices = |identity: &Identity| {
-        let visible = VisibleDevices::of(identity, &facts);
+        let visible = VisibleDevices::for_process(identity, &facts);
         [0, 1, 2].map(|ordinal| visible.index(ordinal))
     };
     assert_eq!(indices(&identity), [Some(3), Some(1), None]);
-    // Of a process that has gone since, nothing is known but its environment.
-    let gone = Identity {
+    // After exit of the process, only its environment is known.
+    let exited = Identity {
         start_time: identity.start_time - 1,
         ..identity
     };
-    assert_eq!(indices(&gone), [Some(1), Some(0), None]);
+    assert_eq!(indices(&exited), [Some(1), Some(0), None]);
 }
 
-/// A process that says something and then waits for the end of its input.
-struct Waiting {
+/// A process that prints a line and then waits for the end of its input.
+struct WaitingProcess {
     child: Child,
 }
 
-impl Waiting {
+impl WaitingProcess {
     fn start(command: &mut Command) -> Self {
         let child = command
             .stdin(Stdio::piped())
@@ -243,11 +247,11 @@ impl Waiting {
     fn line(&mut self) -> String {
         let output = self.child.stdout.take().unwrap();
         let line = BufReader::new(output).lines().next();
-        line.expect("it says something").unwrap()
+        line.expect("the process prints a line").unwrap()
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingProcess {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! Identities across users.
+//! Identities of processes of other users.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -9,33 +9,33 @@ use std::{env, fs};
 use zernel_identity::{identify, is_alive};
 use zernel_testkit::{root, trial};
 
-/// The process that a process of another user is to identify.
-const STRANGER: &str = "ZERNEL_TEST_STRANGER";
+/// Pid of the process to identify as another user.
+const OTHER_USERS_PROCESS: &str = "ZERNEL_TEST_STRANGER";
 const NOBODY: u32 = 65534;
 
 fn main() -> ExitCode {
-    if let Ok(pid) = env::var(STRANGER) {
-        identify_stranger(pid.parse().unwrap());
+    if let Ok(pid) = env::var(OTHER_USERS_PROCESS) {
+        identify_other_users_process(pid.parse().unwrap());
         return ExitCode::SUCCESS;
     }
     zernel_testkit::main([
         trial(
-            "a_strangers_environment_stays_unread",
+            "the_environment_of_another_user_stays_unread",
             &[root()],
             environment_stays_unread,
         ),
         trial(
-            "ranks_do_not_pass_from_user_to_user",
+            "ranks_are_not_inherited_across_users",
             &[root()],
-            ranks_do_not_pass,
+            ranks_are_not_inherited,
         ),
     ])
 }
 
 /// A process that waits for the end of its input.
-struct Waiting(Child);
+struct WaitingProcess(Child);
 
-impl Waiting {
+impl WaitingProcess {
     fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -50,15 +50,15 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingProcess {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
 }
 
-/// A shell with a rank.
-fn trainer(script: &str) -> Waiting {
+/// Starts a shell with a rank.
+fn trainer(script: &str) -> WaitingProcess {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).env_clear();
     command.envs([
@@ -66,18 +66,18 @@ fn trainer(script: &str) -> Waiting {
         ("RANK", "3"),
         ("WORLD_SIZE", "8"),
     ]);
-    Waiting::start(&mut command)
+    WaitingProcess::start(&mut command)
 }
 
 fn environment_stays_unread() {
-    let stranger = trainer("echo ready; read line");
-    // A place that nobody can reach, wherever the build is.
+    let process = trainer("echo ready; read line");
+    // A folder that user nobody can reach, wherever the build is.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("identity");
     fs::copy(env::current_exe().unwrap(), &program).unwrap();
     let status = Command::new(program)
-        .env(STRANGER, stranger.0.id().to_string())
+        .env(OTHER_USERS_PROCESS, process.0.id().to_string())
         .current_dir("/")
         .uid(NOBODY)
         .gid(NOBODY)
@@ -86,7 +86,7 @@ fn environment_stays_unread() {
     assert!(status.success());
 }
 
-fn identify_stranger(pid: u32) {
+fn identify_other_users_process(pid: u32) {
     let identity = identify(pid).unwrap();
     assert_eq!((identity.comm.as_str(), identity.uid), ("sh", 0));
     assert!(!identity.environment_read);
@@ -94,8 +94,8 @@ fn identify_stranger(pid: u32) {
     assert!(is_alive(&identity));
 }
 
-/// Root's shell has a rank; what it starts as nobody, with a clean environment, has none.
-fn ranks_do_not_pass() {
+/// Root's shell has a rank. Its child runs as nobody with an empty environment, and has none.
+fn ranks_are_not_inherited() {
     let script =
         "env -i setpriv --reuid 65534 --clear-groups sh -c 'echo ready; read line; true'; true";
     let trainer = trainer(script);

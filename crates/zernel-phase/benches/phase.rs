@@ -1,5 +1,5 @@
-//! The sampled rule and the tracker, beside naive versions of both that keep every sample or event
-//! and look through them again each time.
+//! Benchmarks of the sampled rule and the tracker against naive versions that keep every sample or
+//! event and search them each time.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -36,7 +36,7 @@ fn main() {
     comparison.ratio("tracker, one event", "naive tracker, one event");
 }
 
-/// One sample of each of `count` tasks. The pids are in no order, as a hash finds them.
+/// One sample of each of `count` tasks, in random pid order.
 fn tasks(count: u32) -> Vec<ZernelTaskState> {
     let mut rng = Rng::with_seed(7);
     let mut pids: Vec<u32> = (1..=count).collect();
@@ -52,7 +52,7 @@ fn tasks(count: u32) -> Vec<ZernelTaskState> {
     pids.into_iter().map(state).collect()
 }
 
-/// Samples all tasks in turn, at least 10,000 times in all.
+/// Samples all tasks in turn, at least 10,000 samples in total.
 fn sample_all(tasks: &[ZernelTaskState], mut sample: impl FnMut(&ZernelTaskState)) {
     for _ in 0..rounds(tasks) {
         for task in tasks {
@@ -87,7 +87,7 @@ fn naive_detect(comparison: &mut Comparison, name: &str, pids: u32) {
     });
 }
 
-/// Remembers the last results of every pid and looks at all of them each time.
+/// Keeps the latest results of every pid and scans them for each sample.
 #[derive(Default)]
 struct NaiveDetector {
     config: PhaseDetectorConfig,
@@ -95,7 +95,7 @@ struct NaiveDetector {
 }
 
 impl NaiveDetector {
-    /// Without a limit the history would take all memory before the benchmark ends.
+    /// Bounds the history, which would otherwise exhaust the memory.
     const HISTORY: usize = 64;
 
     fn detect(&mut self, state: &ZernelTaskState) -> WorkloadPhase {
@@ -118,7 +118,7 @@ impl NaiveDetector {
     }
 }
 
-/// The events of one step of a trainer, with the time since the one before.
+/// The events of one training step, with the time since the event before.
 fn step() -> Vec<(u64, ThreadEvent)> {
     let mut events = vec![
         (1_000, ThreadEvent::Block(BlockReason::Poll)),
@@ -156,7 +156,7 @@ fn tracker(comparison: &mut Comparison) {
     black_box(times);
 }
 
-/// Keeps the events of a step and replays all of them to learn the phase after each.
+/// Keeps the events of a step and replays all of them for each new event.
 fn naive_tracker(comparison: &mut Comparison) {
     let step = step();
     comparison.measure("naive tracker, one event", step.len() as u64, || {

@@ -1,21 +1,22 @@
-//! What an ML task is doing, as pure values: no I/O, no clock, no `unsafe`.
+//! Detects the phase and the training steps of ML tasks. Pure values: no I/O, no clock, no
+//! `unsafe`.
 //!
-//! | module | subject |
+//! | module | content |
 //! |---|---|
-//! | [`task_state`] | the state of one task, and the time it spent in each phase |
-//! | [`phase_detector`] | the *sampled* rule: a phase from periodic samples, where no probe is attached |
-//! | [`tracker`] | the *event* rule: exact phase intervals from a thread's own events |
-//! | [`steps`] | the steps of a training loop, from what its process does |
-//! | [`shared`] | the same state as the kernel lays it out, and the conversions |
+//! | [`task_state`] | the state of one task and the time it spent in each phase |
+//! | [`phase_detector`] | the *sampled* rule: a phase from periodic samples, without probes |
+//! | [`tracker`] | the *event* rule: exact phase intervals from the events of a thread |
+//! | [`steps`] | the steps of a training loop, from the marks that its process makes |
+//! | [`shared`] | the kernel's layout of the task state, and the conversions |
 //! | [`mirror`] | declares Rust mirrors of C types, for comparison with BTF |
 //!
-//! The sampled rule has a twin in C (`bpf/phase_rule.h`). Both are run on the same random states by
-//! `zernel-ebpf`'s tests and must agree on every one.
+//! The sampled rule is also implemented in C (`bpf/phase_rule.h`). The tests of `zernel-ebpf` run
+//! both versions on the same random states and require equal results.
 #![forbid(unsafe_code)]
 
 pub mod mirror;
 pub mod phase_detector;
-mod recent;
+mod recent_pids;
 pub mod shared;
 pub mod steps;
 pub mod task_state;

@@ -1,34 +1,34 @@
-//! The sampled rule: a phase from a periodic sample of a task's state, debounced per pid.
+//! The sampled rule: a phase from periodic samples of a task's state, debounced per pid.
 //!
 //! It needs no probe on the task. Where probes are attached, [`PhaseTracker`](crate::PhaseTracker)
-//! knows better.
+//! is more accurate.
 
 use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::recent::Recent;
+use crate::recent_pids::RecentPids;
 use crate::task_state::{WorkloadPhase, ZernelTaskState};
 
-/// How many tasks a detector follows unless told otherwise.
+/// Default number of tasks that a detector can follow.
 pub const DEFAULT_MAX_TASKS: usize = 1 << 17;
 
 /// The thresholds of the sampled rule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PhaseDetectorConfig {
-    /// Above this share of I/O wait a task is loading data, 0–1.
+    /// Share of I/O wait (0–1) above which a task is loading data.
     pub io_wait_threshold: f32,
-    /// A CPU burst shorter than this, after a GPU sync, is an optimizer step.
+    /// Length below which a CPU burst after a GPU sync is an optimizer step.
     pub optimizer_burst_max_ns: u64,
-    /// Below this utilisation the GPU is idle, 0–100.
+    /// GPU utilisation (0–100) below which the GPU is idle.
     pub gpu_idle_threshold: u8,
-    /// Above this utilisation the GPU is busy, 0–100.
+    /// GPU utilisation (0–100) above which the GPU is busy.
     pub gpu_active_threshold: u8,
-    /// Equal results in a row before one is reported; 0 and 1 report at once.
+    /// Number of equal results in a row before a phase is reported; 0 and 1 report at once.
     pub phase_stability_count: u32,
-    /// Whether collectives are detected at all.
+    /// Whether NCCL collectives are detected.
     pub nccl_detection_enabled: bool,
 }
 
@@ -45,15 +45,15 @@ impl Default for PhaseDetectorConfig {
     }
 }
 
-/// A setting that makes no sense: which one, its value, and what is allowed.
+/// An invalid setting: its name, its value and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{field} is {value}, but must be {allowed}")]
 pub struct ConfigError {
-    /// The field's name.
+    /// Name of the setting.
     pub field: &'static str,
-    /// The value it has.
+    /// The invalid value.
     pub value: String,
-    /// The values it may have.
+    /// The allowed values.
     pub allowed: String,
 }
 
@@ -72,7 +72,7 @@ impl ConfigError {
 }
 
 impl PhaseDetectorConfig {
-    /// Refuses thresholds that are not numbers, out of range, or contradict each other.
+    /// Returns an error if a threshold is NaN, out of range, or in conflict with another.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.io_wait_threshold) {
             return Err(ConfigError::new(
@@ -103,9 +103,10 @@ impl PhaseDetectorConfig {
     }
 }
 
-/// The rule itself, first match wins. Total: any state and any configuration give a phase.
+/// Returns the phase of a sampled state, without debouncing. The first matching condition decides.
 ///
-/// `bpf/phase_rule.h` holds the same rule for the kernel.
+/// Any state and any configuration give a phase. `bpf/phase_rule.h` implements the same rule for
+/// the kernel.
 #[must_use]
 pub fn classify(config: &PhaseDetectorConfig, state: &ZernelTaskState) -> WorkloadPhase {
     let gpu = state.gpu_utilization;
@@ -132,7 +133,7 @@ pub fn classify(config: &PhaseDetectorConfig, state: &ZernelTaskState) -> Worklo
     }
 }
 
-/// The last raw result of a task and how often in a row it came.
+/// The latest raw result of a task and the number of times in a row it occurred.
 #[derive(Debug, Clone, Copy)]
 struct Streak {
     raw: WorkloadPhase,
@@ -143,34 +144,36 @@ struct Streak {
 #[derive(Debug, Clone)]
 pub struct PhaseDetector {
     config: PhaseDetectorConfig,
-    streaks: Recent<Streak>,
-    /// How many reported results differed from the state's current phase.
+    streaks: RecentPids<Streak>,
+    /// Number of reported results that differed from the state's current phase.
     pub transition_count: u64,
 }
 
 impl PhaseDetector {
-    /// A detector that takes `config` as it is; [`PhaseDetectorConfig::validate`] tells whether it
-    /// makes sense.
+    /// Creates a detector without checking `config`; see [`PhaseDetectorConfig::validate`].
     #[must_use]
     pub fn new(config: PhaseDetectorConfig) -> Self {
         Self::with_max_tasks(config, DEFAULT_MAX_TASKS)
     }
 
-    /// A detector that can follow `max_tasks` tasks at a time. With more than that, up to twice as many
-    /// are remembered, then those not seen for longest are forgotten; such a task only has to prove its
-    /// phase again.
+    /// Creates a detector that can follow `max_tasks` tasks at a time.
+    ///
+    /// Up to twice as many are remembered; beyond that the least recently sampled tasks are
+    /// evicted. An evicted task only starts a new streak.
     #[must_use]
     pub fn with_max_tasks(config: PhaseDetectorConfig, max_tasks: usize) -> Self {
         Self {
             config,
-            streaks: Recent::with_capacity(max_tasks),
+            streaks: RecentPids::with_capacity(max_tasks),
             transition_count: 0,
         }
     }
 
-    /// The phase to report for `state`: a new one only after it came often enough in a row.
+    /// Returns the phase to report for `state`. A new phase is reported after
+    /// `phase_stability_count` equal results in a row.
     ///
-    /// A task of no ML process is [`Unknown`](WorkloadPhase::Unknown) at once and takes no memory.
+    /// A task outside an ML process is [`Unknown`](WorkloadPhase::Unknown) at once and takes no
+    /// memory.
     pub fn detect(&mut self, state: &ZernelTaskState) -> WorkloadPhase {
         let raw = classify(&self.config, state);
         let reported = if !state.is_ml_process {
@@ -187,18 +190,18 @@ impl PhaseDetector {
         reported
     }
 
-    /// Forgets a task that has ended.
+    /// Removes a task that has exited.
     pub fn remove_task(&mut self, pid: u32) {
         self.streaks.remove(pid);
     }
 
-    /// How many tasks are remembered.
+    /// Number of remembered tasks.
     #[must_use]
     pub fn task_count(&self) -> usize {
         self.streaks.len()
     }
 
-    /// How many tasks were forgotten to stay within the bound on memory.
+    /// Number of tasks evicted to bound the memory.
     #[must_use]
     pub fn eviction_count(&self) -> u64 {
         self.streaks.evicted()
@@ -217,359 +220,4 @@ impl PhaseDetector {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use WorkloadPhase::*;
-    use proptest::prelude::*;
-
-    /// An ML task that the default rule finds computing on the GPU.
-    fn computing(pid: u32) -> ZernelTaskState {
-        ZernelTaskState {
-            is_ml_process: true,
-            gpu_utilization: 95,
-            ..ZernelTaskState::new(pid)
-        }
-    }
-
-    fn undebounced() -> PhaseDetectorConfig {
-        PhaseDetectorConfig {
-            phase_stability_count: 0,
-            nccl_detection_enabled: true,
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn each_row_of_the_rule() {
-        let ml = || ZernelTaskState {
-            is_ml_process: true,
-            ..ZernelTaskState::new(1)
-        };
-        let cases = [
-            (
-                ZernelTaskState {
-                    is_ml_process: false,
-                    ..computing(1)
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    nccl_active: true,
-                    futex_wait_count: 1,
-                    ..computing(1)
-                },
-                NcclCollective,
-            ),
-            (
-                ZernelTaskState {
-                    nccl_active: true,
-                    ..computing(1)
-                },
-                GpuCompute,
-            ),
-            (
-                ZernelTaskState {
-                    io_wait_fraction: 0.31,
-                    gpu_utilization: 9,
-                    ..ml()
-                },
-                DataLoading,
-            ),
-            (
-                ZernelTaskState {
-                    io_wait_fraction: 0.3,
-                    gpu_utilization: 9,
-                    ..ml()
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    io_wait_fraction: 0.31,
-                    gpu_utilization: 10,
-                    ..ml()
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    gpu_utilization: 81,
-                    ..ml()
-                },
-                GpuCompute,
-            ),
-            (
-                ZernelTaskState {
-                    gpu_utilization: 80,
-                    ..ml()
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    cpu_burst_duration_ns: 1,
-                    ..computing(1)
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    cpu_burst_duration_ns: 4_999_999,
-                    last_gpu_sync_ns: 1,
-                    ..ml()
-                },
-                OptimizerStep,
-            ),
-            (
-                ZernelTaskState {
-                    cpu_burst_duration_ns: 5_000_000,
-                    last_gpu_sync_ns: 1,
-                    ..ml()
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    cpu_burst_duration_ns: 1,
-                    ..ml()
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    io_wait_fraction: 0.16,
-                    gpu_utilization: 11,
-                    ..ml()
-                },
-                DataLoading,
-            ),
-            (
-                ZernelTaskState {
-                    io_wait_fraction: 0.16,
-                    gpu_utilization: 80,
-                    ..ml()
-                },
-                Unknown,
-            ),
-            (
-                ZernelTaskState {
-                    io_wait_fraction: 0.15,
-                    gpu_utilization: 11,
-                    ..ml()
-                },
-                Unknown,
-            ),
-        ];
-        for (state, expected) in cases {
-            assert_eq!(classify(&undebounced(), &state), expected, "{state:?}");
-        }
-    }
-
-    #[test]
-    fn collectives_are_detected_only_on_request() {
-        let state = ZernelTaskState {
-            nccl_active: true,
-            futex_wait_count: 9,
-            ..computing(1)
-        };
-        assert_eq!(
-            classify(&PhaseDetectorConfig::default(), &state),
-            GpuCompute
-        );
-    }
-
-    #[test]
-    fn a_phase_is_reported_after_three_equal_results() {
-        let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
-        let state = computing(1);
-        assert_eq!(detector.detect(&state), Unknown);
-        assert_eq!(detector.detect(&state), Unknown);
-        assert_eq!(detector.transition_count, 0);
-        assert_eq!(detector.detect(&state), GpuCompute);
-        assert_eq!(detector.transition_count, 1);
-    }
-
-    #[test]
-    fn another_result_restarts_the_count_and_pids_are_apart() {
-        let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
-        let (state, other) = (computing(1), computing(2));
-        let idle = ZernelTaskState {
-            gpu_utilization: 50,
-            ..computing(1)
-        };
-        for sample in [&state, &state, &other, &idle, &state, &state, &other] {
-            assert_eq!(detector.detect(sample), Unknown);
-        }
-        assert_eq!(detector.detect(&state), GpuCompute);
-        assert_eq!(detector.detect(&other), GpuCompute);
-    }
-
-    #[test]
-    fn removal_forgets_the_count() {
-        let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
-        let state = computing(1);
-        detector.detect(&state);
-        detector.detect(&state);
-        detector.remove_task(1);
-        assert_eq!(detector.task_count(), 0);
-        assert_eq!(detector.detect(&state), Unknown);
-    }
-
-    #[test]
-    fn zero_and_one_switch_debouncing_off() {
-        for phase_stability_count in [0, 1] {
-            let mut detector = PhaseDetector::new(PhaseDetectorConfig {
-                phase_stability_count,
-                ..Default::default()
-            });
-            assert_eq!(detector.detect(&computing(1)), GpuCompute);
-            assert_eq!(detector.task_count(), 0);
-        }
-    }
-
-    #[test]
-    fn a_process_that_is_no_longer_ml_is_unknown_at_once() {
-        let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
-        let state = ZernelTaskState {
-            is_ml_process: false,
-            current_phase: GpuCompute,
-            ..computing(1)
-        };
-        assert_eq!(detector.detect(&state), Unknown);
-        assert_eq!((detector.transition_count, detector.task_count()), (1, 0));
-    }
-
-    #[test]
-    fn memory_is_bounded_whatever_comes_and_goes() {
-        let mut detector = PhaseDetector::with_max_tasks(PhaseDetectorConfig::default(), 100);
-        for pid in 0..10_000 {
-            detector.detect(&computing(pid));
-            assert!(detector.task_count() <= 200);
-        }
-        assert_eq!(
-            detector.eviction_count() + detector.task_count() as u64,
-            10_000
-        );
-        for pid in 0..10_000 {
-            detector.remove_task(pid);
-        }
-        assert_eq!(detector.task_count(), 0);
-    }
-
-    #[test]
-    fn bad_settings_are_named() {
-        let default = PhaseDetectorConfig::default;
-        assert_eq!(default().validate(), Ok(()));
-        for (config, message) in [
-            (
-                PhaseDetectorConfig {
-                    io_wait_threshold: f32::NAN,
-                    ..default()
-                },
-                "io_wait_threshold is NaN, but must be a number from 0 to 1",
-            ),
-            (
-                PhaseDetectorConfig {
-                    io_wait_threshold: 1.5,
-                    ..default()
-                },
-                "io_wait_threshold is 1.5, but must be a number from 0 to 1",
-            ),
-            (
-                PhaseDetectorConfig {
-                    io_wait_threshold: -0.1,
-                    ..default()
-                },
-                "io_wait_threshold is -0.1, but must be a number from 0 to 1",
-            ),
-            (
-                PhaseDetectorConfig {
-                    gpu_active_threshold: 101,
-                    ..default()
-                },
-                "gpu_active_threshold is 101, but must be from 0 to 100",
-            ),
-            (
-                PhaseDetectorConfig {
-                    gpu_idle_threshold: 200,
-                    ..default()
-                },
-                "gpu_idle_threshold is 200, but must be from 0 to 100",
-            ),
-            (
-                PhaseDetectorConfig {
-                    gpu_idle_threshold: 80,
-                    ..default()
-                },
-                "gpu_idle_threshold is 80, but must be below gpu_active_threshold, which is 80",
-            ),
-        ] {
-            assert_eq!(config.validate().unwrap_err().to_string(), message);
-        }
-    }
-
-    #[test]
-    fn settings_in_files_have_defaults_and_no_unknown_keys() {
-        let config: PhaseDetectorConfig =
-            serde_json::from_str(r#"{"nccl_detection_enabled": true}"#).unwrap();
-        assert_eq!(config.gpu_active_threshold, 80);
-        assert!(config.nccl_detection_enabled);
-        let error = serde_json::from_str::<PhaseDetectorConfig>(r#"{"gpu_ative": 1}"#).unwrap_err();
-        assert!(error.to_string().contains("gpu_ative"), "{error}");
-    }
-
-    fn any_state() -> impl Strategy<Value = ZernelTaskState> {
-        (
-            (0_u32..4, any::<bool>(), 0_u8..5, any::<u8>(), any::<u64>()),
-            (0_u64..10_000_000, any::<f32>(), any::<bool>(), 0_u32..3),
-        )
-            .prop_map(|((pid, ml, phase, gpu, sync), (burst, io, nccl, futex))| {
-                ZernelTaskState {
-                    is_ml_process: ml,
-                    current_phase: WorkloadPhase::from_raw(phase),
-                    gpu_utilization: gpu,
-                    last_gpu_sync_ns: sync,
-                    cpu_burst_duration_ns: burst,
-                    io_wait_fraction: io,
-                    nccl_active: nccl,
-                    futex_wait_count: futex,
-                    ..ZernelTaskState::new(pid)
-                }
-            })
-    }
-
-    proptest! {
-        /// The detector against its definition, spelled out over the whole history.
-        #[test]
-        fn a_result_is_reported_when_the_last_n_raw_results_agree(
-            stability in 0_u32..5,
-            states in prop::collection::vec(any_state(), 0..60),
-        ) {
-            let config = PhaseDetectorConfig {
-                phase_stability_count: stability,
-                nccl_detection_enabled: true,
-                ..Default::default()
-            };
-            let mut detector = PhaseDetector::new(config.clone());
-            let mut history: Vec<(u32, bool, WorkloadPhase)> = Vec::new();
-            let mut transitions = 0;
-            for state in &states {
-                let raw = classify(&config, state);
-                history.push((state.pid, state.is_ml_process, raw));
-                let row = history.iter().rev().filter(|h| h.0 == state.pid)
-                    .take_while(|h| h.1 == state.is_ml_process && h.2 == raw).count();
-                let expected = if !state.is_ml_process {
-                    Unknown
-                } else if row >= stability as usize {
-                    raw
-                } else {
-                    state.current_phase
-                };
-                transitions += u64::from(expected != state.current_phase);
-                prop_assert_eq!(detector.detect(state), expected);
-            }
-            prop_assert_eq!(detector.transition_count, transitions);
-        }
-    }
-}
+mod tests;

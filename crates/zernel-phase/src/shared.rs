@@ -1,7 +1,7 @@
-//! Task state as the kernel lays it out: the Rust mirror of the headers in `bpf/`.
+//! The kernel's layout of the task state: the Rust mirror of the headers in `bpf/`.
 //!
-//! The C headers are the definition. `zernel-ebpf` compares every type here with their BTF, and the conversions by
-//! running both sides on the same values.
+//! The C headers are the definition. The tests of `zernel-ebpf` compare every type here with their BTF, and run the
+//! conversions of both sides on the same values.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -10,11 +10,11 @@ use crate::phase_detector::PhaseDetectorConfig;
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase, ZernelTaskState};
 use crate::tracker::{BlockReason, ThreadEvent, TrackerConfig};
 
-/// Phase, sequence and start of a phase in one `u64`.
+/// Phase, sequence number and start of a phase in one `u64`.
 ///
-/// Written with one store, so a reader on another CPU never sees half of a change. The start is
-/// kept in units of 1024 ns; phase boundaries are rounded down to it on both sides, so the times of all phases still
-/// add up.
+/// One store writes all three, so a reader on another CPU never sees a partial update. The start is
+/// in units of 1024 ns. Kernel and userspace both round phase boundaries down to that unit, so the
+/// times of all phases still add up.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -22,7 +22,7 @@ use crate::tracker::{BlockReason, ThreadEvent, TrackerConfig};
 pub struct PhaseWord(pub u64);
 
 impl PhaseWord {
-    /// Packs the three; the sequence wraps at 4096.
+    /// Packs the three values. The sequence number wraps at 4096.
     #[must_use]
     pub fn new(phase: WorkloadPhase, sequence: u16, start_ns: u64) -> Self {
         let sequence = u64::from(sequence) & ((1 << Self::SEQUENCE_BITS) - 1);
@@ -30,19 +30,19 @@ impl PhaseWord {
         Self(start | (sequence << Self::PHASE_BITS) | phase as u64)
     }
 
-    /// The phase; [`WorkloadPhase::Unknown`] for bits no version defined.
+    /// Returns the phase, or [`WorkloadPhase::Unknown`] for undefined bits.
     #[must_use]
     pub fn phase(self) -> WorkloadPhase {
         WorkloadPhase::from_raw((self.0 & ((1 << Self::PHASE_BITS) - 1)) as u8)
     }
 
-    /// One more at every change of phase, modulo 4096.
+    /// Returns the sequence number, which grows by one at every phase change, modulo 4096.
     #[must_use]
     pub fn sequence(self) -> u16 {
         ((self.0 >> Self::PHASE_BITS) & ((1 << Self::SEQUENCE_BITS) - 1)) as u16
     }
 
-    /// When the phase began, rounded down to 1024 ns.
+    /// Returns the start of the phase, rounded down to 1024 ns.
     #[must_use]
     pub fn start_ns(self) -> u64 {
         self.0 >> Self::START_SHIFT << Self::UNIT_SHIFT
@@ -189,7 +189,7 @@ impl From<&RawTaskState> for ZernelTaskState {
     }
 }
 
-/// A fraction in units of 1/65536, as the kernel computes it, capped at 1. Exact.
+/// Converts a fraction in units of 1/65536, capped at 1. The result is exact.
 #[must_use]
 pub fn fraction_from_q16(q16: u32) -> f32 {
     q16.min(Q16_ONE) as f32 / Q16_ONE as f32
@@ -264,7 +264,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_zeroed_task_is_a_blank_one_on_gpu_zero() {
+    fn a_zeroed_raw_task_converts_to_a_new_state_on_gpu_zero() {
         let raw = RawTaskState::read_from_bytes(&[0; size_of::<RawTaskState>()]).unwrap();
         let blank = ZernelTaskState {
             gpu_id: Some(0),
@@ -293,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_phase_word_gives_back_what_it_was_made_of(phase in 0_u8..5, sequence: u16, start in 0_u64..1 << 58) {
+        fn a_phase_word_round_trips(phase in 0_u8..5, sequence: u16, start in 0_u64..1 << 58) {
             let phase = WorkloadPhase::from_raw(phase);
             let word = PhaseWord::new(phase, sequence, start);
             prop_assert_eq!(word.phase(), phase);

@@ -1,24 +1,27 @@
-//! Steps of a training loop, found from what its process is seen to do.
+//! Finds the steps of a training loop from the marks that its process makes.
 //!
-//! A loop has no mark that says where a step begins. But it does the same things again and again, and some of
-//! them once a step: it updates the model, reduces gradients, goes backward, copies a batch. A
-//! [`StepDetector`] is fed with such [`Mark`]s and takes the best of them that a process makes as the
-//! boundary between steps, in this order:
+//! A training loop does not announce its steps, but it repeats some operations in every step: it
+//! updates the model, reduces gradients, runs a backward pass, copies a batch. A [`StepDetector`]
+//! receives these operations as [`Mark`]s. It uses the best kind of mark that a process makes as
+//! the boundary between steps, in this order:
 //!
-//! | | boundary | because |
+//! | | boundary | reason |
 //! |---|---|---|
-//! | 1 | the first optimizer mark after a backward pass | with gradient accumulation, several backward passes make a step |
-//! | 2 | gradients being reduced or a backward pass, whichever is rarer | a step may have several backward passes, or collectives for every part of a sharded model |
-//! | 3 | a graph launched or a batch copied in, whichever is rarer | evaluation does these too: see [`Summary`] |
-//! | 4 | a copy to the host | |
-//! | 5 | a wait for the GPU | |
+//! | 1 | the first optimizer mark after a backward pass | with gradient accumulation a step has several backward passes |
+//! | 2 | gradient reduction or backward pass, whichever is rarer | a step may have several backward passes, or a collective per shard of the model |
+//! | 3 | graph launch or copy to the device, whichever is rarer | evaluation has them too: see [`StepSummary`] |
+//! | 4 | copy to the host | |
+//! | 5 | wait for the GPU | |
 //!
-//! Marks of a kind that directly follow each other are one: gradients are reduced bucket by bucket, and a batch is
-//! several tensors. A better kind replaces a worse one as soon as it was seen three times, and the count starts anew:
-//! what was copied while a model was loaded was no step. It is hardly ever the other way round: a process that has
-//! trained and now only evaluates makes no steps. But one that launches graph after graph trains with what it has
-//! captured before: that shows no other mark. And where the boundary is no longer seen, another kind that came as
-//! often takes its place, and the count goes on.
+//! Consecutive marks of a kind count as one boundary, because gradients are reduced bucket by
+//! bucket and a batch is several tensors. Backward passes are counted individually.
+//!
+//! A better kind becomes the boundary when it has occurred three times, and the step count
+//! restarts: copies made while the model was loaded were not steps. A worse kind does not replace a
+//! better one, because a process that has trained and now evaluates makes no steps. There are two
+//! exceptions. A process that launches one graph after another replays captured training steps, so
+//! graph launches become the boundary. If the marks of the boundary can no longer be observed, an
+//! equally frequent kind replaces it and the count continues.
 
 mod summary;
 
@@ -27,30 +30,30 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-pub use summary::{Stretch, Summary, median_ns};
+pub use summary::{StepSummary, TimeSpan, median_ns};
 
-/// Something that a process does about once a step.
+/// An operation that a training process performs about once per step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Mark {
     /// An optimizer updates the model.
     Optimizer = 1,
-    /// A backward pass begins.
+    /// A backward pass starts.
     Backward = 2,
     /// Gradients are reduced between ranks.
     Reduce = 3,
     /// A graph is launched.
     Graph = 4,
-    /// Something is copied to the device.
+    /// Data is copied to the device.
     CopyIn = 5,
-    /// Something is copied to the host.
+    /// Data is copied to the host.
     CopyOut = 6,
-    /// The GPU is waited for.
+    /// A thread waits for the GPU.
     Wait = 7,
 }
 
 impl Mark {
-    /// All of them.
+    /// All marks, ordered by number.
     pub const ALL: [Self; 7] = [
         Self::Optimizer,
         Self::Backward,
@@ -61,18 +64,18 @@ impl Mark {
         Self::Wait,
     ];
 
-    /// The mark with that number.
+    /// Returns the mark with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
 
-    /// Its sort.
+    /// Returns the evidence class of the mark.
     #[must_use]
-    pub fn sort(self) -> MarkSort {
+    pub fn class(self) -> MarkClass {
         match self {
-            Self::Optimizer | Self::Backward | Self::Reduce => MarkSort::Training,
-            Self::Graph | Self::CopyIn | Self::CopyOut | Self::Wait => MarkSort::Use,
+            Self::Optimizer | Self::Backward | Self::Reduce => MarkClass::Training,
+            Self::Graph | Self::CopyIn | Self::CopyOut | Self::Wait => MarkClass::GpuUse,
         }
     }
 
@@ -80,7 +83,7 @@ impl Mark {
         self as usize - 1
     }
 
-    /// How good a boundary it is; less is better.
+    /// Returns the rank of the mark as a boundary; 0 is best.
     fn tier(self) -> u8 {
         match self {
             Self::Optimizer => 0,
@@ -92,18 +95,18 @@ impl Mark {
     }
 }
 
-/// What a mark shows.
+/// What a mark is evidence of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum MarkSort {
-    /// That a model is trained.
+pub enum MarkClass {
+    /// Training of a model.
     Training,
-    /// That a GPU is used, for whatever.
-    Use,
+    /// Any use of a GPU.
+    GpuUse,
 }
 
-impl MarkSort {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Training, Self::Use];
+impl MarkClass {
+    /// All classes.
+    pub const ALL: [Self; 2] = [Self::Training, Self::GpuUse];
 }
 
 /// Launches between a mark and the mark before it.
@@ -139,125 +142,127 @@ impl Launches {
 /// A step that lay whole in a sampling window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowStep {
-    /// How long it took.
+    /// Its duration.
     pub duration_ns: u64,
     /// Launches in it.
     pub launches: u32,
 }
 
-/// Of two counts, if both are known.
-fn sum(a: Option<u32>, b: Option<u32>) -> Option<u32> {
+/// Returns the sum of two counts if both are known.
+fn sum_if_known(a: Option<u32>, b: Option<u32>) -> Option<u32> {
     Some(a?.saturating_add(b?))
 }
 
-/// From one boundary to the next.
+/// The interval between two step boundaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// When it began, in nanoseconds of any one clock.
+    /// Start, in nanoseconds of any one clock.
     pub begin_ns: u64,
-    /// When it ended.
+    /// End, on the same clock.
     pub end_ns: u64,
-    /// Launches in it; `None` if they were not all counted.
+    /// Number of launches; `None` if they were not all counted.
     pub launches: Option<u32>,
-    /// How many marks of each kind were in it, in the order of [`Mark::ALL`].
+    /// Number of marks of each kind, in the order of [`Mark::ALL`].
     pub marks: [u16; 7],
-    /// Whether there were more, which nobody told of.
+    /// Whether further marks of the step may be missing.
     #[serde(default)]
     pub lacks_marks: bool,
 }
 
 impl Step {
-    /// How long it took.
+    /// Returns the length of the step.
     #[must_use]
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.begin_ns)
     }
 }
 
-/// How often a kind must be seen to be taken for the boundary of steps.
-const OFTEN: u64 = 3;
-/// So many marks of a kind with no other in between are not one, but all there is.
-const LONGEST_RUN: u32 = 64;
-/// After so many steps, what came before counts half; after so many marks, where no steps are known.
-const RECENT_STEPS: u32 = 32;
-const RECENT_MARKS: u32 = 256;
-/// Kinds that came less often of late cannot be compared.
-const COMPARABLE: u32 = 4;
-/// So many graphs without any mark that was taken for the boundary are steps themselves.
-const REPLAYS: u64 = 32;
-/// How many steps are kept.
-const KEPT: usize = 64;
-/// How many steps of a sampling window are kept until they are taken: a window of 500 ms with steps of 2 ms.
-const KEPT_WINDOW_STEPS: usize = 256;
+/// Number of boundaries after which a kind can become the step boundary.
+const MIN_BOUNDARIES: u64 = 3;
+/// Longest run of marks of one kind that counts as one boundary. In a longer run the kind is all
+/// that the process does, so each mark is a boundary.
+const MAX_RUN: u32 = 64;
+/// Recent counts are halved after this many steps, or after this many marks while the boundary is
+/// unknown.
+const DECAY_STEPS: u32 = 32;
+const DECAY_MARKS: u32 = 256;
+/// Recent count below which two kinds cannot be compared.
+const MIN_RECENT: u32 = 4;
+/// Number of graph launches without a step boundary after which the launches are taken for steps.
+const MIN_REPLAYS: u64 = 32;
+/// Number of recent steps that are kept.
+const MAX_RECENT_STEPS: usize = 64;
+/// Number of steps of a sampling window that are kept until they are taken: a window of 500 ms with steps of 2 ms.
+const MAX_WINDOW_STEPS: usize = 256;
 
-/// The intervals between the boundaries of one kind.
+/// The intervals between the boundaries of one kind of mark.
 #[derive(Debug, Clone, Copy, Default)]
-struct Track {
-    /// Since the last boundary, if there was one.
+struct BoundaryTrack {
+    /// The interval since the last boundary, if there was one.
     open: Option<Step>,
-    /// Launches in it, if all of them were counted, be it always or in a window.
+    /// Launches in it, if all of them were counted, always or in a window.
     exact_launches: Option<u32>,
-    /// Boundaries so far.
+    /// Number of boundaries.
     boundaries: u64,
-    /// The same, of late.
+    /// Number of recent boundaries; halved from time to time.
     recent: u32,
-    /// The first intervals, until it is known whether they are steps.
-    early: [Option<Step>; OFTEN as usize - 1],
-    /// Whether it cannot be relied on.
-    is_partial: bool,
+    /// The first intervals, which become steps if the kind becomes the boundary.
+    first_intervals: [Option<Step>; MIN_BOUNDARIES as usize - 1],
+    /// Whether marks of this kind are missing, so that it cannot be the boundary.
+    is_incomplete: bool,
 }
 
-impl Track {
-    /// Counts boundaries anew.
-    fn forget(&mut self) {
+impl BoundaryTrack {
+    /// Restarts the count of boundaries.
+    fn reset_count(&mut self) {
         self.boundaries = 0;
-        self.early = Default::default();
+        self.first_intervals = Default::default();
     }
 
-    /// Whether it has had about as many boundaries as another of late.
+    /// Whether the two kinds had about equally many recent boundaries.
     fn is_as_frequent_as(&self, other: &Self) -> bool {
         let difference = self.recent.abs_diff(other.recent);
-        let is_known = self.recent.min(other.recent) >= COMPARABLE;
+        let is_known = self.recent.min(other.recent) >= MIN_RECENT;
         is_known && (difference <= 1 || 8 * difference <= self.recent.max(other.recent))
     }
 }
 
-/// Finds the steps of one process.
+/// Detects the steps of one process from its marks.
 #[derive(Debug, Clone, Default)]
 pub struct StepDetector {
-    tracks: [Track; 7],
+    tracks: [BoundaryTrack; 7],
     boundary: Option<Mark>,
-    /// Whether that took the place of a better one, which is no longer seen.
+    /// Whether the boundary replaces a better kind that can no longer be observed.
     is_substitute: bool,
-    last: Option<Mark>,
-    run: u32,
-    marks: u32,
-    went_backward: bool,
-    knows_backward: bool,
+    last_mark: Option<Mark>,
+    run_length: u32,
+    marks_since_decay: u32,
+    backward_since_optimizer: bool,
+    has_seen_backward: bool,
     restarts: u32,
     gaps: u64,
     count: u64,
-    /// Boundaries between graphs since the last one between steps.
+    /// Number of graph boundaries since the last step boundary.
     replays: u64,
     steps: VecDeque<Step>,
     window_steps: Vec<WindowStep>,
 }
 
 impl StepDetector {
-    /// A process did something, after so many launches since the last time. Marks of several threads may come a
-    /// little out of order.
+    /// Records a mark, with the launches since the mark before. Marks of several threads may arrive
+    /// slightly out of order.
     pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Launches) {
         let is_boundary = self.is_boundary(mark, launches);
-        self.note(mark, launches);
+        self.count_mark(mark, launches);
         if is_boundary {
             self.end_interval(mark, at_ns);
         }
     }
 
-    /// Marks of these sorts are missing from here to the next one: there may have been steps, but nobody knows from
-    /// when to when.
-    pub fn gap(&mut self, sorts: &[MarkSort]) {
-        let is_missing = |mark: Mark| sorts.contains(&mark.sort());
+    /// Records that marks of these classes are missing up to the next mark. Steps in the gap are
+    /// not counted, because their boundaries are unknown.
+    pub fn gap(&mut self, classes: &[MarkClass]) {
+        let is_missing = |mark: Mark| classes.contains(&mark.class());
         for mark in Mark::ALL.into_iter().filter(|mark| is_missing(*mark)) {
             self.tracks[mark.index()].open = None;
         }
@@ -266,22 +271,23 @@ impl StepDetector {
             .iter_mut()
             .filter_map(|track| track.open.as_mut());
         open.for_each(|step| step.lacks_marks = true);
-        // Whatever comes next does not follow the last one directly.
-        self.last = None;
-        let separates = !sorts.is_empty() && self.boundary.is_none_or(is_missing);
+        // The next mark does not directly follow the last one.
+        self.last_mark = None;
+        let separates = !classes.is_empty() && self.boundary.is_none_or(is_missing);
         self.gaps += u64::from(separates);
     }
 
-    /// How often marks were missing that separate steps. Then there were at least as many steps as were counted.
+    /// Number of gaps in the marks that separate steps. With a gap, the step count is a lower
+    /// bound.
     #[must_use]
     pub fn gaps(&self) -> u64 {
         self.gaps
     }
 
-    /// Marks of these kinds are not all seen: nothing is concluded from them any more.
+    /// Stops using marks of these kinds, because not all of them are observed any more.
     pub fn distrust(&mut self, marks: &[Mark]) {
         for mark in marks {
-            self.tracks[mark.index()].is_partial = true;
+            self.tracks[mark.index()].is_incomplete = true;
         }
         let Some(lost) = self.boundary.filter(|known| marks.contains(known)) else {
             return;
@@ -294,39 +300,40 @@ impl StepDetector {
             self.window_steps.clear();
             self.steps.clear();
         }
-        // What replaces it begins here: its first intervals are long past.
-        self.tracks.iter_mut().for_each(Track::forget);
+        // The first intervals of the other kinds are too old to be kept as steps.
+        self.tracks.iter_mut().for_each(BoundaryTrack::reset_count);
     }
 
-    /// The best kind that separates the same steps as another.
+    /// Returns the best kind that was as frequent as `mark`, so that it separates the same steps.
     fn substitute_for(&self, mark: Mark) -> Option<Mark> {
         let lost = &self.tracks[mark.index()];
         let candidates = Mark::ALL.into_iter().filter(|candidate| {
             let track = &self.tracks[candidate.index()];
-            !track.is_partial && track.is_as_frequent_as(lost)
+            !track.is_incomplete && track.is_as_frequent_as(lost)
         });
         candidates.min_by_key(|candidate| candidate.tier())
     }
 
-    /// What separates steps, once that is known.
+    /// Returns the kind of mark that separates steps, once it is known.
     #[must_use]
     pub fn boundary(&self) -> Option<Mark> {
         self.boundary
     }
 
-    /// How many steps were counted.
+    /// Returns the number of steps.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// How often the count started anew, because a better boundary was found, or the one known was no longer seen.
+    /// Returns how often the step count restarted: a better boundary was found, or the boundary was
+    /// lost without a substitute.
     #[must_use]
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
 
-    /// The last steps, oldest first.
+    /// Returns the most recent steps, oldest first.
     #[must_use]
     pub fn recent(&self) -> &VecDeque<Step> {
         &self.steps
@@ -346,64 +353,66 @@ impl StepDetector {
 
     fn is_boundary(&self, mark: Mark, launches: Launches) -> bool {
         let track = &self.tracks[mark.index()];
-        let begins_run = self.last != Some(mark) || self.run >= LONGEST_RUN;
+        let begins_run = self.last_mark != Some(mark) || self.run_length >= MAX_RUN;
         match mark {
             Mark::Backward => true,
-            Mark::Optimizer => begins_run && (self.went_backward || !self.knows_backward),
-            // The next tensor of the same batch is copied before anything is launched.
+            Mark::Optimizer => {
+                begins_run && (self.backward_since_optimizer || !self.has_seen_backward)
+            }
+            // Further tensors of a batch are copied before anything is launched.
             Mark::CopyIn => {
                 let so_far = track.open.and_then(|open| open.launches);
-                begins_run && sum(so_far, launches.counted()) != Some(0)
+                begins_run && sum_if_known(so_far, launches.counted()) != Some(0)
             }
             _ => begins_run,
         }
     }
 
-    /// Adds a mark to all intervals that are open.
-    fn note(&mut self, mark: Mark, launches: Launches) {
+    /// Counts a mark in all open intervals.
+    fn count_mark(&mut self, mark: Mark, launches: Launches) {
         for track in &mut self.tracks {
             let Some(open) = &mut track.open else {
                 continue;
             };
             let count = &mut open.marks[mark.index()];
             *count = count.saturating_add(1);
-            open.launches = sum(open.launches, launches.counted());
-            track.exact_launches = sum(track.exact_launches, launches.exact());
+            open.launches = sum_if_known(open.launches, launches.counted());
+            track.exact_launches = sum_if_known(track.exact_launches, launches.exact());
         }
-        self.run = match self.last == Some(mark) {
-            true => self.run.saturating_add(1),
+        self.run_length = match self.last_mark == Some(mark) {
+            true => self.run_length.saturating_add(1),
             false => 1,
         };
-        self.last = Some(mark);
+        self.last_mark = Some(mark);
         match mark {
             Mark::Backward => {
-                self.went_backward = true;
-                self.knows_backward = true;
+                self.backward_since_optimizer = true;
+                self.has_seen_backward = true;
             }
-            Mark::Optimizer => self.went_backward = false,
+            Mark::Optimizer => self.backward_since_optimizer = false,
             _ => {}
         }
-        self.marks = self.marks.saturating_add(1);
-        let is_past = match self.boundary {
-            Some(known) => self.tracks[known.index()].recent >= RECENT_STEPS,
-            None => self.marks >= RECENT_MARKS,
+        self.marks_since_decay = self.marks_since_decay.saturating_add(1);
+        let is_due = match self.boundary {
+            Some(known) => self.tracks[known.index()].recent >= DECAY_STEPS,
+            None => self.marks_since_decay >= DECAY_MARKS,
         };
-        if is_past {
-            self.marks = 0;
+        if is_due {
+            self.marks_since_decay = 0;
             self.tracks.iter_mut().for_each(|track| track.recent /= 2);
         }
     }
 
     fn end_interval(&mut self, mark: Mark, at_ns: u64) {
         let track = &mut self.tracks[mark.index()];
-        let begun = Step {
+        let next = Step {
             begin_ns: at_ns,
             end_ns: at_ns,
             launches: Some(0),
             marks: [0; 7],
             lacks_marks: false,
         };
-        let ended = track.open.replace(begun);
+        let ended = track.open.replace(next);
         let exact_launches = track.exact_launches.replace(0);
         let ended = ended.map(|step| Step {
             end_ns: at_ns.max(step.begin_ns),
@@ -411,9 +420,9 @@ impl StepDetector {
         });
         track.boundaries += 1;
         track.recent = track.recent.saturating_add(1);
-        let early = track.early.iter_mut().find(|place| place.is_none());
-        if let (Some(place), Some(step)) = (early, ended) {
-            *place = Some(step);
+        let first_intervals = track.first_intervals.iter_mut().find(|slot| slot.is_none());
+        if let (Some(slot), Some(step)) = (first_intervals, ended) {
+            *slot = Some(step);
         }
         if self.boundary == Some(mark) {
             self.count += 1;
@@ -421,15 +430,15 @@ impl StepDetector {
             if let Some((step, launches)) = ended.zip(exact_launches) {
                 self.keep_window_step(&step, launches);
             }
-            self.keep(ended);
+            self.push_step(ended);
         } else if mark == Mark::Graph {
             self.replays += 1;
         }
-        self.choose(mark);
+        self.consider_as_boundary(mark);
     }
 
     fn keep_window_step(&mut self, step: &Step, launches: u32) {
-        if step.launches.is_none() && self.window_steps.len() < KEPT_WINDOW_STEPS {
+        if step.launches.is_none() && self.window_steps.len() < MAX_WINDOW_STEPS {
             self.window_steps.push(WindowStep {
                 duration_ns: step.duration_ns(),
                 launches,
@@ -437,25 +446,26 @@ impl StepDetector {
         }
     }
 
-    fn keep(&mut self, step: Option<Step>) {
-        if self.steps.len() == KEPT {
+    fn push_step(&mut self, step: Option<Step>) {
+        if self.steps.len() == MAX_RECENT_STEPS {
             self.steps.pop_front();
         }
         self.steps.extend(step);
     }
 
-    /// Takes a kind for the boundary if it is a better one.
-    fn choose(&mut self, mark: Mark) {
+    /// Makes a kind the step boundary if it is better than the current one.
+    fn consider_as_boundary(&mut self, mark: Mark) {
         let track = self.tracks[mark.index()];
-        if track.is_partial || track.boundaries < OFTEN || self.boundary == Some(mark) {
+        if track.is_incomplete || track.boundaries < MIN_BOUNDARIES || self.boundary == Some(mark) {
             return;
         }
         let is_better = self.boundary.is_none_or(|known| {
-            let of_known = &self.tracks[known.index()];
-            let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(of_known.recent);
-            let replaces = mark == Mark::Graph && self.replays >= REPLAYS;
+            let known_track = &self.tracks[known.index()];
+            let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(known_track.recent);
+            let replaces = mark == Mark::Graph && self.replays >= MIN_REPLAYS;
             match mark.tier().cmp(&known.tier()) {
-                // What separates the same steps as a better kind did is better than its tier.
+                // A substitute separates the same steps as the better kind did, so it counts as
+                // better than its tier.
                 Ordering::Less => !self.is_substitute || is_rarer,
                 Ordering::Equal => is_rarer || replaces,
                 Ordering::Greater => replaces,
@@ -465,8 +475,8 @@ impl StepDetector {
             return;
         }
         if let Some(known) = self.boundary {
-            // One that was better has to show itself again before it counts again.
-            self.tracks[known.index()].forget();
+            // The replaced kind must reach the minimum again before it can return.
+            self.tracks[known.index()].reset_count();
             self.restarts += 1;
         }
         self.boundary = Some(mark);
@@ -474,8 +484,8 @@ impl StepDetector {
         self.window_steps.clear();
         self.steps.clear();
         self.count = track.boundaries;
-        for step in track.early {
-            self.keep(step);
+        for step in track.first_intervals {
+            self.push_step(step);
         }
     }
 }

@@ -1,28 +1,28 @@
 //! The state of one task and the time it spent in each phase.
 //!
-//! [`ZernelTaskState`] is the userspace mirror of what lives in BPF maps while probes run; see
-//! [`shared`](crate::shared) for the layout the kernel uses.
+//! [`ZernelTaskState`] is the userspace mirror of the state that lives in BPF maps while probes
+//! run. [`shared`](crate::shared) has the kernel's layout.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a task of an ML workload is doing.
+/// The phase that a task of an ML workload is in.
 ///
-/// The discriminants are those of `enum zernel_phase` in `bpf/task_state.h`: zeroed kernel memory
+/// The discriminants are those of `enum zernel_phase` in `bpf/task_state.h`. Zeroed kernel memory
 /// reads as [`Unknown`](Self::Unknown).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum WorkloadPhase {
     /// I/O heavy, many threads, CPU preprocessing.
     DataLoading = 1,
-    /// The CPU is idle or feeding work, waiting on the GPU.
+    /// The CPU is idle or launching work, and waits for the GPU.
     GpuCompute = 2,
     /// Network coordination for a collective.
     NcclCollective = 3,
     /// A short CPU burst after GPU compute.
     OptimizerStep = 4,
-    /// Nothing is known: scheduled as the kernel's default class would.
+    /// No evidence; scheduled as by the kernel's default class.
     #[default]
     Unknown = 0,
 }
@@ -37,7 +37,8 @@ impl WorkloadPhase {
         Self::OptimizerStep,
     ];
 
-    /// The phase with this discriminant; [`Unknown`](Self::Unknown) for a value no version defined.
+    /// Returns the phase with this discriminant, or [`Unknown`](Self::Unknown) for an undefined
+    /// value.
     #[must_use]
     pub fn from_raw(raw: u8) -> Self {
         Self::ALL.get(usize::from(raw)).copied().unwrap_or_default()
@@ -56,9 +57,9 @@ impl fmt::Display for WorkloadPhase {
     }
 }
 
-/// Nanoseconds spent in each phase. Sums saturate: they never wrap.
+/// Nanoseconds spent in each phase. Sums saturate.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[allow(missing_docs)] // the names say it all
+#[allow(missing_docs)] // the names are self-explanatory
 pub struct PhaseTimeAccumulator {
     pub data_loading_ns: u64,
     pub gpu_compute_ns: u64,
@@ -80,7 +81,7 @@ impl PhaseTimeAccumulator {
         *sum = sum.saturating_add(duration_ns);
     }
 
-    /// The time recorded for `phase`.
+    /// Returns the time recorded for `phase`.
     #[must_use]
     pub fn phase_ns(&self, phase: WorkloadPhase) -> u64 {
         match phase {
@@ -92,7 +93,7 @@ impl PhaseTimeAccumulator {
         }
     }
 
-    /// The time recorded for all phases together.
+    /// Returns the time recorded for all phases together.
     #[must_use]
     pub fn total_ns(&self) -> u64 {
         WorkloadPhase::ALL
@@ -100,7 +101,7 @@ impl PhaseTimeAccumulator {
             .fold(0, |sum, phase| sum.saturating_add(self.phase_ns(phase)))
     }
 
-    /// The share of the recorded time that `phase` took, 0.0 when nothing was recorded.
+    /// Returns the share of the recorded time spent in `phase`; 0.0 when nothing was recorded.
     ///
     /// The shares of all phases add up to one even where [`total_ns`](Self::total_ns) saturated.
     #[must_use]
@@ -119,34 +120,35 @@ impl PhaseTimeAccumulator {
 /// The state of one task.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ZernelTaskState {
-    /// The task's id.
+    /// Kernel id of the task.
     pub pid: u32,
-    /// Whether the task belongs to an ML process; all others are [`WorkloadPhase::Unknown`].
+    /// Whether the task belongs to an ML process. Other tasks are always
+    /// [`WorkloadPhase::Unknown`].
     pub is_ml_process: bool,
-    /// The phase the task is in.
+    /// The current phase.
     pub current_phase: WorkloadPhase,
     /// Utilisation of the task's GPU, 0–100.
     pub gpu_utilization: u8,
-    /// When the task last returned from a GPU synchronisation; 0: never.
+    /// Time of the task's last return from a GPU sync; 0 if never.
     pub last_gpu_sync_ns: u64,
-    /// Length of the current CPU burst; 0: not on a CPU.
+    /// Length of the current CPU burst; 0 while off the CPU.
     pub cpu_burst_duration_ns: u64,
     /// Share of recent time spent waiting for I/O, 0–1.
     pub io_wait_fraction: f32,
-    /// Whether a NCCL collective is under way.
+    /// Whether a NCCL collective is in progress.
     pub nccl_active: bool,
-    /// Recent futex waits.
+    /// Number of recent futex waits.
     pub futex_wait_count: u32,
-    /// The GPU the task uses, where known.
+    /// The GPU that the task uses; `None` if unknown.
     pub gpu_id: Option<u32>,
-    /// Time spent in the phases already left.
+    /// Time spent in completed phases.
     pub phase_time_ns: PhaseTimeAccumulator,
-    /// When the current phase began; 0: never set.
+    /// Start of the current phase; 0 if unknown.
     pub phase_start_ns: u64,
 }
 
 impl ZernelTaskState {
-    /// The state of a task nothing is known about yet.
+    /// Creates the state of a task without evidence: everything zero, false, `Unknown` or `None`.
     #[must_use]
     pub fn new(pid: u32) -> Self {
         Self {
@@ -155,9 +157,9 @@ impl ZernelTaskState {
         }
     }
 
-    /// Leaves the current phase for `new` at `now_ns`, recording the time it took.
+    /// Changes the phase to `new` at `now_ns` and records the time spent in the old phase.
     ///
-    /// Nothing is recorded when no start is known or the clock stepped back.
+    /// Nothing is recorded if the start is unknown or the clock went backward.
     pub fn transition_phase(&mut self, new: WorkloadPhase, now_ns: u64) {
         self.phase_time_ns
             .record(self.current_phase, self.open_ns(now_ns));
@@ -165,7 +167,7 @@ impl ZernelTaskState {
         self.phase_start_ns = now_ns;
     }
 
-    /// The time spent in each phase up to `now_ns`, the phase the task is still in included.
+    /// Returns the time spent in each phase up to `now_ns`, including the current phase.
     #[must_use]
     pub fn phase_time_until(&self, now_ns: u64) -> PhaseTimeAccumulator {
         let mut times = self.phase_time_ns.clone();
@@ -173,7 +175,7 @@ impl ZernelTaskState {
         times
     }
 
-    /// How long the current phase lasts at `now_ns`.
+    /// Returns the duration of the current phase at `now_ns`.
     fn open_ns(&self, now_ns: u64) -> u64 {
         match self.phase_start_ns {
             0 => 0,
@@ -188,7 +190,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_new_state_is_blank() {
+    fn a_new_state_has_only_a_pid() {
         let state = ZernelTaskState::new(7);
         assert_eq!(state.pid, 7);
         assert!(!state.is_ml_process && !state.nccl_active);
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_steps_back_records_nothing_and_restarts() {
+    fn a_backward_clock_step_records_nothing() {
         let mut state = ZernelTaskState::new(1);
         state.transition_phase(WorkloadPhase::GpuCompute, 1_000);
         state.transition_phase(WorkloadPhase::DataLoading, 400);
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_survives_json() {
+    fn a_state_round_trips_through_json() {
         let mut state = ZernelTaskState::new(42);
         state.gpu_id = Some(3);
         state.io_wait_fraction = 0.25;

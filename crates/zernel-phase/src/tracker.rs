@@ -1,149 +1,78 @@
 //! The event rule: exact phase intervals of one thread from its own events.
 //!
-//! Probes see a thread enter and leave the calls that matter, launch work, copy data, and block.
-//! [`PhaseTracker`] turns those events into phase intervals that follow each other without gap or
+//! Probes report when a thread enters and leaves GPU syncs and collectives, launches work, copies
+//! data, and blocks. [`PhaseTracker`] turns these events into phase intervals without gap or
 //! overlap:
 //!
 //! | the thread | phase |
 //! |---|---|
-//! | is in a collective, or syncs with nothing but a collective handed to the GPU since the last sync | `NcclCollective` |
+//! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
 //! | launched last | `GpuCompute` |
 //! | waits for I/O, or did so last | `DataLoading` |
-//! | copied to the device last, or synced right after it | `DataLoading` |
-//! | polls, or waits on a futex, when its step is over: for its next batch | `DataLoading` |
-//! | waited on a futex after launches: for its next batch if a copy follows, else for the backward pass | `DataLoading` or `GpuCompute` |
-//! | passed an optimizer marker; launches right behind it belong to it | `OptimizerStep` |
-//! | returned from a sync, and never showed a marker | `OptimizerStep`, for one short burst |
-//! | did nothing of the kind for too long | `Unknown` |
+//! | copied to the device last, or synced right after the copy | `DataLoading` |
+//! | polls or waits on a futex after its step, so for the next batch | `DataLoading` |
+//! | waited on a futex after launches: for the next batch if a copy follows, else for the backward pass | `DataLoading` or `GpuCompute` |
+//! | passed an optimizer marker; launches right after it belong to it | `OptimizerStep` |
+//! | returned from a sync and never passed a marker | `OptimizerStep`, for one short burst |
+//! | had none of these events for too long | `Unknown` |
 //!
-//! A short wait, as for a lock or a page, interrupts an activity and does not end it. A thread that
-//! only launches, such as the one of the backward pass, is `Unknown` while it waits for more. A
-//! thread is judged by its own events alone: where collectives run on another thread than the step,
-//! that other thread shows them.
+//! A short wait, as for a lock or a page, does not end an activity. A thread that only launches,
+//! such as the thread of the backward pass, is `Unknown` while it waits. Only a thread's own events
+//! count: if another thread runs the collectives, that thread is in `NcclCollective`.
 //!
-//! No event is trusted to arrive. Every phase has a deadline, counted from the last event that
-//! showed it and standing still while the thread is known to be blocked, after which the thread is
-//! `Unknown` until its next event; a call that another event proves over is over; and an event that
-//! arrives after a later one never rewrites what was reported.
+//! The tracker tolerates lost and late events. Every phase has a deadline, counted from its last
+//! event and suspended while the thread is blocked; after the deadline the thread is `Unknown`
+//! until its next event. A call ends when another event contradicts it. A late event never changes
+//! a reported interval.
 
-use std::mem::offset_of;
+mod config;
 
 use serde::{Deserialize, Serialize};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::mirror::StructMirror;
-use crate::phase_detector::ConfigError;
+pub use config::TrackerConfig;
+
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-/// Something a thread did.
+/// An event of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ThreadEvent {
-    /// Entered a call that waits for the GPU.
+    /// Entered a GPU sync: a call that waits for the GPU.
     GpuSyncEnter,
-    /// Left it.
+    /// Left a GPU sync.
     GpuSyncLeave,
     /// Entered a collective call.
     CollectiveEnter,
-    /// Left it.
+    /// Left a collective call.
     CollectiveLeave,
     /// Launched work on the GPU.
     Launch,
     /// Copied data to the GPU.
     CopyToDevice,
-    /// Went off its CPU to wait.
+    /// Left the CPU to wait.
     Block(BlockReason),
-    /// Can run again.
+    /// Became runnable again.
     Unblock,
-    /// Passed a point that only an optimizer step passes.
+    /// Called a function that only an optimizer step calls.
     OptimizerMarker,
 }
 
-/// What a thread waits for.
+/// The reason why a thread is blocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BlockReason {
-    /// A disk, a network file system, a pipe being read as a file.
+    /// A disk, a network file system, or a read from a pipe.
     Io,
-    /// Another thread.
+    /// A futex, so usually another thread.
     Futex,
     /// A file descriptor becoming ready.
     Poll,
-    /// Anything else, such as a sleep: says nothing about the phase.
+    /// Anything else, such as a sleep. It is no evidence for a phase.
     Other,
 }
 
-/// Declares [`TrackerConfig`] from one list: documentation, name and default of every limit.
-macro_rules! tracker_config {
-    ($($(#[$doc:meta])* $limit:ident = $default:expr,)*) => {
-        /// How long a phase lasts without further evidence. The kernel reads it as `struct zernel_tracker_config`.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-        #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-        #[serde(default, deny_unknown_fields)]
-        #[repr(C)]
-        pub struct TrackerConfig {
-            $($(#[$doc])* pub $limit: u64,)*
-        }
-
-        impl Default for TrackerConfig {
-            fn default() -> Self {
-                Self { $($limit: $default,)* }
-            }
-        }
-
-        impl TrackerConfig {
-            pub(crate) const MIRROR: StructMirror = StructMirror {
-                kernel: "zernel_tracker_config",
-                size: size_of::<Self>(),
-                fields: &[$((stringify!($limit), offset_of!(Self, $limit)),)*],
-            };
-
-            fn limits(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($limit), self.$limit),)*].into_iter()
-            }
-        }
-    };
-}
-
-tracker_config! {
-    /// In a GPU sync that was entered and not left. Long, because a sync may spin.
-    sync_max_ns = 60_000_000_000,
-    /// In a collective that was entered and not left. Short, because it only hands work on.
-    collective_max_ns = 1_000_000_000,
-    /// Blocked, in whatever phase.
-    blocked_max_ns = Self::LONGEST_NS,
-    /// Loading, after the last event that shows it.
-    loading_max_ns = 10_000_000_000,
-    /// Launching, after the last launch.
-    launching_max_ns = 20_000_000,
-    /// In an optimizer step, after its last marker.
-    optimizer_max_ns = 1_000_000_000,
-    /// In an optimizer step guessed from the CPU burst after a sync.
-    optimizer_burst_max_ns = 5_000_000,
-    /// A launch within this time after a marker belongs to the optimizer.
-    optimizer_launch_max_ns = 1_000_000,
-    /// A wait shorter than this interrupts an activity and does not end it.
-    short_wait_max_ns = 1_000_000,
-}
-
-impl TrackerConfig {
-    /// No phase lasts longer than an hour without evidence.
-    pub const LONGEST_NS: u64 = 3_600_000_000_000;
-
-    /// Refuses limits that would end every phase at once, or none.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        for (limit, ns) in self.limits() {
-            if ns == 0 || ns > Self::LONGEST_NS {
-                let allowed = format!("from 1 to {}", Self::LONGEST_NS);
-                return Err(ConfigError::new(limit, &ns, allowed));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A stretch of time in one phase: from `start_ns` up to, not including, `end_ns`.
+/// A period in one phase: from `start_ns` up to, not including, `end_ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // the names say it all
+#[allow(missing_docs)] // the names are self-explanatory
 pub struct PhaseInterval {
     pub phase: WorkloadPhase,
     pub start_ns: u64,
@@ -151,7 +80,7 @@ pub struct PhaseInterval {
 }
 
 impl PhaseInterval {
-    /// How long it lasted.
+    /// Returns the length of the interval.
     #[must_use]
     pub fn duration_ns(&self) -> u64 {
         self.end_ns - self.start_ns
@@ -166,17 +95,17 @@ impl Extend<PhaseInterval> for PhaseTimeAccumulator {
     }
 }
 
-/// What a thread does while it is in no call.
+/// The activity of a thread that is in no sync and no collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Activity {
     Idle,
     Loading,
     Launching,
-    /// The burst after a sync, taken for the optimizer's.
+    /// In the CPU burst after a sync, which is taken for an optimizer step.
     Burst,
-    /// In a marked optimizer step.
+    /// In an optimizer step that a marker has shown.
     Updating,
-    /// What it launched is done, and so is the step: it has nothing to do but get the next batch.
+    /// Its launches have completed and its step is over, so its next wait is for a batch.
     Drained,
 }
 
@@ -190,16 +119,16 @@ impl Activity {
         }
     }
 
-    /// Whether a short wait leaves it as it was.
-    fn is_part_of_a_step(self) -> bool {
+    /// Whether the activity continues after a short wait.
+    fn survives_short_waits(self) -> bool {
         match self {
             Self::Launching | Self::Burst | Self::Updating | Self::Drained => true,
             Self::Idle | Self::Loading => false,
         }
     }
 
-    /// What is left of it when nothing showed it for too long.
-    fn expired(self) -> Self {
+    /// Returns the activity after the deadline has passed without an event.
+    fn after_deadline(self) -> Self {
         match self {
             Self::Burst | Self::Updating | Self::Drained => Self::Drained,
             Self::Idle | Self::Loading | Self::Launching => Self::Idle,
@@ -207,36 +136,37 @@ impl Activity {
     }
 }
 
-/// What was seen that cannot be, or came too late: the quality of a tracker's input. Counts saturate.
+/// Counts of lost and late events: the quality of a tracker's input. Counts saturate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TrackerFaults {
-    /// Calls ended by evidence other than their own leave event.
+    /// Calls that ended without their leave event.
     pub lost_leaves: u32,
-    /// Leave events of calls that were never seen to begin.
+    /// Leave events without an enter event.
     pub lost_enters: u32,
-    /// Events stamped before one already applied.
+    /// Events with a timestamp before an event already applied.
     pub late: u32,
-    /// Phases given up at their deadline.
+    /// Phases that ended at their deadline.
     pub expired: u32,
 }
 
-fn count(fault: &mut u32, happened: bool) {
+fn count_fault(fault: &mut u32, happened: bool) {
     *fault = fault.saturating_add(happened.into());
 }
 
-/// A wait that is not over yet, and what it interrupted.
+/// A wait in progress, and the activity that it interrupted.
 #[derive(Debug, Clone, Copy)]
 struct Wait {
     since_ns: u64,
     activity: Activity,
     activity_until_ns: u64,
-    /// After launches, on a futex: for data, or for the thread of the backward pass.
+    /// Whether the wait is on a futex after launches. It is then either for data or for the thread
+    /// of the backward pass.
     is_undecided: bool,
 }
 
 /// Turns the events of one thread into phase intervals.
 ///
-/// Closed intervals go to whatever collects them: a `Vec`, or a [`PhaseTimeAccumulator`] for sums.
+/// Closed intervals go to any collection: a `Vec`, or a [`PhaseTimeAccumulator`] for sums.
 ///
 /// ```
 /// use zernel_phase::{PhaseTimeAccumulator, PhaseTracker, ThreadEvent, TrackerConfig};
@@ -254,35 +184,37 @@ struct Wait {
 #[derive(Debug, Clone)]
 pub struct PhaseTracker {
     config: TrackerConfig,
-    /// The interval still open, and when its phase is given up.
+    /// Phase of the open interval. `start_ns` and `deadline_ns` belong to it.
     phase: WorkloadPhase,
     start_ns: u64,
     deadline_ns: u64,
-    /// The latest time reported up to.
+    /// Latest time seen.
     now_ns: u64,
     activity: Activity,
     activity_until_ns: u64,
-    /// When the calls the thread is in were entered.
+    /// Time of entry into the sync that the thread is in. `collective_since_ns` is the same for a
+    /// collective.
     sync_since_ns: Option<u64>,
     collective_since_ns: Option<u64>,
-    /// When the call the thread is in was last shown.
+    /// Time of the last evidence for the call that the thread is in.
     call_shown_ns: u64,
     wait: Option<Wait>,
-    /// The last wait after launches that may have been for data: a copy would tell.
+    /// Start of the last futex wait after launches. A copy that follows shows that it was for data.
     undecided_since_ns: Option<u64>,
     last_marker_ns: Option<u64>,
-    /// It copies, syncs or marks: it drives the steps, and does not only launch for another thread.
+    /// Whether the thread copies, syncs or passes markers. It is then a training thread, not one
+    /// that only launches on behalf of another.
     drives_steps: bool,
     launched_since_sync: bool,
-    /// Nothing but a collective was handed to the GPU since the last sync.
+    /// Whether only a collective was enqueued since the last sync.
     collective_queued: bool,
-    /// The collective it is in has launched its kernel.
+    /// Whether the current collective has launched its kernel.
     collective_launched: bool,
     faults: TrackerFaults,
 }
 
 impl PhaseTracker {
-    /// A tracker of a thread of which nothing is known before `now_ns`.
+    /// Creates a tracker of a thread that is `Unknown` from `now_ns` on.
     #[must_use]
     pub fn new(config: TrackerConfig, now_ns: u64) -> Self {
         Self {
@@ -307,7 +239,7 @@ impl PhaseTracker {
         }
     }
 
-    /// Takes in what the thread did at `at_ns`; intervals that this closes go to `closed`.
+    /// Applies an event at `at_ns` and appends the intervals that it closes to `closed`.
     pub fn observe(
         &mut self,
         at_ns: u64,
@@ -315,19 +247,19 @@ impl PhaseTracker {
         closed: &mut impl Extend<PhaseInterval>,
     ) {
         if at_ns < self.now_ns {
-            count(&mut self.faults.late, true);
-            if !self.ends_open_call(at_ns, event) {
+            count_fault(&mut self.faults.late, true);
+            if !self.closes_open_call(at_ns, event) {
                 return;
             }
         }
         self.advance(at_ns, closed);
-        // Whatever it does, it runs: if it was blocked, it is no longer.
+        // A thread with an event is running, so it is not blocked any more.
         self.end_wait();
         self.apply(event, closed);
-        self.settle(closed);
+        self.update_phase(closed);
     }
 
-    /// The phase at `now_ns`, if nothing more happens until then.
+    /// Returns the phase at `now_ns` if no further event arrives before.
     #[must_use]
     pub fn phase_at(&self, now_ns: u64) -> WorkloadPhase {
         if now_ns < self.deadline_ns {
@@ -337,27 +269,27 @@ impl PhaseTracker {
         }
     }
 
-    /// When the phase is given up if nothing more happens; `u64::MAX` for never.
+    /// Returns the time at which the phase ends without further events; `u64::MAX` for never.
     #[must_use]
     pub fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }
 
-    /// Closes the open interval at `now_ns`: the thread has ended, or is no longer watched.
+    /// Closes the open interval at `now_ns`, when the thread has exited or is no longer observed.
     pub fn finish(mut self, now_ns: u64, closed: &mut impl Extend<PhaseInterval>) -> TrackerFaults {
         self.advance(now_ns, closed);
         self.close(self.now_ns, WorkloadPhase::Unknown, closed);
         self.faults
     }
 
-    /// What was wrong with the events so far.
+    /// Returns the counts of lost and late events so far.
     #[must_use]
     pub fn faults(&self) -> TrackerFaults {
         self.faults
     }
 
-    /// Whether a late event is the end of a call that is still open, and not of an earlier one.
-    fn ends_open_call(&self, at_ns: u64, event: ThreadEvent) -> bool {
+    /// Whether a late event is the leave event of the open call, and not of an earlier call.
+    fn closes_open_call(&self, at_ns: u64, event: ThreadEvent) -> bool {
         let since_ns = match event {
             ThreadEvent::GpuSyncLeave => self.sync_since_ns,
             ThreadEvent::CollectiveLeave => self.collective_since_ns,
@@ -366,7 +298,7 @@ impl PhaseTracker {
         since_ns.is_some_and(|since_ns| since_ns <= at_ns)
     }
 
-    /// Moves time on, giving up the phase if its deadline has passed.
+    /// Advances the time to `at_ns` and ends the phase if its deadline has passed.
     fn advance(&mut self, at_ns: u64, closed: &mut impl Extend<PhaseInterval>) {
         self.now_ns = self.now_ns.max(at_ns);
         if self.now_ns < self.deadline_ns {
@@ -374,16 +306,16 @@ impl PhaseTracker {
         }
         self.close(self.deadline_ns, WorkloadPhase::Unknown, closed);
         self.deadline_ns = u64::MAX;
-        count(&mut self.faults.expired, true);
+        count_fault(&mut self.faults.expired, true);
         self.wait = None;
-        if self.in_call() {
-            count(&mut self.faults.lost_leaves, true);
+        if self.is_in_call() {
+            count_fault(&mut self.faults.lost_leaves, true);
             self.sync_since_ns = None;
             self.collective_since_ns = None;
             self.collective_queued = false;
-            self.turn_to(Activity::Idle);
+            self.set_activity(Activity::Idle);
         } else {
-            self.turn_to(self.activity.expired());
+            self.set_activity(self.activity.after_deadline());
         }
     }
 
@@ -394,15 +326,15 @@ impl PhaseTracker {
             ThreadEvent::CollectiveEnter => self.enter_collective(),
             ThreadEvent::CollectiveLeave => self.leave_collective(),
             ThreadEvent::Launch => self.launch(),
-            ThreadEvent::CopyToDevice => self.copy(closed),
-            ThreadEvent::OptimizerMarker => self.mark(),
+            ThreadEvent::CopyToDevice => self.copy_to_device(closed),
+            ThreadEvent::OptimizerMarker => self.pass_marker(),
             ThreadEvent::Block(reason) => self.block(reason),
             ThreadEvent::Unblock => {}
         }
     }
 
     fn enter_sync(&mut self) {
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.sync_since_ns = Some(self.now_ns);
         if self.collective_since_ns.is_none() {
             self.call_shown_ns = self.now_ns;
@@ -412,23 +344,23 @@ impl PhaseTracker {
     }
 
     fn leave_sync(&mut self) {
-        count(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
+        count_fault(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
         self.sync_since_ns = None;
         if self.collective_since_ns.is_some() {
-            return; // the collective's own
+            return; // the sync was part of the collective
         }
         self.collective_queued = false;
         self.launched_since_sync = false;
         match self.activity {
-            // A copy from pageable memory syncs by itself.
-            Activity::Loading => self.turn_to(Activity::Loading),
-            _ => self.turn_to(self.after_sync()),
+            // A copy from pageable memory syncs internally.
+            Activity::Loading => self.set_activity(Activity::Loading),
+            _ => self.set_activity(self.activity_after_sync()),
         }
     }
 
     fn enter_collective(&mut self) {
-        self.end_sync_unseen();
-        self.end_collective_unseen();
+        self.end_sync_without_leave();
+        self.end_collective_without_leave();
         self.collective_since_ns = Some(self.now_ns);
         self.call_shown_ns = self.now_ns;
         self.collective_launched = false;
@@ -436,16 +368,16 @@ impl PhaseTracker {
     }
 
     fn leave_collective(&mut self) {
-        count(
+        count_fault(
             &mut self.faults.lost_enters,
             self.collective_since_ns.is_none(),
         );
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.collective_since_ns = None;
         self.collective_queued = !self.launched_since_sync;
-        // The optimizer's burst comes after the collective that follows a sync.
+        // The optimizer runs after the collective that follows a sync.
         if matches!(self.activity, Activity::Burst | Activity::Drained) {
-            self.turn_to(self.after_sync());
+            self.set_activity(self.activity_after_sync());
         }
     }
 
@@ -454,52 +386,54 @@ impl PhaseTracker {
             self.collective_launched = true;
             return;
         }
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.collective_queued = false;
         self.launched_since_sync = true;
         self.undecided_since_ns = None;
         if !self.launches_for_optimizer() {
-            self.turn_to(Activity::Launching);
+            self.set_activity(Activity::Launching);
         }
     }
 
-    fn copy(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn copy_to_device(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if self.collective_since_ns.is_some() {
-            // It copies before it launches; afterwards only a lost leave explains a copy.
+            // A collective copies only before its launch. A copy after it means that the leave
+            // event was lost.
             if !self.collective_launched {
                 return;
             }
-            self.end_collective_unseen();
+            self.end_collective_without_leave();
         }
-        self.end_sync_unseen();
+        self.end_sync_without_leave();
         self.drives_steps = true;
         if let Some(since_ns) = self.undecided_since_ns.take() {
             self.close(since_ns, WorkloadPhase::DataLoading, closed);
         }
-        self.turn_to(Activity::Loading);
+        self.set_activity(Activity::Loading);
     }
 
-    fn mark(&mut self) {
-        self.end_sync_unseen();
-        self.end_collective_unseen();
+    fn pass_marker(&mut self) {
+        self.end_sync_without_leave();
+        self.end_collective_without_leave();
         self.drives_steps = true;
         self.last_marker_ns = Some(self.now_ns);
-        self.turn_to(Activity::Updating);
+        self.set_activity(Activity::Updating);
     }
 
     fn block(&mut self, reason: BlockReason) {
-        let after_launches =
-            reason == BlockReason::Futex && self.activity == Activity::Launching && !self.in_call();
+        let after_launches = reason == BlockReason::Futex
+            && self.activity == Activity::Launching
+            && !self.is_in_call();
         self.wait = Some(Wait {
             since_ns: self.now_ns,
             activity: self.activity,
             activity_until_ns: self.activity_until_ns,
             is_undecided: after_launches,
         });
-        if !self.in_call() && self.waits_for_data(reason) {
-            self.turn_to(Activity::Loading);
+        if !self.is_in_call() && self.waits_for_data(reason) {
+            self.set_activity(Activity::Loading);
         } else if after_launches && !self.drives_steps {
-            self.turn_to(Activity::Idle);
+            self.set_activity(Activity::Idle);
         }
     }
 
@@ -507,26 +441,26 @@ impl PhaseTracker {
         match reason {
             BlockReason::Io => true,
             BlockReason::Poll => self.activity != Activity::Idle,
-            // After launches it may be for the thread of the backward pass.
+            // After launches the wait may be for the thread of the backward pass.
             BlockReason::Futex => !matches!(self.activity, Activity::Idle | Activity::Launching),
             BlockReason::Other => false,
         }
     }
 
-    /// Ends a wait. Deadlines stood still meanwhile.
+    /// Ends a wait and moves the deadlines by its length.
     fn end_wait(&mut self) {
         let Some(wait) = self.wait.take() else {
             return;
         };
         let waited_ns = self.now_ns - wait.since_ns;
         let is_short = waited_ns < self.config.short_wait_max_ns;
-        if self.in_call() {
+        if self.is_in_call() {
             self.call_shown_ns += waited_ns;
-        } else if is_short && wait.activity.is_part_of_a_step() {
+        } else if is_short && wait.activity.survives_short_waits() {
             self.activity = wait.activity;
             self.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
         } else if self.activity == Activity::Loading {
-            self.turn_to(Activity::Loading);
+            self.set_activity(Activity::Loading);
         } else {
             self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
             if wait.is_undecided && self.activity == Activity::Launching {
@@ -535,10 +469,11 @@ impl PhaseTracker {
         }
     }
 
-    /// Closes the open interval if the event just applied changed the phase.
-    fn settle(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        if !self.in_call() && self.wait.is_none() && self.activity_until_ns <= self.now_ns {
-            self.turn_to(self.activity.expired());
+    /// Sets the phase and its deadline after an event. Closes the open interval if the phase
+    /// changed.
+    fn update_phase(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        if !self.is_in_call() && self.wait.is_none() && self.activity_until_ns <= self.now_ns {
+            self.set_activity(self.activity.after_deadline());
         }
         let (phase, shown_ns, max_ns) = match (self.collective_since_ns, self.sync_since_ns) {
             (Some(_), _) => (
@@ -568,7 +503,7 @@ impl PhaseTracker {
         }
     }
 
-    /// Ends the open interval at `end_ns` and begins one in `next`.
+    /// Ends the open interval at `end_ns` and starts one in phase `next`.
     fn close(&mut self, end_ns: u64, next: WorkloadPhase, closed: &mut impl Extend<PhaseInterval>) {
         if end_ns > self.start_ns {
             closed.extend([PhaseInterval {
@@ -581,7 +516,7 @@ impl PhaseTracker {
         self.start_ns = end_ns;
     }
 
-    fn turn_to(&mut self, activity: Activity) {
+    fn set_activity(&mut self, activity: Activity) {
         let max_ns = match activity {
             Activity::Idle | Activity::Drained => u64::MAX,
             Activity::Loading => self.config.loading_max_ns,
@@ -594,8 +529,9 @@ impl PhaseTracker {
         self.undecided_since_ns = None;
     }
 
-    /// A thread that marks its optimizer steps is not guessed at.
-    fn after_sync(&self) -> Activity {
+    /// Returns the activity after a sync. No optimizer step is inferred for a thread that passes
+    /// markers.
+    fn activity_after_sync(&self) -> Activity {
         match self.last_marker_ns {
             Some(_) => Activity::Drained,
             None => Activity::Burst,
@@ -609,20 +545,22 @@ impl PhaseTracker {
             })
     }
 
-    fn in_call(&self) -> bool {
+    fn is_in_call(&self) -> bool {
         self.sync_since_ns.is_some() || self.collective_since_ns.is_some()
     }
 
-    fn end_sync_unseen(&mut self) {
+    fn end_sync_without_leave(&mut self) {
         let open = self.sync_since_ns.take().is_some();
-        count(&mut self.faults.lost_leaves, open);
+        count_fault(&mut self.faults.lost_leaves, open);
     }
 
-    fn end_collective_unseen(&mut self) {
+    fn end_collective_without_leave(&mut self) {
         let open = self.collective_since_ns.take().is_some();
-        count(&mut self.faults.lost_leaves, open);
+        count_fault(&mut self.faults.lost_leaves, open);
     }
 }
 
+#[cfg(test)]
+mod property_tests;
 #[cfg(test)]
 mod tests;

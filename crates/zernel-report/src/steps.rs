@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use zernel_model::snapshot::StepSnapshot;
-use zernel_phase::steps::{Mark, Step, Stretch, Summary};
+use zernel_phase::steps::{Mark, Step, StepSummary, TimeSpan};
 
 /// How many steps are kept: of more, every second one is let go.
 const KEPT: usize = 1 << 18;
@@ -107,9 +107,9 @@ impl StepLog {
             true => {
                 let cut = usize::from(self.before == 0).min(self.steps.len());
                 self.steps.drain(..cut);
-                Summary::of_later(&self.steps, boundary)?
+                StepSummary::from_later_steps(&self.steps, boundary)?
             }
-            false => Summary::of(&self.steps, boundary)?,
+            false => StepSummary::from_whole_run(&self.steps, boundary)?,
         };
         if summary.steps < FEWEST {
             return None;
@@ -138,7 +138,7 @@ impl StepLog {
 }
 
 /// The longest few, in the order of time.
-fn longest(stretches: &[Stretch], first_ns: u64) -> Vec<Interruption> {
+fn longest(stretches: &[TimeSpan], first_ns: u64) -> Vec<Interruption> {
     let mut stretches = stretches.to_vec();
     stretches.sort_by_key(|stretch| std::cmp::Reverse(stretch.duration_ns));
     stretches.truncate(TOLD);

@@ -1,7 +1,7 @@
 //! CPU scheduling for ML workloads.
 //!
-//! What a scheduling decision looks at, [`task_state`] and [`phase_detector`], is implemented in
-//! `zernel-phase` and named here; [`sched_ext`] says what the running kernel offers to act with.
+//! The inputs of a scheduling decision, [`task_state`], [`phase_detector`] and [`tracker`], are
+//! re-exported from `zernel-phase`. [`sched_ext`] reads what the running kernel supports.
 
 pub mod sched_ext;
 

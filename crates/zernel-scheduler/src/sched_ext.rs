@@ -1,32 +1,32 @@
-//! The kernel's extensible scheduler class, as sysfs shows it.
+//! State of the kernel's extensible scheduler class, from sysfs.
 
 use std::path::Path;
 use std::{fs, io};
 
-/// Where the kernel describes sched_ext.
+/// The sysfs folder of sched_ext.
 pub const SYSFS: &str = "/sys/kernel/sched_ext";
 
-/// What the kernel says of sched_ext.
+/// State of sched_ext in the running kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SchedExt {
-    /// The kernel was built without it.
+    /// The kernel has no sched_ext.
     Absent,
-    /// No scheduler is loaded; the state is usually `disabled`.
-    Free {
-        /// The state, in the kernel's word.
+    /// No scheduler is loaded.
+    NoScheduler {
+        /// The kernel's name of the state, usually `disabled`.
         state: String,
     },
     /// A scheduler is loaded.
     Loaded {
-        /// The state, in the kernel's word.
+        /// The kernel's name of the state, usually `enabled`.
         state: String,
-        /// The name of the scheduler.
+        /// Name of the scheduler.
         scheduler: String,
     },
 }
 
 impl SchedExt {
-    /// Reads the running kernel's state.
+    /// Reads the state from the running kernel.
     pub fn current() -> io::Result<Self> {
         Self::read(Path::new(SYSFS))
     }
@@ -37,12 +37,12 @@ impl SchedExt {
         };
         Ok(match read_line(&sysfs.join("root/ops"))? {
             Some(scheduler) if state != "disabled" => Self::Loaded { state, scheduler },
-            _ => Self::Free { state },
+            _ => Self::NoScheduler { state },
         })
     }
 }
 
-/// A file's text without its line end; `None` when there is no such file.
+/// Returns the text of a file without its line end; `None` if the file does not exist.
 fn read_line(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
@@ -56,20 +56,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_state_is_told() {
+    fn each_sysfs_state_is_read() {
         let sysfs = tempfile::tempdir().unwrap();
         let read = || SchedExt::read(sysfs.path()).unwrap();
         assert_eq!(read(), SchedExt::Absent);
 
         fs::write(sysfs.path().join("state"), "disabled\n").unwrap();
-        let free = SchedExt::Free {
+        let no_scheduler = SchedExt::NoScheduler {
             state: "disabled".into(),
         };
-        assert_eq!(read(), free);
+        assert_eq!(read(), no_scheduler);
 
         fs::create_dir(sysfs.path().join("root")).unwrap();
         fs::write(sysfs.path().join("root/ops"), "rusty\n").unwrap();
-        assert_eq!(read(), free, "a name that outlived its scheduler");
+        assert_eq!(
+            read(),
+            no_scheduler,
+            "the name of an unloaded scheduler is ignored"
+        );
 
         fs::write(sysfs.path().join("state"), "enabled\n").unwrap();
         let loaded = SchedExt::Loaded {

@@ -1,4 +1,4 @@
-//! What is served under which path.
+//! The HTTP endpoints and their handlers.
 
 use std::sync::Arc;
 
@@ -11,32 +11,32 @@ use axum::routing::get;
 use axum::{Extension, Router, body};
 use serde_json::json;
 
-use crate::desk::{Desk, Topic};
-use crate::flights::Crashed;
-use crate::guard::{self, Guard, Peer, Trusted};
-use crate::websocket::{self, Lounge};
-use crate::{TextFormat, negotiate};
+use crate::access::{self, AccessPolicy, Authenticated, Peer};
+use crate::shared_work::WorkPanicked;
+use crate::source_queries::{Query, SourceQueries};
+use crate::websocket::{self, WebSocketContext};
+use crate::{TextFormat, content_negotiation};
 
 const INDEX: &str = "\
 zernel observe
 
 /metrics            metrics for Prometheus; OpenMetrics 1.0 if the Accept header asks for it
-/metrics/quantiles  those of them that every source has, with quantiles in place of histogram buckets
-/api/v1/snapshot    the state of this moment, as JSON
-/api/v1/ledger      which functions are watched, and why others are not, as JSON
-/ws                 a WebSocket that sends snapshots
-/healthz            200 if all is well, 503 and what is wrong if not
+/metrics/quantiles  GPU memory and durations only, with quantiles instead of histogram buckets
+/api/v1/snapshot    current snapshot as JSON
+/api/v1/ledger      probed functions, and why others have no probe, as JSON
+/ws                 WebSocket that sends snapshots
+/healthz            200 if the daemon works, else 503 and a list of problems
 ";
 
-/// All that handlers use.
+/// State shared by all handlers.
 #[derive(Clone)]
-pub(crate) struct Serving {
-    pub(crate) desk: Arc<Desk>,
-    pub(crate) lounge: Arc<Lounge>,
+pub(crate) struct AppState {
+    pub(crate) queries: Arc<SourceQueries>,
+    pub(crate) websockets: Arc<WebSocketContext>,
 }
 
-/// What HTTP clients can ask for.
-pub(crate) fn http(serving: Serving, guard: Arc<Guard>) -> Router {
+/// Returns the router of the HTTP address and of the unix socket.
+pub(crate) fn http_router(state: AppState, policy: Arc<AccessPolicy>) -> Router {
     let routes = Router::new()
         .route("/", get(INDEX))
         .route("/metrics", get(metrics))
@@ -45,33 +45,36 @@ pub(crate) fn http(serving: Serving, guard: Arc<Guard>) -> Router {
         .route("/api/v1/ledger", get(ledger))
         .route("/healthz", get(health))
         .route("/ws", get(websocket::upgrade));
-    finish(routes, "there is nothing here; / lists what there is\n")
-        .with_state(serving)
-        .layer(from_fn_with_state(guard, guard::check))
+    with_common_responses(routes, "there is nothing here; see / for the endpoints\n")
+        .with_state(state)
+        .layer(from_fn_with_state(policy, access::enforce))
 }
 
-/// What there is at the address for WebSocket clients.
-pub(crate) fn live(serving: Serving, guard: Arc<Guard>) -> Router {
+/// Returns the router of the WebSocket address.
+pub(crate) fn websocket_router(state: AppState, policy: Arc<AccessPolicy>) -> Router {
     let routes = Router::new()
         .route("/", get(websocket::upgrade))
         .route("/ws", get(websocket::upgrade));
-    finish(routes, "there is nothing here but a WebSocket at /\n")
-        .with_state(serving)
-        .layer(from_fn_with_state(guard, guard::check))
+    with_common_responses(
+        routes,
+        "there is nothing here; connect with a WebSocket to /\n",
+    )
+    .with_state(state)
+    .layer(from_fn_with_state(policy, access::enforce))
 }
 
-/// Adds what holds for all paths, also for those that do not exist.
-fn finish(routes: Router<Serving>, hint: &'static str) -> Router<Serving> {
+/// Adds the responses for unknown paths and methods, and the headers that every response has.
+fn with_common_responses(routes: Router<AppState>, hint: &'static str) -> Router<AppState> {
     routes
         .fallback(async move || (StatusCode::NOT_FOUND, hint))
         .method_not_allowed_fallback(async || {
-            let text = "here one can only read: use GET or HEAD\n";
+            let text = "this endpoint is read-only: use GET or HEAD\n";
             (StatusCode::METHOD_NOT_ALLOWED, text)
         })
-        .layer(map_response(stay_fresh_and_as_declared))
+        .layer(map_response(forbid_caching_and_sniffing))
 }
 
-async fn stay_fresh_and_as_declared(mut response: Response) -> Response {
+async fn forbid_caching_and_sniffing(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(
@@ -82,68 +85,71 @@ async fn stay_fresh_and_as_declared(mut response: Response) -> Response {
 }
 
 async fn metrics(
-    State(serving): State<Serving>,
+    State(state): State<AppState>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
-) -> Result<Response, Crashed> {
-    let format = negotiate::preferred(&headers);
-    let response = exposition(&serving, peer, format).await?;
+) -> Result<Response, WorkPanicked> {
+    let format = content_negotiation::metrics_format(&headers);
+    let response = exposition(&state, peer, format).await?;
     Ok(([(header::VARY, "Accept")], response).into_response())
 }
 
 async fn quantiles(
-    State(serving): State<Serving>,
+    State(state): State<AppState>,
     Extension(peer): Extension<Peer>,
-) -> Result<Response, Crashed> {
-    exposition(&serving, peer, TextFormat::Quantiles).await
+) -> Result<Response, WorkPanicked> {
+    exposition(&state, peer, TextFormat::Quantiles).await
 }
 
 async fn exposition(
-    serving: &Serving,
+    state: &AppState,
     peer: Peer,
     format: TextFormat,
-) -> Result<Response, Crashed> {
-    let text = serving
-        .desk
-        .text(Topic::Metrics(format), peer.scope())
+) -> Result<Response, WorkPanicked> {
+    let text = state
+        .queries
+        .text(Query::Metrics(format), peer.scope())
         .await?;
-    Ok(typed(negotiate::content_type(format), text))
+    Ok(with_content_type(
+        content_negotiation::content_type(format),
+        text,
+    ))
 }
 
 async fn snapshot(
-    State(serving): State<Serving>,
+    State(state): State<AppState>,
     Extension(peer): Extension<Peer>,
-) -> Result<Response, Crashed> {
-    let text = serving.desk.text(Topic::Snapshot, peer.scope()).await?;
-    Ok(typed("application/json", text))
+) -> Result<Response, WorkPanicked> {
+    let text = state.queries.text(Query::Snapshot, peer.scope()).await?;
+    Ok(with_content_type("application/json", text))
 }
 
 async fn ledger(
-    State(serving): State<Serving>,
+    State(state): State<AppState>,
     Extension(peer): Extension<Peer>,
-) -> Result<Response, Crashed> {
-    let text = serving.desk.text(Topic::Ledger, peer.scope()).await?;
-    Ok(typed("application/json", text))
+) -> Result<Response, WorkPanicked> {
+    let text = state.queries.text(Query::Ledger, peer.scope()).await?;
+    Ok(with_content_type("application/json", text))
 }
 
 async fn health(
-    State(serving): State<Serving>,
-    Extension(trusted): Extension<Trusted>,
-) -> Result<Response, Crashed> {
-    let health = serving.desk.health().await?;
+    State(state): State<AppState>,
+    Extension(authenticated): Extension<Authenticated>,
+) -> Result<Response, WorkPanicked> {
+    let health = state.queries.health().await?;
     let status = match health.ok {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let body = match trusted {
-        Trusted(true) => json!(health),
-        Trusted(false) => json!({ "ok": health.ok }),
+    let body = match authenticated {
+        Authenticated(true) => json!(health),
+        Authenticated(false) => json!({ "ok": health.ok }),
     };
     let text = Utf8Bytes::from(body.to_string());
-    Ok((status, typed("application/json", text)).into_response())
+    Ok((status, with_content_type("application/json", text)).into_response())
 }
 
-fn typed(content_type: &'static str, text: Utf8Bytes) -> Response {
+fn with_content_type(content_type: &'static str, text: Utf8Bytes) -> Response {
     let body = body::Bytes::from(text);
     ([(header::CONTENT_TYPE, content_type)], body).into_response()
 }

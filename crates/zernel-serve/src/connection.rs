@@ -1,4 +1,4 @@
-//! Connections: accepted, limited and ended.
+//! Accepts connections and serves HTTP on them, within the limits.
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};
@@ -21,31 +21,31 @@ use tokio::time::sleep;
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
-use crate::ending::Ending;
-use crate::guard::Peer;
+use crate::access::Peer;
+use crate::shutdown::ShutdownSignal;
 use crate::{Limits, Scope};
 
-/// The most a request's head may take.
-const LONGEST_HEAD: usize = 16 * 1024;
-/// The most headers a request may have.
-const MOST_HEADERS: usize = 64;
-/// How long to wait when the system has no more file descriptors.
-const EXHAUSTED: Duration = Duration::from_millis(100);
+/// Largest request head.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Most headers in one request.
+const MAX_HEADERS: usize = 64;
+/// Delay before the next `accept` after it failed, usually for want of file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Something clients connect to.
+/// A listener that also identifies the client of each connection.
 pub(crate) trait Accept: Send + 'static {
     type Stream: AsyncRead + AsyncWrite + Send + 'static;
 
-    /// The next client.
-    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
+    /// Accepts the next connection.
+    fn accept_client(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
 impl Accept for TcpListener {
     type Stream = TcpStream;
 
-    async fn next(&self) -> io::Result<(TcpStream, Peer)> {
+    async fn accept_client(&self) -> io::Result<(TcpStream, Peer)> {
         let (stream, _) = self.accept().await?;
-        // What is sent is whole, so there is nothing to wait for; but without it all works as well.
+        // Responses are written whole, so Nagle's delay only adds latency. A failure is harmless.
         let _ = stream.set_nodelay(true);
         let local = stream.local_addr()?.ip().to_canonical();
         Ok((stream, Peer::Tcp { local }))
@@ -55,63 +55,64 @@ impl Accept for TcpListener {
 impl Accept for UnixListener {
     type Stream = UnixStream;
 
-    async fn next(&self) -> io::Result<(UnixStream, Peer)> {
+    async fn accept_client(&self) -> io::Result<(UnixStream, Peer)> {
         let (stream, _) = self.accept().await?;
-        let scope = scope_of(stream.peer_cred()?.uid(), geteuid().as_raw());
+        let scope = scope_for_user(stream.peer_cred()?.uid(), geteuid().as_raw());
         Ok((stream, Peer::Unix { scope }))
     }
 }
 
-/// What a user may see of a daemon that runs as `own`.
-fn scope_of(user: u32, own: u32) -> Scope {
+/// Returns which processes `user` may see, if the daemon runs as user `own`.
+fn scope_for_user(user: u32, own: u32) -> Scope {
     match user == 0 || user == own {
         true => Scope::All,
         false => Scope::User(user),
     }
 }
 
-/// How connections to one address are served.
+/// Accepts and serves the connections of one address.
 #[derive(Clone)]
-pub(crate) struct Front {
+pub(crate) struct Acceptor {
     pub(crate) router: Router,
     pub(crate) slots: Arc<Semaphore>,
     pub(crate) limits: Limits,
-    pub(crate) ending: Ending,
+    pub(crate) shutdown: ShutdownSignal,
 }
 
-impl Front {
-    /// Serves all who connect until the end begins.
+impl Acceptor {
+    /// Accepts connections until shutdown is requested.
     pub(crate) async fn serve(mut self, listener: impl Accept) {
         loop {
             let next = tokio::select! {
                 biased;
-                () = self.ending.begun() => return,
-                next = next_with_slot(&listener, &self.slots) => next,
+                () = self.shutdown.requested() => return,
+                next = accept_with_slot(&listener, &self.slots) => next,
             };
             match next {
                 Ok((stream, peer, slot)) => {
-                    let connection = self.clone().converse(stream, peer);
+                    let connection = self.clone().serve_connection(stream, peer);
                     tokio::spawn(async move {
                         connection.await;
                         drop(slot);
                     });
                 }
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Too many open files, as a rule. That passes.
-                Err(_) => sleep(EXHAUSTED).await,
+                // Usually too many open files; retry later.
+                Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
     }
 
-    /// Answers one client's requests until it goes, turns to WebSocket, or the end begins.
-    async fn converse<S>(self, stream: S, peer: Peer)
+    /// Serves one connection until the client closes it, it becomes a WebSocket, or shutdown is
+    /// requested.
+    async fn serve_connection<S>(self, stream: S, peer: Peer)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let Self {
             router,
             limits,
-            mut ending,
+            mut shutdown,
             ..
         } = self;
         let service = service_fn(move |request| answer(router.clone(), request, peer));
@@ -120,31 +121,31 @@ impl Front {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.request_head)
-            .max_headers(MOST_HEADERS)
-            .max_buf_size(LONGEST_HEAD)
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(Box::pin(stream)), service)
             .with_upgrades();
         tokio::pin!(connection);
-        // What goes wrong on a connection is its client's affair.
+        // An error on a connection concerns only its client.
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = ending.begun() => connection.as_mut().graceful_shutdown(),
+            () = shutdown.requested() => connection.as_mut().graceful_shutdown(),
         }
         tokio::select! {
             _ = connection => {}
-            () = ending.over() => {}
+            () = shutdown.grace_over() => {}
         }
     }
 }
 
-/// The next client, once there is room for one.
-async fn next_with_slot<L: Accept>(
+/// Waits for a free slot, then accepts the next connection.
+async fn accept_with_slot<L: Accept>(
     listener: &L,
     slots: &Arc<Semaphore>,
 ) -> io::Result<(L::Stream, Peer, OwnedSemaphorePermit)> {
     let slot = Arc::clone(slots).acquire_owned().await;
     let slot = slot.map_err(io::Error::other)?;
-    let (stream, peer) = listener.next().await?;
+    let (stream, peer) = listener.accept_client().await?;
     Ok((stream, peer, slot))
 }
 
@@ -163,11 +164,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_and_the_daemons_own_user_see_all() {
-        assert_eq!(scope_of(0, 0), Scope::All);
-        assert_eq!(scope_of(0, 7), Scope::All);
-        assert_eq!(scope_of(7, 7), Scope::All);
-        assert_eq!(scope_of(8, 7), Scope::User(8));
-        assert_eq!(scope_of(8, 0), Scope::User(8));
+    fn root_and_the_daemons_user_see_all_processes() {
+        assert_eq!(scope_for_user(0, 0), Scope::All);
+        assert_eq!(scope_for_user(0, 7), Scope::All);
+        assert_eq!(scope_for_user(7, 7), Scope::All);
+        assert_eq!(scope_for_user(8, 7), Scope::User(8));
+        assert_eq!(scope_for_user(8, 0), Scope::User(8));
     }
 }

@@ -1,70 +1,70 @@
-//! Why a server does not start.
+//! Errors that keep a server from starting.
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Why a server does not start.
+/// The reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Everyone on the network could read what is served.
+    /// Other machines could read everything without a token.
     #[error(
-        "refusing to listen on {address}, which other machines can reach, without a token: give a token file, \
+        "cannot listen on {address} without a token, because other machines can reach it; set a token file, \
          or listen on 127.0.0.1"
     )]
     TokenRequired {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// Someone else has the port.
+    /// Another process listens on the port.
     #[error(
-        "cannot listen on {address}: the port is in use, perhaps by another zernel observe; stop that one, or choose \
+        "cannot listen on {address}: the port is in use, perhaps by another zernel observe; stop it, or choose \
          another port"
     )]
     PortInUse {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// The system refuses the address.
+    /// The system refused the address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// A daemon answers on the socket.
+    /// Another daemon listens on the socket.
     #[error(
-        "cannot listen on {}: another daemon answers there; stop that one, or choose another path", path.display()
+        "cannot listen on {}: another daemon listens there; stop it, or choose another path", path.display()
     )]
     SocketInUse {
-        /// The path that was asked for.
+        /// The requested path.
         path: PathBuf,
     },
-    /// What is there is not ours to remove.
-    #[error("cannot listen on {}: there is something that is not a socket; remove it, or choose another path", path.display())]
+    /// The path exists and is not a socket.
+    #[error("cannot listen on {}: the path exists and is not a socket; remove it, or choose another path", path.display())]
     NotASocket {
-        /// The path that was asked for.
+        /// The requested path.
         path: PathBuf,
     },
-    /// The system refuses the path.
+    /// The system refused the path.
     #[error("cannot listen on {}: {source}", path.display())]
     Socket {
-        /// The path that was asked for.
+        /// The requested path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// No host is called that.
-    #[error("{name:?} is not the name or address of a host: give it as clients do, without a port")]
+    /// A configured host is not a valid host name or address.
+    #[error("{name:?} is not a host name or address; give it without scheme and port")]
     BadHost {
-        /// What was given.
+        /// The configured host.
         name: String,
     },
-    /// Snapshots without a pause between them.
-    #[error("the interval between snapshots is 0: give one that is longer")]
-    NoInterval,
-    /// The asynchronous machinery does not start.
+    /// The interval between snapshots is zero.
+    #[error("the interval between snapshots is 0; set a longer one")]
+    ZeroInterval,
+    /// The asynchronous runtime does not start.
     #[error("cannot start serving: {0}")]
     Runtime(#[from] io::Error),
 }

@@ -1,20 +1,20 @@
-//! The names by which clients call this machine.
+//! Host names and addresses in `Host` and `Origin` headers.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use axum::http::uri::Authority;
 
-/// A name or an address, without a port.
+/// A host name or address without a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Host {
-    /// In lower case.
+    /// A name in lower case.
     Name(String),
-    /// IPv4, also where IPv6 wraps it.
+    /// An address; an IPv4-mapped IPv6 address is stored as IPv4.
     Address(IpAddr),
 }
 
 impl Host {
-    /// Reads what stands in a `Host` header.
+    /// Parses a `Host` header. Returns `None` if it is malformed.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.contains('@') {
             return None;
@@ -32,7 +32,7 @@ impl Host {
         }
     }
 
-    /// Reads what stands in an `Origin` header.
+    /// Parses an `Origin` header. Returns `None` unless it has an HTTP scheme and a host.
     pub(crate) fn parse_origin(text: &str) -> Option<Self> {
         let host = text
             .strip_prefix("http://")
@@ -40,7 +40,7 @@ impl Host {
         Self::parse(host)
     }
 
-    /// Whether only this machine can be meant.
+    /// Whether the host is `localhost` or a loopback address.
     pub(crate) fn is_loopback(&self) -> bool {
         match self {
             Self::Name(name) => name == "localhost",
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_many_names_and_imitators() {
+    fn only_loopback_hosts_are_accepted_as_loopback() {
         let loopback = |text: &str| Host::parse(text).is_some_and(|host| host.is_loopback());
         for text in [
             "localhost",
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_a_scheme_and_a_host() {
+    fn an_origin_needs_an_http_scheme_and_a_host() {
         assert_eq!(
             Host::parse_origin("https://Example.org:8443"),
             Some(Host::Name("example.org".into()))

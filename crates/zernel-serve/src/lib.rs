@@ -1,9 +1,11 @@
-//! What the daemon serves, over HTTP, WebSocket and a unix socket.
+//! Serves metrics and snapshots over HTTP, WebSocket and a unix socket.
 //!
-//! A [`Source`] knows the numbers; a [`Server`] hands them out. It asks the source only when someone
-//! asks it, never twice at a time for the same thing, and off the thread that talks to the clients.
-//! By default it listens on loopback addresses and on a unix socket. Whoever connects over TCP sees
-//! everything; whoever connects over the unix socket sees what belongs to the user they are.
+//! A [`Source`] provides the data; a [`Server`] answers clients with it. The server calls the
+//! source only when a client needs an answer. Concurrent requests for the same answer share one
+//! call, which runs on a separate thread so that a slow source does not block other clients.
+//!
+//! By default the server listens on loopback addresses and on a unix socket. A TCP client sees all
+//! processes; a unix socket client sees the processes of its own user.
 //!
 //! ```no_run
 //! use zernel_serve::{Options, Server};
@@ -14,21 +16,21 @@
 //! # }
 //! ```
 
+mod access;
 mod api;
 mod connection;
-mod desk;
-mod ending;
+mod content_negotiation;
 mod error;
-mod feed;
-mod flights;
-mod guard;
 mod host;
-mod negotiate;
 mod options;
 mod secret;
 mod server;
+mod shared_work;
+mod shutdown;
+mod snapshot_stream;
 mod socket_file;
 mod source;
+mod source_queries;
 mod websocket;
 
 pub use error::ServeError;

@@ -1,4 +1,4 @@
-//! What to serve where, to whom, and how much of it.
+//! Addresses, access and limits of a server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -6,38 +6,38 @@ use std::time::Duration;
 
 use crate::Secret;
 
-/// What to serve where, and to whom.
+/// Configuration of a [`Server`](crate::Server).
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where to serve HTTP; by default 127.0.0.1:9091.
+    /// HTTP address; 127.0.0.1:9091 by default, `None` for no HTTP.
     pub http: Option<SocketAddr>,
-    /// Where to serve WebSocket clients apart from HTTP; by default 127.0.0.1:9092.
+    /// Address only for WebSocket clients; 127.0.0.1:9092 by default, `None` for none.
     pub websocket: Option<SocketAddr>,
-    /// Where to serve local users, each their own; by default /run/zernel/observe.sock.
+    /// Path of the unix socket; /run/zernel/observe.sock by default, `None` for none. Each client
+    /// sees the processes of its user.
     pub unix: Option<PathBuf>,
-    /// What TCP clients must show. Required where another machine can connect.
+    /// Token that TCP clients must send. Required for addresses that other machines can reach.
     pub token: Option<Secret>,
-    /// Further names or addresses by which clients may call this machine, as in the `Host` of their
-    /// requests.
+    /// Further names or addresses of this machine that are accepted in `Host` headers.
     pub hosts: Vec<String>,
-    /// How often live clients get a snapshot.
+    /// Interval between snapshots to WebSocket clients.
     pub interval: Duration,
-    /// How much is served at once, and for how long.
+    /// Connection limits and timeouts.
     pub limits: Limits,
 }
 
-/// How much is served at once, and for how long.
+/// Connection limits and timeouts of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// HTTP connections to one address; further ones wait until one is over.
+    /// Most connections per address; further connections wait.
     pub connections: usize,
-    /// Live clients on all addresses; further ones are told 503.
+    /// Most WebSocket clients on all addresses; further clients get status 503.
     pub websockets: usize,
-    /// How long a client may take to send the head of a request, and leave a connection unused.
+    /// Time for a client to send the head of its next request, idle time included.
     pub request_head: Duration,
-    /// How long a client may accept nothing of what is sent to it.
+    /// Time without progress after which a write to a client fails.
     pub stall: Duration,
-    /// How long requests in flight may take when the server ends.
+    /// Time that requests in flight get to finish at shutdown.
     pub grace: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The token that clients from other machines must show.
+//! The token that TCP clients must send.
 
 use std::fmt;
 use std::fs::File;
@@ -7,63 +7,63 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// A token shorter than this can be guessed.
-const SHORTEST: usize = 16;
-/// No token is longer than this; a file that is was named by mistake.
-const LONGEST: usize = 4096;
+/// Shorter tokens can be guessed.
+const MIN_BYTES: usize = 16;
+/// Longer files are not token files.
+const MAX_BYTES: usize = 4096;
 
-/// A token; its text is never printed.
+/// A token. Its `Debug` output hides the text.
 #[derive(Clone)]
 pub struct Secret(String);
 
-/// Why a token is refused.
+/// The reason why a token or token file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// The file does not open, or is not text.
+    /// The file cannot be read or is not text.
     #[error("cannot read the token file {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// The token file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// Every user of the machine could read the token, or put another in its place.
+    /// Every user can read or replace the token.
     #[error("the token file {} is readable or writable by every user: run chmod o= on it", path.display())]
     Exposed {
-        /// The file.
+        /// The token file.
         path: PathBuf,
     },
-    /// There is no token.
+    /// The token is empty.
     #[error(
-        "the token is empty: write one of at least {SHORTEST} bytes, e.g. from `openssl rand -hex 32`"
+        "the token is empty: write one of at least {MIN_BYTES} bytes, e.g. from `openssl rand -hex 32`"
     )]
     Empty,
-    /// It could be guessed.
+    /// The token is short enough to be guessed.
     #[error(
-        "the token has {length} bytes, fewer than {SHORTEST}: take a longer one, e.g. from `openssl rand -hex 32`"
+        "the token has {length} bytes, fewer than {MIN_BYTES}: use a longer one, e.g. from `openssl rand -hex 32`"
     )]
     Short {
-        /// How many bytes it has.
+        /// Length of the token in bytes.
         length: usize,
     },
-    /// It is no token at all.
-    #[error("the token has more than {LONGEST} bytes: is this the right file?")]
+    /// The text is too long for a token.
+    #[error("the token has more than {MAX_BYTES} bytes; check that this is the token file")]
     Long,
-    /// It does not fit into a header.
+    /// The token cannot be sent in an HTTP header.
     #[error(
-        "the token has a space or a character that is not ASCII, which no HTTP header can carry"
+        "the token contains a space or a non-ASCII character, which an HTTP header cannot carry"
     )]
     Unprintable,
 }
 
 impl Secret {
-    /// Takes a token, without the white space around it.
+    /// Creates a token from `text`, without surrounding white space.
     pub fn new(text: &str) -> Result<Self, SecretError> {
         let token = text.trim();
         match token.len() {
             0 => Err(SecretError::Empty),
-            length @ 1..SHORTEST => Err(SecretError::Short { length }),
-            length if length > LONGEST => Err(SecretError::Long),
+            length @ 1..MIN_BYTES => Err(SecretError::Short { length }),
+            length if length > MAX_BYTES => Err(SecretError::Long),
             _ if !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Err(SecretError::Unprintable)
             }
@@ -71,15 +71,15 @@ impl Secret {
         }
     }
 
-    /// Reads a token from a file that not every user can read.
+    /// Reads a token from a file. Refuses a file that every user can read or write.
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
         let unreadable = |source| SecretError::Unreadable {
             path: path.to_owned(),
             source,
         };
-        // Opening anything else may take for ever.
+        // Opening a pipe or a device may block forever.
         if !path.metadata().map_err(unreadable)?.is_file() {
-            return Err(unreadable(io::Error::other("it is not a file")));
+            return Err(unreadable(io::Error::other("it is not a regular file")));
         }
         let file = File::open(path).map_err(unreadable)?;
         let mode = file.metadata().map_err(unreadable)?.permissions().mode();
@@ -89,13 +89,13 @@ impl Secret {
             });
         }
         let mut text = String::new();
-        file.take(2 * LONGEST as u64)
+        file.take(2 * MAX_BYTES as u64)
             .read_to_string(&mut text)
             .map_err(unreadable)?;
         Self::new(&text)
     }
 
-    /// Whether `offered` is the token. How long it takes tells nothing but its length.
+    /// Whether `offered` is the token. The duration of the comparison depends only on the lengths.
     pub(crate) fn matches(&self, offered: &[u8]) -> bool {
         let token = self.0.as_bytes();
         let different = token
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_guessed_or_not_be_sent_is_refused() {
+    fn empty_short_long_and_unprintable_tokens_are_refused() {
         assert!(matches!(Secret::new(" \n"), Err(SecretError::Empty)));
         assert!(matches!(
             Secret::new("0123456789abcde\n"),
@@ -144,13 +144,13 @@ mod tests {
             Err(SecretError::Unprintable)
         ));
         assert!(matches!(
-            Secret::new(&"x".repeat(LONGEST + 1)),
+            Secret::new(&"x".repeat(MAX_BYTES + 1)),
             Err(SecretError::Long)
         ));
     }
 
     #[test]
-    fn a_file_every_user_can_read_keeps_no_secret() {
+    fn a_token_file_open_to_every_user_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("  {TOKEN}\n")).unwrap();
         let chmod = |mode| {
@@ -169,13 +169,13 @@ mod tests {
                 .matches(TOKEN.as_bytes())
         );
         let error = Secret::from_file(Path::new("/")).unwrap_err();
-        assert!(error.to_string().contains("not a file"), "{error}");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
         let error = Secret::from_file(Path::new("/nowhere/token")).unwrap_err();
         assert!(error.to_string().contains("/nowhere/token"), "{error}");
     }
 
     #[test]
-    fn printing_it_tells_nothing() {
+    fn debug_output_hides_the_token() {
         assert_eq!(format!("{:?}", Secret::new(TOKEN).unwrap()), "Secret");
     }
 }

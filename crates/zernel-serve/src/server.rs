@@ -1,4 +1,4 @@
-//! The server: bound as a whole or not at all, then run until it is told to end.
+//! The server: binds all its addresses, then serves until shutdown.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -11,61 +11,62 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::api::{self, Serving};
-use crate::connection::Front;
-use crate::desk::Desk;
-use crate::ending::{End, Ending};
-use crate::feed::Feeds;
-use crate::guard::Guard;
+use crate::access::AccessPolicy;
+use crate::api::{self, AppState};
+use crate::connection::Acceptor;
 use crate::host::Host;
+use crate::shutdown::{ShutdownSignal, ShutdownTrigger};
+use crate::snapshot_stream::SnapshotStreams;
 use crate::socket_file::SocketFile;
-use crate::websocket::Lounge;
+use crate::source_queries::SourceQueries;
+use crate::websocket::WebSocketContext;
 use crate::{Limits, Options, ServeError, Source};
 
-/// How many threads ask the source. Texts are large, and each thread keeps memory of its own for them.
-const ASKING: usize = 2;
+/// Threads that query the source. Each thread keeps memory for the large texts it builds, so there
+/// are few.
+const SOURCE_THREADS: usize = 2;
 
-/// A server that listens everywhere it was told to, and does not yet answer.
+/// A server that is bound to its addresses and does not serve yet.
 pub struct Server {
     source: Arc<dyn Source>,
-    guard: Guard,
+    policy: AccessPolicy,
     options: Options,
     http: Option<TcpListener>,
     websocket: Option<TcpListener>,
     unix: Option<(UnixListener, SocketFile)>,
 }
 
-/// Where a server listens.
+/// The addresses that a server is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Addresses {
-    /// For HTTP.
+    /// HTTP address.
     pub http: Option<SocketAddr>,
-    /// For WebSocket clients.
+    /// WebSocket address.
     pub websocket: Option<SocketAddr>,
-    /// For users of this machine.
+    /// Path of the unix socket.
     pub unix: Option<PathBuf>,
 }
 
 impl Server {
-    /// Listens on all that `options` name. If one of them fails, none is left behind.
+    /// Binds every address in `options`. On an error, nothing stays bound.
     pub fn bind(options: Options, source: impl Source) -> Result<Self, ServeError> {
-        let guard = Guard {
+        let policy = AccessPolicy {
             token: options.token.clone(),
             hosts: parse_hosts(&options.hosts)?,
         };
         if options.interval.is_zero() {
-            return Err(ServeError::NoInterval);
+            return Err(ServeError::ZeroInterval);
         }
         for address in [options.http, options.websocket].into_iter().flatten() {
             if !address.ip().to_canonical().is_loopback() && options.token.is_none() {
                 return Err(ServeError::TokenRequired { address });
             }
         }
-        // The ports come first: of two daemons that start at once, one fails here, before the other's
-        // socket could look dead to it.
+        // Bind the ports first: of two daemons that start at once, one fails here, before it could
+        // take the other's unix socket for a stale one.
         Ok(Self {
             source: Arc::new(source),
-            guard,
+            policy,
             http: options.http.map(listen).transpose()?,
             websocket: options.websocket.map(listen).transpose()?,
             unix: options
@@ -77,7 +78,8 @@ impl Server {
         })
     }
 
-    /// Where it listens, with the ports that the system chose where 0 was asked for.
+    /// Returns the bound addresses, with the port that the kernel chose where the option was port
+    /// 0.
     #[must_use]
     pub fn local_addresses(&self) -> Addresses {
         let address = |listener: &Option<TcpListener>| listener.as_ref()?.local_addr().ok();
@@ -88,88 +90,94 @@ impl Server {
         }
     }
 
-    /// Serves until `shutdown` is done. Then accepts no one any more, lets requests in flight end for
-    /// as long as [`Limits::grace`] says, and takes leave of live clients.
+    /// Serves until `shutdown` completes.
+    ///
+    /// At shutdown the server stops accepting, sends a close frame to WebSocket clients, and waits
+    /// up to [`Limits::grace`] for requests in flight.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let limits = self.options.limits;
-        let (end, ending) = End::new();
-        let seats = Arc::new(Semaphore::new(limits.websockets));
-        let serving = self.serving(&seats, &ending);
-        let guard = Arc::new(self.guard);
-        let http = api::http(serving.clone(), Arc::clone(&guard));
-        let live = api::live(serving, guard);
+        let (trigger, signal) = ShutdownTrigger::new();
+        let websocket_slots = Arc::new(Semaphore::new(limits.websockets));
+        let state = self.app_state(&websocket_slots, &signal);
+        let policy = Arc::new(self.policy);
+        let http = api::http_router(state.clone(), Arc::clone(&policy));
+        let websocket = api::websocket_router(state, policy);
 
-        let mut fronts = Fronts::new(limits, ending);
-        fronts.open_tcp(self.http, &http)?;
-        fronts.open_tcp(self.websocket, &live)?;
-        let file = fronts.open_unix(self.unix, &http)?;
+        let mut acceptors = Acceptors::new(limits, signal);
+        acceptors.accept_tcp(self.http, &http)?;
+        acceptors.accept_tcp(self.websocket, &websocket)?;
+        let file = acceptors.accept_unix(self.unix, &http)?;
 
         shutdown.await;
-        // While there still is someone to answer, so that it never looks dead to another daemon.
+        // Remove the socket file while the listener still accepts. Another daemon would take a file
+        // without a listener for a stale socket.
         drop(file);
-        end.begin();
-        // What has not ended by then is cut off when `end` goes.
+        trigger.request();
+        // Dropping `trigger` ends the connections that outlast the grace period.
         let _ = timeout(limits.grace, async {
-            fronts.close().await;
-            all_back(&seats, limits.websockets).await;
+            acceptors.wait_until_closed().await;
+            wait_for_all_permits(&websocket_slots, limits.websockets).await;
         })
         .await;
         Ok(())
     }
 
-    /// [`Server::run`] on a runtime of its own, for those who have none.
+    /// Runs [`Server::run`] on a runtime of its own, for a caller without one.
     pub fn run_on_this_thread(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(ASKING)
+            .max_blocking_threads(SOURCE_THREADS)
             .enable_all()
             .build()?;
         let result = runtime.block_on(self.run(shutdown));
-        // A source that hangs must not keep us here.
+        // A source that hangs must not block the return.
         runtime.shutdown_background();
         result
     }
 
-    fn serving(&self, seats: &Arc<Semaphore>, ending: &Ending) -> Serving {
-        let desk = Arc::new(Desk::new(Arc::clone(&self.source)));
-        let lounge = Arc::new(Lounge {
-            feeds: Feeds::new(Arc::clone(&desk), self.options.interval),
-            seats: Arc::clone(seats),
-            ending: ending.clone(),
+    fn app_state(&self, websocket_slots: &Arc<Semaphore>, shutdown: &ShutdownSignal) -> AppState {
+        let queries = Arc::new(SourceQueries::new(Arc::clone(&self.source)));
+        let websockets = Arc::new(WebSocketContext {
+            streams: SnapshotStreams::new(Arc::clone(&queries), self.options.interval),
+            slots: Arc::clone(websocket_slots),
+            shutdown: shutdown.clone(),
             limits: self.options.limits,
         });
-        Serving { desk, lounge }
+        AppState {
+            queries,
+            websockets,
+        }
     }
 }
 
-/// All that accepts connections. Each address has slots of its own, so that a crowd at one keeps no
-/// one from another.
-struct Fronts {
+/// The accept loops of all addresses. Each address has its own connection slots, so clients of one
+/// address cannot use up those of another.
+struct Acceptors {
     limits: Limits,
-    ending: Ending,
+    shutdown: ShutdownSignal,
     slots: Vec<Arc<Semaphore>>,
     tasks: JoinSet<()>,
 }
 
-impl Fronts {
-    fn new(limits: Limits, ending: Ending) -> Self {
+impl Acceptors {
+    fn new(limits: Limits, shutdown: ShutdownSignal) -> Self {
         Self {
             limits,
-            ending,
+            shutdown,
             slots: Vec::new(),
             tasks: JoinSet::new(),
         }
     }
 
-    fn open_tcp(&mut self, listener: Option<TcpListener>, router: &Router) -> io::Result<()> {
+    fn accept_tcp(&mut self, listener: Option<TcpListener>, router: &Router) -> io::Result<()> {
         if let Some(listener) = listener {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let front = self.front(router);
-            self.tasks.spawn(front.serve(listener));
+            let acceptor = self.acceptor(router);
+            self.tasks.spawn(acceptor.serve(listener));
         }
         Ok(())
     }
 
-    fn open_unix(
+    fn accept_unix(
         &mut self,
         unix: Option<(UnixListener, SocketFile)>,
         router: &Router,
@@ -178,35 +186,35 @@ impl Fronts {
             return Ok(None);
         };
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        let front = self.front(router);
-        self.tasks.spawn(front.serve(listener));
+        let acceptor = self.acceptor(router);
+        self.tasks.spawn(acceptor.serve(listener));
         Ok(Some(file))
     }
 
-    fn front(&mut self, router: &Router) -> Front {
+    fn acceptor(&mut self, router: &Router) -> Acceptor {
         let slots = Arc::new(Semaphore::new(self.limits.connections));
         self.slots.push(Arc::clone(&slots));
-        Front {
+        Acceptor {
             router: router.clone(),
             slots,
             limits: self.limits,
-            ending: self.ending.clone(),
+            shutdown: self.shutdown.clone(),
         }
     }
 
-    /// Until no one is accepted and all who were have gone.
-    async fn close(&mut self) {
+    /// Waits until all accept loops and all connections have ended.
+    async fn wait_until_closed(&mut self) {
         while self.tasks.join_next().await.is_some() {}
         for slots in &self.slots {
-            all_back(slots, self.limits.connections).await;
+            wait_for_all_permits(slots, self.limits.connections).await;
         }
     }
 }
 
-/// Until all permits of a semaphore are back.
-async fn all_back(semaphore: &Semaphore, permits: usize) {
+/// Waits until all permits of a semaphore have been returned.
+async fn wait_for_all_permits(semaphore: &Semaphore, permits: usize) {
     let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-    // Fails only where the semaphore is closed, and none is.
+    // Fails only on a closed semaphore, and these are never closed.
     let _ = semaphore.acquire_many(permits).await;
 }
 

@@ -1,4 +1,4 @@
-//! The unix socket as a file: there while the server is, and no longer.
+//! The file of the unix socket: created when the server binds, removed when it stops.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -11,34 +11,34 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::ServeError;
 
-/// Removes the file when it is dropped, unless someone else has put theirs in its place.
+/// A unix socket file, removed on drop unless another process has replaced it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    identity: (u64, u64),
+    device_and_inode: (u64, u64),
 }
 
 impl SocketFile {
-    /// Listens on `path` for every user of the machine. Takes the place of a socket whose daemon is
-    /// dead.
+    /// Binds a listener to `path` that every user may connect to. Replaces a stale socket, which
+    /// has no listener.
     pub(crate) fn listen(path: &Path) -> Result<(UnixListener, Self), ServeError> {
         let refused = |source| ServeError::Socket {
             path: path.to_owned(),
             source,
         };
-        create_folder(path).map_err(refused)?;
-        make_room(path)?;
+        create_parent_folder(path).map_err(refused)?;
+        remove_stale_socket(path)?;
         let listener = UnixListener::bind(path).map_err(|source| match source.kind() {
-            // Someone else was faster.
+            // Another daemon bound the path first.
             ErrorKind::AddrInUse => ServeError::SocketInUse {
                 path: path.to_owned(),
             },
             _ => refused(source),
         })?;
-        let identity = identity(path).map_err(refused)?;
+        let device_and_inode = device_and_inode(path).map_err(refused)?;
         let file = Self {
             path: path.to_owned(),
-            identity,
+            device_and_inode,
         };
         fs::set_permissions(path, Permissions::from_mode(0o666)).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
@@ -52,19 +52,19 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
-            // If it cannot be removed, the next daemon finds that no one answers and replaces it.
+        if device_and_inode(&self.path).is_ok_and(|current| current == self.device_and_inode) {
+            // If removal fails, the next daemon finds no listener and replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
+fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {
     let metadata = fs::symlink_metadata(path)?;
     Ok((metadata.dev(), metadata.ino()))
 }
 
-fn create_folder(path: &Path) -> io::Result<()> {
+fn create_parent_folder(path: &Path) -> io::Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.exists()) else {
         return Ok(());
     };
@@ -72,12 +72,12 @@ fn create_folder(path: &Path) -> io::Result<()> {
         .recursive(true)
         .mode(0o755)
         .create(folder)?;
-    // The mask of the process may have taken bits away.
+    // The umask may have cleared bits.
     fs::set_permissions(folder, Permissions::from_mode(0o755))
 }
 
-/// Removes a socket that no one listens on; anything else is left alone.
-fn make_room(path: &Path) -> Result<(), ServeError> {
+/// Removes a socket without a listener. Any other file at `path` is an error.
+fn remove_stale_socket(path: &Path) -> Result<(), ServeError> {
     let path_owned = || path.to_owned();
     let refused = |source| ServeError::Socket {
         path: path_owned(),
@@ -91,15 +91,15 @@ fn make_room(path: &Path) -> Result<(), ServeError> {
         }
         Ok(_) => {}
     }
-    match someone_listens(path) {
+    match is_listening(path) {
         Ok(true) => Err(ServeError::SocketInUse { path: path_owned() }),
         Ok(false) => fs::remove_file(path).map_err(refused),
         Err(error) => Err(refused(error)),
     }
 }
 
-/// Tries to connect, without waiting for a daemon that is too busy to accept.
-fn someone_listens(path: &Path) -> io::Result<bool> {
+/// Returns whether a process listens on the socket, without waiting if its backlog is full.
+fn is_listening(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match connect(&client, &SocketAddrUnix::new(path)?) {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn every_user_may_connect_while_it_is_there() {
+    fn every_user_can_connect_and_the_file_is_removed_on_drop() {
         let (_folder, path) = folder();
         let (_listener, file) = SocketFile::listen(&path).unwrap();
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o666, 0o755));
@@ -133,40 +133,40 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_daemons_socket_is_replaced_and_a_live_ones_is_not() {
+    fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
         let (_folder, path) = folder();
         let (listener, file) = SocketFile::listen(&path).unwrap();
         let error = SocketFile::listen(&path).unwrap_err();
         assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
         assert!(path.exists());
-        // As after `kill -9`: no one listens, and the file stays.
+        // As after `kill -9`: the listener is closed and the file stays.
         drop(listener);
         std::mem::forget(file);
         let (_listener, _file) = SocketFile::listen(&path).unwrap();
     }
 
     #[test]
-    fn a_daemon_too_busy_to_accept_is_alive() {
+    fn a_daemon_with_a_full_backlog_counts_as_listening() {
         let (_folder, path) = folder();
         let (_listener, _file) = SocketFile::listen(&path).unwrap();
         let mut waiting = Vec::new();
-        // The kernel's queue is finite, and no one accepts.
+        // Nothing accepts, so the backlog fills up.
         for _ in 0..100_000 {
             let flags = SocketFlags::NONBLOCK;
             let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
             if connect(&client, &SocketAddrUnix::new(&path).unwrap()) == Err(Errno::AGAIN) {
-                assert!(someone_listens(&path).unwrap());
+                assert!(is_listening(&path).unwrap());
                 return;
             }
             waiting.push(client);
         }
-        panic!("the queue never filled");
+        panic!("the backlog never filled");
     }
 
     #[test]
-    fn what_is_not_a_socket_is_left_alone() {
+    fn a_file_that_is_not_a_socket_is_kept() {
         let (_folder, path) = folder();
-        create_folder(&path).unwrap();
+        create_parent_folder(&path).unwrap();
         fs::write(&path, "precious").unwrap();
         let error = SocketFile::listen(&path).unwrap_err();
         assert!(matches!(error, ServeError::NotASocket { .. }), "{error}");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn anothers_socket_in_its_place_stays() {
+    fn drop_keeps_a_socket_that_another_daemon_created() {
         let (_folder, path) = folder();
         let (_listener, file) = SocketFile::listen(&path).unwrap();
         let elsewhere = path.with_extension("moved");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_too_long_for_a_socket_is_named() {
+    fn the_error_for_a_too_long_path_names_the_path() {
         let (folder, _) = folder();
         let path = folder.path().join("x".repeat(200));
         let error = SocketFile::listen(&path).unwrap_err().to_string();

@@ -1,27 +1,28 @@
-//! What is served: the questions a server passes on.
+//! The data source behind a server.
 
 use serde::Serialize;
 
 pub use zernel_model::aggregation::exposition::TextFormat;
 pub use zernel_model::snapshot::Scope;
 
-/// Whether the source does its work.
+/// Health of a source, as `/healthz` reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Health {
-    /// Whether it can be relied on.
+    /// Whether the source works.
     pub ok: bool,
-    /// What is wrong, one sentence each; there may be some even when it is `ok`.
+    /// Problems, one sentence each. Minor problems are listed even when `ok` is true.
     pub problems: Vec<String>,
 }
 
-/// What knows the numbers. Its methods may take a while and may be called from several threads.
+/// Provides metrics and snapshots to a [`Server`](crate::Server). Methods may block and may be
+/// called from several threads at once.
 pub trait Source: Send + Sync + 'static {
-    /// All metrics as text.
+    /// Returns all metrics in scope as text.
     fn metrics(&self, scope: Scope, format: TextFormat) -> String;
-    /// The state of this moment as JSON, as pushed to live clients.
+    /// Returns the current snapshot as JSON. WebSocket clients get the same text.
     fn snapshot(&self, scope: Scope) -> String;
-    /// Which functions are watched, and why others are not.
+    /// Returns the probed functions, and the reason for each function that has no probe.
     fn ledger(&self, scope: Scope) -> serde_json::Value;
-    /// Whether all this can be relied on.
+    /// Returns whether the source works.
     fn health(&self) -> Health;
 }

@@ -1,4 +1,4 @@
-//! Live clients: each gets a snapshot at once and then at every interval.
+//! WebSocket clients: each gets a snapshot at once and then one per interval.
 
 use std::sync::Arc;
 
@@ -11,84 +11,96 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::Limits;
-use crate::api::Serving;
-use crate::ending::Ending;
-use crate::feed::{Feeds, Newest};
-use crate::guard::Peer;
+use crate::access::Peer;
+use crate::api::AppState;
+use crate::shutdown::ShutdownSignal;
+use crate::snapshot_stream::{LatestSnapshot, SnapshotStreams};
 
-/// Clients have nothing to say to us, so what they say is short.
-const LONGEST_MESSAGE: usize = 4096;
+/// Largest message accepted from a client. Clients need to send only control frames.
+const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// Where live clients are.
-pub(crate) struct Lounge {
-    pub(crate) feeds: Feeds,
-    pub(crate) seats: Arc<Semaphore>,
-    pub(crate) ending: Ending,
+/// State shared by all WebSocket connections.
+pub(crate) struct WebSocketContext {
+    pub(crate) streams: SnapshotStreams,
+    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) shutdown: ShutdownSignal,
     pub(crate) limits: Limits,
 }
 
-/// Turns a request into a live client, while there are seats.
+/// Upgrades a request to a WebSocket, or answers 503 when all slots are taken.
 pub(crate) async fn upgrade(
-    State(serving): State<Serving>,
+    State(state): State<AppState>,
     Extension(peer): Extension<Peer>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    let lounge = serving.lounge;
-    let Ok(seat) = Arc::clone(&lounge.seats).try_acquire_owned() else {
-        return full(lounge.limits.websockets);
+    let websockets = state.websockets;
+    let Ok(slot) = Arc::clone(&websockets.slots).try_acquire_owned() else {
+        return too_many_clients(websockets.limits.websockets);
     };
     upgrade
-        .max_frame_size(LONGEST_MESSAGE)
-        .max_message_size(LONGEST_MESSAGE)
+        .max_frame_size(MAX_MESSAGE_BYTES)
+        .max_message_size(MAX_MESSAGE_BYTES)
         .on_upgrade(async move |socket| {
-            let newest = lounge.feeds.watch(peer.scope());
-            attend(socket, newest, lounge.ending.clone(), lounge.limits).await;
-            drop(seat);
+            let latest = websockets.streams.subscribe(peer.scope());
+            serve_client(
+                socket,
+                latest,
+                websockets.shutdown.clone(),
+                websockets.limits,
+            )
+            .await;
+            drop(slot);
         })
 }
 
-fn full(seats: usize) -> Response {
-    let text = format!("all {seats} places for live clients are taken; try again later\n");
+fn too_many_clients(limit: usize) -> Response {
+    let text = format!("the limit of {limit} WebSocket clients is reached; try again later\n");
     let retry = [(header::RETRY_AFTER, "10")];
     (StatusCode::SERVICE_UNAVAILABLE, retry, text).into_response()
 }
 
-/// Serves one client until it or the server ends, and parts in the way WebSockets do.
-async fn attend(mut socket: WebSocket, newest: Newest, mut ending: Ending, limits: Limits) {
-    let farewell = tokio::select! {
-        farewell = converse(&mut socket, newest) => farewell,
-        () = ending.begun() => Some(farewell(close_code::AWAY, "the daemon ends")),
+/// Serves one client until it disconnects or the server shuts down, then performs the closing
+/// handshake.
+async fn serve_client(
+    mut socket: WebSocket,
+    latest: LatestSnapshot,
+    mut shutdown: ShutdownSignal,
+    limits: Limits,
+) {
+    let close = tokio::select! {
+        close = push_snapshots(&mut socket, latest) => close,
+        () = shutdown.requested() => Some(close_frame(close_code::AWAY, "the daemon is shutting down")),
     };
-    let Some(farewell) = farewell else { return };
-    let parting = async {
-        if socket.send(Message::Close(Some(farewell))).await.is_ok() {
-            // Its answer is the proof that it arrived: closing with something unread could make the
-            // kernel throw the farewell away.
+    let Some(close) = close else { return };
+    let closing = async {
+        if socket.send(Message::Close(Some(close))).await.is_ok() {
+            // Wait for the client's close frame: closing a socket with unread data may make the
+            // kernel discard our close frame.
             while let Some(Ok(_)) = socket.recv().await {}
         }
     };
     tokio::select! {
-        _ = timeout(limits.grace, parting) => {}
-        () = ending.over() => {}
+        _ = timeout(limits.grace, closing) => {}
+        () = shutdown.grace_over() => {}
     }
 }
 
-/// Sends what is newest whenever there is something new. Returns what is left to say to a client
-/// that is still there.
-async fn converse(socket: &mut WebSocket, mut newest: Newest) -> Option<CloseFrame> {
+/// Sends every new snapshot. Returns the close frame for a client that is still connected.
+async fn push_snapshots(socket: &mut WebSocket, mut latest: LatestSnapshot) -> Option<CloseFrame> {
     loop {
         tokio::select! {
             message = socket.recv() => match message {
-                // Pings and farewells are answered one level below; the rest means nothing.
+                // The WebSocket layer answers pings and close frames; other messages are ignored.
                 Some(Ok(_)) => {}
                 Some(Err(_)) => {
-                    return Some(farewell(close_code::PROTOCOL, "that frame was malformed or too big"));
+                    return Some(close_frame(close_code::PROTOCOL, "the frame is malformed or too big"));
                 }
                 None => return None,
             },
-            // Fails only with the feed, which outlives those who watch it.
-            Ok(()) = newest.changed() => {
-                let text = newest.borrow_and_update().clone();
+            // `changed` fails only when the sender is dropped, and the sender outlives its
+            // subscribers.
+            Ok(()) = latest.changed() => {
+                let text = latest.borrow_and_update().clone();
                 if let Some(text) = text && socket.send(Message::Text(text)).await.is_err() {
                     return None;
                 }
@@ -97,7 +109,7 @@ async fn converse(socket: &mut WebSocket, mut newest: Newest) -> Option<CloseFra
     }
 }
 
-fn farewell(code: u16, reason: &'static str) -> CloseFrame {
+fn close_frame(code: u16, reason: &'static str) -> CloseFrame {
     CloseFrame {
         code,
         reason: Utf8Bytes::from_static(reason),

@@ -124,7 +124,7 @@ impl AttachedFile {
     /// Whether the file is still what was attached to. If somebody wrote to it, the probes are where
     /// they should not be.
     pub(crate) fn is_unchanged(&self) -> bool {
-        FileIdentity::of(&self.file).is_ok_and(|now| now == self.identity)
+        FileIdentity::read(&self.file).is_ok_and(|now| now == self.identity)
     }
 
     /// Whether the file has no name any more: nobody new can use it.
@@ -348,5 +348,5 @@ pub(crate) fn identity_at(access: &Path) -> io::Result<FileIdentity> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let file = rustix::fs::open(access, flags, Mode::empty())?;
-    FileIdentity::of(&File::from(file))
+    FileIdentity::read(&File::from(file))
 }

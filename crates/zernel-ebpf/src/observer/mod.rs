@@ -325,7 +325,7 @@ impl Observer {
                 }
                 self.files.push(file);
             }
-            Err(error) if error.is_gone() => return None,
+            Err(error) if error.is_not_found() => return None,
             Err(error) => {
                 self.refuse(path, error.to_string());
                 return None;

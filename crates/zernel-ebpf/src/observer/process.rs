@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zernel_phase::shared::{RawTaskState, RawTracker};
-use zernel_phase::steps::{Launches, Mark, MarkSort, StepDetector};
+use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::callers::Callers;
@@ -334,9 +334,9 @@ impl ObservedProcess {
             Launches::Unknown
         };
         self.last_mark_ns = raw.at_ns;
-        let sorts = MarkSort::ALL.into_iter().enumerate();
-        let missing = sorts.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
-        let missing: Vec<MarkSort> = missing.map(|(_, sort)| sort).collect();
+        let classes = MarkClass::ALL.into_iter().enumerate();
+        let missing = classes.filter(|(bit, _)| raw.missing >> bit & 1 != 0);
+        let missing: Vec<MarkClass> = missing.map(|(_, class)| class).collect();
         if !missing.is_empty() {
             self.steps.gap(&missing);
         }
@@ -362,7 +362,7 @@ impl ObservedProcess {
     /// Looks up which devices it can use.
     pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
         self.devices = match &self.identity {
-            Some(identity) => VisibleDevices::of(identity, gpus),
+            Some(identity) => VisibleDevices::for_process(identity, gpus),
             None => VisibleDevices::parse(None, gpus),
         };
     }
@@ -558,7 +558,7 @@ impl ObservedProcess {
         self.seen = Seen::Since(now_ns);
         self.missed = true;
         self.set_paused(false, now_ns);
-        self.steps.gap(&[MarkSort::Training, MarkSort::Use]);
+        self.steps.gap(&MarkClass::ALL);
     }
 
     /// Whether any of its functions is sampled, or was.

@@ -2,7 +2,7 @@
 //! folder.
 
 use zernel_phase::mirrors;
-use zernel_phase::steps::{Mark, MarkSort};
+use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
 use super::{Family, Operation};
@@ -52,7 +52,7 @@ mirrors! {
             launches: u32,
             last: u32,
             since_ns: u64,
-            count: [u32; MarkSort::ALL.len()],
+            count: [u32; MarkClass::ALL.len()],
             missing: u32,
             reserved: u32,
         }
@@ -125,11 +125,11 @@ mirrors! {
         } and {
             "ZERNEL_MARK_NONE" = 0,
         }
-        enum MarkSort = "zernel_mark_sort" {
+        enum MarkClass = "zernel_mark_sort" {
             Training = "ZERNEL_MARKS_TRAINING",
-            Use = "ZERNEL_MARKS_USE",
+            GpuUse = "ZERNEL_MARKS_USE",
         } and {
-            "ZERNEL_MARK_SORTS" = MarkSort::ALL.len(),
+            "ZERNEL_MARK_SORTS" = MarkClass::ALL.len(),
         }
         enum Operation = "nccl_operation" {
             AllReduce = "NCCL_OP_ALL_REDUCE",

@@ -1,13 +1,13 @@
-mod broken;
-mod elf;
-mod real;
+mod elf_builder;
+mod malformed_files;
+mod real_libraries;
 
 use std::path::PathBuf;
 
 use tempfile::TempDir;
 use zernel_softgpu::install::{Prologue, install};
 
-/// The software GPU's libraries with a prologue of choice.
+/// Installs the software GPU's libraries with this prologue.
 fn softgpu(prologue: Prologue) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     install(directory.path(), prologue).unwrap();

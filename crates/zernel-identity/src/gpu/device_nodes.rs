@@ -1,4 +1,4 @@
-//! Which GPUs have a device node where a process lives: in a container, those it was given.
+//! Finds the GPU device nodes that a process can see. In a container these are its assigned GPUs.
 
 use std::fs;
 
@@ -6,25 +6,26 @@ use procfs::process::{MountInfo, Process};
 
 use crate::{Identity, is_alive};
 
-/// The numbers of the nodes `/dev/nvidia0` and so on, as the process sees `/dev`. None at all if that
-/// cannot be found out, or if there is no such node: then no driver made any.
-pub(super) fn minors(identity: &Identity) -> Option<Vec<u32>> {
+/// Returns the minor numbers of `/dev/nvidia0` and so on in the process's `/dev`. `None` if they
+/// cannot be read, or if the driver created no nodes.
+pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
     let process = Process::new(i32::try_from(identity.pid).ok()?).ok()?;
     let mounts = process.mountinfo().ok()?;
-    if !answers(&mounts.0) {
+    if !is_kernel_dev(&mounts.0) {
         return None;
     }
     let folder = fs::read_dir(format!("/proc/{}/root/dev", identity.pid)).ok()?;
     let minors: Vec<u32> = folder
         .filter_map(|entry| minor(entry.ok()?.file_name().to_str()?))
         .collect();
-    // The path went by the pid.
+    // The path contains the pid, which may have been reused.
     (!minors.is_empty() && is_alive(identity)).then_some(minors)
 }
 
-/// Whether `/dev` is where the kernel answers. Where a process does (FUSE), reading might never end.
-fn answers(mounts: &[MountInfo]) -> bool {
-    // Of several mounts in one place the last is seen.
+/// Whether `/dev` is a kernel file system. Reading a FUSE file system, which a process serves,
+/// might never return.
+fn is_kernel_dev(mounts: &[MountInfo]) -> bool {
+    // The last of several mounts at one path is visible.
     let kind = |place: &str| {
         let mut seen = mounts.iter().rev();
         seen.find(|mount| mount.mount_point.as_os_str() == place)
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_gpus_are_counted() {
+    fn only_gpu_device_nodes_are_counted() {
         let cases = [
             ("nvidia0", Some(0)),
             ("nvidia15", Some(15)),
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_folders_of_the_kernel_are_read() {
+    fn only_tmpfs_and_devtmpfs_are_read() {
         const ROOT: &str = "1 0 0:50 / / rw,relatime - overlay overlay rw";
         const TMPFS: &str = "2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755";
         const DEVTMPFS: &str = "2 1 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755";
@@ -81,7 +82,7 @@ mod tests {
                 .iter()
                 .map(|line| MountInfo::from_line(line).unwrap())
                 .collect();
-            assert_eq!(answers(&mounts), expected, "{lines:?}");
+            assert_eq!(is_kernel_dev(&mounts), expected, "{lines:?}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! The GPUs of this machine, as NVIDIA's management library (NVML) knows them, and which of them a
-//! process means by which number.
+//! The GPUs of this machine from NVIDIA's management library (NVML), and the mapping of a process's
+//! CUDA device numbers to them.
 //!
-//! The library comes with the driver and is loaded at run time. Without it, or without a GPU, there
-//! are simply no facts, and [`Gpus::absence`] says why. GPUs are named by their UUID and by their NVML
-//! index, which is their order on the PCI bus; what a process calls device 0 is a matter of its
-//! environment and its container, and [`VisibleDevices`] translates it.
+//! NVML comes with the driver and is loaded at run time. Without it there are no facts, and
+//! [`Gpus::unavailable`] returns the reason. GPUs are identified by their UUID and by their NVML
+//! index, which follows the order on the PCI bus. CUDA device numbers depend on the environment and
+//! the container of a process; [`VisibleDevices`] translates them.
 
 mod device_nodes;
 mod sys;
@@ -23,79 +23,80 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
-/// The variable that names another NVML library than the driver's.
+/// Environment variable with the path of another NVML library.
 pub const LIBRARY_VARIABLE: &str = "ZERNEL_NVML_LIBRARY";
 
-/// What the driver calls its library.
+/// Name of the driver's NVML library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// The GPUs of this machine.
+/// The GPUs of this machine, as NVML reports them.
 pub struct Gpus {
-    nvml: Result<Nvml, Absence>,
+    nvml: Result<Nvml, NvmlUnavailable>,
 }
 
-/// Why there are no facts about GPUs. An expected state, not an error.
+/// The reason why NVML is unavailable. An expected state, not an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Absence {
-    /// There is no such library: most likely, no NVIDIA driver.
+pub enum NvmlUnavailable {
+    /// The library does not exist. The NVIDIA driver is probably not installed.
     NoLibrary(OsString),
-    /// The library does not work, and says why: a driver that is not loaded or does not match it.
+    /// The library failed, with its reason: the driver is not loaded or does not match.
     NotAnswering(String),
 }
 
-impl fmt::Display for Absence {
+impl fmt::Display for NvmlUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoLibrary(name) => write!(f, "{} is not on this machine", name.display()),
-            Self::NotAnswering(reason) => write!(f, "NVML does not answer: {reason}"),
+            Self::NoLibrary(name) => write!(f, "{} is not installed", name.display()),
+            Self::NotAnswering(reason) => write!(f, "NVML failed: {reason}"),
         }
     }
 }
 
 impl Gpus {
-    /// Loads NVML: the driver's, or the one that [`LIBRARY_VARIABLE`] names.
+    /// Loads the driver's NVML, or the library that [`LIBRARY_VARIABLE`] names.
     #[must_use]
     pub fn open() -> Self {
         let named = env::var_os(LIBRARY_VARIABLE).filter(|name| !name.is_empty());
         Self::open_library(named.as_deref().unwrap_or(OsStr::new(LIBRARY)))
     }
 
-    /// Loads NVML from a library of this name or path.
+    /// Loads NVML from a library with this name or path.
     #[must_use]
     pub fn open_library(library: &OsStr) -> Self {
         let nvml = Nvml::builder()
             .lib_path(library)
             .init()
-            // A library may be there and start, and still have no driver to ask.
+            // A library may load and initialise without a driver behind it.
             .and_then(|nvml| nvml.device_count().map(|_| nvml));
         Self {
             nvml: nvml.map_err(|error| match error {
-                NvmlError::LibloadingError(_) => Absence::NoLibrary(library.to_owned()),
-                error => Absence::NotAnswering(error.to_string()),
+                NvmlError::LibloadingError(_) => NvmlUnavailable::NoLibrary(library.to_owned()),
+                error => NvmlUnavailable::NotAnswering(error.to_string()),
             }),
         }
     }
 
-    /// Why there are no facts, if so.
+    /// Returns the reason why NVML is unavailable, if it is.
     #[must_use]
-    pub fn absence(&self) -> Option<&Absence> {
+    pub fn unavailable(&self) -> Option<&NvmlUnavailable> {
         self.nvml.as_ref().err()
     }
 
-    /// The driver's version.
+    /// Returns the version of the driver.
     #[must_use]
     pub fn driver_version(&self) -> Option<String> {
         self.nvml.as_ref().ok()?.sys_driver_version().ok()
     }
 
-    /// How many GPUs there are, those included that do not answer.
+    /// Returns the number of GPUs, including GPUs that do not respond.
     #[must_use]
     pub fn count(&self) -> u32 {
         let nvml = self.nvml.as_ref().ok();
         nvml.and_then(|nvml| nvml.device_count().ok()).unwrap_or(0)
     }
 
-    /// All GPUs that answer, by index. One that has fallen off the bus is left out.
+    /// Returns the facts of all GPUs that respond, ordered by index. A GPU that has fallen off the
+    /// bus is missing.
     #[must_use]
     pub fn facts(&self) -> Vec<GpuFacts> {
         let devices = self.devices();
@@ -104,7 +105,8 @@ impl Gpus {
             .collect()
     }
 
-    /// What computing processes use, as far as the driver (510 or newer) shows them to this one.
+    /// Returns the GPU memory of compute processes, as far as the driver (510 or newer) shows them
+    /// to this process.
     #[must_use]
     pub fn process_memory(&self) -> Vec<ProcessMemory> {
         let devices = self.devices();
@@ -146,15 +148,15 @@ fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
 }
 
 fn mig_facts(device: &Device<'_>) -> Vec<MigFacts> {
-    let places = device.mig_device_count().unwrap_or(0);
-    // Places may be empty, and stay so between others.
-    let parts = (0..places).filter_map(|place| device.mig_device_by_index(place).ok());
-    parts
-        .filter_map(|part| {
-            let memory = part.memory_info().ok();
+    let slots = device.mig_device_count().unwrap_or(0);
+    // Slots between others may be empty.
+    let devices = (0..slots).filter_map(|slot| device.mig_device_by_index(slot).ok());
+    devices
+        .filter_map(|mig| {
+            let memory = mig.memory_info().ok();
             Some(MigFacts {
-                uuid: part.uuid().ok()?,
-                instance: sys::mig_instance(&part),
+                uuid: mig.uuid().ok()?,
+                instance: sys::mig_instance(&mig),
                 memory_total: memory.as_ref().map(|memory| memory.total),
                 memory_used: memory.as_ref().map(|memory| memory.used),
             })
@@ -180,13 +182,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_the_library_there_are_no_gpus_and_a_reason() {
+    fn without_nvml_there_are_no_gpus_and_a_reason() {
         let name = OsStr::new("/no/such/libnvidia-ml.so.1");
         let gpus = Gpus::open_library(name);
-        assert_eq!(gpus.absence(), Some(&Absence::NoLibrary(name.to_owned())));
         assert_eq!(
-            gpus.absence().unwrap().to_string(),
-            "/no/such/libnvidia-ml.so.1 is not on this machine"
+            gpus.unavailable(),
+            Some(&NvmlUnavailable::NoLibrary(name.to_owned()))
+        );
+        assert_eq!(
+            gpus.unavailable().unwrap().to_string(),
+            "/no/such/libnvidia-ml.so.1 is not installed"
         );
         assert_eq!(gpus.driver_version(), None);
         assert!(gpus.facts().is_empty());

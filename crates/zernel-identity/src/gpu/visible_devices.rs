@@ -1,52 +1,54 @@
-//! What a process calls device 0: from its environment, the CUDA driver's rules and its container.
+//! The CUDA devices of a process: from its environment, the CUDA driver's rules and its container.
 //!
-//! The rules for `CUDA_VISIBLE_DEVICES` are those of the driver (580), found by asking it: a list is
-//! of numbers or of UUIDs, as its first entry is; it ends at the first entry that names no device; one
-//! that names a device twice leaves none. Numbers are read as C's `strtol` does, what follows
-//! them is ignored. Of a UUID the first digits are enough. It was asked on a machine with one whole
-//! GPU; that digits which several devices share name none, and that a process has no more than one part
-//! of a divided GPU, is what NVIDIA's documentation says.
+//! The rules for `CUDA_VISIBLE_DEVICES` were measured with driver 580 on a machine with one GPU:
+//! - The first entry decides whether the list contains ordinals or UUIDs.
+//! - The list ends at the first entry that names no device. A list that names a device twice is
+//!   empty.
+//! - Ordinals are parsed as by C's `strtol`; trailing text is ignored.
+//! - A prefix of a UUID is enough.
+//!
+//! Two rules are from NVIDIA's documentation: a prefix that several devices share names none, and a
+//! process has at most one MIG device.
 
 use serde::Serialize;
 
 use super::{GpuFacts, MigFacts, MigInstance, device_nodes};
 use crate::Identity;
 
-/// Digits of a UUID.
+/// Number of hex digits in a UUID.
 const UUID_DIGITS: usize = 32;
 
-/// A device as CUDA counts them.
+/// A CUDA device that a process can use.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct VisibleDevice {
-    /// The NVML index of the GPU.
+    /// NVML index of the GPU.
     pub index: u32,
-    /// The UUID of the GPU, or of the part of it that this is.
+    /// UUID of the GPU or of the MIG device.
     pub uuid: String,
-    /// Which part of it, if it is divided and NVML tells.
+    /// Instance ids of the MIG device, if it is one and NVML reports them.
     pub instance: Option<MigInstance>,
 }
 
 impl VisibleDevice {
-    /// Whether it is only a part of a GPU.
+    /// Whether the device is a MIG device.
     #[must_use]
-    pub fn is_part(&self) -> bool {
+    pub fn is_mig_device(&self) -> bool {
         self.uuid.starts_with("MIG-")
     }
 }
 
-/// How the driver orders devices: `CUDA_DEVICE_ORDER`.
+/// Order in which the driver numbers devices: `CUDA_DEVICE_ORDER`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceOrder {
-    /// The fastest first, by a measure of the driver's own; its default. Of equal GPUs the order
-    /// is that of the bus.
+    /// Fastest first, by a measure of the driver; the default. Equal GPUs are in bus order.
     #[default]
     FastestFirst,
-    /// As on the PCI bus, and so as NVML.
+    /// Order on the PCI bus, as in NVML.
     PciBusId,
 }
 
 impl DeviceOrder {
-    /// The order that the variable's value asks for.
+    /// Parses the value of the variable.
     #[must_use]
     pub fn parse(value: Option<&str>) -> Self {
         match value {
@@ -56,87 +58,94 @@ impl DeviceOrder {
     }
 }
 
-/// Something that the translation takes for granted, and may be wrong in.
+/// An assumption of the mapping that may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Assumption {
-    /// The GPUs are of different kinds, and the driver orders them as they are on the bus.
+    /// The GPU models differ, and the mapping assumes that the driver numbers them in bus order.
     BusOrder,
-    /// Of a divided GPU that is not named by part, the first part is used.
+    /// A GPU in MIG mode is named as a whole, and the mapping assumes its first MIG device.
     FirstPart,
-    /// The process is in a container, and sees all GPUs: nothing says which it was given.
+    /// The assigned GPUs of the container are unknown, and the mapping assumes all GPUs.
     WholeMachine,
-    /// Slurm hides the GPUs that it did not give the job.
+    /// The mapping assumes that Slurm hides GPUs outside of the job.
     SlurmHides,
-    /// The environment could not be read, and names no devices.
+    /// The environment is unreadable, and the mapping assumes that it selects no devices.
     EmptyEnvironment,
 }
 
-/// The devices that a process can use, in the order of the numbers it calls them by.
+/// The CUDA devices of a process, ordered by CUDA ordinal.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct VisibleDevices {
-    /// By CUDA ordinal.
+    /// Devices by CUDA ordinal.
     pub devices: Vec<VisibleDevice>,
-    /// What was taken for granted.
+    /// Assumptions of the mapping.
     pub assumptions: Vec<Assumption>,
 }
 
 impl VisibleDevices {
-    /// What `CUDA_VISIBLE_DEVICES` of this value leaves of the GPUs, in the driver's default order.
+    /// Returns the devices that this value of `CUDA_VISIBLE_DEVICES` selects, in the default order.
     #[must_use]
     pub fn parse(value: Option<&str>, gpus: &[GpuFacts]) -> Self {
         Self::parse_ordered(value, DeviceOrder::default(), gpus)
     }
 
-    /// What `CUDA_VISIBLE_DEVICES` of this value leaves of the GPUs.
+    /// Returns the devices that this value of `CUDA_VISIBLE_DEVICES` selects.
     #[must_use]
     pub fn parse_ordered(value: Option<&str>, order: DeviceOrder, gpus: &[GpuFacts]) -> Self {
         let mut gpus: Vec<_> = gpus.iter().collect();
         gpus.sort_by_key(|gpu| gpu.index);
         let by_uuid = value.is_some_and(is_uuid);
         let devices = match value {
-            None => gpus.iter().map(|gpu| whole_or_first_part(gpu)).collect(),
-            Some(list) if by_uuid => select(list, |entry| by_uuid_of(entry, &gpus)),
-            Some(list) => select(list, |entry| by_number(entry, &gpus)),
+            None => gpus
+                .iter()
+                .map(|gpu| whole_or_first_mig_device(gpu))
+                .collect(),
+            Some(list) if by_uuid => select_devices(list, |entry| find_by_uuid(entry, &gpus)),
+            Some(list) => select_devices(list, |entry| find_by_ordinal(entry, &gpus)),
         };
         let mut visible = Self {
-            devices: one_part_or_whole_gpus(devices),
+            devices: one_mig_device_or_whole_gpus(devices),
             assumptions: Vec::new(),
         };
-        let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
+        let same_model = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
         visible.assume(
             Assumption::BusOrder,
-            !by_uuid && order == DeviceOrder::FastestFirst && !alike,
+            !by_uuid && order == DeviceOrder::FastestFirst && !same_model,
         );
-        let names_parts = value.is_some_and(|list| list.starts_with("MIG-"));
+        let names_mig_devices = value.is_some_and(|list| list.starts_with("MIG-"));
         visible.assume(
             Assumption::FirstPart,
-            !names_parts && gpus.iter().any(|gpu| gpu.mig_enabled),
+            !names_mig_devices && gpus.iter().any(|gpu| gpu.mig_enabled),
         );
         visible
     }
 
-    /// The devices of a process: what its container or Slurm has left of the machine's, and its
-    /// environment of those.
+    /// Returns the devices of a process: its container or Slurm restricts the GPUs, then its
+    /// environment selects among them.
     #[must_use]
-    pub fn of(identity: &Identity, gpus: &[GpuFacts]) -> Self {
-        Self::with_nodes(identity, gpus, device_nodes::minors(identity).as_deref())
+    pub fn for_process(identity: &Identity, gpus: &[GpuFacts]) -> Self {
+        Self::with_device_nodes(
+            identity,
+            gpus,
+            device_nodes::visible_minors(identity).as_deref(),
+        )
     }
 
-    /// The same, given the numbers of the device nodes the process sees.
-    fn with_nodes(identity: &Identity, gpus: &[GpuFacts], minors: Option<&[u32]>) -> Self {
+    /// As [`for_process`](Self::for_process), with the minor numbers of the visible device nodes.
+    fn with_device_nodes(identity: &Identity, gpus: &[GpuFacts], minors: Option<&[u32]>) -> Self {
         let list = identity.cuda_visible_devices.as_deref();
-        let (reached, assumption) = reached(identity, gpus, minors);
-        let (reached, slurm) = left_by_slurm(identity, reached);
+        let (reachable, assumption) = reachable_gpus(identity, gpus, minors);
+        let (reachable, slurm) = restrict_to_slurm_gpus(identity, reachable);
         let order = DeviceOrder::parse(identity.cuda_device_order.as_deref());
-        let mut visible = Self::parse_ordered(list, order, &reached);
+        let mut visible = Self::parse_ordered(list, order, &reachable);
         visible.assumptions.extend(assumption);
         visible.assumptions.extend(slurm);
         visible.assume(Assumption::EmptyEnvironment, !identity.environment_read);
         visible
     }
 
-    /// The NVML index of the GPU that CUDA device `ordinal` is or is part of.
+    /// Returns the NVML index of the GPU behind CUDA device `ordinal`.
     #[must_use]
     pub fn index(&self, ordinal: u32) -> Option<u32> {
         let device = self.devices.get(usize::try_from(ordinal).ok()?)?;
@@ -150,16 +159,16 @@ impl VisibleDevices {
     }
 }
 
-/// The NVML index of what a process calls CUDA device `ordinal`. To say on what assumptions, ask
-/// [`VisibleDevices::of`].
+/// Returns the NVML index of a process's CUDA device `ordinal`. [`VisibleDevices::for_process`]
+/// also returns the assumptions.
 #[must_use]
 pub fn ordinal_to_index(identity: &Identity, ordinal: u32, gpus: &[GpuFacts]) -> Option<u32> {
-    VisibleDevices::of(identity, gpus).index(ordinal)
+    VisibleDevices::for_process(identity, gpus).index(ordinal)
 }
 
-/// The GPUs within a process's reach: those with a device node; where that is not known, those that
-/// its container asked for.
-fn reached(
+/// Returns the GPUs with a device node, or if the nodes are unknown, the GPUs that the container
+/// requested.
+fn reachable_gpus(
     identity: &Identity,
     gpus: &[GpuFacts],
     minors: Option<&[u32]>,
@@ -171,45 +180,48 @@ fn reached(
     if identity.container.is_none() {
         return (gpus.to_vec(), None);
     }
-    match asked_for(identity.nvidia_visible_devices.as_deref(), gpus) {
-        Some(asked) => (asked, None),
+    match requested_gpus(identity.nvidia_visible_devices.as_deref(), gpus) {
+        Some(requested) => (requested, None),
         None => (gpus.to_vec(), Some(Assumption::WholeMachine)),
     }
 }
 
-/// What `NVIDIA_VISIBLE_DEVICES` asks a container runtime for, if it does: `all`, or indices and UUIDs.
-/// `void`, `none` and paths say that the devices come in another way, or not at all.
-fn asked_for(value: Option<&str>, gpus: &[GpuFacts]) -> Option<Vec<GpuFacts>> {
+/// Returns the GPUs that `NVIDIA_VISIBLE_DEVICES` requests from the container runtime: `all`, or
+/// indexes and UUIDs. `void`, `none` and paths mean that devices are assigned in another way or not
+/// at all.
+fn requested_gpus(value: Option<&str>, gpus: &[GpuFacts]) -> Option<Vec<GpuFacts>> {
     let value = value?.trim();
     if value == "all" {
         return Some(gpus.to_vec());
     }
-    let mut asked: Vec<GpuFacts> = Vec::new();
+    let mut requested: Vec<GpuFacts> = Vec::new();
     for entry in value.split(',') {
-        let (gpu, part) = asked_entry(entry.trim(), gpus)?;
-        if asked.iter().all(|known| known.index != gpu.index) {
-            asked.push(GpuFacts {
+        let (gpu, mig) = requested_device(entry.trim(), gpus)?;
+        if requested.iter().all(|known| known.index != gpu.index) {
+            requested.push(GpuFacts {
                 mig: Vec::new(),
                 ..gpu.clone()
             });
         }
-        let known = asked.iter_mut().find(|known| known.index == gpu.index)?;
-        match part {
-            Some(part) => known.mig.push(part.clone()),
+        let known = requested
+            .iter_mut()
+            .find(|known| known.index == gpu.index)?;
+        match mig {
+            Some(mig) => known.mig.push(mig.clone()),
             None => known.mig.clone_from(&gpu.mig),
         }
     }
-    Some(asked)
+    Some(requested)
 }
 
-/// `1`, `GPU-…`, `MIG-…`, or `1:0` for the first part of GPU 1.
-fn asked_entry<'a>(
+/// Finds the device of an entry: `1`, `GPU-…`, `MIG-…`, or `1:0` for the first MIG device of GPU 1.
+fn requested_device<'a>(
     entry: &str,
     gpus: &'a [GpuFacts],
 ) -> Option<(&'a GpuFacts, Option<&'a MigFacts>)> {
-    if let Some((gpu, part)) = entry.split_once(':') {
-        let (gpu, _) = asked_entry(gpu, gpus)?;
-        return Some((gpu, Some(gpu.mig.get(part.parse::<usize>().ok()?)?)));
+    if let Some((gpu, mig)) = entry.split_once(':') {
+        let (gpu, _) = requested_device(gpu, gpus)?;
+        return Some((gpu, Some(gpu.mig.get(mig.parse::<usize>().ok()?)?)));
     }
     if let Ok(index) = entry.parse::<u32>() {
         return Some((gpus.iter().find(|gpu| gpu.index == index)?, None));
@@ -218,27 +230,32 @@ fn asked_entry<'a>(
         if gpu.uuid == entry {
             return Some((gpu, None));
         }
-        let part = gpu.mig.iter().find(|part| part.uuid == entry)?;
-        Some((gpu, Some(part)))
+        let mig = gpu.mig.iter().find(|mig| mig.uuid == entry)?;
+        Some((gpu, Some(mig)))
     })
 }
 
-/// What Slurm leaves of the GPUs. It sets `CUDA_VISIBLE_DEVICES` to the numbers it gave; if it also
-/// hides the others, it counts from 0 instead. So other numbers than those given are such, unless one is too large for
-/// that: then a rank was left with some of those given.
-fn left_by_slurm(identity: &Identity, gpus: Vec<GpuFacts>) -> (Vec<GpuFacts>, Option<Assumption>) {
+/// Restricts the GPUs to those of the Slurm job if `CUDA_VISIBLE_DEVICES` counts within them.
+///
+/// Slurm sets the variable to the machine's GPU numbers. If it also hides the other GPUs, it
+/// numbers the job's GPUs from 0. So numbers that differ from the assigned ones count within the
+/// job, unless one is too large for that. In that case a rank uses only some of the assigned GPUs.
+fn restrict_to_slurm_gpus(
+    identity: &Identity,
+    gpus: Vec<GpuFacts>,
+) -> (Vec<GpuFacts>, Option<Assumption>) {
     let list = identity.cuda_visible_devices.as_deref();
-    let Some(given) = identity.slurm_gpus.as_deref().filter(|_| list.is_some()) else {
+    let Some(slurm_gpus) = identity.slurm_gpus.as_deref().filter(|_| list.is_some()) else {
         return (gpus, None);
     };
-    let numbers: Option<Vec<u32>> = given
+    let numbers: Option<Vec<u32>> = slurm_gpus
         .split(',')
         .map(|number| number.trim().parse().ok())
         .collect();
     match numbers {
         Some(numbers)
-            if list != Some(given)
-                && list.is_some_and(|list| !is_uuid(list) && counts_below(list, numbers.len())) =>
+            if list != Some(slurm_gpus)
+                && list.is_some_and(|list| !is_uuid(list) && all_below(list, numbers.len())) =>
         {
             let is_given = |gpu: &GpuFacts| numbers.contains(&gpu.minor.unwrap_or(gpu.index));
             let left = gpus.into_iter().filter(is_given).collect();
@@ -248,14 +265,14 @@ fn left_by_slurm(identity: &Identity, gpus: Vec<GpuFacts>) -> (Vec<GpuFacts>, Op
     }
 }
 
-/// Whether no number of a list is one that nobody has who counts so many from 0.
-fn counts_below(list: &str, count: usize) -> bool {
+/// Whether every index is below `count`.
+fn all_below(list: &str, count: usize) -> bool {
     let mut numbers = list.split(',').filter_map(leading_number);
     numbers.all(|number| usize::try_from(number).is_ok_and(|number| number < count))
 }
 
-/// The devices of a list, as far as it is good.
-fn select(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<VisibleDevice> {
+/// Returns the devices of a list up to the first invalid entry; none if a device occurs twice.
+fn select_devices(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<VisibleDevice> {
     let mut devices = Vec::new();
     for device in list.split(',').map_while(find) {
         if devices.contains(&device) {
@@ -266,12 +283,13 @@ fn select(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<Visib
     devices
 }
 
-fn by_number(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+fn find_by_ordinal(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     let ordinal = usize::try_from(leading_number(entry)?).ok()?;
-    gpus.get(ordinal).map(|gpu| whole_or_first_part(gpu))
+    gpus.get(ordinal).map(|gpu| whole_or_first_mig_device(gpu))
 }
 
-/// What `strtol` makes of it, if there are digits, in the 32 bits that the driver keeps.
+/// Parses a number as `strtol` does and truncates it to 32 bits as the driver does. `None` without
+/// digits.
 fn leading_number(entry: &str) -> Option<i32> {
     let text = entry.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
     let (is_negative, unsigned) = match text.strip_prefix('-') {
@@ -291,27 +309,28 @@ fn is_uuid(list: &str) -> bool {
     list.starts_with("GPU-") || list.starts_with("MIG-")
 }
 
-/// The device whose UUID alone begins so. The prefix does not decide: the driver also finds GPUs under
-/// `MIG-`.
-fn by_uuid_of(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+/// Finds the only device whose UUID starts with the digits of `entry`. The prefix is ignored,
+/// because the driver also finds GPUs under `MIG-`.
+fn find_by_uuid(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     if let Some(path) = entry.strip_prefix("MIG-GPU-") {
-        return by_instances(path, gpus);
+        return find_by_mig_path(path, gpus);
     }
     let wanted = uuid_digits(entry)?;
     let has = |uuid: &str| uuid_digits(uuid).is_some_and(|digits| digits.starts_with(&wanted));
     let mut found = gpus.iter().flat_map(|gpu| {
-        let whole = has(&gpu.uuid).then(|| whole_or_first_part(gpu));
-        let parts = gpu.mig.iter().filter(|part| has(&part.uuid));
+        let whole = has(&gpu.uuid).then(|| whole_or_first_mig_device(gpu));
+        let migs = gpu.mig.iter().filter(|mig| has(&mig.uuid));
         whole
             .into_iter()
-            .chain(parts.map(|part| part_of(gpu, part)))
+            .chain(migs.map(|mig| mig_device(gpu, mig)))
     });
     let only = found.next()?;
     found.next().is_none().then_some(only)
 }
 
-/// `<uuid of the GPU>/<GPU instance>/<compute instance>`, as drivers before 470 name parts.
-fn by_instances(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+/// Finds a MIG device by `<GPU UUID>/<GPU instance>/<compute instance>`, the naming of drivers
+/// before 470.
+fn find_by_mig_path(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
     let mut fields = path.split('/');
     let uuid = fields.next()?;
     let mut number = || fields.next()?.parse().ok();
@@ -319,13 +338,17 @@ fn by_instances(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
         gpu: number()?,
         compute: number()?,
     };
-    let named = |gpu: &&&GpuFacts| gpu.uuid.strip_prefix("GPU-") == Some(uuid);
-    let gpu = gpus.iter().find(named)?;
-    let is_it = |part: &&MigFacts| part.instance == Some(instance);
-    gpu.mig.iter().find(is_it).map(|part| part_of(gpu, part))
+    let has_uuid = |gpu: &&&GpuFacts| gpu.uuid.strip_prefix("GPU-") == Some(uuid);
+    let gpu = gpus.iter().find(has_uuid)?;
+    let has_instance = |mig: &&MigFacts| mig.instance == Some(instance);
+    gpu.mig
+        .iter()
+        .find(has_instance)
+        .map(|mig| mig_device(gpu, mig))
 }
 
-/// The digits after the prefix, small; hyphens do not matter, nor what follows a whole UUID.
+/// Returns the digits after the prefix, in lower case and without hyphens. Text after a complete
+/// UUID is ignored.
 fn uuid_digits(entry: &str) -> Option<String> {
     let text = entry
         .strip_prefix("GPU-")
@@ -343,9 +366,9 @@ fn uuid_digits(entry: &str) -> Option<String> {
     (!digits.is_empty()).then_some(digits)
 }
 
-fn whole_or_first_part(gpu: &GpuFacts) -> VisibleDevice {
+fn whole_or_first_mig_device(gpu: &GpuFacts) -> VisibleDevice {
     match gpu.mig.first() {
-        Some(part) => part_of(gpu, part),
+        Some(mig) => mig_device(gpu, mig),
         None => VisibleDevice {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
@@ -354,18 +377,18 @@ fn whole_or_first_part(gpu: &GpuFacts) -> VisibleDevice {
     }
 }
 
-fn part_of(gpu: &GpuFacts, part: &MigFacts) -> VisibleDevice {
+fn mig_device(gpu: &GpuFacts, mig: &MigFacts) -> VisibleDevice {
     VisibleDevice {
         index: gpu.index,
-        uuid: part.uuid.clone(),
-        instance: part.instance,
+        uuid: mig.uuid.clone(),
+        instance: mig.instance,
     }
 }
 
-/// A process that has a part of a divided GPU has that one part, and no other device.
-fn one_part_or_whole_gpus(devices: Vec<VisibleDevice>) -> Vec<VisibleDevice> {
-    match devices.iter().find(|device| device.is_part()) {
-        Some(part) => vec![part.clone()],
+/// A process with a MIG device has only the first one, and no other device.
+fn one_mig_device_or_whole_gpus(devices: Vec<VisibleDevice>) -> Vec<VisibleDevice> {
+    match devices.iter().find(|device| device.is_mig_device()) {
+        Some(mig) => vec![mig.clone()],
         None => devices,
     }
 }

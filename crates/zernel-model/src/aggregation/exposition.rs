@@ -1,19 +1,20 @@
-//! Prometheus' text format: a writer for the families and samples that Zernel exports.
+//! Writer of Prometheus' text format.
 
 use std::fmt::{Display, Write};
 use std::sync::LazyLock;
 
 use super::LatencyHistogram;
 
-/// The upper edges of the exposed buckets, as powers of two in nanoseconds: 1 µs to 69 s, by fours.
-const EDGES: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
+/// Upper edges of the exported buckets, as powers of two in nanoseconds: from 1 µs to 69 s, each
+/// four times the one before.
+const BUCKET_EDGE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36];
 
-/// The edges as label values in seconds. Durations are whole nanoseconds, so "below the edge" equals "at most the edge
-/// minus one".
-static EDGE_LABELS: LazyLock<[String; EDGES.len()]> =
-    LazyLock::new(|| EDGES.map(|power| seconds((1 << power) - 1).to_string()));
+/// The edges as `le` labels in seconds. Durations are whole nanoseconds, so "below the edge" is "at
+/// most the edge minus one".
+static EDGE_LABELS: LazyLock<[String; BUCKET_EDGE_POWERS.len()]> =
+    LazyLock::new(|| BUCKET_EDGE_POWERS.map(|power| seconds((1 << power) - 1).to_string()));
 
-/// The text formats of metrics.
+/// A text format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TextFormat {
     /// Prometheus text 0.0.4, durations as histograms.
@@ -27,9 +28,9 @@ pub enum TextFormat {
 /// The type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A value that never falls.
+    /// A value that never decreases.
     Counter,
-    /// A value that may fall.
+    /// A value that may decrease.
     Gauge,
     /// Durations in buckets.
     Histogram,
@@ -38,7 +39,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name of the type in the format.
+    /// Returns the name of the type in the text format.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,7 +51,7 @@ impl Kind {
     }
 }
 
-/// A text that families and samples are appended to.
+/// A text to which families and samples are appended.
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
@@ -58,7 +59,7 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// A text in OpenMetrics, where the name of a counter's family lacks `_total`.
+    /// Creates an OpenMetrics text, in which the name of a counter's family has no `_total`.
     #[must_use]
     pub fn open_metrics() -> Self {
         Self {
@@ -67,7 +68,7 @@ impl Exposition {
         }
     }
 
-    /// Writes the head of a family. Its samples must follow.
+    /// Writes the help and the type of a family. Its samples must follow.
     pub fn family(&mut self, name: &str, kind: Kind, help: &str) {
         let name = match kind {
             Kind::Counter if self.open_metrics => name.trim_end_matches("_total"),
@@ -78,7 +79,7 @@ impl Exposition {
         self.line(format_args!("# TYPE {name} {kind}"));
     }
 
-    /// Writes a sample.
+    /// Writes a sample: `name` and `suffix`, labels and value.
     pub fn sample(
         &mut self,
         name: &str,
@@ -89,27 +90,27 @@ impl Exposition {
         self.sample_with(name, suffix, "", labels, value);
     }
 
-    /// Writes a sample whose first labels were formatted by [`label_text`].
+    /// Writes a sample whose first labels are `formatted` by [`label_text`].
     pub fn sample_with(
         &mut self,
         name: &str,
         suffix: &str,
-        written: &str,
+        formatted: &str,
         labels: &[(&str, &dyn Display)],
         value: impl Display,
     ) {
         self.text.push_str(name);
         self.text.push_str(suffix);
-        if !written.is_empty() || !labels.is_empty() {
+        if !formatted.is_empty() || !labels.is_empty() {
             self.text.push('{');
-            self.text.push_str(written);
-            write_labels(&mut self.text, !written.is_empty(), labels);
+            self.text.push_str(formatted);
+            write_labels(&mut self.text, !formatted.is_empty(), labels);
             self.text.push('}');
         }
-        writeln!(self.text, " {value}").expect(ENDLESS);
+        writeln!(self.text, " {value}").expect(STRING_WRITE_CANNOT_FAIL);
     }
 
-    /// Writes the samples of a histogram.
+    /// Writes a histogram: buckets, sum and count.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -118,18 +119,18 @@ impl Exposition {
     ) {
         let labels = &label_text(labels);
         let separator = if labels.is_empty() { "" } else { "," };
-        let counts = histogram.counts_below(EDGES).into_iter();
+        let counts = histogram.counts_below(BUCKET_EDGE_POWERS).into_iter();
         let edges = EDGE_LABELS.iter().map(String::as_str);
         for (edge, count) in edges.zip(counts).chain([("+Inf", histogram.count)]) {
             for part in [name, "_bucket{", labels, separator, "le=\"", edge, "\"}"] {
                 self.text.push_str(part);
             }
-            writeln!(self.text, " {count}").expect(ENDLESS);
+            writeln!(self.text, " {count}").expect(STRING_WRITE_CANNOT_FAIL);
         }
         self.sum_and_count(name, labels, histogram);
     }
 
-    /// Writes the samples of a histogram as a summary.
+    /// Writes a histogram as a summary: quantiles, sum and count.
     pub fn summary(
         &mut self,
         name: &str,
@@ -149,18 +150,18 @@ impl Exposition {
         self.sample_with(name, "_count", labels, &[], histogram.count);
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn finish(self) -> String {
         self.text
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        writeln!(self.text, "{line}").expect(ENDLESS);
+        writeln!(self.text, "{line}").expect(STRING_WRITE_CANNOT_FAIL);
     }
 }
 
-/// Formats labels that several samples share.
+/// Formats labels once for several samples.
 #[must_use]
 pub fn label_text(labels: &[(&str, &dyn Display)]) -> String {
     let mut text = String::new();
@@ -168,15 +169,15 @@ pub fn label_text(labels: &[(&str, &dyn Display)]) -> String {
     text
 }
 
-/// Appends labels; `others` says whether some precede them.
-fn write_labels(text: &mut String, mut others: bool, labels: &[(&str, &dyn Display)]) {
+/// Appends labels, after a comma if `has_previous`.
+fn write_labels(text: &mut String, mut has_previous: bool, labels: &[(&str, &dyn Display)]) {
     for (label, value) in labels {
-        if std::mem::replace(&mut others, true) {
+        if std::mem::replace(&mut has_previous, true) {
             text.push(',');
         }
         text.push_str(label);
         text.push_str("=\"");
-        write!(Escaped(text), "{value}").expect(ENDLESS);
+        write!(Escaped(text), "{value}").expect(STRING_WRITE_CANNOT_FAIL);
         text.push('"');
     }
 }
@@ -185,9 +186,9 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-const ENDLESS: &str = "writing to a String cannot fail";
+const STRING_WRITE_CANNOT_FAIL: &str = "writing to a String cannot fail";
 
-/// Writes a label value with escapes.
+/// Appends a label value with escapes.
 struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {

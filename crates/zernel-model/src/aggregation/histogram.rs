@@ -1,73 +1,75 @@
-//! A distribution of durations in constant memory.
+//! A histogram of durations in constant memory.
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-/// Each power of two is cut into this many buckets of equal width.
-const BUCKETS_PER_POWER: usize = 1 << GROUPING;
-const GROUPING: u32 = 4;
-/// Below this, each duration has a bucket of its own.
-const LOG_BUCKETS_FROM: u64 = 2 * BUCKETS_PER_POWER as u64;
-/// Every `u64` has a bucket.
+/// Buckets of equal width per power of two.
+const BUCKETS_PER_POWER: usize = 1 << BUCKET_BITS;
+const BUCKET_BITS: u32 = 4;
+/// Below this duration, each value has its own bucket.
+const FIRST_LOG_BUCKET_NS: u64 = 2 * BUCKETS_PER_POWER as u64;
+/// Number of buckets for all values of `u64`.
 #[cfg(test)]
-const BUCKETS: usize = (64 - GROUPING as usize + 1) * BUCKETS_PER_POWER;
+const BUCKETS: usize = (64 - BUCKET_BITS as usize + 1) * BUCKETS_PER_POWER;
 
-/// Durations in nanoseconds: exact count, sum, least and greatest, and quantiles with a relative
-/// error of at most [`MAX_ERROR`](Self::MAX_ERROR), over the whole range of `u64`, at any moment.
+/// Histogram of durations in nanoseconds, over the whole range of `u64`.
 ///
-/// A log-linear (H2) histogram: below 32 ns each value has its own bucket, above each power of two
-/// is cut into 16. Only the buckets between the least and the greatest duration take memory: under 8 KiB
-/// if they lie as far apart as can be, and mostly under 1 KiB.
+/// Count, sum, minimum and maximum are exact. Quantiles have a relative error of at most
+/// [`MAX_ERROR`](Self::MAX_ERROR) at any time.
+///
+/// The buckets are log-linear (H2): below 32 ns each value has its own bucket, above, each power of
+/// two has 16. Only the buckets between minimum and maximum take memory: at most 8 KiB, usually
+/// less than 1 KiB.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LatencyHistogram {
-    /// How many durations were recorded.
+    /// Number of recorded durations.
     pub count: u64,
-    /// Their sum; saturates.
+    /// Sum of the durations; saturates.
     pub sum_ns: u64,
-    /// The least; 0 when there is none.
+    /// Minimum; 0 without durations.
     pub min_ns: u64,
-    /// The greatest; 0 when there is none.
+    /// Maximum; 0 without durations.
     pub max_ns: u64,
-    /// Where durations begin that are within the extremes and in a logarithmic bucket; 0 when
-    /// nothing was recorded.
-    usual_from: u64,
-    /// How many durations there are of that kind.
-    usual_width: u64,
-    /// The first bucket that is kept.
+    /// First duration that [`record`](Self::record) counts on its fast path: between minimum and
+    /// maximum, in a logarithmic bucket. 0 without durations.
+    fast_path_from: u64,
+    /// Number of duration values on the fast path.
+    fast_path_width: u64,
+    /// Index of the first allocated bucket.
     first: usize,
     buckets: Vec<u64>,
 }
 
 impl LatencyHistogram {
-    /// The largest relative error of a quantile: half a bucket.
+    /// Largest relative error of a quantile: half a bucket.
     pub const MAX_ERROR: f64 = 0.5 / BUCKETS_PER_POWER as f64;
 
-    /// Adds one duration.
+    /// Records one duration.
     #[inline]
     pub fn record(&mut self, ns: u64) {
-        // One comparison tells whether anything else is to be done than to count.
-        if ns.wrapping_sub(self.usual_from) >= self.usual_width {
-            return self.record_unusual(ns);
+        // One comparison decides whether only the bucket, count and sum change.
+        if ns.wrapping_sub(self.fast_path_from) >= self.fast_path_width {
+            return self.record_slow(ns);
         }
-        let bucket = log_bucket(ns).wrapping_sub(self.first);
+        let bucket = log_bucket_index(ns).wrapping_sub(self.first);
         let Some(in_bucket) = self.buckets.get_mut(bucket) else {
-            return self.record_unusual(ns);
+            return self.record_slow(ns);
         };
         *in_bucket += 1;
         self.count += 1;
-        self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated);
+        self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated_sum);
     }
 
-    /// Adds a duration that is an extreme, or too short for a bucket of the logarithmic ones.
+    /// Records a duration that is a new minimum or maximum, or below the logarithmic buckets.
     #[cold]
-    fn record_unusual(&mut self, ns: u64) {
-        *self.cover(bucket(ns)) += 1;
+    fn record_slow(&mut self, ns: u64) {
+        *self.bucket_mut(bucket_index(ns)) += 1;
         self.account(ns, ns, ns);
         self.count += 1;
     }
 
-    /// Makes room for a bucket beyond those that are kept.
+    /// Returns a bucket, allocating it if needed.
     #[cold]
-    fn cover(&mut self, bucket: usize) -> &mut u64 {
+    fn bucket_mut(&mut self, bucket: usize) -> &mut u64 {
         if self.buckets.is_empty() {
             self.first = bucket;
         }
@@ -81,58 +83,58 @@ impl LatencyHistogram {
         &mut self.buckets[bucket - self.first]
     }
 
-    /// Adds `count` durations of about `ns` to a bucket. [`Self::account`] must add their sum and extremes.
+    /// Adds `count` durations of about `ns` to a bucket. [`Self::account`] must add their sum,
+    /// minimum and maximum.
     pub fn record_about(&mut self, ns: u64, count: u64) {
         self.count += count;
-        *self.cover(bucket(ns)) += count;
+        *self.bucket_mut(bucket_index(ns)) += count;
     }
 
-    /// Adds the sum and the extremes of durations that [`Self::record_about`] counted.
+    /// Adds the sum, minimum and maximum of durations that [`Self::record_about`] counted.
     pub fn account(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
-        self.min_ns = match self.usual_from {
+        self.min_ns = match self.fast_path_from {
             0 => min_ns,
             _ => self.min_ns.min(min_ns),
         };
         self.max_ns = self.max_ns.max(max_ns);
-        self.usual_from = self.min_ns.max(LOG_BUCKETS_FROM);
-        self.usual_width = match self.max_ns.checked_sub(self.usual_from) {
+        self.fast_path_from = self.min_ns.max(FIRST_LOG_BUCKET_NS);
+        self.fast_path_width = match self.max_ns.checked_sub(self.fast_path_from) {
             Some(distance) => distance + 1,
             None => 0,
         };
     }
 
-    /// Adds everything that `other` recorded.
+    /// Adds all durations of `other`.
     pub fn merge(&mut self, other: &Self) {
         if other.count == 0 {
             return;
         }
         self.account(other.sum_ns, other.min_ns, other.max_ns);
         self.count += other.count;
-        // Its ends first, so that room is made once.
+        // Both ends first, so that memory is allocated at most once per end.
         let last = other.first + other.buckets.len() - 1;
-        self.cover(other.first);
-        self.cover(last);
+        self.bucket_mut(other.first);
+        self.bucket_mut(last);
         let shared = &mut self.buckets[other.first - self.first..];
         for (ours, theirs) in shared.iter_mut().zip(&other.buckets) {
             *ours += theirs;
         }
     }
 
-    /// The median; 0 when nothing was recorded.
+    /// Returns the median; 0 without durations.
     #[must_use]
     pub fn p50_ns(&self) -> u64 {
         self.quantile_ns(0.5)
     }
 
-    /// The 99th percentile; 0 when nothing was recorded.
+    /// Returns the 99th percentile; 0 without durations.
     #[must_use]
     pub fn p99_ns(&self) -> u64 {
         self.quantile_ns(0.99)
     }
 
-    /// The duration that this share of all durations does not exceed, by nearest rank; 0 when nothing
-    /// was recorded.
+    /// Returns the quantile at `share`, by nearest rank; 0 without durations.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let rank = ((share * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
@@ -140,13 +142,13 @@ impl LatencyHistogram {
         for (offset, count) in self.buckets.iter().enumerate() {
             below += count;
             if below >= rank {
-                return middle(self.first + offset).clamp(self.min_ns, self.max_ns);
+                return bucket_middle(self.first + offset).clamp(self.min_ns, self.max_ns);
             }
         }
         0
     }
 
-    /// The mean; 0 when nothing was recorded.
+    /// Returns the mean; 0 without durations.
     #[must_use]
     pub fn mean_ns(&self) -> f64 {
         match self.count {
@@ -155,13 +157,13 @@ impl LatencyHistogram {
         }
     }
 
-    /// How many durations are shorter than 2 to the power of each of `powers`, which must ascend and
-    /// be above 4. Exact: those powers are edges of buckets.
+    /// Returns the number of durations below 2 to the power of each of `powers`, which must ascend
+    /// and be above 4. The counts are exact, because these powers are bucket edges.
     pub(crate) fn counts_below<const N: usize>(&self, powers: [u32; N]) -> [u64; N] {
         let mut below = 0;
         let mut next = 0;
         powers.map(|power| {
-            let edge = bucket(1 << power).saturating_sub(self.first);
+            let edge = bucket_index(1 << power).saturating_sub(self.first);
             let edge = edge.min(self.buckets.len());
             below += self.buckets[next..edge].iter().sum::<u64>();
             next = edge;
@@ -170,30 +172,30 @@ impl LatencyHistogram {
     }
 }
 
-/// Kept out of the way of sums that fit.
+/// Returns the saturated sum. A separate cold function keeps it off the fast path.
 #[cold]
-fn saturated() -> u64 {
+fn saturated_sum() -> u64 {
     u64::MAX
 }
 
-/// The bucket of a duration.
-fn bucket(ns: u64) -> usize {
+/// Returns the index of a duration's bucket.
+fn bucket_index(ns: u64) -> usize {
     match ns {
-        0..LOG_BUCKETS_FROM => ns as usize,
-        _ => log_bucket(ns),
+        0..FIRST_LOG_BUCKET_NS => ns as usize,
+        _ => log_bucket_index(ns),
     }
 }
 
-/// The bucket of a duration that is not below [`LOG_BUCKETS_FROM`].
+/// Returns the index of a bucket for a duration of at least [`FIRST_LOG_BUCKET_NS`].
 #[inline]
-fn log_bucket(ns: u64) -> usize {
-    // The top five bits, with the leading one counting the power.
-    let shift = (ns | 1).ilog2() - GROUPING;
+fn log_bucket_index(ns: u64) -> usize {
+    // `ns >> shift` keeps the top five bits. The leading one counts as one more power of two.
+    let shift = (ns | 1).ilog2() - BUCKET_BITS;
     (shift as usize * BUCKETS_PER_POWER) + (ns >> shift) as usize
 }
 
-/// The middle of a bucket, rounded down.
-fn middle(index: usize) -> u64 {
+/// Returns the middle of a bucket, rounded down.
+fn bucket_middle(index: usize) -> u64 {
     if index < 2 * BUCKETS_PER_POWER {
         return index as u64;
     }
@@ -221,23 +223,27 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn buckets_tile_all_durations() {
-        assert_eq!(bucket(0), 0);
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    fn buckets_cover_all_durations_without_gap() {
+        assert_eq!(bucket_index(0), 0);
+        assert_eq!(bucket_index(u64::MAX), BUCKETS - 1);
         for power in 0..64 {
             let edge = 1_u64 << power;
-            assert_eq!(bucket(edge), bucket(edge - 1) + 1, "at 2^{power}");
+            assert_eq!(
+                bucket_index(edge),
+                bucket_index(edge - 1) + 1,
+                "at 2^{power}"
+            );
         }
     }
 
     #[test]
-    fn it_is_small() {
+    fn the_largest_histogram_takes_at_most_8_kib() {
         let size = size_of::<LatencyHistogram>() + BUCKETS * size_of::<u64>();
         assert!(size <= 8 * 1024, "{size} bytes");
     }
 
     #[test]
-    fn an_empty_one_is_all_zero() {
+    fn an_empty_histogram_serialises_to_zeros() {
         let json = serde_json::to_string(&LatencyHistogram::default()).unwrap();
         assert_eq!(
             json,
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_a_hundred_is_not_the_99th_percentile() {
+    fn one_outlier_in_a_hundred_does_not_change_the_99th_percentile() {
         let mut histogram = LatencyHistogram::default();
         for ns in (1..=99).map(|_| 10).chain([1_000_000]) {
             histogram.record(ns);
@@ -281,7 +287,7 @@ mod tests {
         assert_eq!((histogram.count, histogram.sum_ns), (2, u64::MAX));
     }
 
-    /// Durations of every size, those of a second and more among them.
+    /// Durations of every magnitude.
     fn durations() -> impl Strategy<Value = Vec<u64>> {
         let duration = (0_u32..64, any::<u64>()).prop_map(|(bits, ns)| ns >> bits);
         prop::collection::vec(duration, 1..300)
@@ -302,15 +308,15 @@ mod tests {
         }
 
         #[test]
-        fn merging_is_recording_both(left in durations(), right in durations()) {
-            let of = |durations: &[u64]| {
+        fn merging_equals_recording_both(left in durations(), right in durations()) {
+            let record_all = |durations: &[u64]| {
                 let mut histogram = LatencyHistogram::default();
                 durations.iter().for_each(|ns| histogram.record(*ns));
                 histogram
             };
-            let mut merged = of(&left);
-            merged.merge(&of(&right));
-            prop_assert_eq!(&merged, &of(&[left, right].concat()));
+            let mut merged = record_all(&left);
+            merged.merge(&record_all(&right));
+            prop_assert_eq!(&merged, &record_all(&[left, right].concat()));
             let mut empty = LatencyHistogram::default();
             empty.merge(&merged);
             empty.merge(&LatencyHistogram::default());

@@ -1,7 +1,7 @@
-//! What was observed, summed up: the numbers behind `/metrics` and the live page.
+//! Aggregated metrics: the data behind `/metrics` and the WebSocket snapshot.
 //!
-//! Durations become histograms, keyed by what must not be mixed: a pid, or the name of a collective.
-//! Nothing here knows where the numbers come from.
+//! Durations are kept as histograms, by pid or by name of the collective. This module does not
+//! depend on how the values are measured.
 
 pub mod exposition;
 mod histogram;
@@ -15,40 +15,40 @@ pub use histogram::LatencyHistogram;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Memory of one process on one GPU.
+/// GPU memory of one process on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct GpuMemMetrics {
     /// Bytes in use.
     pub current_bytes: u64,
-    /// The most bytes that were ever in use.
+    /// Peak of the bytes in use.
     pub peak_bytes: u64,
-    /// How often memory in use grew.
+    /// Number of times the memory in use grew.
     pub alloc_count: u64,
-    /// How often memory in use shrank.
+    /// Number of times the memory in use shrank.
     pub free_count: u64,
 }
 
-/// Everything observed so far.
+/// All metrics recorded so far.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct AggregatedMetrics {
     /// GPU memory by `"{pid}:{gpu_id}"`.
     pub gpu_memory: BTreeMap<String, GpuMemMetrics>,
-    /// How long CUDA launch calls take, by pid.
+    /// Duration of CUDA launch calls, by pid.
     pub cuda_latency: BTreeMap<u32, LatencyHistogram>,
-    /// How long collectives take, by operation.
+    /// Duration of collectives, by operation.
     pub nccl_duration: BTreeMap<String, LatencyHistogram>,
-    /// How long trainers wait for their next batch, by pid.
+    /// Time that trainers wait for their next batch, by pid.
     pub dataloader_wait: BTreeMap<u32, LatencyHistogram>,
-    /// How long processes wait for their peers, by pid.
+    /// Time that processes wait for their peers, by pid.
     pub dist_sync: BTreeMap<u32, LatencyHistogram>,
-    /// When something was last recorded, in milliseconds since 1970.
+    /// Time of the last record, in milliseconds since 1970.
     pub last_update_ms: u64,
 }
 
 impl AggregatedMetrics {
-    /// The memory that `pid` has in use on `gpu_id`, and the most it ever had.
+    /// Records the memory in use by `pid` on `gpu_id`, and its peak.
     ///
-    /// A peak never sinks, and is never below what is in use.
+    /// The stored peak never falls and is never below the memory in use.
     pub fn record_gpu_mem(&mut self, pid: u32, gpu_id: u32, used: u64, peak: u64) {
         let memory = self
             .gpu_memory
@@ -58,16 +58,16 @@ impl AggregatedMetrics {
         memory.free_count += u64::from(used < memory.current_bytes);
         memory.current_bytes = used;
         memory.peak_bytes = memory.peak_bytes.max(peak).max(used);
-        self.touch();
+        self.set_last_update();
     }
 
-    /// One CUDA launch call of `pid`.
+    /// Records the duration of a CUDA launch call.
     pub fn record_cuda_latency(&mut self, pid: u32, ns: u64) {
         self.cuda_latency.entry(pid).or_default().record(ns);
-        self.touch();
+        self.set_last_update();
     }
 
-    /// One collective.
+    /// Records the duration of a collective.
     pub fn record_nccl(&mut self, op: &str, ns: u64) {
         match self.nccl_duration.get_mut(op) {
             Some(histogram) => histogram.record(ns),
@@ -77,22 +77,22 @@ impl AggregatedMetrics {
                 .or_default()
                 .record(ns),
         }
-        self.touch();
+        self.set_last_update();
     }
 
-    /// One wait of `pid` for its next batch.
+    /// Records a wait of `pid` for its next batch.
     pub fn record_dataloader_wait(&mut self, pid: u32, ns: u64) {
         self.dataloader_wait.entry(pid).or_default().record(ns);
-        self.touch();
+        self.set_last_update();
     }
 
-    /// One wait of `pid` for its peers.
+    /// Records a wait of `pid` for its peers.
     pub fn record_dist_sync(&mut self, pid: u32, ns: u64) {
         self.dist_sync.entry(pid).or_default().record(ns);
-        self.touch();
+        self.set_last_update();
     }
 
-    /// Forgets a process that has ended: its pid may be another's soon.
+    /// Removes the metrics of an exited process, because its pid may be reused.
     pub fn remove_process(&mut self, pid: u32) {
         let own = format!("{pid}:");
         self.gpu_memory.retain(|key, _| !key.starts_with(&own));
@@ -105,7 +105,7 @@ impl AggregatedMetrics {
         }
     }
 
-    /// Everything in Prometheus' text format, durations as histograms.
+    /// Returns all metrics in Prometheus' text format, with durations as histograms.
     #[must_use]
     pub fn to_prometheus(&self) -> String {
         let mut out = Exposition::default();
@@ -113,14 +113,14 @@ impl AggregatedMetrics {
         out.finish()
     }
 
-    /// Appends everything to a text.
+    /// Appends all metrics to an exposition.
     pub fn expose(&self, out: &mut Exposition) {
         self.expose_memory(out);
         self.expose_durations(out, expose_histograms);
     }
 
-    /// The same families with durations as summaries: `quantile="0.5"` and `"0.99"` in place of
-    /// buckets. One family cannot be both.
+    /// Returns all metrics with durations as summaries: `quantile="0.5"` and `"0.99"` instead of
+    /// buckets. A family cannot be histogram and summary at once.
     #[must_use]
     pub fn to_prometheus_quantiles(&self) -> String {
         let mut out = Exposition::default();
@@ -129,8 +129,8 @@ impl AggregatedMetrics {
         out.finish()
     }
 
-    /// What live clients are sent. Scalars merge all processes, and are null where nothing was
-    /// recorded; `processes` and `nccl` hold the details.
+    /// Returns the snapshot for WebSocket clients. Scalars merge all processes and are null without
+    /// records; `processes` and `nccl` have the details.
     #[must_use]
     pub fn to_ws_snapshot(&self) -> Value {
         let memory: Vec<_> = self
@@ -144,9 +144,9 @@ impl AggregatedMetrics {
                 })
             })
             .collect();
-        let launches = merged(self.cuda_latency.values());
-        let waits = merged(self.dataloader_wait.values());
-        let all_reduces = merged(
+        let launches = merge_all(self.cuda_latency.values());
+        let waits = merge_all(self.dataloader_wait.values());
+        let all_reduces = merge_all(
             self.nccl_duration
                 .iter()
                 .filter_map(|(op, histogram)| is_all_reduce(op).then_some(histogram)),
@@ -169,7 +169,7 @@ impl AggregatedMetrics {
         })
     }
 
-    /// Every pid that something was recorded for, with its histograms.
+    /// Returns the histograms of each pid.
     fn processes(&self) -> BTreeMap<u32, BTreeMap<&'static str, &LatencyHistogram>> {
         let mut processes: BTreeMap<u32, BTreeMap<_, _>> = BTreeMap::new();
         for (name, histograms) in [
@@ -220,41 +220,42 @@ impl AggregatedMetrics {
             "zernel_cuda_launch_latency_seconds",
             "Time a CUDA launch call takes on the CPU.",
             "pid",
-            &labelled(&self.cuda_latency),
+            &with_labels(&self.cuda_latency),
         );
         expose(
             out,
             "zernel_nccl_collective_duration_seconds",
             "Time a NCCL collective takes.",
             "op",
-            &labelled(&self.nccl_duration),
+            &with_labels(&self.nccl_duration),
         );
         expose(
             out,
             "zernel_dataloader_wait_seconds",
             "Time a trainer waits for its next batch.",
             "pid",
-            &labelled(&self.dataloader_wait),
+            &with_labels(&self.dataloader_wait),
         );
         expose(
             out,
             "zernel_dist_sync_seconds",
             "Time a process waits for its peers.",
             "pid",
-            &labelled(&self.dist_sync),
+            &with_labels(&self.dist_sync),
         );
     }
 
-    fn touch(&mut self) {
+    fn set_last_update(&mut self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         self.last_update_ms = now.map_or(0, |now| now.as_millis() as u64);
     }
 }
 
-/// Writes one family of durations: name, help, label, and a histogram for each of its values.
+/// A function that writes one family of durations: name, help, label name, and a histogram per
+/// label value.
 type Expose = fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
 
-fn labelled<K: Display>(
+fn with_labels<K: Display>(
     histograms: &BTreeMap<K, LatencyHistogram>,
 ) -> Vec<(&dyn Display, &LatencyHistogram)> {
     let pairs = histograms.iter();
@@ -289,7 +290,7 @@ fn expose_summaries(
     }
 }
 
-fn merged<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> LatencyHistogram {
+fn merge_all<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> LatencyHistogram {
     let mut all = LatencyHistogram::default();
     for histogram in histograms {
         all.merge(histogram);
@@ -297,7 +298,7 @@ fn merged<'a>(histograms: impl IntoIterator<Item = &'a LatencyHistogram>) -> Lat
     all
 }
 
-/// NCCL's own name, with or without its prefix, in any case.
+/// Whether `op` is an all-reduce, with or without NCCL's prefix, in any case.
 fn is_all_reduce(op: &str) -> bool {
     let op = op.to_ascii_lowercase();
     op.strip_prefix("nccl").unwrap_or(&op) == "allreduce"

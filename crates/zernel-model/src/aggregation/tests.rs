@@ -15,7 +15,7 @@ fn sample() -> AggregatedMetrics {
 }
 
 #[test]
-fn memory_follows_what_is_in_use_and_its_peak_never_sinks() {
+fn the_memory_peak_never_falls() {
     let mut metrics = AggregatedMetrics::default();
     metrics.record_gpu_mem(1, 0, 100, 150);
     metrics.record_gpu_mem(1, 0, 40, 90);
@@ -57,7 +57,7 @@ fn every_family_is_exposed_with_buckets_sum_and_count() {
 }
 
 #[test]
-fn quantiles_are_there_for_who_wants_them() {
+fn the_quantile_format_has_quantiles_instead_of_buckets() {
     let text = sample().to_prometheus_quantiles();
     for start in [
         r#"zernel_cuda_launch_latency_seconds{pid="99",quantile="0.5"} 0.00"#,
@@ -74,7 +74,7 @@ fn quantiles_are_there_for_who_wants_them() {
 }
 
 #[test]
-fn a_snapshot_merges_pids_and_keeps_the_details() {
+fn a_snapshot_merges_pids_and_keeps_per_pid_details() {
     let snapshot = sample().to_ws_snapshot();
     assert_eq!(
         snapshot["gpu_utilization"],
@@ -88,7 +88,7 @@ fn a_snapshot_merges_pids_and_keeps_the_details() {
             "{name} is {value}, not {exact}"
         );
     };
-    // The 100 launches of pid 1234, and the shortest of pid 99's, are the lower half.
+    // The lower half is the 100 launches of pid 1234 and the shortest of pid 99.
     near("cuda_latency_p50_us", 100.0);
     near("cuda_latency_p99_us", 9_800.0);
     near("nccl_allreduce_p50_ms", 3.0);
@@ -100,7 +100,7 @@ fn a_snapshot_merges_pids_and_keeps_the_details() {
 }
 
 #[test]
-fn a_snapshot_of_nothing_says_so() {
+fn an_empty_snapshot_has_null_scalars() {
     let snapshot = AggregatedMetrics::default().to_ws_snapshot();
     assert_eq!(snapshot["gpu_utilization"], json!([]));
     assert_eq!(snapshot["cuda_latency_p50_us"], Value::Null);
@@ -108,7 +108,7 @@ fn a_snapshot_of_nothing_says_so() {
 }
 
 #[test]
-fn all_names_of_an_all_reduce_are_known() {
+fn all_spellings_of_all_reduce_are_recognised() {
     for op in ["AllReduce", "allreduce", "ncclAllReduce"] {
         assert!(is_all_reduce(op), "{op}");
     }
@@ -118,18 +118,22 @@ fn all_names_of_an_all_reduce_are_known() {
 }
 
 #[test]
-fn it_serialises_with_its_histograms() {
+fn metrics_serialise_with_their_histograms() {
     let value = serde_json::to_value(sample()).unwrap();
     assert_eq!(value["cuda_latency"]["1234"]["count"], 100);
     assert_eq!(value["gpu_memory"]["1234:0"]["alloc_count"], 1);
 }
 
 #[test]
-fn a_process_that_has_ended_leaves_no_trace() {
+fn remove_process_removes_all_its_metrics() {
     let mut metrics = sample();
     metrics.record_gpu_mem(123, 0, 1, 1);
     metrics.remove_process(1234);
     assert!(!metrics.to_prometheus().contains("\"1234\""));
-    assert_eq!(metrics.gpu_memory.len(), 1, "a pid that begins alike stays");
+    assert_eq!(
+        metrics.gpu_memory.len(),
+        1,
+        "a pid with the same prefix stays"
+    );
     assert_eq!(metrics.cuda_latency.len(), 1);
 }

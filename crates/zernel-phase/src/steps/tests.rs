@@ -2,8 +2,8 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// A process that trains, as its marks show it.
-struct Loop {
+/// A simulated training process that makes marks.
+struct TrainingLoop {
     detector: StepDetector,
     now_ns: u64,
     collected: Vec<Step>,
@@ -11,7 +11,7 @@ struct Loop {
     seen: u64,
 }
 
-impl Loop {
+impl TrainingLoop {
     fn new() -> Self {
         Self {
             detector: StepDetector::default(),
@@ -22,14 +22,14 @@ impl Loop {
         }
     }
 
-    fn does(&mut self, mark: Mark, launches: u32, after_ns: u64) {
+    fn mark(&mut self, mark: Mark, launches: u32, after_ns: u64) {
         self.now_ns += after_ns;
         self.detector
             .mark(mark, self.now_ns, Launches::Counted(launches));
     }
 
-    /// Takes the steps that are new, as a reader does that looks now and then.
-    fn look(&mut self) {
+    /// Collects the steps since the last call, as a reader of the detector does.
+    fn collect_new_steps(&mut self) {
         if self.restarts != self.detector.restarts() {
             self.restarts = self.detector.restarts();
             self.collected.clear();
@@ -42,21 +42,22 @@ impl Loop {
         self.seen = self.detector.count();
     }
 
-    fn summary(&mut self) -> Summary {
-        self.look();
+    fn summary(&mut self) -> StepSummary {
+        self.collect_new_steps();
         let boundary = self.detector.boundary().expect("a boundary");
-        Summary::of(&self.collected, boundary).expect("steps")
+        StepSummary::from_whole_run(&self.collected, boundary).expect("steps")
     }
 
-    /// As PyTorch moves a model to the device: copy, wait, copy, wait.
+    /// Moves a model to the device as PyTorch does: copy, wait, copy, wait.
     fn load_model(&mut self) {
         for _ in 0..300 {
-            self.does(Mark::CopyIn, 0, MS / 20);
-            self.does(Mark::Wait, 0, MS / 20);
+            self.mark(Mark::CopyIn, 0, MS / 20);
+            self.mark(Mark::Wait, 0, MS / 20);
         }
     }
 
-    /// One step of PyTorch: the batch in two tensors of pageable memory, forward, backward, optimizer, loss.
+    /// Makes the marks of a PyTorch step: a batch of two pageable tensors, forward, backward,
+    /// optimizer, loss.
     fn torch_step(&mut self, accumulated: usize, scale: u64) {
         self.make_gradients(accumulated, scale);
         self.update(scale);
@@ -65,50 +66,50 @@ impl Loop {
     fn make_gradients(&mut self, accumulated: usize, scale: u64) {
         for _ in 0..accumulated {
             for _ in 0..2 {
-                self.does(Mark::CopyIn, 0, MS / 10 * scale);
-                self.does(Mark::Wait, 0, MS / 10 * scale);
+                self.mark(Mark::CopyIn, 0, MS / 10 * scale);
+                self.mark(Mark::Wait, 0, MS / 10 * scale);
             }
-            self.does(Mark::Backward, 100, 3 * MS * scale);
+            self.mark(Mark::Backward, 100, 3 * MS * scale);
         }
         for _ in 0..6 {
-            self.does(Mark::Reduce, 20, MS / 2 * scale);
+            self.mark(Mark::Reduce, 20, MS / 2 * scale);
         }
     }
 
     fn update(&mut self, scale: u64) {
-        self.does(Mark::Optimizer, 100, MS * scale);
-        // A scaler asks whether the gradients were finite in between.
-        self.does(Mark::Wait, 5, MS / 10 * scale);
-        self.does(Mark::Optimizer, 5, MS / 10 * scale);
-        self.does(Mark::CopyOut, 50, MS / 10 * scale);
-        self.does(Mark::Wait, 0, 2 * MS * scale);
+        self.mark(Mark::Optimizer, 100, MS * scale);
+        // A gradient scaler checks in between whether the gradients are finite.
+        self.mark(Mark::Wait, 5, MS / 10 * scale);
+        self.mark(Mark::Optimizer, 5, MS / 10 * scale);
+        self.mark(Mark::CopyOut, 50, MS / 10 * scale);
+        self.mark(Mark::Wait, 0, 2 * MS * scale);
     }
 
     fn evaluate(&mut self, batches: usize) {
         for _ in 0..batches {
-            self.does(Mark::CopyIn, 0, MS / 10);
-            self.does(Mark::Wait, 0, MS / 10);
-            self.does(Mark::CopyOut, 100, 2 * MS);
-            self.does(Mark::Wait, 0, MS / 10);
+            self.mark(Mark::CopyIn, 0, MS / 10);
+            self.mark(Mark::Wait, 0, MS / 10);
+            self.mark(Mark::CopyOut, 100, 2 * MS);
+            self.mark(Mark::Wait, 0, MS / 10);
         }
     }
 }
 
 #[test]
-fn the_optimizer_separates_steps() {
+fn optimizer_marks_separate_steps() {
     for accumulated in [1, 4] {
-        let mut run = Loop::new();
+        let mut run = TrainingLoop::new();
         run.load_model();
         let mut stamps = Vec::new();
         for _ in 0..100 {
             run.torch_step(accumulated, 1);
             stamps.push(run.now_ns);
-            run.look();
+            run.collect_new_steps();
         }
         let summary = run.summary();
         assert_eq!(run.detector.boundary(), Some(Mark::Optimizer));
         assert_eq!(run.detector.count(), 100);
-        assert_eq!(summary.steps, 99, "the first has no beginning");
+        assert_eq!(summary.steps, 99, "the start of the first step is unknown");
         assert_eq!(summary.median_ns, stamps[1] - stamps[0]);
         assert_eq!(summary.p99_ns, stamps[1] - stamps[0]);
         assert_eq!((summary.warm_up, summary.pauses.len()), (0, 0));
@@ -116,8 +117,8 @@ fn the_optimizer_separates_steps() {
 }
 
 #[test]
-fn warm_up_evaluation_and_checkpoints_are_no_steps() {
-    let mut run = Loop::new();
+fn warm_up_evaluation_and_checkpoints_are_not_ordinary_steps() {
+    let mut run = TrainingLoop::new();
     run.load_model();
     let mut usual_ns = 0;
     for step in 0..200 {
@@ -128,38 +129,39 @@ fn warm_up_evaluation_and_checkpoints_are_no_steps() {
         match step {
             60 | 120 => run.evaluate(50),
             150 => {
-                (0..30).for_each(|_| run.does(Mark::CopyOut, 0, MS));
-                run.does(Mark::Wait, 0, 800 * MS);
+                (0..30).for_each(|_| run.mark(Mark::CopyOut, 0, MS));
+                run.mark(Mark::Wait, 0, 800 * MS);
             }
             180 => run.now_ns += 100 * MS,
             _ => {}
         }
-        run.look();
+        run.collect_new_steps();
     }
     let summary = run.summary();
     assert_eq!(run.detector.count(), 200);
     assert_eq!((summary.median_ns, summary.p99_ns), (usual_ns, usual_ns));
-    // The first step has no beginning, and the end of the third is in the interval of the fourth.
+    // The start of the first step is unknown, and the end of the third falls into the interval of
+    // the fourth.
     assert_eq!(summary.warm_up, 3);
     assert_eq!(summary.pauses.len(), 3, "{summary:?}");
     assert_eq!(summary.pauses[0].duration_ns, 50 * 23 * MS / 10);
     assert_eq!(summary.pauses[2].duration_ns, 830 * MS);
-    // The same marks, and only late: that is a stall, and among the steps.
+    // The marks are the usual ones and only late, so this is a stall and an ordinary step.
     assert_eq!(summary.stalls.len(), 1);
     assert_eq!(summary.longest_ns, usual_ns + 100 * MS);
 }
 
 #[test]
-fn without_an_optimizer_gradients_being_reduced_do() {
-    let mut run = Loop::new();
+fn gradient_reductions_separate_steps_without_optimizer_marks() {
+    let mut run = TrainingLoop::new();
     run.load_model();
     for _ in 0..50 {
         for _ in 0..4 {
-            run.does(Mark::CopyIn, 0, MS);
-            run.does(Mark::Wait, 40, 5 * MS);
+            run.mark(Mark::CopyIn, 0, MS);
+            run.mark(Mark::Wait, 40, 5 * MS);
         }
-        (0..8).for_each(|_| run.does(Mark::Reduce, 3, MS / 4));
-        run.does(Mark::Wait, 10, MS);
+        (0..8).for_each(|_| run.mark(Mark::Reduce, 3, MS / 4));
+        run.mark(Mark::Wait, 10, MS);
     }
     assert_eq!(run.detector.boundary(), Some(Mark::Reduce));
     assert_eq!(run.detector.count(), 50);
@@ -167,55 +169,55 @@ fn without_an_optimizer_gradients_being_reduced_do() {
 }
 
 #[test]
-fn collectives_of_a_sharded_model_are_no_steps() {
-    let mut run = Loop::new();
+fn collectives_of_a_sharded_model_do_not_separate_steps() {
+    let mut run = TrainingLoop::new();
     for _ in 0..50 {
-        run.does(Mark::CopyIn, 0, MS);
-        run.does(Mark::Backward, 100, 3 * MS);
+        run.mark(Mark::CopyIn, 0, MS);
+        run.mark(Mark::Backward, 100, 3 * MS);
         for _ in 0..10 {
-            run.does(Mark::Reduce, 10, MS / 2);
-            run.does(Mark::Wait, 10, MS / 2);
+            run.mark(Mark::Reduce, 10, MS / 2);
+            run.mark(Mark::Wait, 10, MS / 2);
         }
     }
     assert_eq!(run.detector.boundary(), Some(Mark::Backward));
-    run.look();
+    run.collect_new_steps();
     assert_eq!(run.summary().median_ns, 14 * MS);
 }
 
 #[test]
-fn without_any_mark_of_training_batches_do_and_evaluation_is_told_by_its_launches() {
-    let mut run = Loop::new();
+fn batch_copies_separate_steps_and_few_launches_reveal_evaluation() {
+    let mut run = TrainingLoop::new();
     run.load_model();
     for step in 0..100 {
-        // Two tensors, no launch between them.
-        run.does(Mark::CopyIn, 0, MS);
-        run.does(Mark::Wait, 0, MS);
-        run.does(Mark::CopyIn, 0, MS);
-        run.does(Mark::Wait, 90, 7 * MS);
+        // Two tensors without a launch between them.
+        run.mark(Mark::CopyIn, 0, MS);
+        run.mark(Mark::Wait, 0, MS);
+        run.mark(Mark::CopyIn, 0, MS);
+        run.mark(Mark::Wait, 90, 7 * MS);
         if step % 25 == 24 {
             for _ in 0..10 {
-                run.does(Mark::CopyIn, 0, MS);
-                run.does(Mark::Wait, 30, 3 * MS);
+                run.mark(Mark::CopyIn, 0, MS);
+                run.mark(Mark::Wait, 30, 3 * MS);
             }
         }
-        run.look();
+        run.collect_new_steps();
     }
     assert_eq!(run.detector.boundary(), Some(Mark::CopyIn));
     let summary = run.summary();
     assert_eq!(summary.median_ns, 10 * MS);
-    // The batch of an evaluation ends the step before it.
+    // The copy of an evaluation batch ends the step before it.
     assert_eq!(summary.steps, 100);
     assert_eq!(summary.pauses.len(), 4);
     assert_eq!(summary.pauses[0].duration_ns, 40 * MS);
 }
 
 #[test]
-fn what_is_all_there_is_separates_steps() {
+fn the_only_kind_of_mark_separates_steps() {
     for only in [Mark::Backward, Mark::Graph, Mark::Wait] {
-        let mut run = Loop::new();
+        let mut run = TrainingLoop::new();
         for _ in 0..200 {
-            run.does(only, 10, 5 * MS);
-            run.look();
+            run.mark(only, 10, 5 * MS);
+            run.collect_new_steps();
         }
         assert_eq!(run.detector.boundary(), Some(only));
         assert_eq!(run.summary().median_ns, 5 * MS);
@@ -223,19 +225,19 @@ fn what_is_all_there_is_separates_steps() {
 }
 
 #[test]
-fn what_came_as_often_takes_the_place_of_what_is_no_longer_seen() {
+fn an_equally_frequent_mark_replaces_a_lost_boundary() {
     for (accumulated, substitute) in [(1, Mark::Backward), (4, Mark::Reduce)] {
-        // The boundary is lost between two steps, and in the middle of one.
+        // The boundary is lost between two steps, or in the middle of one.
         for is_amid in [false, true] {
-            let mut run = Loop::new();
+            let mut run = TrainingLoop::new();
             run.load_model();
             for _ in 0..50 {
                 run.torch_step(accumulated, 1);
-                run.look();
+                run.collect_new_steps();
             }
             let restarts = run.detector.restarts();
             if is_amid {
-                // This step is the one that neither kind ends.
+                // Neither kind of mark ends this step.
                 run.make_gradients(accumulated, 1);
                 run.detector.distrust(&[Mark::Optimizer]);
                 run.update(1);
@@ -243,7 +245,7 @@ fn what_came_as_often_takes_the_place_of_what_is_no_longer_seen() {
             run.detector.distrust(&[Mark::Optimizer]);
             for _ in 0..50 {
                 run.torch_step(accumulated, 1);
-                run.look();
+                run.collect_new_steps();
             }
             assert_eq!(run.detector.boundary(), Some(substitute));
             assert_eq!(run.detector.restarts(), restarts);
@@ -253,87 +255,22 @@ fn what_came_as_often_takes_the_place_of_what_is_no_longer_seen() {
             assert_eq!(
                 shortest,
                 Some(summary.median_ns),
-                "no part of a step is one"
+                "no part of a step counts as a step"
             );
         }
     }
 }
 
-/// Steps that take so many milliseconds, one after the other.
-fn steps_of(milliseconds: impl IntoIterator<Item = u64>) -> Vec<Step> {
-    let mut now_ns = 0;
-    let step = |duration: u64| {
-        let begin_ns = now_ns;
-        now_ns += duration * MS;
-        Step {
-            begin_ns,
-            end_ns: now_ns,
-            launches: None,
-            marks: [0, 1, 0, 0, 0, 0, 0],
-            lacks_marks: false,
-        }
-    };
-    milliseconds.into_iter().map(step).collect()
-}
-
 #[test]
-fn a_rhythm_is_no_stall_and_a_stall_in_it_is_one() {
-    let stalls = |period: u64, stalled: &[u64]| {
-        let milliseconds = (1..=200).map(|number| match number {
-            _ if stalled.contains(&number) => 120,
-            _ if number % period == 0 => 50,
-            _ => 10,
-        });
-        let steps = steps_of(milliseconds);
-        let summary = Summary::of(&steps, Mark::Backward).expect("steps");
-        assert_eq!(summary.median_ns, 10 * MS);
-        summary.stalls
-    };
-    // As many loaders take turns, each of which delays a step.
-    for period in [2, 3, 8] {
-        assert_eq!(stalls(period, &[]), []);
-        for stalled in [&[102][..], &[80, 90, 102]] {
-            let durations: Vec<u64> = stalls(period, stalled)
-                .iter()
-                .map(|stall| stall.duration_ns)
-                .collect();
-            assert_eq!(durations, vec![120 * MS; stalled.len()]);
-        }
-    }
-    // Without a rhythm, three times the median is enough.
-    assert_eq!(stalls(201, &[101]).len(), 1);
-}
-
-#[test]
-fn only_the_first_steps_of_all_are_a_warm_up() {
-    let steps = steps_of([50, 50].into_iter().chain([10; 40]));
-    let summaries = [Summary::of, Summary::of_later].map(|of| of(&steps, Mark::Backward).unwrap());
-    let told = |summary: &Summary| (summary.warm_up, summary.stalls.len(), summary.begin_ns);
-    assert_eq!(
-        summaries.each_ref().map(told),
-        [(2, 0, 100 * MS), (0, 2, 0)]
-    );
-}
-
-#[test]
-fn one_of_few_steps_can_be_a_stall() {
-    for count in 3..=12 {
-        let steps = steps_of((0..count).map(|number| if number == 1 { 50 } else { 10 }));
-        let summary = Summary::of(&steps, Mark::Backward).expect("steps");
-        assert_eq!(summary.stalls.len(), 1, "{count}");
-    }
-}
-
-#[test]
-fn no_steps_have_no_summary() {
-    assert_eq!(Summary::of(&[], Mark::Wait), None);
+fn an_empty_list_has_no_summary() {
+    assert_eq!(StepSummary::from_whole_run(&[], Mark::Wait), None);
     let mut detector = StepDetector::default();
     detector.mark(Mark::Optimizer, 5, Launches::Unknown);
     assert_eq!((detector.boundary(), detector.count()), (None, 0));
 }
 
 #[test]
-fn marks_that_come_late_do_no_harm() {
+fn late_marks_never_give_negative_durations() {
     let mut detector = StepDetector::default();
     for at_ns in [50, 40, 60, 10, u64::MAX, 0] {
         detector.mark(Mark::Backward, at_ns, Launches::Counted(u32::MAX));
@@ -343,21 +280,21 @@ fn marks_that_come_late_do_no_harm() {
 }
 
 #[test]
-fn what_is_kept_is_bounded() {
-    let mut run = Loop::new();
+fn the_list_of_recent_steps_is_bounded() {
+    let mut run = TrainingLoop::new();
     (0..10_000).for_each(|_| run.torch_step(1, 1));
-    assert_eq!(run.detector.recent().len(), KEPT);
+    assert_eq!(run.detector.recent().len(), MAX_RECENT_STEPS);
     assert_eq!(run.detector.count(), 10_000);
 }
 
 #[test]
-fn what_is_missing_makes_no_long_step() {
-    let mut run = Loop::new();
+fn a_gap_does_not_become_a_long_step() {
+    let mut run = TrainingLoop::new();
     (0..20).for_each(|_| run.torch_step(1, 1));
-    run.detector.gap(&[MarkSort::Use]);
+    run.detector.gap(&[MarkClass::GpuUse]);
     run.torch_step(1, 1);
-    assert_eq!(run.detector.gaps(), 0, "updates are all seen");
-    run.detector.gap(&[MarkSort::Training]);
+    assert_eq!(run.detector.gaps(), 0, "optimizer marks have no gap");
+    run.detector.gap(&[MarkClass::Training]);
     run.now_ns += 5_000 * MS;
     (0..20).for_each(|_| run.torch_step(1, 1));
     let summary = run.summary();
@@ -367,11 +304,11 @@ fn what_is_missing_makes_no_long_step() {
 }
 
 #[test]
-fn what_lay_between_two_marks_need_not_be_seen() {
-    let mut run = Loop::new();
+fn missing_gpu_use_marks_do_not_hide_steps() {
+    let mut run = TrainingLoop::new();
     for _ in 0..20 {
-        run.detector.gap(&[MarkSort::Use]);
-        (0..4).for_each(|_| run.does(Mark::Reduce, 10, MS));
+        run.detector.gap(&[MarkClass::GpuUse]);
+        (0..4).for_each(|_| run.mark(Mark::Reduce, 10, MS));
         run.now_ns += 6 * MS;
     }
     assert_eq!(run.detector.count(), 20);
@@ -379,13 +316,13 @@ fn what_lay_between_two_marks_need_not_be_seen() {
 }
 
 #[test]
-fn graphs_that_are_replayed_are_steps_although_they_were_captured_in_others() {
-    let mut run = Loop::new();
+fn graph_replays_become_the_boundary_when_training_marks_stop() {
+    let mut run = TrainingLoop::new();
     (0..11).for_each(|_| run.torch_step(1, 1));
     for _ in 0..200 {
-        run.does(Mark::CopyIn, 0, MS);
-        run.does(Mark::Graph, 1, 4 * MS);
-        run.look();
+        run.mark(Mark::CopyIn, 0, MS);
+        run.mark(Mark::Graph, 1, 4 * MS);
+        run.collect_new_steps();
     }
     assert_eq!(run.detector.boundary(), Some(Mark::Graph));
     assert_eq!(run.summary().median_ns, 5 * MS);
@@ -393,37 +330,37 @@ fn graphs_that_are_replayed_are_steps_although_they_were_captured_in_others() {
 }
 
 #[test]
-fn twice_as_rare_is_rarer() {
-    // Gradients are reduced after every second backward pass; then the other way round.
+fn the_rarer_of_two_equal_kinds_is_the_boundary() {
+    // Gradients are reduced after every second backward pass; then twice per backward pass.
     for (backwards, reduces, rarer) in [(2, 1, Mark::Reduce), (1, 2, Mark::Backward)] {
-        let mut run = Loop::new();
+        let mut run = TrainingLoop::new();
         for _ in 0..100 {
             for _ in 0..backwards {
-                run.does(Mark::CopyIn, 0, MS);
-                run.does(Mark::Backward, 9, MS);
+                run.mark(Mark::CopyIn, 0, MS);
+                run.mark(Mark::Backward, 9, MS);
             }
             for _ in 0..reduces {
-                run.does(Mark::Reduce, 3, MS);
-                run.does(Mark::Wait, 3, MS);
+                run.mark(Mark::Reduce, 3, MS);
+                run.mark(Mark::Wait, 3, MS);
             }
-            run.look();
+            run.collect_new_steps();
         }
         assert_eq!(run.detector.boundary(), Some(rarer));
-        run.look();
+        run.collect_new_steps();
         let step_ns = 2 * (backwards + reduces) * MS;
         assert_eq!(run.summary().median_ns, step_ns);
     }
 }
 
 #[test]
-fn a_substitute_of_a_worse_kind_stays() {
-    let step = |run: &mut Loop| {
-        (0..4).for_each(|_| run.does(Mark::Backward, 100, 3 * MS));
-        run.does(Mark::Optimizer, 100, MS);
-        run.does(Mark::Wait, 0, MS);
-        run.look();
+fn a_substitute_boundary_is_kept() {
+    let step = |run: &mut TrainingLoop| {
+        (0..4).for_each(|_| run.mark(Mark::Backward, 100, 3 * MS));
+        run.mark(Mark::Optimizer, 100, MS);
+        run.mark(Mark::Wait, 0, MS);
+        run.collect_new_steps();
     };
-    let mut run = Loop::new();
+    let mut run = TrainingLoop::new();
     (0..1000).for_each(|_| step(&mut run));
     let restarts = run.detector.restarts();
     run.detector.distrust(&[Mark::Optimizer, Mark::CopyOut]);
@@ -437,44 +374,44 @@ fn a_substitute_of_a_worse_kind_stays() {
 }
 
 #[test]
-fn what_is_long_past_is_no_substitute() {
-    let step = |run: &mut Loop| {
+fn a_mark_not_seen_recently_is_no_substitute() {
+    let step = |run: &mut TrainingLoop| {
         for _ in 0..150 {
-            run.does(Mark::Reduce, 1, MS / 10);
-            run.does(Mark::Wait, 1, MS / 10);
+            run.mark(Mark::Reduce, 1, MS / 10);
+            run.mark(Mark::Wait, 1, MS / 10);
         }
-        run.does(Mark::Backward, 1, MS);
-        run.does(Mark::Optimizer, 1, MS);
+        run.mark(Mark::Backward, 1, MS);
+        run.mark(Mark::Optimizer, 1, MS);
     };
-    let mut run = Loop::new();
-    (0..10).for_each(|_| run.does(Mark::CopyOut, 1, MS));
+    let mut run = TrainingLoop::new();
+    (0..10).for_each(|_| run.mark(Mark::CopyOut, 1, MS));
     (0..100).for_each(|_| step(&mut run));
     run.detector.distrust(&[Mark::Optimizer]);
     assert_eq!(run.detector.boundary(), Some(Mark::Backward));
 }
 
 #[test]
-fn a_late_step_is_no_pause_because_of_what_is_seen_no_longer() {
-    let mut run = Loop::new();
+fn a_mark_that_stops_does_not_turn_a_stall_into_a_pause() {
+    let mut run = TrainingLoop::new();
     for step in 0..200 {
         run.now_ns += if step == 5 { 100 * MS } else { 0 };
-        run.does(Mark::Backward, 100, 3 * MS);
+        run.mark(Mark::Backward, 100, 3 * MS);
         if step < 10 {
-            run.does(Mark::CopyOut, 0, MS);
+            run.mark(Mark::CopyOut, 0, MS);
         }
-        run.look();
+        run.collect_new_steps();
     }
     let summary = run.summary();
     assert_eq!((summary.pauses.len(), summary.stalls.len()), (0, 1));
 }
 
 #[test]
-fn where_nothing_came_as_often_the_count_starts_anew() {
-    let accumulate = |run: &mut Loop| {
-        (0..4).for_each(|_| run.does(Mark::Backward, 100, 3 * MS));
-        run.does(Mark::Optimizer, 100, MS);
+fn without_a_substitute_the_count_restarts() {
+    let accumulate = |run: &mut TrainingLoop| {
+        (0..4).for_each(|_| run.mark(Mark::Backward, 100, 3 * MS));
+        run.mark(Mark::Optimizer, 100, MS);
     };
-    let mut run = Loop::new();
+    let mut run = TrainingLoop::new();
     (0..40).for_each(|_| accumulate(&mut run));
     let restarts = run.detector.restarts();
     run.detector.distrust(&[Mark::Optimizer]);
@@ -485,16 +422,20 @@ fn where_nothing_came_as_often_the_count_starts_anew() {
     );
     for _ in 0..40 {
         accumulate(&mut run);
-        run.look();
+        run.collect_new_steps();
     }
     assert_eq!(run.detector.boundary(), Some(Mark::Backward));
     assert_eq!(run.summary().median_ns, 3 * MS);
-    assert_eq!(run.summary().longest_ns, 4 * MS, "no step is of both kinds");
+    assert_eq!(
+        run.summary().longest_ns,
+        4 * MS,
+        "no step mixes both boundaries"
+    );
 }
 
 #[test]
 fn steps_that_lie_whole_in_a_window_have_exact_launches() {
-    let mut run = Loop::new();
+    let mut run = TrainingLoop::new();
     for step in 0..60 {
         // A window is open for six steps out of twenty.
         let launches = match step % 20 {
@@ -514,29 +455,30 @@ fn steps_that_lie_whole_in_a_window_have_exact_launches() {
     let mut recent = run.detector.recent().iter();
     assert!(recent.all(|step| step.launches.is_none()));
     // Launches that are counted all the time are in the steps themselves.
-    (0..20).for_each(|_| run.does(Mark::Backward, 100, MS));
+    (0..20).for_each(|_| run.mark(Mark::Backward, 100, MS));
     assert_eq!(run.detector.take_window_steps(), []);
 }
 
 #[test]
-fn a_late_step_is_no_pause_because_not_all_of_it_was_told() {
-    let mut run = Loop::new();
+fn missing_marks_do_not_turn_a_stall_into_a_pause() {
+    let mut run = TrainingLoop::new();
     for step in 0..120 {
-        // So much is copied for a checkpoint that nobody tells of the rest, nor of what comes next.
-        let (copies, is_told, late_ms) = match step {
+        // A checkpoint makes so many copies that the marks of the rest of its step and of the next
+        // step are lost.
+        let (copies, is_complete, late_ms) = match step {
             50 => (1000, false, 150),
             51 => (0, false, 40),
             _ => (2, true, 0),
         };
         for _ in 0..copies {
-            run.does(Mark::CopyOut, 1, MS / 10);
-            run.does(Mark::Wait, 1, MS / 10);
+            run.mark(Mark::CopyOut, 1, MS / 10);
+            run.mark(Mark::Wait, 1, MS / 10);
         }
-        if !is_told {
-            run.detector.gap(&[MarkSort::Use]);
+        if !is_complete {
+            run.detector.gap(&[MarkClass::GpuUse]);
         }
-        run.does(Mark::Reduce, 30, (10 + late_ms) * MS);
-        run.look();
+        run.mark(Mark::Reduce, 30, (10 + late_ms) * MS);
+        run.collect_new_steps();
     }
     let summary = run.summary();
     assert_eq!(run.detector.count(), 120);

@@ -1,16 +1,15 @@
 use super::*;
 use ThreadEvent::*;
 use WorkloadPhase::*;
-use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
 
-/// Runs `events` (in ms) and returns the intervals as `(phase, start, end)` in ms.
+/// Applies `events` (in ms) and returns the intervals as `(phase, start, end)` in ms.
 fn track(events: &[(u64, ThreadEvent)], end: u64) -> Vec<(WorkloadPhase, u64, u64)> {
-    track_faulty(events, end).0
+    track_with_faults(events, end).0
 }
 
-fn track_faulty(
+fn track_with_faults(
     events: &[(u64, ThreadEvent)],
     end: u64,
 ) -> (Vec<(WorkloadPhase, u64, u64)>, TrackerFaults) {
@@ -25,7 +24,7 @@ fn track_faulty(
 }
 
 #[test]
-fn a_training_step_without_markers() {
+fn phases_of_a_training_step_without_markers() {
     let step = [
         (0, GpuSyncEnter),
         (1, GpuSyncLeave),
@@ -43,7 +42,7 @@ fn a_training_step_without_markers() {
         (35, GpuSyncLeave),
         (38, Block(BlockReason::Futex)),
     ];
-    let (intervals, faults) = track_faulty(&step, 50);
+    let (intervals, faults) = track_with_faults(&step, 50);
     assert_eq!(
         intervals,
         [
@@ -62,7 +61,7 @@ fn a_training_step_without_markers() {
 }
 
 #[test]
-fn an_eager_step_with_markers() {
+fn phases_of_a_training_step_with_markers() {
     let step = [
         (0, CopyToDevice),
         (1, Launch),
@@ -81,14 +80,14 @@ fn an_eager_step_with_markers() {
             (GpuCompute, 1, 9),
             (OptimizerStep, 9, 11),
             (GpuCompute, 11, 20),
-            (Unknown, 20, 21), // marked steps are not guessed
+            (Unknown, 20, 21), // with markers, no optimizer step is inferred
             (DataLoading, 21, 30),
         ]
     );
 }
 
 #[test]
-fn launches_long_after_a_marker_are_the_next_step() {
+fn launches_long_after_a_marker_are_gpu_compute() {
     assert_eq!(
         track(&[(1, OptimizerMarker), (1, Launch), (2, Launch)], 10),
         [(Unknown, 0, 1), (OptimizerStep, 1, 2), (GpuCompute, 2, 10)]
@@ -96,7 +95,7 @@ fn launches_long_after_a_marker_are_the_next_step() {
 }
 
 #[test]
-fn ddp_collectives_between_launches_do_not_disturb_them() {
+fn gpu_compute_resumes_after_a_ddp_collective_between_launches() {
     let backward = [
         (0, Launch),
         (2, CollectiveEnter),
@@ -116,7 +115,7 @@ fn ddp_collectives_between_launches_do_not_disturb_them() {
 }
 
 #[test]
-fn a_sync_inside_a_collective_belongs_to_it() {
+fn a_sync_inside_a_collective_is_part_of_the_collective() {
     let events = [
         (0, CollectiveEnter),
         (1, GpuSyncEnter),
@@ -124,13 +123,13 @@ fn a_sync_inside_a_collective_belongs_to_it() {
         (3, CopyToDevice),
         (5, CollectiveLeave),
     ];
-    let (intervals, faults) = track_faulty(&events, 5);
+    let (intervals, faults) = track_with_faults(&events, 5);
     assert_eq!(intervals, [(NcclCollective, 0, 5)]);
     assert_eq!(faults, TrackerFaults::default());
 }
 
 #[test]
-fn the_burst_after_a_sync_is_an_optimizer_step_only_while_short() {
+fn the_burst_after_a_sync_is_an_optimizer_step_until_its_deadline() {
     assert_eq!(
         track(&[(0, GpuSyncEnter), (10, GpuSyncLeave)], 100),
         [
@@ -139,7 +138,7 @@ fn the_burst_after_a_sync_is_an_optimizer_step_only_while_short() {
             (Unknown, 15, 100)
         ]
     );
-    // What it waits for afterwards is still its next batch.
+    // A wait after the deadline is still for the next batch.
     assert_eq!(
         track(
             &[
@@ -154,7 +153,7 @@ fn the_burst_after_a_sync_is_an_optimizer_step_only_while_short() {
 }
 
 #[test]
-fn a_loader_thread_loads() {
+fn a_thread_that_waits_for_io_is_data_loading() {
     let events = [
         (1, Block(BlockReason::Io)),
         (4, Unblock),
@@ -165,25 +164,25 @@ fn a_loader_thread_loads() {
 }
 
 #[test]
-fn waits_that_say_nothing_change_nothing() {
+fn waits_of_an_idle_thread_leave_it_unknown() {
     let events = [
         (1, Block(BlockReason::Futex)),
         (2, Unblock),
         (3, Block(BlockReason::Other)),
         (4, Unblock),
-        (5, Block(BlockReason::Poll)), // a helper thread may do nothing else
+        (5, Block(BlockReason::Poll)), // as of a helper thread that only polls
     ];
     assert_eq!(track(&events, 10), [(Unknown, 0, 10)]);
 }
 
 #[test]
-fn a_wait_lasts_as_long_as_it_lasts() {
+fn deadlines_stand_still_while_a_thread_is_blocked() {
     let data = [
         (0, CopyToDevice),
         (1, Block(BlockReason::Poll)),
         (60_000, Unblock),
     ];
-    let (intervals, faults) = track_faulty(&data, 60_010);
+    let (intervals, faults) = track_with_faults(&data, 60_010);
     assert_eq!(intervals, [(DataLoading, 0, 60_010)]);
     assert_eq!(faults, TrackerFaults::default());
 
@@ -193,24 +192,24 @@ fn a_wait_lasts_as_long_as_it_lasts() {
         (1_200_000, Unblock),
         (1_200_000, CollectiveLeave),
     ];
-    let (intervals, faults) = track_faulty(&stuck, 1_200_000);
+    let (intervals, faults) = track_with_faults(&stuck, 1_200_000);
     assert_eq!(intervals, [(NcclCollective, 0, 1_200_000)]);
     assert_eq!(faults, TrackerFaults::default());
 }
 
 #[test]
-fn a_wait_whose_end_was_lost_ends_at_the_next_event_or_after_an_hour() {
-    let cured = [
+fn a_wait_without_unblock_ends_at_the_next_event_or_after_an_hour() {
+    let with_later_event = [
         (0, GpuSyncEnter),
         (0, Block(BlockReason::Other)),
         (90_000, Launch),
     ];
     assert_eq!(
-        track(&cured, 90_001),
+        track(&with_later_event, 90_001),
         [(GpuCompute, 0, 90_001)],
-        "the sync is over, the launches go on"
+        "the launch ends the sync"
     );
-    let (intervals, faults) = track_faulty(&cured[..2], 4_000_000);
+    let (intervals, faults) = track_with_faults(&with_later_event[..2], 4_000_000);
     assert_eq!(
         intervals,
         [(GpuCompute, 0, 3_600_000), (Unknown, 3_600_000, 4_000_000)]
@@ -219,7 +218,7 @@ fn a_wait_whose_end_was_lost_ends_at_the_next_event_or_after_an_hour() {
 }
 
 #[test]
-fn a_wait_after_launches_was_for_data_if_a_copy_follows() {
+fn a_wait_after_launches_is_data_loading_if_a_copy_follows() {
     let pinned_memory = [
         (0, CopyToDevice),
         (1, Launch),
@@ -241,7 +240,7 @@ fn a_wait_after_launches_was_for_data_if_a_copy_follows() {
 }
 
 #[test]
-fn work_on_the_cpu_long_after_the_last_launch_is_not_the_gpus() {
+fn cpu_time_long_after_the_last_launch_is_unknown() {
     assert_eq!(
         track(&[(0, Launch), (400, CopyToDevice)], 401),
         [
@@ -272,7 +271,7 @@ fn a_thread_that_only_launches_is_unknown_while_it_waits() {
 }
 
 #[test]
-fn a_lost_end_of_a_collective_does_not_swallow_the_steps_behind_it() {
+fn a_lost_collective_leave_does_not_hide_later_steps() {
     let mut events = vec![(0, CollectiveEnter), (0, Launch)];
     for step in 1..4 {
         let begin = step * 100;
@@ -286,7 +285,7 @@ fn a_lost_end_of_a_collective_does_not_swallow_the_steps_behind_it() {
             (begin + 91, Block(BlockReason::Poll)),
         ]);
     }
-    let (intervals, faults) = track_faulty(&events, 400);
+    let (intervals, faults) = track_with_faults(&events, 400);
     assert_eq!(
         intervals[..2],
         [(NcclCollective, 0, 100), (DataLoading, 100, 110)]
@@ -295,7 +294,7 @@ fn a_lost_end_of_a_collective_does_not_swallow_the_steps_behind_it() {
 }
 
 #[test]
-fn a_sync_behind_compute_and_a_collective_is_compute() {
+fn a_sync_after_launches_and_a_collective_is_gpu_compute() {
     let clip_grad_norm = [
         (0, Launch),
         (1, CollectiveEnter),
@@ -306,7 +305,7 @@ fn a_sync_behind_compute_and_a_collective_is_compute() {
 }
 
 #[test]
-fn a_copy_that_syncs_by_itself_is_loading() {
+fn a_sync_inside_a_copy_does_not_end_data_loading() {
     let pageable = [
         (0, CopyToDevice),
         (0, GpuSyncEnter),
@@ -320,7 +319,7 @@ fn a_copy_that_syncs_by_itself_is_loading() {
 }
 
 #[test]
-fn a_short_wait_interrupts_a_step_and_does_not_end_it() {
+fn a_short_wait_does_not_end_an_optimizer_step() {
     let mut closed = Vec::new();
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
     for (at_us, event) in [
@@ -343,7 +342,7 @@ fn a_short_wait_interrupts_a_step_and_does_not_end_it() {
 }
 
 #[test]
-fn bad_limits_are_named() {
+fn validation_errors_name_the_limit() {
     assert_eq!(TrackerConfig::default().validate(), Ok(()));
     let config = TrackerConfig {
         sync_max_ns: u64::MAX,
@@ -356,55 +355,55 @@ fn bad_limits_are_named() {
 }
 
 #[test]
-fn a_lost_leave_ends_at_the_next_proof_or_at_its_deadline() {
-    let (intervals, faults) = track_faulty(&[(0, GpuSyncEnter), (7, CopyToDevice)], 8);
+fn a_call_without_leave_ends_at_the_next_contradicting_event_or_its_deadline() {
+    let (intervals, faults) = track_with_faults(&[(0, GpuSyncEnter), (7, CopyToDevice)], 8);
     assert_eq!(intervals, [(GpuCompute, 0, 7), (DataLoading, 7, 8)]);
     assert_eq!(faults.lost_leaves, 1);
 
-    let (intervals, faults) = track_faulty(&[(0, CollectiveEnter), (100, Launch)], 90_000);
+    let (intervals, faults) = track_with_faults(&[(0, CollectiveEnter), (100, Launch)], 90_000);
     assert_eq!(
         intervals,
         [(NcclCollective, 0, 1_000), (Unknown, 1_000, 90_000)]
     );
     assert_eq!((faults.lost_leaves, faults.expired), (1, 1));
 
-    let (intervals, faults) = track_faulty(&[(0, CollectiveEnter), (9, OptimizerMarker)], 10);
+    let (intervals, faults) = track_with_faults(&[(0, CollectiveEnter), (9, OptimizerMarker)], 10);
     assert_eq!(intervals, [(NcclCollective, 0, 9), (OptimizerStep, 9, 10)]);
     assert_eq!(faults.lost_leaves, 1);
 }
 
 #[test]
-fn a_lost_enter_still_tells_that_the_sync_is_over() {
-    let (intervals, faults) = track_faulty(&[(0, Launch), (5, GpuSyncLeave)], 6);
+fn a_leave_without_enter_still_ends_the_sync() {
+    let (intervals, faults) = track_with_faults(&[(0, Launch), (5, GpuSyncLeave)], 6);
     assert_eq!(intervals, [(GpuCompute, 0, 5), (OptimizerStep, 5, 6)]);
     assert_eq!(faults.lost_enters, 1);
 }
 
 #[test]
-fn a_late_leave_ends_its_own_call_and_no_other() {
+fn a_late_leave_ends_only_its_own_call() {
     let late_but_matching = [
         (0, GpuSyncEnter),
         (6, Block(BlockReason::Other)),
         (5, GpuSyncLeave),
     ];
-    let (intervals, faults) = track_faulty(&late_but_matching, 8);
+    let (intervals, faults) = track_with_faults(&late_but_matching, 8);
     assert_eq!(intervals, [(GpuCompute, 0, 6), (OptimizerStep, 6, 8)]);
     assert_eq!(faults.late, 1);
 
     let of_an_earlier_call = [(10, GpuSyncEnter), (9, GpuSyncLeave)];
-    let (intervals, _) = track_faulty(&of_an_earlier_call, 20);
+    let (intervals, _) = track_with_faults(&of_an_earlier_call, 20);
     assert_eq!(intervals, [(Unknown, 0, 10), (GpuCompute, 10, 20)]);
 }
 
 #[test]
-fn an_enter_that_comes_after_its_leave_does_not_open_a_call() {
-    let (intervals, faults) = track_faulty(&[(5, GpuSyncLeave), (3, GpuSyncEnter)], 100);
+fn an_enter_that_arrives_after_its_leave_opens_no_call() {
+    let (intervals, faults) = track_with_faults(&[(5, GpuSyncLeave), (3, GpuSyncEnter)], 100);
     assert_eq!(intervals[1..], [(OptimizerStep, 5, 10), (Unknown, 10, 100)]);
     assert_eq!((faults.late, faults.lost_enters), (1, 1));
 }
 
 #[test]
-fn the_phase_can_be_asked_for_between_events() {
+fn phase_at_returns_unknown_after_the_deadline() {
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
     let mut closed = Vec::new();
     tracker.observe(0, GpuSyncEnter, &mut closed);
@@ -414,7 +413,7 @@ fn the_phase_can_be_asked_for_between_events() {
 }
 
 #[test]
-fn clocks_at_their_end_do_not_overflow() {
+fn timestamps_near_u64_max_do_not_overflow() {
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), u64::MAX - 1);
     let mut times = PhaseTimeAccumulator::default();
     tracker.observe(u64::MAX - 1, GpuSyncEnter, &mut times);
@@ -422,186 +421,4 @@ fn clocks_at_their_end_do_not_overflow() {
     tracker.observe(0, Launch, &mut times);
     tracker.finish(u64::MAX, &mut times);
     assert_eq!(times.gpu_compute_ns, 1);
-}
-
-fn any_event() -> impl Strategy<Value = ThreadEvent> {
-    prop::sample::select(vec![
-        GpuSyncEnter,
-        GpuSyncLeave,
-        CollectiveEnter,
-        CollectiveLeave,
-        Launch,
-        CopyToDevice,
-        Block(BlockReason::Io),
-        Block(BlockReason::Futex),
-        Block(BlockReason::Poll),
-        Block(BlockReason::Other),
-        Unblock,
-        OptimizerMarker,
-    ])
-}
-
-/// Small limits, so that random events run into them.
-fn tight() -> TrackerConfig {
-    TrackerConfig {
-        sync_max_ns: 60,
-        collective_max_ns: 50,
-        blocked_max_ns: 70,
-        loading_max_ns: 40,
-        launching_max_ns: 30,
-        optimizer_max_ns: 20,
-        optimizer_burst_max_ns: 10,
-        optimizer_launch_max_ns: 5,
-        short_wait_max_ns: 4,
-    }
-}
-
-/// A training step: its events, stamped from its start, and the true time in each phase.
-struct Step {
-    events: Vec<(u64, ThreadEvent)>,
-    truth: PhaseTimeAccumulator,
-}
-
-fn step(wait: u64, launches: u64, sync: u64, collective: u64, burst: u64) -> Step {
-    let mut at = 0;
-    let mut events = Vec::new();
-    let mut add = |elapsed: u64, event| {
-        at += elapsed;
-        events.push((at, event));
-    };
-    add(0, Block(BlockReason::Poll));
-    add(wait, Unblock);
-    add(0, CopyToDevice);
-    for _ in 0..launches {
-        add(1, Launch);
-    }
-    add(1, GpuSyncEnter);
-    add(sync, GpuSyncLeave);
-    add(0, CollectiveEnter);
-    add(collective, CollectiveLeave);
-    add(burst, Block(BlockReason::Poll));
-    let truth = PhaseTimeAccumulator {
-        data_loading_ns: wait + 1,
-        gpu_compute_ns: launches + sync,
-        nccl_collective_ns: collective,
-        optimizer_step_ns: burst,
-        unknown_ns: 0,
-    };
-    Step { events, truth }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
-
-    /// Whatever comes, in whatever order: the intervals tile the time from start to end.
-    #[test]
-    fn intervals_have_no_gaps_and_no_overlaps(
-        start in 0_u64..100,
-        events in prop::collection::vec((0_u64..1_000, any_event()), 0..200),
-        end in 0_u64..2_000,
-    ) {
-        let mut closed = Vec::new();
-        let mut times = PhaseTimeAccumulator::default();
-        let mut tracker = PhaseTracker::new(tight(), start);
-        let mut shadow = tracker.clone();
-        for (at, event) in &events {
-            tracker.observe(*at, *event, &mut closed);
-            shadow.observe(*at, *event, &mut times);
-        }
-        tracker.finish(end, &mut closed);
-        shadow.finish(end, &mut times);
-
-        let mut at = start;
-        for interval in &closed {
-            prop_assert_eq!(interval.start_ns, at);
-            prop_assert!(interval.end_ns > at);
-            at = interval.end_ns;
-        }
-        let last = events.iter().map(|e| e.0).max().unwrap_or(0).max(start).max(end);
-        prop_assert_eq!(at, last);
-        prop_assert_eq!(times.total_ns(), last - start);
-    }
-
-    /// A thread that falls silent is Unknown once the longest deadline has passed, whatever was lost.
-    #[test]
-    fn no_phase_outlives_its_evidence(
-        events in prop::collection::vec((0_u64..1_000, any_event()), 1..100),
-    ) {
-        let mut closed = Vec::new();
-        let mut tracker = PhaseTracker::new(tight(), 0);
-        for (at, event) in &events {
-            tracker.observe(*at, *event, &mut closed);
-        }
-        let last = events.iter().map(|e| e.0).max().unwrap();
-        prop_assert_eq!(tracker.phase_at(last + 70), Unknown);
-    }
-
-    /// Asking beforehand gives what is recorded afterwards.
-    #[test]
-    fn what_was_foretold_is_what_is_recorded(
-        events in prop::collection::vec((0_u64..30, any_event()), 1..50),
-        ahead in 0_u64..200,
-    ) {
-        let mut closed = Vec::new();
-        let mut tracker = PhaseTracker::new(tight(), 0);
-        let mut now = 0;
-        for (elapsed, event) in &events {
-            now += elapsed;
-            tracker.observe(now, *event, &mut closed);
-        }
-        let foretold = tracker.phase_at(now + ahead);
-        tracker.finish(now + ahead + 1, &mut closed);
-        prop_assert_eq!(closed.last().unwrap().phase, foretold);
-    }
-
-    /// Well-formed steps are recorded to the nanosecond.
-    #[test]
-    fn whole_steps_are_exact(
-        steps in prop::collection::vec(
-            (1_u64..9_000, 1_u64..400, 1_u64..9_000, 1_u64..9_000, 1_u64..4_000), 1..20),
-    ) {
-        let mut times = PhaseTimeAccumulator::default();
-        let mut truth = PhaseTimeAccumulator::default();
-        let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
-        tracker.observe(0, CopyToDevice, &mut times); // until then, nothing tells it for a trainer
-        let mut begin = 0;
-        for (wait, launches, sync, collective, burst) in steps {
-            let step = step(wait, launches, sync, collective, burst);
-            for (at, event) in &step.events {
-                tracker.observe(begin + at, *event, &mut times);
-            }
-            for phase in WorkloadPhase::ALL {
-                truth.record(phase, step.truth.phase_ns(phase));
-            }
-            begin += step.events.last().unwrap().0;
-        }
-        prop_assert_eq!(tracker.faults(), TrackerFaults::default());
-        tracker.finish(begin, &mut times);
-        prop_assert_eq!(times, truth);
-    }
-
-    /// One event lost costs at most the step it is in and the one after: the next is exact again.
-    #[test]
-    fn a_lost_event_spoils_two_steps_at_most(lost in 0_usize..12, launches in 1_u64..4) {
-        let Step { events, truth } = step(100, launches, 200, 300, 50);
-        let length = events.last().unwrap().0;
-        let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
-        let mut spoiled = Vec::new();
-        tracker.observe(0, CopyToDevice, &mut spoiled);
-        for (index, (at, event)) in events.iter().enumerate() {
-            if index != lost {
-                tracker.observe(*at, *event, &mut spoiled);
-            }
-        }
-        for (at, event) in &events {
-            tracker.observe(length + at, *event, &mut spoiled);
-        }
-        let mut closed = Vec::new();
-        for (at, event) in &events[1..] {
-            tracker.observe(2 * length + at, *event, &mut closed);
-        }
-        let mut times = PhaseTimeAccumulator::default();
-        times.extend(closed);
-        prop_assert_eq!(times, truth);
-    }
 }

@@ -1,25 +1,25 @@
-//! Just enough of an HTTP client to also say what no proper client would.
+//! A minimal HTTP client that can also send malformed requests.
 
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// An answer, taken apart.
+/// A parsed HTTP response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn parse(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
         Self {
-            status: status.unwrap_or_else(|| panic!("not an answer: {text:?}")),
+            status: status.unwrap_or_else(|| panic!("not an HTTP response: {text:?}")),
             head: head.to_owned(),
             body: body.to_owned(),
         }
@@ -34,24 +34,25 @@ impl Answer {
     }
 }
 
-/// Connects as a client for which the kernel keeps little that it has not read.
-pub(crate) async fn connect_narrow(address: SocketAddr) -> TcpStream {
+/// Connects with a small receive buffer, so that the server soon cannot write to a client that does
+/// not read.
+pub(crate) async fn connect_with_small_buffer(address: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     socket.connect(address).await.unwrap()
 }
 
-/// Sends a few bytes and returns all that comes back until the connection ends, in whatever way.
+/// Sends `bytes` and returns everything received until the connection ends.
 pub(crate) async fn exchange(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     bytes: &[u8],
 ) -> Vec<u8> {
-    // The server may end the connection before it has read everything.
+    // The server may close the connection before it has read everything.
     let _ = stream.write_all(bytes).await;
     read_all(&mut stream).await
 }
 
-/// All that comes until the connection ends, in whatever way.
+/// Returns everything received until the connection ends.
 pub(crate) async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     let mut all = Vec::new();
     let mut buffer = [0; 4096];
@@ -61,20 +62,20 @@ pub(crate) async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     all
 }
 
-/// Sends a request with some headers, each ending in a line break.
-pub(crate) async fn ask(address: SocketAddr, method_and_path: &str, headers: &str) -> Answer {
+/// Sends a request with `headers`, each of which ends with a line break.
+pub(crate) async fn request(address: SocketAddr, method_and_path: &str, headers: &str) -> Response {
     let stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{method_and_path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
-    Answer::parse(&exchange(stream, request.as_bytes()).await)
+    Response::parse(&exchange(stream, request.as_bytes()).await)
 }
 
-/// Gets a path as any client would.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
-    ask(address, &format!("GET {path}"), "Host: localhost\r\n").await
+/// Sends a valid GET request.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Response {
+    request(address, &format!("GET {path}"), "Host: localhost\r\n").await
 }
 
-/// Asks to speak WebSocket.
-pub(crate) async fn ask_upgrade(address: SocketAddr, path: &str, headers: &str) -> Answer {
+/// Sends a WebSocket upgrade request and returns the head of the response.
+pub(crate) async fn request_upgrade(address: SocketAddr, path: &str, headers: &str) -> Response {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = upgrade_request(path, headers);
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -82,10 +83,10 @@ pub(crate) async fn ask_upgrade(address: SocketAddr, path: &str, headers: &str) 
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
     }
-    Answer::parse(&head)
+    Response::parse(&head)
 }
 
-/// A request to speak WebSocket.
+/// Returns a WebSocket upgrade request.
 pub(crate) fn upgrade_request(path: &str, headers: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\

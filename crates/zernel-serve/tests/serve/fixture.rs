@@ -1,4 +1,4 @@
-//! A source that is not one, and a server that runs beside the test.
+//! A fake source, and a server that runs during a test.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,20 +14,20 @@ use zernel_serve::{
     Addresses, Health, Limits, Options, Scope, ServeError, Server, Source, TextFormat,
 };
 
-/// An interval after which no test waits for anything.
-pub(crate) const NEVER: Duration = Duration::from_secs(100_000);
+/// A timeout that never fires during a test.
+pub(crate) const LONGER_THAN_ANY_TEST: Duration = Duration::from_secs(100_000);
 
-/// Answers with what it was asked.
+/// A source whose answers contain the requested scope and format.
 #[derive(Clone, Default)]
-pub(crate) struct Fake {
-    /// How many snapshots were taken.
+pub(crate) struct FakeSource {
+    /// Snapshots taken so far.
     pub(crate) snapshots: Arc<AtomicU64>,
-    /// Added to snapshots and ledgers to make them long.
+    /// Bytes of padding in snapshots and ledgers.
     pub(crate) padding: usize,
     pub(crate) problems: Vec<String>,
-    /// Makes the ledger panic.
+    /// Whether the ledger panics.
     pub(crate) broken: Arc<AtomicBool>,
-    /// Makes the ledger wait until it is opened.
+    /// A gate that the ledger waits at.
     pub(crate) gate: Option<Gate>,
 }
 
@@ -41,7 +41,7 @@ struct GateState {
 }
 
 impl Gate {
-    /// A shut gate, and what happens when someone stands before it.
+    /// Returns a closed gate, and a receiver that completes when a thread reaches it.
     pub(crate) fn shut() -> (Self, oneshot::Receiver<()>) {
         let gate = Self::default();
         let (sender, receiver) = oneshot::channel();
@@ -57,14 +57,14 @@ impl Gate {
     fn pass(&self) {
         let mut state = self.0.0.lock().unwrap();
         if let Some(reached) = state.reached.take() {
-            // The test may not care.
+            // The test may have dropped the receiver.
             let _ = reached.send(());
         }
         drop(self.0.1.wait_while(state, |state| !state.open).unwrap());
     }
 }
 
-impl Source for Fake {
+impl Source for FakeSource {
     fn metrics(&self, scope: Scope, format: TextFormat) -> String {
         format!("{scope:?} {format:?}\n")
     }
@@ -91,8 +91,8 @@ impl Source for Fake {
     }
 }
 
-/// A server beside the test, in a folder of its own.
-pub(crate) struct Running {
+/// A running server with its own folder.
+pub(crate) struct RunningServer {
     pub(crate) http: SocketAddr,
     pub(crate) websocket: SocketAddr,
     pub(crate) unix: PathBuf,
@@ -101,24 +101,25 @@ pub(crate) struct Running {
     folder: TempDir,
 }
 
-/// What does not disturb another server of the same machine, and is patient where that is busy.
+/// Returns options with free ports, a private socket path and no timeouts, so that tests can run in
+/// parallel on a busy machine.
 pub(crate) fn options(folder: &TempDir) -> Options {
     Options {
         http: Some("127.0.0.1:0".parse().unwrap()),
         websocket: Some("127.0.0.1:0".parse().unwrap()),
         unix: Some(folder.path().join("observe.sock")),
-        interval: NEVER,
+        interval: LONGER_THAN_ANY_TEST,
         limits: Limits {
-            request_head: NEVER,
-            stall: NEVER,
+            request_head: LONGER_THAN_ANY_TEST,
+            stall: LONGER_THAN_ANY_TEST,
             ..Limits::default()
         },
         ..Options::default()
     }
 }
 
-/// Starts a server with what the test changes of the options.
-pub(crate) fn start(source: Fake, change: impl FnOnce(&mut Options)) -> Running {
+/// Starts a server with the default test options after `change`.
+pub(crate) fn start(source: FakeSource, change: impl FnOnce(&mut Options)) -> RunningServer {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(&folder);
     change(&mut options);
@@ -130,10 +131,10 @@ pub(crate) fn start(source: Fake, change: impl FnOnce(&mut Options)) -> Running 
     } = server.local_addresses();
     let (stop, stopped) = oneshot::channel();
     let task = tokio::spawn(server.run(async {
-        // A test that is over needs no server either.
+        // A dropped sender stops the server too.
         let _ = stopped.await;
     }));
-    Running {
+    RunningServer {
         http: http.unwrap(),
         websocket: websocket.unwrap(),
         unix: unix.unwrap(),
@@ -143,8 +144,9 @@ pub(crate) fn start(source: Fake, change: impl FnOnce(&mut Options)) -> Running 
     }
 }
 
-impl Running {
-    /// Tells the server to end. What is returned waits until it has, and keeps its folder.
+impl RunningServer {
+    /// Requests shutdown. The returned future completes when the server has stopped, and yields its
+    /// folder.
     pub(crate) fn stop(self) -> impl Future<Output = TempDir> {
         let Self {
             stop, task, folder, ..

@@ -1,4 +1,4 @@
-//! Requests and answers.
+//! HTTP requests and responses.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use zernel_serve::Secret;
 
-use crate::client::{Answer, ask, connect_narrow, exchange, get, read_all};
-use crate::fixture::{Fake, start};
+use crate::client::{Response, connect_with_small_buffer, exchange, get, read_all, request};
+use crate::fixture::{FakeSource, start};
 
 const LOCAL: &str = "Host: localhost\r\n";
 
-pub(crate) async fn every_endpoint_in_the_index_is_there() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn every_endpoint_in_the_index_answers() {
+    let server = start(FakeSource::default(), |_| {});
     let index = get(server.http, "/").await;
     assert_eq!(index.status, 200);
     let paths: Vec<_> = index
@@ -31,7 +31,7 @@ pub(crate) async fn every_endpoint_in_the_index_is_there() {
 }
 
 pub(crate) async fn the_format_of_metrics_is_negotiated() {
-    let server = start(Fake::default(), |_| {});
+    let server = start(FakeSource::default(), |_| {});
     let plain = get(server.http, "/metrics").await;
     assert_eq!(
         (plain.status, plain.body.as_str()),
@@ -42,7 +42,7 @@ pub(crate) async fn the_format_of_metrics_is_negotiated() {
         Some("text/plain; version=0.0.4; charset=utf-8")
     );
     let headers = "Host: localhost\r\nAccept: application/openmetrics-text; version=1.0.0\r\n";
-    let open = ask(server.http, "GET /metrics", headers).await;
+    let open = request(server.http, "GET /metrics", headers).await;
     assert_eq!(
         (open.status, open.body.as_str()),
         (200, "All OpenMetrics\n")
@@ -55,7 +55,7 @@ pub(crate) async fn the_format_of_metrics_is_negotiated() {
 }
 
 pub(crate) async fn quantiles_snapshot_and_ledger_are_served() {
-    let server = start(Fake::default(), |_| {});
+    let server = start(FakeSource::default(), |_| {});
     let quantiles = get(server.http, "/metrics/quantiles").await;
     assert_eq!(quantiles.body, "All Quantiles\n");
     let snapshot = get(server.http, "/api/v1/snapshot").await;
@@ -68,26 +68,29 @@ pub(crate) async fn quantiles_snapshot_and_ledger_are_served() {
     assert_eq!(ledger["ledger"], "All");
 }
 
-pub(crate) async fn head_is_get_without_the_body() {
-    let server = start(Fake::default(), |_| {});
-    let head = ask(server.http, "HEAD /metrics", LOCAL).await;
+pub(crate) async fn head_returns_the_headers_of_get_without_a_body() {
+    let server = start(FakeSource::default(), |_| {});
+    let head = request(server.http, "HEAD /metrics", LOCAL).await;
     assert_eq!((head.status, head.body.as_str()), (200, ""));
     assert_eq!(head.header("content-length"), Some("15"));
 }
 
-pub(crate) async fn nothing_can_be_written() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn methods_other_than_get_and_head_are_refused() {
+    let server = start(FakeSource::default(), |_| {});
     for method in ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"] {
-        let answer = ask(server.http, &format!("{method} /metrics"), LOCAL).await;
+        let answer = request(server.http, &format!("{method} /metrics"), LOCAL).await;
         assert_eq!(answer.status, 405, "{method}");
         assert_eq!(answer.header("allow"), Some("GET,HEAD"), "{method}");
     }
     let body = "Host: localhost\r\nContent-Length: 1000000000000\r\n";
-    assert_eq!(ask(server.http, "POST /metrics", body).await.status, 405);
+    assert_eq!(
+        request(server.http, "POST /metrics", body).await.status,
+        405
+    );
 }
 
 pub(crate) async fn unknown_paths_get_a_hint() {
-    let server = start(Fake::default(), |_| {});
+    let server = start(FakeSource::default(), |_| {});
     for address in [server.http, server.websocket] {
         for path in ["/metric", "/metrics/", "/../etc/passwd", "/%00", "/api"] {
             let answer = get(address, path).await;
@@ -97,21 +100,21 @@ pub(crate) async fn unknown_paths_get_a_hint() {
     }
 }
 
-pub(crate) async fn health_says_what_is_wrong() {
-    let well = start(Fake::default(), |_| {});
-    let health = get(well.http, "/healthz").await;
+pub(crate) async fn health_lists_the_problems() {
+    let healthy = start(FakeSource::default(), |_| {});
+    let health = get(healthy.http, "/healthz").await;
     assert_eq!(health.status, 200);
     assert_eq!(
         health.body,
         json!({ "ok": true, "problems": [] }).to_string()
     );
 
-    let ailing = Fake {
+    let unhealthy = FakeSource {
         problems: vec!["no probe is attached".into()],
-        ..Fake::default()
+        ..FakeSource::default()
     };
-    let ailing = start(ailing, |_| {});
-    let health = get(ailing.http, "/healthz").await;
+    let unhealthy = start(unhealthy, |_| {});
+    let health = get(unhealthy.http, "/healthz").await;
     assert_eq!(health.status, 503);
     assert!(
         health.body.contains("no probe is attached"),
@@ -121,7 +124,7 @@ pub(crate) async fn health_says_what_is_wrong() {
 }
 
 pub(crate) async fn foreign_hosts_and_origins_are_refused() {
-    let server = start(Fake::default(), |options| {
+    let server = start(FakeSource::default(), |options| {
         options.hosts = vec!["gpu7".into()];
     });
     for headers in [
@@ -131,7 +134,7 @@ pub(crate) async fn foreign_hosts_and_origins_are_refused() {
         "Host: localhost\r\nOrigin: http://127.0.0.1:3000\r\n",
     ] {
         assert_eq!(
-            ask(server.http, "GET /metrics", headers).await.status,
+            request(server.http, "GET /metrics", headers).await.status,
             200,
             "{headers}"
         );
@@ -147,19 +150,19 @@ pub(crate) async fn foreign_hosts_and_origins_are_refused() {
         ("Host: localhost\r\nOrigin: null\r\n", "Origin"),
     ] {
         for path in ["/metrics", "/healthz", "/nowhere"] {
-            let answer = ask(server.http, &format!("GET {path}"), headers).await;
+            let answer = request(server.http, &format!("GET {path}"), headers).await;
             assert_eq!(answer.status, 403, "{headers}");
             assert!(answer.body.contains(why), "{}", answer.body);
         }
     }
 }
 
-pub(crate) async fn a_token_is_asked_for() {
-    let ailing = Fake {
+pub(crate) async fn requests_without_the_token_are_refused() {
+    let unhealthy = FakeSource {
         problems: vec!["the disk of alice is full".into()],
-        ..Fake::default()
+        ..FakeSource::default()
     };
-    let server = start(ailing, |options| {
+    let server = start(unhealthy, |options| {
         options.token = Some(Secret::new("0123456789abcdef").unwrap());
     });
     let without = get(server.http, "/metrics").await;
@@ -178,18 +181,21 @@ pub(crate) async fn a_token_is_asked_for() {
     );
 
     let token = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
-    assert_eq!(ask(server.http, "GET /metrics", token).await.status, 200);
+    assert_eq!(
+        request(server.http, "GET /metrics", token).await.status,
+        200
+    );
     let health = get(server.http, "/healthz").await;
     assert_eq!(
         (health.status, health.body.as_str()),
         (503, "{\"ok\":false}")
     );
-    let health = ask(server.http, "GET /healthz", token).await;
+    let health = request(server.http, "GET /healthz", token).await;
     assert!(health.body.contains("alice"), "{}", health.body);
 }
 
-pub(crate) async fn rubbish_is_refused_and_does_no_harm() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn malformed_requests_get_400_and_the_server_keeps_serving() {
+    let server = start(FakeSource::default(), |_| {});
     let binary: Vec<u8> = (0..=255).collect();
     let tls_hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n";
     for bytes in [
@@ -205,18 +211,18 @@ pub(crate) async fn rubbish_is_refused_and_does_no_harm() {
         let stream = TcpStream::connect(server.http).await.unwrap();
         let answer = exchange(stream, bytes).await;
         if !answer.is_empty() {
-            assert_eq!(Answer::parse(&answer).status, 400, "{bytes:?}");
+            assert_eq!(Response::parse(&answer).status, 400, "{bytes:?}");
         }
     }
     assert_eq!(get(server.http, "/metrics").await.status, 200);
 }
 
-pub(crate) async fn floods_of_headers_are_cut_off() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
+    let server = start(FakeSource::default(), |_| {});
     let many: String = (0..1000).map(|n| format!("X-{n}: y\r\n")).collect();
-    let many = ask(server.http, "GET /", &format!("{LOCAL}{many}")).await;
+    let many = request(server.http, "GET /", &format!("{LOCAL}{many}")).await;
     assert_eq!(many.status, 431);
-    // Sent bit by bit and never ended: whatever the server reads, it is too much.
+    // A head that never ends: the server must stop reading at its limit.
     for start in ["GET /", "GET / HTTP/1.1\r\nHost: localhost\r\nX: "] {
         let mut stream = TcpStream::connect(server.http).await.unwrap();
         stream.write_all(start.as_bytes()).await.unwrap();
@@ -224,44 +230,48 @@ pub(crate) async fn floods_of_headers_are_cut_off() {
         while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 64 << 20 {
             sent += 1024;
         }
-        assert!(sent < 64 << 20, "it read everything after {start:?}");
+        assert!(
+            sent < 64 << 20,
+            "the server read everything after {start:?}"
+        );
     }
     assert_eq!(get(server.http, "/metrics").await.status, 200);
 }
 
-pub(crate) async fn who_never_finishes_a_request_is_cut_off() {
-    let server = start(Fake::default(), |options| {
+pub(crate) async fn a_client_that_never_finishes_its_request_is_disconnected() {
+    let server = start(FakeSource::default(), |options| {
         options.limits.request_head = Duration::from_millis(50);
     });
     let whole = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     for begun in ["", "GET / HTTP/1.1\r\nHost: localh", whole] {
         let mut stream = TcpStream::connect(server.http).await.unwrap();
         stream.write_all(begun.as_bytes()).await.unwrap();
-        // Ends only if the server ends it.
+        // Returns only when the server closes the connection.
         read_all(&mut stream).await;
     }
 }
 
-pub(crate) async fn who_never_reads_an_answer_is_cut_off() {
-    let long = Fake {
+pub(crate) async fn a_client_that_never_reads_its_response_is_disconnected() {
+    let long = FakeSource {
         padding: 32 << 20,
-        ..Fake::default()
+        ..FakeSource::default()
     };
     let server = start(long, |options| {
         options.limits.stall = Duration::from_millis(50);
         options.limits.connections = 1;
     });
-    let mut stream = connect_narrow(server.http).await;
+    let mut stream = connect_with_small_buffer(server.http).await;
     let request = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
     stream.write_all(request).await.unwrap();
-    // There is room for one, so this is answered only if the other is out.
+    // The limit is one connection, so this request succeeds only after the other client was
+    // disconnected.
     assert_eq!(get(server.http, "/metrics").await.status, 200);
     let received = read_all(&mut stream).await;
     assert!(received.len() < 32 << 20, "{}", received.len());
 }
 
-pub(crate) async fn a_source_that_panics_is_an_error_of_the_server() {
-    let source = Fake::default();
+pub(crate) async fn a_panic_in_the_source_is_status_500() {
+    let source = FakeSource::default();
     source.broken.store(true, Ordering::SeqCst);
     let broken = source.broken.clone();
     let server = start(source, |_| {});

@@ -1,4 +1,4 @@
-//! From binding to the end.
+//! Binding and shutdown.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -12,20 +12,20 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use zernel_serve::{Secret, ServeError, Server};
 
-use crate::client::{Answer, exchange, get, read_all, upgrade_request};
-use crate::fixture::{Fake, Gate, NEVER, options, start};
+use crate::client::{Response, exchange, get, read_all, upgrade_request};
+use crate::fixture::{FakeSource, Gate, LONGER_THAN_ANY_TEST, options, start};
 use crate::websocket;
 
-pub(crate) async fn a_port_in_use_is_named_and_nothing_is_left_behind() {
+pub(crate) async fn a_port_in_use_is_reported_and_nothing_stays_bound() {
     let folder = tempfile::tempdir().unwrap();
-    // An address of this test's own, so that no other takes the port that is free.
+    // An address only this test uses, so that no other test takes the free port.
     let bind = || TcpListener::bind("127.0.0.77:0").unwrap();
     let taken = bind();
     let free = bind().local_addr().unwrap();
     let mut options = options(&folder);
     options.http = Some(free);
     options.websocket = Some(taken.local_addr().unwrap());
-    let error = Server::bind(options.clone(), Fake::default())
+    let error = Server::bind(options.clone(), FakeSource::default())
         .err()
         .unwrap();
     assert!(matches!(error, ServeError::PortInUse { .. }), "{error}");
@@ -33,10 +33,10 @@ pub(crate) async fn a_port_in_use_is_named_and_nothing_is_left_behind() {
     assert!(error.to_string().contains(&address), "{error}");
     assert!(!options.unix.clone().unwrap().exists());
     drop(taken);
-    Server::bind(options, Fake::default()).unwrap();
+    Server::bind(options, FakeSource::default()).unwrap();
 }
 
-pub(crate) async fn the_open_network_needs_a_token() {
+pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
     for address in [
         "0.0.0.0:0",
         "[::]:0",
@@ -50,7 +50,7 @@ pub(crate) async fn the_open_network_needs_a_token() {
                 true => options.http = Some(address.parse().unwrap()),
                 false => options.websocket = Some(address.parse().unwrap()),
             }
-            let error = Server::bind(options, Fake::default()).err().unwrap();
+            let error = Server::bind(options, FakeSource::default()).err().unwrap();
             assert!(matches!(error, ServeError::TokenRequired { .. }), "{error}");
             assert!(error.to_string().contains("token"), "{error}");
         }
@@ -58,10 +58,10 @@ pub(crate) async fn the_open_network_needs_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let mut wrapped = options(&folder);
     wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
-    // Where there is no IPv6, it fails for that.
-    let result = Server::bind(wrapped, Fake::default());
+    // Without IPv6 the bind fails for another reason.
+    let result = Server::bind(wrapped, FakeSource::default());
     assert!(!matches!(result, Err(ServeError::TokenRequired { .. })));
-    let server = start(Fake::default(), |options| {
+    let server = start(FakeSource::default(), |options| {
         options.http = Some("0.0.0.0:0".parse().unwrap());
         options.token = Some(Secret::new("0123456789abcdef").unwrap());
     });
@@ -69,49 +69,53 @@ pub(crate) async fn the_open_network_needs_a_token() {
     assert_eq!(get(address, "/metrics").await.status, 401);
 }
 
-pub(crate) async fn an_address_that_is_not_ours_is_named() {
+pub(crate) async fn the_error_for_a_foreign_address_names_the_address() {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(&folder);
     options.http = Some("192.0.2.1:9091".parse().unwrap());
     options.token = Some(Secret::new("0123456789abcdef").unwrap());
-    let error = Server::bind(options, Fake::default()).err().unwrap();
+    let error = Server::bind(options, FakeSource::default()).err().unwrap();
     assert!(error.to_string().contains("192.0.2.1:9091"), "{error}");
 }
 
-pub(crate) async fn senseless_options_are_refused() {
+pub(crate) async fn a_zero_interval_and_a_bad_host_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut without_pause = options(&folder);
     without_pause.interval = Duration::ZERO;
-    let error = Server::bind(without_pause, Fake::default()).err().unwrap();
-    assert!(matches!(error, ServeError::NoInterval), "{error}");
+    let error = Server::bind(without_pause, FakeSource::default())
+        .err()
+        .unwrap();
+    assert!(matches!(error, ServeError::ZeroInterval), "{error}");
     let mut no_host = options(&folder);
     no_host.hosts = vec!["http://gpu7/".into()];
-    let error = Server::bind(no_host, Fake::default()).err().unwrap();
+    let error = Server::bind(no_host, FakeSource::default()).err().unwrap();
     assert!(error.to_string().contains("http://gpu7/"), "{error}");
 }
 
-pub(crate) async fn two_servers_cannot_share_a_socket() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
+    let server = start(FakeSource::default(), |_| {});
     let folder = tempfile::tempdir().unwrap();
     let mut second = options(&folder);
     second.unix = Some(server.unix.clone());
-    let error = Server::bind(second.clone(), Fake::default()).err().unwrap();
+    let error = Server::bind(second.clone(), FakeSource::default())
+        .err()
+        .unwrap();
     assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
     let stream = UnixStream::connect(&server.unix).await.unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n";
-    let answer = Answer::parse(&exchange(stream, request).await);
+    let answer = Response::parse(&exchange(stream, request).await);
     assert_eq!(answer.status, 200);
     server.stop().await;
 
-    // One whose daemon is dead stands in no one's way.
+    // A socket without a listener is replaced.
     let dead = folder.path().join("dead.sock");
     drop(UnixListener::bind(&dead).unwrap());
     second.unix = Some(dead);
-    Server::bind(second, Fake::default()).unwrap();
+    Server::bind(second, FakeSource::default()).unwrap();
 }
 
-pub(crate) async fn the_socket_goes_with_the_server() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn shutdown_removes_the_unix_socket_and_closes_the_port() {
+    let server = start(FakeSource::default(), |_| {});
     let (unix, http) = (server.unix.clone(), server.http);
     assert_eq!(get(http, "/").await.status, 200);
     assert!(unix.exists());
@@ -120,18 +124,20 @@ pub(crate) async fn the_socket_goes_with_the_server() {
     assert!(TcpStream::connect(http).await.is_err());
 }
 
-pub(crate) async fn requests_in_flight_end_first() {
+pub(crate) async fn shutdown_waits_for_requests_in_flight() {
     let (gate, reached) = Gate::shut();
-    let source = Fake {
+    let source = FakeSource {
         gate: Some(gate.clone()),
-        ..Fake::default()
+        ..FakeSource::default()
     };
-    let server = start(source, |options| options.limits.grace = NEVER);
+    let server = start(source, |options| {
+        options.limits.grace = LONGER_THAN_ANY_TEST;
+    });
     let http = server.http;
     let request = tokio::spawn(get(http, "/api/v1/ledger"));
     reached.await.unwrap();
     let stopped = tokio::spawn(server.stop());
-    // The port is shut before the request has ended.
+    // The port is closed before the request has finished.
     while TcpStream::connect(http).await.is_ok() {
         tokio::task::yield_now().await;
     }
@@ -141,11 +147,11 @@ pub(crate) async fn requests_in_flight_end_first() {
     stopped.await.unwrap();
 }
 
-pub(crate) async fn a_source_that_hangs_does_not_keep_the_server() {
+pub(crate) async fn a_hanging_source_does_not_block_shutdown() {
     let (gate, reached) = Gate::shut();
-    let source = Fake {
+    let source = FakeSource {
         gate: Some(gate.clone()),
-        ..Fake::default()
+        ..FakeSource::default()
     };
     let server = start(source, |options| {
         options.limits.grace = Duration::from_millis(50);
@@ -159,29 +165,33 @@ pub(crate) async fn a_source_that_hangs_does_not_keep_the_server() {
     gate.open();
 }
 
-pub(crate) async fn live_clients_get_a_farewell() {
-    let server = start(Fake::default(), |options| options.limits.grace = NEVER);
+pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
+    let server = start(FakeSource::default(), |options| {
+        options.limits.grace = LONGER_THAN_ANY_TEST;
+    });
     let mut socket = websocket::connect(server.websocket, "/").await.unwrap();
     websocket::next(&mut socket).await;
     let stopped = tokio::spawn(server.stop());
     match socket.next().await {
         Some(Ok(Message::Close(Some(frame)))) => assert_eq!(frame.code, CloseCode::Away),
-        other => panic!("no farewell: {other:?}"),
+        other => panic!("no close frame: {other:?}"),
     }
     assert!(socket.next().await.is_none());
     stopped.await.unwrap();
 }
 
-pub(crate) async fn a_farewell_waits_for_its_answer() {
-    let server = start(Fake::default(), |options| options.limits.grace = NEVER);
+pub(crate) async fn shutdown_waits_for_the_clients_close_frame() {
+    let server = start(FakeSource::default(), |options| {
+        options.limits.grace = LONGER_THAN_ANY_TEST;
+    });
     let mut stream = TcpStream::connect(server.websocket).await.unwrap();
     let request = upgrade_request("/", "Host: localhost\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     while stream.read_u8().await.unwrap() != b'}' {}
     let stopped = tokio::spawn(server.stop());
     assert_eq!(stream.read_u8().await.unwrap(), 0x88);
-    let mut farewell = vec![0; stream.read_u8().await.unwrap().into()];
-    stream.read_exact(&mut farewell).await.unwrap();
+    let mut payload = vec![0; stream.read_u8().await.unwrap().into()];
+    stream.read_exact(&mut payload).await.unwrap();
     sleep(Duration::from_millis(50)).await;
     assert!(!stopped.is_finished());
     stream.write_all(&[0x88, 0x80, 0, 0, 0, 0]).await.unwrap();
@@ -189,29 +199,26 @@ pub(crate) async fn a_farewell_waits_for_its_answer() {
     assert_eq!(read_all(&mut stream).await, b"");
 }
 
-pub(crate) async fn one_that_lags_behind_gets_it_too() {
-    let long = Fake {
+pub(crate) async fn a_slow_websocket_client_gets_the_close_frame_too() {
+    let long = FakeSource {
         padding: 12 << 20,
-        ..Fake::default()
+        ..FakeSource::default()
     };
-    let server = start(long, |options| options.limits.grace = NEVER);
-    let mut socket = websocket::connect_slow(server.websocket).await;
-    // In the middle of the snapshot, which is more than the kernel takes.
+    let server = start(long, |options| options.limits.grace = LONGER_THAN_ANY_TEST);
+    let mut socket = websocket::connect_with_small_buffer_to_websocket(server.websocket).await;
+    // The server is now in the middle of a snapshot that exceeds the kernel's buffers.
     socket.get_mut().readable().await.unwrap();
     let stopped = tokio::spawn(server.stop());
     sleep(Duration::from_millis(50)).await;
     websocket::next(&mut socket).await;
-    let farewell = socket.next().await;
-    assert!(
-        matches!(farewell, Some(Ok(Message::Close(_)))),
-        "{farewell:?}"
-    );
+    let close = socket.next().await;
+    assert!(matches!(close, Some(Ok(Message::Close(_)))), "{close:?}");
     assert!(socket.next().await.is_none());
     stopped.await.unwrap();
 }
 
-pub(crate) async fn idle_and_half_begun_connections_do_not_keep_it() {
-    let server = start(Fake::default(), |options| {
+pub(crate) async fn idle_and_half_sent_requests_do_not_block_shutdown() {
+    let server = start(FakeSource::default(), |options| {
         options.limits.grace = Duration::from_millis(50);
     });
     let _silent = TcpStream::connect(server.http).await.unwrap();
@@ -226,9 +233,9 @@ pub(crate) async fn idle_and_half_begun_connections_do_not_keep_it() {
     read_all(&mut idle).await;
 }
 
-pub(crate) async fn a_thread_is_enough() {
+pub(crate) async fn the_server_runs_on_a_plain_thread() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::bind(options(&folder), Fake::default()).unwrap();
+    let server = Server::bind(options(&folder), FakeSource::default()).unwrap();
     let http = server.local_addresses().http.unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let thread = std::thread::spawn(|| {
@@ -241,17 +248,17 @@ pub(crate) async fn a_thread_is_enough() {
     thread.join().unwrap().unwrap();
 }
 
-pub(crate) async fn a_crowd_at_one_address_keeps_no_one_from_another() {
-    let server = start(Fake::default(), |options| {
+pub(crate) async fn a_full_address_does_not_block_another_address() {
+    let server = start(FakeSource::default(), |options| {
         options.limits.connections = 2;
     });
-    let mut crowd = Vec::new();
+    let mut clients = Vec::new();
     for _ in 0..10 {
-        crowd.push(TcpStream::connect(server.http).await.unwrap());
+        clients.push(TcpStream::connect(server.http).await.unwrap());
     }
     websocket::connect(server.websocket, "/").await.unwrap();
-    // Who waits is served when the others go.
+    // A waiting client is served when the others disconnect.
     let waiting = tokio::spawn(get(server.http, "/metrics"));
-    drop(crowd);
+    drop(clients);
     assert_eq!(waiting.await.unwrap().status, 200);
 }

@@ -1,4 +1,4 @@
-//! Users of the machine: each sees their own.
+//! Unix socket clients: each user sees only their own processes.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,13 +11,13 @@ use rustix::thread::set_thread_uid;
 use serde_json::Value;
 use tokio_tungstenite::client_async;
 
-use crate::client::{Answer, exchange};
-use crate::fixture::{Fake, Running, start};
+use crate::client::{Response, exchange};
+use crate::fixture::{FakeSource, RunningServer, start};
 use crate::websocket;
 
 const NOBODY: u32 = 65534;
 
-/// Connects as another user. The kernel keeps users per thread, so this needs no other process.
+/// Connects as another user. Linux keeps the uid per thread, so a thread suffices.
 fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
     let path = path.to_owned();
     let thread = thread::spawn(move || {
@@ -29,26 +29,26 @@ fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
     tokio::net::UnixStream::from_std(stream).unwrap()
 }
 
-/// A server whose socket every user can get to.
-fn start_for_all() -> Running {
-    let server = start(Fake::default(), |_| {});
+/// Starts a server whose socket folder every user can enter.
+fn start_for_all() -> RunningServer {
+    let server = start(FakeSource::default(), |_| {});
     let folder = server.unix.parent().unwrap();
     set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     server
 }
 
-async fn get(stream: tokio::net::UnixStream, path: &str) -> Answer {
+async fn get(stream: tokio::net::UnixStream, path: &str) -> Response {
     let request = format!("GET {path} HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n");
-    Answer::parse(&exchange(stream, request.as_bytes()).await)
+    Response::parse(&exchange(stream, request.as_bytes()).await)
 }
 
-pub(crate) async fn the_daemons_own_user_sees_all() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn the_daemons_user_sees_all_processes() {
+    let server = start(FakeSource::default(), |_| {});
     let stream = tokio::net::UnixStream::connect(&server.unix).await.unwrap();
     assert_eq!(get(stream, "/metrics").await.body, "All Prometheus\n");
 }
 
-pub(crate) async fn other_users_see_their_own() {
+pub(crate) async fn other_users_see_only_their_processes() {
     let server = start_for_all();
     let stream = || connect_as(NOBODY, &server.unix);
     let metrics = get(stream(), "/metrics").await;
@@ -63,7 +63,7 @@ pub(crate) async fn other_users_see_their_own() {
     assert_eq!(get(root, "/metrics").await.body, "All Prometheus\n");
 }
 
-pub(crate) async fn other_users_watch_their_own() {
+pub(crate) async fn other_users_stream_only_their_processes() {
     let server = start_for_all();
     let mut everyone = websocket::connect(server.websocket, "/").await.unwrap();
     let stream = connect_as(NOBODY, &server.unix);

@@ -1,4 +1,4 @@
-//! Live clients.
+//! WebSocket clients.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -13,11 +13,13 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 use zernel_serve::Secret;
 
-use crate::client::{ask, ask_upgrade, connect_narrow, get, read_all, upgrade_request};
-use crate::fixture::{Fake, start};
+use crate::client::{
+    connect_with_small_buffer, get, read_all, request, request_upgrade, upgrade_request,
+};
+use crate::fixture::{FakeSource, start};
 
-/// How often to look whether something has come about.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Interval between checks of a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub(crate) async fn connect(
     address: SocketAddr,
@@ -28,13 +30,16 @@ pub(crate) async fn connect(
     Ok(socket)
 }
 
-/// Connects as a client that soon has enough if it does not read.
-pub(crate) async fn connect_slow(address: SocketAddr) -> WebSocketStream<TcpStream> {
-    let stream = connect_narrow(address).await;
+/// Connects with a small receive buffer, so that the server soon cannot write to a client that does
+/// not read.
+pub(crate) async fn connect_with_small_buffer_to_websocket(
+    address: SocketAddr,
+) -> WebSocketStream<TcpStream> {
+    let stream = connect_with_small_buffer(address).await;
     client_async("ws://localhost/", stream).await.unwrap().0
 }
 
-/// The next snapshot.
+/// Receives the next snapshot.
 pub(crate) async fn next<S>(socket: &mut WebSocketStream<S>) -> Value
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -45,19 +50,19 @@ where
     }
 }
 
-/// Connects as soon as there is a place.
-async fn connect_when_possible(address: SocketAddr) -> WebSocketStream<TcpStream> {
+/// Connects, retrying while the server answers 503.
+async fn connect_when_a_slot_is_free(address: SocketAddr) -> WebSocketStream<TcpStream> {
     loop {
         match connect(address, "/").await {
             Ok(socket) => return socket,
-            Err(Error::Http(answer)) if answer.status() == 503 => sleep(LOOK_AGAIN).await,
+            Err(Error::Http(answer)) if answer.status() == 503 => sleep(POLL_INTERVAL).await,
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-pub(crate) async fn the_first_snapshot_comes_at_once_on_every_path() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn every_websocket_path_sends_a_snapshot_at_once() {
+    let server = start(FakeSource::default(), |_| {});
     for (address, path) in [
         (server.websocket, "/"),
         (server.websocket, "/ws"),
@@ -68,8 +73,8 @@ pub(crate) async fn the_first_snapshot_comes_at_once_on_every_path() {
     }
 }
 
-pub(crate) async fn further_ones_follow() {
-    let server = start(Fake::default(), |options| {
+pub(crate) async fn a_new_snapshot_follows_at_every_interval() {
+    let server = start(FakeSource::default(), |options| {
         options.interval = Duration::from_millis(5);
     });
     let mut socket = connect(server.websocket, "/").await.unwrap();
@@ -81,8 +86,8 @@ pub(crate) async fn further_ones_follow() {
     }
 }
 
-pub(crate) async fn one_snapshot_serves_all() {
-    let source = Fake::default();
+pub(crate) async fn all_clients_share_one_snapshot() {
+    let source = FakeSource::default();
     let snapshots = source.snapshots.clone();
     let server = start(source, |_| {});
     let mut sockets = Vec::new();
@@ -95,40 +100,40 @@ pub(crate) async fn one_snapshot_serves_all() {
     assert_eq!(snapshots.load(Ordering::SeqCst), 1);
 }
 
-pub(crate) async fn without_clients_no_snapshot_is_taken() {
-    let source = Fake::default();
+pub(crate) async fn no_snapshot_is_taken_without_clients() {
+    let source = FakeSource::default();
     let snapshots = source.snapshots.clone();
     let server = start(source, |options| {
         options.interval = Duration::from_millis(1);
     });
-    sleep(LOOK_AGAIN).await;
+    sleep(POLL_INTERVAL).await;
     assert_eq!(get(server.http, "/metrics").await.status, 200);
     assert_eq!(snapshots.load(Ordering::SeqCst), 0);
 
     let mut socket = connect(server.websocket, "/").await.unwrap();
     next(&mut socket).await;
     drop(socket);
-    // Snapshots come to an end; how soon is not for a test to say.
+    // Wait until the server takes no more snapshots.
     let mut before = u64::MAX;
     while before != snapshots.load(Ordering::SeqCst) {
         before = snapshots.load(Ordering::SeqCst);
-        sleep(10 * LOOK_AGAIN).await;
+        sleep(10 * POLL_INTERVAL).await;
     }
-    // Who comes then sees nothing old.
+    // A new client must not get an old snapshot.
     let mut socket = connect(server.websocket, "/").await.unwrap();
     let number = next(&mut socket).await["number"].as_u64().unwrap();
     assert!(number > before, "{number} is not newer than {before}");
 }
 
-pub(crate) async fn a_slow_reader_delays_no_one_and_skips() {
-    let long = Fake {
+pub(crate) async fn a_slow_client_skips_snapshots_and_delays_no_other_client() {
+    let long = FakeSource {
         padding: 256 << 10,
-        ..Fake::default()
+        ..FakeSource::default()
     };
     let server = start(long, |options| {
         options.interval = Duration::from_millis(1);
     });
-    let mut slow = connect_slow(server.websocket).await;
+    let mut slow = connect_with_small_buffer_to_websocket(server.websocket).await;
     let mut quick = connect(server.websocket, "/").await.unwrap();
     let mut last = 0;
     for _ in 0..100 {
@@ -141,27 +146,27 @@ pub(crate) async fn a_slow_reader_delays_no_one_and_skips() {
     }
     assert!(
         received < last,
-        "got {received} of {last}, so all were kept for it"
+        "got {received} of {last}, so no snapshot was skipped"
     );
 }
 
-pub(crate) async fn who_accepts_nothing_is_dropped() {
-    let long = Fake {
+pub(crate) async fn a_client_that_reads_nothing_is_disconnected() {
+    let long = FakeSource {
         padding: 256 << 10,
-        ..Fake::default()
+        ..FakeSource::default()
     };
     let server = start(long, |options| {
         options.interval = Duration::from_millis(1);
         options.limits.websockets = 1;
         options.limits.stall = Duration::from_millis(50);
     });
-    let _stalled = connect_slow(server.websocket).await;
-    let mut other = connect_when_possible(server.websocket).await;
+    let _stalled = connect_with_small_buffer_to_websocket(server.websocket).await;
+    let mut other = connect_when_a_slot_is_free(server.websocket).await;
     next(&mut other).await;
 }
 
-pub(crate) async fn pings_are_answered_and_words_ignored() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn pings_are_answered_and_messages_ignored() {
+    let server = start(FakeSource::default(), |_| {});
     let mut socket = connect(server.websocket, "/").await.unwrap();
     next(&mut socket).await;
     for message in [Message::text("hello"), Message::binary(vec![0; 4000])] {
@@ -175,22 +180,22 @@ pub(crate) async fn pings_are_answered_and_words_ignored() {
     assert!(socket.next().await.is_none());
 }
 
-pub(crate) async fn malformed_and_big_frames_end_the_connection() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn malformed_and_oversized_frames_end_the_connection() {
+    let server = start(FakeSource::default(), |_| {});
     let big_header = [
         0x82, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
     ];
     let mut too_big = vec![0x82, 0xfe, 0x20, 0x00, 0, 0, 0, 0];
     too_big.resize(too_big.len() + 0x2000, 0);
-    // More than fits into a single read, so that some of it waits in the kernel.
+    // More than one read takes, so that part of it stays in the kernel.
     let mut much_too_big = big_header.to_vec();
     much_too_big.resize(1 << 20, 0);
     let frames: [(&str, &[u8]); 9] = [
         ("unmasked", &[0x81, 0x01, b'x']),
         ("reserved opcode", &[0x83, 0x80, 0, 0, 0, 0]),
         ("reserved bits", &[0xf1, 0x80, 0, 0, 0, 0]),
-        ("ping in pieces", &[0x09, 0x80, 0, 0, 0, 0]),
-        ("nothing to continue", &[0x80, 0x80, 0, 0, 0, 0]),
+        ("fragmented ping", &[0x09, 0x80, 0, 0, 0, 0]),
+        ("continuation without a start", &[0x80, 0x80, 0, 0, 0, 0]),
         ("not UTF-8", &[0x81, 0x81, 0, 0, 0, 0, 0xff]),
         ("announced as huge", &big_header),
         ("too big", &too_big),
@@ -202,16 +207,17 @@ pub(crate) async fn malformed_and_big_frames_end_the_connection() {
         stream.write_all(request.as_bytes()).await.unwrap();
         while stream.read_u8().await.unwrap() != b'}' {}
         stream.write_all(bytes).await.unwrap();
-        // It ends only if the server ends it, after a close frame with the code 1002.
-        let farewell = read_all(&mut stream).await;
-        assert_eq!(farewell.first(), Some(&0x88), "{what}: {farewell:?}");
-        assert_eq!(farewell[2..4], 1002_u16.to_be_bytes(), "{what}");
+        // The read returns only when the server closes the connection, after a close frame with
+        // code 1002.
+        let close = read_all(&mut stream).await;
+        assert_eq!(close.first(), Some(&0x88), "{what}: {close:?}");
+        assert_eq!(close[2..4], 1002_u16.to_be_bytes(), "{what}");
     }
     connect(server.websocket, "/").await.unwrap();
 }
 
-pub(crate) async fn there_are_64_places() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn websocket_client_65_gets_503() {
+    let server = start(FakeSource::default(), |_| {});
     let mut sockets = Vec::new();
     for index in 0..64 {
         let (address, path) = match index % 2 {
@@ -220,16 +226,16 @@ pub(crate) async fn there_are_64_places() {
         };
         sockets.push(connect(address, path).await.unwrap());
     }
-    let answer = ask_upgrade(server.websocket, "/", "Host: localhost\r\n").await;
+    let answer = request_upgrade(server.websocket, "/", "Host: localhost\r\n").await;
     assert_eq!(answer.status, 503);
     assert!(answer.header("retry-after").is_some());
     assert_eq!(get(server.http, "/metrics").await.status, 200);
     sockets.pop();
-    connect_when_possible(server.websocket).await;
+    connect_when_a_slot_is_free(server.websocket).await;
 }
 
-pub(crate) async fn foreign_pages_are_refused() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn websockets_of_foreign_origins_are_refused() {
+    let server = start(FakeSource::default(), |_| {});
     for (address, path) in [(server.websocket, "/"), (server.http, "/ws")] {
         for (headers, status) in [
             ("Host: localhost\r\nOrigin: http://localhost:3000\r\n", 101),
@@ -238,7 +244,7 @@ pub(crate) async fn foreign_pages_are_refused() {
             ("Host: evil.example\r\n", 403),
         ] {
             assert_eq!(
-                ask_upgrade(address, path, headers).await.status,
+                request_upgrade(address, path, headers).await.status,
                 status,
                 "{headers}"
             );
@@ -246,8 +252,8 @@ pub(crate) async fn foreign_pages_are_refused() {
     }
 }
 
-pub(crate) async fn a_token_may_stand_in_the_address() {
-    let server = start(Fake::default(), |options| {
+pub(crate) async fn a_websocket_may_pass_the_token_in_the_query() {
+    let server = start(FakeSource::default(), |options| {
         options.token = Some(Secret::new("0123456789abcd/+").unwrap());
     });
     for (path, status) in [
@@ -255,21 +261,21 @@ pub(crate) async fn a_token_may_stand_in_the_address() {
         ("/?token=wrong", 401),
         ("/?token=0123456789abcd%2F%2B", 101),
     ] {
-        let answer = ask_upgrade(server.websocket, path, "Host: localhost\r\n").await;
+        let answer = request_upgrade(server.websocket, path, "Host: localhost\r\n").await;
         assert_eq!(answer.status, status, "{path}");
     }
     let headers = "Host: localhost\r\nAuthorization: Bearer 0123456789abcd/+\r\n";
     assert_eq!(
-        ask_upgrade(server.websocket, "/", headers).await.status,
+        request_upgrade(server.websocket, "/", headers).await.status,
         101
     );
 }
 
-pub(crate) async fn other_requests_are_told_what_this_is() {
-    let server = start(Fake::default(), |_| {});
+pub(crate) async fn plain_requests_to_the_websocket_port_get_a_hint() {
+    let server = start(FakeSource::default(), |_| {});
     assert_eq!(get(server.websocket, "/").await.status, 400);
     assert_eq!(
-        ask(server.websocket, "POST /", "Host: localhost\r\n")
+        request(server.websocket, "POST /", "Host: localhost\r\n")
             .await
             .status,
         405

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use procfs::process::{MMapPath, all_processes};
 use zernel_elf::LibraryKind;
-use zernel_identity::gpu::{Absence, Gpus};
+use zernel_identity::gpu::{Gpus, NvmlUnavailable};
 
 use super::row::Row;
 
@@ -20,7 +20,7 @@ pub(super) fn rows() -> Vec<Row> {
 fn nvml() -> Row {
     let name = "NVIDIA GPUs";
     let gpus = Gpus::open();
-    let Some(absence) = gpus.absence() else {
+    let Some(unavailable) = gpus.unavailable() else {
         let (count, finding) = describe(&gpus);
         return match count {
             0 => Row::missing(name, finding, "there is no GPU to observe"),
@@ -29,12 +29,14 @@ fn nvml() -> Row {
     };
     Row::missing(
         name,
-        absence.to_string(),
+        unavailable.to_string(),
         "no GPU utilisation and memory from the driver",
     )
-    .remedy(match absence {
-        Absence::NoLibrary(_) => "install the NVIDIA driver, if this machine has such a GPU",
-        Absence::NotAnswering(_) => "see whether nvidia-smi works",
+    .remedy(match unavailable {
+        NvmlUnavailable::NoLibrary(_) => {
+            "install the NVIDIA driver, if this machine has such a GPU"
+        }
+        NvmlUnavailable::NotAnswering(_) => "see whether nvidia-smi works",
     })
 }
 

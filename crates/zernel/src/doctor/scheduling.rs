@@ -15,7 +15,9 @@ pub(super) fn rows() -> Vec<Row> {
 fn sched_ext() -> Row {
     let name = "sched_ext";
     match SchedExt::current() {
-        Ok(SchedExt::Free { state }) => Row::ok(name, format!("{state}: no scheduler is loaded")),
+        Ok(SchedExt::NoScheduler { state }) => {
+            Row::ok(name, format!("{state}: no scheduler is loaded"))
+        }
         Ok(SchedExt::Loaded { state, scheduler }) => Row::degraded(
             name,
             format!("{state}: the scheduler {scheduler} is loaded"),

@@ -1,11 +1,11 @@
-//! Tables of environments, and the devices they leave.
+//! Tables of environments and the devices that they select.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The GPU whose driver was asked.
-const ASKED: &str = "GPU-713a8001-4129-af46-2093-26173f053ec1";
+/// UUID of the GPU on which the driver was measured.
+const MEASURED_GPU: &str = "GPU-713a8001-4129-af46-2093-26173f053ec1";
 
 fn gpu(index: u32, uuid: &str) -> GpuFacts {
     GpuFacts {
@@ -17,8 +17,8 @@ fn gpu(index: u32, uuid: &str) -> GpuFacts {
     }
 }
 
-/// Four alike, of which two have UUIDs with a common beginning.
-fn four() -> Vec<GpuFacts> {
+/// Four equal GPUs, two of which have UUIDs with a common prefix.
+fn four_gpus() -> Vec<GpuFacts> {
     vec![
         gpu(0, "GPU-aaaa0000-0000-0000-0000-000000000000"),
         gpu(1, "GPU-bbbb1111-1111-1111-1111-111111111111"),
@@ -27,7 +27,7 @@ fn four() -> Vec<GpuFacts> {
     ]
 }
 
-fn part(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
+fn mig(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
     MigFacts {
         uuid: uuid.to_owned(),
         instance: Some(MigInstance { gpu, compute }),
@@ -35,14 +35,14 @@ fn part(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
     }
 }
 
-/// A whole GPU, and one in two parts.
-fn divided() -> Vec<GpuFacts> {
-    let mut gpus = four();
+/// A GPU without MIG, and one with two MIG devices.
+fn with_mig() -> Vec<GpuFacts> {
+    let mut gpus = four_gpus();
     gpus.truncate(2);
     gpus[1].mig_enabled = true;
     gpus[1].mig = vec![
-        part("MIG-d1d1d1d1-0000-5000-8000-000000000000", 1, 0),
-        part("MIG-d2d2d2d2-0000-5000-8000-000000000000", 2, 0),
+        mig("MIG-d1d1d1d1-0000-5000-8000-000000000000", 1, 0),
+        mig("MIG-d2d2d2d2-0000-5000-8000-000000000000", 2, 0),
     ];
     gpus
 }
@@ -51,10 +51,10 @@ fn indices(visible: &VisibleDevices) -> Vec<u32> {
     visible.devices.iter().map(|device| device.index).collect()
 }
 
-/// What the driver 580.159 answered for one H200: `cuInit` and `cuDeviceGetCount` with
-/// `CUDA_VISIBLE_DEVICES` set so. `{}` stands for the UUID's digits.
+/// Device counts of driver 580.159 with one H200, from `cuInit` and `cuDeviceGetCount`, by value of
+/// `CUDA_VISIBLE_DEVICES`. `{}` stands for the digits of the UUID.
 #[rustfmt::skip] // a table
-const ANSWERS: &[(&str, usize)] = &[
+const DRIVER_RESULTS: &[(&str, usize)] = &[
     ("", 0), (" ", 0), ("0", 1), (" 0", 1), ("0 ", 1), ("\t0", 1), ("\n0", 1), ("+0", 1), ("-0", 1),
     ("00", 1), ("01", 0), ("010", 0), ("0x0", 1), ("0x1", 1), ("0abc", 1), ("a0", 0), ("0 1", 1),
     ("0;1", 1), ("0.5", 1), ("0-1", 1), ("0-", 1), ("--0", 0), ("+ 0", 0),
@@ -75,11 +75,11 @@ const ANSWERS: &[(&str, usize)] = &[
 ];
 
 #[test]
-fn the_answers_are_the_drivers() {
-    let one = [gpu(0, ASKED)];
-    let digits = &ASKED[4..];
+fn device_lists_are_parsed_as_by_the_driver() {
+    let one = [gpu(0, MEASURED_GPU)];
+    let digits = &MEASURED_GPU[4..];
     assert_eq!(VisibleDevices::parse(None, &one).devices.len(), 1);
-    for (pattern, count) in ANSWERS {
+    for (pattern, count) in DRIVER_RESULTS {
         let value = pattern.replace("{}", digits);
         let visible = VisibleDevices::parse(Some(&value), &one);
         assert_eq!(visible.devices.len(), *count, "{value:?}");
@@ -88,8 +88,8 @@ fn the_answers_are_the_drivers() {
 
 proptest! {
     #[test]
-    fn no_device_is_there_twice(list in "(GPU-|MIG-|MIG-GPU-|-|,|/| |\\+|[0-9]|[a-f]|aaaa|\\PC){0,30}") {
-        for gpus in [four(), divided()] {
+    fn no_device_is_listed_twice(list in "(GPU-|MIG-|MIG-GPU-|-|,|/| |\\+|[0-9]|[a-f]|aaaa|\\PC){0,30}") {
+        for gpus in [four_gpus(), with_mig()] {
             let visible = VisibleDevices::parse(Some(&list), &gpus);
             let mut uuids: Vec<_> = visible.devices.iter().map(|device| &device.uuid).collect();
             uuids.sort();
@@ -100,7 +100,7 @@ proptest! {
 }
 
 #[test]
-fn numbers_are_in_the_order_of_the_list() {
+fn ordinals_follow_the_order_of_the_list() {
     let cases: [(Option<&str>, &[u32]); 12] = [
         (None, &[0, 1, 2, 3]),
         (Some("2,0"), &[2, 0]),
@@ -111,32 +111,32 @@ fn numbers_are_in_the_order_of_the_list() {
         (Some(""), &[]),
         (Some("GPU-bbbb,GPU-aaaa"), &[1, 0]),
         (Some("GPU-cccc3"), &[3]),
-        // Of two.
+        // Two GPUs have this prefix.
         (Some("GPU-cccc"), &[]),
         (Some("GPU-aaaa,GPU-cccc,GPU-bbbb"), &[0]),
         (Some("GPU-aaaa,1"), &[0]),
     ];
     for (value, expected) in cases {
-        let visible = VisibleDevices::parse(value, &four());
+        let visible = VisibleDevices::parse(value, &four_gpus());
         assert_eq!(indices(&visible), expected, "{value:?}");
         assert_eq!(visible.assumptions, [], "{value:?}");
     }
-    let visible = VisibleDevices::parse(Some("2,0"), &four());
+    let visible = VisibleDevices::parse(Some("2,0"), &four_gpus());
     assert_eq!(visible.index(0), Some(2));
     assert_eq!(visible.index(2), None);
-    assert_eq!(visible.devices[1].uuid, four()[0].uuid);
+    assert_eq!(visible.devices[1].uuid, four_gpus()[0].uuid);
 }
 
 #[test]
-fn the_order_is_that_of_the_bus_whatever_that_of_the_facts() {
-    let mut gpus = four();
+fn indexes_follow_the_pci_bus_not_the_order_of_the_facts() {
+    let mut gpus = four_gpus();
     gpus.reverse();
     assert_eq!(indices(&VisibleDevices::parse(Some("0,3"), &gpus)), [0, 3]);
 }
 
 #[test]
-fn an_order_that_cannot_be_known_is_called_an_assumption() {
-    let mut gpus = four();
+fn an_unknown_device_order_is_reported_as_an_assumption() {
+    let mut gpus = four_gpus();
     gpus[2].name = "NVIDIA L4".to_owned();
     let unknown = [Assumption::BusOrder];
     let cases: [(Option<&str>, Option<&str>, &[Assumption]); 6] = [
@@ -155,10 +155,10 @@ fn an_order_that_cannot_be_known_is_called_an_assumption() {
 }
 
 #[test]
-fn a_process_has_one_part_or_whole_gpus() {
+fn a_process_has_one_mig_device_or_whole_gpus() {
     let first = Some(MigInstance { gpu: 1, compute: 0 });
     let second = Some(MigInstance { gpu: 2, compute: 0 });
-    let guess: &[Assumption] = &[Assumption::FirstPart];
+    let assumption: &[Assumption] = &[Assumption::FirstPart];
     type Case<'a> = (
         Option<&'a str>,
         Option<(u32, Option<MigInstance>)>,
@@ -183,11 +183,11 @@ fn a_process_has_one_part_or_whole_gpus() {
             &[],
         ),
         (Some("MIG-ffff"), None, &[]),
-        (None, Some((1, first)), guess),
-        (Some("0"), Some((0, None)), guess),
+        (None, Some((1, first)), assumption),
+        (Some("0"), Some((0, None)), assumption),
     ];
     for (value, expected, assumptions) in cases {
-        let visible = VisibleDevices::parse(value, &divided());
+        let visible = VisibleDevices::parse(value, &with_mig());
         let found: Vec<_> = visible
             .devices
             .iter()
@@ -199,16 +199,16 @@ fn a_process_has_one_part_or_whole_gpus() {
 }
 
 #[test]
-fn parts_that_nvml_does_not_number_are_still_two() {
-    let mut gpus = divided();
-    gpus[1].mig.iter_mut().for_each(|part| part.instance = None);
+fn mig_devices_without_instance_ids_are_distinguished() {
+    let mut gpus = with_mig();
+    gpus[1].mig.iter_mut().for_each(|mig| mig.instance = None);
     let visible = VisibleDevices::parse(Some("MIG-d2,MIG-d1"), &gpus);
     assert_eq!(indices(&visible), [1]);
     assert_eq!(visible.devices[0].uuid, gpus[1].mig[1].uuid);
     assert_eq!(visible.devices[0].instance, None);
 }
 
-/// This process, had it another environment.
+/// The identity of this process with an empty environment.
 fn process() -> Identity {
     Identity {
         cuda_visible_devices: None,
@@ -221,18 +221,18 @@ fn process() -> Identity {
     }
 }
 
-fn in_container(asked: Option<&str>, cuda: Option<&str>) -> Identity {
+fn in_container(requested: Option<&str>, cuda: Option<&str>) -> Identity {
     Identity {
         container: Some("c0ffee".to_owned()),
-        nvidia_visible_devices: asked.map(str::to_owned),
+        nvidia_visible_devices: requested.map(str::to_owned),
         cuda_visible_devices: cuda.map(str::to_owned),
         ..process()
     }
 }
 
 #[test]
-fn a_container_counts_the_gpus_it_was_given() {
-    let guess: &[Assumption] = &[Assumption::WholeMachine];
+fn ordinals_in_a_container_count_its_requested_gpus() {
+    let assumption: &[Assumption] = &[Assumption::WholeMachine];
     type Case<'a> = (
         Option<&'a str>,
         Option<&'a str>,
@@ -242,7 +242,7 @@ fn a_container_counts_the_gpus_it_was_given() {
     let cases: [Case<'_>; 11] = [
         (Some("all"), None, &[0, 1, 2, 3], &[]),
         (Some("2,3"), None, &[2, 3], &[]),
-        // The container's order is the bus's, whatever it was asked in.
+        // The order in the container is that of the bus.
         (Some("3,2"), None, &[2, 3], &[]),
         (Some("2,3"), Some("1"), &[3], &[]),
         (Some("2,3"), Some("2"), &[], &[]),
@@ -253,82 +253,83 @@ fn a_container_counts_the_gpus_it_was_given() {
             &[],
         ),
         (Some("2,2"), None, &[2], &[]),
-        // Given in a way that the environment does not tell.
-        (Some("void"), Some("1"), &[1], guess),
+        // The environment does not show the assigned GPUs.
+        (Some("void"), Some("1"), &[1], assumption),
         (
             Some("/var/run/nvidia-container-devices"),
             None,
             &[0, 1, 2, 3],
-            guess,
+            assumption,
         ),
-        (Some("17"), None, &[0, 1, 2, 3], guess),
-        (None, None, &[0, 1, 2, 3], guess),
+        (Some("17"), None, &[0, 1, 2, 3], assumption),
+        (None, None, &[0, 1, 2, 3], assumption),
     ];
-    for (asked, cuda, expected, assumptions) in cases {
-        let visible = VisibleDevices::with_nodes(&in_container(asked, cuda), &four(), None);
-        assert_eq!(indices(&visible), expected, "{asked:?} {cuda:?}");
-        assert_eq!(visible.assumptions, assumptions, "{asked:?} {cuda:?}");
+    for (requested, cuda, expected, assumptions) in cases {
+        let visible =
+            VisibleDevices::with_device_nodes(&in_container(requested, cuda), &four_gpus(), None);
+        assert_eq!(indices(&visible), expected, "{requested:?} {cuda:?}");
+        assert_eq!(visible.assumptions, assumptions, "{requested:?} {cuda:?}");
     }
 }
 
 #[test]
-fn a_container_may_be_given_a_part() {
-    for asked in ["MIG-d2d2d2d2-0000-5000-8000-000000000000", "1:1"] {
-        let identity = in_container(Some(asked), None);
-        let visible = VisibleDevices::with_nodes(&identity, &divided(), None);
+fn a_container_may_request_a_mig_device() {
+    for requested in ["MIG-d2d2d2d2-0000-5000-8000-000000000000", "1:1"] {
+        let identity = in_container(Some(requested), None);
+        let visible = VisibleDevices::with_device_nodes(&identity, &with_mig(), None);
         let second = Some(MigInstance { gpu: 2, compute: 0 });
-        assert_eq!(visible.devices.len(), 1, "{asked}");
-        assert_eq!(visible.devices[0].instance, second, "{asked}");
+        assert_eq!(visible.devices.len(), 1, "{requested}");
+        assert_eq!(visible.devices[0].instance, second, "{requested}");
     }
 }
 
 #[test]
-fn device_nodes_tell_more_than_what_was_asked_for() {
+fn device_nodes_override_the_requested_gpus() {
     type Case<'a> = (Option<&'a str>, Option<&'a str>, &'a [u32], &'a [u32]);
     let cases: [Case<'_>; 4] = [
         (Some("all"), Some("1"), &[1, 3], &[3]),
         (Some("void"), None, &[2], &[2]),
-        // A privileged container sees all, whatever it asked for.
+        // A privileged container sees all GPUs.
         (Some("2"), Some("0"), &[0, 1, 2, 3], &[0]),
         (None, None, &[3, 0], &[0, 3]),
     ];
-    for (asked, cuda, minors, expected) in cases {
-        let identity = in_container(asked, cuda);
-        let visible = VisibleDevices::with_nodes(&identity, &four(), Some(minors));
-        assert_eq!(indices(&visible), expected, "{asked:?} {minors:?}");
-        assert_eq!(visible.assumptions, [], "{asked:?} {minors:?}");
+    for (requested, cuda, minors, expected) in cases {
+        let identity = in_container(requested, cuda);
+        let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), Some(minors));
+        assert_eq!(indices(&visible), expected, "{requested:?} {minors:?}");
+        assert_eq!(visible.assumptions, [], "{requested:?} {minors:?}");
     }
 }
 
 #[test]
-fn nodes_are_numbered_by_the_driver_not_by_nvml() {
-    let mut gpus = four();
+fn device_nodes_are_matched_by_minor_number() {
+    let mut gpus = four_gpus();
     gpus[0].minor = Some(1);
     gpus[1].minor = Some(0);
-    let visible = VisibleDevices::with_nodes(&in_container(None, None), &gpus, Some(&[0]));
+    let visible = VisibleDevices::with_device_nodes(&in_container(None, None), &gpus, Some(&[0]));
     assert_eq!(indices(&visible), [1]);
 }
 
 #[test]
-fn outside_a_container_nobody_reads_what_one_would_be_asked_for() {
+fn nvidia_visible_devices_is_ignored_outside_containers() {
     let identity = Identity {
         nvidia_visible_devices: Some("2".to_owned()),
         ..process()
     };
-    let visible = VisibleDevices::with_nodes(&identity, &four(), None);
+    let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), None);
     assert_eq!(indices(&visible), [0, 1, 2, 3]);
 }
 
 #[test]
-fn slurm_counts_from_zero_where_it_hides_gpus() {
-    let guess: &[Assumption] = &[Assumption::SlurmHides];
+fn ordinals_under_slurm_count_the_gpus_of_the_job() {
+    let assumption: &[Assumption] = &[Assumption::SlurmHides];
     type Case<'a> = (&'a str, Option<&'a str>, &'a [u32], &'a [Assumption]);
     let cases: [Case<'_>; 9] = [
-        ("2,3", Some("0,1"), &[2, 3], guess),
-        // One of them for each rank: by Slurm, or by the job itself.
+        ("2,3", Some("0,1"), &[2, 3], assumption),
+        // One GPU per rank, selected by Slurm or by the job.
         ("2,3", Some("3"), &[3], &[]),
         ("2,3", Some("2"), &[2], &[]),
-        ("2,3", Some("1"), &[3], guess),
+        ("2,3", Some("1"), &[3], assumption),
         ("2,3", Some("2,3"), &[2, 3], &[]),
         ("0,1", Some("0,1"), &[0, 1], &[]),
         ("2,3", Some("GPU-cccc3"), &[3], &[]),
@@ -341,24 +342,24 @@ fn slurm_counts_from_zero_where_it_hides_gpus() {
             cuda_visible_devices: cuda.map(str::to_owned),
             ..process()
         };
-        let visible = VisibleDevices::with_nodes(&identity, &four(), None);
+        let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), None);
         assert_eq!(indices(&visible), expected, "{given} {cuda:?}");
         assert_eq!(visible.assumptions, assumptions, "{given} {cuda:?}");
     }
 }
 
 #[test]
-fn an_environment_that_could_not_be_read_is_an_assumption() {
+fn an_unreadable_environment_is_reported_as_an_assumption() {
     let identity = Identity {
         environment_read: false,
         ..process()
     };
-    let visible = VisibleDevices::with_nodes(&identity, &four(), None);
+    let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), None);
     assert_eq!(visible.assumptions, [Assumption::EmptyEnvironment]);
 }
 
 #[test]
-fn without_gpus_there_is_nothing_to_see() {
+fn without_gpus_no_device_is_visible() {
     for value in [None, Some("0"), Some("GPU-aaaa"), Some("MIG-aaaa")] {
         assert_eq!(VisibleDevices::parse(value, &[]), VisibleDevices::default());
     }

@@ -1,4 +1,4 @@
-//! Files that are damaged, made to harm, or only strange.
+//! Damaged, malicious and unusual files.
 
 use std::fs::{self, OpenOptions};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::path::Path;
 use object::{Object, ObjectSection};
 use zernel_softgpu::install::Prologue;
 
-use super::elf::{
+use super::elf_builder::{
     CODE_ADDRESS, CODE_OFFSET, Elf, FUNCTION, INDIRECT_FUNCTION, Symbol, function, open, segment,
 };
 use super::{cuda, softgpu};
@@ -27,7 +27,7 @@ fn library(code: &[u8], symbols: Vec<Symbol>) -> Library {
     open(&Elf::new(code, symbols).bytes()).unwrap()
 }
 
-/// Why a library is refused after `change` was made to its bytes.
+/// Returns the error for a library after `change` was applied to its bytes.
 fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
     change(&mut bytes);
@@ -35,7 +35,7 @@ fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
 }
 
 #[test]
-fn the_smallest_library_is_understood() {
+fn a_minimal_library_has_a_probe_site() {
     let site = library(&ENDBR_PUSH, vec![function("f", 7)])
         .site("f")
         .unwrap();
@@ -48,11 +48,11 @@ fn the_smallest_library_is_understood() {
 }
 
 #[test]
-fn a_file_of_another_kind_is_refused_with_the_reason() {
+fn a_file_that_is_not_a_library_is_refused_with_a_reason() {
     for (content, reason) in [
         (&b""[..], "too short"),
         (b"\x7fELF", "too short"),
-        (&[b'#'; 100], "does not begin like an ELF file"),
+        (&[b'#'; 100], "ELF magic number"),
     ] {
         let error = open(content).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
@@ -71,7 +71,7 @@ fn a_file_of_another_kind_is_refused_with_the_reason() {
 }
 
 #[test]
-fn headers_that_lead_nowhere_are_refused() {
+fn headers_that_point_outside_the_file_are_refused() {
     let ends = "ends before";
     for (at, value) in [
         (32, 1 << 20),
@@ -102,7 +102,7 @@ fn headers_that_lead_nowhere_are_refused() {
 }
 
 #[test]
-fn every_shorter_copy_is_refused() {
+fn every_truncated_copy_is_refused() {
     let bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
     for length in 0..bytes.len() {
         assert!(open(&bytes[..length]).is_err(), "{length}");
@@ -110,7 +110,7 @@ fn every_shorter_copy_is_refused() {
 }
 
 #[test]
-fn overlapping_and_endless_segments_are_refused() {
+fn overlapping_and_overflowing_segments_are_refused() {
     let add = |offset, address, size| {
         refusal(|bytes| {
             bytes[56] = 2;
@@ -119,12 +119,12 @@ fn overlapping_and_endless_segments_are_refused() {
     };
     assert!(add(0, CODE_ADDRESS + 1, 8).contains("overlap"));
     assert!(add(0, CODE_ADDRESS - 8, 9).contains("overlap"));
-    assert!(add(0, u64::MAX, 2).contains("longer than memory"));
-    assert!(add(u64::MAX, 0x10_0000, 2).contains("longer than memory"));
+    assert!(add(0, u64::MAX, 2).contains("exceeds the address space"));
+    assert!(add(u64::MAX, 0x10_0000, 2).contains("exceeds the address space"));
 }
 
 #[test]
-fn an_address_outside_the_code_is_no_site() {
+fn a_symbol_outside_the_code_has_no_probe_site() {
     let at = |address| {
         let symbol = Symbol {
             address,
@@ -140,7 +140,7 @@ fn an_address_outside_the_code_is_no_site() {
 }
 
 #[test]
-fn what_is_mapped_as_data_is_no_site() {
+fn a_symbol_in_a_data_segment_has_no_probe_site() {
     let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
     bytes[68] = 6; // readable and writable
     let site = open(&bytes).unwrap().site("f");
@@ -148,7 +148,7 @@ fn what_is_mapped_as_data_is_no_site() {
 }
 
 #[test]
-fn code_beyond_the_end_of_the_file_is_no_site() {
+fn a_symbol_past_the_end_of_the_file_has_no_probe_site() {
     let mut bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 0)]).bytes();
     for offset in [1 << 20, i64::MAX as u64 - 100] {
         bytes[64..120].copy_from_slice(&segment(offset, CODE_ADDRESS, 64));
@@ -161,7 +161,7 @@ fn code_beyond_the_end_of_the_file_is_no_site() {
 }
 
 #[test]
-fn code_that_is_cut_off_is_probed_at_its_entry() {
+fn a_truncated_function_is_probed_at_its_entry() {
     for length in 1..=4 {
         let site = library(&ENDBR_PUSH[..length], vec![function("f", 100)]).site("f");
         assert_eq!(site.unwrap(), AT_ENTRY, "{length}");
@@ -171,23 +171,23 @@ fn code_that_is_cut_off_is_probed_at_its_entry() {
 }
 
 #[test]
-fn the_next_function_is_not_searched() {
+fn the_probe_site_is_within_the_function() {
     let site = library(&ENDBR_PUSH, vec![function("f", 4)]).site("f");
     assert_eq!(site.unwrap(), AT_ENTRY);
 }
 
 #[test]
-fn a_function_of_unknown_or_endless_size_is_probed_at_its_entry() {
+fn a_function_of_unknown_or_excessive_size_is_probed_at_its_entry() {
     let site = library(&ENDBR_PUSH, vec![function("f", 0)]).site("f");
     assert_eq!(site.unwrap(), AT_ENTRY);
     let mut code = ENDBR_PUSH.to_vec();
-    code.resize(LONGEST_FUNCTION as usize + 1, 0x90);
+    code.resize(MAX_FUNCTION_BYTES as usize + 1, 0x90);
     let site = library(&code, vec![function("f", u64::MAX)]).site("f");
     assert_eq!(site.unwrap(), AT_ENTRY);
 }
 
 #[test]
-fn a_second_way_in_keeps_the_probe_at_the_entry() {
+fn a_function_with_a_second_entry_is_probed_at_its_entry() {
     for displacement in [1, 4] {
         let inner = Symbol {
             address: CODE_ADDRESS + displacement,
@@ -203,7 +203,7 @@ fn a_second_way_in_keeps_the_probe_at_the_entry() {
 }
 
 #[test]
-fn names_are_chosen_by_binding_type_and_version() {
+fn symbols_are_selected_by_binding_type_and_version() {
     const WEAK: u8 = 2 << 4;
     const LOCAL: u8 = 0;
     const UNIQUE: u8 = 10 << 4;
@@ -249,15 +249,16 @@ fn names_are_chosen_by_binding_type_and_version() {
 }
 
 #[test]
-fn other_architectures_get_the_entry() {
+fn other_architectures_are_probed_at_the_entry() {
     let mut elf = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]);
     elf.machine = 183; // aarch64
     let site = open(&elf.bytes()).unwrap().site("f").unwrap();
     assert_eq!((site.displacement, site.trap), (0, TrapCost::Unknown));
 }
 
-/// Does all there is to do with a file.
-fn exercise(path: &Path) -> Option<usize> {
+/// Opens a file and looks up functions. Returns the number of probe sites, or `None` if the file is
+/// refused.
+fn open_and_find_sites(path: &Path) -> Option<usize> {
     let library = Library::open(path).ok()?;
     let names: Vec<&str> = library.functions().take(8).collect();
     let mut sites = library.sites(&names);
@@ -266,7 +267,7 @@ fn exercise(path: &Path) -> Option<usize> {
 }
 
 #[test]
-fn random_damage_is_survived() {
+fn random_damage_never_panics() {
     let directory = softgpu(Prologue::Endbr64);
     let path = cuda(&directory);
     let content = fs::read(&path).unwrap();
@@ -287,7 +288,7 @@ fn random_damage_is_survived() {
                 .unwrap();
             damaged.push((at, length));
         }
-        match exercise(&path) {
+        match open_and_find_sites(&path) {
             Some(_) => opened += 1,
             None => refused += 1,
         }
@@ -296,14 +297,17 @@ fn random_damage_is_survived() {
             file.write_all_at(original, at).unwrap();
         }
     }
-    assert!(exercise(&path).is_some_and(|sites| sites == 10), "restored");
+    assert!(
+        open_and_find_sites(&path).is_some_and(|sites| sites == 10),
+        "restored"
+    );
     assert!(
         opened > 500 && refused > 500,
         "{opened} opened, {refused} refused"
     );
 }
 
-/// The parts of a file that decide something, and all of it.
+/// Returns the ranges to damage: headers, tables and code, and the whole file.
 fn damage_targets(content: &[u8]) -> Vec<Range<u64>> {
     let length = content.len() as u64;
     let file = object::File::parse(content).unwrap();
@@ -319,7 +323,7 @@ fn damage_targets(content: &[u8]) -> Vec<Range<u64>> {
 }
 
 #[test]
-fn truncation_anywhere_is_survived() {
+fn truncation_at_any_length_is_an_error() {
     let directory = softgpu(Prologue::Push);
     let path = cuda(&directory);
     let file = OpenOptions::new().write(true).open(&path).unwrap();
@@ -329,8 +333,8 @@ fn truncation_anywhere_is_survived() {
         length -= random.u64(1..=length.min(20_000));
         file.set_len(length).unwrap();
         assert!(
-            exercise(&path).is_none(),
-            "section headers stand at the end"
+            open_and_find_sites(&path).is_none(),
+            "the section headers are at the end of the file"
         );
     }
 }

@@ -1,9 +1,9 @@
-//! Who may ask at all.
+//! Access control for requests.
 //!
-//! A page in a browser can reach loopback addresses too, under a name of its own that it lets point
-//! there, so every TCP request must name a host that we are, and must not come from a foreign page.
-//! Where a token is set, it must be shown. A unix socket needs none of this: browsers cannot reach
-//! it, and the kernel says who is there.
+//! A web page can reach loopback addresses through a DNS name that it points at them (DNS
+//! rebinding). So every TCP request must name a host of this machine, and its `Origin` must not be
+//! foreign. If a token is configured, the request must carry it. Unix sockets need none of this:
+//! browsers cannot reach them, and the kernel reports the client's user.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use percent_encoding::percent_decode_str;
 use crate::host::Host;
 use crate::{Scope, Secret};
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Peer {
-    /// Someone who reached this address of ours.
+    /// A TCP client that connected to the address `local`.
     Tcp { local: IpAddr },
-    /// A user of this machine.
+    /// A unix socket client, whose user decides the scope.
     Unix { scope: Scope },
 }
 
@@ -36,61 +36,67 @@ impl Peer {
     }
 }
 
-/// Whether a request may be told everything. Others get here only for what all may know.
+/// Whether a request has full access. Only paths in [`PATHS_WITHOUT_TOKEN`] accept requests without
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Trusted(pub(crate) bool);
+pub(crate) struct Authenticated(pub(crate) bool);
 
-/// What a request must show.
-pub(crate) struct Guard {
+/// The conditions that a TCP request must meet.
+pub(crate) struct AccessPolicy {
     pub(crate) token: Option<Secret>,
     pub(crate) hosts: Vec<Host>,
 }
 
-/// Why a request is turned away.
+/// The reason why a request is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Refusal {
     #[error(
-        "the request must have one Host header, and it must name localhost, a loopback address, the address connected to, \
-         or a host that the daemon was told to allow"
+        "the request must have exactly one Host header; it must name localhost, a loopback address, the address connected to, \
+         or a host that the daemon is configured to allow"
     )]
     Host,
-    #[error("the request comes from a page of another host (its Origin header says which)")]
+    #[error("the Origin header names a page on another host")]
     Origin,
     #[error(
-        "this daemon wants a token: send `Authorization: Bearer …`, or for a WebSocket `?token=…`"
+        "this daemon requires a token: send `Authorization: Bearer …`, or for a WebSocket `?token=…`"
     )]
     Token,
 }
 
-/// The paths that need no token.
-const OPEN_PATHS: [&str; 1] = ["/healthz"];
+/// Paths that answer without a token, in reduced form.
+const PATHS_WITHOUT_TOKEN: [&str; 1] = ["/healthz"];
 
-/// Lets through what may pass.
-pub(crate) async fn check(
-    State(guard): State<Arc<Guard>>,
+/// Middleware that passes authorized requests on and refuses all others.
+pub(crate) async fn enforce(
+    State(policy): State<Arc<AccessPolicy>>,
     Extension(peer): Extension<Peer>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    match guard.judge(peer, request.uri(), request.headers()) {
-        Ok(trusted) => {
-            request.extensions_mut().insert(trusted);
+    match policy.authorize(peer, request.uri(), request.headers()) {
+        Ok(authenticated) => {
+            request.extensions_mut().insert(authenticated);
             next.run(request).await
         }
         Err(refusal) => refusal.into_response(),
     }
 }
 
-impl Guard {
-    fn judge(&self, peer: Peer, uri: &Uri, headers: &HeaderMap) -> Result<Trusted, Refusal> {
+impl AccessPolicy {
+    fn authorize(
+        &self,
+        peer: Peer,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Authenticated, Refusal> {
         let Peer::Tcp { local } = peer else {
-            return Ok(Trusted(true));
+            return Ok(Authenticated(true));
         };
         let host = self.check_host(local, uri, headers)?;
         check_origin(&host, headers)?;
-        let trusted = self.knows_token(uri, headers);
-        match trusted || OPEN_PATHS.contains(&uri.path()) {
-            true => Ok(Trusted(trusted)),
+        let authenticated = self.has_valid_token(uri, headers);
+        match authenticated || PATHS_WITHOUT_TOKEN.contains(&uri.path()) {
+            true => Ok(Authenticated(authenticated)),
             false => Err(Refusal::Token),
         }
     }
@@ -103,7 +109,7 @@ impl Guard {
         let (Some(host), None) = (named.next(), named.next()) else {
             return Err(Refusal::Host);
         };
-        // A request line may name a host as well, and then that one counts.
+        // An absolute request target names a host too, and it takes precedence over the header.
         let also = uri
             .authority()
             .map(|authority| Host::parse(authority.as_str()));
@@ -114,7 +120,7 @@ impl Guard {
         host.filter(is_ours).ok_or(Refusal::Host)
     }
 
-    fn knows_token(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+    fn has_valid_token(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else {
             return true;
         };
@@ -122,8 +128,8 @@ impl Guard {
             .get(header::AUTHORIZATION)
             .and_then(|value| bearer(value.as_bytes()))
             .is_some_and(|offered| token.matches(offered));
-        // Browsers let no page set a header of a WebSocket. Elsewhere a token in an address would
-        // only end up in logs.
+        // Browsers cannot set headers on a WebSocket, so its token may be in the query. For other
+        // requests a token in the URL would only end up in logs.
         let in_query = || {
             is_websocket(headers) && query_token(uri).is_some_and(|offered| token.matches(&offered))
         };
@@ -131,7 +137,7 @@ impl Guard {
     }
 }
 
-/// A page may ask its own host, and pages of this machine may ask it too.
+/// Accepts only origins on the requested host or on a loopback address.
 fn check_origin(host: &Host, headers: &HeaderMap) -> Result<(), Refusal> {
     for origin in headers.get_all(header::ORIGIN) {
         let origin = origin.to_str().ok().and_then(Host::parse_origin);
@@ -184,12 +190,12 @@ mod tests {
 
     const TOKEN: &str = "0123456789/+=abcdef";
 
-    fn judge(
+    fn authorize(
         token: Option<&str>,
         uri: &'static str,
         headers: &[(&'static str, &'static str)],
-    ) -> Result<Trusted, Refusal> {
-        let guard = Guard {
+    ) -> Result<Authenticated, Refusal> {
+        let policy = AccessPolicy {
             token: token.map(|token| Secret::new(token).unwrap()),
             hosts: vec![Host::Name("gpu7".into())],
         };
@@ -204,60 +210,63 @@ mod tests {
                 map.append(name, value);
                 map
             });
-        guard.judge(Peer::Tcp { local }, &Uri::from_static(uri), &headers)
+        policy.authorize(Peer::Tcp { local }, &Uri::from_static(uri), &headers)
     }
 
     #[test]
-    fn a_host_must_be_one_that_we_are() {
+    fn the_host_header_must_name_this_machine() {
         for host in ["localhost", "10.0.0.7:9091", "gpu7:9091", "[::1]:9091"] {
             assert_eq!(
-                judge(None, "/", &[("host", host)]),
-                Ok(Trusted(true)),
+                authorize(None, "/", &[("host", host)]),
+                Ok(Authenticated(true)),
                 "{host}"
             );
         }
         for host in ["evil.example", "10.0.0.8", "gpu77", "", "a b"] {
             assert_eq!(
-                judge(None, "/", &[("host", host)]),
+                authorize(None, "/", &[("host", host)]),
                 Err(Refusal::Host),
                 "{host}"
             );
         }
-        assert_eq!(judge(None, "/", &[]), Err(Refusal::Host));
+        assert_eq!(authorize(None, "/", &[]), Err(Refusal::Host));
         let two = [("host", "localhost"), ("host", "localhost")];
-        assert_eq!(judge(None, "/", &two), Err(Refusal::Host));
+        assert_eq!(authorize(None, "/", &two), Err(Refusal::Host));
     }
 
     #[test]
-    fn a_host_in_the_request_line_counts_too() {
+    fn a_host_in_the_request_line_is_checked_too() {
         let host = [("host", "localhost")];
-        assert_eq!(judge(None, "http://localhost/", &host), Ok(Trusted(true)));
         assert_eq!(
-            judge(None, "http://evil.example/", &host),
+            authorize(None, "http://localhost/", &host),
+            Ok(Authenticated(true))
+        );
+        assert_eq!(
+            authorize(None, "http://evil.example/", &host),
             Err(Refusal::Host)
         );
     }
 
     #[test]
-    fn pages_of_other_hosts_are_turned_away() {
-        let from = |origin| judge(None, "/", &[("host", "gpu7"), ("origin", origin)]);
+    fn an_origin_of_another_host_is_refused() {
+        let from = |origin| authorize(None, "/", &[("host", "gpu7"), ("origin", origin)]);
         for origin in ["http://gpu7", "https://gpu7:3000", "http://localhost:3000"] {
-            assert_eq!(from(origin), Ok(Trusted(true)), "{origin}");
+            assert_eq!(from(origin), Ok(Authenticated(true)), "{origin}");
         }
-        // Allowed as a host, it is no page's licence to read another.
+        // The host is allowed, but the page that sends the request is foreign.
         for origin in ["http://evil.example", "null", "", "http://10.0.0.8"] {
             assert_eq!(from(origin), Err(Refusal::Origin), "{origin}");
         }
     }
 
     #[test]
-    fn a_token_is_wanted_in_the_header() {
+    fn the_authorization_header_must_carry_the_token() {
         let with = |value| {
             let headers = [("host", "gpu7"), ("authorization", value)];
-            judge(Some(TOKEN), "/metrics", &headers)
+            authorize(Some(TOKEN), "/metrics", &headers)
         };
-        assert_eq!(with("Bearer 0123456789/+=abcdef"), Ok(Trusted(true)));
-        assert_eq!(with("bearer  0123456789/+=abcdef"), Ok(Trusted(true)));
+        assert_eq!(with("Bearer 0123456789/+=abcdef"), Ok(Authenticated(true)));
+        assert_eq!(with("bearer  0123456789/+=abcdef"), Ok(Authenticated(true)));
         for value in [
             "",
             "Bearer",
@@ -270,40 +279,43 @@ mod tests {
     }
 
     #[test]
-    fn only_a_websocket_may_show_it_in_its_address() {
+    fn only_a_websocket_may_pass_the_token_in_the_query() {
         let host = ("host", "gpu7");
         let upgrade = ("upgrade", "WebSocket");
         for uri in [
             "/ws?token=0123456789/+=abcdef",
             "/ws?a=b&token=0123456789%2F%2B%3Dabcdef",
         ] {
-            assert_eq!(judge(Some(TOKEN), uri, &[host, upgrade]), Ok(Trusted(true)));
-            assert_eq!(judge(Some(TOKEN), uri, &[host]), Err(Refusal::Token));
+            assert_eq!(
+                authorize(Some(TOKEN), uri, &[host, upgrade]),
+                Ok(Authenticated(true))
+            );
+            assert_eq!(authorize(Some(TOKEN), uri, &[host]), Err(Refusal::Token));
         }
-        let wrong = judge(Some(TOKEN), "/ws?token=", &[host, upgrade]);
+        let wrong = authorize(Some(TOKEN), "/ws?token=", &[host, upgrade]);
         assert_eq!(wrong, Err(Refusal::Token));
     }
 
     #[test]
-    fn health_needs_no_token_and_earns_no_trust() {
-        let health = judge(Some(TOKEN), "/healthz", &[("host", "gpu7")]);
-        assert_eq!(health, Ok(Trusted(false)));
+    fn health_without_a_token_is_allowed_but_unauthenticated() {
+        let health = authorize(Some(TOKEN), "/healthz", &[("host", "gpu7")]);
+        assert_eq!(health, Ok(Authenticated(false)));
         assert_eq!(
-            judge(Some(TOKEN), "/healthz", &[("host", "x")]),
+            authorize(Some(TOKEN), "/healthz", &[("host", "x")]),
             Err(Refusal::Host)
         );
     }
 
     #[test]
-    fn the_kernel_vouches_for_users_of_the_machine() {
-        let guard = Guard {
+    fn unix_socket_clients_need_no_host_and_no_token() {
+        let policy = AccessPolicy {
             token: Some(Secret::new(TOKEN).unwrap()),
             hosts: Vec::new(),
         };
         let peer = Peer::Unix {
             scope: Scope::User(1),
         };
-        let judged = guard.judge(peer, &Uri::from_static("/"), &HeaderMap::new());
-        assert_eq!(judged, Ok(Trusted(true)));
+        let authorized = policy.authorize(peer, &Uri::from_static("/"), &HeaderMap::new());
+        assert_eq!(authorized, Ok(Authenticated(true)));
     }
 }

@@ -1,4 +1,4 @@
-//! Where libraries are installed.
+//! Finds the installed files of a kind of library.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -10,8 +10,8 @@ use std::process::Command;
 use super::LibraryKind;
 
 impl LibraryKind {
-    /// The files of this kind that programs of this machine would find: what the linker knows, what
-    /// `LD_LIBRARY_PATH` names, what Python has. Those in containers are not among them.
+    /// Returns the installed files of this kind: from the linker cache, `LD_LIBRARY_PATH` and
+    /// Python packages. Files inside containers are not included.
     #[must_use]
     pub fn installed(self) -> BTreeSet<PathBuf> {
         let paths = linker_cache()
@@ -26,7 +26,7 @@ impl LibraryKind {
 }
 
 fn linker_cache() -> Vec<PathBuf> {
-    // Not in every user's PATH.
+    // `/sbin` is not in every user's PATH.
     let output = ["ldconfig", "/sbin/ldconfig"]
         .into_iter()
         .find_map(|program| Command::new(program).arg("-p").output().ok());
@@ -44,8 +44,8 @@ fn library_path() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where pip and conda put NVIDIA's libraries: beside every Python in the PATH, in the system's own
-/// places, and per user.
+/// Returns candidate files from the folders where pip and conda install NVIDIA's libraries: beside
+/// every Python in the PATH, in the system's prefixes, and per user.
 fn python_packages() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let beside_python = env::split_paths(&path).filter_map(|folder| {
@@ -67,7 +67,7 @@ fn python_packages() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The files of a library folder, and of NVIDIA's packages in the Pythons below it.
+/// Returns the files of a library folder and of NVIDIA's packages in the Python versions below it.
 fn with_python_packages(folder: &Path) -> Vec<PathBuf> {
     let files = entries(folder);
     let pythons = files.iter().filter(|entry| {

@@ -1,12 +1,14 @@
-//! Which format of metrics a scraper prefers.
+//! Content negotiation for `/metrics`: plain Prometheus text or OpenMetrics.
 
 use axum::http::{HeaderMap, header};
 
 use crate::TextFormat;
 
-/// OpenMetrics if it is asked for and plain text is not liked better, else plain text, which
-/// everything understands.
-pub(crate) fn preferred(headers: &HeaderMap) -> TextFormat {
+/// Returns the metrics format that a request's `Accept` headers prefer.
+///
+/// OpenMetrics needs a `q` at least as high as that of plain text. Without a preference the format
+/// is plain text, which every scraper reads.
+pub(crate) fn metrics_format(headers: &HeaderMap) -> TextFormat {
     let (mut open_metrics, mut plain) = (0.0, 0.0);
     let ranges = headers
         .get_all(header::ACCEPT)
@@ -34,7 +36,6 @@ pub(crate) fn preferred(headers: &HeaderMap) -> TextFormat {
     }
 }
 
-/// The content type of a format.
 pub(crate) fn content_type(format: TextFormat) -> &'static str {
     match format {
         TextFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -56,27 +57,30 @@ fn parameter<'a>(parameters: &'a str, wanted: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    fn of(accept: &'static str) -> TextFormat {
+    fn format_for(accept: &'static str) -> TextFormat {
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT, accept.parse().unwrap());
-        preferred(&headers)
+        metrics_format(&headers)
     }
 
     #[test]
-    fn what_prometheus_sends_gets_open_metrics() {
+    fn an_accept_header_of_prometheus_selects_openmetrics() {
         let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
             application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
-        assert_eq!(of(prometheus), TextFormat::OpenMetrics);
-        assert_eq!(of("application/openmetrics-text"), TextFormat::OpenMetrics);
+        assert_eq!(format_for(prometheus), TextFormat::OpenMetrics);
         assert_eq!(
-            of("Application/OpenMetrics-Text; Version=\"1.0.0\""),
+            format_for("application/openmetrics-text"),
+            TextFormat::OpenMetrics
+        );
+        assert_eq!(
+            format_for("Application/OpenMetrics-Text; Version=\"1.0.0\""),
             TextFormat::OpenMetrics
         );
     }
 
     #[test]
-    fn everything_else_gets_plain_text() {
-        assert_eq!(preferred(&HeaderMap::new()), TextFormat::Prometheus);
+    fn any_other_accept_header_selects_plain_text() {
+        assert_eq!(metrics_format(&HeaderMap::new()), TextFormat::Prometheus);
         for accept in [
             "*/*",
             "text/html",
@@ -86,7 +90,7 @@ mod tests {
             "application/openmetrics-text;version=2.0.0",
             ";;,=",
         ] {
-            assert_eq!(of(accept), TextFormat::Prometheus, "{accept}");
+            assert_eq!(format_for(accept), TextFormat::Prometheus, "{accept}");
         }
     }
 }

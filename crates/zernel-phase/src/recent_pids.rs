@@ -1,4 +1,4 @@
-//! A map from pid to a small value that forgets what was not used for long, in bounded memory.
+//! A map from pid to a small value that evicts pids not used for long, in bounded memory.
 
 use std::collections::HashMap;
 
@@ -8,20 +8,21 @@ type Generation<V> = HashMap<u32, V, FxBuildHasher>;
 
 /// Values of recently used pids.
 ///
-/// Two generations, each as large as the capacity: what is used moves to the young one; when that is full it becomes the old one,
-/// and what was left in the old one, unused for a whole generation, is evicted and counted. A warm
-/// lookup is one hash probe. As many pids as the capacity says can be used in turn without any loss, and
-/// never more than twice as many are kept.
+/// The map has two generations, each as large as the capacity. A used value moves to the young
+/// generation. When the young generation is full it becomes the old one, and the values left in the
+/// previous old generation are evicted and counted. A lookup in the young generation is one hash
+/// probe. As many pids as the capacity can be used in turn without eviction, and at most twice as
+/// many are kept.
 #[derive(Debug, Clone)]
-pub(crate) struct Recent<V> {
+pub(crate) struct RecentPids<V> {
     young: Generation<V>,
     old: Generation<V>,
     capacity: usize,
     evicted: u64,
 }
 
-impl<V> Recent<V> {
-    /// Keeps the `capacity` values used last (at least 1).
+impl<V> RecentPids<V> {
+    /// Creates a map for `capacity` pids (at least 1).
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self {
             young: Generation::default(),
@@ -31,11 +32,11 @@ impl<V> Recent<V> {
         }
     }
 
-    /// The value of `pid`, made by `default` if there is none.
+    /// Returns the value of `pid`, inserting `default()` if there is none.
     pub(crate) fn get_or_insert_with(&mut self, pid: u32, default: impl FnOnce() -> V) -> &mut V {
         if self.young.len() >= self.capacity && !self.young.contains_key(&pid) {
             let kept = self.old.remove(&pid);
-            self.turn();
+            self.rotate();
             self.young.extend(kept.map(|value| (pid, value)));
         }
         self.young
@@ -53,12 +54,12 @@ impl<V> Recent<V> {
         self.young.len() + self.old.len()
     }
 
-    /// How many values were dropped to stay within the capacity.
+    /// Number of values evicted to stay within the capacity.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    fn turn(&mut self) {
+    fn rotate(&mut self) {
         self.evicted = self.evicted.saturating_add(self.old.len() as u64);
         self.old.clear();
         std::mem::swap(&mut self.young, &mut self.old);
@@ -70,8 +71,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_more_than_twice_the_capacity_and_every_loss_counted() {
-        let mut recent = Recent::with_capacity(8);
+    fn at_most_twice_the_capacity_is_kept_and_evictions_are_counted() {
+        let mut recent = RecentPids::with_capacity(8);
         for pid in 0..1_000 {
             recent.get_or_insert_with(pid, || pid);
             assert!(recent.len() <= 16);
@@ -80,8 +81,8 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_in_use_is_never_lost() {
-        let mut recent = Recent::with_capacity(8);
+    fn a_pid_in_constant_use_is_never_evicted() {
+        let mut recent = RecentPids::with_capacity(8);
         *recent.get_or_insert_with(7, || 0) = 99;
         for pid in 100..1_000 {
             recent.get_or_insert_with(pid, || 0);
@@ -90,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_house_used_in_turn_loses_no_one() {
-        let mut recent = Recent::with_capacity(100);
+    fn as_many_pids_as_the_capacity_cause_no_eviction() {
+        let mut recent = RecentPids::with_capacity(100);
         for _ in 0..50 {
             for pid in 0..100 {
                 *recent.get_or_insert_with(pid, || 0) += 1;
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn removal_reaches_both_generations() {
-        let mut recent = Recent::with_capacity(2);
+        let mut recent = RecentPids::with_capacity(2);
         for pid in 0..3 {
             recent.get_or_insert_with(pid, || pid);
         }

@@ -1,4 +1,4 @@
-//! Libraries as they are: this machine's C library, and those of the software GPU.
+//! Real libraries: the machine's C library and those of the software GPU.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use zernel_softgpu::install::Prologue;
 use super::{cuda, softgpu};
 use crate::*;
 
-/// The C library that this test runs on, as its mappings show it.
+/// Returns the path of this process's C library, and its entry in `map_files`.
 fn own_libc() -> (PathBuf, PathBuf) {
     let maps = Process::myself().unwrap().maps().unwrap();
     maps.iter()
@@ -56,14 +56,14 @@ fn each_prologue_is_probed_at_its_cheapest_instruction() {
 }
 
 #[test]
-fn sites_in_libc_are_where_the_loader_finds_the_functions() {
+fn libc_sites_match_the_addresses_of_the_loader() {
     let (path, _) = own_libc();
     let library = Library::open(&path).unwrap();
     let addresses = [
         ("malloc", libc::malloc as *const () as u64),
         ("getpid", libc::getpid as *const () as u64),
         ("pthread_create", libc::pthread_create as *const () as u64),
-        // Has two versions: what a program gets is the default one.
+        // Has two versions; programs link to the default one.
         (
             "pthread_cond_wait",
             libc::pthread_cond_wait as *const () as u64,
@@ -90,9 +90,9 @@ fn sites_in_libc_are_where_the_loader_finds_the_functions() {
 }
 
 #[test]
-fn a_mapped_file_is_found_through_its_mapping() {
+fn a_mapped_file_opens_through_map_files() {
     let (path, mapping) = own_libc();
-    // Needs a privilege, and so is not everywhere to be had.
+    // `map_files` needs a privilege that tests may lack.
     match Library::open(&mapping) {
         Ok(library) => assert_eq!(
             library.site("malloc").unwrap(),
@@ -103,7 +103,7 @@ fn a_mapped_file_is_found_through_its_mapping() {
 }
 
 #[test]
-fn what_cannot_be_probed_says_why() {
+fn symbols_without_a_probe_site_have_a_reason() {
     let (path, _) = own_libc();
     let library = Library::open(&path).unwrap();
     let names = ["no_such_function", "environ", "memcpy", "", "malloc"];
@@ -128,7 +128,7 @@ fn imports_are_not_exports() {
 }
 
 #[test]
-fn what_is_linked_into_a_program_is_found() {
+fn functions_linked_into_a_program_are_found() {
     #[unsafe(no_mangle)]
     extern "C" fn zernel_library_test_function() -> u64 {
         std::hint::black_box(7)
@@ -139,7 +139,7 @@ fn what_is_linked_into_a_program_is_found() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_without_waiting() {
+fn files_that_are_not_regular_are_refused_without_blocking() {
     let directory = tempfile::tempdir().unwrap();
     let pipe = directory.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
@@ -162,11 +162,11 @@ fn what_is_no_regular_file_is_refused_without_waiting() {
 }
 
 #[test]
-fn an_identity_survives_a_rename_and_notices_a_change() {
+fn an_identity_survives_a_rename_but_not_a_change() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name| directory.path().join(name);
     let open = |name| File::options().write(true).open(path(name)).unwrap();
-    let identity = |file: &File| FileIdentity::of(file).unwrap();
+    let identity = |file: &File| FileIdentity::read(file).unwrap();
     fs::write(path("old"), "content").unwrap();
     let original = identity(&open("old"));
     fs::rename(path("old"), path("new")).unwrap();
@@ -191,7 +191,7 @@ fn an_identity_survives_a_rename_and_notices_a_change() {
 }
 
 #[test]
-fn a_file_that_changes_after_it_was_opened_is_noticed() {
+fn a_change_after_opening_is_an_error() {
     let directory = softgpu(Prologue::Push);
     let path = cuda(&directory);
     let library = Library::open(&path).unwrap();

@@ -1,10 +1,10 @@
-//! The smallest libraries that have what a test is about.
+//! Builds minimal ELF libraries for tests.
 
 use tempfile::NamedTempFile;
 
 use crate::{Library, LibraryError};
 
-/// Where [`Elf::code`] stands in the file, and at which address.
+/// File offset and address of [`Elf::code`].
 pub(super) const CODE_OFFSET: u64 = 0x200;
 pub(super) const CODE_ADDRESS: u64 = 0x1200;
 
@@ -21,7 +21,7 @@ pub(super) struct Symbol {
     pub(super) version: u16,
 }
 
-/// A global function at the start of the code, of that size.
+/// Returns a global function of this size at the start of the code.
 pub(super) fn function(name: &'static str, size: u64) -> Symbol {
     Symbol {
         name,
@@ -32,7 +32,7 @@ pub(super) fn function(name: &'static str, size: u64) -> Symbol {
     }
 }
 
-/// A library with one segment.
+/// A library with one code segment.
 pub(super) struct Elf {
     pub(super) machine: u16,
     pub(super) code: Vec<u8>,
@@ -48,7 +48,8 @@ impl Elf {
         }
     }
 
-    /// File header, program header, code, symbols, names, versions, section headers.
+    /// Returns the file: file header, program header, code, symbols, names, versions, section
+    /// headers.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut strings = vec![0];
         let mut symbols = vec![0; 24];
@@ -97,7 +98,7 @@ impl Elf {
     }
 }
 
-/// The header of a segment that is mapped as code.
+/// Returns the header of a code segment.
 pub(super) fn segment(offset: u64, address: u64, size: u64) -> Vec<u8> {
     let mut header = [1_u32, 5].map(u32::to_le_bytes).concat();
     header.extend(
@@ -120,7 +121,7 @@ fn section(kind: u32, link: u32, offset: usize, size: usize) -> Vec<u8> {
     header
 }
 
-/// Opens a file of that content.
+/// Writes `content` to a file and opens it as a library.
 pub(super) fn open(content: &[u8]) -> Result<Library, LibraryError> {
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), content).unwrap();

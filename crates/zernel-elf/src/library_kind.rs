@@ -1,17 +1,17 @@
-//! Which library a file is, by its name.
+//! Kinds of libraries, recognised by file name.
 
 use std::ffi::OsStr;
 
-/// A library whose calls say what an ML process is doing.
+/// A kind of library whose calls are evidence of ML work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LibraryKind {
     /// The CUDA driver, `libcuda`.
     Cuda,
     /// The CUDA runtime, `libcudart`.
     CudaRuntime,
-    /// NVIDIA's collectives, `libnccl`.
+    /// NVIDIA's collective communication library, `libnccl`.
     Nccl,
-    /// The part of `PyTorch` that needs no GPU, `libtorch_cpu`.
+    /// `PyTorch`'s CPU part, `libtorch_cpu`.
     TorchCpu,
     /// `PyTorch`'s GPU part, `libtorch_cuda`.
     TorchCuda,
@@ -20,7 +20,7 @@ pub enum LibraryKind {
 }
 
 impl LibraryKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 6] = [
         Self::Cuda,
         Self::CudaRuntime,
@@ -30,7 +30,7 @@ impl LibraryKind {
         Self::TorchPython,
     ];
 
-    /// The file's name up to its version: `libcuda`.
+    /// Returns the file name without its version: `libcuda`.
     #[must_use]
     pub fn stem(self) -> &'static str {
         match self {
@@ -43,11 +43,11 @@ impl LibraryKind {
         }
     }
 
-    /// The kind of a file with that name, as a list of mappings shows it: with any version, with the
-    /// hash that Python wheels put into the names of their own copies, and after its deletion.
+    /// Returns the kind of a file with this name, as in `/proc/PID/maps`: with any version, with
+    /// the hash that Python wheels add to the names of bundled libraries, or marked as deleted.
     ///
-    /// Cheap enough for every mapping of every process. What the file really holds shows when it is
-    /// opened.
+    /// The check is cheap enough for every mapping of every process. It does not look at the
+    /// content.
     #[must_use]
     pub fn from_file_name(name: &OsStr) -> Option<Self> {
         let name = name.to_str()?;
@@ -65,7 +65,7 @@ impl LibraryKind {
     }
 }
 
-/// Nothing, or numbers that each follow a dot.
+/// Whether the text is empty or a sequence of numbers, each after a dot.
 fn is_version(text: &str) -> bool {
     text.is_empty()
         || text.strip_prefix('.').is_some_and(|numbers| {
@@ -75,7 +75,8 @@ fn is_version(text: &str) -> bool {
         })
 }
 
-/// Long enough to be no word such as the `net` of NCCL's plugins.
+/// Whether the text is a hash. The minimum length excludes words such as `net` in the names of NCCL
+/// plugins.
 fn is_hash(text: &str) -> bool {
     text.len() >= 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_versions_and_hashes_are_known() {
+    fn file_names_with_versions_and_hashes_are_recognised() {
         for (name, expected) in [
             ("libcuda.so", LibraryKind::Cuda),
             ("libcuda.so.1", LibraryKind::Cuda),
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_only_look_alike_are_not() {
+    fn similar_file_names_are_not_recognised() {
         for name in [
             "",
             "libcuda",

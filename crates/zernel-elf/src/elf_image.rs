@@ -1,8 +1,7 @@
-//! What an ELF file says about its functions, read without trusting it.
+//! Parser of the segments and symbol tables of untrusted ELF files.
 //!
-//! Everything is read with `pread`, never mapped: the file belongs to somebody else, and a mapping of
-//! a file that is cut short kills the reader. Every count is checked against a limit before memory is
-//! taken for it.
+//! The file is read with `pread` and never mapped: a mapping of a file that is truncated kills the
+//! reader. Every count is checked against a limit before memory is allocated for it.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -21,13 +20,13 @@ use object::pod::{self, Pod};
 use object::read::elf::FileHeader;
 use thiserror::Error;
 
-/// More than any real library has: the largest of `PyTorch` hold a few hundred thousand symbols.
-const MOST_SYMBOLS: u64 = 4 << 20;
-const LONGEST_STRINGS: u64 = 256 << 20;
-/// Names of C++ templates may be longer; nobody asks for those.
-const LONGEST_NAME: usize = 4096;
+/// Limits above any real library. The largest of `PyTorch` have a few hundred thousand symbols.
+const MAX_SYMBOLS: u64 = 4 << 20;
+const MAX_STRING_BYTES: u64 = 256 << 20;
+/// Longest name returned. Names of C++ templates may be longer, but no probe needs them.
+const MAX_NAME_BYTES: usize = 4096;
 
-/// Why a file's content is of no use.
+/// The reason why a file cannot be parsed.
 #[derive(Debug, Error)]
 pub(super) enum ImageError {
     #[error(transparent)]
@@ -40,39 +39,40 @@ use ImageError::Malformed;
 
 impl From<io::Error> for ImageError {
     fn from(error: io::Error) -> Self {
-        if is_beyond_the_end(&error) {
-            Malformed("it ends before what its headers point to")
+        if is_past_end_of_file(&error) {
+            Malformed("it ends before the data that its headers point to")
         } else {
             Self::Unreadable(error)
         }
     }
 }
 
-/// Whether reading failed for want of file: at an offset past its end, or past that of any file.
-pub(super) fn is_beyond_the_end(error: &io::Error) -> bool {
+/// Whether a read failed because its offset was past the end of the file, or not a valid file
+/// offset.
+pub(super) fn is_past_end_of_file(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | InvalidInput)
 }
 
-/// A piece of the file that is mapped as code.
+/// A segment that is mapped as code.
 #[derive(Debug)]
 struct CodeSegment {
     addresses: Range<u64>,
     file_offset: u64,
 }
 
-/// A symbol that others may link to.
+/// An exported symbol.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Symbol {
     pub(super) kind: SymbolKind,
     pub(super) address: u64,
-    /// Zero where the file does not say.
+    /// Size in bytes; zero if unknown.
     pub(super) size: u64,
-    /// Whether it is what a name without a version means.
+    /// Whether it is the default version of its name.
     pub(super) is_default: bool,
 }
 
-/// What a symbol names.
+/// The type of a symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SymbolKind {
     Function,
@@ -80,7 +80,7 @@ pub(super) enum SymbolKind {
     Other,
 }
 
-/// What is needed of an ELF file to find functions in it.
+/// The parts of an ELF file that are needed to find functions.
 #[derive(Debug)]
 pub(super) struct Image {
     pub(super) is_x86_64: bool,
@@ -103,30 +103,30 @@ impl Image {
         })
     }
 
-    /// All exported symbols, with their names where these are no longer than `longest_name`.
+    /// Returns all exported symbols. The name is `None` if it is longer than `max_name_bytes`.
     pub(super) fn symbols(
         &self,
-        longest_name: usize,
+        max_name_bytes: usize,
     ) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
         self.tables
             .iter()
-            .flat_map(move |table| table.symbols(longest_name))
+            .flat_map(move |table| table.symbols(max_name_bytes))
     }
 
-    /// The names of all exported functions.
+    /// Returns the names of all exported functions.
     pub(super) fn functions(&self) -> impl Iterator<Item = &str> {
-        self.symbols(LONGEST_NAME)
+        self.symbols(MAX_NAME_BYTES)
             .filter(|(_, symbol)| symbol.kind == SymbolKind::Function)
             .filter_map(|(name, _)| str::from_utf8(name?).ok())
     }
 
-    /// Whether a symbol leads to one of these addresses.
+    /// Whether a symbol has one of these addresses.
     pub(super) fn has_symbol_in(&self, addresses: &Range<u64>) -> bool {
         self.symbols(0)
             .any(|(_, symbol)| addresses.contains(&symbol.address))
     }
 
-    /// Where in the file the code at an address stands, up to the end of its segment.
+    /// Returns the file range from the code at `address` to the end of its segment.
     pub(super) fn code_at(&self, address: u64) -> Option<Range<u64>> {
         let segment = self
             .code
@@ -138,7 +138,7 @@ impl Image {
     }
 }
 
-/// A symbol table with the names and, if there are any, the versions that belong to it.
+/// A symbol table with its names and, if present, its versions.
 #[derive(Debug)]
 struct SymbolTable {
     symbols: Array<Sym64<LE>>,
@@ -147,7 +147,7 @@ struct SymbolTable {
 }
 
 impl SymbolTable {
-    fn symbols(&self, longest_name: usize) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
+    fn symbols(&self, max_name_bytes: usize) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
         let versions = self.versions.as_ref().map_or(&[][..], Array::as_slice);
         let symbols = self.symbols.as_slice().iter().enumerate();
         symbols.filter_map(move |(index, symbol)| {
@@ -167,12 +167,13 @@ impl SymbolTable {
                     .get(index)
                     .is_some_and(|version| version.0.get(LE).is_hidden()),
             };
-            let name = self.name(symbol.st_name.get(LE), longest_name);
+            let name = self.name(symbol.st_name.get(LE), max_name_bytes);
             Some((name, symbol_of_name))
         })
     }
 
-    /// Looks no further than asked, so that a table of a million names without an end takes no hours.
+    /// Returns the name at `offset` if it has at most `longest` bytes. The bound keeps a table of a
+    /// million unterminated names from taking hours.
     fn name(&self, offset: u32, longest: usize) -> Option<&[u8]> {
         let rest = self.strings.as_slice().get(offset as usize..)?;
         let rest = rest.get(..=longest).unwrap_or(rest);
@@ -189,7 +190,7 @@ fn read_header(file: &File) -> Result<FileHeader64<LE>, ImageError> {
         Err(error) => return Err(error.into()),
     };
     if header.e_ident.magic != ELFMAG {
-        return Err(Malformed("it does not begin like an ELF file"));
+        return Err(Malformed("it does not start with the ELF magic number"));
     }
     if !header.is_supported() || header.endian().is_err() {
         return Err(Malformed("it is not a 64-bit little-endian ELF file"));
@@ -208,13 +209,13 @@ fn read_segments(
     if count == PN_XNUM
         || usize::from(header.e_phentsize.get(LE)) != size_of::<ProgramHeader64<LE>>()
     {
-        return Err(Malformed("its program headers have an unknown form"));
+        return Err(Malformed("its program headers have an unknown format"));
     }
     Ok(Array::read(file, header.e_phoff.get(LE), count.into())?)
 }
 
-/// The segments that are mapped as code. A file in which segments overlap is refused, because an
-/// address would then mean two places.
+/// Returns the code segments. Overlapping segments are an error, because an address would then mean
+/// two file offsets.
 fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, ImageError> {
     let mut code = Vec::new();
     let mut extents = Vec::new();
@@ -228,7 +229,7 @@ fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, Im
         let file_offset = header.p_offset.get(LE);
         let end = start.checked_add(in_memory);
         let (Some(end), Some(_)) = (end, file_offset.checked_add(in_file)) else {
-            return Err(Malformed("a segment of it is longer than memory"));
+            return Err(Malformed("one of its segments exceeds the address space"));
         };
         extents.push(start..end);
         if header.p_flags.get(LE).contains(PF_X) {
@@ -247,8 +248,8 @@ fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, Im
     }
 }
 
-/// The table of what a library exports. A program need not export what is linked into it, so there
-/// the full table counts as well, if it was left in.
+/// Reads the table of exported symbols. A program need not export the functions linked into it, so
+/// its full symbol table is read too, if present.
 fn read_tables(
     file: &File,
     header: &FileHeader64<LE>,
@@ -256,7 +257,7 @@ fn read_tables(
 ) -> Result<Vec<SymbolTable>, ImageError> {
     let count = header.e_shnum.get(LE);
     if count > 0 && usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LE>>() {
-        return Err(Malformed("its section headers have an unknown form"));
+        return Err(Malformed("its section headers have an unknown format"));
     }
     let sections = Array::read(file, header.e_shoff.get(LE), count.into())?;
     let sections: &[SectionHeader64<LE>] = sections.as_slice();
@@ -285,15 +286,15 @@ fn read_table(
     let strings = sections
         .get(table.sh_link.get(LE) as usize)
         .filter(|section| section.sh_type.get(LE) == SHT_STRTAB)
-        .ok_or(Malformed("a symbol table of it has no names"))?;
+        .ok_or(Malformed("one of its symbol tables has no names"))?;
     let versions = sections.iter().find(|section| {
         section.sh_type.get(LE) == SHT_GNU_VERSYM && section.sh_link.get(LE) as usize == index
     });
     Ok(SymbolTable {
-        symbols: read_section(file, table, MOST_SYMBOLS)?,
-        strings: read_section(file, strings, LONGEST_STRINGS)?,
+        symbols: read_section(file, table, MAX_SYMBOLS)?,
+        strings: read_section(file, strings, MAX_STRING_BYTES)?,
         versions: versions
-            .map(|section| read_section(file, section, MOST_SYMBOLS))
+            .map(|section| read_section(file, section, MAX_SYMBOLS))
             .transpose()?,
     })
 }
@@ -306,7 +307,7 @@ fn read_section<T: Pod>(
     let count = section.sh_size.get(LE) / size_of::<T>() as u64;
     if count > limit {
         return Err(Malformed(
-            "it claims to have more symbols than any library has",
+            "its headers claim more symbols than any library has",
         ));
     }
     Ok(Array::read(
@@ -316,7 +317,7 @@ fn read_section<T: Pod>(
     )?)
 }
 
-/// A piece of the file as records, in memory that is aligned for them.
+/// Records of a file, in memory that is aligned for them.
 #[derive(Debug)]
 struct Array<T> {
     words: Vec<u64>,
@@ -338,7 +339,7 @@ impl<T: Pod> Array<T> {
     }
 
     fn as_slice(&self) -> &[T] {
-        // Cannot fail: there is memory for that many, and it is aligned. Nothing is the harmless answer.
+        // Cannot fail: the memory is aligned and large enough for `count` records.
         pod::slice_from_bytes(pod::bytes_of_slice(&self.words), self.count)
             .map_or(&[], |(records, _)| records)
     }

@@ -1,11 +1,12 @@
-//! Text that the observed processes control, made fit to print.
+//! Bounded, printable copies of text that observed processes control.
 
-/// The longest name kept, in bytes.
-pub(super) const NAME_BYTES: usize = 128;
+/// Longest name that is kept, in bytes.
+pub(super) const MAX_NAME_BYTES: usize = 128;
 
-/// At most `limit` bytes of valid text, without control characters: it goes to terminals and labels.
-pub(super) fn clean(bytes: &[u8], limit: usize) -> String {
-    // A few bytes more than the limit, so that the cut is at a character and not in one.
+/// Returns at most `limit` bytes of valid text without control characters, safe for terminals and
+/// labels.
+pub(super) fn to_printable(bytes: &[u8], limit: usize) -> String {
+    // A few bytes more than the limit, so that a character at the limit is decoded whole.
     let head = &bytes[..bytes.len().min(limit + 4)];
     let mut text = String::new();
     for character in String::from_utf8_lossy(head).chars() {
@@ -37,12 +38,12 @@ mod tests {
             (b"", 128, ""),
         ];
         for (bytes, limit, expected) in cases {
-            assert_eq!(clean(bytes, limit), expected, "{bytes:?}");
+            assert_eq!(to_printable(bytes, limit), expected, "{bytes:?}");
         }
     }
 
     #[test]
-    fn replacing_does_not_exceed_the_limit() {
-        assert!(clean(&[b'\n'; 1000], NAME_BYTES).len() <= NAME_BYTES);
+    fn replacement_characters_stay_within_the_limit() {
+        assert!(to_printable(&[b'\n'; 1000], MAX_NAME_BYTES).len() <= MAX_NAME_BYTES);
     }
 }

@@ -1,28 +1,28 @@
-//! Where near its entry a function is cheapest to probe.
+//! Chooses the instruction near a function's entry that is cheapest to probe.
 //!
-//! A probe replaces an instruction by a trap. The kernel then either *emulates* the instruction, which
-//! it can do for `push` of a register, one-byte `nop` and relative branches, or has the processor step
-//! over a copy of it, which costs a second trap and about ten times the time. So where a function does
-//! not begin with an instruction of the first sort, the first such one after it will do, as long as
-//! nothing a probe looks at has changed on the way: the stack pointer, the argument registers, memory,
-//! and how often the place is passed per call.
+//! A probe replaces an instruction by a trap. The kernel *emulates* `push` of a register, one-byte
+//! `nop` and relative branches. For any other instruction the CPU single-steps a copy, which costs
+//! a second trap and about ten times the time. So if the first instruction is not emulated, the
+//! first emulated one after it is used. Everything that a probe sees must be unchanged up to there:
+//! the stack pointer, the argument registers, memory, and the number of executions per call.
 //!
-//! A decoder that knows what every instruction writes, and not a list of harmless encodings: the list
-//! would have to be right about all others too, and could not find the branches of a whole function.
+//! A full decoder is used instead of a list of harmless encodings. Such a list would have to be
+//! right about all other instructions too, and could not find the branches of a whole function.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess,
     Register,
 };
 
-/// How far from the entry a cheaper instruction is looked for.
-pub(super) const REACH: usize = 16;
+/// Largest distance from the entry to the probed instruction.
+pub(super) const MAX_DISPLACEMENT: usize = 16;
 
-/// Bytes of a function that decide which instruction to probe: the reach, and the longest instruction.
-pub(super) const WINDOW: usize = REACH + 15;
+/// Bytes of a function that decide which instruction is probed: the largest distance plus the
+/// longest instruction.
+pub(super) const ENTRY_BYTES: usize = MAX_DISPLACEMENT + 15;
 
-/// What a probe reads of a call, or needs to find the way back to the caller.
-const KEPT: [Register; 7] = [
+/// Registers that a probe reads: the arguments, and the stack pointer to find the caller.
+const CALL_REGISTERS: [Register; 7] = [
     Register::RSP,
     Register::RDI,
     Register::RSI,
@@ -32,15 +32,15 @@ const KEPT: [Register; 7] = [
     Register::R9,
 ];
 
-/// How far after its entry a function's first instruction stands that the kernel emulates, if the
-/// call still looks there as it did at the entry.
-pub(super) fn first_emulated(code: &[u8]) -> Option<usize> {
+/// Returns the displacement of the first emulated instruction, if all instructions before it
+/// preserve the call. A call instruction qualifies only at the entry.
+pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut effects = InstructionInfoFactory::new();
     loop {
         let displacement = decoder.position();
         let rest = code.get(displacement..)?;
-        if displacement > REACH || !decoder.can_decode() {
+        if displacement > MAX_DISPLACEMENT || !decoder.can_decode() {
             return None;
         }
         let instruction = decoder.decode();
@@ -50,15 +50,16 @@ pub(super) fn first_emulated(code: &[u8]) -> Option<usize> {
         if is_emulated(rest) && !(displacement > 0 && is_call(&instruction)) {
             return Some(displacement);
         }
-        if !keeps_the_call(&instruction, &mut effects) {
+        if !preserves_call_state(&instruction, &mut effects) {
             return None;
         }
     }
 }
 
-/// Whether the kernel emulates the instruction at the start of `code`. Prefixed forms and longer `nop`s
-/// are left out: what becomes of them differs between kernels, and one that turns a probe on the
-/// five-byte `nop` into a call overwrites what a function keeps below its stack pointer.
+/// Whether the kernel emulates the instruction at the start of `code`.
+///
+/// Prefixed forms and longer `nop`s are excluded, because kernels differ in them. Some kernels turn
+/// a probe on a five-byte `nop` into a call, which overwrites the red zone below the stack pointer.
 fn is_emulated(code: &[u8]) -> bool {
     matches!(
         code,
@@ -71,24 +72,24 @@ fn is_emulated(code: &[u8]) -> bool {
     )
 }
 
-/// An emulated call does not keep a shadow stack up to date, so none is sought.
+/// Calls are excluded after the entry, because an emulated call does not update the shadow stack.
 fn is_call(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Call
 }
 
-/// Whether the call still looks the same to a probe after this instruction.
-fn keeps_the_call(instruction: &Instruction, effects: &mut InstructionInfoFactory) -> bool {
+/// Whether the instruction leaves memory, the stack pointer and the argument registers unchanged.
+fn preserves_call_state(instruction: &Instruction, effects: &mut InstructionInfoFactory) -> bool {
     if instruction.flow_control() != FlowControl::Next {
         return false;
     }
-    if is_move_to_itself(instruction) {
+    if is_self_move(instruction) {
         return true;
     }
     let effects = effects.info(instruction);
     let registers = effects.used_registers().iter();
     let memory = effects.used_memory().iter();
     registers
-        .filter(|used| KEPT.contains(&used.register().full_register()))
+        .filter(|used| CALL_REGISTERS.contains(&used.register().full_register()))
         .map(iced_x86::UsedRegister::access)
         .chain(memory.map(iced_x86::UsedMemory::access))
         .all(|access| {
@@ -99,17 +100,18 @@ fn keeps_the_call(instruction: &Instruction, effects: &mut InstructionInfoFactor
         })
 }
 
-/// `mov %rdi,%rdi`, which leaves room for a patch. The 32-bit form would clear the upper half.
-fn is_move_to_itself(instruction: &Instruction) -> bool {
+/// Whether the instruction is a 64-bit move of a register to itself, as left for hot patching. The
+/// 32-bit form would clear the upper half.
+fn is_self_move(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64)
         && instruction.op0_register() != Register::None
         && instruction.op0_register() == instruction.op1_register()
 }
 
-/// Whether no branch of the function leads to an instruction after the entry, up to and including
-/// the one at `displacement`. `function` is the whole of it.
-pub(super) fn is_passed_once(function: &[u8], displacement: usize) -> bool {
-    // An address in the middle, so that branches in both directions stay clear of zero.
+/// Whether no branch of the function targets an instruction after the entry, up to and including
+/// the one at `displacement`. `function` is its whole code.
+pub(super) fn is_executed_once_per_call(function: &[u8], displacement: usize) -> bool {
+    // An address far from zero, so that branch targets in both directions are valid.
     const ENTRY: u64 = 1 << 40;
     let skipped = ENTRY + 1..=ENTRY + displacement as u64;
     let mut decoder = Decoder::with_ip(64, function, ENTRY, DecoderOptions::NONE);
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_emulated_first_instruction_is_the_place() {
+    fn an_emulated_first_instruction_is_chosen() {
         for code in [
             &[0x55, 0x48, 0x89, 0xe5][..], // push %rbp
             &[0x41, 0x57, 0x41, 0x56],     // push %r15
@@ -137,12 +139,12 @@ mod tests {
             &[0xeb, 0xfe],                 // jmp, short
             &[0xe8, 0, 0, 0, 0, 0xc3],     // call
         ] {
-            assert_eq!(first_emulated(code), Some(0), "{code:02x?}");
+            assert_eq!(first_emulated_instruction(code), Some(0), "{code:02x?}");
         }
     }
 
     #[test]
-    fn harmless_instructions_are_skipped() {
+    fn instructions_that_preserve_the_call_are_skipped() {
         for (code, expected) in [
             (&[0xf3, 0x0f, 0x1e, 0xfa, 0x55][..], 4), // endbr64
             (&[0xf3, 0x0f, 0x1e, 0xfa, 0x41, 0x57], 4),
@@ -156,12 +158,16 @@ mod tests {
             (&[0x4c, 0x8d, 0x54, 0x24, 0x08, 0x55], 5),        // lea 8(%rsp),%r10
             (&[0x8b, 0x07, 0x55], 2),                          // mov (%rdi),%eax
         ] {
-            assert_eq!(first_emulated(code), Some(expected), "{code:02x?}");
+            assert_eq!(
+                first_emulated_instruction(code),
+                Some(expected),
+                "{code:02x?}"
+            );
         }
     }
 
     #[test]
-    fn what_changes_the_call_is_not_skipped() {
+    fn instructions_that_change_the_call_are_not_skipped() {
         for code in [
             &[][..],
             &[0x48, 0x83, 0xec, 0x08, 0x55],       // sub $8,%rsp
@@ -181,33 +187,42 @@ mod tests {
             &[0xc3, 0x55],                         // ret
             &[0x0f, 0x05, 0x55],                   // syscall
             &[0xcc, 0x55],                         // int3
-            &[0x31, 0xc0, 0xe8, 0, 0, 0, 0],       // a call that is not the first
-            &[0x06, 0x55],                         // no instruction
-            &[0x48],                               // half of one
+            &[0x31, 0xc0, 0xe8, 0, 0, 0, 0],       // call after another instruction
+            &[0x06, 0x55],                         // invalid instruction
+            &[0x48],                               // incomplete instruction
             &[0xe9, 0, 0],
         ] {
-            assert_eq!(first_emulated(code), None, "{code:02x?}");
+            assert_eq!(first_emulated_instruction(code), None, "{code:02x?}");
         }
     }
 
     #[test]
-    fn the_reach_is_bounded() {
+    fn the_displacement_is_bounded() {
         let nops = |count: usize| {
             let mut code = [0x66, 0x90].repeat(count);
             code.push(0x55);
             code
         };
-        assert_eq!(first_emulated(&nops(REACH / 2)), Some(REACH));
-        assert_eq!(first_emulated(&nops(REACH / 2 + 1)), None);
+        assert_eq!(
+            first_emulated_instruction(&nops(MAX_DISPLACEMENT / 2)),
+            Some(MAX_DISPLACEMENT)
+        );
+        assert_eq!(
+            first_emulated_instruction(&nops(MAX_DISPLACEMENT / 2 + 1)),
+            None
+        );
     }
 
     #[test]
-    fn a_branch_to_what_is_skipped_is_found() {
-        // xor %eax,%eax; push %rbx; nop; then a jump that far back.
+    fn a_branch_into_the_skipped_range_is_found() {
+        // xor %eax,%eax; push %rbx; nop; then a jump to offset `back`.
         let function = |back: i8| [0x31, 0xc0, 0x53, 0x90, 0xeb, (back - 6) as u8];
-        assert!(is_passed_once(&function(0), 2), "to the entry");
-        assert!(!is_passed_once(&function(2), 2), "to the push");
-        assert!(is_passed_once(&function(3), 2), "past the push");
-        assert!(!is_passed_once(&[0x31, 0xc0, 0x53, 0x06], 2), "undecodable");
+        assert!(is_executed_once_per_call(&function(0), 2), "to the entry");
+        assert!(!is_executed_once_per_call(&function(2), 2), "to the push");
+        assert!(is_executed_once_per_call(&function(3), 2), "past the push");
+        assert!(
+            !is_executed_once_per_call(&[0x31, 0xc0, 0x53, 0x06], 2),
+            "undecodable"
+        );
     }
 }

@@ -1,0 +1,142 @@
+//! Runs a piece of work once for all callers that wait for it at the same time.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+
+/// Deduplicates concurrent work by key.
+///
+/// A caller that asks for a key already in flight waits for that result. The work continues even if
+/// every caller is dropped.
+pub(crate) struct SharedWork<K, V>(Arc<Mutex<InFlight<K, V>>>);
+
+type InFlight<K, V> = HashMap<K, watch::Receiver<Option<V>>>;
+
+/// The work panicked, so there is no result.
+#[derive(Debug)]
+pub(crate) struct WorkPanicked;
+
+impl<K, V> Default for SharedWork<K, V> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K, V> SharedWork<K, V>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    /// Returns the result of the work in flight for `key`, or starts `work` on a blocking thread.
+    pub(crate) async fn run_or_join(
+        &self,
+        key: K,
+        work: impl FnOnce() -> V + Send + 'static,
+    ) -> Result<V, WorkPanicked> {
+        let mut result = self.find_or_start(key, work);
+        let result = result.wait_for(Option::is_some).await;
+        result
+            .ok()
+            .and_then(|value| value.clone())
+            .ok_or(WorkPanicked)
+    }
+
+    fn find_or_start(
+        &self,
+        key: K,
+        work: impl FnOnce() -> V + Send + 'static,
+    ) -> watch::Receiver<Option<V>> {
+        let mut in_flight = lock(&self.0);
+        if let Some(pending) = in_flight.get(&key) {
+            return pending.clone();
+        }
+        let (sender, receiver) = watch::channel(None);
+        in_flight.insert(key.clone(), receiver.clone());
+        let entry = RemoveOnDrop(Arc::clone(&self.0), key);
+        spawn_blocking(move || {
+            let value = work();
+            // Remove the entry before publishing: a later caller must get a newer result.
+            drop(entry);
+            sender.send_replace(Some(value));
+        });
+        receiver
+    }
+}
+
+/// Removes the entry of a key when dropped, so also when the work panics.
+struct RemoveOnDrop<K: Eq + Hash, V>(Arc<Mutex<InFlight<K, V>>>, K);
+
+impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {
+    fn drop(&mut self) {
+        lock(&self.0).remove(&self.1);
+    }
+}
+
+/// Locks the mutex even if it is poisoned: the map operations under it cannot leave it half
+/// changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn concurrent_callers_share_one_result_and_later_callers_get_a_new_one() {
+        let shared_work = SharedWork::default();
+        let calls = Arc::new(AtomicU32::new(0));
+        let (go, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let request = || {
+            let (calls, gate) = (Arc::clone(&calls), Arc::clone(&gate));
+            shared_work.run_or_join("key", move || {
+                gate.lock().unwrap().recv().unwrap();
+                calls.fetch_add(1, Ordering::SeqCst) + 1
+            })
+        };
+        let release = async { go.send(()).unwrap() };
+        let (first, second, ()) = tokio::join!(request(), request(), release);
+        assert_eq!((first.unwrap(), second.unwrap()), (1, 1));
+        go.send(()).unwrap();
+        assert_eq!(request().await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn work_continues_when_its_first_caller_is_dropped() {
+        let shared_work = SharedWork::default();
+        let (go, gate) = mpsc::channel::<()>();
+        let first = shared_work.run_or_join((), move || {
+            gate.recv().unwrap();
+            1
+        });
+        let mut first = Box::pin(first);
+        tokio::select! {
+            biased;
+            _ = &mut first => unreachable!("the work is still waiting"),
+            () = std::future::ready(()) => drop(first),
+        }
+        let (second, ()) = tokio::join!(shared_work.run_or_join((), || 2), async {
+            go.send(()).unwrap();
+        });
+        assert_eq!(second.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_reported_once_and_the_next_call_runs_again() {
+        let shared_work = SharedWork::default();
+        assert!(
+            shared_work
+                .run_or_join((), || panic!("on purpose"))
+                .await
+                .is_err()
+        );
+        assert_eq!(shared_work.run_or_join((), || 1).await.unwrap(), 1);
+    }
+}

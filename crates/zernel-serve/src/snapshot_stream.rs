@@ -1,0 +1,80 @@
+//! Periodic snapshots for WebSocket clients: one stream per scope, shared by its subscribers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::extract::ws::Utf8Bytes;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::Scope;
+use crate::source_queries::{Query, SourceQueries};
+
+/// Receiver of the latest snapshot of one scope. A slow client skips the snapshots in between.
+pub(crate) type LatestSnapshot = watch::Receiver<Option<Utf8Bytes>>;
+
+/// The snapshot streams. A scope has a stream only while it has subscribers.
+#[derive(Clone)]
+pub(crate) struct SnapshotStreams {
+    queries: Arc<SourceQueries>,
+    interval: Duration,
+    streams: Arc<Mutex<StreamsByScope>>,
+}
+
+type StreamsByScope = HashMap<Scope, Arc<watch::Sender<Option<Utf8Bytes>>>>;
+
+impl SnapshotStreams {
+    pub(crate) fn new(queries: Arc<SourceQueries>, interval: Duration) -> Self {
+        Self {
+            queries,
+            interval,
+            streams: Arc::default(),
+        }
+    }
+
+    /// Subscribes to a scope. The receiver reports an existing snapshot as changed, so a new client
+    /// gets it at once.
+    pub(crate) fn subscribe(&self, scope: Scope) -> LatestSnapshot {
+        let mut streams = self.lock();
+        let stream = streams.entry(scope).or_insert_with(|| {
+            let stream = Arc::new(watch::Sender::new(None));
+            tokio::spawn(self.clone().publish_snapshots(scope, Arc::clone(&stream)));
+            stream
+        });
+        let mut latest = stream.subscribe();
+        latest.mark_changed();
+        latest
+    }
+
+    /// Takes a snapshot at every interval until the stream has no subscribers.
+    async fn publish_snapshots(self, scope: Scope, stream: Arc<watch::Sender<Option<Utf8Bytes>>>) {
+        let mut ticks = interval(self.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = stream.closed() => if self.remove_if_unused(scope, &stream) { return },
+            }
+            // A panic in the source is not final: the next tick queries it again.
+            if let Ok(text) = self.queries.text(Query::Snapshot, scope).await {
+                stream.send_replace(Some(text));
+            }
+        }
+    }
+
+    /// Removes the stream if it has no subscribers. The check runs under the lock, so no client can
+    /// subscribe to a stream that is being removed.
+    fn remove_if_unused(&self, scope: Scope, stream: &watch::Sender<Option<Utf8Bytes>>) -> bool {
+        let mut streams = self.lock();
+        let is_unused = stream.receiver_count() == 0;
+        if is_unused {
+            streams.remove(&scope);
+        }
+        is_unused
+    }
+
+    fn lock(&self) -> MutexGuard<'_, StreamsByScope> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
