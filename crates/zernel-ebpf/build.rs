@@ -17,18 +17,20 @@ const OBJECTS: [&str; 6] = [
     "src/twin/phase_twin",
 ];
 
+include!("../../bpf/probes.rs");
+
 /// Turns the list of probes into names of folders.
-macro_rules! probes {
+macro_rules! name_probes {
     (all { $($(#[$doc:meta])* $variant:ident = $name:ident,)* }
      process { $($process:ident),* }
      thread { $($thread:ident),* }
-     metrics { $($metrics:ident),* }) => {
+     $($rest:tt)*) => {
         const PROBES: &[&str] = &[$(stringify!($name)),*];
         const PROCESS_PARTS: &[&str] = &[$(stringify!($process)),*];
         const THREAD_PARTS: &[&str] = &[$(stringify!($thread)),*];
     };
 }
-include!("src/probes/list.rs");
+for_each_probe!(name_probes);
 
 /// A function that a probe may define: `<probe>_<name>`, and a macro of the same name to say that it does.
 struct Hook {

@@ -128,18 +128,24 @@ impl ProcessReport {
             times: Times::new(process),
             training: None,
             steps: None,
-            collectives: process.nccl.collectives.clone(),
-            launches: process.cuda.launches,
-            launches_error: process.cuda.launches_error,
-            launches_per_step: process.cuda.launches_per_step,
-            launches_per_step_error: process.cuda.launches_per_step_error,
-            copies: process.cuda.copies,
-            copies_error: process.cuda.copies_error,
-            copied_bytes: process.cuda.copied_bytes,
-            gpus: (process.memory.memory.iter())
+            collectives: process.probes.nccl.collectives.clone(),
+            launches: process.probes.cuda_trace.launches,
+            launches_error: process.probes.cuda_trace.launches_error,
+            launches_per_step: process.probes.cuda_trace.launches_per_step,
+            launches_per_step_error: process.probes.cuda_trace.launches_per_step_error,
+            copies: process.probes.cuda_trace.copies,
+            copies_error: process.probes.cuda_trace.copies_error,
+            copied_bytes: process.probes.cuda_trace.copied_bytes,
+            gpus: (process.probes.gpu_mem.memory.iter())
                 .map(|memory| (memory.gpu_label(), memory.gpu.clone()))
                 .collect(),
-            gpu_memory_peak_bytes: process.memory.memory.iter().map(|m| m.peak_bytes).sum(),
+            gpu_memory_peak_bytes: process
+                .probes
+                .gpu_mem
+                .memory
+                .iter()
+                .map(|m| m.peak_bytes)
+                .sum(),
             cost_seconds: process.cost.seconds,
             cpus: CpuSet::new(),
             timeline: Vec::new(),
@@ -217,17 +223,17 @@ impl Times {
         Self {
             wall_seconds,
             phases: Phases::new(process, wall_seconds),
-            data_waits: process.dataload.data_waits,
-            peer_wait_seconds: process.peers.peer_wait_seconds,
-            gpu_wait_seconds: process.cuda.gpu_wait_seconds,
-            gpu_waits: process.cuda.gpu_waits as f64,
-            launch_seconds: process.cuda.launch_seconds,
-            launches: process.cuda.launches as f64,
-            cpu_seconds: process.sched.cpu_seconds,
-            run_delay_seconds: process.sched.run_delay_seconds,
-            calling_cpu_seconds: process.sched.calling_cpu_seconds,
-            calling_run_delay_seconds: process.sched.calling_run_delay_seconds,
-            fetch_seconds: process.sched.fetch_seconds,
+            data_waits: process.probes.dataload.data_waits,
+            peer_wait_seconds: process.probes.dist_sync.peer_wait_seconds,
+            gpu_wait_seconds: process.probes.cuda_trace.gpu_wait_seconds,
+            gpu_waits: process.probes.cuda_trace.gpu_waits as f64,
+            launch_seconds: process.probes.cuda_trace.launch_seconds,
+            launches: process.probes.cuda_trace.launches as f64,
+            cpu_seconds: process.probes.sched.cpu_seconds,
+            run_delay_seconds: process.probes.sched.run_delay_seconds,
+            calling_cpu_seconds: process.probes.sched.calling_cpu_seconds,
+            calling_run_delay_seconds: process.probes.sched.calling_run_delay_seconds,
+            fetch_seconds: process.probes.sched.fetch_seconds,
             gpu_busy_seconds: None,
         }
     }

@@ -88,14 +88,15 @@ impl Record {
             at_ns: now_ns.saturating_sub(ended_ns_ago),
             times: self.latest.times,
             memory_bytes: process
-                .memory
+                .probes
+                .gpu_mem
                 .memory
                 .iter()
                 .map(|memory| memory.bytes)
                 .sum(),
         };
         let last = self.samples.last();
-        if let Some(utilization) = process.memory.gpu_utilization {
+        if let Some(utilization) = process.probes.gpu_mem.gpu_utilization {
             let since = last.map_or(0.0, |last| last.times.wall_seconds);
             let busy = utilization * (sample.times.wall_seconds - since);
             *self.gpu_busy_seconds.get_or_insert(0.0) += busy.max(0.0);

@@ -68,7 +68,7 @@ impl Trainer {
             comm: process.comm().to_owned(),
             job: process.job().map(str::to_owned),
             rank: process.rank(),
-            gpus: (process.memory.memory_by_caller.iter())
+            gpus: (process.probes.gpu_mem.memory_by_caller.iter())
                 .filter_map(|memory| memory.gpu_id)
                 .collect(),
             phase: process.phases.phase,

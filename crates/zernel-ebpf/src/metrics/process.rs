@@ -58,7 +58,7 @@ fn expose_info(out: &mut Exposition, scoped: &Scoped<'_>) {
                     "container",
                     &text(identity.and_then(|it| it.container.as_ref())),
                 ),
-                ("UUID", &process.memory.uuid),
+                ("UUID", &process.probes.gpu_mem.uuid),
                 ("role", &role),
             ],
             1.0,

@@ -24,7 +24,7 @@ use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
 use crate::capability::{Capability, quietly};
-use crate::probes::{Counts, Direction, SYMBOLS, layout};
+use crate::probes::{self, Counts, Direction, SYMBOLS, layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
@@ -255,18 +255,7 @@ impl Kernel {
     pub(crate) fn forget_process(&self, index: u32) -> libbpf_rs::Result<()> {
         let place = index as usize;
         let process = self.processes.read(place);
-        self.delete_where("allocations", |key: &layout::AllocationKey| {
-            key.process == index
-        })?;
-        self.delete_where("memory_accounts", |key: &layout::AccountKey| {
-            key.process == index
-        })?;
-        self.delete_where("communicators", |key: &layout::CommunicatorKey| {
-            key.process == index
-        })?;
-        for name in ["pending_collectives", "expected_communicators"] {
-            let _ = find_map(&self.object, name)?.delete(&index.to_ne_bytes());
-        }
+        probes::forget(self, index)?;
         for histogram in process.histograms.into_iter().filter(|slot| *slot != 0) {
             self.histograms
                 .write(histogram as usize, &layout::Histogram::new_zeroed());
@@ -295,7 +284,8 @@ impl Kernel {
         Ok(())
     }
 
-    fn delete_where<K: FromBytes>(
+    /// Deletes the entries of a hash map whose keys meet a condition.
+    pub(crate) fn delete_where<K: FromBytes>(
         &self,
         map: &str,
         condition: impl Fn(&K) -> bool,
@@ -309,6 +299,11 @@ impl Kernel {
             let _ = map.delete(&key);
         }
         Ok(())
+    }
+
+    /// A map by name.
+    pub(crate) fn map(&self, name: &str) -> libbpf_rs::Result<MapHandle> {
+        find_map(&self.object, name)
     }
 
     /// All entries of a hash map.

@@ -15,13 +15,11 @@
 
 mod alarm;
 mod batch;
-mod callers;
 mod changes;
 mod describe;
 mod durations;
 mod estimate;
 mod files;
-mod gone;
 mod governor;
 mod kernel;
 mod mapped;
@@ -42,16 +40,14 @@ use changes::Changes;
 pub use estimate::Interval;
 use files::AttachedFile;
 pub use files::Watch;
-use gone::GoneRanks;
-pub use gone::{End, GoneRank};
 use governor::Governor;
 pub use governor::{Cost, GovernorOptions, ProcessCost};
-use kernel::Kernel;
+pub(crate) use kernel::Kernel;
 #[cfg(test)]
 pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
 use off::{Off, Rests};
-pub use process::{CallCount, Communicator, MemoryUse, ObservedProcess, Phases, Seen};
+pub use process::{CallCount, ObservedProcess, Phases, Seen};
 pub use thread::{ObserverRequests, ObserverThread, Published};
 use zernel_model::snapshot::{RefusedFile, SharedHistogram};
 use zernel_phase::shared::RawTaskState;
@@ -59,7 +55,8 @@ use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
 use crate::discovery::{self, Discovery, Event, ProcessKey};
-use crate::probes::{Family, SYMBOLS, layout};
+use crate::probes::nccl::ExitedRanks;
+use crate::probes::{self, ExitedRank, Family, SYMBOLS, layout};
 use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{GpuFacts, Gpus};
 
@@ -195,7 +192,7 @@ pub struct Observer {
     /// How long the collectives of those took whose grace is over, by user.
     past: BTreeMap<(Option<u32>, Family), SharedHistogram>,
     /// Ranks that have ended, as long as others may wait for them.
-    gone: GoneRanks,
+    exited_ranks: ExitedRanks,
     /// The kernel's places of those that have ended, until nobody writes there any more.
     retired: BTreeSet<u32>,
     /// Whether processes were taken in whose children were not.
@@ -241,7 +238,7 @@ impl Observer {
             processes: BTreeMap::new(),
             ended: Vec::new(),
             past: BTreeMap::new(),
-            gone: GoneRanks::default(),
+            exited_ranks: ExitedRanks::default(),
             retired: BTreeSet::new(),
             has_new_ones: false,
             discovery,
@@ -469,8 +466,7 @@ impl Observer {
         for process in self.processes.values_mut() {
             process.advance(now_ns);
         }
-        self.read_memory().map_err(ObserveError::Read)?;
-        self.read_communicators().map_err(ObserveError::Read)?;
+        probes::read_maps(&self.kernel, &mut self.processes).map_err(ObserveError::Read)?;
         self.read_phases().map_err(ObserveError::Read)?;
         self.let_go().map_err(ObserveError::Read)
     }
@@ -502,32 +498,6 @@ impl Observer {
             }
             if let Some(process) = self.processes.get_mut(&mark.process) {
                 process.mark_step(&mark, &self.governor.windows);
-            }
-        }
-        Ok(())
-    }
-
-    fn read_memory(&mut self) -> libbpf_rs::Result<()> {
-        for (key, account) in self.kernel.entries("memory_accounts")? {
-            let key: layout::AccountKey = key;
-            if let Some(process) = self.processes.get_mut(&key.process) {
-                process.set_memory(&key, &account);
-            }
-        }
-        for process in self.processes.values_mut() {
-            process.leave_out_pools();
-        }
-        Ok(())
-    }
-
-    fn read_communicators(&mut self) -> libbpf_rs::Result<()> {
-        for process in self.processes.values_mut() {
-            process.communicators.clear();
-        }
-        for (key, communicator) in self.kernel.entries("communicators")? {
-            let key: layout::CommunicatorKey = key;
-            if let Some(process) = self.processes.get_mut(&key.process) {
-                process.set_communicator(&key, &communicator);
             }
         }
         Ok(())
@@ -568,13 +538,13 @@ impl Observer {
                 }
                 let ns = self.governor.cost.of_call(process.threads());
                 process.note_last_cost(ns);
-                self.gone.add(&process, raw.exit_code);
+                self.exited_ranks.add(&process, raw.exit_code);
                 process.end();
                 self.ended.push(process);
             }
             self.retired.insert(index);
         }
-        self.gone.prune(self.processes.values());
+        self.exited_ranks.prune(self.processes.values());
         // Loaders that outlive their trainer still write to its place.
         let needed = |trainer: &u32| {
             let mut living = self.processes.values();
@@ -631,8 +601,8 @@ impl Observer {
     }
 
     /// Ranks that have ended while others still hold a communicator with them.
-    pub fn gone_ranks(&self) -> impl Iterator<Item = &GoneRank> {
-        self.gone.iter()
+    pub fn gone_ranks(&self) -> impl Iterator<Item = &ExitedRank> {
+        self.exited_ranks.iter()
     }
 
     /// What makes the numbers less than they should be, one sentence each.
@@ -689,4 +659,9 @@ fn any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<Owned
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Seconds since a moment in nanoseconds of CLOCK_MONOTONIC; `None` for 0, which stands for no moment.
+pub(crate) fn seconds_ago(ns: u64) -> Option<f64> {
+    (ns != 0).then(|| monotonic_ns().saturating_sub(ns) as f64 / 1e9)
 }

@@ -10,20 +10,17 @@ use zernel_phase::shared::{RawTaskState, RawTracker};
 use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-use super::callers::Callers;
 use super::durations::Taken;
 use super::estimate::PerStep;
 use super::governor::{ProcessCost, Windows};
 use super::kernel::Kernel;
 use crate::discovery::ProcessKey;
-use crate::probes::{
-    Counts, DataloadCauses, Family, Operation, SYMBOLS, SamplingGroup, Scheduling, Symbol, layout,
-};
+use crate::probes::{Counts, Family, ProbeStates, SYMBOLS, SamplingGroup, Symbol, layout};
 use sampled_functions::SampledFunctions;
 use sampling::Clock;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
 use zernel_identity::{Identity, identify};
-use zernel_model::aggregation::{GpuMemMetrics, LatencyHistogram};
+use zernel_model::aggregation::LatencyHistogram;
 use zernel_model::snapshot::SharedHistogram;
 
 /// From when on a process is known.
@@ -46,55 +43,6 @@ pub struct CallCount {
     pub bytes: u64,
     /// By how much `calls` may be off, 19 times out of 20: more than 0 only if the function was sampled.
     pub error: u64,
-}
-
-/// GPU memory of a process on one device.
-#[derive(Debug, Clone, Default)]
-pub struct MemoryUse {
-    /// All of it.
-    pub total: GpuMemMetrics,
-    /// By the address that the allocating call returned to.
-    pub by_caller: BTreeMap<u64, GpuMemMetrics>,
-}
-
-/// A communicator of a process, and how far it got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Communicator {
-    /// The same for all its ranks, on every node.
-    pub hash: u64,
-    /// Its own rank, where that is known.
-    pub rank: Option<u32>,
-    /// How many ranks there are, where that is known.
-    pub ranks: Option<u32>,
-    /// Collectives entered so far.
-    pub sequence: u64,
-    /// What the last one was.
-    pub operation: Operation,
-    /// Bytes of the last one.
-    pub bytes: u64,
-    /// When it was entered, in nanoseconds of CLOCK_MONOTONIC.
-    pub entered_ns: u64,
-    /// When the call returned; 0: it has not.
-    pub left_ns: u64,
-    /// Whether the call that makes it has not returned: then it was entered when that call was.
-    pub is_being_made: bool,
-    /// The longest time between the entries of two successive collectives.
-    pub longest_gap_ns: u64,
-    /// The last 16 operations, four bits each, the last one lowest.
-    operations: u64,
-}
-
-impl Communicator {
-    /// The last operations, the last one first; at most 16.
-    pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
-        let known = self.sequence.min(16);
-        (0..known).map(|place| operation(self.operations >> (4 * place) & 0xf))
-    }
-}
-
-fn operation(number: u64) -> Operation {
-    let known = Operation::ALL.get(number as usize);
-    known.copied().unwrap_or(Operation::Other)
 }
 
 /// The phases of the thread that drives the steps of a process.
@@ -127,27 +75,18 @@ pub struct ObservedProcess {
     pub(super) uses_several_devices: bool,
     /// Who it is, if it lived long enough to be asked.
     pub identity: Option<Identity>,
-    /// By CUDA's number of the device.
-    pub memory: BTreeMap<u32, MemoryUse>,
-    /// What of it came from pools.
-    pooled: BTreeMap<u32, MemoryUse>,
     /// The pid of the process that it loads data for.
     pub loads_for: Option<u32>,
-    /// Where its threads have been.
-    pub scheduling: Scheduling,
-    /// Why its steps waited for data.
-    pub dataload: DataloadCauses,
+    /// What the probes keep of it.
+    pub probes: ProbeStates,
     /// Its phases, if one of its threads drives steps.
     pub phases: Option<Phases>,
     /// The steps of its training loop.
     pub steps: StepDetector,
-    /// Those it has made and not destroyed.
-    pub communicators: Vec<Communicator>,
     /// What it pays for being observed.
     pub cost: ProcessCost,
     /// The devices it can use, as last looked up: that takes a while, and its pid may be gone.
-    pub(super) devices: VisibleDevices,
-    pub(super) callers: Callers,
+    pub(crate) devices: VisibleDevices,
     /// The kernel's place of the process that it loads data for, or 0.
     pub(super) trainer: u32,
     /// Time in each phase of threads that are gone.
@@ -188,18 +127,13 @@ impl ObservedProcess {
             is_loader: false,
             uses_several_devices: false,
             identity: identify_life(raw.pid, raw.start_ns),
-            memory: BTreeMap::new(),
-            pooled: BTreeMap::new(),
             loads_for: None,
-            scheduling: Scheduling::default(),
-            dataload: DataloadCauses::default(),
+            probes: ProbeStates::default(),
             phases: None,
             gone_phases_ns: [0; 5],
             steps: StepDetector::default(),
-            communicators: Vec::new(),
             cost: ProcessCost::default(),
             devices: VisibleDevices::default(),
-            callers: Callers::default(),
             trainer: 0,
             missed: false,
             steady_cost: 0.0,
@@ -233,8 +167,7 @@ impl ObservedProcess {
         }
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
         self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
-        self.scheduling = Scheduling::new(raw);
-        self.dataload = DataloadCauses::new(raw);
+        self.probes.read(raw);
         self.set_counters(&kernel.counters.read(index));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = Family::from_index(number).filter(|_| slot != 0) else {
@@ -244,9 +177,6 @@ impl ObservedProcess {
             let times = kernel.histograms.read(slot as usize);
             taken.take(&times, Arc::make_mut(total));
         }
-        let addresses = self.memory.values();
-        let addresses = addresses.flat_map(|memory| memory.by_caller.keys().copied());
-        self.callers.resolve(self.pid, addresses);
     }
 
     fn set_counters(&mut self, counters: &layout::Counters) {
@@ -256,69 +186,16 @@ impl ObservedProcess {
             .extend(called.map(|(symbol, counter)| (symbol, *counter)));
     }
 
-    pub(super) fn set_memory(&mut self, key: &layout::AccountKey, account: &layout::Account) {
-        let is_pooled = key.caller & layout::AccountKey::POOLED != 0;
-        let memory = match is_pooled {
-            true => &mut self.pooled,
-            false => &mut self.memory,
-        };
-        let memory = memory.entry(key.device).or_default();
-        let place = match key.caller & !layout::AccountKey::POOLED {
-            0 => &mut memory.total,
-            caller => memory.by_caller.entry(caller).or_default(),
-        };
-        *place = GpuMemMetrics {
-            current_bytes: account.current_bytes,
-            peak_bytes: account.peak_bytes,
-            alloc_count: account.allocations,
-            free_count: account.frees,
-        };
-    }
-
-    /// Leaves memory from pools out of what is in use, if what tells of it was ever sampled.
-    pub(super) fn leave_out_pools(&mut self) {
+    /// Whether a function of a sampling group is or was sampled.
+    pub(crate) fn is_group_sampled(&self, group: SamplingGroup) -> bool {
         let mut sampled = self.sampling.keys();
-        if !sampled.any(|symbol| SYMBOLS[*symbol].sampling_group == Some(SamplingGroup::Pools)) {
-            return;
-        }
-        for (device, pooled) in &self.pooled {
-            let Some(memory) = self.memory.get_mut(device) else {
-                continue;
-            };
-            let leave_out = |all: &mut GpuMemMetrics, pooled: &GpuMemMetrics| {
-                all.current_bytes = all.current_bytes.saturating_sub(pooled.current_bytes);
-            };
-            leave_out(&mut memory.total, &pooled.total);
-            for (caller, pooled) in &pooled.by_caller {
-                leave_out(memory.by_caller.entry(*caller).or_default(), pooled);
-            }
-        }
+        sampled.any(|symbol| SYMBOLS[*symbol].sampling_group == Some(group))
     }
 
-    pub(super) fn set_communicator(
-        &mut self,
-        key: &layout::CommunicatorKey,
-        raw: &layout::Communicator,
-    ) {
-        let rank = (raw.rank != layout::NO_RANK).then_some(raw.rank);
-        let ranks = (raw.ranks != 0).then_some(raw.ranks);
-        if let (Some(rank), Some(ranks)) = (rank, ranks) {
-            let identity = self.identity.take();
-            self.identity = identity.map(|identity| identity.with_rank(rank, ranks));
-        }
-        self.communicators.push(Communicator {
-            hash: raw.hash,
-            rank,
-            ranks,
-            sequence: raw.sequence,
-            operation: operation(raw.operation.into()),
-            bytes: raw.bytes,
-            entered_ns: raw.entered_ns,
-            left_ns: raw.left_ns,
-            is_being_made: key.is_being_made != 0,
-            longest_gap_ns: raw.longest_gap_ns,
-            operations: raw.operations,
-        });
+    /// Adopts the rank that the process passed to NCCL.
+    pub(crate) fn adopt_rank(&mut self, rank: u32, ranks: u32) {
+        let identity = self.identity.take();
+        self.identity = identity.map(|identity| identity.with_rank(rank, ranks));
     }
 
     /// Takes in something that may tell one of its steps from the next.
@@ -425,13 +302,7 @@ impl ObservedProcess {
         for symbol in sampled {
             self.end_sampling(symbol, ended_ns);
         }
-        for memory in self.memory.values_mut() {
-            memory.total.current_bytes = 0;
-            for caller in memory.by_caller.values_mut() {
-                caller.current_bytes = 0;
-            }
-        }
-        self.communicators.clear();
+        self.probes.exit();
     }
 
     /// How long something took.
@@ -441,7 +312,7 @@ impl ObservedProcess {
     }
 
     /// The durations of a family, shared with a snapshot.
-    pub(super) fn shared_duration(&self, family: Family) -> Option<SharedHistogram> {
+    pub(crate) fn shared_duration(&self, family: Family) -> Option<SharedHistogram> {
         let (_, total) = self.durations.get(&family)?;
         Some(SharedHistogram::clone(total))
     }

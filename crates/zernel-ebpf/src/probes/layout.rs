@@ -7,9 +7,6 @@ use zernel_phase::tracker::TrackerConfig;
 
 use super::{Family, Operation};
 
-pub(crate) use super::gpu_mem::layout::{Account, AccountKey, AllocationKey};
-pub(crate) use super::nccl::layout::{Communicator, CommunicatorKey, NO_RANK};
-
 /// How many buckets a histogram of the kernel has.
 pub(crate) const BUCKETS: usize = H2_BUCKETS as usize;
 
@@ -166,9 +163,8 @@ mirrors! {
 }
 
 /// Declares the mirror of a process, which has a part of each probe that keeps state per process.
-macro_rules! probes {
-    (all { $($all:tt)* } process { $($probe:ident),* } thread { $($thread:ident),* }
-     metrics { $($metrics:ident),* }) => {
+macro_rules! mirror_process {
+    (all { $($all:tt)* } process { $($probe:ident),* } $($rest:tt)*) => {
         mirrors! {
             #[cfg(test)]
             pub(crate) const PROCESS_MIRRORS;
@@ -201,7 +197,7 @@ macro_rules! probes {
         }
     };
 }
-include!("list.rs");
+for_each_probe!(mirror_process);
 
 #[cfg(test)]
 mod tests {

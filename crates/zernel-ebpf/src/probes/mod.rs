@@ -10,17 +10,24 @@
 //! | `state.bpf.h` | what it keeps per process and per thread |
 //! | `metrics.rs` | its metric families, written from a snapshot |
 //!
+//! | `state.rs` | what userspace keeps of it per process, and its part of a snapshot |
+//!
 //! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark` and
-//! `<name>_failed`, and a macro of the same name for each. `list.rs` lists the probes. From that list the build script
-//! generates the dispatch to the hooks, and this module declares the folders. Adding a probe takes its folder and the list.
+//! `<name>_failed`, and a macro of the same name for each. `bpf/probes.rs` lists the probes. From that list the build script
+//! generates the dispatch to the hooks, and this module declares the folders. Adding a probe
+//! takes its folder, the list, and the file of its part of a snapshot in `zernel-model`.
+
+include!("../../../../bpf/probes.rs");
 
 pub(crate) mod layout;
 
-/// Declares the modules of the probes, their numbers and their functions.
-macro_rules! probes {
+/// Declares the modules of the probes, their numbers, their functions and their userspace parts.
+macro_rules! declare_probes {
     (all { $($(#[$doc:meta])* $variant:ident = $name:ident,)* }
      process { $($process:ident),* }
      thread { $($thread:ident),* }
+     snapshot { $($part:ident: $state:ident => $snapshot:ident,)* }
+     maps { $($maps:ident),* }
      metrics { $($metrics:ident),* }) => {
         $(pub(crate) mod $name;)*
 
@@ -32,6 +39,51 @@ macro_rules! probes {
 
         /// All functions that are watched. The index of a function is its number in the kernel.
         pub static SYMBOLS: LazyLock<Vec<Symbol>> = LazyLock::new(|| [$($name::SYMBOLS,)*].concat());
+
+        /// What the probes keep of one process in userspace.
+        #[derive(Debug, Default)]
+        #[allow(missing_docs)] // documented as probes
+        pub struct ProbeStates {
+            $(pub $part: $part::$state,)*
+        }
+
+        impl ProbeStates {
+            /// Reads the kernel's record of the process.
+            pub(crate) fn read(&mut self, record: &layout::Process) {
+                $(self.$part.read(record);)*
+            }
+
+            /// Frees what a process holds until it exits.
+            pub(crate) fn exit(&mut self) {
+                $(self.$part.exit();)*
+            }
+
+            /// The parts of a snapshot.
+            pub(crate) fn snapshots(
+                &self,
+                process: &ObservedProcess,
+                gpus: &ProcessGpus<'_>,
+            ) -> ProbeSnapshots {
+                ProbeSnapshots {
+                    $($part: self.$part.snapshot(process, gpus),)*
+                }
+            }
+        }
+
+        /// Reads the BPF maps of the probes into the processes.
+        pub(crate) fn read_maps(
+            kernel: &Kernel,
+            processes: &mut BTreeMap<u32, ObservedProcess>,
+        ) -> libbpf_rs::Result<()> {
+            $($maps::read_maps(kernel, processes)?;)*
+            Ok(())
+        }
+
+        /// Deletes what the BPF maps of the probes keep of a process that has exited.
+        pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
+            $($maps::forget(kernel, process)?;)*
+            Ok(())
+        }
 
         /// The metric families of all probes, in the order of the text.
         pub(crate) fn families() -> Vec<MetricFamily> {
@@ -53,11 +105,16 @@ macro_rules! probes {
         pub(crate) const PROBES: &[(&str, Probe)] = &[$((stringify!($name), Probe::$variant),)*];
     };
 }
-include!("list.rs");
+for_each_probe!(declare_probes);
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+pub use cuda_trace::CudaCalls;
 pub use dataload::DataloadCauses;
+pub use dist_sync::PeerWaits;
+pub use gpu_mem::{GpuMemory, MemoryUse};
+pub use nccl::{Communicator, Communicators, ExitedRank, ProcessExit};
 pub use sched::{BlockedBy, Scheduling};
 
 use zernel_model::aggregation::exposition::Exposition;
@@ -67,8 +124,26 @@ use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent;
 
 use zernel_elf::LibraryKind;
+use zernel_model::snapshot::ProbeSnapshots;
 
 use crate::metrics::{MetricFamily, Scoped};
+use crate::observer::{Kernel, ObservedProcess};
+use gpu_mem::ProcessGpus;
+
+/// What a probe keeps of one process in userspace.
+pub(crate) trait ProbeState {
+    /// Its part of a snapshot.
+    type Snapshot;
+
+    /// Reads its part of the kernel's record of the process.
+    fn read(&mut self, _record: &layout::Process) {}
+
+    /// Frees what the process held until it exited.
+    fn exit(&mut self) {}
+
+    /// Its part of a snapshot of `process`.
+    fn snapshot(&self, process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Self::Snapshot;
+}
 
 /// A family of durations. A process has one distribution per family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

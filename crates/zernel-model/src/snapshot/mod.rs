@@ -1,35 +1,45 @@
 //! The state of all observed processes at one moment.
 //!
 //! The observer publishes one [`Snapshot`] after another; every reader works on one of them. A process is described by
-//! what all processes have in common and by one part per probe, each in a file of its own. On the wire the parts are
+//! what all processes have in common and by one part per probe. The part of a probe is the file of its name. On the wire the parts are
 //! flattened into one JSON object per process. Readers of other versions skip keys that they do not know; a key that is
 //! missing takes its default. Fields marked `skip` stay on this machine: metrics are made of them.
 
-mod cuda;
-mod dataload;
+include!("../../../../bpf/probes.rs");
+
 mod ledger;
-mod memory;
-mod nccl;
-mod peers;
 mod process;
-mod sched;
 mod wire;
+
+/// Declares the parts of a process that probes describe.
+macro_rules! declare_parts {
+    (all { $($all:tt)* } process { $($process:tt)* } thread { $($thread:tt)* }
+     snapshot { $($part:ident: $state:ident => $snapshot:ident,)* }
+     $($rest:tt)*) => {
+        $(mod $part;)*
+        $(pub use $part::*;)*
+
+        /// The parts of a process that probes describe.
+        #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+        #[serde(default)]
+        #[allow(missing_docs)] // documented as parts
+        pub struct ProbeSnapshots {
+            $(#[serde(flatten)]
+            pub $part: $snapshot,)*
+        }
+    };
+}
+for_each_probe!(declare_parts);
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use cuda::{CountedCalls, CudaSnapshot, WaitTimes};
-pub use dataload::{DataWaits, DataloadSnapshot};
 pub use ledger::{
     AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusedFile, START_UNIT_NS,
 };
-pub use memory::{CallerMemory, DeviceMemory, MemorySnapshot};
-pub use nccl::{CollectiveTotals, CommunicatorSnapshot, ExitedRankTimes, NcclSnapshot};
-pub use peers::PeerSnapshot;
 pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
-pub use sched::SchedSnapshot;
 pub use wire::{is_late, lateness};
 
 use crate::aggregation::{AggregatedMetrics, LatencyHistogram};
@@ -161,14 +171,15 @@ impl Snapshot {
         let copy = |histogram: &SharedHistogram| LatencyHistogram::clone(histogram);
         for process in self.processes(scope) {
             let pid = process.pid;
-            for device in &process.memory.memory {
+            let probes = &process.probes;
+            for device in &probes.gpu_mem.memory {
                 let key = format!("{pid}:{}", device.gpu_label());
                 metrics.gpu_memory.insert(key, device.metrics());
             }
             let waits = [
-                (&mut metrics.cuda_latency, &process.cuda.launch_times),
-                (&mut metrics.dataloader_wait, &process.dataload.wait_times),
-                (&mut metrics.dist_sync, &process.peers.wait_times),
+                (&mut metrics.cuda_latency, &probes.cuda_trace.launch_times),
+                (&mut metrics.dataloader_wait, &probes.dataload.wait_times),
+                (&mut metrics.dist_sync, &probes.dist_sync.wait_times),
             ];
             for (by_pid, times) in waits {
                 by_pid.extend(times.as_ref().map(|times| (pid, copy(times))));

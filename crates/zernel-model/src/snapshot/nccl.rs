@@ -108,7 +108,9 @@ impl Snapshot {
         of_listed: impl Fn(&'a CollectiveTotals) -> Option<&'a SharedHistogram>,
         of_exited: impl Fn(&'a ExitedRankTimes) -> Option<&'a SharedHistogram>,
     ) -> BTreeMap<String, LatencyHistogram> {
-        let collectives = self.processes(scope).flat_map(|it| &it.nccl.collectives);
+        let collectives = self
+            .processes(scope)
+            .flat_map(|it| &it.probes.nccl.collectives);
         let listed = collectives.filter_map(|it| Some((&*it.op, of_listed(it)?)));
         let exited = self.exited_ranks.iter();
         let exited = exited.filter(|exited| scope.contains_user(exited.uid));

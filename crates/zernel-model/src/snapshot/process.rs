@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use zernel_phase::steps::{Mark, Step};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-use super::{
-    CudaSnapshot, DataloadSnapshot, MemorySnapshot, NcclSnapshot, PeerSnapshot, SchedSnapshot,
-};
+use super::ProbeSnapshots;
 use crate::identity::Identity;
 
 /// The most steps of a process that are serialised.
@@ -48,24 +46,9 @@ pub struct ProcessSnapshot {
     pub phases: PhaseSnapshot,
     /// Steps of its training loop.
     pub steps: StepSnapshot,
-    /// Launches, copies and GPU waits.
+    /// What the probes describe.
     #[serde(flatten)]
-    pub cuda: CudaSnapshot,
-    /// GPU memory.
-    #[serde(flatten)]
-    pub memory: MemorySnapshot,
-    /// Collectives and communicators.
-    #[serde(flatten)]
-    pub nccl: NcclSnapshot,
-    /// Waits for data.
-    #[serde(flatten)]
-    pub dataload: DataloadSnapshot,
-    /// Waits for other ranks.
-    #[serde(flatten)]
-    pub peers: PeerSnapshot,
-    /// Its threads on and off CPUs.
-    #[serde(flatten)]
-    pub sched: SchedSnapshot,
+    pub probes: ProbeSnapshots,
     /// Calls of every probed function that it called.
     pub calls: BTreeMap<Cow<'static, str>, Calls>,
     /// Overhead of being observed.

@@ -115,6 +115,6 @@ mod tests {
         let text = r#"{"observed": [{"pid": 7, "new_key": 1, "role": "spectator"}]}"#;
         let read: Snapshot = serde_json::from_str(text).expect("missing keys have defaults");
         assert_eq!(read.observed[0].pid, 7);
-        assert_eq!(read.observed[0].cuda.launches, 0);
+        assert_eq!(read.observed[0].probes.cuda_trace.launches, 0);
     }
 }

@@ -91,7 +91,7 @@ pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group
         if job.is_some() && process.job() != job {
             continue;
         }
-        for of in &process.nccl.communicators {
+        for of in &process.probes.nccl.communicators {
             let members = groups.entry(&of.communicator).or_default();
             members.push(Member { process, of });
         }

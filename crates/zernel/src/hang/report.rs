@@ -99,7 +99,7 @@ impl Report {
         let is_unknown = |process: &&ProcessSnapshot| {
             process.is_rank()
                 && !process.complete
-                && process.nccl.communicators.is_empty()
+                && process.probes.nccl.communicators.is_empty()
                 && (job.is_none() || process.job() == job)
         };
         let unknown = snapshot.observed.iter().filter(is_unknown);

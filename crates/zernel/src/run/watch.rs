@@ -192,7 +192,7 @@ impl Gathering {
                 record.look(process, now_ns);
                 let sampled = snapshot.sampled.iter();
                 // Who has launched nothing may do so between windows.
-                let is_unseen = process.is_trainer() && process.cuda.launches == 0;
+                let is_unseen = process.is_trainer() && process.probes.cuda_trace.launches == 0;
                 let called =
                     sampled.filter(|name| is_unseen || process.calls.contains_key(name.as_str()));
                 gathered.sampled.extend(called.cloned());

@@ -188,7 +188,7 @@ impl ObservedProcess {
     }
 
     /// Calls of a kind that were really counted: never an estimate, and never falling.
-    pub(in crate::observer) fn counted_of(&self, kind: Counts) -> CountedCalls {
+    pub(crate) fn counted_of(&self, kind: Counts) -> CountedCalls {
         let known = self.sampled_kinds.iter().find(|(known, _)| *known == kind);
         let (counter, seconds) = match known {
             Some((_, functions)) => (functions.counted, functions.counted_seconds),

@@ -31,7 +31,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     expose_copies(out, scoped);
     head(out, &WAITS);
     for process in &scoped.processes {
-        for wait in &process.cuda.wait_times {
+        for wait in &process.probes.cuda_trace.wait_times {
             let labels: [(_, &dyn std::fmt::Display); 2] =
                 [("pid", &process.pid), ("kind", &wait.kind)];
             out.histogram(WAITS.name, &labels, &wait.times);
@@ -57,7 +57,7 @@ fn expose_launches(out: &mut Exposition, scoped: &Scoped<'_>) {
     ];
     for (family, figure) in figures {
         series(out, &family, scoped, |process, add| {
-            let cuda = &process.cuda;
+            let cuda = &process.probes.cuda_trace;
             if let Some(value) = figure(cuda).filter(|_| cuda.counted_launches.calls > 0) {
                 add(&[], value);
             }
@@ -75,7 +75,7 @@ fn expose_copies(out: &mut Exposition, scoped: &Scoped<'_>) {
     ];
     for (family, figure) in figures {
         series(out, &family, scoped, |process, add| {
-            for (direction, counted) in &process.cuda.counted_copies {
+            for (direction, counted) in &process.probes.cuda_trace.counted_copies {
                 if let Some(value) = figure(counted) {
                     add(&[("direction", direction)], value);
                 }

@@ -2,6 +2,9 @@
 
 pub(super) mod layout;
 pub(crate) mod metrics;
+mod state;
+
+pub use state::CudaCalls;
 
 use layout::{
     CALL, CONTEXT_WAIT, COPY_2D, COPY_3D, EVENT_RECORD, EVENT_WAIT, STREAM_WAIT,

@@ -11,7 +11,7 @@ families! {
 
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     series(out, &CAUSE, scoped, |process, add| {
-        let waits = &process.dataload.data_waits;
+        let waits = &process.probes.dataload.data_waits;
         if waits.total() > 0.0 {
             for (cause, seconds) in waits.by_name() {
                 add(&[("cause", &cause)], seconds);

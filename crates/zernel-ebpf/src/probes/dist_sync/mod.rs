@@ -1,6 +1,9 @@
 //! Waits for peers.
 
 pub(super) mod layout;
+mod state;
+
+pub use state::PeerWaits;
 
 use layout::{AWAIT_GRADIENTS, AWAIT_PEERS};
 

@@ -26,13 +26,13 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     ];
     for (family, value) in counters {
         series(out, &family, scoped, |process, add| {
-            for device in &process.memory.memory {
+            for device in &process.probes.gpu_mem.memory {
                 add(&[("gpu_id", &device.gpu_label())], value(device) as f64);
             }
         });
     }
     series(out, &CALLER_BYTES, scoped, |process, add| {
-        for memory in &process.memory.memory_by_caller {
+        for memory in &process.probes.gpu_mem.memory_by_caller {
             let labels: [(_, &dyn Display); 2] =
                 [("gpu_id", &memory.gpu_label()), ("caller", &memory.caller)];
             add(&labels, memory.bytes as f64);
@@ -63,7 +63,7 @@ fn expose_unexplained(out: &mut Exposition, scoped: &Scoped<'_>) {
 
 /// Bytes that a process was observed to hold on the GPU that NVML lists it for.
 fn allocated_bytes(process: &ProcessSnapshot, used: &ProcessMemory) -> u64 {
-    let devices = process.memory.memory.iter();
+    let devices = process.probes.gpu_mem.memory.iter();
     let on_gpu = devices.filter(|device| device.gpu_id == Some(used.index));
     on_gpu.map(|device| device.bytes).sum()
 }

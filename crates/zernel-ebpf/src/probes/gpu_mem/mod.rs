@@ -1,12 +1,16 @@
 //! GPU memory: how much each process holds, by device and by calling library.
 
+mod callers;
 pub(super) mod layout;
+pub(crate) mod metrics;
+mod state;
+
+pub use state::{GpuMemory, MemoryUse};
+pub(crate) use state::{ProcessGpus, forget, read_maps};
 
 use layout::{
     ALLOCATE, ALLOCATE_PITCHED, ALLOCATE_POOLED, CREATE, FREE, MAP, RELEASE, RETAIN, UNMAP,
 };
-
-pub(crate) mod metrics;
 
 use super::{Probe, SamplingGroup, Symbol};
 use zernel_elf::LibraryKind::Cuda;

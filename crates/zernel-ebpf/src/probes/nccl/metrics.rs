@@ -28,7 +28,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     ];
     for (family, value) in counters {
         series(out, &family, scoped, |process, add| {
-            let called = process.nccl.collectives.iter();
+            let called = process.probes.nccl.collectives.iter();
             for totals in called.filter(|totals| totals.calls > 0) {
                 add(&[("op", &totals.op)], value(totals) as f64);
             }
@@ -38,7 +38,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     expose_times(out, &ENQUEUE, &snapshot.enqueue_times(scoped.scope));
     expose_times(out, &UNTIL_SYNC, &snapshot.until_sync_times(scoped.scope));
     series(out, &SEQUENCE, scoped, |process, add| {
-        let communicators = process.nccl.communicators.iter();
+        let communicators = process.probes.nccl.communicators.iter();
         for communicator in communicators.filter(|it| !it.is_being_made) {
             let rank = communicator.rank.map_or(String::new(), |it| it.to_string());
             add(

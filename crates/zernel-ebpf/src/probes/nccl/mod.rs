@@ -1,7 +1,14 @@
 //! Collectives and messages: operations, bytes, and the progress of every rank.
 
+mod exited_ranks;
 pub(super) mod layout;
 pub(crate) mod metrics;
+mod state;
+
+pub(crate) use exited_ranks::ExitedRanks;
+pub use exited_ranks::{ExitedRank, ProcessExit};
+pub use state::{Communicator, Communicators};
+pub(crate) use state::{forget, read_maps};
 
 use layout::{
     COLLECTIVE, DESTROY, GROUP, INIT_ALL, INIT_RANK, INIT_SCALABLE, POINT_TO_POINT, RANK, RANKS,

@@ -17,17 +17,17 @@ families! {
 
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     series(out, &CPU, scoped, |process, add| {
-        add(&[], process.sched.cpu_seconds);
+        add(&[], process.probes.sched.cpu_seconds);
     });
     series(out, &RUN_DELAY, scoped, |process, add| {
-        add(&[], process.sched.run_delay_seconds);
+        add(&[], process.probes.sched.run_delay_seconds);
     });
     series(out, &BLOCKED, scoped, |process, add| {
         // A node has many loaders, and most of the time they wait for work.
         let is_listed = |reason: &str| {
             process.role != Role::Loader || BlockedBy::FETCHING.iter().any(|it| it.name() == reason)
         };
-        for (reason, seconds) in &process.sched.blocked_seconds {
+        for (reason, seconds) in &process.probes.sched.blocked_seconds {
             if *seconds > 0.0 && is_listed(reason) {
                 add(&[("reason", reason)], *seconds);
             }

@@ -2,6 +2,9 @@
 
 pub(super) mod layout;
 pub(crate) mod metrics;
+mod state;
+
+pub use state::Scheduling;
 
 use super::Symbol;
 
@@ -54,41 +57,5 @@ impl BlockedBy {
             Self::PageFault => "page_fault",
             Self::Other => "other",
         }
-    }
-}
-
-/// Where the threads of a process have been, together. What a thread is at counts when it is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Scheduling {
-    /// On a CPU.
-    pub on_cpu_ns: u64,
-    /// Able to run, and not running.
-    pub run_delay_ns: u64,
-    /// On a CPU, those of them that make calls which are watched: the others do not hold up its steps.
-    pub calling_on_cpu_ns: u64,
-    /// Able to run, and not running, the same threads.
-    pub calling_run_delay_ns: u64,
-    /// How often one of them left its CPU.
-    pub switches: u64,
-    blocked_ns: [u64; BlockedBy::ALL.len()],
-}
-
-impl Scheduling {
-    pub(crate) fn new(raw: &super::layout::Process) -> Self {
-        let raw = &raw.sched;
-        Self {
-            on_cpu_ns: raw.on_cpu_ns,
-            run_delay_ns: raw.run_delay_ns,
-            calling_on_cpu_ns: raw.calling_on_cpu_ns,
-            calling_run_delay_ns: raw.calling_run_delay_ns,
-            switches: raw.switches,
-            blocked_ns: raw.blocked_ns,
-        }
-    }
-
-    /// How long they were blocked by something.
-    #[must_use]
-    pub fn blocked_ns(&self, by: BlockedBy) -> u64 {
-        self.blocked_ns[by as usize]
     }
 }

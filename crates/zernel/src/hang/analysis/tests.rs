@@ -2,7 +2,7 @@
 
 use super::*;
 use zernel_identity::Identity;
-use zernel_model::snapshot::{NcclSnapshot, PhaseSnapshot, Role};
+use zernel_model::snapshot::{NcclSnapshot, PhaseSnapshot, ProbeSnapshots, Role};
 
 /// The pid of a process that somebody has stopped.
 const STOPPED: u32 = 109;
@@ -15,19 +15,22 @@ fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot 
     ProcessSnapshot {
         pid: 100 + rank,
         role: Role::Trainer,
-        nccl: NcclSnapshot {
-            communicators: vec![CommunicatorSnapshot {
-                communicator: "ab".to_owned(),
-                rank: Some(rank),
-                ranks: Some(4),
-                sequence,
-                op: op.to_owned().into(),
-                entered_seconds_ago: Some(seconds),
-                longest_gap_seconds: 2.0,
-                last_ops: vec![op.to_owned().into()],
-                ..CommunicatorSnapshot::default()
-            }],
-            ..NcclSnapshot::default()
+        probes: ProbeSnapshots {
+            nccl: NcclSnapshot {
+                communicators: vec![CommunicatorSnapshot {
+                    communicator: "ab".to_owned(),
+                    rank: Some(rank),
+                    ranks: Some(4),
+                    sequence,
+                    op: op.to_owned().into(),
+                    entered_seconds_ago: Some(seconds),
+                    longest_gap_seconds: 2.0,
+                    last_ops: vec![op.to_owned().into()],
+                    ..CommunicatorSnapshot::default()
+                }],
+                ..NcclSnapshot::default()
+            },
+            ..ProbeSnapshots::default()
         },
         ..ProcessSnapshot::default()
     }
@@ -95,7 +98,7 @@ fn a_rank_that_never_entered_is_behind() {
 #[test]
 fn a_rank_that_never_entered_any_is_behind() {
     let mut first = process(1, 0, "AllReduce", 0.0);
-    first.nccl.communicators[0].entered_seconds_ago = None;
+    first.probes.nccl.communicators[0].entered_seconds_ago = None;
     let found = problems(vec![process(0, 1, "AllReduce", 29.0), first]);
     let behind = Problem::Behind {
         leaders: 1,
@@ -116,7 +119,7 @@ fn ranks_that_are_apart_for_a_moment_are_not_told_of() {
 #[test]
 fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
     let mut slow = process(1, 6, "AllReduce", 40.0);
-    slow.nccl.communicators[0].longest_gap_seconds = 60.0;
+    slow.probes.nccl.communicators[0].longest_gap_seconds = 60.0;
     let observed = vec![process(0, 7, "AllReduce", 30.0), slow];
     let hangs = |patience| {
         let found = findings(observed.clone(), vec![], patience);
@@ -134,7 +137,7 @@ fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
 #[test]
 fn a_slow_rank_that_is_stopped_hangs() {
     let mut slow = process(STOPPED - 100, 6, "AllReduce", 40.0);
-    slow.nccl.communicators[0].longest_gap_seconds = 60.0;
+    slow.probes.nccl.communicators[0].longest_gap_seconds = 60.0;
     let found = problems(vec![process(0, 7, "AllReduce", 30.0), slow]);
     assert_eq!(found.len(), 1);
 }
@@ -163,7 +166,7 @@ fn another_operation_than_the_others_is_named() {
 #[test]
 fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
     let mut ahead = process(1, 8, "AllReduce", 30.0);
-    ahead.nccl.communicators[0].last_ops = vec!["AllReduce".into(), "Broadcast".into()];
+    ahead.probes.nccl.communicators[0].last_ops = vec!["AllReduce".into(), "Broadcast".into()];
     let found = problems(vec![
         process(0, 7, "AllReduce", 30.0),
         ahead,
@@ -175,7 +178,7 @@ fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
 #[test]
 fn a_call_that_others_have_left_is_named_and_one_that_all_are_in_is_not() {
     let mut stuck = process(1, 7, "AllReduce", 30.0);
-    stuck.nccl.communicators[0].in_call = true;
+    stuck.probes.nccl.communicators[0].in_call = true;
     let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
     assert_eq!(found, [(1, Problem::InCall)]);
     assert_eq!(problems(vec![stuck.clone(), stuck]), []);
@@ -259,7 +262,7 @@ fn joining(seconds: f64, fourth: ProcessSnapshot) -> Vec<ProcessSnapshot> {
     let mut processes: Vec<ProcessSnapshot> =
         (0..3).map(|rank| process(rank, 0, "", seconds)).collect();
     for process in &mut processes {
-        process.nccl.communicators[0].is_being_made = true;
+        process.probes.nccl.communicators[0].is_being_made = true;
     }
     processes.push(fourth);
     for (rank, process) in (0..).zip(&mut processes) {
@@ -295,10 +298,10 @@ fn a_rank_that_does_not_join_is_late_and_then_hangs() {
 #[test]
 fn who_is_on_another_communicator_of_another_size_is_not_missed() {
     let mut other = process(3, 7, "AllReduce", 90.0);
-    other.nccl.communicators[0].communicator = "cd".to_owned();
+    other.probes.nccl.communicators[0].communicator = "cd".to_owned();
     let mut observed = joining(90.0, other);
     for process in &mut observed[..3] {
-        process.nccl.communicators[0].ranks = Some(3);
+        process.probes.nccl.communicators[0].ranks = Some(3);
     }
     assert_eq!(findings(observed, vec![], PATIENCE), []);
 }

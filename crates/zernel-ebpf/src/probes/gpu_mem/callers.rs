@@ -1,25 +1,25 @@
-//! Which library an address belongs to.
+//! The libraries that code addresses of a process belong to.
 
 use std::collections::BTreeMap;
 
 use procfs::process::{MMapPath, Process};
 
-/// What could not be told.
+/// Name of a library that is not known.
 pub(crate) const UNKNOWN: &str = "unknown";
 
-/// The libraries of a process by address, as far as they were asked for.
+/// The libraries of a process by code address.
 #[derive(Debug, Default)]
 pub(crate) struct Callers {
     names: BTreeMap<u64, String>,
 }
 
 impl Callers {
-    /// The name of the library that `address` is in, without its version: `libcudart`.
+    /// Name of the library that `address` is in, without its version: `libcudart`.
     pub(crate) fn name(&self, address: u64) -> &str {
         self.names.get(&address).map_or(UNKNOWN, String::as_str)
     }
 
-    /// Looks up the addresses that are not known yet, while the process is there to be asked.
+    /// Looks up the addresses that are not known yet, while the process runs.
     pub(crate) fn resolve(&mut self, pid: u32, addresses: impl Iterator<Item = u64>) {
         let unknown: Vec<u64> = addresses
             .filter(|address| !self.names.contains_key(address))
@@ -48,7 +48,7 @@ impl Callers {
     }
 }
 
-/// A library's name without what tells versions and builds apart.
+/// Name of a library without version and build hash.
 fn stem(file: &str) -> String {
     let name = file.split_once(".so").map_or(file, |(stem, _)| stem);
     match name.rsplit_once('-') {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_and_hashes_are_left_out() {
+    fn versions_and_hashes_are_removed() {
         for (file, name) in [
             ("libcudart.so.12", "libcudart"),
             ("libcudart-9335f6a2.so.12", "libcudart"),
@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[test]
-    fn our_own_addresses_are_told() {
+    fn addresses_of_this_program_have_names() {
         let mut callers = Callers::default();
-        let here = our_own_addresses_are_told as *const () as u64;
+        let here = addresses_of_this_program_have_names as *const () as u64;
         callers.resolve(std::process::id(), [here, 1].into_iter());
         assert_ne!(callers.name(here), UNKNOWN);
         assert_eq!(callers.name(1), UNKNOWN);

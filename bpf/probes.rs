@@ -1,0 +1,46 @@
+// The list of probes. The build script and the probes of zernel-ebpf, and the snapshot of zernel-model include this file.
+// `for_each_probe!(callback)` passes the list to a macro of their own.
+//
+// A probe is a folder of zernel-ebpf/src/probes. Its place in `all` is its number in the kernel.
+macro_rules! for_each_probe {
+    ($callback:ident) => {
+        $callback! {
+            all {
+                /// Launches, copies and waits.
+                CudaTrace = cuda_trace,
+                /// The device that a thread works on.
+                CudaContext = cuda_context,
+                /// GPU memory.
+                GpuMem = gpu_mem,
+                /// Collectives.
+                Nccl = nccl,
+                /// Calls that only a training loop makes.
+                Torch = torch,
+                /// Waits for data.
+                Dataload = dataload,
+                /// Waits for peers.
+                DistSync = dist_sync,
+                /// Threads on and off their CPUs.
+                Sched = sched,
+            }
+            // Probes that keep state in `struct zernel_process`: `struct <name>_process` of their state.bpf.h.
+            process { sched, dataload }
+            // Probes that keep state in `struct zernel_thread`: `struct <name>_thread` of their state.bpf.h.
+            thread { sched, dataload, dist_sync, cuda_trace, cuda_context }
+            // Probes whose userspace part keeps state per process and describes it in a snapshot: the type of the state, and
+            // the type of the snapshot's part in zernel-model/src/snapshot/<name>.rs.
+            snapshot {
+                cuda_trace: CudaCalls => CudaSnapshot,
+                gpu_mem: GpuMemory => MemorySnapshot,
+                nccl: Communicators => NcclSnapshot,
+                dataload: DataloadCauses => DataloadSnapshot,
+                dist_sync: PeerWaits => PeerSnapshot,
+                sched: Scheduling => SchedSnapshot,
+            }
+            // Probes with BPF maps of their own that userspace reads: `read_maps` and `forget`.
+            maps { gpu_mem, nccl }
+            // Probes with metric families of their own, in metrics.rs, in the order of the text.
+            metrics { cuda_trace, nccl, gpu_mem, sched, dataload }
+        }
+    };
+}

@@ -1,0 +1,62 @@
+//! Launches, copies and GPU waits of a process.
+
+use zernel_model::snapshot::{CudaSnapshot, WaitTimes};
+
+use crate::observer::ObservedProcess;
+use crate::probes::gpu_mem::ProcessGpus;
+use crate::probes::{Counts, Direction, Family, ProbeState};
+
+const DIRECTIONS: [Direction; 4] = [
+    Direction::HostToDevice,
+    Direction::DeviceToHost,
+    Direction::DeviceToDevice,
+    Direction::Unified,
+];
+
+const WAIT_KINDS: [(Family, &str); 4] = [
+    (Family::StreamWait, "stream"),
+    (Family::EventWait, "event"),
+    (Family::ContextWait, "context"),
+    (Family::CopyWait, "copy"),
+];
+
+/// Launches, copies and GPU waits of a process. Their counts and durations are kept like those of all calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CudaCalls;
+
+impl ProbeState for CudaCalls {
+    type Snapshot = CudaSnapshot;
+
+    fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> CudaSnapshot {
+        let launches = process.count(|what| what == Counts::Launch);
+        let copies = process.count(|what| matches!(what, Counts::Copy(_)));
+        let per_step = process.launches_per_step();
+        let counted_copies = DIRECTIONS.iter().map(|direction| {
+            let counted = process.counted_of(Counts::Copy(*direction));
+            (direction.name(), counted)
+        });
+        let wait_times = WAIT_KINDS.iter().filter_map(|(family, kind)| {
+            let times = process.shared_duration(*family)?;
+            Some(WaitTimes { kind, times })
+        });
+        let wait_ns = |(family, _): &(Family, _)| process.total_ns(*family);
+        CudaSnapshot {
+            gpu_wait_seconds: WAIT_KINDS.iter().map(wait_ns).sum::<f64>() / 1e9,
+            gpu_waits: process.count(|what| what == Counts::Wait).calls,
+            launch_seconds: process.total_ns(Family::Launch) / 1e9,
+            launches: launches.calls,
+            launches_error: launches.error,
+            launches_per_step: per_step.map(|interval| interval.mean),
+            launches_per_step_error: per_step.and_then(|interval| interval.half_width),
+            copies: copies.calls,
+            copies_error: copies.error,
+            copied_bytes: copies.bytes,
+            counted_launches: process.counted_of(Counts::Launch),
+            counted_copies: counted_copies
+                .filter(|(_, counted)| counted.calls > 0)
+                .collect(),
+            launch_times: process.shared_duration(Family::Launch),
+            wait_times: wait_times.collect(),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! GPU memory of a process, by device and calling library.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zernel_identity::gpu::VisibleDevices;
+use zernel_model::aggregation::GpuMemMetrics;
+use zernel_model::gpu::{GpuFacts, ProcessMemory};
+use zernel_model::snapshot::{CallerMemory, DeviceMemory, MemorySnapshot};
+use zernel_phase::shared::NO_GPU;
+
+use super::callers::{Callers, UNKNOWN};
+use super::layout::{Account, AccountKey, AllocationKey};
+use crate::observer::{Kernel, ObservedProcess};
+use crate::probes::{ProbeState, SamplingGroup};
+
+/// GPU memory of a process.
+#[derive(Debug, Default)]
+pub struct GpuMemory {
+    /// Memory by CUDA's device number.
+    pub by_device: BTreeMap<u32, MemoryUse>,
+    /// The part of it that came from memory pools.
+    pooled: BTreeMap<u32, MemoryUse>,
+    callers: Callers,
+}
+
+/// GPU memory of a process on one device.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryUse {
+    /// All of it.
+    pub total: GpuMemMetrics,
+    /// By the return address of the allocating call.
+    pub by_caller: BTreeMap<u64, GpuMemMetrics>,
+}
+
+/// Reads the accounts of all processes.
+pub(crate) fn read_maps(
+    kernel: &Kernel,
+    processes: &mut BTreeMap<u32, ObservedProcess>,
+) -> libbpf_rs::Result<()> {
+    for (key, account) in kernel.entries("memory_accounts")? {
+        let key: AccountKey = key;
+        if let Some(process) = processes.get_mut(&key.process) {
+            process.probes.gpu_mem.set_account(&key, &account);
+        }
+    }
+    for process in processes.values_mut() {
+        if process.is_group_sampled(SamplingGroup::Pools) {
+            process.probes.gpu_mem.leave_out_pools();
+        }
+        process.probes.gpu_mem.resolve_callers(process.pid);
+    }
+    Ok(())
+}
+
+/// Deletes the allocations and accounts of a process.
+pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
+    kernel.delete_where("allocations", |key: &AllocationKey| key.process == process)?;
+    kernel.delete_where("memory_accounts", |key: &AccountKey| key.process == process)
+}
+
+impl GpuMemory {
+    fn set_account(&mut self, key: &AccountKey, account: &Account) {
+        let by_device = match key.caller & AccountKey::POOLED != 0 {
+            true => &mut self.pooled,
+            false => &mut self.by_device,
+        };
+        let memory = by_device.entry(key.device).or_default();
+        let metrics = match key.caller & !AccountKey::POOLED {
+            0 => &mut memory.total,
+            caller => memory.by_caller.entry(caller).or_default(),
+        };
+        *metrics = GpuMemMetrics {
+            current_bytes: account.current_bytes,
+            peak_bytes: account.peak_bytes,
+            alloc_count: account.allocations,
+            free_count: account.frees,
+        };
+    }
+
+    /// Subtracts pool memory from the memory in use: once pool functions are sampled, frees are missed.
+    fn leave_out_pools(&mut self) {
+        for (device, pooled) in &self.pooled {
+            let Some(memory) = self.by_device.get_mut(device) else {
+                continue;
+            };
+            let leave_out = |all: &mut GpuMemMetrics, pooled: &GpuMemMetrics| {
+                all.current_bytes = all.current_bytes.saturating_sub(pooled.current_bytes);
+            };
+            leave_out(&mut memory.total, &pooled.total);
+            for (caller, pooled) in &pooled.by_caller {
+                leave_out(memory.by_caller.entry(*caller).or_default(), pooled);
+            }
+        }
+    }
+
+    /// Finds the libraries of callers while the process runs.
+    fn resolve_callers(&mut self, pid: u32) {
+        let memory = self.by_device.values();
+        let addresses = memory.flat_map(|memory| memory.by_caller.keys().copied());
+        self.callers.resolve(pid, addresses);
+    }
+}
+
+impl ProbeState for GpuMemory {
+    type Snapshot = MemorySnapshot;
+
+    fn exit(&mut self) {
+        for memory in self.by_device.values_mut() {
+            memory.total.current_bytes = 0;
+            for caller in memory.by_caller.values_mut() {
+                caller.current_bytes = 0;
+            }
+        }
+    }
+
+    fn snapshot(&self, _process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> MemorySnapshot {
+        let memory: Vec<DeviceMemory> = self
+            .by_device
+            .iter()
+            .map(|(ordinal, memory)| {
+                let gpu_id = gpus.index(*ordinal, self);
+                let gpu = gpus.gpus.iter().find(|gpu| Some(gpu.index) == gpu_id);
+                DeviceMemory {
+                    gpu_id,
+                    gpu: gpu.map(|gpu| gpu.name.clone()),
+                    bytes: memory.total.current_bytes,
+                    peak_bytes: memory.total.peak_bytes,
+                    allocations: memory.total.alloc_count,
+                    frees: memory.total.free_count,
+                }
+            })
+            .collect();
+        MemorySnapshot {
+            gpu_utilization: gpus.utilization(&memory),
+            memory,
+            memory_by_caller: self.by_caller(gpus),
+            uuid: gpus.uuid(self).to_owned(),
+        }
+    }
+}
+
+impl GpuMemory {
+    fn by_caller(&self, gpus: &ProcessGpus<'_>) -> Vec<CallerMemory> {
+        let mut bytes: BTreeMap<(Option<u32>, String), u64> = BTreeMap::new();
+        for (ordinal, memory) in &self.by_device {
+            for (address, caller) in &memory.by_caller {
+                let key = (
+                    gpus.index(*ordinal, self),
+                    self.callers.name(*address).to_owned(),
+                );
+                *bytes.entry(key).or_default() += caller.current_bytes;
+            }
+        }
+        bytes.retain(|(_, caller), bytes| *bytes > 0 || caller != UNKNOWN);
+        let entries = bytes.into_iter();
+        entries
+            .map(|((gpu_id, caller), bytes)| CallerMemory {
+                gpu_id,
+                caller,
+                bytes,
+            })
+            .collect()
+    }
+}
+
+/// The GPUs that the device numbers of a process stand for.
+pub(crate) struct ProcessGpus<'a> {
+    devices: &'a VisibleDevices,
+    gpus: &'a [GpuFacts],
+    /// The GPU that the process uses, if NVML lists it for exactly one.
+    only_gpu: Option<&'a GpuFacts>,
+}
+
+impl<'a> ProcessGpus<'a> {
+    pub(crate) fn new(
+        process: &'a ObservedProcess,
+        gpus: &'a [GpuFacts],
+        gpu_processes: &[ProcessMemory],
+    ) -> Self {
+        let listed = gpu_processes.iter().filter(|it| it.pid == process.pid);
+        let used: BTreeSet<u32> = listed.map(|it| it.index).collect();
+        let only = used.first().filter(|_| used.len() == 1);
+        Self {
+            devices: &process.devices,
+            gpus,
+            only_gpu: only.and_then(|index| gpus.iter().find(|gpu| gpu.index == *index)),
+        }
+    }
+
+    /// NVML index of the device that the process numbers `ordinal`; without NVML, that number. If the process uses one
+    /// device, NVML's list wins: `CUDA_VISIBLE_DEVICES` is read as it was at the start, and a program may change it.
+    fn index(&self, ordinal: u32, memory: &GpuMemory) -> Option<u32> {
+        let is_known = ordinal != NO_GPU;
+        let only = self.only_gpu.filter(|_| memory.by_device.len() == 1);
+        let visible = match &self.devices.devices[..] {
+            [device] if !is_known => Some(device.index),
+            _ => self.devices.index(ordinal),
+        };
+        let fallback = is_known.then_some(ordinal);
+        only.map(|gpu| gpu.index).or(visible).or(fallback)
+    }
+
+    /// UUID of the first GPU that the process has memory on; empty if unknown.
+    fn uuid(&self, memory: &GpuMemory) -> &str {
+        let first = memory.by_device.keys().next();
+        let device = first.and_then(|ordinal| self.devices.devices.get(*ordinal as usize));
+        match (device, self.only_gpu) {
+            (Some(device), Some(only)) if device.index != only.index => &only.uuid,
+            (Some(device), _) => &device.uuid,
+            (None, only) => only.map_or("", |only| &only.uuid),
+        }
+    }
+
+    /// Mean utilization of the GPUs that the process has memory on.
+    fn utilization(&self, memory: &[DeviceMemory]) -> Option<f64> {
+        let is_used = |gpu: &&GpuFacts| memory.iter().any(|it| it.gpu_id == Some(gpu.index));
+        let used = self.gpus.iter().filter(is_used);
+        let shares: Vec<f64> = used
+            .filter_map(|gpu| Some(f64::from(gpu.utilization?) / 100.0))
+            .collect();
+        (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(index: u32) -> GpuFacts {
+        GpuFacts {
+            index,
+            uuid: format!("GPU-{index}"),
+            ..GpuFacts::default()
+        }
+    }
+
+    fn memory_on(ordinals: &[u32]) -> GpuMemory {
+        let by_device = ordinals.iter().map(|it| (*it, MemoryUse::default()));
+        GpuMemory {
+            by_device: by_device.collect(),
+            ..GpuMemory::default()
+        }
+    }
+
+    /// A program may choose its GPU after its start.
+    #[test]
+    fn nvml_knows_the_gpu_of_a_process_that_uses_one() {
+        let gpus: Vec<GpuFacts> = (0..4).map(gpu).collect();
+        let devices = VisibleDevices::parse(None, &gpus);
+        let seen = |only_gpu, memory: &GpuMemory| {
+            let process = ProcessGpus {
+                devices: &devices,
+                gpus: &gpus,
+                only_gpu,
+            };
+            (process.index(0, memory), process.uuid(memory).to_owned())
+        };
+        let one = memory_on(&[0]);
+        assert_eq!(seen(None, &one), (Some(0), "GPU-0".to_owned()));
+        assert_eq!(seen(gpus.get(3), &one), (Some(3), "GPU-3".to_owned()));
+        assert_eq!(seen(gpus.get(3), &memory_on(&[0, 1])).0, Some(0));
+    }
+
+    #[test]
+    fn a_device_that_nothing_names_is_unknown() {
+        let gpus: Vec<GpuFacts> = (0..4).map(gpu).collect();
+        let index = |devices: &VisibleDevices, ordinal| {
+            let process = ProcessGpus {
+                devices,
+                gpus: &gpus,
+                only_gpu: None,
+            };
+            process.index(ordinal, &memory_on(&[ordinal]))
+        };
+        let one = VisibleDevices::parse(Some("2"), &gpus);
+        assert_eq!(index(&one, NO_GPU), Some(2));
+        let none = VisibleDevices::default();
+        assert_eq!(index(&none, NO_GPU), None);
+        assert_eq!(index(&none, 7), Some(7));
+    }
+}

@@ -1,0 +1,168 @@
+//! Communicators of a process, and its progress on each.
+
+use std::collections::BTreeMap;
+
+use libbpf_rs::MapCore;
+use zernel_model::snapshot::{CollectiveTotals, CommunicatorSnapshot, NcclSnapshot};
+
+use super::layout;
+use crate::observer::{Kernel, ObservedProcess, seconds_ago};
+use crate::probes::gpu_mem::ProcessGpus;
+use crate::probes::{Counts, Family, Operation, ProbeState};
+
+/// Number of operations that a communicator remembers.
+const REMEMBERED_OPERATIONS: u64 = 16;
+/// Bits per remembered operation.
+const OPERATION_BITS: u64 = 4;
+
+/// Communicators that a process has created and not destroyed.
+#[derive(Debug, Default)]
+pub struct Communicators {
+    /// The communicators.
+    pub all: Vec<Communicator>,
+}
+
+/// A communicator of a process, and the progress of the process on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Communicator {
+    /// Id that all its ranks share, on every node.
+    pub hash: u64,
+    /// Rank of the process in it, if known.
+    pub rank: Option<u32>,
+    /// Number of ranks, if known.
+    pub ranks: Option<u32>,
+    /// Collectives entered.
+    pub sequence: u64,
+    /// Operation of the latest one.
+    pub operation: Operation,
+    /// Bytes of the latest one.
+    pub bytes: u64,
+    /// When the latest one was entered, in nanoseconds of CLOCK_MONOTONIC.
+    pub entered_ns: u64,
+    /// When the latest call returned; 0 while it has not.
+    pub left_ns: u64,
+    /// Whether the call that creates the communicator has not returned. It was then entered when that call was.
+    pub is_being_made: bool,
+    /// Longest time between the entries of two successive collectives.
+    pub longest_gap_ns: u64,
+    /// Latest operations, four bits each, the newest lowest.
+    operations: u64,
+}
+
+/// Reads the communicators of all processes.
+pub(crate) fn read_maps(
+    kernel: &Kernel,
+    processes: &mut BTreeMap<u32, ObservedProcess>,
+) -> libbpf_rs::Result<()> {
+    for process in processes.values_mut() {
+        process.probes.nccl.all.clear();
+    }
+    for (key, record) in kernel.entries("communicators")? {
+        let key: layout::CommunicatorKey = key;
+        if let Some(process) = processes.get_mut(&key.process) {
+            let communicator = Communicator::new(&key, &record);
+            if let (Some(rank), Some(ranks)) = (communicator.rank, communicator.ranks) {
+                process.adopt_rank(rank, ranks);
+            }
+            process.probes.nccl.all.push(communicator);
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the communicators of a process.
+pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
+    kernel.delete_where("communicators", |key: &layout::CommunicatorKey| {
+        key.process == process
+    })?;
+    for name in ["pending_collectives", "expected_communicators"] {
+        // A process without one has no entry.
+        let _ = kernel.map(name)?.delete(&process.to_ne_bytes());
+    }
+    Ok(())
+}
+
+impl Communicator {
+    fn new(key: &layout::CommunicatorKey, record: &layout::Communicator) -> Self {
+        Self {
+            hash: record.hash,
+            rank: (record.rank != layout::NO_RANK).then_some(record.rank),
+            ranks: (record.ranks != 0).then_some(record.ranks),
+            sequence: record.sequence,
+            operation: operation(record.operation.into()),
+            bytes: record.bytes,
+            entered_ns: record.entered_ns,
+            left_ns: record.left_ns,
+            is_being_made: key.is_being_made != 0,
+            longest_gap_ns: record.longest_gap_ns,
+            operations: record.operations,
+        }
+    }
+
+    /// Latest operations, newest first; at most 16.
+    pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
+        let known = self.sequence.min(REMEMBERED_OPERATIONS);
+        (0..known).map(|place| operation(self.operations >> (OPERATION_BITS * place) & 0xf))
+    }
+
+    /// The communicator in a snapshot.
+    pub(super) fn snapshot(&self) -> CommunicatorSnapshot {
+        let last_operations = self.last_operations();
+        CommunicatorSnapshot {
+            communicator: format!("{:016x}", self.hash),
+            rank: self.rank,
+            ranks: self.ranks,
+            sequence: self.sequence,
+            op: self.operation.name().into(),
+            bytes: self.bytes,
+            in_call: self.entered_ns != 0 && self.left_ns == 0,
+            entered_seconds_ago: seconds_ago(self.entered_ns),
+            longest_gap_seconds: self.longest_gap_ns as f64 / 1e9,
+            last_ops: last_operations.map(|it| it.name().into()).collect(),
+            is_being_made: self.is_being_made,
+        }
+    }
+}
+
+fn operation(number: u64) -> Operation {
+    let known = Operation::ALL.get(number as usize);
+    known.copied().unwrap_or(Operation::Other)
+}
+
+impl ProbeState for Communicators {
+    type Snapshot = NcclSnapshot;
+
+    fn exit(&mut self) {
+        self.all.clear();
+    }
+
+    fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> NcclSnapshot {
+        let operations = Operation::ALL.into_iter();
+        NcclSnapshot {
+            collectives: operations
+                .filter_map(|operation| collective_totals(process, operation))
+                .collect(),
+            communicators: self.all.iter().map(Communicator::snapshot).collect(),
+        }
+    }
+}
+
+/// All collectives of one operation; `None` if the process made none.
+fn collective_totals(process: &ObservedProcess, operation: Operation) -> Option<CollectiveTotals> {
+    let count = process.count(|what| what == Counts::Communication(operation));
+    let enqueue_times = process.shared_duration(Family::Enqueue(operation));
+    let until_sync_times = process.shared_duration(Family::UntilSync(operation));
+    if count.calls == 0 && enqueue_times.is_none() && until_sync_times.is_none() {
+        return None;
+    }
+    let until_sync = until_sync_times.as_ref();
+    Some(CollectiveTotals {
+        op: operation.name().into(),
+        calls: count.calls,
+        bytes: count.bytes,
+        until_sync_median_seconds: until_sync.map(|times| times.p50_ns() as f64 / 1e9),
+        until_sync_mean_seconds: until_sync.map(|times| times.mean_ns() / 1e9),
+        enqueue_times,
+        until_sync_times,
+    })
+}
