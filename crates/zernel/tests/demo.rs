@@ -1,21 +1,18 @@
 //! What `make run` shows: that the example's loaders are seen to be the ranks' own, so that waits have causes.
 
-#[path = "needs/bpf.rs"]
-mod bpf_need;
-
 use std::fs;
 use std::process::{Command, ExitCode};
 
 use serde_json::Value;
+use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
-
-use bpf_need::bpf;
 
 fn main() -> ExitCode {
     zernel_testkit::main([trial(
         "waits_for_data_have_causes",
-        &[root(), bpf()],
+        &[root(), bpf(|| Capability::BtfTracepoint.try_out())],
         waits_for_data_have_causes,
     )])
 }

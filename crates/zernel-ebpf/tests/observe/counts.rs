@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use zernel_ebpf::observer::{Rung, Seen};
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::{Driver, Role, Stage, call, out, try_call};
 
 use crate::harness::{assert_exact, find, observe, observe_on, run, seen_of};
-use crate::target::{Driver, Role, Stage, call, out, try_call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("everything", everything),

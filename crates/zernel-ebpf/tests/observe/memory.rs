@@ -9,9 +9,9 @@ use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
 
 use crate::harness::{Watcher, exact, find, observe};
-use crate::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("memory", memory),

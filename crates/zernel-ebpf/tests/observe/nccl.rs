@@ -12,12 +12,12 @@ use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::EventKind;
-
-use crate::communicator::{
+use zernel_testkit::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
+use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause};
+
 use crate::harness::{Watcher, assert_exact, exact, find, observe, run, start};
-use crate::target::{Driver, Role, Stage, Target, call, out, pause};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("rank", rank),

@@ -11,11 +11,13 @@ use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::Need;
+use zernel_testkit::target::{
+    Driver, ROLE, ROUNDS, Role, Stage, Target, call, directory, pause, try_call,
+};
+use zernel_testkit::{Need, eventually};
 
 use crate::counts::launches;
-use crate::harness::{Watcher, exact, find, observe, seen_of, start, wait_until};
-use crate::target::{Driver, ROLE, ROUNDS, Role, Stage, Target, call, directory, pause, try_call};
+use crate::harness::{Watcher, exact, find, observe, seen_of, start};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("executes", executes),
@@ -253,7 +255,7 @@ fn alone_with_pids() -> MutexGuard<'static, ()> {
 /// Starts a target with a pid that somebody had before. Others start processes, too.
 fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
     let mut found = None;
-    wait_until("the same pid again", || {
+    eventually("the same pid again", || {
         fs::write(NEXT_PID, (pid - 1).to_string()).expect("we are root");
         let target = stage.target("launches", rounds);
         found = Some(target).filter(|target| target.pid() == pid);

@@ -1,12 +1,7 @@
 //! What threads wait for, held against what the observed programs measured themselves.
 
-#[path = "../bpf/mod.rs"]
-mod bpf;
 mod kernels;
 mod roles;
-#[path = "../observe/target.rs"]
-#[allow(dead_code)]
-mod target;
 mod torch;
 mod workload;
 
@@ -15,27 +10,29 @@ use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
 use roles::Report;
-use target::{Stage, Target};
+use zernel_ebpf::capability::Capability;
 use zernel_ebpf::observer::{ObservedProcess, Observer, Options};
 use zernel_ebpf::probes::{BlockedBy, Family};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::needs::bpf;
+use zernel_testkit::target::{self, Stage, Target};
+use zernel_testkit::{eventually, root, trial, vm};
 
 fn main() -> ExitCode {
     if let Some(code) = target::act(roles::ROLES) {
         return code;
     }
-    let needs = [root(), bpf::need()];
-    let vm = Need {
-        name: "vm",
-        check: || kernels::obtain("6.1").map(|_| ()),
-    };
-    let with_torch = [root(), bpf::need(), torch::need()];
+    let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
+    let with_torch = [needs[0], needs[1], torch::need()];
     zernel_testkit::main([
         trial("the_probes_load_here", &needs, kernels::load_here),
-        trial("the_probes_load_on_old_and_new_kernels", &[vm], || {
-            kernels::load_there(&["6.1", "6.12", "7.2"]);
-        }),
+        trial(
+            "the_probes_load_on_old_and_new_kernels",
+            &[vm::oldest()],
+            || {
+                kernels::load_there(&["6.1", "6.12", "7.2"]);
+            },
+        ),
         trial("busy_loaders_are_waited_for", &needs, busy_loaders),
         trial("reading_loaders_are_waited_for", &needs, reading_loaders),
         trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
@@ -247,9 +244,7 @@ fn check_task_state(observer: &Observer, pid: u32) {
         state.expect("an ML process")
     };
     // Having said that it is done, it waits to be told to end.
-    while state().cpu_burst_ns != 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("it is blocked", || state().cpu_burst_ns == 0);
     assert!(state().io_wait_q16 > 0 && state().io_wait_q16 <= 1 << 16);
     assert!(state().futex_waits > 0);
 }

@@ -15,8 +15,9 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use zernel_ebpf::probes::BlockedBy;
-
-use crate::target::{Driver, Role, call};
+use zernel_testkit::communicator::{UniqueId, unique_id};
+use zernel_testkit::eventually;
+use zernel_testkit::target::{Driver, Role, call};
 
 /// Where a target writes its report.
 const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -285,25 +286,9 @@ fn train_with_a_thread(driver: &Driver, rounds: u64) {
     write(&report);
 }
 
-/// `ncclUniqueId`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct UniqueId([u8; 128]);
-
-/// The communicator of two ranks that meet in the folder of the libraries.
+/// A communicator of two ranks.
 fn join(driver: &Driver, rank: i32) -> u64 {
-    let meeting = PathBuf::from(env::var_os(REPORT).expect("set by the stage")).join("id");
-    let mut id = UniqueId([0; 128]);
-    if rank == 0 {
-        call!(driver.nccl(), "ncclGetUniqueId", &raw mut id);
-        fs::write(meeting.with_extension("new"), id.0).expect("a writable folder");
-        fs::rename(meeting.with_extension("new"), &meeting).expect("a writable folder");
-    } else {
-        while !meeting.exists() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        id.0.copy_from_slice(&fs::read(&meeting).expect("just seen"));
-    }
+    let id = unique_id(driver, rank as u64);
     let mut communicator = 0_u64;
     // SAFETY: NCCL's own signature.
     let result = unsafe {
@@ -482,9 +467,10 @@ fn fork_children(driver: &Driver, _rounds: u64) {
         use std::os::unix::process::CommandExt;
         let _ = std::process::Command::new("sleep").arg("600").exec();
     });
-    while fs::read_to_string(format!("/proc/{executes}/comm")).is_ok_and(|name| name != "sleep\n") {
-        thread::sleep(Duration::from_millis(1));
-    }
+    let comm = format!("/proc/{executes}/comm");
+    eventually("the child executes sleep", || {
+        fs::read_to_string(&comm).is_ok_and(|name| name == "sleep\n")
+    });
     write(&Report {
         children: vec![stays, executes],
         ..Report::default()

@@ -1,8 +1,6 @@
 //! `zernel run`, `zernel ps` and `zernel hang`, as a user meets them.
 
 mod attach;
-#[path = "../needs/bpf.rs"]
-mod bpf_need;
 mod daemon;
 mod job;
 
@@ -11,14 +9,14 @@ use std::process::{Command, ExitCode, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use zernel_ebpf::capability::Capability;
+use zernel_testkit::needs::bpf;
 use zernel_testkit::{Need, root, trial};
 
 use job::Job;
 
-use bpf_need::bpf;
-
 fn main() -> ExitCode {
-    let observing = [root(), bpf()];
+    let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     zernel_testkit::main([
         trial("exit_codes_are_passed_on", &[], exit_codes_are_passed_on),
         trial("signals_are_passed_on", &[], signals_are_passed_on),
@@ -70,7 +68,7 @@ fn main() -> ExitCode {
         ),
         trial(
             "a_torch_program_that_waits_for_its_loader_is_input_bound",
-            &[root(), bpf(), torch()],
+            &[observing[0], observing[1], torch()],
             torch_waits_for_its_loader,
         ),
         trial(
