@@ -7,7 +7,7 @@ use zernel_testkit::target::Stage;
 use zernel_workload::work::{GpuBackend, MlTraining};
 use zernel_workload::{CloneMode, SchedPolicy, WorkType, WorkloadConfig, WorkloadHandle};
 
-use crate::{assert_about, find, watch};
+use crate::{assert_close, find, watch};
 
 const STEPS: u64 = 40;
 
@@ -43,5 +43,5 @@ pub(crate) fn waits() {
         .sum();
     let process = find(&observer, trainer.pid as u32);
     let seen = process.duration(Family::Dataload).expect("it waited");
-    assert_about("waits of a training job", seen.sum_ns, truth);
+    assert_close("waits of a training job", seen.sum_ns, truth);
 }
