@@ -291,8 +291,9 @@ fn preemption() {
         eprintln!("{seen:?}");
         // It did a little more than what it measured: it opened a device.
         assert_close("CPU time", seen.on_cpu_ns, report.cpu_ns);
-        // It shares a CPU with a rival, in slices of a few milliseconds.
-        assert!(seen.run_delay_ns > report.cpu_ns / 2 && seen.switches > 20);
+        // It shares the CPUs with rivals, in slices of a few milliseconds. A third of its CPU time and 58
+        // switches were the least that was measured.
+        assert!(seen.run_delay_ns > report.cpu_ns / 10 && seen.switches > 20);
         // The millisecond of sleep at its end, and opening the device.
         assert!(
             blocked_ns > 1_000_000 && blocked_ns < 50_000_000,
