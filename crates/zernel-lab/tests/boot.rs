@@ -3,16 +3,16 @@
 
 use std::error::Error;
 use std::fs;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 use zernel_lab::{
     Accelerator, CommandStatus, Initramfs, KernelCache, KernelRequest, Outcome, VmError, VmSpec,
 };
-use zernel_testkit::Need;
+use zernel_testkit::{Need, eventually};
 
 type TestResult = Result<(), Box<dyn Error>>;
 
@@ -234,28 +234,17 @@ fn a_vm_dies_with_its_parent() -> TestResult {
         .env(ENDLESS, &mark)
         .env("TMPDIR", folder.path())
         .spawn()?;
-    let started = eventually(|| !processes_with(&mark).is_empty());
+    let started = catch_unwind(|| {
+        eventually("the VM is started", || !processes_with(&mark).is_empty());
+    });
     // Not even a handler could act on this signal.
     parent.kill()?;
     parent.wait()?;
-    assert!(started, "the VM was not started");
-    assert!(
-        eventually(|| processes_with(&mark).is_empty()),
-        "the VM outlived its parent"
-    );
+    assert!(started.is_ok(), "the VM was not started");
+    eventually("the VM dies with its parent", || {
+        processes_with(&mark).is_empty()
+    });
     Ok(())
-}
-
-/// Whether a condition comes true within half a minute.
-fn eventually(condition: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while !condition() {
-        if start.elapsed() > Duration::from_secs(30) {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    true
 }
 
 fn a_boot_that_takes_too_long_is_stopped() -> TestResult {

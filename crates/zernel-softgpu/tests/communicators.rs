@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use support::libraries::{NOT_READY, Nccl, Program, UniqueId, got, ok};
 use support::ranks::{INT32, Rank, SUM};
-use support::{Stage, eventually, publish, published, role};
+use support::{Stage, publish, published, role};
 use zernel_softgpu::config;
+use zernel_testkit::eventually;
 
 const INVALID_ARGUMENT: i32 = 4;
 const INVALID_USAGE: i32 = 5;

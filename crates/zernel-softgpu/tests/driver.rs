@@ -57,7 +57,7 @@ fn memory_runs_out_at_the_capacity_for_all_processes_together() {
     let Some(role) = role() else {
         let stage = Stage::new(TEST).set(config::MEMORY, 4 * GIB);
         let holder = stage.start("holder");
-        support::eventually("the holder holds", || stage.path().join("held").exists());
+        zernel_testkit::eventually("the holder holds", || stage.path().join("held").exists());
         stage.start("refused").succeeds();
         holder.kill();
         stage.start("served").succeeds();

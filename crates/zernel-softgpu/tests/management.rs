@@ -39,7 +39,7 @@ fn the_last_process_to_end_removes_the_state() {
         let stage = Stage::new(TEST);
         let node = stage.path().join("node/node");
         let killed = stage.start("killed");
-        support::eventually("it uses the node", || stage.path().join("using").exists());
+        zernel_testkit::eventually("it uses the node", || stage.path().join("using").exists());
         stage.start("ends").succeeds();
         assert!(node.exists(), "somebody still uses it");
         killed.kill();
@@ -190,7 +190,7 @@ fn watch() {
     ));
     assert!(idle.running_compute_processes().unwrap().is_empty());
     // The machine may be slow, so that the pauses get longer; but never shorter.
-    support::eventually("the device is seen to be busy", || {
+    zernel_testkit::eventually("the device is seen to be busy", || {
         let percent = busy.utilization_rates().unwrap().gpu;
         assert!(percent <= 60, "busy half of the time shows as {percent} %");
         percent >= 5

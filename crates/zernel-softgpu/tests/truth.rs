@@ -151,7 +151,7 @@ fn nothing_is_lost_when_a_process_is_killed() {
         let stage = Stage::new(TEST).logged().set(config::LOG_EVENTS, events);
         let counter = Counter::open(&stage.path().join("count"));
         let actor = stage.start("0");
-        support::eventually("calls are made", || {
+        zernel_testkit::eventually("calls are made", || {
             counter.0.load(Relaxed) & 0xffff_ffff > 20_000
         });
         actor.kill();

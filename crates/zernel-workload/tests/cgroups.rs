@@ -12,12 +12,10 @@ use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{
-    MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
-};
+use common::{MODES, exists, helper_command, kill, run_helper, spinners, wait_for_progress};
 use rustix::process::Signal;
-use zernel_lab::{Kernel, KernelCache, KernelRequest, VmSpec};
-use zernel_testkit::{Need, root, trial};
+use zernel_lab::{KernelRequest, VmSpec};
+use zernel_testkit::{Need, eventually, root, trial, vm};
 use zernel_workload::work::CgroupChurn;
 use zernel_workload::{CloneMode, Spec, WorkType, WorkerExitInfo, WorkloadConfig, WorkloadHandle};
 
@@ -94,7 +92,7 @@ fn main() -> ExitCode {
         ),
         trial(
             "cgroups_work_where_there_are_controllers",
-            &[VM],
+            &[vm::newest()],
             settings_in_a_vm,
         ),
     ])
@@ -145,18 +143,6 @@ const GUEST: Need = Need {
         None => Err("run in a virtual machine by another test".into()),
     },
 };
-
-const VM: Need = Need {
-    name: "vm",
-    check: || kernel().map(drop),
-};
-
-fn kernel() -> Result<Kernel, String> {
-    let request = KernelRequest::SchedExt;
-    zernel_lab::available(&request).map_err(|error| error.to_string())?;
-    let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
-    cache.obtain(&request).map_err(|error| error.to_string())
-}
 
 /// A file of a cgroup; empty if it has no such file.
 fn read(folder: &str, file: &str) -> String {
@@ -538,7 +524,7 @@ fn killed_caller_in_a_session() {
 
 /// Runs those tests of this program that need controllers, in a virtual machine.
 fn settings_in_a_vm() {
-    let outcome = VmSpec::new(kernel().unwrap())
+    let outcome = VmSpec::new(vm::obtain(&KernelRequest::SchedExt).unwrap())
         .environment(IN_GUEST, "1")
         .timeout(Duration::from_secs(300))
         .run(

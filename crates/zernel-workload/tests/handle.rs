@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use zernel_testkit::eventually;
 use zernel_workload::{
     Affinity, CloneMode, Error, MemoryPolicy, SchedPolicy, WorkSpec, WorkType, WorkerExitInfo,
     WorkerReport, WorkloadConfig, WorkloadHandle,
@@ -18,15 +19,6 @@ fn spinners(mode: CloneMode, workers: usize) -> WorkloadConfig {
         .workers(workers)
         .work_type(WorkType::SpinWait)
         .clone_mode(mode)
-}
-
-/// Waits for something that happens soon on any machine.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < limit, "{what} did not come true");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn all_completed(reports: &[WorkerReport]) -> bool {

@@ -6,11 +6,11 @@ use std::hash::BuildHasher;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::{Event, EventKind, TruthLog};
-use zernel_testkit::trial;
+use zernel_testkit::{eventually, trial};
 use zernel_workload::report::PhaseInterval;
 use zernel_workload::work::{GpuBackend, GpuWait, MlTraining};
 use zernel_workload::{CloneMode, Spec, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
@@ -103,19 +103,11 @@ fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
         .clone_mode(mode);
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
-    let limit = Instant::now() + Duration::from_secs(60);
-    while handle
-        .snapshot_iterations()
-        .iter()
-        .step_by(workers_per_rank)
-        .any(|count| *count < steps)
-    {
-        assert!(
-            Instant::now() < limit,
-            "{steps} steps were not done in time"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("every rank has done its steps", || {
+        let iterations = handle.snapshot_iterations();
+        let mut trainers = iterations.iter().step_by(workers_per_rank);
+        trainers.all(|count| *count >= steps)
+    });
     let reports = handle.stop_and_collect();
     assert!(
         reports.iter().all(|report| report.completed),

@@ -12,11 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{
-    MODES, eventually, exists, helper_command, kill, run_helper, spinners, wait_for_progress,
-};
+use common::{MODES, exists, helper_command, kill, run_helper, spinners, wait_for_progress};
 use rustix::process::{DumpableBehavior, Pid, Signal, dumpable_behavior, set_child_subreaper};
-use zernel_testkit::{root, trial};
+use zernel_testkit::{eventually, root, trial};
 use zernel_workload::work::{PipePingPong, ThunderingHerd};
 use zernel_workload::{
     Affinity, CloneMode, Topology, WorkSpec, WorkType, WorkerExitInfo, WorkloadConfig,

@@ -1,8 +1,9 @@
 //! Each type of work does what its name says.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use zernel_testkit::eventually;
 use zernel_workload::work::{
     AffinityChurn, Bursty, FutexFanOut, FutexPingPong, MutexContention, PipePingPong, RandomRead,
     Sequence, ThunderingHerd, TimerDeadline, WakeChain,
@@ -20,14 +21,6 @@ enum Host {
 }
 
 const HOSTS: [Host; 3] = [Host::Fork, Host::Thread, Host::Container];
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < limit, "{what} did not come true");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 fn spawn(host: Host, workers: usize, work: WorkType) -> WorkloadHandle {
     let spec = WorkSpec::new().workers(workers).work_type(work);

@@ -1,22 +1,16 @@
 //! What a daemon that observes a thousand processes takes: its memory, that of its maps, and the time
 //! of a scrape.
 
-#[path = "../tests/observe/daemon.rs"]
-#[allow(dead_code)] // more than is used here
-mod daemon;
-#[path = "../../zernel-ebpf/tests/observe/target.rs"]
-#[allow(dead_code, unused_imports, unused_macros)] // more than is used here
-mod target;
-
 use std::fs;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use daemon::Daemon;
-use target::{Driver, Stage, call};
 use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::daemon::Daemon;
+use zernel_testkit::eventually;
+use zernel_testkit::target::{self, Driver, Stage, call};
 
 const PROCESSES: usize = 1000;
 const SCRAPES: usize = 50;
@@ -30,7 +24,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(env!("CARGO_BIN_EXE_zernel"), &stage);
     report("nothing to observe", &daemon);
     let mut target = stage.target("parent", PROCESSES as u64);
     target.step();
@@ -77,11 +71,8 @@ fn wait_until_all_are_told(daemon: &Daemon) {
             .matches("zernel_cuda_launches_total{")
             .count()
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while told() < PROCESSES && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(200));
-    }
-    println!("{} processes are told of", told());
+    eventually("every process is exported", || told() >= PROCESSES);
+    println!("{} processes are exported", told());
 }
 
 fn report(what: &str, daemon: &Daemon) {

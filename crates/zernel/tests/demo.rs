@@ -1,21 +1,18 @@
 //! What `make run` shows: that the example's loaders are seen to be the ranks' own, so that waits have causes.
 
-#[path = "needs/bpf.rs"]
-mod bpf_need;
-
 use std::fs;
 use std::process::{Command, ExitCode};
 
 use serde_json::Value;
+use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
-
-use bpf_need::bpf;
 
 fn main() -> ExitCode {
     zernel_testkit::main([trial(
         "waits_for_data_have_causes",
-        &[root(), bpf()],
+        &[root(), bpf(|| Capability::BtfTracepoint.try_out())],
         waits_for_data_have_causes,
     )])
 }
@@ -58,13 +55,15 @@ fn waits_for_data_have_causes() {
         let waits = ranks.iter().map(|rank| seconds(&rank["data_waits"][cause]));
         waits.sum::<f64>()
     };
-    // They decode, or wait for a CPU to do so: hardly any wait is left without a cause.
+    // They decode, or wait for a CPU to do so. At most 6 % without a cause and at least 1.6 s of decoding were
+    // measured, beside other work.
     let explained = sum("prepare") + sum("sched") + sum("fetch");
-    assert!(sum("prepare") > 0.0, "{report:#}");
-    assert!(explained > 4.0 * sum("other"), "{report:#}");
+    assert!(sum("prepare") > 0.5, "{report:#}");
+    assert!(explained > 9.0 * sum("other"), "{report:#}");
     for rank in ranks {
         assert_eq!(rank["complete"], true, "{report:#}");
-        assert!(seconds(&rank["gpu_memory_peak_bytes"]) > 0.0, "{report:#}");
+        // A batch and the gradients.
+        assert_eq!(rank["gpu_memory_peak_bytes"], (512 + 256) * 1024);
         assert_eq!(rank["collectives"][0]["op"], "AllReduce", "{report:#}");
     }
 }

@@ -1,7 +1,5 @@
 //! `zernel doctor` on the machine that runs the tests, as root and as nobody.
 
-mod needs;
-
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -10,22 +8,16 @@ use std::process::{Command, ExitCode, Output, Stdio};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_lab::{CommandStatus, KernelCache, KernelRequest, VmSpec};
-use zernel_testkit::{Need, root, trial};
+use zernel_lab::{CommandStatus, VmSpec};
+use zernel_testkit::needs::bpf;
+use zernel_testkit::{root, trial, vm};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 const NOBODY: u32 = 65534;
 
 fn main() -> ExitCode {
-    let bpf = Need {
-        name: "bpf",
-        check: || {
-            Capability::BtfTracepoint
-                .try_out()
-                .map_err(|e| e.to_string())
-        },
-    };
-    let (vm, old_vm) = (needs::vm(), needs::old_vm());
+    let bpf = bpf(|| Capability::BtfTracepoint.try_out());
+    let (newest, oldest) = (vm::newest(), vm::oldest());
     zernel_testkit::main([
         trial("root_can_observe", &[root(), bpf], root_can_observe),
         trial(
@@ -35,12 +27,12 @@ fn main() -> ExitCode {
         ),
         trial(
             "a_kernel_with_sched_ext_is_recognised",
-            &[vm],
+            &[newest],
             sched_ext_is_recognised,
         ),
         trial(
             "an_old_kernel_has_the_last_rung",
-            &[old_vm],
+            &[oldest],
             an_old_kernel_has_the_last_rung,
         ),
         trial(
@@ -143,9 +135,7 @@ fn nobody_cannot_observe() {
 
 /// The doctor's report from a virtual machine with such a kernel.
 fn doctor_in_a_vm(kernel: &str) -> Value {
-    let request: KernelRequest = kernel.parse().unwrap();
-    let kernel = KernelCache::from_environment().unwrap().obtain(&request);
-    let outcome = VmSpec::new(kernel.unwrap()).run(ZERNEL, ["doctor", "--json"]);
+    let outcome = VmSpec::new(vm::kernel(kernel).unwrap()).run(ZERNEL, ["doctor", "--json"]);
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     let complaints = String::from_utf8_lossy(&outcome.stderr);
     assert_eq!(outcome.status, CommandStatus::Exited(0), "{complaints}");

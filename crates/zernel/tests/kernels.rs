@@ -3,24 +3,20 @@
 //!
 //! This program is also the job, and in a virtual machine it runs the trial that this machine runs too.
 
-#[path = "needs/bpf.rs"]
-mod bpf_need;
-mod needs;
-
 use std::collections::BTreeMap;
 use std::env;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use serde_json::Value;
-use zernel_lab::{Initramfs, KernelCache, KernelRequest, VmSpec};
+use zernel_ebpf::capability::Capability;
+use zernel_lab::{Initramfs, VmSpec};
 use zernel_softgpu::config;
 use zernel_softgpu::install::{LIBRARIES, built_libraries};
 use zernel_softgpu::truth::TruthLog;
 use zernel_testjob::{Cause, Job, Plan, act};
-use zernel_testkit::{root, trial};
-
-use bpf_need::bpf;
+use zernel_testkit::needs::bpf;
+use zernel_testkit::{root, trial, vm};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 const HERE: &str = "a_job_is_seen_as_it_is_here";
@@ -42,18 +38,21 @@ fn main() -> ExitCode {
     }
     let there = KERNELS.into_iter().map(|(version, rung, preemption)| {
         let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
-        trial(&name, &[needs::old_vm()], move || {
+        trial(&name, &[vm::oldest()], move || {
             is_seen_there(version, rung, preemption);
         })
     });
-    let here = trial(HERE, &[root(), bpf()], is_seen_here);
+    let here = trial(
+        HERE,
+        &[root(), bpf(|| Capability::BtfTracepoint.try_out())],
+        is_seen_here,
+    );
     zernel_testkit::main([here].into_iter().chain(there))
 }
 
 /// Runs the other trial in a virtual machine.
 fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
-    let request: KernelRequest = version.parse().unwrap();
-    let kernel = KernelCache::from_environment().unwrap().obtain(&request);
+    let kernel = vm::kernel(version);
     let mut files = Initramfs::new();
     files.add_same(ZERNEL).unwrap();
     let libraries = built_libraries().unwrap();

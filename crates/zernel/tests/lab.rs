@@ -1,17 +1,12 @@
 //! `zernel lab run`, as a shell sees it.
 
-mod needs;
-
 use std::process::{Command, ExitCode, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
-
-use zernel_testkit::trial;
+use zernel_testkit::{eventually, trial, vm};
 
 fn main() -> ExitCode {
-    let vm = needs::vm();
+    let vm = vm::newest();
     zernel_testkit::main([
         trial(
             "a_command_is_the_same_inside",
@@ -106,11 +101,8 @@ fn an_interrupt_leaves_nothing_behind() {
         .spawn()
         .unwrap();
     let files = || std::fs::read_dir(folder.path()).unwrap().count();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while files() == 0 && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(files(), 1, "a run in progress has a folder");
+    eventually("a run in progress has a folder", || files() > 0);
+    assert_eq!(files(), 1, "a run in progress has one folder");
     let pid = Pid::from_child(&child);
     rustix::process::kill_process(pid, Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();

@@ -1,36 +1,35 @@
 //! Discovery on the machine that runs the tests, with a process that does as it is told.
 
-#[path = "../bpf/mod.rs"]
-mod bpf;
 mod helper;
 mod other_kernels;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, fs, thread};
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use tempfile::TempDir;
+use zernel_ebpf::capability::Capability;
 use zernel_ebpf::discovery::{Discovery, Event, MappedFile, ProcessKey};
 use zernel_elf::LibraryKind;
 use zernel_softgpu::install::{Prologue, install};
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::needs::bpf;
+use zernel_testkit::{Need, eventually, eventually_ok, root, trial, vm};
 
 use helper::Helper;
-
-/// When an event is not coming any more.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     if env::args().nth(1).as_deref() == Some(helper::ARGUMENT) {
         return helper::main();
     }
-    let needs = [root(), bpf::need()];
-    let vm = |check| [Need { name: "vm", check }];
-    let oldest = vm(|| other_kernels::kernel("6.1").map(drop));
-    let newest = vm(|| other_kernels::kernel("7.2").map(drop));
+    let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
+    let oldest = [vm::oldest()];
+    let newest = [Need {
+        name: "vm",
+        check: || vm::kernel("7.2").map(drop),
+    }];
     zernel_testkit::main([
         trial("what_is_there_is_found", &needs, what_is_there_is_found),
         trial("a_late_dlopen_is_told", &needs, a_late_dlopen_is_told),
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
         ),
         trial(
             "on_overlayfs_the_real_file_is_told",
-            &[root(), bpf::need(), overlayfs()],
+            &[needs[0], needs[1], overlayfs()],
             on_overlayfs_the_real_file_is_told,
         ),
         trial(
@@ -142,15 +141,11 @@ fn cuda_of(events: &[Event], pid: u32) -> Option<(ProcessKey, MappedFile)> {
 
 /// Polls until `wanted` finds something among all events so far.
 fn poll_until<T>(discovery: &mut Discovery, wanted: impl Fn(&[Event]) -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
     let mut events = Vec::new();
-    loop {
+    eventually_ok("the event comes", || {
         events.extend(discovery.poll(Duration::from_millis(100)).unwrap());
-        if let Some(found) = wanted(&events) {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "it never came: {events:#?}");
-    }
+        wanted(&events).ok_or_else(|| format!("{events:#?}"))
+    })
 }
 
 fn poll_for_cuda(discovery: &mut Discovery, pid: u32) -> (ProcessKey, MappedFile) {
@@ -390,11 +385,12 @@ fn interpreter() -> PathBuf {
 }
 
 fn poll_while(discovery: &mut Discovery, condition: impl Fn(&Discovery) -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while condition(discovery) {
-        assert!(Instant::now() < deadline, "nothing changed");
-        discovery.poll(Duration::from_millis(100)).unwrap();
-    }
+    eventually("the condition ends", || {
+        if condition(discovery) {
+            discovery.poll(Duration::from_millis(100)).unwrap();
+        }
+        !condition(discovery)
+    });
 }
 
 fn a_process_without_leader_is_found() {
@@ -403,11 +399,9 @@ fn a_process_without_leader_is_found() {
     helper.load(&libraries.cuda());
     helper.tell("lose-the-leader");
     let stat = format!("/proc/{}/stat", helper.pid());
-    let deadline = Instant::now() + PATIENCE;
-    while !fs::read_to_string(&stat).unwrap().contains(") Z ") {
-        assert!(Instant::now() < deadline, "the leader lives on");
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("the leader is a zombie", || {
+        fs::read_to_string(&stat).unwrap().contains(") Z ")
+    });
     for start in [Discovery::start, Discovery::start_without_iterator] {
         let mut discovery = start().unwrap();
         let (process, file) = cuda_of(&discovery.scan().unwrap(), helper.pid()).unwrap();

@@ -3,9 +3,9 @@
 use std::env;
 use std::time::Duration;
 
-use zernel_lab::kernel::BadVersion;
-use zernel_lab::{Initramfs, Kernel, KernelCache, KernelRequest, VmSpec};
+use zernel_lab::{Initramfs, VmSpec};
 use zernel_softgpu::install::{LIBRARIES, built_libraries};
+use zernel_testkit::vm;
 
 /// What the trials run.
 const PROGRAMS: [&str; 7] = [
@@ -20,14 +20,6 @@ const PROGRAMS: [&str; 7] = [
 /// Loaded by a trial, not linked to anything.
 const LIBRARY: &str = "libutil.so.1";
 
-/// The kernel, if it and the means to boot it are there.
-pub(crate) fn kernel(version: &str) -> Result<Kernel, String> {
-    let request: KernelRequest = version.parse().map_err(|e: BadVersion| e.to_string())?;
-    zernel_lab::available(&request).map_err(|e| e.to_string())?;
-    let cache = KernelCache::from_environment().map_err(|e| e.to_string())?;
-    cache.obtain(&request).map_err(|e| e.to_string())
-}
-
 /// Runs the trials that take no thousands of processes on that kernel.
 pub(crate) fn run(version: &str) {
     let own_program = env::current_exe().unwrap();
@@ -37,7 +29,7 @@ pub(crate) fn run(version: &str) {
         "--skip=thousand",
         "--skip=kernel",
     ];
-    let outcome = VmSpec::new(kernel(version).unwrap())
+    let outcome = VmSpec::new(vm::kernel(version).unwrap())
         .files(files())
         .environment(zernel_testkit::REQUIRE, "root,bpf")
         .timeout(Duration::from_secs(300))

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use zernel_ebpf::observer::{Rung, Seen};
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::{Driver, Role, Stage, call, out, try_call};
 
 use crate::harness::{assert_exact, find, observe, observe_on, run, seen_of};
-use crate::target::{Driver, Role, Stage, call, out, try_call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("everything", everything),
@@ -116,7 +116,10 @@ pub(crate) fn every_rung() {
         for target in &targets {
             let process = find(&observer, target.pid());
             assert_eq!(process.seen, Seen::Complete, "{}", rung.name());
-            assert_eq!(process.memory[&0].total.current_bytes, 4096);
+            assert_eq!(
+                process.probes.gpu_mem.by_device[&0].total.current_bytes,
+                4096
+            );
         }
     }
 }

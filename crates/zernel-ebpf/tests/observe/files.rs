@@ -12,10 +12,10 @@ use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Seen};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
+use zernel_testkit::target::{Driver, LIBRARIES, Role, Stage, Target, directory, pause};
 
 use crate::counts::launches;
 use crate::harness::{assert_exact, find, functions_of, observe, seen_of, start};
-use crate::target::{Driver, LIBRARIES, Role, Stage, Target, directory, pause};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("loads_and_launches", loads_and_launches),

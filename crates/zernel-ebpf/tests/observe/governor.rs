@@ -8,9 +8,9 @@ use zernel_ebpf::observer::{CallCount, GovernorOptions, ObservedProcess, Observe
 use zernel_ebpf::probes::Counts;
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::{Driver, Role, Stage, call, out};
 
 use crate::harness::{Watcher, exact, find, functions_of, seen_of, truth_of};
-use crate::target::{Driver, Role, Stage, call, out};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("launches_for", launches_for),

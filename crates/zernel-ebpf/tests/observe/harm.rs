@@ -8,10 +8,10 @@ use std::thread;
 use zernel_ebpf::observer::Options;
 use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
-use zernel_testkit::Need;
+use zernel_testkit::target::Stage;
+use zernel_testkit::{Need, eventually};
 
-use crate::harness::{exact, start, wait_until};
-use crate::target::Stage;
+use crate::harness::{exact, start};
 
 /// How often probes are attached and detached, unless `ZERNEL_TEST_ROUNDS` says otherwise. Each time
 /// waits for the whole machine, so it is done side by side, with a program and files of its own each.
@@ -67,7 +67,7 @@ fn bother(stage: &Stage, program: &Path, libraries: &Path) {
     }
     // On a busy machine all that may be over before the program has begun.
     let pid = target.id();
-    wait_until("the probes are hit", || {
+    eventually("the probes are hit", || {
         observer.read().expect("maps can be read");
         let mut processes = observer.processes();
         processes.any(|process| process.pid == pid && process.calls().count() > 0)

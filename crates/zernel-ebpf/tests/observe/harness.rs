@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use zernel_ebpf::observer::{
@@ -11,9 +10,9 @@ use zernel_ebpf::observer::{
 };
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::Scope;
-
-use crate::communicator::IN_PROGRESS;
-use crate::target::{Stage, Target};
+use zernel_testkit::communicator::IN_PROGRESS;
+use zernel_testkit::eventually;
+use zernel_testkit::target::{Stage, Target};
 
 /// Options that count everything, with the libraries of a stage attached before anyone uses them.
 pub(crate) fn exact(stage: &Stage) -> Options {
@@ -59,23 +58,14 @@ impl Watcher {
         result.expect("the observer runs")
     }
 
-    /// Waits until something holds. A machine that never gets there fails the test.
+    /// Waits until a condition holds for the observer.
     pub(crate) fn wait_until(&self, what: &str, condition: impl Fn(&Observer) -> bool) {
-        wait_until(what, || self.with(|observer| condition(observer)));
+        eventually(what, || self.with(|observer| condition(observer)));
     }
 
     /// Stops the thread, which must have gone well.
     pub(crate) fn stop(self) -> Observer {
         self.0.stop().expect("observing does not fail")
-    }
-}
-
-/// Waits until something holds.
-pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -1,8 +1,5 @@
 //! Probes on the software GPU, held against its own log of what really happened.
 
-#[path = "../bpf/mod.rs"]
-mod bpf;
-mod communicator;
 mod counts;
 mod files;
 mod governor;
@@ -14,12 +11,12 @@ mod processes;
 mod prologues;
 mod series;
 mod shared;
-#[allow(dead_code)] // other tests use more of it
-mod target;
 
 use std::process::ExitCode;
 
-use zernel_testkit::{Need, root, trial};
+use zernel_ebpf::capability::Capability;
+use zernel_testkit::needs::bpf;
+use zernel_testkit::{Need, root, target, trial};
 
 fn main() -> ExitCode {
     let roles = [
@@ -35,7 +32,7 @@ fn main() -> ExitCode {
     if let Some(code) = target::act(&roles) {
         return code;
     }
-    let needs = [root(), bpf::need()];
+    let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let trials: &[(&str, fn())] = &[
         ("every_call_is_counted_on_every_rung", counts::every_rung),
         (

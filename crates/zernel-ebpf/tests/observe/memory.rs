@@ -9,9 +9,9 @@ use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
 
 use crate::harness::{Watcher, exact, find, observe};
-use crate::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("memory", memory),
@@ -252,7 +252,7 @@ fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
 /// The memory of its only device: in use, and at most.
 fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
     observer.read().expect("maps can be read");
-    let total = &find(observer, target.pid()).memory[&0].total;
+    let total = &find(observer, target.pid()).probes.gpu_mem.by_device[&0].total;
     (total.current_bytes, total.peak_bytes)
 }
 
@@ -269,7 +269,12 @@ pub(crate) fn accounts() {
     // A free that failed changes nothing.
     target.step();
     assert_eq!(in_use(&mut observer, &target), (9500, 9500));
-    assert_eq!(find(&observer, pid).memory[&0].total.free_count, 1);
+    assert_eq!(
+        find(&observer, pid).probes.gpu_mem.by_device[&0]
+            .total
+            .free_count,
+        1
+    );
     // Two references, of which one is gone.
     target.step();
     assert_eq!(in_use(&mut observer, &target), (9500 + PAGE, 9500 + PAGE));
@@ -277,7 +282,7 @@ pub(crate) fn accounts() {
     assert_eq!(in_use(&mut observer, &target), (7500, 9500 + PAGE));
     target.end();
     observer.read().expect("maps can be read");
-    let memory = &find(&observer, pid).memory[&0];
+    let memory = &find(&observer, pid).probes.gpu_mem.by_device[&0];
     assert_eq!(memory.total.current_bytes, 0);
     assert_eq!(memory.total.peak_bytes, 9500 + PAGE);
     assert!(by_caller(&observer, pid).values().all(|bytes| *bytes == 0));
@@ -325,7 +330,11 @@ pub(crate) fn of_pools() {
     let mut target = stage.target("pooled", 4000);
     let pid = target.pid();
     target.step();
-    let in_use = |observer: &Observer| find(observer, pid).memory[&0].total.current_bytes;
+    let in_use = |observer: &Observer| {
+        find(observer, pid).probes.gpu_mem.by_device[&0]
+            .total
+            .current_bytes
+    };
     watcher.wait_until("all is told", |observer| {
         let mut processes = observer.processes();
         processes.any(|process| process.pid == pid) && in_use(observer) == 1500
@@ -353,11 +362,16 @@ pub(crate) fn with_contexts() {
         target.step();
         assert_eq!(in_use(&mut observer, &target), (bytes, 1300));
     }
-    assert_eq!(find(&observer, target.pid()).memory[&0].total.free_count, 2);
+    assert_eq!(
+        find(&observer, target.pid()).probes.gpu_mem.by_device[&0]
+            .total
+            .free_count,
+        2
+    );
 }
 
 fn in_use_by_device(observer: &Observer, target: &Target) -> BTreeMap<u32, u64> {
-    let memory = find(observer, target.pid()).memory.iter();
+    let memory = find(observer, target.pid()).probes.gpu_mem.by_device.iter();
     memory
         .map(|(device, memory)| (*device, memory.total.current_bytes))
         .collect()
@@ -401,6 +415,11 @@ pub(crate) fn mapped() {
         target.step();
         assert_eq!(in_use(&mut observer, &target), (pages * PAGE, 3 * PAGE));
     }
-    assert_eq!(find(&observer, target.pid()).memory[&0].total.free_count, 3);
+    assert_eq!(
+        find(&observer, target.pid()).probes.gpu_mem.by_device[&0]
+            .total
+            .free_count,
+        3
+    );
     assert_eq!(observer.losses(), Default::default());
 }

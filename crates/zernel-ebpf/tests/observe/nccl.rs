@@ -6,18 +6,19 @@ use std::time::{Duration, Instant};
 
 use libloading::Symbol;
 use zernel_ebpf::metrics::{self, TextFormat};
-use zernel_ebpf::observer::{Communicator, GovernorOptions, Observer, Options};
+use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
+use zernel_ebpf::probes::Communicator;
 use zernel_ebpf::probes::{Family, Operation};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::EventKind;
-
-use crate::communicator::{
+use zernel_testkit::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
+use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause};
+
 use crate::harness::{Watcher, assert_exact, exact, find, observe, run, start};
-use crate::target::{Driver, Role, Stage, Target, call, out, pause};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("rank", rank),
@@ -171,7 +172,7 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
 
 /// The hashes of a process' communicators: the first made, and the two made of it.
 fn hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
-    let communicators = &find(observer, pid).communicators;
+    let communicators = &find(observer, pid).probes.nccl.all;
     let (whole, parts): (Vec<&Communicator>, Vec<_>) = communicators
         .iter()
         .partition(|communicator| communicator.sequence > 0);
@@ -237,7 +238,7 @@ pub(crate) fn parts_that_are_stored_late() {
     let mut target = stage.target("late_parts", 1);
     target.step();
     observer.read().expect("maps can be read");
-    let communicators = find(&observer, target.pid()).communicators.iter();
+    let communicators = find(&observer, target.pid()).probes.nccl.all.iter();
     let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
     sequences.sort_unstable();
     assert_eq!(sequences, [0, 1, 2]);
@@ -428,7 +429,7 @@ pub(crate) fn once() {
     let mut calls = process.calls();
     let (_, count) = calls.find(|(name, _)| *name == "ncclBroadcast").unwrap();
     assert_eq!((count.calls, count.bytes), (20, 2000));
-    assert_eq!(process.communicators[0].sequence, 20);
+    assert_eq!(process.probes.nccl.all[0].sequence, 20);
 }
 
 /// More than are read at once.
@@ -439,7 +440,7 @@ pub(crate) fn many() {
     let mut target = stage.target("communicators", COUNT as u64);
     target.step();
     observer.read().expect("maps can be read");
-    let mut hashes: Vec<u64> = (find(&observer, target.pid()).communicators.iter())
+    let mut hashes: Vec<u64> = (find(&observer, target.pid()).probes.nccl.all.iter())
         .map(|communicator| communicator.hash)
         .collect();
     hashes.sort_unstable();
@@ -463,7 +464,7 @@ pub(crate) fn ranks() {
     assert_exact(&mut observer, &stage, &targets);
     for (rank, target) in targets.iter().enumerate() {
         assert_until_sync(&observer, &stage, target.pid(), ROUNDS);
-        let communicators = &find(&observer, target.pid()).communicators;
+        let communicators = &find(&observer, target.pid()).probes.nccl.all;
         let whole = communicators.iter().find(|made| made.sequence > 0);
         let whole = whole.expect("collectives are counted");
         assert_eq!((whole.rank, whole.ranks), (Some(rank as u32), Some(2)));
@@ -488,7 +489,7 @@ pub(crate) fn ranks() {
     run(&mut targets);
     observer.read().expect("maps can be read");
     for target in &targets {
-        assert_eq!(find(&observer, target.pid()).communicators, []);
+        assert_eq!(find(&observer, target.pid()).probes.nccl.all, []);
     }
 }
 

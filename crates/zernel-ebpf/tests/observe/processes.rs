@@ -11,11 +11,13 @@ use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::Need;
+use zernel_testkit::target::{
+    Driver, ROLE, ROUNDS, Role, Stage, Target, call, directory, pause, try_call,
+};
+use zernel_testkit::{Need, eventually};
 
 use crate::counts::launches;
-use crate::harness::{Watcher, exact, find, observe, seen_of, start, wait_until};
-use crate::target::{Driver, ROLE, ROUNDS, Role, Stage, Target, call, directory, pause, try_call};
+use crate::harness::{Watcher, exact, find, observe, seen_of, start};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("executes", executes),
@@ -218,14 +220,19 @@ pub(crate) fn killed() {
     for observer in [&mut patient, &mut hasty] {
         observer.read().expect("maps can be read");
         assert_eq!(find(observer, pid).ended_ns, None);
-        assert_eq!(find(observer, pid).memory[&0].total.current_bytes, 4096);
+        assert_eq!(
+            find(observer, pid).probes.gpu_mem.by_device[&0]
+                .total
+                .current_bytes,
+            4096
+        );
     }
     target.kill();
     patient.read().expect("maps can be read");
     let process = find(&patient, pid);
     assert!(process.ended_ns.is_some());
     assert_eq!(launches_of(process), 20);
-    assert_eq!(process.memory[&0].total.current_bytes, 0);
+    assert_eq!(process.probes.gpu_mem.by_device[&0].total.current_bytes, 0);
     hasty.read().expect("maps can be read");
     assert_eq!(lives(&hasty, pid).len(), 0);
 }
@@ -253,7 +260,7 @@ fn alone_with_pids() -> MutexGuard<'static, ()> {
 /// Starts a target with a pid that somebody had before. Others start processes, too.
 fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
     let mut found = None;
-    wait_until("the same pid again", || {
+    eventually("the same pid again", || {
         fs::write(NEXT_PID, (pid - 1).to_string()).expect("we are root");
         let target = stage.target("launches", rounds);
         found = Some(target).filter(|target| target.pid() == pid);

@@ -2,9 +2,9 @@
 
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::Stage;
 
 use crate::harness::{assert_exact, find, functions_of, observe, run, seen_of, truth_of};
-use crate::target::Stage;
 
 /// After `endbr64`, and after a `mov`, comes a push: that is where a probe is cheap.
 pub(crate) fn displaced() {

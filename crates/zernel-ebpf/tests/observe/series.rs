@@ -7,12 +7,12 @@ use zernel_ebpf::observer::ObservedProcess;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::communicator::{RANK, join, own_rank};
+use zernel_testkit::target::{Driver, Role, Stage, Target, call};
 
-use crate::communicator::{RANK, join, own_rank};
 use crate::counts::everything;
 use crate::harness::{observe, run};
 use crate::processes::{assert_told_once, fork_one_that_waits};
-use crate::target::{Driver, Role, Stage, Target, call};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[("trainer", trainer)];
 

@@ -6,9 +6,9 @@ use std::process::Command;
 use libbpf_rs::{MapCore, MapHandle, MapType};
 use zernel_ebpf::observer::{Observer, Options};
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::Stage;
 
 use crate::harness::{exact, start};
-use crate::target::Stage;
 
 /// A bpffs that is gone with it.
 struct Bpffs(PathBuf);

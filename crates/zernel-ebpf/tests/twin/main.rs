@@ -1,8 +1,6 @@
 //! The phase rule in the kernel against the phase rule in userspace: on the same states they must
 //! say the same, bit for bit, and a change to either must be noticed here.
 
-#[path = "../bpf/mod.rs"]
-mod bpf;
 mod mutants;
 mod states;
 
@@ -10,16 +8,17 @@ use std::env;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use zernel_ebpf::capability::Capability;
 use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin, TrackBatch};
-use zernel_lab::kernel::BadVersion;
-use zernel_lab::{Kernel, KernelCache, KernelRequest, VmSpec};
+use zernel_lab::VmSpec;
 use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState, raw_event};
 use zernel_phase::tracker::TrackerFaults;
 use zernel_phase::{
     PhaseDetector, PhaseDetectorConfig, PhaseInterval, PhaseTracker, TrackerConfig, WorkloadPhase,
     ZernelTaskState, classify,
 };
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::needs::bpf;
+use zernel_testkit::{root, trial, vm};
 use zerocopy::FromZeros;
 
 use states::{any_config, any_event, any_state, any_step, any_time, change_inputs, rng};
@@ -32,11 +31,7 @@ const DETECT_ROUNDS: usize = 64;
 const TRACK_ROUNDS: usize = 257;
 
 fn main() -> ExitCode {
-    let needs = [root(), bpf::need()];
-    let vm = Need {
-        name: "vm",
-        check: || old_kernel().map(drop),
-    };
+    let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     zernel_testkit::main([
         trial("a_million_states_classify_alike", &needs, || {
             let coverage = classify_alike(&twin(), CLASSIFY_BATCHES).unwrap();
@@ -57,7 +52,11 @@ fn main() -> ExitCode {
                 "only {transitions} transitions"
             );
         }),
-        trial("an_old_kernel_agrees_too", &[vm], an_old_kernel_agrees_too),
+        trial(
+            "an_old_kernel_agrees_too",
+            &[vm::oldest()],
+            an_old_kernel_agrees_too,
+        ),
         trial(
             "every_change_to_the_c_rules_is_noticed",
             &needs,
@@ -66,18 +65,11 @@ fn main() -> ExitCode {
     ])
 }
 
-fn old_kernel() -> Result<Kernel, String> {
-    let request: KernelRequest = "6.1".parse().map_err(|e: BadVersion| e.to_string())?;
-    zernel_lab::available(&request).map_err(|e| e.to_string())?;
-    let cache = KernelCache::from_environment().map_err(|e| e.to_string())?;
-    cache.obtain(&request).map_err(|e| e.to_string())
-}
-
 /// Runs those tests of this program that compare, in a virtual machine.
 fn an_old_kernel_agrees_too() {
     let own_program = env::current_exe().unwrap();
     let arguments = ["alike", "--test-threads=1"];
-    let outcome = VmSpec::new(old_kernel().unwrap())
+    let outcome = VmSpec::new(vm::kernel("6.1").unwrap())
         .environment(zernel_testkit::REQUIRE, "root,bpf")
         .timeout(Duration::from_secs(300))
         .run(own_program, arguments)

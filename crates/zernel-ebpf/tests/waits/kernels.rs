@@ -4,15 +4,8 @@ use std::env;
 use std::time::Duration;
 
 use zernel_ebpf::observer::{Observer, Options};
-use zernel_lab::kernel::BadVersion;
-use zernel_lab::{Kernel, KernelCache, KernelRequest, VmSpec};
-
-pub(crate) fn obtain(version: &str) -> Result<Kernel, String> {
-    let request: KernelRequest = version.parse().map_err(|e: BadVersion| e.to_string())?;
-    zernel_lab::available(&request).map_err(|e| e.to_string())?;
-    let cache = KernelCache::from_environment().map_err(|e| e.to_string())?;
-    cache.obtain(&request).map_err(|e| e.to_string())
-}
+use zernel_lab::VmSpec;
+use zernel_testkit::vm;
 
 pub(crate) fn load_here() {
     let mut observer = Observer::start(&Options::default()).expect("the probes load");
@@ -24,7 +17,7 @@ pub(crate) fn load_here() {
 /// Runs the test above in virtual machines.
 pub(crate) fn load_there(versions: &[&str]) {
     for version in versions {
-        let kernel = obtain(version).expect("the oldest one was there");
+        let kernel = vm::kernel(version).expect("the oldest one was there");
         let own_program = env::current_exe().expect("we run");
         let outcome = VmSpec::new(kernel)
             // Emulated, several processors see each other's code change half-way, and a kernel changes its

@@ -1,41 +1,39 @@
 //! What threads wait for, held against what the observed programs measured themselves.
 
-#[path = "../bpf/mod.rs"]
-mod bpf;
 mod kernels;
 mod roles;
-#[path = "../observe/target.rs"]
-#[allow(dead_code)]
-mod target;
 mod torch;
 mod workload;
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
 use roles::Report;
-use target::{Stage, Target};
+use zernel_ebpf::capability::Capability;
 use zernel_ebpf::observer::{ObservedProcess, Observer, Options};
 use zernel_ebpf::probes::{BlockedBy, Family};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::needs::bpf;
+use zernel_testkit::target::{self, Stage, Target};
+use zernel_testkit::{eventually, root, trial, vm};
 
 fn main() -> ExitCode {
     if let Some(code) = target::act(roles::ROLES) {
         return code;
     }
-    let needs = [root(), bpf::need()];
-    let vm = Need {
-        name: "vm",
-        check: || kernels::obtain("6.1").map(|_| ()),
-    };
-    let with_torch = [root(), bpf::need(), torch::need()];
+    let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
+    let with_torch = [needs[0], needs[1], torch::need()];
     zernel_testkit::main([
         trial("the_probes_load_here", &needs, kernels::load_here),
-        trial("the_probes_load_on_old_and_new_kernels", &[vm], || {
-            kernels::load_there(&["6.1", "6.12", "7.2"]);
-        }),
+        trial(
+            "the_probes_load_on_old_and_new_kernels",
+            &[vm::oldest()],
+            || {
+                kernels::load_there(&["6.1", "6.12", "7.2"]);
+            },
+        ),
         trial("busy_loaders_are_waited_for", &needs, busy_loaders),
         trial("reading_loaders_are_waited_for", &needs, reading_loaders),
         trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
@@ -105,7 +103,7 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
     observer.read().expect("maps can be read");
     let report = read_report(&stage, &target);
     let processes = observer.processes();
-    let switches: u64 = processes.map(|process| process.scheduling.switches).sum();
+    let switches: u64 = processes.map(|process| process.probes.sched.switches).sum();
     let missed = observer.missed_switches();
     eprintln!("{missed} of {switches} switches were not seen");
     // Of a handful, one is more than the share that this is about.
@@ -116,37 +114,46 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
 
 /// Within a tenth of the truth.
 fn assert_about(what: &str, seen: u64, truth: u64) {
+    assert_ratio(what, seen, truth, 0.9..=1.1);
+}
+
+/// Within 5 % of the truth. Both sides use the same clock; 97.7 % to 101.8 % were measured, also beside
+/// busy loops on every CPU.
+fn assert_close(what: &str, seen: u64, truth: u64) {
+    assert_ratio(what, seen, truth, 0.95..=1.05);
+}
+
+fn assert_ratio(what: &str, seen: u64, truth: u64, expected: RangeInclusive<f64>) {
     let ratio = seen as f64 / truth as f64;
     eprintln!("{what}: {seen} seen of {truth}: {:.1} %", 100.0 * ratio);
-    assert!((0.9..=1.1).contains(&ratio), "{what}: {seen} for {truth}");
+    assert!(expected.contains(&ratio), "{what}: {seen} for {truth}");
 }
 
-/// The waits of a trainer and their causes, in shares: prepare, fetch, scheduler, other.
-fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 4] {
+/// Checks the waits of a trainer, and returns the shares of their causes: prepare, fetch, other. On a
+/// crowded machine loaders also wait for a CPU, for any share of the time. The shares leave that out.
+fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 3] {
     let waits = process.duration(Family::Dataload).expect("it waited");
-    let causes = process.dataload;
-    let total = causes.total_ns() as f64;
-    let shares = [
-        causes.prepare_ns as f64 / total,
-        causes.fetch_ns as f64 / total,
-        causes.sched_ns as f64 / total,
-        causes.other_ns as f64 / total,
-    ];
-    eprintln!("{} waits of {}, {shares:.2?}", waits.count, report.waits);
-    assert_about("waits for data", waits.sum_ns, report.waited_ns);
-    assert_about("causes", causes.total_ns(), waits.sum_ns);
+    let causes = process.probes.dataload;
+    let explained = (causes.total_ns() - causes.sched_ns) as f64;
+    let shares = [causes.prepare_ns, causes.fetch_ns, causes.other_ns];
+    let shares = shares.map(|share| share as f64 / explained);
+    let sched = causes.sched_ns as f64 / causes.total_ns() as f64;
+    eprintln!(
+        "{} waits of {}, {shares:.3?}, scheduler {sched:.2}",
+        waits.count, report.waits
+    );
+    assert_close("waits for data", waits.sum_ns, report.waited_ns);
+    assert_close("causes", causes.total_ns(), waits.sum_ns);
     shares
 }
-
-// On a crowded machine loaders also wait for a CPU, so that share may be any.
 
 fn busy_loaders() {
     observe(
         "trains_with_busy_loaders",
         50,
         |observer, target, report| {
-            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
-            assert!(prepare > 2.0 * (fetch + other) && prepare + sched > 0.8);
+            let [prepare, ..] = check_waits(find(observer, target.pid()), &report);
+            assert!(prepare > 0.95, "{prepare}");
         },
     );
 }
@@ -156,8 +163,9 @@ fn reading_loaders() {
         "trains_with_reading_loaders",
         50,
         |observer, target, report| {
-            let [prepare, fetch, sched, _] = check_waits(find(observer, target.pid()), &report);
-            assert!(fetch > prepare && fetch + prepare + sched > 0.8);
+            let [_, fetch, other] = check_waits(find(observer, target.pid()), &report);
+            // The rest is the CPU time of the reads.
+            assert!(fetch > 0.6 && other < 0.05, "{fetch} {other}");
         },
     );
 }
@@ -167,8 +175,8 @@ fn sleeping_loaders() {
         "trains_with_sleeping_loaders",
         50,
         |observer, target, report| {
-            let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
-            assert!(other > 2.0 * (fetch + prepare));
+            let [.., other] = check_waits(find(observer, target.pid()), &report);
+            assert!(other > 0.95, "{other}");
         },
     );
 }
@@ -178,8 +186,8 @@ fn downloading_loaders() {
         "trains_with_downloading_loaders",
         50,
         |observer, target, report| {
-            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
-            assert!(fetch > 2.0 * (prepare + other) && fetch + sched > 0.7);
+            let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
+            assert!(fetch > 0.9, "{fetch}");
         },
     );
 }
@@ -189,17 +197,18 @@ fn loading_thread() {
         "trains_with_a_loading_thread",
         50,
         |observer, target, report| {
-            let [prepare, fetch, sched, other] = check_waits(find(observer, target.pid()), &report);
-            assert!(prepare > 2.0 * (fetch + other) && prepare + sched > 0.8);
+            let [prepare, ..] = check_waits(find(observer, target.pid()), &report);
+            assert!(prepare > 0.95, "{prepare}");
         },
     );
 }
 
 fn loads_alone(role: &str) {
     observe(role, 40, |observer, target, report| {
-        let [prepare, fetch, _, other] = check_waits(find(observer, target.pid()), &report);
-        assert!(fetch > 0.05 && prepare > 0.05, "{fetch} {prepare}");
-        assert!(other < 0.2, "{other}");
+        let [prepare, fetch, other] = check_waits(find(observer, target.pid()), &report);
+        // It computes for a fifth of the time, and reading takes some CPU time as well.
+        assert!(prepare > 0.2 && prepare < 0.6, "{prepare}");
+        assert!(fetch > 0.4 && other < 0.05, "{fetch} {other}");
     });
 }
 
@@ -220,20 +229,25 @@ fn ranks() {
     let waits = find(&observer, ranks[1].pid()).duration(Family::DistSync);
     let waits = waits.expect("it waited");
     assert_eq!(waits.count, report.waits);
-    assert_about("waits for a rank", waits.sum_ns, report.waited_ns);
+    assert_close("waits for a rank", waits.sum_ns, report.waited_ns);
 }
 
+/// How often `blocks` blocks for each reason.
+const ROUNDS: u64 = 20;
+
 fn blocks() {
-    observe("blocks", 20, |observer, target, report| {
-        let seen = find(observer, target.pid()).scheduling;
+    observe("blocks", ROUNDS, |observer, target, report| {
+        let seen = find(observer, target.pid()).probes.sched;
         eprintln!("{seen:?}");
         for by in BlockedBy::ALL {
             let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
             match by {
-                // While it reads, it is on its CPU as well.
-                BlockedBy::Io => assert!(seen_ns > truth_ns / 5 && seen_ns < truth_ns * 11 / 10),
-                BlockedBy::PageFault => assert!(seen_ns < 20_000_000),
-                _ => assert_about(by.name(), seen_ns, truth_ns),
+                // Its memory stays mapped, so it takes no page fault that blocks.
+                BlockedBy::PageFault => assert!(seen_ns < 1_000_000, "{seen_ns}"),
+                // The thread's CPU clock runs before the switch to it ends, so each switch adds some
+                // microseconds to the blocked time and none takes any away. 100.8 % to 107.3 % were measured.
+                BlockedBy::Io => assert_ratio(by.name(), seen_ns, truth_ns, 0.98..=1.15),
+                _ => assert_close(by.name(), seen_ns, truth_ns),
             }
         }
         check_task_state(observer, target.pid());
@@ -247,17 +261,18 @@ fn check_task_state(observer: &Observer, pid: u32) {
         state.expect("an ML process")
     };
     // Having said that it is done, it waits to be told to end.
-    while state().cpu_burst_ns != 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert!(state().io_wait_q16 > 0 && state().io_wait_q16 <= 1 << 16);
-    assert!(state().futex_waits > 0);
+    eventually("it is blocked", || state().cpu_burst_ns == 0);
+    // It did I/O for 0.4 s of a second, and half of the last whole second counts.
+    let io_wait = f64::from(state().io_wait_q16) / 65536.0;
+    assert!(io_wait > 0.0 && io_wait < 0.2, "{io_wait}");
+    let futex_waits = state().futex_waits;
+    assert!((1..=ROUNDS as u32).contains(&futex_waits), "{futex_waits}");
 }
 
 fn adoption() {
     observe("has_threads", 1, |observer, _, report| {
         // Reading has made the process known, and what it had before its first call with it.
-        assert!(!report.children.is_empty());
+        assert_eq!(report.children.len(), 3);
         for tid in &report.children {
             assert!(observer.task_state(*tid).expect("readable").is_some());
         }
@@ -270,22 +285,28 @@ fn preemption() {
     let _rivals: Vec<_> = (0..cpus).map(|_| Rival::start()).collect();
     observe("spins", 500, |observer, target, report| {
         let process = find(observer, target.pid());
-        let seen = process.scheduling;
+        let seen = process.probes.sched;
         let blocked = |by| seen.blocked_ns(by);
         let blocked_ns: u64 = BlockedBy::ALL.into_iter().map(blocked).sum();
         eprintln!("{seen:?}");
-        // It did a little more than what it measured: loaded a library, opened a device.
-        assert!(seen.on_cpu_ns as f64 > 0.9 * report.cpu_ns as f64);
-        assert!(seen.run_delay_ns > 0 && seen.switches > 5);
-        // The sleep at its end, and whatever blocked it on its way to the spin.
-        assert!(blocked_ns < report.cpu_ns / 4, "{blocked_ns}");
+        // It did a little more than what it measured: it opened a device.
+        assert_close("CPU time", seen.on_cpu_ns, report.cpu_ns);
+        // It shares the CPUs with rivals, in slices of a few milliseconds. A third of its CPU time and 58
+        // switches were the least that was measured.
+        assert!(seen.run_delay_ns > report.cpu_ns / 10 && seen.switches > 20);
+        // The millisecond of sleep at its end, and opening the device.
+        assert!(
+            blocked_ns > 1_000_000 && blocked_ns < 50_000_000,
+            "{blocked_ns}"
+        );
         let delays = process.duration(Family::RunDelay).expect("it waited");
         assert_eq!(delays.sum_ns, seen.run_delay_ns);
-        // The kernel also counts what was before its first call.
+        // The kernel also counts delays before the first call. 95.5 % to 100.0 % were measured.
         let pid = target.pid();
         let truth = fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("it lives");
         let truth = truth.split(' ').nth(1).and_then(|delay| delay.parse().ok());
-        assert_about("run delay", seen.run_delay_ns, truth.expect("a number"));
+        let truth = truth.expect("a number");
+        assert_ratio("run delay", seen.run_delay_ns, truth, 0.9..=1.01);
     });
 }
 

@@ -15,8 +15,9 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use zernel_ebpf::probes::BlockedBy;
-
-use crate::target::{Driver, Role, call};
+use zernel_testkit::communicator::{UniqueId, unique_id};
+use zernel_testkit::eventually;
+use zernel_testkit::target::{Driver, Role, call};
 
 /// Where a target writes its report.
 const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -93,7 +94,8 @@ fn burn(how_long: Duration) {
 /// Reads a file past the page cache.
 fn read_from_disk(how_long: Duration) {
     const BYTES: u64 = 16 << 20;
-    const READ: usize = 256 << 10;
+    // Each switch adds some microseconds to the blocked time, so a read blocks for far longer than that.
+    const READ: usize = 1 << 20;
     #[repr(align(4096))]
     struct Aligned([u8; READ]);
     let folder = PathBuf::from(env::var_os(REPORT).expect("set by the stage"));
@@ -285,25 +287,9 @@ fn train_with_a_thread(driver: &Driver, rounds: u64) {
     write(&report);
 }
 
-/// `ncclUniqueId`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct UniqueId([u8; 128]);
-
-/// The communicator of two ranks that meet in the folder of the libraries.
+/// A communicator of two ranks.
 fn join(driver: &Driver, rank: i32) -> u64 {
-    let meeting = PathBuf::from(env::var_os(REPORT).expect("set by the stage")).join("id");
-    let mut id = UniqueId([0; 128]);
-    if rank == 0 {
-        call!(driver.nccl(), "ncclGetUniqueId", &raw mut id);
-        fs::write(meeting.with_extension("new"), id.0).expect("a writable folder");
-        fs::rename(meeting.with_extension("new"), &meeting).expect("a writable folder");
-    } else {
-        while !meeting.exists() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        id.0.copy_from_slice(&fs::read(&meeting).expect("just seen"));
-    }
+    let id = unique_id(driver, rank as u64);
     let mut communicator = 0_u64;
     // SAFETY: NCCL's own signature.
     let result = unsafe {
@@ -401,10 +387,37 @@ impl Feeder {
     }
 }
 
+/// The clocks of the current thread: what is neither CPU time nor waiting for a CPU is blocked time.
+struct Times {
+    wall: Duration,
+    cpu: Duration,
+    run_delay: Duration,
+}
+
+impl Times {
+    fn now() -> Self {
+        let stat = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
+        let run_delay = stat.split(' ').nth(1).and_then(|delay| delay.parse().ok());
+        Self {
+            wall: now(ClockId::Monotonic),
+            cpu: now(ClockId::ThreadCPUTime),
+            run_delay: Duration::from_nanos(run_delay.expect("a number")),
+        }
+    }
+
+    /// How long the thread was blocked between these times and now.
+    fn blocked_since(&self) -> Duration {
+        let now = Self::now();
+        let ran = (now.cpu - self.cpu) + (now.run_delay - self.run_delay);
+        (now.wall - self.wall).saturating_sub(ran)
+    }
+}
+
 /// Blocks in every way, one after the other.
 fn block(driver: &Driver, rounds: u64) {
     let mut feeder = Feeder::fork();
-    // What has come meanwhile is not waited for.
+    // The file is written before the process uses CUDA, so that no probe counts it.
+    read_from_disk(Duration::ZERO);
     driver.open();
     let mut report = Report::default();
     run_before_others();
@@ -414,7 +427,7 @@ fn block(driver: &Driver, rounds: u64) {
     for by in BlockedBy::ALL {
         for _ in 0..rounds {
             feeder.drain();
-            let before = now(ClockId::Monotonic);
+            let before = Times::now();
             match by {
                 BlockedBy::Io => read_from_disk(batch),
                 BlockedBy::Network => feeder.tcp.read_exact(&mut byte).expect("fed"),
@@ -424,8 +437,7 @@ fn block(driver: &Driver, rounds: u64) {
                 BlockedBy::PageFault => continue,
                 BlockedBy::Other => thread::sleep(batch),
             }
-            let elapsed = now(ClockId::Monotonic) - before;
-            report.blocked_ns[by as usize] += elapsed.as_nanos() as u64;
+            report.blocked_ns[by as usize] += before.blocked_since().as_nanos() as u64;
         }
     }
     feeder.drain();
@@ -482,9 +494,10 @@ fn fork_children(driver: &Driver, _rounds: u64) {
         use std::os::unix::process::CommandExt;
         let _ = std::process::Command::new("sleep").arg("600").exec();
     });
-    while fs::read_to_string(format!("/proc/{executes}/comm")).is_ok_and(|name| name != "sleep\n") {
-        thread::sleep(Duration::from_millis(1));
-    }
+    let comm = format!("/proc/{executes}/comm");
+    eventually("the child executes sleep", || {
+        fs::read_to_string(&comm).is_ok_and(|name| name == "sleep\n")
+    });
     write(&Report {
         children: vec![stays, executes],
         ..Report::default()

@@ -184,7 +184,7 @@ fn load(workers: &str) -> Loaded {
     observer.adopt().expect("the iterator runs");
     let pid = script.child.id();
     let (sum_before, count_before) = wait_sum(&mut observer, pid, Family::Dataload);
-    let before = find(&observer, pid).dataload;
+    let before = find(&observer, pid).probes.dataload;
     script.go();
     let numbers = script.numbers();
     let (sum, count) = wait_sum(&mut observer, pid, Family::Dataload);
@@ -209,7 +209,7 @@ pub(crate) fn loaders() {
     let optimizer = calls.find(|(name, _)| name.contains("addcdiv_"));
     assert_eq!(optimizer.map(|(_, count)| count.calls), Some(2 * (3 + 40)));
     assert_about("waits for torch's loaders", loaded.seen_ns, loaded.truth_ns);
-    let (before, after) = (loaded.before, process.dataload);
+    let (before, after) = (loaded.before, process.probes.dataload);
     eprintln!("{before:?} {after:?}");
     // Its loaders compute: they were on CPUs, or could have been.
     let computed = |causes: DataloadCauses| causes.prepare_ns + causes.sched_ns;

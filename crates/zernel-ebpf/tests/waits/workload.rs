@@ -1,14 +1,13 @@
 //! A training job of zernel-workload on the software GPU, and the phases it notes itself.
 
-use std::time::{Duration, Instant};
-
 use zernel_ebpf::probes::Family;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::eventually;
+use zernel_testkit::target::Stage;
 use zernel_workload::work::{GpuBackend, MlTraining};
 use zernel_workload::{CloneMode, SchedPolicy, WorkType, WorkloadConfig, WorkloadHandle};
 
-use crate::target::Stage;
-use crate::{assert_about, find, watch};
+use crate::{assert_close, find, watch};
 
 const STEPS: u64 = 40;
 
@@ -30,14 +29,9 @@ pub(crate) fn waits() {
         .clone_mode(CloneMode::Fork);
     let mut handle = WorkloadHandle::spawn(&config).expect("workers start");
     handle.start();
-    let limit = Instant::now() + Duration::from_secs(120);
-    while handle.snapshot_iterations()[0] < STEPS {
-        assert!(
-            Instant::now() < limit,
-            "{STEPS} steps were not done in time"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("all steps are done", || {
+        handle.snapshot_iterations()[0] >= STEPS
+    });
     let reports = handle.stop_and_collect();
     observer.read().expect("maps can be read");
     let trainer = &reports[0];
@@ -49,5 +43,5 @@ pub(crate) fn waits() {
         .sum();
     let process = find(&observer, trainer.pid as u32);
     let seen = process.duration(Family::Dataload).expect("it waited");
-    assert_about("waits of a training job", seen.sum_ns, truth);
+    assert_close("waits of a training job", seen.sum_ns, truth);
 }

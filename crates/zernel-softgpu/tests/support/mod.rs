@@ -12,11 +12,11 @@ use std::fmt::Display;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::eventually;
 
 const ROLE: &str = "SOFTGPU_TEST_ROLE";
 const DIRECTORY: &str = "SOFTGPU_TEST_DIRECTORY";
@@ -166,15 +166,6 @@ pub(crate) fn alone(test: &'static str, body: fn()) {
     match role() {
         Some(_) => body(),
         None => Stage::new(test).play(1),
-    }
-}
-
-/// Waits for `condition`, for at most a minute.
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

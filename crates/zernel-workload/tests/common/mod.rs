@@ -4,9 +4,9 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use zernel_testkit::eventually;
 use zernel_workload::{CloneMode, WorkloadConfig, WorkloadHandle};
 
 /// The variable that names the helper to be.
@@ -24,15 +24,6 @@ pub(crate) fn run_helper(name: &str) {
     let output = helper_command(name).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{name}: {}\n{text}", output.status);
-}
-
-/// Waits for something that happens soon on any machine.
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < limit, "{what} did not come true");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 pub(crate) fn spinners(mode: CloneMode, workers: usize) -> WorkloadConfig {

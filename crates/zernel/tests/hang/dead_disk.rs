@@ -13,10 +13,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use zernel_testkit::Need;
+use zernel_testkit::{Need, eventually};
 
 // Operations and layouts of the protocol, from linux/fuse.h.
 const LOOKUP: u32 = 1;
@@ -79,11 +78,7 @@ impl DeadDisk {
 
     /// Waits until somebody wants to read it.
     pub(crate) fn wait_for_a_reader(&self) {
-        let limit = Instant::now() + Duration::from_secs(60);
-        while !self.is_read.load(Ordering::Relaxed) {
-            assert!(Instant::now() < limit, "nobody has read it");
-            thread::sleep(Duration::from_millis(10));
-        }
+        eventually("the file is read", || self.is_read.load(Ordering::Relaxed));
     }
 }
 

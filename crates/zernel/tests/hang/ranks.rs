@@ -5,16 +5,18 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, thread};
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::communicator::{RANK, join, own_rank, stream};
+use zernel_testkit::daemon::Daemon;
+use zernel_testkit::eventually_ok;
+use zernel_testkit::target::{Driver, Role, Stage, Target, call, out};
 
-use crate::communicator::{RANK, join, own_rank, stream};
-use crate::daemon::Daemon;
-use crate::target::{Driver, Role, Stage, Target, call, out};
+const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
 pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
 
@@ -29,8 +31,6 @@ const FATE: &str = "ZERNEL_TARGET_FATE";
 pub(crate) const FILE: &str = "ZERNEL_TARGET_FILE";
 /// How long ranks compute between two collectives, in milliseconds.
 pub(crate) const STEP: &str = "ZERNEL_TARGET_STEP_MS";
-/// For how long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 const ELEMENTS: u64 = 1000;
 const FLOAT: u64 = 7;
@@ -145,7 +145,7 @@ impl Job {
     }
 
     pub(crate) fn start_with(stage: Stage, fate: &str, change: impl Fn(&mut Command)) -> Self {
-        let daemon = Daemon::start(&stage);
+        let daemon = Daemon::start(ZERNEL, &stage);
         let targets = (0..RANKS).map(|rank| {
             let mut command = stage.command("rank", 0);
             command.env(RANK, rank.to_string()).env(FATE, fate);
@@ -168,7 +168,7 @@ impl Job {
     /// The same in a PID namespace of their own, as in a container. Which of them is which is not known here.
     pub(crate) fn start_in_a_pid_namespace(fate: &str) -> Self {
         let stage = Stage::new(Prologue::Push);
-        let daemon = Daemon::start(&stage);
+        let daemon = Daemon::start(ZERNEL, &stage);
         let program = env::current_exe().expect("we run");
         let mut command = stage.command_of("unshare".as_ref(), "rank", 0);
         let start_all =
@@ -213,7 +213,7 @@ impl Job {
 
     /// Runs `zernel hang` with this job's name.
     pub(crate) fn hang(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_zernel"));
+        let mut command = Command::new(ZERNEL);
         command.args(["hang", &self.name(), "--socket"]);
         command.arg(&self.daemon.socket).args(arguments);
         command.output().expect("zernel runs")
@@ -231,15 +231,13 @@ impl Job {
 
     /// Waits until what is told is as expected.
     pub(crate) fn wait_until_told(&self, is_expected: impl Fn(&Value) -> bool) {
-        let limit = Instant::now() + PATIENCE;
-        loop {
+        eventually_ok("zernel hang reports what is expected", || {
             let told = self.told().1;
-            if is_expected(&told) {
-                return;
+            match is_expected(&told) {
+                true => Ok(()),
+                false => Err(format!("{told:#}")),
             }
-            assert!(Instant::now() < limit, "it never came to pass: {told:#}");
-            thread::sleep(Duration::from_millis(50));
-        }
+        });
     }
 
     /// Waits until all ranks have come so far.

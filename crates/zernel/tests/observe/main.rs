@@ -1,33 +1,30 @@
 //! `zernel observe` as a person uses it.
 
-#[path = "../needs/bpf.rs"]
-mod bpf_need;
-mod daemon;
 mod prometheus;
 mod service;
-#[path = "../../../zernel-ebpf/tests/observe/target.rs"]
-#[allow(dead_code, unused_imports, unused_macros)] // more than is used here
-mod target;
 mod users;
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
-use std::process::ExitCode;
+use std::process::{ExitCode, Output};
 
-use daemon::{Daemon, output};
 use rustix::process::Signal;
 use serde_json::Value;
-use target::{Driver, Role, Stage, Target, call};
+use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::daemon::{Daemon, command};
+use zernel_testkit::needs::bpf;
+use zernel_testkit::target::{self, Driver, Role, Stage, Target, call};
 use zernel_testkit::{root, trial};
 
-use bpf_need::bpf;
+const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
 fn main() -> ExitCode {
     let roles: &[(&str, Role)] = &[("launches", launches)];
     if let Some(code) = target::act(roles) {
         return code;
     }
-    let needs = [root(), bpf()];
+    let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let trials: &[(&str, fn())] = &[
         ("what_a_program_does_is_told", what_a_program_does_is_told),
         ("open_metrics_has_an_end", open_metrics_has_an_end),
@@ -109,7 +106,7 @@ fn told_launches(pid: u32, launches: u64) -> String {
 
 fn what_a_program_does_is_told() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(ZERNEL, &stage);
     let target = launched(&stage, 123);
     let pid = target.pid();
     daemon.wait_for(&told_launches(pid, 123));
@@ -131,7 +128,7 @@ fn what_a_program_does_is_told() {
 
 fn open_metrics_has_an_end() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(ZERNEL, &stage);
     let target = launched(&stage, 5);
     daemon.wait_for(&told_launches(target.pid(), 5));
     let answer = daemon.get_as("/metrics", "application/openmetrics-text; version=1.0.0");
@@ -149,6 +146,15 @@ fn open_metrics_has_an_end() {
             .contains("# TYPE zernel_cuda_launches counter\n")
     );
     assert!(answer.body.contains(&told_launches(target.pid(), 5)));
+}
+
+/// Runs `zernel observe` until it exits by itself.
+fn output(arguments: &[&dyn AsRef<OsStr>]) -> Output {
+    let mut command = command(ZERNEL);
+    for argument in arguments {
+        command.arg(argument);
+    }
+    command.output().expect("zernel runs")
 }
 
 fn a_port_in_use_is_named() {
@@ -173,7 +179,7 @@ fn a_port_in_use_is_named() {
 
 fn a_socket_in_use_is_named() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(ZERNEL, &stage);
     let any = "127.0.0.1:0";
     let output = output(&[
         &"--http",
@@ -191,7 +197,8 @@ fn a_socket_in_use_is_named() {
 
 fn two_daemons_see_the_same() {
     let stage = Stage::new(Prologue::Push);
-    let daemons = ["one", "two"].map(|name| Daemon::start_at(&stage, &stage.path().join(name)));
+    let daemons = ["one", "two"]
+        .map(|name| Daemon::start_as(command(ZERNEL), &stage, &stage.path().join(name)));
     let target = launched(&stage, 1000);
     for daemon in &daemons {
         daemon.wait_for(&told_launches(target.pid(), 1000));
@@ -200,7 +207,7 @@ fn two_daemons_see_the_same() {
 
 fn a_stopped_daemon_leaves_nothing() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(ZERNEL, &stage);
     let socket = daemon.socket.clone();
     let target = launched(&stage, 5);
     daemon.wait_for(&told_launches(target.pid(), 5));
@@ -215,21 +222,21 @@ fn a_stopped_daemon_leaves_nothing() {
 
 fn a_killed_daemon_leaves_nothing_attached() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(ZERNEL, &stage);
     let first = launched(&stage, 5);
     daemon.wait_for(&told_launches(first.pid(), 5));
     let objects = daemon.kernel_objects();
     daemon.end(Signal::KILL);
     objects.wait_until_gone();
     first.end();
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(ZERNEL, &stage);
     let second = launched(&stage, 6);
     daemon.wait_for(&told_launches(second.pid(), 6));
 }
 
 fn a_paused_daemon_says_so() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(ZERNEL, &stage);
     for (signal, status, problems) in [
         (
             Signal::USR1,

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, fs, thread};
 
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::Need;
+use zernel_testkit::daemon::Daemon;
+use zernel_testkit::target::Stage;
+use zernel_testkit::{Need, eventually_within};
 
-use crate::daemon::Daemon;
-use crate::target::Stage;
 use crate::{launched, told_launches};
 
 /// For how many seconds it scrapes, once a second.
@@ -35,7 +35,7 @@ pub(crate) fn needed(name: &'static str) -> Need {
 
 pub(crate) fn promtool_finds_nothing() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(crate::ZERNEL, &stage);
     let target = launched(&stage, 5);
     daemon.wait_for(&told_launches(target.pid(), 5));
     for path in ["/metrics", "/metrics/quantiles"] {
@@ -111,22 +111,17 @@ pub(crate) fn prometheus_misses_nothing() {
     let seconds = env::var(SECONDS).ok().and_then(|text| text.parse().ok());
     let seconds = seconds.unwrap_or(10);
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(crate::ZERNEL, &stage);
     let target = launched(&stage, 5);
     daemon.wait_for(&told_launches(target.pid(), 5));
     let prometheus = Prometheus::start(&stage, &daemon);
-    let deadline = Instant::now() + Duration::from_secs(60 + 3 * seconds);
-    let scrapes = loop {
-        let scrapes = prometheus.ask("count_over_time(up[1h])");
-        if let Some(scrapes) = scrapes.filter(|scrapes| *scrapes >= seconds as f64) {
-            break scrapes;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "{scrapes:?} scrapes of {seconds}"
-        );
+    let scrapes = || prometheus.ask("count_over_time(up[1h])");
+    let limit = Duration::from_secs(60 + 3 * seconds);
+    eventually_within(limit, "a scrape per second", || {
         thread::sleep(Duration::from_millis(500));
-    };
+        scrapes() >= Some(seconds as f64)
+    });
+    let scrapes = scrapes().expect("just asked");
     assert_eq!(prometheus.ask("min_over_time(up[1h])"), Some(1.0));
     let mark = format!("pid=\"{}\"", target.pid());
     let text = daemon.get("/metrics").body;

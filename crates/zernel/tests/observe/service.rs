@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::Need;
+use zernel_testkit::daemon::Daemon;
+use zernel_testkit::target::Stage;
 
-use crate::daemon::Daemon;
-use crate::target::Stage;
 use crate::users::{launched_by_nobody, pids, public_copy};
 use crate::{launched, told_launches};
 

@@ -13,9 +13,9 @@ use rustix::thread::set_thread_uid;
 use serde_json::Value;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::daemon::{Answer, Daemon, ask};
+use zernel_testkit::target::{Stage, Target};
 
-use crate::daemon::{Answer, Daemon, ask};
-use crate::target::{Stage, Target};
 use crate::{launched, told_launches};
 
 const NOBODY: u32 = 65534;
@@ -61,7 +61,7 @@ pub(crate) fn pids(list: &Value) -> Vec<u64> {
 
 pub(crate) fn users_see_their_own_processes() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(&stage);
+    let daemon = Daemon::start(crate::ZERNEL, &stage);
     let root = launched(&stage, 10);
     let nobody = launched_by_nobody(&stage, 20);
     daemon.wait_for(&told_launches(root.pid(), 10));

@@ -5,8 +5,9 @@ use std::process::{Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use zernel_testkit::eventually;
 
-use crate::job::{Job, Running, wait_until};
+use crate::job::{Job, Running};
 use crate::{text, zernel};
 
 /// A daemon on a socket of its own, which has attached to the job's libraries.
@@ -42,7 +43,7 @@ impl Daemon {
             _running: Running(child),
         };
         // It listens before it says so.
-        wait_until(|| daemon.said().contains("metrics on"));
+        eventually("the daemon serves", || daemon.said().contains("metrics on"));
         daemon
     }
 
@@ -79,7 +80,7 @@ pub(crate) fn ps_lists_trainers() {
         };
         trainers.len() == 2 && trainers.iter().all(is_whole)
     };
-    wait_until(ranks_with_phase);
+    eventually("ps lists both ranks with a phase", ranks_with_phase);
     let told = daemon.ask(&["ps", "--json"]).stdout;
     let told: Value = serde_json::from_slice(&told).expect("JSON");
     let told = told.as_array().expect("a list").iter();
@@ -96,7 +97,9 @@ pub(crate) fn hang_names_a_stopped_rank() {
     job.wait_until_it_trains();
     let name = job.name();
     let hang = |after: &str| daemon.ask(&["hang", &name, "--after", after]);
-    wait_until(|| text(&hang("30").stdout).contains("4 of 4 ranks are on this node"));
+    eventually("all ranks are observed", || {
+        text(&hang("30").stdout).contains("4 of 4 ranks are on this node")
+    });
     assert_eq!(
         hang("30").status.code(),
         Some(0),
@@ -105,7 +108,7 @@ pub(crate) fn hang_names_a_stopped_rank() {
     );
     let stopped = job.trainers()[1];
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::STOP).unwrap();
-    wait_until(|| hang("1").status.code() == Some(1));
+    eventually("a hang is reported", || hang("1").status.code() == Some(1));
     let said = text(&hang("1").stdout);
     let words: Vec<&str> = said.split_whitespace().collect();
     let words = words.join(" ");
@@ -114,7 +117,7 @@ pub(crate) fn hang_names_a_stopped_rank() {
     // No other rank is blamed.
     assert_eq!(words.matches("(pid ").count(), 1, "{said}");
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::CONT).unwrap();
-    wait_until(|| hang("1").status.code() == Some(0));
+    eventually("the hang is over", || hang("1").status.code() == Some(0));
 }
 
 pub(crate) fn without_a_daemon() {

@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use zernel_softgpu::install::{Prologue, install};
+use zernel_testkit::eventually;
 
 use crate::zernel;
-
-/// How long anything may take here.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Job {
     directory: tempfile::TempDir,
@@ -93,18 +91,9 @@ impl Job {
     }
 
     pub(crate) fn wait_until_it_trains(&self) {
-        wait_until(|| self.trainers().len() == self.ranks as usize);
-    }
-}
-
-pub(crate) fn wait_until(condition: impl Fn() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(
-            Instant::now() < limit,
-            "it did not come to pass in {PATIENCE:?}"
-        );
-        thread::sleep(Duration::from_millis(20));
+        eventually("all ranks train", || {
+            self.trainers().len() == self.ranks as usize
+        });
     }
 }
 

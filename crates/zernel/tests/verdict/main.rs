@@ -1,8 +1,6 @@
 //! The verdict of `zernel run`, held against jobs whose bottleneck is known, and against programs that
 //! have none.
 
-#[path = "../needs/bpf.rs"]
-mod bpf_need;
 mod other;
 mod steps;
 
@@ -10,10 +8,10 @@ use std::process::{Command, ExitCode, Output};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
+use zernel_ebpf::capability::Capability;
 use zernel_testjob::{Cause, Job, Load, Plan, Slowness, act};
+use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
-
-use bpf_need::bpf;
 
 const SEEDS: u64 = 5;
 
@@ -28,7 +26,7 @@ fn main() -> ExitCode {
     if let Some(code) = act() {
         return code.into();
     }
-    let observing = [root(), bpf()];
+    let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let jobs = Cause::ALL.into_iter().flat_map(|cause| {
         let name = move |seed| format!("{}_{seed}_is_told", cause.name().replace('-', "_"));
         seeds().map(move |seed| {

@@ -1,26 +1,28 @@
-//! Targets that are ranks of one communicator.
+//! Targets that are ranks of one NCCL communicator. The first rank makes the unique id and leaves it in
+//! the directory of the stage, and the others wait for it there, as ranks of a real job do.
 
-use std::time::Duration;
-use std::{env, fs, thread};
+use std::{env, fs};
 
 use libloading::Symbol;
 
+use crate::eventually;
 use crate::target::{Driver, call, directory, out};
 
-/// Which rank a target is.
-pub(crate) const RANK: &str = "ZERNEL_TARGET_RANK";
+/// The variable that says which rank a target is.
+pub const RANK: &str = "ZERNEL_TARGET_RANK";
 
 /// `ncclUniqueId`, which is passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct UniqueId(pub(crate) [u8; 128]);
+pub struct UniqueId(pub [u8; 128]);
 
-pub(crate) fn own_rank() -> u64 {
+/// The rank of this target.
+pub fn own_rank() -> u64 {
     env::var(RANK).expect("set").parse().expect("a number")
 }
 
-/// The first rank makes it, the others wait for it.
-fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
+/// The id of the communicator of the stage. The first rank makes it, the others wait for it.
+pub fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
     let path = directory().join("unique-id");
     let mut id = UniqueId([0; 128]);
     if rank == 0 {
@@ -30,16 +32,14 @@ fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
         fs::rename(unfinished, path).expect("our directory");
         return id;
     }
-    while !path.exists() {
-        thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the first rank publishes the unique id", || path.exists());
     id.0 = fs::read(path).expect("a file").try_into().expect("whole");
     id
 }
 
 /// The beginning of `ncclConfig_t`.
 #[repr(C)]
-pub(crate) struct Configuration {
+pub struct Configuration {
     size: usize,
     magic: u32,
     version: u32,
@@ -47,7 +47,8 @@ pub(crate) struct Configuration {
 }
 
 impl Configuration {
-    pub(crate) fn new(blocking: i32) -> Self {
+    /// A configuration whose calls block if `blocking` is 1.
+    pub fn new(blocking: i32) -> Self {
         Self {
             size: size_of::<Self>(),
             magic: 0xcafe_beef,
@@ -58,15 +59,15 @@ impl Configuration {
 }
 
 /// `ncclInProgress`, which is no error.
-pub(crate) const IN_PROGRESS: i32 = 7;
+pub const IN_PROGRESS: i32 = 7;
 
 /// Makes a communicator with the other targets of the stage.
-pub(crate) fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
+pub fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
     join_as(driver, unique_id(driver, rank), rank, ranks)
 }
 
-/// Makes a communicator with those who know its id. That of every second rank does not block.
-pub(crate) fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
+/// Makes a communicator with the ranks that have its id. Every second rank uses calls that do not block.
+pub fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
     type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32, *const Configuration) -> i32;
     let blocking = rank.is_multiple_of(2).into();
     let configuration = Configuration::new(blocking);
@@ -92,7 +93,7 @@ pub(crate) fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u
 }
 
 /// A stream of the device.
-pub(crate) fn stream(driver: &Driver) -> u64 {
+pub fn stream(driver: &Driver) -> u64 {
     let mut stream = 0_u64;
     call!(driver.cuda(), "cuStreamCreate", out(&mut stream), 1);
     stream

@@ -1,4 +1,6 @@
-//! Programs to be observed: this test program again, told by its environment what to be.
+//! Processes on the software GPU that play a role. A test starts its own program again, and the
+//! environment names the role; the process waits until the test lets it go, calls the software GPU's
+//! libraries, and reports that it is done. The truth log says what it really called.
 
 use std::ffi::{CString, c_void};
 use std::fs::File;
@@ -14,19 +16,20 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::TruthLog;
 
-/// What a target is to be.
-pub(crate) const ROLE: &str = "ZERNEL_TARGET_ROLE";
-/// How much of it.
-pub(crate) const ROUNDS: &str = "ZERNEL_TARGET_ROUNDS";
-/// Where it finds its libraries.
-pub(crate) const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
+/// The variable that names the role of a target.
+pub const ROLE: &str = "ZERNEL_TARGET_ROLE";
+/// The variable that says how many rounds the role takes.
+pub const ROUNDS: &str = "ZERNEL_TARGET_ROUNDS";
+/// The variable that names the directory of the libraries.
+pub const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
+/// The variable that names the directory of the stage.
 const DIRECTORY: &str = "ZERNEL_TARGET_DIRECTORY";
 
-/// What a target does after it was told to go.
-pub(crate) type Role = fn(&Driver, u64);
+/// What a target does with the libraries, in a number of rounds.
+pub type Role = fn(&Driver, u64);
 
-/// If this process is a target: be it.
-pub(crate) fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
+/// Plays the role that the environment names. `None` if this process is no target.
+pub fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
     let wanted = env::var(ROLE).ok()?;
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted)?;
     let rounds = env::var(ROUNDS).ok()?.parse().ok()?;
@@ -41,24 +44,24 @@ pub(crate) fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
 
 fn wait_for_line() {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
-    // Byte by byte: what follows is for whoever is executed next.
+    // Byte by byte: what follows is for the program that this process may execute.
     let mut input = File::from(input.expect("a pipe"));
     let mut byte = [0];
     while byte != *b"\n" && input.read(&mut byte).expect("a pipe") > 0 {}
 }
 
-/// Says that a part of the work is done, and waits to be told to go on.
-pub(crate) fn pause() {
+/// Reports in a target that a part of the work is done, and waits for the next line.
+pub fn pause() {
     println!("done");
     wait_for_line();
 }
 
-/// The directory of the target's stage, which all its targets share.
-pub(crate) fn directory() -> PathBuf {
+/// The directory of the stage, in a target. All targets of a stage share it.
+pub fn directory() -> PathBuf {
     PathBuf::from(env::var_os(DIRECTORY).expect("a target has a stage"))
 }
 
-/// An observer sees all of a machine, and what one target costs changes how others are watched.
+/// An observer observes the whole machine, and the cost of one target changes the sampling of others.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 #[allow(dead_code)] // held, not read
@@ -67,21 +70,21 @@ enum Claim {
     Alone(RwLockWriteGuard<'static, ()>),
 }
 
-/// The software GPU in a directory of its own, with a log of what really happened. A test has one at
-/// a time.
-pub(crate) struct Stage {
+/// The software GPU in a directory of its own, with its truth log. A test has one stage at a time.
+pub struct Stage {
     directory: tempfile::TempDir,
     _claim: Claim,
 }
 
 impl Stage {
-    pub(crate) fn new(prologue: Prologue) -> Self {
+    /// A stage beside those of other tests.
+    pub fn new(prologue: Prologue) -> Self {
         let guard = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
         Self::set(prologue, Claim::Shared(guard))
     }
 
-    /// While no other test has one.
-    pub(crate) fn alone(prologue: Prologue) -> Self {
+    /// A stage while no other test has one.
+    pub fn alone(prologue: Prologue) -> Self {
         let guard = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
         Self::set(prologue, Claim::Alone(guard))
     }
@@ -95,31 +98,34 @@ impl Stage {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The directory of the stage.
+    pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    pub(crate) fn library(&self, name: &str) -> PathBuf {
+    /// The path of a library, such as `libcuda.so.1`.
+    pub fn library(&self, name: &str) -> PathBuf {
         self.path().join("lib").join(name)
     }
 
-    pub(crate) fn truth(&self) -> TruthLog {
+    /// The truth log of all targets so far.
+    pub fn truth(&self) -> TruthLog {
         TruthLog::read(&self.path().join("log")).expect("a readable log")
     }
 
-    /// Starts a target, which waits to be told to go.
-    pub(crate) fn target(&self, role: &str, rounds: u64) -> Target {
+    /// Starts a target, which waits for [`Target::go`].
+    pub fn target(&self, role: &str, rounds: u64) -> Target {
         Target::start(&mut self.command(role, rounds))
     }
 
-    /// What starts a target.
-    pub(crate) fn command(&self, role: &str, rounds: u64) -> Command {
+    /// The command that starts a target.
+    pub fn command(&self, role: &str, rounds: u64) -> Command {
         let program = env::current_exe().expect("we run");
         self.command_of(&program, role, rounds)
     }
 
-    /// The same with a copy of this program, or with something that becomes it.
-    pub(crate) fn command_of(&self, program: &Path, role: &str, rounds: u64) -> Command {
+    /// The same with a copy of this program, or with a program that executes this one.
+    pub fn command_of(&self, program: &Path, role: &str, rounds: u64) -> Command {
         let mut command = Command::new(program);
         command
             .env(ROLE, role)
@@ -134,52 +140,52 @@ impl Stage {
 }
 
 /// A running target.
-pub(crate) struct Target {
+pub struct Target {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
 impl Target {
-    pub(crate) fn start(command: &mut Command) -> Self {
+    /// Starts a target by a command of [`Stage::command`].
+    pub fn start(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this program runs");
         let output = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, output }
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    fn tell(&mut self) {
+    /// Lets it do its work, or the next part of it.
+    pub fn go(&mut self) {
         let input = self.child.stdin.as_mut().expect("piped");
         input.write_all(b"go\n").expect("the target listens");
     }
 
-    pub(crate) fn go(&mut self) {
-        self.tell();
-    }
-
-    /// Waits until it has done its work. It stays until it is dropped.
-    pub(crate) fn wait_until_done(&mut self) {
+    /// Waits until its work is done. It stays until it is dropped.
+    pub fn wait_until_done(&mut self) {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("the target speaks");
         assert_eq!(line, "done\n", "the target did not finish its work");
     }
 
-    /// Has it do the next part of its work.
-    pub(crate) fn step(&mut self) {
+    /// Lets it do the next part of its work, and waits until that is done.
+    pub fn step(&mut self) {
         self.go();
         self.wait_until_done();
     }
 
-    /// Lets it end, and waits until it has.
-    pub(crate) fn end(mut self) {
-        self.tell();
+    /// Lets it exit, and waits until it has.
+    pub fn end(mut self) {
+        self.go();
         assert!(self.wait().success());
     }
 
-    pub(crate) fn kill(mut self) {
+    /// Kills it, and waits until it has exited.
+    pub fn kill(mut self) {
         self.child.kill().expect("our child");
         self.wait();
     }
@@ -197,44 +203,45 @@ impl Drop for Target {
 }
 
 /// The software GPU's libraries as a C program sees them.
-pub(crate) struct Driver {
+pub struct Driver {
     cuda: Library,
     nccl: Library,
 }
 
-/// Calls an exported function with integer arguments; expects success.
+/// Calls an exported function with integer arguments. Panics unless it returns 0.
+#[macro_export]
 macro_rules! call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
-        let result = $crate::target::try_call!($library, $name $(, $argument)*);
+        let result = $crate::try_call!($library, $name $(, $argument)*);
         assert_eq!(result, 0, $name);
     }};
 }
 
-/// The same; whatever it returns.
+/// Calls an exported function with integer arguments, and returns its result.
+#[macro_export]
 macro_rules! try_call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
+        type Function = extern "C" fn($($crate::as_word!($argument)),*) -> i32;
+        let library: &$crate::libloading::Library = &$library;
+        let name = concat!($name, "\0").as_bytes();
         // SAFETY: the software GPU's functions take integers and pointers, as the real ones do.
-        unsafe {
-            let function: libloading::Symbol<
-                '_,
-                unsafe extern "C" fn($($crate::target::as_word!($argument)),*) -> i32,
-            > =
-                $library.get(concat!($name, "\0").as_bytes()).expect($name);
-            function($($argument as u64),*)
-        }
+        let function = unsafe { library.get::<Function>(name) }.expect($name);
+        function($($argument as u64),*)
     }};
 }
 
+#[doc(hidden)]
+#[macro_export]
 macro_rules! as_word {
     ($argument:expr) => {
         u64
     };
 }
 
-pub(crate) use {as_word, call, try_call};
+pub use crate::{call, try_call};
 
-/// Where a function is to store something.
-pub(crate) fn out<T>(value: &mut T) -> *mut c_void {
+/// The address of a value that a function stores.
+pub fn out<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
 
@@ -251,12 +258,12 @@ impl Driver {
     }
 
     /// Opens the device and makes its context current.
-    pub(crate) fn open(&self) {
+    pub fn open(&self) {
         self.open_device(0);
     }
 
-    /// The same with another device than the first.
-    pub(crate) fn open_device(&self, device: u64) {
+    /// The same with any device.
+    pub fn open_device(&self, device: u64) {
         let mut context = 0_u64;
         call!(self.cuda, "cuInit", 0);
         call!(
@@ -268,7 +275,8 @@ impl Driver {
         call!(self.cuda, "cuCtxSetCurrent", context);
     }
 
-    pub(crate) fn kernel(&self) -> u64 {
+    /// A kernel that does nothing, to be launched.
+    pub fn kernel(&self) -> u64 {
         let image = CString::new("softgpu kernel nothing 1\n").expect("no zero inside");
         let name = CString::new("nothing").expect("no zero inside");
         let (mut module, mut function) = (0_u64, 0_u64);
@@ -288,7 +296,8 @@ impl Driver {
         function
     }
 
-    pub(crate) fn launch(&self, function: u64) {
+    /// `cuLaunchKernel` on the default stream.
+    pub fn launch(&self, function: u64) {
         call!(
             self.cuda,
             "cuLaunchKernel",
@@ -306,7 +315,8 @@ impl Driver {
         );
     }
 
-    pub(crate) fn launch_cooperatively(&self, function: u64) {
+    /// `cuLaunchCooperativeKernel` on the default stream.
+    pub fn launch_cooperatively(&self, function: u64) {
         call!(
             self.cuda,
             "cuLaunchCooperativeKernel",
@@ -323,7 +333,8 @@ impl Driver {
         );
     }
 
-    pub(crate) fn copy_to(&self, device: u64, batch: &mut [u8]) {
+    /// Copies a batch to the device.
+    pub fn copy_to(&self, device: u64, batch: &mut [u8]) {
         let bytes = batch.len();
         call!(
             self.cuda,
@@ -334,25 +345,30 @@ impl Driver {
         );
     }
 
-    pub(crate) fn synchronize(&self) {
+    /// Waits for the default stream.
+    pub fn synchronize(&self) {
         call!(self.cuda, "cuStreamSynchronize", 0);
     }
 
-    pub(crate) fn allocate(&self, bytes: u64) -> u64 {
+    /// Allocates memory of the device, and returns its address.
+    pub fn allocate(&self, bytes: u64) -> u64 {
         let mut address = 0_u64;
         call!(self.cuda, "cuMemAlloc_v2", out(&mut address), bytes);
         address
     }
 
-    pub(crate) fn free(&self, address: u64) {
+    /// Frees what [`Self::allocate`] returned.
+    pub fn free(&self, address: u64) {
         call!(self.cuda, "cuMemFree_v2", address);
     }
 
-    pub(crate) fn cuda(&self) -> &Library {
+    /// `libcuda.so.1`.
+    pub fn cuda(&self) -> &Library {
         &self.cuda
     }
 
-    pub(crate) fn nccl(&self) -> &Library {
+    /// `libnccl.so.2`.
+    pub fn nccl(&self) -> &Library {
         &self.nccl
     }
 }

@@ -1,56 +1,49 @@
-//! `zernel observe` as a child, and what it answers.
+//! A `zernel observe` process that observes a stage, and its answers. The daemon serves on free ports and
+//! a socket of its own, counts every call, and is killed with its test.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use libbpf_rs::query::{LinkInfoIter, ProgInfoIter};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::target::Stage;
+use crate::{eventually, eventually_ok};
 
-/// What runs `zernel observe`.
-pub(crate) fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_zernel"));
+/// The command `zernel observe`. Only the tests of `zernel` know where its binary is:
+/// `command(env!("CARGO_BIN_EXE_zernel"))`.
+pub fn command(zernel: &str) -> Command {
+    let mut command = Command::new(zernel);
     command.arg("observe");
     command
 }
 
-/// Runs it until it ends by itself.
-pub(crate) fn output(arguments: &[&dyn AsRef<OsStr>]) -> Output {
-    let mut command = command();
-    for argument in arguments {
-        command.arg(argument);
-    }
-    command.output().expect("zernel runs")
-}
-
 /// A daemon that observes the libraries of a stage.
-pub(crate) struct Daemon {
+pub struct Daemon {
     child: Child,
-    pub(crate) http: SocketAddr,
-    pub(crate) socket: PathBuf,
+    /// Where it serves metrics.
+    pub http: SocketAddr,
+    /// Its unix socket.
+    pub socket: PathBuf,
     rest: JoinHandle<String>,
 }
 
 impl Daemon {
-    pub(crate) fn start(stage: &Stage) -> Self {
-        Self::start_at(stage, &stage.path().join("observe.sock"))
+    /// Starts the `zernel` binary at this path, with a socket in the directory of the stage.
+    pub fn start(zernel: &str, stage: &Stage) -> Self {
+        let socket = stage.path().join("observe.sock");
+        Self::start_as(command(zernel), stage, &socket)
     }
 
-    pub(crate) fn start_at(stage: &Stage, socket: &Path) -> Self {
-        Self::start_as(command(), stage, socket)
-    }
-
-    /// Runs it by a command of one's own. Counts everything, so that numbers can be compared.
-    pub(crate) fn start_as(mut command: Command, stage: &Stage, socket: &Path) -> Self {
+    /// Starts a command that is or becomes [`command`]. Without a budget every call is counted, so that
+    /// numbers can be compared.
+    pub fn start_as(mut command: Command, stage: &Stage, socket: &Path) -> Self {
         let mut child = command
             .args(["--http", "127.0.0.1:0", "--websocket", "127.0.0.1:0"])
             .args(["--budget", "none", "--socket"])
@@ -77,59 +70,61 @@ impl Daemon {
         }
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    /// Requests a path over HTTP.
+    pub fn get(&self, path: &str) -> Answer {
         self.get_as(path, "*/*")
     }
 
-    pub(crate) fn get_as(&self, path: &str, accept: &str) -> Answer {
+    /// Requests a path over HTTP with an `Accept` header.
+    pub fn get_as(&self, path: &str, accept: &str) -> Answer {
         let stream = TcpStream::connect(self.http).expect("it listens");
         ask(stream, path, accept)
     }
 
-    pub(crate) fn metrics(&self) -> String {
+    /// The metrics text.
+    pub fn metrics(&self) -> String {
         self.get("/metrics").body
     }
 
-    /// Waits until metrics have a line.
-    pub(crate) fn wait_for(&self, line: &str) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !self.metrics().lines().any(|told| told == line) {
-            assert!(
-                Instant::now() < deadline,
-                "never told: {line}\n{}",
-                self.metrics()
-            );
-            thread::sleep(Duration::from_millis(50));
-        }
+    /// Waits until the metrics text has a line.
+    pub fn wait_for(&self, line: &str) {
+        eventually_ok(line, || {
+            let metrics = self.metrics();
+            match metrics.lines().any(|exported| exported == line) {
+                true => Ok(()),
+                false => Err(metrics),
+            }
+        });
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
-    /// Waits until its health has a status.
-    pub(crate) fn wait_for_health(&self, status: &str) -> Answer {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
+    /// Waits until the status line of its health begins like this.
+    pub fn wait_for_health(&self, status: &str) -> Answer {
+        eventually_ok(status, || {
             let answer = self.get("/healthz");
-            if answer.head.starts_with(status) {
-                return answer;
+            match answer.head.starts_with(status) {
+                true => Ok(answer),
+                false => Err(answer.head),
             }
-            assert!(Instant::now() < deadline, "{}", answer.head);
-            thread::sleep(Duration::from_millis(50));
-        }
+        })
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub(crate) fn kernel_objects(&self) -> KernelObjects {
+    /// The BPF programs and links that it holds.
+    pub fn kernel_objects(&self) -> KernelObjects {
         KernelObjects::of(self.pid())
     }
 
-    /// Sends a signal and waits for the end; also tells what it said last.
-    pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
+    /// Sends a signal and waits until it exits. Returns its status and the rest of its standard error.
+    pub fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
         let status = self.child.wait().expect("our child");
         let rest = std::mem::replace(&mut self.rest, thread::spawn(String::new));
@@ -144,7 +139,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The address that a daemon says it serves metrics on.
+/// The address that a daemon announces for metrics.
 fn announced(errors: &mut impl BufRead) -> SocketAddr {
     let mut all = String::new();
     loop {
@@ -159,20 +154,23 @@ fn announced(errors: &mut impl BufRead) -> SocketAddr {
     }
 }
 
-/// An answer to a request.
-pub(crate) struct Answer {
-    pub(crate) head: String,
-    pub(crate) body: String,
+/// An HTTP response.
+pub struct Answer {
+    /// Status line and headers.
+    pub head: String,
+    /// The body.
+    pub body: String,
 }
 
 impl Answer {
-    pub(crate) fn json(&self) -> Value {
+    /// The body, parsed.
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).expect("JSON")
     }
 }
 
-/// Asks over a connection, which is used up.
-pub(crate) fn ask(mut stream: impl Read + Write, path: &str, accept: &str) -> Answer {
+/// Requests a path over a connection, which the server closes.
+pub fn ask(mut stream: impl Read + Write, path: &str, accept: &str) -> Answer {
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
     );
@@ -187,9 +185,9 @@ pub(crate) fn ask(mut stream: impl Read + Write, path: &str, accept: &str) -> An
     }
 }
 
-/// The programs and links that a process holds.
+/// The BPF programs and links that a process holds.
 #[derive(Debug, Default)]
-pub(crate) struct KernelObjects {
+pub struct KernelObjects {
     programs: BTreeSet<u32>,
     links: BTreeSet<u32>,
 }
@@ -212,22 +210,14 @@ impl KernelObjects {
         objects
     }
 
-    /// Waits until the kernel has let go of all of them.
-    pub(crate) fn wait_until_gone(&self) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
+    /// Waits until the kernel has freed all of them.
+    pub fn wait_until_gone(&self) {
+        eventually("the daemon's programs and links are freed", || {
             let programs = ProgInfoIter::default().map(|program| program.id);
             let links = LinkInfoIter::default().map(|link| link.id);
             let stayed = programs.filter(|id| self.programs.contains(id)).count()
                 + links.filter(|id| self.links.contains(id)).count();
-            if stayed == 0 {
-                return;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "{stayed} programs and links stay"
-            );
-            thread::sleep(Duration::from_millis(50));
-        }
+            stayed == 0
+        });
     }
 }

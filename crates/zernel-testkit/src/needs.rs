@@ -1,0 +1,76 @@
+//! What a trial needs from the machine: a name for `ZERNEL_REQUIRE` and a check that says why it is
+//! missing. A check runs once per process, however many trials share the need.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Something a trial needs from the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Need {
+    /// The name that `ZERNEL_REQUIRE` uses.
+    pub name: &'static str,
+    /// Says why it is missing.
+    pub check: fn() -> Result<(), String>,
+}
+
+impl Need {
+    /// The check's result; the check runs at most once per process.
+    pub(crate) fn result(&self) -> Result<(), String> {
+        static RESULTS: Mutex<BTreeMap<usize, Result<(), String>>> = Mutex::new(BTreeMap::new());
+        let mut results = RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
+        // Equal addresses mean equal code. Equal code at two addresses is only checked twice.
+        let result = results.entry(self.check as usize);
+        result.or_insert_with(self.check).clone()
+    }
+}
+
+/// The need to be root.
+#[must_use]
+pub fn root() -> Need {
+    Need {
+        name: "root",
+        check: || match rustix::process::geteuid().is_root() {
+            true => Ok(()),
+            false => Err("not root".into()),
+        },
+    }
+}
+
+/// The need for a kernel that loads BPF programs for us. The caller passes the attempt, because this
+/// crate has no BPF program: `bpf(|| Capability::BtfTracepoint.try_out())`. Only the first attempt of a
+/// process is made.
+pub fn bpf<E: Display>(attempt: impl FnOnce() -> Result<(), E>) -> Need {
+    static RESULT: OnceLock<Result<(), String>> = OnceLock::new();
+    RESULT.get_or_init(|| attempt().map_err(|error| error.to_string()));
+    Need {
+        name: "bpf",
+        check: || RESULT.get().cloned().expect("set above"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_check_runs_once() {
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        let need = Need {
+            name: "bpf",
+            check: || Err(format!("run {}", RUNS.fetch_add(1, Ordering::Relaxed))),
+        };
+        assert_eq!(need.result(), Err("run 0".into()));
+        assert_eq!(need.result(), Err("run 0".into()));
+    }
+
+    #[test]
+    fn a_bpf_attempt_is_made_once() {
+        let first = bpf(|| Err("refused"));
+        let second = bpf(|| -> Result<(), &str> { unreachable!("the first attempt counts") });
+        assert_eq!(first.result(), Err("refused".into()));
+        assert_eq!(second.result(), Err("refused".into()));
+    }
+}

@@ -1,0 +1,218 @@
+//! Tests that need more than a plain machine. They run where their needs are met and are visibly
+//! skipped elsewhere.
+//!
+//! A test file with `harness = false` lists its trials:
+//!
+//! ```no_run
+//! use zernel_testkit::{Need, main, root, trial};
+//!
+//! const BPF: Need = Need { name: "bpf", check: || Err("no BPF here".into()) };
+//!
+//! fn main_of_the_test_file() -> std::process::ExitCode {
+//!     main([
+//!         trial("mounts_something", &[root()], || { /* assert!(…) */ }),
+//!         trial("loads_a_program", &[root(), BPF], || { /* assert!(…) */ }),
+//!     ])
+//! }
+//! ```
+//!
+//! A trial with an unmet need is ignored, with the reason in its line. The output ends with one line
+//! per skipped trial and a count. `ZERNEL_REQUIRE=bpf,vm` names needs that must be met: a trial with
+//! such a need fails where it is unmet.
+
+use std::env;
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Conclusion, FormatSetting, Trial};
+
+use crate::Need;
+
+/// The variable that names needs whose trials must not be skipped.
+pub const REQUIRE: &str = "ZERNEL_REQUIRE";
+
+/// What the kind of a skipped trial begins with; the reason follows.
+const SKIPPED: &str = "skipped: ";
+
+/// The needs there are. Of cgroups a machine may have one version or the other.
+const NAMES: [&str; 10] = [
+    "root",
+    "bpf",
+    "vm",
+    "cgroup2",
+    "memory-cgroup",
+    "overlayfs",
+    "torch",
+    "python",
+    "cc",
+    "systemd",
+];
+
+/// A test that runs where all its needs are met.
+pub fn trial(name: &str, needs: &[Need], test: impl FnOnce() + Send + 'static) -> Trial {
+    let verdict = required(&env::var(REQUIRE).unwrap_or_default())
+        .and_then(|required| means(needs, &required));
+    match verdict {
+        Ok(Means::There) => Trial::test(name, move || {
+            test();
+            Ok(())
+        }),
+        // Fails when it is run in spite of being ignored.
+        Ok(Means::Lacking(why)) => Trial::test(name, {
+            let why = why.clone();
+            move || Err(why.into())
+        })
+        .with_kind(format!("{SKIPPED}{why}"))
+        .with_ignored_flag(true),
+        Err(why) => Trial::test(name, move || Err(why.into())),
+    }
+}
+
+/// Whether a trial has what it needs.
+#[derive(Debug, PartialEq, Eq)]
+enum Means {
+    There,
+    Lacking(String),
+}
+
+/// The needs that must be met; an unknown name is a mistake that would let skips pass.
+fn required(list: &str) -> Result<Vec<&str>, String> {
+    let names = list
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
+    names
+        .map(|name| match NAMES.contains(&name) {
+            true => Ok(name),
+            false => Err(format!(
+                "{REQUIRE} names {name}, but there are only {NAMES:?}"
+            )),
+        })
+        .collect()
+}
+
+/// All that is lacking; an error if any of it is required.
+fn means(needs: &[Need], required: &[&str]) -> Result<Means, String> {
+    let unmet: Vec<_> = needs
+        .iter()
+        .filter_map(|need| Some((need.name, need.result().err()?)))
+        .collect();
+    let reasons: Vec<_> = unmet
+        .iter()
+        .map(|(name, why)| format!("needs {name}: {why}"))
+        .collect();
+    let reasons = reasons.join("; ");
+    match unmet.iter().find(|(name, _)| required.contains(name)) {
+        Some((name, _)) => Err(format!("{REQUIRE} asks for {name}, but it {reasons}")),
+        None if unmet.is_empty() => Ok(Means::There),
+        None => Ok(Means::Lacking(reasons)),
+    }
+}
+
+/// Runs the trials as `cargo test` expects it. Prints each skipped trial and a count at the end.
+pub fn main(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
+    let arguments = Arguments::from_args();
+    let trials: Vec<Trial> = trials.into_iter().collect();
+    let skipped = skipped(&arguments, &trials);
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let is_for_people = !matches!(arguments.format, Some(FormatSetting::Json));
+    if is_for_people && !arguments.list {
+        print!("{}", summary(&skipped, &conclusion));
+    }
+    conclusion.exit_code()
+}
+
+/// The selected trials that do not run, each with its reason.
+fn skipped(arguments: &Arguments, trials: &[Trial]) -> Vec<String> {
+    let selected = trials
+        .iter()
+        .filter(|trial| !arguments.is_filtered_out(trial) && arguments.is_ignored(trial));
+    let line = |trial: &Trial| {
+        let reason = trial.kind().strip_prefix(SKIPPED)?;
+        Some(format!("skipped {}: {reason}", trial.name()))
+    };
+    selected.filter_map(line).collect()
+}
+
+fn summary(skipped: &[String], conclusion: &Conclusion) -> String {
+    let lines: String = skipped.iter().map(|line| format!("{line}\n")).collect();
+    let Conclusion {
+        num_passed: passed,
+        num_failed: failed,
+        ..
+    } = conclusion;
+    let skipped = skipped.len();
+    format!("{lines}{passed} passed, {failed} failed, {skipped} skipped\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MET: Need = Need {
+        name: "root",
+        check: || Ok(()),
+    };
+    const UNMET: Need = Need {
+        name: "bpf",
+        check: || Err("not here".into()),
+    };
+    const ALSO_UNMET: Need = Need {
+        name: "vm",
+        check: || Err("nor this".into()),
+    };
+
+    #[test]
+    fn a_trial_with_all_it_needs_runs() {
+        assert_eq!(means(&[], &["vm"]), Ok(Means::There));
+        assert_eq!(means(&[MET], &["root"]), Ok(Means::There));
+    }
+
+    #[test]
+    fn one_that_lacks_something_says_all_of_it() {
+        let lacking = Means::Lacking("needs bpf: not here; needs vm: nor this".into());
+        assert_eq!(means(&[MET, UNMET, ALSO_UNMET], &["root"]), Ok(lacking));
+    }
+
+    #[test]
+    fn one_that_lacks_something_required_fails_wherever_it_stands() {
+        let why = means(&[UNMET, ALSO_UNMET], &["vm"]).unwrap_err();
+        assert!(
+            why.contains("asks for vm") && why.contains("not here"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn a_misspelt_requirement_is_no_requirement_met() {
+        assert_eq!(required(" root, vm,"), Ok(vec!["root", "vm"]));
+        assert!(required("bfp").unwrap_err().contains("bfp"));
+    }
+
+    fn two_trials() -> Vec<Trial> {
+        let skipped = trial("loads_a_program", &[UNMET], || {});
+        vec![trial("adds_numbers", &[], || {}), skipped]
+    }
+
+    #[test]
+    fn a_skipped_trial_is_listed_with_its_reason_and_counted() {
+        let arguments = Arguments::default();
+        let skipped = skipped(&arguments, &two_trials());
+        let conclusion = Conclusion {
+            num_filtered_out: 0,
+            num_passed: 1,
+            num_failed: 0,
+            num_ignored: 1,
+            num_measured: 0,
+        };
+        assert_eq!(
+            summary(&skipped, &conclusion),
+            "skipped loads_a_program: needs bpf: not here\n1 passed, 0 failed, 1 skipped\n"
+        );
+    }
+
+    #[test]
+    fn a_trial_that_was_not_selected_is_not_listed() {
+        let arguments = Arguments::from_iter(["test", "adds"]);
+        assert_eq!(skipped(&arguments, &two_trials()), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,80 @@
+//! Waiting for a condition that comes true soon on any machine. Every wait of a test goes through
+//! here, so that a test on a machine that never gets there fails after a minute and names the
+//! condition, instead of running for ever.
+
+use std::fmt::Display;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a condition may take. A loaded machine is slow, a broken test is wrong: a minute tells them
+/// apart.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause between two attempts starts here and doubles up to the longest. Quick conditions are seen
+/// quickly, and conditions that start a process do not load the machine.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Waits until a condition holds. Panics after a minute, and names the condition.
+pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    eventually_within(PATIENCE, what, condition);
+}
+
+/// The same with another limit than a minute.
+pub fn eventually_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let attempt = || condition().then_some(()).ok_or("the condition is false");
+    retry::<_, &str>(limit, what, attempt);
+}
+
+/// Waits until an attempt succeeds, and returns its value. Panics after a minute with the last error.
+pub fn eventually_ok<T, E: Display>(what: &str, attempt: impl FnMut() -> Result<T, E>) -> T {
+    retry(PATIENCE, what, attempt)
+}
+
+fn retry<T, E: Display>(
+    limit: Duration,
+    what: &str,
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> T {
+    let deadline = Instant::now() + limit;
+    let mut pause = SHORTEST_PAUSE;
+    loop {
+        match attempt() {
+            Ok(value) => return value,
+            Err(error) if Instant::now() >= deadline => {
+                panic!("not within {limit:?}: {what}: {error}")
+            }
+            Err(_) => thread::sleep(pause),
+        }
+        pause = LONGEST_PAUSE.min(2 * pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[test]
+    fn a_condition_is_tried_until_it_holds() {
+        let mut attempts = 0;
+        eventually("the third attempt", || {
+            attempts += 1;
+            attempts == 3
+        });
+        assert_eq!(attempts, 3);
+    }
+
+    #[test]
+    fn a_success_returns_its_value() {
+        assert_eq!(eventually_ok("at once", || Ok::<_, Infallible>(7)), 7);
+    }
+
+    #[test]
+    #[should_panic(expected = "not within 5ms: pigs fly: no wings")]
+    fn a_condition_that_never_holds_is_named_with_the_last_error() {
+        retry(Duration::from_millis(5), "pigs fly", || {
+            Err::<(), _>("no wings")
+        });
+    }
+}

@@ -1,0 +1,161 @@
+//! The dependencies between crates of the workspace. Dependencies of tests are free.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Each crate and the crates that it builds on. A crate may also name what these build on. Nothing builds
+/// on `zernel-testkit` and `zernel-testjob`: only tests use them.
+const ARROWS: &[(&str, &[&str])] = &[
+    (
+        "zernel",
+        &[
+            "zernel-ebpf",
+            "zernel-report",
+            "zernel-serve",
+            "zernel-scheduler",
+            "zernel-workload",
+            "zernel-lab",
+        ],
+    ),
+    ("zernel-ebpf", &["zernel-identity", "zernel-elf"]),
+    ("zernel-identity", &["zernel-model"]),
+    ("zernel-report", &["zernel-model"]),
+    ("zernel-serve", &["zernel-model"]),
+    ("zernel-model", &["zernel-phase"]),
+    ("zernel-scheduler", &["zernel-phase"]),
+    ("zernel-elf", &[]),
+    ("zernel-phase", &[]),
+    ("zernel-workload", &[]),
+    ("zernel-lab", &[]),
+    ("zernel-softgpu", &[]),
+    ("zernel-softgpu-cuda", &["zernel-softgpu"]),
+    ("zernel-softgpu-nccl", &["zernel-softgpu"]),
+    ("zernel-softgpu-nvml", &["zernel-softgpu"]),
+    (
+        "zernel-testjob",
+        &[
+            "zernel-softgpu-cuda",
+            "zernel-softgpu-nccl",
+            "zernel-softgpu-nvml",
+        ],
+    ),
+    ("zernel-testkit", &["zernel-softgpu", "zernel-lab"]),
+];
+
+type Graph = BTreeMap<String, BTreeSet<String>>;
+
+/// The crates of the workspace and what each of them is built from.
+fn workspace() -> Graph {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(crate::workspace())
+        .output()
+        .expect("cargo runs");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    graph(&metadata)
+}
+
+/// Dependencies on other crates of the workspace, which have a path, and none of tests.
+fn graph(metadata: &Value) -> Graph {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let name = |value: &Value| value["name"].as_str().expect("a name").to_owned();
+    let packages = list(&metadata["packages"]).into_iter();
+    packages
+        .map(|package| {
+            let dependencies = list(&package["dependencies"]).into_iter();
+            let built_from = dependencies
+                .filter(|dependency| dependency["kind"] != "dev" && dependency["path"].is_string());
+            (
+                name(&package),
+                built_from.map(|value| name(&value)).collect(),
+            )
+        })
+        .collect()
+}
+
+fn graph_of(arrows: &[(&str, &[&str])]) -> Graph {
+    let arrows = arrows.iter().map(|(from, to)| {
+        let to = to.iter().map(|name| (*name).to_owned());
+        ((*from).to_owned(), to.collect())
+    });
+    arrows.collect()
+}
+
+/// All that a crate reaches by arrows. A circle reaches its own beginning.
+fn reached(graph: &Graph, from: &str) -> BTreeSet<String> {
+    let mut reached = BTreeSet::new();
+    let mut open: Vec<&str> = vec![from];
+    while let Some(name) = open.pop() {
+        for next in graph.get(name).into_iter().flatten() {
+            if reached.insert(next.clone()) {
+                open.push(next);
+            }
+        }
+    }
+    reached
+}
+
+/// Crates that depend on themselves, by whatever detour.
+fn circles(graph: &Graph) -> Vec<&String> {
+    let names = graph.keys();
+    names
+        .filter(|name| reached(graph, name).contains(*name))
+        .collect()
+}
+
+/// Dependencies against the arrows.
+fn upward(graph: &Graph, allowed: &Graph) -> Vec<String> {
+    let arrows = graph
+        .iter()
+        .flat_map(|(from, to)| to.iter().map(move |to| (from, to)));
+    let upward = arrows.filter(|(from, to)| !reached(allowed, from).contains(*to));
+    upward.map(|(from, to)| format!("{from} -> {to}")).collect()
+}
+
+#[test]
+fn no_dependency_is_circular_or_upward() {
+    let (graph, allowed) = (workspace(), graph_of(ARROWS));
+    assert!(graph.len() > 10, "{graph:?}");
+    assert_eq!(circles(&allowed), Vec::<&String>::new());
+    assert_eq!(circles(&graph), Vec::<&String>::new());
+    assert_eq!(upward(&graph, &allowed), Vec::<String>::new());
+}
+
+#[test]
+fn every_crate_and_every_arrow_exists() {
+    let (graph, allowed) = (workspace(), graph_of(ARROWS));
+    assert!(graph.keys().eq(allowed.keys()), "{graph:#?}");
+    assert_eq!(upward(&allowed, &graph), Vec::<String>::new());
+}
+
+#[test]
+fn a_circle_and_an_upward_arrow_are_found() {
+    let allowed = graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &[])]);
+    let short_cut = graph_of(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])]);
+    assert_eq!(upward(&short_cut, &allowed), Vec::<String>::new());
+    let circle = graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"])]);
+    assert_eq!(upward(&circle, &allowed), ["c -> b"]);
+    assert_eq!(circles(&circle), ["b", "c"]);
+}
+
+#[test]
+fn dependencies_of_tests_are_free() {
+    let metadata = serde_json::json!({"packages": [{"name": "a", "dependencies": [
+        {"name": "b", "kind": "dev", "path": "/b"},
+        {"name": "c", "kind": "build", "path": "/c"},
+        {"name": "d", "kind": null, "path": "/d"},
+        {"name": "e", "kind": null},
+    ]}]});
+    assert_eq!(graph(&metadata), graph_of(&[("a", &["c", "d"])]));
+}

@@ -1,0 +1,114 @@
+//! The house rules that a machine can check: which crate builds on which, how long files and functions
+//! are, and that a public name means one type in the whole workspace.
+
+mod arrows;
+mod exceptions;
+mod sources;
+mod tokens;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use exceptions::{LONG_FILES, LONG_FUNCTIONS, SHARED_NAMES};
+use sources::sources;
+
+/// The most lines of a file, without its tests.
+const FILE_LINES: usize = 600;
+/// The most lines of a function.
+const FUNCTION_LINES: usize = 60;
+
+/// The folder of the workspace.
+fn workspace() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    folder.canonicalize().expect("two folders up")
+}
+
+/// Holds offenders against the exceptions: no offender without an exception, no exception without an
+/// offender. `found` maps offenders to what is to be printed with them.
+fn compare(
+    rule: &str,
+    found: &BTreeMap<String, String>,
+    exceptions: &[&str],
+) -> Result<(), String> {
+    let listed: BTreeSet<&str> = exceptions.iter().copied().collect();
+    let new = found.iter().filter(|(name, _)| !listed.contains(&***name));
+    let new: Vec<String> = new
+        .map(|(name, why)| format!("  {name}: {why}\n"))
+        .collect();
+    let stale = listed.iter().filter(|name| !found.contains_key(**name));
+    let stale: Vec<String> = stale.map(|name| format!("  {name}\n")).collect();
+    match (new.is_empty(), stale.is_empty()) {
+        (true, true) => Ok(()),
+        (false, _) => Err(format!("{rule}:\n{}", new.concat())),
+        (true, false) => Err(format!(
+            "these keep the rule, so delete their exceptions ({rule}):\n{}",
+            stale.concat()
+        )),
+    }
+}
+
+#[track_caller]
+fn check(rule: &str, found: &BTreeMap<String, String>, exceptions: &[&str]) {
+    if let Err(report) = compare(rule, found, exceptions) {
+        panic!("{report}");
+    }
+}
+
+#[test]
+fn no_file_is_long() {
+    let sources = sources(&workspace());
+    assert!(sources.len() > 100, "{} files", sources.len());
+    let long = sources
+        .into_iter()
+        .filter(|source| source.lines > FILE_LINES);
+    let found = long.map(|source| (source.path, format!("{} lines", source.lines)));
+    let rule = format!("a file has at most {FILE_LINES} lines");
+    check(&rule, &found.collect(), LONG_FILES);
+}
+
+#[test]
+fn no_function_is_long() {
+    let (mut found, mut functions) = (BTreeMap::new(), 0);
+    for source in sources(&workspace()) {
+        for function in source.functions() {
+            functions += 1;
+            if function.lines > FUNCTION_LINES {
+                let name = format!("{} {}", source.path, function.name);
+                found.insert(name, format!("{} lines", function.lines));
+            }
+        }
+    }
+    assert!(functions > 1000, "{functions} functions");
+    let rule = format!("a function has at most {FUNCTION_LINES} lines");
+    check(&rule, &found, LONG_FUNCTIONS);
+}
+
+#[test]
+fn no_two_public_types_share_a_name() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for source in sources(&workspace()) {
+        for name in source.public_types() {
+            places.entry(name).or_default().push(source.path.clone());
+        }
+    }
+    assert!(places.len() > 100, "{} types", places.len());
+    let shared = places.into_iter().filter(|(_, paths)| paths.len() > 1);
+    let found = shared.map(|(name, paths)| (name, paths.join(", ")));
+    check(
+        "a public name means one type",
+        &found.collect(),
+        SHARED_NAMES,
+    );
+}
+
+#[test]
+fn new_offenders_and_stale_exceptions_are_reported() {
+    let found = BTreeMap::from([("a".to_owned(), "61 lines".to_owned())]);
+    assert_eq!(compare("rule", &found, &["a"]), Ok(()));
+    assert_eq!(
+        compare("rule", &found, &[]),
+        Err("rule:\n  a: 61 lines\n".into())
+    );
+    let stale = compare("rule", &found, &["a", "b"]).unwrap_err();
+    assert!(stale.ends_with("  b\n"), "{stale}");
+}
