@@ -77,19 +77,6 @@ impl Part {
     pub(crate) fn is_of_loaders(self) -> bool {
         matches!(self, Self::Prepare | Self::Fetch | Self::OtherData)
     }
-
-    /// How time is spent in it.
-    pub(crate) fn spent(self) -> &'static str {
-        match self {
-            Self::Prepare => "waiting for loaders that prepared data",
-            Self::Fetch => "waiting for loaders that fetched data",
-            Self::OtherData => "waiting for data that nobody was busy with",
-            Self::CpuDelay => "without a CPU, itself or its loaders",
-            Self::Communication => "in collectives",
-            Self::Gpu => "waiting for its GPU",
-            Self::Host => "at work on its CPU",
-        }
-    }
 }
 
 /// The parts of a rank's time. What none of them has is unknown.

@@ -334,19 +334,20 @@ fn work(rank: &ProcessReport) -> String {
 /// What the verdict rests on, and who is meant by it.
 pub(crate) fn evidence(report: &Report) -> String {
     let verdict = &report.verdict;
-    let straggler = verdict.straggler.and_then(|index| report.ranks.get(index));
+    let straggler = verdict.straggler();
+    let straggler = straggler.and_then(|index| report.ranks.get(index));
     let straggler = straggler.map_or(String::new(), |rank| format!("{}: ", name(rank)));
-    format!("{straggler}{}", verdict.evidence)
+    format!("{straggler}{}", verdict.evidence())
 }
 
 fn verdict(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     let verdict = &report.verdict;
-    let text = format!("{}: {}", verdict.bound.name(), evidence(report));
+    let text = format!("{}: {}", verdict.name(), evidence(report));
     paragraph(out, "verdict", &text)?;
-    if let (Some(helps), Some(seconds)) = (verdict.helps, verdict.at_most_seconds) {
+    if let (Some(remedy), Some(seconds)) = (verdict.remedy(), verdict.at_most_seconds()) {
         let share = 100.0 * seconds / report.wall_seconds.max(seconds);
         let at_most = whole(&format!("at most {seconds:.1} s ({share:.0} %)"));
-        let text = format!("{helps}; {at_most}");
+        let text = format!("{}; {at_most}", remedy.text());
         paragraph(out, "helps", &text)?;
     }
     match slowest(report) {

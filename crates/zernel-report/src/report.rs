@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::parts::RankTimes;
 use super::process::ProcessReport;
-use super::verdict::{self, Slowest, Verdict};
+use super::verdict::{self, Inconclusive, Slowest, Verdict};
 
 /// What the software GPU calls itself.
 const SIMULATED: &str = "Zernel Software GPU";
@@ -120,10 +120,10 @@ impl Report {
             .iter()
             .map(|rank| times(rank, &ranks, &processes))
             .collect();
-        let mut verdict = verdict::judge(&times);
-        if not_observed.is_some() {
-            verdict.evidence = "nothing was observed".to_owned();
-        }
+        let verdict = match not_observed {
+            Some(_) => Verdict::CannotTell(Inconclusive::NotObserved),
+            None => verdict::judge(&times),
+        };
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let began = since_epoch.unwrap_or_default().saturating_sub(wall);
         Self {

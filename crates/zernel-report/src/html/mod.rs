@@ -120,7 +120,7 @@ fn header(out: &mut String, report: &Report, command: &str) {
 
 fn verdict(out: &mut String, report: &Report) {
     let verdict = &report.verdict;
-    let class = match verdict.at_most_seconds {
+    let class = match verdict.at_most_seconds() {
         Some(_) => "verdict",
         None => "verdict open",
     };
@@ -128,14 +128,15 @@ fn verdict(out: &mut String, report: &Report) {
         out,
         format_args!(
             "<section class=\"{class}\"><div class=\"why\"><p class=\"kicker\">Verdict</p><h2>{}</h2><p>{}</p>",
-            Text(verdict.bound.name()),
+            Text(verdict.name()),
             Text(&evidence(report))
         ),
     );
-    if let Some(helps) = &verdict.helps {
+    if let Some(remedy) = verdict.remedy() {
+        let remedy = Text(remedy.text());
         push(
             out,
-            format_args!("<p><strong>What would help:</strong> {}</p>", Text(helps)),
+            format_args!("<p><strong>What would help:</strong> {remedy}</p>"),
         );
     }
     if let Some(slowest) = slowest(report) {
@@ -150,7 +151,7 @@ fn verdict(out: &mut String, report: &Report) {
         );
     }
     out.push_str("</div>");
-    if let Some(seconds) = verdict.at_most_seconds {
+    if let Some(seconds) = verdict.at_most_seconds() {
         let part = percent(share(seconds, report.wall_seconds.max(seconds)));
         push(
             out,

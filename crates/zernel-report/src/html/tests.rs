@@ -9,7 +9,7 @@ use crate::process::{Phases, ProcessReport, Times, Training};
 use crate::record::Sample;
 use crate::report::{Ended, Observing, Report};
 use crate::steps::{Interruption, StepReport};
-use crate::verdict::{Slowest, judge};
+use crate::verdict::{Bound, Evidence, Remedy, Slowest, Straggler, Verdict, judge};
 
 const SECOND: u64 = 1_000_000_000;
 const BEGIN_NS: u64 = 77 * SECOND;
@@ -282,8 +282,18 @@ fn only_what_was_wholly_observed_is_called_so() {
 #[test]
 fn a_straggler_is_named() {
     let mut report = report_on(ranks(4, 200));
-    report.verdict.straggler = Some(3);
-    report.verdict.evidence = "its peers waited for it".to_owned();
+    report.verdict = Verdict::Straggler(Straggler {
+        slowest: Slowest {
+            index: 3,
+            seconds: 1.5,
+            reason: Some(Part::Gpu),
+            more_seconds: 1.25,
+        },
+        waited_seconds: 1.0,
+        peer_wall_seconds: 5.0,
+        share: 0.15,
+        remedy: Remedy::FasterGpu,
+    });
     assert!(checked(&report).contains("rank 3: its peers waited for it"));
 }
 
@@ -320,7 +330,14 @@ fn a_run_of_no_length_has_a_page() {
         };
         let mut report = report_on(vec![seen.clone(), ProcessReport { pid: 1, ..seen }]);
         report.wall_seconds = 0.0;
-        report.verdict.at_most_seconds = Some(0.0);
+        report.verdict = Verdict::Bound(Bound {
+            evidence: Evidence::Communication,
+            seconds: 0.0,
+            wall_seconds: 1.0,
+            others: Vec::new(),
+            remedy: Remedy::OverlapCollectives,
+            at_most_seconds: 0.0,
+        });
         checked(&report);
     }
 }
@@ -376,7 +393,6 @@ fn hostile_texts_are_only_texts() {
     let mut report = report_on(vec![seen]);
     report.command = vec![hostile.to_owned(), invalid];
     report.problems = vec![hostile.to_owned()];
-    report.verdict.evidence = hostile.to_owned();
     if let Some(observing) = &mut report.observing {
         observing.sampled = vec![hostile.to_owned()];
         observing.rung = hostile.to_owned();

@@ -1,4 +1,7 @@
+use serde_json::json;
+
 use super::*;
+use crate::parts::{Parts, RankTimes};
 
 /// Waits for its GPU.
 const RANK: RankTimes = RankTimes {
@@ -31,18 +34,28 @@ const STARVED: RankTimes = RankTimes {
     ..RANK
 };
 
+/// The value of the JSON key `bound`.
+fn bound_of(verdict: &Verdict) -> String {
+    let json = serde_json::to_value(verdict).expect("JSON");
+    json["bound"].as_str().expect("a text").to_owned()
+}
+
+fn remedy_of(verdict: &Verdict) -> &'static str {
+    verdict.remedy().expect("a remedy").text()
+}
+
 #[test]
 fn what_can_be_gained_most_by_bounds() {
     let cases = [
-        ("waits for its GPU", RANK, Bound::Gpu),
-        ("waits for loaders, which limit it", STARVED, Bound::Input),
+        ("waits for its GPU", RANK, "gpu"),
+        ("waits for loaders, which limit it", STARVED, "input"),
         (
             "waits for loaders that could be faster, less than for the GPU",
             RankTimes {
                 loader_busy: Some(0.3),
                 ..STARVED
             },
-            Bound::Gpu,
+            "gpu",
         ),
         (
             "loads most of the time itself",
@@ -53,7 +66,7 @@ fn what_can_be_gained_most_by_bounds() {
                 loader_busy: None,
                 ..RANK
             },
-            Bound::Input,
+            "input",
         ),
         (
             "waits for loaders that do not get to run",
@@ -62,7 +75,7 @@ fn what_can_be_gained_most_by_bounds() {
                 data_sched: 24.0,
                 ..STARVED
             },
-            Bound::CpuScheduler,
+            "cpu-scheduler",
         ),
         (
             "does not get to run itself",
@@ -71,7 +84,7 @@ fn what_can_be_gained_most_by_bounds() {
                 gpu_waits: 38.0,
                 ..RANK
             },
-            Bound::CpuScheduler,
+            "cpu-scheduler",
         ),
         (
             "waits for peers",
@@ -80,7 +93,7 @@ fn what_can_be_gained_most_by_bounds() {
                 peer_waits: 55.0,
                 ..RANK
             },
-            Bound::Communication,
+            "communication",
         ),
         (
             "launches all the time",
@@ -89,7 +102,7 @@ fn what_can_be_gained_most_by_bounds() {
                 cpu: 90.0,
                 ..RANK
             },
-            Bound::Host,
+            "host",
         ),
         (
             "waits in launches, because the queue is full",
@@ -99,12 +112,12 @@ fn what_can_be_gained_most_by_bounds() {
                 cpu: 90.0,
                 ..RANK
             },
-            Bound::Gpu,
+            "gpu",
         ),
         (
             "spins while it waits",
             RankTimes { cpu: 99.0, ..RANK },
-            Bound::Gpu,
+            "gpu",
         ),
         (
             "sleeps, nobody knows why",
@@ -113,7 +126,7 @@ fn what_can_be_gained_most_by_bounds() {
                 cpu: 10.0,
                 ..RANK
             },
-            Bound::CannotTell,
+            "cannot-tell",
         ),
         (
             "mostly unknown",
@@ -123,7 +136,7 @@ fn what_can_be_gained_most_by_bounds() {
                 cpu: 90.0,
                 ..RANK
             },
-            Bound::CannotTell,
+            "cannot-tell",
         ),
         (
             "a bit of everything",
@@ -140,7 +153,7 @@ fn what_can_be_gained_most_by_bounds() {
                 cpu: 25.0,
                 ..RANK
             },
-            Bound::CannotTell,
+            "cannot-tell",
         ),
         (
             "too short",
@@ -149,16 +162,16 @@ fn what_can_be_gained_most_by_bounds() {
                 gpu_waits: 0.3,
                 ..RankTimes::default()
             },
-            Bound::CannotTell,
+            "cannot-tell",
         ),
     ];
     for (name, rank, bound) in cases {
         for ranks in [vec![rank], vec![rank; 8]] {
             let verdict = judge(&ranks);
-            assert_eq!(verdict.bound, bound, "{name}: {}", verdict.evidence);
-            assert!(!verdict.evidence.is_empty());
-            let is_judged = bound != Bound::CannotTell;
-            assert_eq!(verdict.at_most_seconds.is_some(), is_judged, "{name}");
+            assert_eq!(bound_of(&verdict), bound, "{name}: {}", verdict.evidence());
+            assert!(!verdict.evidence().is_empty());
+            let is_judged = bound != "cannot-tell";
+            assert_eq!(verdict.at_most_seconds().is_some(), is_judged, "{name}");
         }
     }
 }
@@ -166,8 +179,8 @@ fn what_can_be_gained_most_by_bounds() {
 #[test]
 fn an_idle_python_and_a_compiler_cannot_be_told() {
     let verdict = judge(&[]);
-    assert_eq!(verdict.bound, Bound::CannotTell);
-    assert!(verdict.evidence.contains("no process was seen"));
+    assert_eq!(bound_of(&verdict), "cannot-tell");
+    assert!(verdict.evidence().contains("no process was seen"));
     // It initialised CUDA and slept: all of its time is unknown.
     let idle = RankTimes {
         wall: 60.0,
@@ -175,7 +188,7 @@ fn an_idle_python_and_a_compiler_cannot_be_told() {
         cpu: 0.1,
         ..RankTimes::default()
     };
-    assert_eq!(judge(&[idle]).bound, Bound::CannotTell);
+    assert_eq!(bound_of(&judge(&[idle])), "cannot-tell");
 }
 
 #[test]
@@ -206,12 +219,12 @@ fn waits_for_the_gpu_and_for_collectives_count_once() {
         ..RANK
     };
     let verdict = judge(&[overlaps; 2]);
-    assert_eq!(verdict.bound, Bound::Gpu);
-    assert!(verdict.helps.unwrap().contains("fewer bytes"));
+    assert_eq!(bound_of(&verdict), "gpu");
+    assert!(remedy_of(&verdict).contains("fewer bytes"));
     assert!(
-        verdict.evidence.contains("collectives to do, too"),
+        verdict.evidence().contains("collectives to do, too"),
         "{}",
-        verdict.evidence
+        verdict.evidence()
     );
 }
 
@@ -224,9 +237,9 @@ fn who_has_no_gpu_is_not_told_to_feed_it() {
         ..RankTimes::default()
     };
     let verdict = judge(&[computes]);
-    assert_eq!(verdict.bound, Bound::Host);
-    assert!(verdict.evidence.contains("none of them used a GPU"));
-    assert!(!verdict.helps.unwrap().contains("CUDA"));
+    assert_eq!(bound_of(&verdict), "host");
+    assert!(verdict.evidence().contains("none of them used a GPU"));
+    assert!(!remedy_of(&verdict).contains("CUDA"));
 }
 
 /// Waits for a peer, and has slack.
@@ -277,10 +290,10 @@ fn one_slow_rank_is_a_straggler_whatever_slows_it() {
             let mut ranks = vec![WAITING; peers];
             ranks.push(rank);
             let verdict = judge(&ranks);
-            assert_eq!(verdict.bound, Bound::Straggler, "{}", verdict.evidence);
-            assert_eq!(verdict.cause, Some(cause), "{}", verdict.evidence);
-            assert_eq!(verdict.straggler, Some(peers));
-            assert_eq!(verdict.at_most_seconds, Some(42.0));
+            assert_eq!(bound_of(&verdict), "straggler", "{}", verdict.evidence());
+            assert_eq!(verdict.cause(), Some(cause), "{}", verdict.evidence());
+            assert_eq!(verdict.straggler(), Some(peers));
+            assert_eq!(verdict.at_most_seconds(), Some(42.0));
         }
     }
 }
@@ -295,7 +308,7 @@ fn without_a_gpu_work_on_cpus_is_known() {
         ..RankTimes::default()
     };
     let verdict = judge(&[alone]);
-    assert_eq!(verdict.bound, Bound::Host, "{}", verdict.evidence);
+    assert_eq!(bound_of(&verdict), "host", "{}", verdict.evidence());
     let waiting = RankTimes {
         cpu: 12.0,
         communication: 80.0,
@@ -304,8 +317,8 @@ fn without_a_gpu_work_on_cpus_is_known() {
     };
     let asleep = RankTimes { cpu: 12.0, ..alone };
     let verdict = judge(&[waiting, asleep]);
-    assert_eq!(verdict.bound, Bound::Straggler, "{}", verdict.evidence);
-    assert_eq!(verdict.straggler, Some(1));
+    assert_eq!(bound_of(&verdict), "straggler", "{}", verdict.evidence());
+    assert_eq!(verdict.straggler(), Some(1));
 }
 
 /// It sleeps, or waits for a lock: that is not seen, but everyone waits for it.
@@ -318,12 +331,12 @@ fn a_straggler_may_be_held_up_by_what_is_not_seen() {
     };
     let ranks = [WAITING, asleep, WAITING, WAITING];
     let verdict = judge(&ranks);
-    assert_eq!(verdict.bound, Bound::Straggler, "{}", verdict.evidence);
-    assert_eq!((verdict.cause, verdict.straggler), (None, Some(1)));
+    assert_eq!(bound_of(&verdict), "straggler", "{}", verdict.evidence());
+    assert_eq!((verdict.cause(), verdict.straggler()), (None, Some(1)));
     assert!(
-        verdict.evidence.contains("blocked by what is not seen"),
+        verdict.evidence().contains("blocked by what is not seen"),
         "{}",
-        verdict.evidence
+        verdict.evidence()
     );
 }
 
@@ -342,8 +355,8 @@ fn the_slowest_of_many_starved_ranks_is_no_straggler() {
     let mut ranks = vec![ahead; 7];
     ranks.push(STARVED);
     let verdict = judge(&ranks);
-    assert_eq!(verdict.bound, Bound::Input, "{}", verdict.evidence);
-    assert_eq!(verdict.cause, Some(Part::Prepare));
+    assert_eq!(bound_of(&verdict), "input", "{}", verdict.evidence());
+    assert_eq!(verdict.cause(), Some(Part::Prepare));
     // Nor is one whose peers would wait less than it does, but more than they gained.
     let lacks_cpus = RankTimes {
         data_waits: 77.0,
@@ -369,15 +382,20 @@ fn the_slowest_of_many_starved_ranks_is_no_straggler() {
         ..lacks_cpus
     };
     let verdict = judge(&[ahead, lacks_cpus]);
-    assert_eq!(verdict.bound, Bound::CpuScheduler, "{}", verdict.evidence);
+    assert_eq!(
+        bound_of(&verdict),
+        "cpu-scheduler",
+        "{}",
+        verdict.evidence()
+    );
 }
 
 #[test]
 fn a_gain_is_no_more_than_what_the_worst_rank_wasted() {
     let verdict = judge(&[STARVED, STARVED]);
-    assert_eq!(verdict.bound, Bound::Input);
-    assert_eq!(verdict.at_most_seconds, Some(29.5));
-    assert_eq!(verdict.share, Some(0.295));
+    assert_eq!(bound_of(&verdict), "input");
+    assert_eq!(verdict.at_most_seconds(), Some(29.5));
+    assert_eq!(verdict.share(), Some(0.295));
 }
 
 #[test]
@@ -387,19 +405,23 @@ fn a_gpu_that_is_never_idle_waits_for_nobody() {
         cpu: 100.0,
         ..RANK
     };
-    assert_eq!(judge(&[works]).bound, Bound::Host);
+    assert_eq!(bound_of(&judge(&[works])), "host");
     let is_ahead = RankTimes {
         gpu_busy: Some(97.0),
         ..works
     };
     let verdict = judge(&[is_ahead]);
-    assert_eq!(verdict.bound, Bound::Gpu);
-    assert!(verdict.evidence.contains("NVML"), "{}", verdict.evidence);
+    assert_eq!(bound_of(&verdict), "gpu");
+    assert!(
+        verdict.evidence().contains("NVML"),
+        "{}",
+        verdict.evidence()
+    );
     let has_gaps = RankTimes {
         gpu_busy: Some(70.0),
         ..works
     };
-    assert_eq!(judge(&[has_gaps]).bound, Bound::Host);
+    assert_eq!(bound_of(&judge(&[has_gaps])), "host");
 }
 
 #[test]
@@ -408,10 +430,71 @@ fn more_loaders_help_only_where_there_are_cpus_for_them() {
         loaders_fill_cpus: true,
         ..STARVED
     };
-    let helps = |ranks: &[RankTimes]| judge(ranks).helps.expect("advice");
+    let helps = |ranks: &[RankTimes]| remedy_of(&judge(ranks));
     assert!(helps(&[STARVED]).contains("more loaders"));
     assert!(helps(&[full, STARVED]).contains("more loaders"));
     let advice = helps(&[full, full]);
     assert!(!advice.contains("more loaders"), "{advice}");
     assert!(advice.contains("as many loaders as CPUs"), "{advice}");
+}
+
+/// The JSON of one verdict of each kind, without its two sentences.
+#[test]
+fn the_json_of_a_verdict_keeps_its_keys() {
+    let rank = |rank: RankTimes| vec![rank];
+    let delayed = RankTimes {
+        run_delay: 50.0,
+        gpu_waits: 38.0,
+        ..RANK
+    };
+    let launching = RankTimes {
+        gpu_waits: 10.0,
+        cpu: 90.0,
+        ..RANK
+    };
+    let blocked = RankTimes {
+        gpu_waits: 8.0,
+        cpu: 10.0,
+        ..RANK
+    };
+    let cases = [
+        (
+            rank(STARVED),
+            json!(["input", "prepare", null, 0.295, 29.5]),
+        ),
+        (rank(RANK), json!(["gpu", "gpu", null, 0.72, 72.0])),
+        (
+            rank(WAITING),
+            json!(["communication", "communication", null, 0.5, 50.0]),
+        ),
+        (
+            rank(delayed),
+            json!(["cpu-scheduler", "cpu-delay", null, 0.505, 50.5]),
+        ),
+        (rank(launching), json!(["host", "host", null, 0.82, 82.0])),
+        (
+            vec![WAITING, RANK],
+            json!(["straggler", "gpu", 1, 0.21, 42.0]),
+        ),
+        (
+            vec![WAITING, blocked],
+            json!(["straggler", null, 1, 0.21, 42.0]),
+        ),
+        (vec![], json!(["cannot-tell", null, null, null, null])),
+    ];
+    for (ranks, values) in cases {
+        let mut json = serde_json::to_value(judge(&ranks)).expect("JSON");
+        let keys = json.as_object_mut().expect("an object");
+        let sentences = ["evidence", "helps"].map(|key| keys.remove(key).expect(key));
+        let expected = json!({
+            "bound": values[0],
+            "cause": values[1],
+            "straggler": values[2],
+            "share": values[3],
+            "at_most_seconds": values[4],
+        });
+        assert_eq!(json, expected);
+        assert!(sentences[0].is_string(), "{sentences:?}");
+        assert_eq!(sentences[1].is_string(), !values[4].is_null());
+    }
 }
