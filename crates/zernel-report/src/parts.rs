@@ -74,7 +74,7 @@ impl Part {
     ];
 
     /// Whether it is what loaders do.
-    pub(crate) fn is_of_loaders(self) -> bool {
+    pub(crate) fn is_data_wait(self) -> bool {
         matches!(self, Self::Prepare | Self::Fetch | Self::OtherData)
     }
 }
@@ -153,7 +153,7 @@ impl Parts {
         parts
     }
 
-    pub(crate) fn of(&self, part: Part) -> f64 {
+    pub(crate) fn seconds_in(&self, part: Part) -> f64 {
         self.seconds[part as usize]
     }
 
@@ -162,8 +162,8 @@ impl Parts {
     }
 
     /// Takes time that was spent in collectives for something else.
-    pub(crate) fn count_as(&mut self, part: Part, seconds: f64) {
-        let taken = seconds.clamp(0.0, self.of(Part::Communication));
+    pub(crate) fn reassign_communication(&mut self, part: Part, seconds: f64) {
+        let taken = seconds.clamp(0.0, self.seconds_in(Part::Communication));
         self.seconds[Part::Communication as usize] -= taken;
         self.seconds[part as usize] += taken;
     }

@@ -11,7 +11,7 @@ use super::record::Sample;
 use super::steps::StepReport;
 
 /// A start that is shorter than this is not worth a word, in seconds.
-const SHORT_START: f64 = 0.1;
+const MIN_START_UP: f64 = 0.1;
 
 /// A process of the command.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
@@ -145,7 +145,7 @@ impl ProcessReport {
     pub(crate) fn since(mut self, before: &Self) -> Self {
         let difference = |now: f64, before: f64| (now - before).max(0.0);
         self.complete = Some(false);
-        self.times = self.times.with(&before.times, difference);
+        self.times = self.times.combine(&before.times, difference);
         self.launches = self.launches.saturating_sub(before.launches);
         self.copies = self.copies.saturating_sub(before.copies);
         self.copied_bytes = self.copied_bytes.saturating_sub(before.copied_bytes);
@@ -162,7 +162,7 @@ impl ProcessReport {
     }
 
     /// The time that is judged: that of its steps, if it was seen to make any.
-    pub(crate) fn judged(&self) -> &Times {
+    pub(crate) fn training_times(&self) -> &Times {
         self.training
             .as_ref()
             .map_or(&self.times, |training| &training.times)
@@ -183,9 +183,9 @@ impl ProcessReport {
     }
 
     /// How long it had run before its first call, if that is worth a word.
-    pub(crate) fn start_seconds(&self) -> Option<f64> {
+    pub(crate) fn start_up_seconds(&self) -> Option<f64> {
         self.before_first_call_seconds
-            .filter(|seconds| *seconds >= SHORT_START)
+            .filter(|seconds| *seconds >= MIN_START_UP)
     }
 
     /// The share of its time that it paid for being observed.
@@ -228,7 +228,7 @@ impl Times {
     }
 
     /// The same of two of them, number by number. Phases are made to add up to the wall time again.
-    pub(crate) fn with(&self, other: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
+    pub(crate) fn combine(&self, other: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
         let phases = [&self.phases, &other.phases];
         let data = [&self.data_waits, &other.data_waits];
         let wall_seconds = of(self.wall_seconds, other.wall_seconds);
@@ -240,7 +240,7 @@ impl Times {
             unknown: 0.0,
             more_than_wall: 0.0,
         };
-        combined.fill(wall_seconds);
+        combined.fill_unknown(wall_seconds);
         Self {
             wall_seconds,
             phases: combined,
@@ -281,12 +281,12 @@ impl Phases {
             unknown: of(WorkloadPhase::Unknown),
             more_than_wall: 0.0,
         };
-        phases.fill(wall);
+        phases.fill_unknown(wall);
         phases
     }
 
     /// What no thread accounts for is unknown.
-    fn fill(&mut self, wall: f64) {
+    fn fill_unknown(&mut self, wall: f64) {
         let difference = wall - self.total();
         self.unknown += difference.max(0.0);
         self.more_than_wall = (-difference).max(0.0);
@@ -318,7 +318,7 @@ mod tests {
             unknown: 0.5,
             ..Phases::default()
         };
-        phases.fill(5.0);
+        phases.fill_unknown(5.0);
         assert_eq!((phases.total(), phases.unknown), (5.0, 2.0));
     }
 
@@ -347,7 +347,7 @@ mod tests {
             gpu_compute: 7.0,
             ..Phases::default()
         };
-        phases.fill(5.0);
+        phases.fill_unknown(5.0);
         assert_eq!((phases.unknown, phases.more_than_wall), (0.0, 2.0));
     }
 
@@ -358,14 +358,14 @@ mod tests {
                 gpu_compute,
                 ..Phases::default()
             };
-            phases.fill(wall_seconds);
+            phases.fill_unknown(wall_seconds);
             Times {
                 wall_seconds,
                 phases,
                 ..Times::default()
             }
         };
-        let part = times(9.0, 6.0).with(&times(4.0, 2.0), |to, from| to - from);
+        let part = times(9.0, 6.0).combine(&times(4.0, 2.0), |to, from| to - from);
         assert_eq!(part, times(5.0, 4.0));
     }
 }

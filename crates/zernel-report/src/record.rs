@@ -1,4 +1,4 @@
-//! What was seen of one process over time, look by look.
+//! What was report of one process over time, look by look.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use super::process::{ProcessReport, Times, Training};
 use super::steps::StepLog;
 
 /// How many looks are kept: of more, every second one is let go.
-const KEPT: usize = 1024;
+const MAX_SAMPLES: usize = 1024;
 
 /// A look at a process.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,13 +25,13 @@ pub(crate) struct Sample {
 /// A process over time.
 #[derive(Debug, Clone, Default)]
 pub struct Record {
-    /// When the program that it executes was first seen.
+    /// When the program that it executes was first report.
     first_seen_ns: u64,
     /// How long it had run before that, if that is known.
     before_first_call_seconds: Option<f64>,
     latest: ProcessReport,
     /// What is not to count.
-    before: Option<ProcessReport>,
+    baseline: Option<ProcessReport>,
     samples: Vec<Sample>,
     steps: StepLog,
     /// For how long its GPUs were busy, as far as they said.
@@ -43,7 +43,7 @@ pub struct Record {
 impl Record {
     /// A process that is observed from its start on. `asleep_ns` is how long the machine has been suspended since it
     /// was booted: processes start by a clock that counts that, and calls are made by one that does not.
-    pub fn from_the_start(process: &snapshot::ProcessSnapshot, asleep_ns: u64) -> Self {
+    pub fn for_new_process(process: &snapshot::ProcessSnapshot, asleep_ns: u64) -> Self {
         let start_ns = process.start_ns.saturating_sub(asleep_ns);
         let before_ns = process.first_seen_ns.saturating_sub(start_ns);
         Self {
@@ -54,17 +54,17 @@ impl Record {
     }
 
     /// A process that was there before: what it did until the first look does not count.
-    pub fn from_now_on(process: &snapshot::ProcessSnapshot) -> Self {
+    pub fn for_running_process(process: &snapshot::ProcessSnapshot) -> Self {
         Self {
             first_seen_ns: process.first_seen_ns,
-            before: Some(ProcessReport::new(process)),
-            steps: StepLog::from_now_on(&process.steps),
+            baseline: Some(ProcessReport::new(process)),
+            steps: StepLog::for_running_process(&process.steps),
             ..Self::default()
         }
     }
 
     /// Takes in how a process is now.
-    pub fn look(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
+    pub fn observe(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
         match process.first_seen_ns.cmp(&self.first_seen_ns) {
             Ordering::Equal => {}
             // It has executed another program since.
@@ -76,13 +76,13 @@ impl Record {
                 };
             }
         }
-        let seen = ProcessReport::new(process);
-        let seen = match &self.before {
-            Some(before) => seen.since(before),
-            None => seen,
+        let report = ProcessReport::new(process);
+        let report = match &self.baseline {
+            Some(baseline) => report.since(baseline),
+            None => report,
         };
-        self.latest = seen;
-        self.steps.look(&process.steps);
+        self.latest = report;
+        self.steps.observe(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
         let mut sample = Sample {
             at_ns: now_ns.saturating_sub(ended_ns_ago),
@@ -105,7 +105,7 @@ impl Record {
         if last.is_none_or(|last| last.at_ns < sample.at_ns) {
             self.samples.push(sample);
         }
-        if self.samples.len() > KEPT {
+        if self.samples.len() > MAX_SAMPLES {
             let mut is_odd = false;
             self.samples.retain(|_| {
                 is_odd = !is_odd;
@@ -127,11 +127,11 @@ impl Record {
         latest.cpus = cpus;
         latest.before_first_call_seconds = before_first_call_seconds;
         if let Some((report, begin_ns, end_ns)) = steps.report() {
-            let begin = at(&samples, begin_ns);
-            let end = at(&samples, end_ns);
+            let begin = times_at(&samples, begin_ns);
+            let end = times_at(&samples, end_ns);
             latest.training = begin.zip(end).map(|(begin, end)| Training {
                 begin_seconds: begin.wall_seconds,
-                times: end.with(&begin, |end, begin| (end - begin).max(0.0)),
+                times: end.combine(&begin, |end, begin| (end - begin).max(0.0)),
             });
             latest.steps = Some(report);
         }
@@ -141,7 +141,7 @@ impl Record {
 }
 
 /// Where the time had gone at a moment: between two looks, in proportion.
-fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
+fn times_at(samples: &[Sample], at_ns: u64) -> Option<Times> {
     let after = samples.partition_point(|sample| sample.at_ns < at_ns);
     let Some(next) = samples.get(after) else {
         return samples.last().map(|sample| sample.times);
@@ -159,7 +159,7 @@ fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
     let before = after.checked_sub(1).map_or(begun, |index| samples[index]);
     let span = next.at_ns.saturating_sub(before.at_ns).max(1) as f64;
     let share = at_ns.saturating_sub(before.at_ns) as f64 / span;
-    Some(next.times.with(&before.times, |next, before| {
+    Some(next.times.combine(&before.times, |next, before| {
         before + share * (next - before)
     }))
 }
@@ -207,9 +207,9 @@ mod tests {
     }
 
     fn steps_and_begin(record: Record) -> (u64, f64) {
-        let seen = record.finish();
-        let steps = seen.steps.expect("steps");
-        let training = seen.training.expect("a training loop");
+        let report = record.finish();
+        let steps = report.steps.expect("steps");
+        let training = report.training.expect("a training loop");
         (steps.count, training.begin_seconds)
     }
 
@@ -217,14 +217,14 @@ mod tests {
     fn a_process_that_ended_just_before_the_last_look_keeps_its_steps() {
         let mut record = Record::default();
         for seconds in 1..=99 {
-            record.look(
+            record.observe(
                 &program(1, seconds, seconds as f64),
                 1_000_000_000 * seconds,
             );
         }
         // It was looked at while it ended: its end lies a little before the last look.
-        record.look(&program(1, 100, 100.01), 100_010_000_000);
-        record.look(&program(1, 100, 100.0), 100_200_000_000);
+        record.observe(&program(1, 100, 100.01), 100_010_000_000);
+        record.observe(&program(1, 100, 100.0), 100_200_000_000);
         let (steps, begin_seconds) = steps_and_begin(record);
         assert_eq!(steps, 100);
         assert!(begin_seconds < 0.01, "{begin_seconds}");
@@ -237,12 +237,15 @@ mod tests {
             ..program(12_500_000_000, 10, 10.0)
         };
         let before = |mut record: Record, process: &snapshot::ProcessSnapshot| {
-            record.look(process, 30_000_000_000);
+            record.observe(process, 30_000_000_000);
             record.finish().before_first_call_seconds
         };
-        let started = Record::from_the_start(&process, 100_000_000_000);
+        let started = Record::for_new_process(&process, 100_000_000_000);
         assert_eq!(before(started.clone(), &process), Some(5.5));
-        assert_eq!(before(Record::from_now_on(&process), &process), None);
+        assert_eq!(
+            before(Record::for_running_process(&process), &process),
+            None
+        );
         // The program that it executes later has made no first call of the process.
         let later = program(20_000_000_000, 5, 5.0);
         assert_eq!(before(started, &later), None);
@@ -251,12 +254,12 @@ mod tests {
     #[test]
     fn another_program_begins_anew() {
         let mut record = Record::default();
-        record.look(&program(1, 40, 40.0), 40_000_000_000);
+        record.observe(&program(1, 40, 40.0), 40_000_000_000);
         // The one before is told of for a while, in any order.
         for order in [[0, 1], [1, 0]] {
             for which in order {
                 let programs = [program(1, 40, 40.0), program(50_000_000_000, 30, 30.0)];
-                record.look(&programs[which], 90_000_000_000);
+                record.observe(&programs[which], 90_000_000_000);
             }
         }
         assert_eq!(steps_and_begin(record).0, 30);
@@ -268,7 +271,7 @@ mod tests {
             sample(3_000_000_000, 2.0, 4.0),
             sample(5_000_000_000, 4.0, 5.0),
         ];
-        let cpu_at = |at_ns| at(&samples, at_ns).map(|times| times.cpu_seconds);
+        let cpu_at = |at_ns| times_at(&samples, at_ns).map(|times| times.cpu_seconds);
         for (at_ns, cpu) in [
             (0, 0.0),
             (1_000_000_000, 0.0),
@@ -279,6 +282,6 @@ mod tests {
         ] {
             assert_eq!(cpu_at(at_ns), Some(cpu), "{at_ns}");
         }
-        assert_eq!(at(&[], 7), None);
+        assert_eq!(times_at(&[], 7), None);
     }
 }

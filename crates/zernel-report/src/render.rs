@@ -9,23 +9,23 @@ use super::report::Ended;
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
 use super::verdict::Slowest;
-use crate::text::{bytes, shortened, time, whole, wrapped};
+use crate::text::{bytes, shortened, time, unbroken, wrapped};
 
 /// How wide lines are, unless a terminal is narrower.
 const WIDTH: usize = 100;
 /// In a terminal that is narrower than this, they are too long.
-const NARROWEST: usize = 60;
+const MIN_WIDTH: usize = 60;
 /// Width of a bar, and what else a line with one has at most.
-const BAR: usize = 40;
-const BESIDE_BAR: usize = 52;
+const BAR_WIDTH: usize = 40;
+const WIDTH_BESIDE_BAR: usize = 52;
 /// What there is always room for of a command.
-const COMMAND: usize = 20;
+const MIN_COMMAND_WIDTH: usize = 20;
 /// Where what is told begins, beside its title.
 const INDENT: usize = 10;
 /// With more ranks than this, only the one that matters is told in detail.
-const DETAILED: usize = 2;
+const MAX_DETAILED_RANKS: usize = 2;
 /// With more ranks than this, even their bars do not fit a screen.
-const SHOWN: usize = 16;
+const MAX_SHOWN_RANKS: usize = 16;
 
 /// The colours of the phases, in their order.
 const COLOURS: [AnsiColor; 5] = [
@@ -56,7 +56,7 @@ impl Write for Sheet {
 pub fn text(report: &Report, width: Option<usize>) -> String {
     let mut out = Sheet {
         text: String::new(),
-        width: width.unwrap_or(WIDTH).clamp(NARROWEST, WIDTH),
+        width: width.unwrap_or(WIDTH).clamp(MIN_WIDTH, WIDTH),
     };
     // Writing to a string does not fail.
     let _ = write_report(&mut out, report);
@@ -74,18 +74,21 @@ fn write_report(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     }
     ranks(out, report)?;
     verdict(out, report)?;
-    observing(out, report)
+    overhead(out, report)
 }
 
 fn summary(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     let (what, how) = match &report.ended {
         None => ("zernel attach", "observed".to_owned()),
-        Some(ended) => ("zernel run", ended_how(ended)),
+        Some(ended) => ("zernel run", exit_text(ended)),
     };
     let rest = format!(": {:.2} s, {how}", report.wall_seconds);
     let command = report.command.join(" ");
     let room = out.width - what.len() - 1;
-    let command = shortened(&command, room.saturating_sub(rest.len()).max(COMMAND));
+    let command = shortened(
+        &command,
+        room.saturating_sub(rest.len()).max(MIN_COMMAND_WIDTH),
+    );
     let text = format!("{command}{rest}");
     // A command may have spaces of its own, which count.
     let lines = match text.chars().count() <= room {
@@ -98,7 +101,7 @@ fn summary(out: &mut Sheet, report: &Report) -> std::fmt::Result {
 }
 
 /// The end of a command in words.
-pub(crate) fn ended_how(ended: &Ended) -> String {
+pub(crate) fn exit_text(ended: &Ended) -> String {
     let how = match (ended.code, ended.signal) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("ended by signal {signal}"),
@@ -127,15 +130,15 @@ fn ranks(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     legend(out)?;
     let slowest = report.slowest.map_or(0, |slowest| slowest.index);
     for (index, rank) in report.ranks.iter().enumerate() {
-        let is_detailed = report.ranks.len() <= DETAILED || index == slowest;
-        if index < SHOWN || is_detailed {
+        let is_detailed = report.ranks.len() <= MAX_DETAILED_RANKS || index == slowest;
+        if index < MAX_SHOWN_RANKS || is_detailed {
             bar(out, rank)?;
         }
         if is_detailed {
             details(out, rank)?;
         }
     }
-    let hidden = report.ranks.len().saturating_sub(SHOWN);
+    let hidden = report.ranks.len().saturating_sub(MAX_SHOWN_RANKS);
     if hidden > 0 {
         paragraph(out, "more", &format!("{hidden} ranks; --json tells of all"))?;
     }
@@ -167,7 +170,7 @@ fn legend(out: &mut Sheet) -> std::fmt::Result {
 }
 
 /// What a rank is called.
-pub(crate) fn name(rank: &ProcessReport) -> String {
+pub(crate) fn rank_name(rank: &ProcessReport) -> String {
     match rank.rank {
         Some(number) => format!("rank {number}"),
         None => format!("pid {}", rank.pid),
@@ -175,10 +178,10 @@ pub(crate) fn name(rank: &ProcessReport) -> String {
 }
 
 fn bar(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
-    write!(out, "{BOLD}{:<9}{BOLD:#} ", name(rank))?;
-    let phases = &rank.judged().phases;
+    write!(out, "{BOLD}{:<9}{BOLD:#} ", rank_name(rank))?;
+    let phases = &rank.training_times().phases;
     let total = phases.total();
-    let width = BAR.min(out.width - BESIDE_BAR);
+    let width = BAR_WIDTH.min(out.width - WIDTH_BESIDE_BAR);
     let (mut seconds, mut drawn) = (0.0, 0);
     for (index, (_, phase)) in phases.by_name().into_iter().enumerate() {
         seconds += phase;
@@ -196,7 +199,7 @@ fn bar(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
     writeln!(
         out,
         "{gaps} {:8.2} s  pid {} {comm}",
-        rank.judged().wall_seconds,
+        rank.training_times().wall_seconds,
         rank.pid
     )
 }
@@ -205,7 +208,7 @@ fn details(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
     if let Some(steps) = &rank.steps {
         paragraph(out, "", &step_times(rank, steps))?;
     }
-    let times = rank.judged();
+    let times = rank.training_times();
     let total = times.phases.total();
     let phases = times.phases.by_name().map(|(name, seconds)| {
         let share = if total > 0.0 {
@@ -213,7 +216,7 @@ fn details(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
         } else {
             0.0
         };
-        whole(&format!("{name} {seconds:.2} s {share:.0} %"))
+        unbroken(&format!("{name} {seconds:.2} s {share:.0} %"))
     });
     paragraph(out, "", &phases.join(", "))?;
     if times.phases.more_than_wall > 0.01 * times.wall_seconds {
@@ -255,7 +258,7 @@ fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
         format!("p99 {}", time(steps.p99_seconds)),
         format!("longest {}", time(steps.longest_seconds)),
     ];
-    let start = rank.start_seconds();
+    let start = rank.start_up_seconds();
     parts.extend(start.map(|seconds| format!("{seconds:.1} s before its first call")));
     if let Some(training) = &rank.training {
         let then = if start.is_some() { "then " } else { "" };
@@ -279,7 +282,7 @@ fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
         parts.push(format!("{} stalls:", steps.stalled));
         parts.extend(steps.stalls.iter().map(interruption));
     }
-    let parts: Vec<String> = parts.iter().map(|part| whole(part)).collect();
+    let parts: Vec<String> = parts.iter().map(|part| unbroken(part)).collect();
     parts.join(", ").replace(":, ", ": ")
 }
 
@@ -291,7 +294,7 @@ fn collectives(rank: &ProcessReport) -> String {
     let each = rank.collectives.iter().map(|of| {
         let median = of.until_sync_median_seconds;
         let median = median.map_or(String::new(), |seconds| {
-            whole(&format!("done after {:.2} ms (median)", 1e3 * seconds))
+            unbroken(&format!("done after {:.2} ms (median)", 1e3 * seconds))
         });
         let calls = format!(
             "{} {} × {}",
@@ -299,7 +302,9 @@ fn collectives(rank: &ProcessReport) -> String {
             of.op,
             bytes(of.bytes / of.calls.max(1))
         );
-        format!("{} {median}", whole(&calls)).trim_end().to_owned()
+        format!("{} {median}", unbroken(&calls))
+            .trim_end()
+            .to_owned()
     });
     each.collect::<Vec<_>>().join("; ")
 }
@@ -321,7 +326,7 @@ fn work(rank: &ProcessReport) -> String {
         format!("CPU {:.2} s", rank.times.cpu_seconds),
         format!("run-queue delay {:.2} s", rank.times.run_delay_seconds),
     ];
-    let mut text = parts.map(|part| whole(&part)).join(", ");
+    let mut text = parts.map(|part| unbroken(&part)).join(", ");
     if rank.complete == Some(false) {
         text.push_str("; not seen from its first call on");
     }
@@ -336,7 +341,7 @@ pub(crate) fn evidence(report: &Report) -> String {
     let verdict = &report.verdict;
     let straggler = verdict.straggler();
     let straggler = straggler.and_then(|index| report.ranks.get(index));
-    let straggler = straggler.map_or(String::new(), |rank| format!("{}: ", name(rank)));
+    let straggler = straggler.map_or(String::new(), |rank| format!("{}: ", rank_name(rank)));
     format!("{straggler}{}", verdict.evidence())
 }
 
@@ -346,7 +351,7 @@ fn verdict(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     paragraph(out, "verdict", &text)?;
     if let (Some(remedy), Some(seconds)) = (verdict.remedy(), verdict.at_most_seconds()) {
         let share = 100.0 * seconds / report.wall_seconds.max(seconds);
-        let at_most = whole(&format!("at most {seconds:.1} s ({share:.0} %)"));
+        let at_most = unbroken(&format!("at most {seconds:.1} s ({share:.0} %)"));
         let text = format!("{}; {at_most}", remedy.text());
         paragraph(out, "helps", &text)?;
     }
@@ -362,11 +367,11 @@ pub(crate) fn slowest(report: &Report) -> Option<String> {
         _ if report.ranks.len() < 2 => return None,
         Some(slowest) => format!(
             "{}: it waited {:.1} s less in collectives than the one that waited longest{}",
-            name(&report.ranks[slowest.index]),
+            rank_name(&report.ranks[slowest.index]),
             slowest.seconds,
-            why(&slowest)
+            excess(&slowest)
         ),
-        None if meets(report) => {
+        None if uses_collectives(report) => {
             "none stands out: all wait for each other about as long".to_owned()
         }
         None => "can't tell: the ranks were hardly ever seen in collectives".to_owned(),
@@ -374,7 +379,7 @@ pub(crate) fn slowest(report: &Report) -> Option<String> {
     Some(text)
 }
 
-fn why(slowest: &Slowest) -> String {
+fn excess(slowest: &Slowest) -> String {
     match slowest.more_seconds {
         0.0 => String::new(),
         more => format!(
@@ -385,12 +390,14 @@ fn why(slowest: &Slowest) -> String {
 }
 
 /// Whether a rank spent a hundredth of its time in collectives.
-fn meets(report: &Report) -> bool {
+fn uses_collectives(report: &Report) -> bool {
     let mut ranks = report.ranks.iter();
-    ranks.any(|rank| rank.judged().communication_seconds() > 0.01 * rank.judged().wall_seconds)
+    ranks.any(|rank| {
+        rank.training_times().communication_seconds() > 0.01 * rank.training_times().wall_seconds
+    })
 }
 
-fn observing(out: &mut Sheet, report: &Report) -> std::fmt::Result {
+fn overhead(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     let has_paid = report.ranks.len() + report.others + report.loaders > 0;
     if let Some(observing) = report.observing.as_ref().filter(|_| has_paid) {
         let sampled = match observing.sampled.is_empty() {
@@ -427,7 +434,7 @@ mod tests {
 
     use crate::parts::{Part, RankTimes};
     use crate::process::{Phases, Times, Training};
-    use crate::report::Observing;
+    use crate::report::ObservationReport;
     use crate::verdict::judge;
 
     fn rank(number: u32) -> ProcessReport {
@@ -504,11 +511,11 @@ mod tests {
                 reason: Some(Part::Prepare),
                 more_seconds: 340.0,
             }),
-            observing: Some(Observing {
+            observing: Some(ObservationReport {
                 sampled: ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"]
                     .map(str::to_owned)
                     .to_vec(),
-                ..Observing::default()
+                ..ObservationReport::default()
             }),
             problems: vec!["12 processes lost".to_owned()],
         }

@@ -71,14 +71,14 @@ pub struct Report {
     pub(crate) others: usize,
     pub(crate) verdict: Verdict,
     pub(crate) slowest: Option<Slowest>,
-    pub(crate) observing: Option<Observing>,
+    pub(crate) observing: Option<ObservationReport>,
     /// What makes the numbers less than they should be.
     pub(crate) problems: Vec<String>,
 }
 
 /// How was observed, and what that cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
-pub(crate) struct Observing {
+pub(crate) struct ObservationReport {
     pub(crate) rung: String,
     /// Whether the daemon of the machine observed, and was asked.
     pub(crate) by_daemon: bool,
@@ -100,25 +100,25 @@ impl Report {
         ended: Option<Ended>,
         outcome: Result<Observation, String>,
     ) -> Self {
-        let (gathered, not_observed) = match outcome {
+        let (observation, not_observed) = match outcome {
             Ok(observation) => (Some(observation), None),
             Err(reason) => (None, Some(reason)),
         };
-        let observing = gathered.as_ref().map(Observing::new);
-        let (processes, problems) = gathered
-            .map(|gathered| (gathered.processes, gathered.problems))
+        let observing = observation.as_ref().map(ObservationReport::new);
+        let (processes, problems) = observation
+            .map(|observation| (observation.processes, observation.problems))
             .unwrap_or_default();
-        let loaders = processes.iter().filter(|seen| seen.is_loader).count();
+        let loaders = processes.iter().filter(|process| process.is_loader).count();
         let all = processes.len();
         let mut ranks: Vec<ProcessReport> = processes
             .iter()
-            .filter(|seen| seen.is_rank())
+            .filter(|process| process.is_rank())
             .cloned()
             .collect();
-        ranks.sort_by_key(|seen| (seen.rank.is_none(), seen.rank, seen.pid));
+        ranks.sort_by_key(|process| (process.rank.is_none(), process.rank, process.pid));
         let times: Vec<RankTimes> = ranks
             .iter()
-            .map(|rank| times(rank, &ranks, &processes))
+            .map(|rank| rank_times(rank, &ranks, &processes))
             .collect();
         let verdict = match not_observed {
             Some(_) => Verdict::CannotTell(Inconclusive::NotObserved),
@@ -166,24 +166,34 @@ impl Report {
     }
 }
 
-impl Observing {
-    fn new(gathered: &Observation) -> Self {
-        let ranks = gathered.processes.iter().filter(|seen| seen.is_rank());
-        let costs = gathered.processes.iter().map(|seen| seen.cost_seconds);
+impl ObservationReport {
+    fn new(observation: &Observation) -> Self {
+        let ranks = observation
+            .processes
+            .iter()
+            .filter(|process| process.is_rank());
+        let costs = observation
+            .processes
+            .iter()
+            .map(|process| process.cost_seconds);
         Self {
-            rung: gathered.rung.clone(),
-            by_daemon: gathered.by_daemon,
-            call_cost_seconds: gathered.call_cost_seconds,
+            rung: observation.rung.clone(),
+            by_daemon: observation.by_daemon,
+            call_cost_seconds: observation.call_cost_seconds,
             cost_seconds: costs.fold(0.0, |sum, cost| sum + cost),
             cost_share: ranks.map(ProcessReport::cost_share).fold(0.0, f64::max),
-            sampled: gathered.sampled.iter().cloned().collect(),
+            sampled: observation.sampled.iter().cloned().collect(),
         }
     }
 }
 
 /// What the verdict rests on.
-fn times(rank: &ProcessReport, ranks: &[ProcessReport], processes: &[ProcessReport]) -> RankTimes {
-    let times = rank.judged();
+fn rank_times(
+    rank: &ProcessReport,
+    ranks: &[ProcessReport],
+    processes: &[ProcessReport],
+) -> RankTimes {
+    let times = rank.training_times();
     let collectives = rank.collectives.iter();
     // Those that one wait covers overlap, so no more than one counts for each wait.
     let until_sync = collectives.map(|of| {
@@ -207,18 +217,19 @@ fn times(rank: &ProcessReport, ranks: &[ProcessReport], processes: &[ProcessRepo
         run_delay: times.calling_run_delay_seconds,
         gpu_busy: times.gpu_busy_seconds,
         loader_busy: loader_busy(rank, processes),
-        loaders_fill_cpus: own_loaders(rank, processes) >= own_cpus(rank, ranks),
+        loaders_fill_cpus: loader_count(rank, processes) >= cpu_count(rank, ranks),
     }
 }
 
 /// A loader that lived for less than this share of its rank's time tells nothing.
-const SHORT: f64 = 0.2;
+const MIN_LOADER_LIFETIME: f64 = 0.2;
 
 /// The share of its time for which the busiest loader of a rank worked.
 fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64> {
-    let own = processes.iter().filter(|seen| {
-        let is_short = seen.times.wall_seconds < SHORT * rank.judged().wall_seconds;
-        seen.loads_for == Some(rank.pid) && !is_short
+    let own = processes.iter().filter(|process| {
+        let is_short =
+            process.times.wall_seconds < MIN_LOADER_LIFETIME * rank.training_times().wall_seconds;
+        process.loads_for == Some(rank.pid) && !is_short
     });
     let shares =
         own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
@@ -226,17 +237,17 @@ fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64>
 }
 
 /// How many loaders a rank has at a time: some programs start new ones for every epoch.
-fn own_loaders(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
-    let wall = rank.judged().wall_seconds.max(f64::EPSILON);
+fn loader_count(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
+    let wall = rank.training_times().wall_seconds.max(f64::EPSILON);
     let own = processes
         .iter()
-        .filter(|seen| seen.loads_for == Some(rank.pid));
+        .filter(|process| process.loads_for == Some(rank.pid));
     let shares = own.map(|loader| (loader.times.wall_seconds / wall).min(1.0));
     shares.sum::<f64>().round()
 }
 
 /// How many CPUs a rank has, if those that several ranks may use are shared out evenly; infinite, if nobody knows.
-fn own_cpus(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
+fn cpu_count(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
     if rank.cpus.count() == 0 {
         return f64::INFINITY;
     }
@@ -279,7 +290,7 @@ mod tests {
         let count = |walls: &[f64]| {
             let own = walls.iter().map(|wall| loader(1, *wall));
             let others = loader(2, 10.0);
-            own_loaders(&rank, &own.chain([others]).collect::<Vec<_>>())
+            loader_count(&rank, &own.chain([others]).collect::<Vec<_>>())
         };
         assert_eq!(count(&[]), 0.0);
         assert_eq!(count(&[9.6, 9.7]), 2.0);
@@ -290,7 +301,7 @@ mod tests {
 
     #[test]
     fn cpus_are_shared_out_among_ranks() {
-        let of_first = |ranks: &[ProcessReport]| own_cpus(&ranks[0], ranks);
+        let of_first = |ranks: &[ProcessReport]| cpu_count(&ranks[0], ranks);
         assert_eq!(of_first(&[may_use(0..8)]), 8.0);
         assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);
         assert_eq!(of_first(&[may_use(0..4), may_use(4..8)]), 4.0);

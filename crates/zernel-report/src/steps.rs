@@ -5,11 +5,11 @@ use zernel_model::snapshot::StepSnapshot;
 use zernel_phase::steps::{Mark, Step, Stretch, Summary};
 
 /// How many steps are kept: of more, every second one is let go.
-const KEPT: usize = 1 << 18;
+const MAX_STEPS: usize = 1 << 18;
 /// Fewer are no training.
-const FEWEST: usize = 3;
+const MIN_STEPS: usize = 3;
 /// How many pauses and stalls are told of.
-const TOLD: usize = 5;
+const MAX_LISTED: usize = 5;
 
 /// The steps so far.
 #[derive(Debug, Clone, Default)]
@@ -18,9 +18,9 @@ pub(crate) struct StepLog {
     restarts: u32,
     count: u64,
     /// Of these, those that do not count.
-    before: u64,
+    baseline_count: u64,
     /// Whether it had made steps before it was looked at.
-    is_later: bool,
+    is_attached: bool,
     has_gaps: bool,
     is_thinned: bool,
     steps: Vec<Step>,
@@ -65,22 +65,22 @@ pub(crate) struct Interruption {
 impl StepLog {
     /// Without the steps that were made before. There is no warm-up then, and if no step was known yet, the first
     /// one does not count: it was made while probes were attached.
-    pub(crate) fn from_now_on(steps: &StepSnapshot) -> Self {
+    pub(crate) fn for_running_process(steps: &StepSnapshot) -> Self {
         Self {
             restarts: steps.restarts,
             count: steps.count,
-            before: steps.count,
-            is_later: true,
+            baseline_count: steps.count,
+            is_attached: true,
             ..Self::default()
         }
     }
 
     /// Takes in the steps that are new.
-    pub(crate) fn look(&mut self, steps: &StepSnapshot) {
+    pub(crate) fn observe(&mut self, steps: &StepSnapshot) {
         if steps.restarts != self.restarts || steps.count < self.count {
             *self = Self {
                 restarts: steps.restarts,
-                is_later: self.is_later,
+                is_attached: self.is_attached,
                 ..Self::default()
             };
         }
@@ -90,7 +90,7 @@ impl StepLog {
         self.count = steps.count;
         self.has_gaps = steps.gaps > 0;
         self.boundary = steps.boundary.or(self.boundary);
-        if self.steps.len() > KEPT {
+        if self.steps.len() > MAX_STEPS {
             self.is_thinned = true;
             let mut is_odd = false;
             self.steps.retain(|_| {
@@ -103,22 +103,22 @@ impl StepLog {
     /// What is to be said of them, and from when to when they went; `None` if nothing was seen to repeat.
     pub(crate) fn report(mut self) -> Option<(StepReport, u64, u64)> {
         let boundary = self.boundary?;
-        let summary = match self.is_later {
+        let summary = match self.is_attached {
             true => {
-                let cut = usize::from(self.before == 0).min(self.steps.len());
+                let cut = usize::from(self.baseline_count == 0).min(self.steps.len());
                 self.steps.drain(..cut);
                 Summary::of_later(&self.steps, boundary)?
             }
             false => Summary::of(&self.steps, boundary)?,
         };
-        if summary.steps < FEWEST {
+        if summary.steps < MIN_STEPS {
             return None;
         }
         let first_ns = self.steps.first()?.begin_ns;
         let begin_ns = summary.begin_ns;
         let end_ns = self.steps.last()?.end_ns;
         let report = StepReport {
-            count: self.count - self.before,
+            count: self.count - self.baseline_count,
             at_least: self.has_gaps,
             thinned: self.is_thinned,
             separated_by: Some(boundary),
@@ -141,7 +141,7 @@ impl StepLog {
 fn longest(stretches: &[Stretch], first_ns: u64) -> Vec<Interruption> {
     let mut stretches = stretches.to_vec();
     stretches.sort_by_key(|stretch| std::cmp::Reverse(stretch.duration_ns));
-    stretches.truncate(TOLD);
+    stretches.truncate(MAX_LISTED);
     stretches.sort_by_key(|stretch| stretch.begin_ns);
     let told = stretches.into_iter().map(|stretch| Interruption {
         at_seconds: seconds(stretch.begin_ns.saturating_sub(first_ns)),
@@ -158,7 +158,7 @@ fn seconds(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn looked_at(count: u64, restarts: u32, recent: std::ops::Range<u64>) -> StepSnapshot {
+    fn snapshot(count: u64, restarts: u32, recent: std::ops::Range<u64>) -> StepSnapshot {
         let step = |number| Step {
             begin_ns: 1000 * number,
             end_ns: 1000 * (number + 1),
@@ -178,46 +178,46 @@ mod tests {
     #[test]
     fn every_step_is_taken_once() {
         let mut log = StepLog::default();
-        log.look(&looked_at(3, 0, 0..2));
-        log.look(&looked_at(3, 0, 0..2));
-        log.look(&looked_at(6, 0, 1..5));
-        assert_eq!(log.steps, looked_at(0, 0, 0..5).recent);
+        log.observe(&snapshot(3, 0, 0..2));
+        log.observe(&snapshot(3, 0, 0..2));
+        log.observe(&snapshot(6, 0, 1..5));
+        assert_eq!(log.steps, snapshot(0, 0, 0..5).recent);
         // More than are kept were made since the last look.
-        log.look(&looked_at(20, 0, 15..19));
+        log.observe(&snapshot(20, 0, 15..19));
         assert_eq!((log.steps.len(), log.count), (9, 20));
         let (report, begin_ns, end_ns) = log.clone().report().expect("steps");
         assert_eq!((begin_ns, end_ns), (0, 19_000));
         assert_eq!((report.count, report.median_seconds), (20, 1e-6));
         // What was counted were no steps.
-        log.look(&looked_at(4, 1, 30..33));
-        assert_eq!(log.steps, looked_at(0, 0, 30..33).recent);
+        log.observe(&snapshot(4, 1, 30..33));
+        assert_eq!(log.steps, snapshot(0, 0, 30..33).recent);
     }
 
     #[test]
     fn a_loop_that_ran_already_has_no_warm_up() {
-        let mut steps = looked_at(13, 1, 9..21);
+        let mut steps = snapshot(13, 1, 9..21);
         steps.recent[0].begin_ns = 0;
         let told = |mut log: StepLog| {
-            log.look(&steps);
+            log.observe(&steps);
             let (report, begin_ns, _) = log.report().expect("steps");
             (report.warm_up, report.stalled, begin_ns)
         };
         assert_eq!(told(StepLog::default()), (1, 0, 10_000));
         // The first one is long because of us.
-        let nothing_yet = StepLog::from_now_on(&StepSnapshot::default());
+        let nothing_yet = StepLog::for_running_process(&StepSnapshot::default());
         assert_eq!(told(nothing_yet), (0, 0, 10_000));
         // One of a loop that was watched already is just long.
-        let one_before = StepLog::from_now_on(&looked_at(1, 1, 0..0));
+        let one_before = StepLog::for_running_process(&snapshot(1, 1, 0..0));
         assert_eq!(told(one_before), (0, 1, 0));
     }
 
     #[test]
     fn many_steps_are_thinned_out() {
         let mut log = StepLog::default();
-        for look in 1..=2 * KEPT as u64 / 200 {
-            log.look(&looked_at(look * 200, 0, (look - 1) * 200..look * 200));
+        for look in 1..=2 * MAX_STEPS as u64 / 200 {
+            log.observe(&snapshot(look * 200, 0, (look - 1) * 200..look * 200));
         }
-        assert!(log.steps.len() <= KEPT);
+        assert!(log.steps.len() <= MAX_STEPS);
         let (report, begin_ns, _) = log.report().expect("steps");
         assert_eq!((report.median_seconds, begin_ns), (1e-6, 0));
     }

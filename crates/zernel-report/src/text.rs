@@ -35,7 +35,7 @@ pub fn shortened(text: &str, width: usize) -> String {
 }
 
 /// A phrase that [`wrapped`] keeps on one line.
-pub fn whole(phrase: &str) -> String {
+pub fn unbroken(phrase: &str) -> String {
     phrase.replace(' ', NO_BREAK)
 }
 
@@ -93,6 +93,6 @@ mod tests {
     fn lines_are_no_longer_than_asked_for() {
         assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
         assert_eq!(wrapped("abcdef g", 4), ["abcdef", "g"]);
-        assert_eq!(wrapped(&format!("a {}", whole("b c")), 4), ["a", "b c"]);
+        assert_eq!(wrapped(&format!("a {}", unbroken("b c")), 4), ["a", "b c"]);
     }
 }

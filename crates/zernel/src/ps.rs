@@ -107,7 +107,7 @@ const HEADER: [&str; 10] = [
     "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
 ];
 /// The columns that are text; numbers end where the column ends.
-const TEXT: [&str; 3] = ["JOB", "PHASE", "NAME"];
+const TEXT_COLUMNS: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
 fn cells(trainer: &Trainer) -> [String; 10] {
     let unknown = || "-".to_owned();
@@ -138,7 +138,7 @@ fn line(row: &[String; 10], widths: &[usize]) -> String {
     let mut line = String::new();
     for ((cell, name), width) in row.iter().zip(HEADER).zip(widths) {
         // Writing to a string does not fail.
-        let _ = match TEXT.contains(&name) {
+        let _ = match TEXT_COLUMNS.contains(&name) {
             true => write!(line, "{cell:<width$}  "),
             false => write!(line, "{cell:>width$}  "),
         };
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     /// Two that train, and two that do not.
-    fn seen() -> Vec<Trainer> {
+    fn example_trainers() -> Vec<Trainer> {
         let snapshot = json!({"observed": [
             {
                 "pid": 12, "role": "trainer", "phase": "GpuCompute",
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn there_is_a_line_for_each_trainer_that_is_there() {
-        let table = table(&seen());
+        let table = table(&example_trainers());
         let lines: Vec<Vec<&str>> = table
             .lines()
             .map(|line| line.split_whitespace().collect())
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn programs_get_an_object_for_each_trainer() {
-        let told = serde_json::to_value(seen()).unwrap();
+        let json = serde_json::to_value(example_trainers()).unwrap();
         let expected = json!([
             {
                 "pid": 12, "comm": "python\u{1b}[2J", "job": "slurm-7", "rank": 1, "gpus": [3],
@@ -218,6 +218,6 @@ mod tests {
                 "cost_share": 0.0,
             },
         ]);
-        assert_eq!(told, expected);
+        assert_eq!(json, expected);
     }
 }

@@ -8,7 +8,7 @@ use super::markup::{Coordinate, percent, seconds, share, tick_time, time};
 use super::plot::{Drawing, LEFT, RIGHT, TimeAxis, ValueAxis};
 use crate::process::{Phases, ProcessReport};
 use crate::record::Sample;
-use crate::render::name;
+use crate::render::rank_name;
 use crate::steps::{Interruption, StepReport};
 use crate::text::bytes;
 
@@ -37,7 +37,7 @@ pub(crate) struct Detail {
 
 impl Detail {
     /// For so many ranks on one page.
-    pub(crate) fn of(ranks: usize) -> Self {
+    pub(crate) fn for_rank_count(ranks: usize) -> Self {
         match ranks > 16 {
             true => Self {
                 columns: 100,
@@ -57,21 +57,21 @@ impl Detail {
 pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
     const ROW: f64 = 38.0;
     const BAR: f64 = 28.0;
-    let described: Vec<String> = ranks.iter().map(described).collect();
+    let summaries: Vec<String> = ranks.iter().map(phase_summary).collect();
     let height = ROW * ranks.len() as f64;
-    let mut drawing = Drawing::new(id, height, "Phases of each rank", &described.join(". "));
+    let mut drawing = Drawing::new(id, height, "Phases of each rank", &summaries.join(". "));
     for (row, rank) in ranks.iter().enumerate() {
         let y = ROW * row as f64 + (ROW - BAR) / 2.0;
         let middle = y + BAR / 2.0 + 4.5;
-        drawing.text((LEFT - 10.0, middle), "end", "name", &name(rank));
-        let times = rank.judged();
+        drawing.text((LEFT - 10.0, middle), "end", "name", &rank_name(rank));
+        let times = rank.training_times();
         let total = times.phases.total();
         let mut x = LEFT;
         for (index, (_, spent)) in times.phases.by_name().into_iter().enumerate() {
             let width = share(spent, total) * (RIGHT - LEFT);
             let (phase, letter) = PHASES[index];
             let part = percent(share(spent, total));
-            let tooltip = format!("{}: {phase} {}, {part}", name(rank), seconds(spent));
+            let tooltip = format!("{}: {phase} {}, {part}", rank_name(rank), seconds(spent));
             if width > 0.05 {
                 drawing.rect((x, y), (width, BAR), &format!("p{index}"), &tooltip);
             }
@@ -96,9 +96,9 @@ pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
     drawing.finish()
 }
 
-fn described(rank: &ProcessReport) -> String {
-    let phases = &rank.judged().phases;
-    format!("{}: {}", name(rank), shares_in_words(&shares(phases)))
+fn phase_summary(rank: &ProcessReport) -> String {
+    let phases = &rank.training_times().phases;
+    format!("{}: {}", rank_name(rank), shares_in_words(&shares(phases)))
 }
 
 fn shares(phases: &Phases) -> [f64; 5] {
@@ -122,13 +122,13 @@ pub(crate) fn time_axis(ranks: &[ProcessReport]) -> Option<TimeAxis> {
     let firsts = ranks.iter().filter_map(|rank| rank.timeline.first());
     let lasts = ranks.iter().filter_map(|rank| rank.timeline.last());
     Some(TimeAxis {
-        begin_ns: firsts.map(|first| begun(first).at_ns).min()?,
+        begin_ns: firsts.map(|first| start_of(first).at_ns).min()?,
         end_ns: lasts.map(|last| last.at_ns).max()?,
     })
 }
 
 /// What was before the first look at a process: it began with nothing.
-fn begun(first: &Sample) -> Sample {
+fn start_of(first: &Sample) -> Sample {
     let wall_ns = (1e9 * first.times.wall_seconds.max(0.0)) as u64;
     Sample {
         at_ns: first.at_ns.saturating_sub(wall_ns),
@@ -150,7 +150,7 @@ fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
         return Vec::new();
     };
     let least_ns = (axis.end_ns - axis.begin_ns).div_ceil(most.max(1) as u64);
-    let mut before = begun(first);
+    let mut before = start_of(first);
     let mut columns = Vec::new();
     for (index, sample) in timeline.iter().enumerate() {
         let is_last = index + 1 == timeline.len();
@@ -158,7 +158,7 @@ fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
         if sample.at_ns > before.at_ns && (is_wide || is_last) {
             let times = sample
                 .times
-                .with(&before.times, |after, before| (after - before).max(0.0));
+                .combine(&before.times, |after, before| (after - before).max(0.0));
             columns.push(Column {
                 begin_ns: before.at_ns,
                 end_ns: sample.at_ns,
@@ -174,8 +174,8 @@ fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
 pub(crate) fn timeline(id: &str, rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
     const TOP: f64 = 6.0;
     const BOTTOM: f64 = 116.0;
-    let heading = format!("{}: phases over time", name(rank));
-    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &described(rank));
+    let heading = format!("{}: phases over time", rank_name(rank));
+    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &phase_summary(rank));
     let y = |share: f64| BOTTOM - share * (BOTTOM - TOP);
     for tick in [0.0, 0.5, 1.0] {
         drawing.line((LEFT, y(tick)), (RIGHT, y(tick)), "grid");
@@ -288,7 +288,7 @@ pub(crate) fn step_times(
         largest: 1.08 * longest,
         is_log,
     };
-    let heading = format!("{}: step times", name(rank));
+    let heading = format!("{}: step times", rank_name(rank));
     let description = format!(
         "{} steps, median {}, 99th percentile {}, longest {}, {} stalls, {} pauses",
         steps.count,
@@ -408,7 +408,7 @@ pub(crate) fn memory(
         largest: 1.05 * seen.max(peak),
         is_log: false,
     };
-    let heading = format!("{}: GPU memory", name(rank));
+    let heading = format!("{}: GPU memory", rank_name(rank));
     let description = format!(
         "At most {}",
         bytes(rank.gpu_memory_peak_bytes.max(seen as u64))

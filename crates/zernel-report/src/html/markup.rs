@@ -1,11 +1,11 @@
-//! Text, numbers and tables as markup that is both HTML and XML.
+//! Escaped, numbers and tables as markup that is both HTML and XML.
 
 use std::fmt::{self, Display, Write};
 
 /// A text from anywhere, made harmless: what would be markup is escaped, and what no reader can see is replaced.
-pub(crate) struct Text<'a>(pub(crate) &'a str);
+pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
-impl Display for Text<'_> {
+impl Display for Escaped<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
@@ -122,19 +122,19 @@ pub(crate) fn date(unix_seconds: u64) -> String {
 pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
     let mut out = format!(
         "<div class=\"scroll\"><table><caption>{}</caption><thead><tr>",
-        Text(caption)
+        Escaped(caption)
     );
     for title in head {
         push(
             &mut out,
-            format_args!("<th scope=\"col\">{}</th>", Text(title)),
+            format_args!("<th scope=\"col\">{}</th>", Escaped(title)),
         );
     }
     out.push_str("</tr></thead><tbody>\n");
     for row in rows {
         out.push_str("<tr>");
         for (index, cell) in row.iter().enumerate() {
-            let cell = Text(cell);
+            let cell = Escaped(cell);
             match index {
                 0 => push(&mut out, format_args!("<th scope=\"row\">{cell}</th>")),
                 _ => push(&mut out, format_args!("<td>{cell}</td>")),
@@ -159,7 +159,7 @@ mod tests {
     fn no_text_is_markup() {
         let hostile = "<script>\"'&\0\x1b[31m\u{202e}\u{ffff}</script>\n";
         assert_eq!(
-            Text(hostile).to_string(),
+            Escaped(hostile).to_string(),
             "&lt;script&gt;&quot;&#39;&amp;\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}&lt;/script&gt; "
         );
     }

@@ -16,19 +16,19 @@ mod tables;
 mod tests;
 
 use super::process::ProcessReport;
-use super::render::{ended_how, evidence, name, no_ranks, slowest};
+use super::render::{evidence, exit_text, no_ranks, rank_name, slowest};
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
 use crate::text::shortened;
 use charts::{Detail, PHASES};
-use markup::{Text, date, percent, push, share, time};
+use markup::{Escaped, date, percent, push, share, time};
 use plot::TimeAxis;
 
 /// Ranks beyond these are folded away.
-const SHOWN: usize = 16;
+const MAX_SHOWN_RANKS: usize = 16;
 
 /// Longer commands are cut in the title.
-const LONGEST_TITLE: usize = 300;
+const MAX_TITLE: usize = 300;
 
 /// The whole page.
 pub fn html(report: &Report) -> String {
@@ -38,8 +38,8 @@ pub fn html(report: &Report) -> String {
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>{} {}</title>\n<style>\n{}</style></head><body>\n",
-        what(report),
-        Text(&shortened(&command, LONGEST_TITLE)),
+        command_name(report),
+        Escaped(&shortened(&command, MAX_TITLE)),
         include_str!("style.css")
     );
     header(&mut out, report, &command);
@@ -49,17 +49,17 @@ pub fn html(report: &Report) -> String {
             &mut out,
             format_args!(
                 "<h2>Not seen</h2><p>Phases, waits, collectives, launches, GPU memory, and so what bounds the run: {}</p>\n",
-                Text(reason)
+                Escaped(reason)
             ),
         ),
         None => ranks(&mut out, report),
     }
-    observing(&mut out, report);
+    problems_and_footer(&mut out, report);
     out.push_str("</body></html>\n");
     out
 }
 
-fn what(report: &Report) -> &'static str {
+fn command_name(report: &Report) -> &'static str {
     match report.ended {
         Some(_) => "zernel run",
         None => "zernel attach",
@@ -67,21 +67,21 @@ fn what(report: &Report) -> &'static str {
 }
 
 fn header(out: &mut String, report: &Report, command: &str) {
-    let title = shortened(command, LONGEST_TITLE);
+    let title = shortened(command, MAX_TITLE);
     push(
         out,
         format_args!(
             "<header><p class=\"kicker\">{}</p><h1>{}</h1>",
-            what(report),
-            Text(&title)
+            command_name(report),
+            Escaped(&title)
         ),
     );
-    if command.chars().count() > LONGEST_TITLE {
+    if command.chars().count() > MAX_TITLE {
         push(
             out,
             format_args!(
                 "<details><summary>The whole command</summary><code>{}</code></details>",
-                Text(command)
+                Escaped(command)
             ),
         );
     }
@@ -90,7 +90,7 @@ fn header(out: &mut String, report: &Report, command: &str) {
     match &report.ended {
         Some(ended) => facts.extend([
             ("Wall time", time(report.wall_seconds)),
-            ("End", ended_how(ended)),
+            ("End", exit_text(ended)),
         ]),
         None => facts.push(("Observed for", time(report.wall_seconds))),
     }
@@ -109,7 +109,7 @@ fn header(out: &mut String, report: &Report, command: &str) {
         facts.push(("Data loaders", report.loaders.to_string()));
     }
     for (title, value) in facts {
-        let value = Text(&value);
+        let value = Escaped(&value);
         push(
             out,
             format_args!("<div><dt>{title}</dt><dd>{value}</dd></div>"),
@@ -128,12 +128,12 @@ fn verdict(out: &mut String, report: &Report) {
         out,
         format_args!(
             "<section class=\"{class}\"><div class=\"why\"><p class=\"kicker\">Verdict</p><h2>{}</h2><p>{}</p>",
-            Text(verdict.name()),
-            Text(&evidence(report))
+            Escaped(verdict.name()),
+            Escaped(&evidence(report))
         ),
     );
     if let Some(remedy) = verdict.remedy() {
-        let remedy = Text(remedy.text());
+        let remedy = Escaped(remedy.text());
         push(
             out,
             format_args!("<p><strong>What would help:</strong> {remedy}</p>"),
@@ -142,7 +142,10 @@ fn verdict(out: &mut String, report: &Report) {
     if let Some(slowest) = slowest(report) {
         push(
             out,
-            format_args!("<p><strong>Slowest rank:</strong> {}</p>", Text(&slowest)),
+            format_args!(
+                "<p><strong>Slowest rank:</strong> {}</p>",
+                Escaped(&slowest)
+            ),
         );
     }
     if !report.problems.is_empty() {
@@ -172,14 +175,16 @@ fn ranks(out: &mut String, report: &Report) {
         );
         return;
     }
-    let (shown, folded) = report.ranks.split_at(report.ranks.len().min(SHOWN));
+    let (shown, folded) = report
+        .ranks
+        .split_at(report.ranks.len().min(MAX_SHOWN_RANKS));
     out.push_str("<h2>Where the time went</h2>\n");
     push(
         out,
-        format_args!("<p class=\"soft\">{}</p>\n", judged(&report.ranks)),
+        format_args!("<p class=\"soft\">{}</p>\n", time_range(&report.ranks)),
     );
     legend(out);
-    in_two(out, (shown, folded), |ranks| {
+    write_shown_and_folded(out, (shown, folded), |ranks| {
         let id = format!("bars-{}", ranks[0].pid);
         charts::bars(&id, ranks) + &tables::phase_table(ranks)
     });
@@ -189,20 +194,20 @@ fn ranks(out: &mut String, report: &Report) {
              first rank.</p>\n",
         );
         legend(out);
-        let detail = Detail::of(report.ranks.len());
-        in_two(out, (shown, folded), |ranks| {
+        let detail = Detail::for_rank_count(report.ranks.len());
+        write_shown_and_folded(out, (shown, folded), |ranks| {
             ranks
                 .iter()
-                .map(|rank| over_time(rank, &axis, detail))
+                .map(|rank| rank_over_time(rank, &axis, detail))
                 .collect()
         });
     }
     out.push_str("<h2>What was waited for, and what was done</h2>\n");
-    in_two(out, (shown, folded), tables::tables);
+    write_shown_and_folded(out, (shown, folded), tables::tables);
 }
 
 /// The same for the first ranks, and folded away for the others.
-fn in_two(
+fn write_shown_and_folded(
     out: &mut String,
     (shown, folded): (&[ProcessReport], &[ProcessReport]),
     part: impl Fn(&[ProcessReport]) -> String,
@@ -220,7 +225,7 @@ fn in_two(
 }
 
 /// Which time the numbers are about.
-fn judged(ranks: &[ProcessReport]) -> &'static str {
+fn time_range(ranks: &[ProcessReport]) -> &'static str {
     let stepped = ranks.iter().filter(|rank| rank.training.is_some()).count();
     if stepped == ranks.len() {
         "Of each rank, the time from its first step after the warm-up to its last step."
@@ -242,15 +247,15 @@ fn legend(out: &mut String) {
     out.push_str("</ul>\n");
 }
 
-fn over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
+fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
     let process = match rank.rank {
         Some(_) => format!("pid {} {}", rank.pid, rank.comm),
         None => rank.comm.clone(),
     };
     let mut out = format!(
         "<div class=\"rank\"><h3>{} <small>{}</small></h3>\n",
-        Text(&name(rank)),
-        Text(&process)
+        Escaped(&rank_name(rank)),
+        Escaped(&process)
     );
     if rank.timeline.is_empty() {
         out.push_str("<p class=\"soft\">It ended before it was looked at twice.</p></div>\n");
@@ -312,11 +317,11 @@ fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
     }
 }
 
-fn observing(out: &mut String, report: &Report) {
+fn problems_and_footer(out: &mut String, report: &Report) {
     if !report.problems.is_empty() {
         out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers less than they should be.</p><ul class=\"problems\">");
         for problem in &report.problems {
-            push(out, format_args!("<li>{}</li>", Text(problem)));
+            push(out, format_args!("<li>{}</li>", Escaped(problem)));
         }
         out.push_str("</ul>\n");
     }
@@ -339,11 +344,11 @@ fn observing(out: &mut String, report: &Report) {
             format_args!(
                 "<p>Observed{by} ({}). That cost about {} of all threads, {:.2} % of the rank that paid most, {:.1} µs a \
                  call; {}.</p>",
-                Text(&observing.rung),
+                Escaped(&observing.rung),
                 time(observing.cost_seconds),
                 100.0 * observing.cost_share,
                 1e6 * observing.call_cost_seconds,
-                Text(&sampled)
+                Escaped(&sampled)
             ),
         );
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::markup::{Coordinate, Text, push};
+use super::markup::{Coordinate, Escaped, push};
 
 /// Of every drawing, in units of its own; it is scaled to the width of the page.
 pub(crate) const WIDTH: f64 = 960.0;
@@ -24,8 +24,8 @@ impl Drawing {
              aria-labelledby=\"{id}-name {id}-text\"><title id=\"{id}-name\">{}</title>\
              <desc id=\"{id}-text\">{}</desc>\n",
             Coordinate(height),
-            Text(name),
-            Text(description)
+            Escaped(name),
+            Escaped(description)
         );
         Self { markup }
     }
@@ -37,7 +37,7 @@ impl Drawing {
 
     /// Text that begins (`start`), ends (`end`) or has its middle (`middle`) at x.
     pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
-        let (x, y, text) = (Coordinate(x), Coordinate(y), Text(text));
+        let (x, y, text) = (Coordinate(x), Coordinate(y), Escaped(text));
         push(
             &mut self.markup,
             format_args!(
@@ -65,7 +65,7 @@ impl Drawing {
             true => self.markup.push_str("/>\n"),
             false => push(
                 &mut self.markup,
-                format_args!("><title>{}</title></rect>\n", Text(tooltip)),
+                format_args!("><title>{}</title></rect>\n", Escaped(tooltip)),
             ),
         }
     }

@@ -1,9 +1,9 @@
 //! The numbers of the ranks, in tables.
 
 use super::charts::PHASES;
-use super::markup::{Text, count, percent, push, seconds, share, table, time};
+use super::markup::{Escaped, count, percent, push, seconds, share, table, time};
 use crate::process::ProcessReport;
-use crate::render::name;
+use crate::render::rank_name;
 use crate::text::bytes;
 
 /// Where the time went.
@@ -13,9 +13,9 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     head.push("all");
     let rows =
         ranks.iter().map(|rank| {
-            let phases = &rank.judged().phases;
+            let phases = &rank.training_times().phases;
             let total = phases.total();
-            let mut row = vec![name(rank)];
+            let mut row = vec![rank_name(rank)];
             row.extend(phases.by_name().map(|(_, spent)| {
                 format!("{} · {}", seconds(spent), percent(share(spent, total)))
             }));
@@ -25,13 +25,13 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     let rows: Vec<Vec<String>> = rows.collect();
     let mut out = table("Phases", &head, &rows);
     for rank in ranks {
-        let times = rank.judged();
+        let times = rank.training_times();
         if times.phases.more_than_wall > 0.01 * times.wall_seconds {
             push(
                 &mut out,
                 format_args!(
                     "<p class=\"soft\">{}: more than one thread drove steps, so the phases are {} more than the time.</p>\n",
-                    Text(&name(rank)),
+                    Escaped(&rank_name(rank)),
                     seconds(times.phases.more_than_wall)
                 ),
             );
@@ -57,9 +57,9 @@ fn step_table(ranks: &[ProcessReport]) -> String {
         .filter_map(|rank| Some((rank, rank.steps.as_ref()?)));
     let rows = stepped.map(|(rank, steps)| {
         let at_least = if steps.at_least { "≥ " } else { "" };
-        let (before, after) = around(rank);
+        let (before, after) = before_and_after_steps(rank);
         vec![
-            name(rank),
+            rank_name(rank),
             format!("{at_least}{}", count(steps.count)),
             time(steps.median_seconds),
             time(steps.p99_seconds),
@@ -70,7 +70,7 @@ fn step_table(ranks: &[ProcessReport]) -> String {
             },
             time(steps.pause_seconds),
             steps.stalled.to_string(),
-            rank.start_seconds().map_or("–".to_owned(), time),
+            rank.start_up_seconds().map_or("–".to_owned(), time),
             before,
             after,
         ]
@@ -99,7 +99,7 @@ fn step_table(ranks: &[ProcessReport]) -> String {
 }
 
 /// How long it was before and after the steps of a rank.
-fn around(rank: &ProcessReport) -> (String, String) {
+fn before_and_after_steps(rank: &ProcessReport) -> (String, String) {
     let Some(training) = &rank.training else {
         return ("–".to_owned(), "–".to_owned());
     };
@@ -109,8 +109,8 @@ fn around(rank: &ProcessReport) -> (String, String) {
 
 fn wait_table(ranks: &[ProcessReport]) -> String {
     let rows = ranks.iter().map(|rank| {
-        let times = rank.judged();
-        let mut row = vec![name(rank), seconds(times.data_waits.total())];
+        let times = rank.training_times();
+        let mut row = vec![rank_name(rank), seconds(times.data_waits.total())];
         row.extend(times.data_waits.by_name().map(|(_, spent)| seconds(spent)));
         row.push(seconds(times.peer_wait_seconds));
         row.push(seconds(times.gpu_wait_seconds));
@@ -140,7 +140,7 @@ fn work_table(ranks: &[ProcessReport]) -> String {
         };
         let copies = counted(rank.copies, rank.copies_error);
         vec![
-            name(rank),
+            rank_name(rank),
             format!("{} {}", rank.pid, rank.comm),
             counted(rank.launches, rank.launches_error),
             seconds(rank.times.launch_seconds),
@@ -148,7 +148,7 @@ fn work_table(ranks: &[ProcessReport]) -> String {
             bytes(rank.gpu_memory_peak_bytes),
             seconds(rank.times.cpu_seconds),
             seconds(rank.times.run_delay_seconds),
-            remarks(rank),
+            completeness(rank),
         ]
     });
     let rows: Vec<Vec<String>> = rows.collect();
@@ -166,7 +166,7 @@ fn work_table(ranks: &[ProcessReport]) -> String {
     table("Work, from the first event to the end", &head, &rows)
 }
 
-fn remarks(rank: &ProcessReport) -> String {
+fn completeness(rank: &ProcessReport) -> String {
     let how = match rank.complete {
         Some(true) => "whole",
         Some(false) => "not from its first call on",
@@ -185,7 +185,7 @@ fn collective_table(ranks: &[ProcessReport]) -> String {
         .flat_map(|rank| rank.collectives.iter().map(move |of| (rank, of)));
     let rows = each.map(|(rank, of)| {
         vec![
-            name(rank),
+            rank_name(rank),
             of.op.to_string(),
             count(of.calls),
             bytes(of.bytes / of.calls.max(1)),

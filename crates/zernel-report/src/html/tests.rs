@@ -7,7 +7,7 @@ use super::html;
 use crate::parts::{Part, RankTimes};
 use crate::process::{Phases, ProcessReport, Times, Training};
 use crate::record::Sample;
-use crate::report::{Ended, Observing, Report};
+use crate::report::{Ended, ObservationReport, Report};
 use crate::steps::{Interruption, StepReport};
 use crate::verdict::{Bound, Evidence, Remedy, Slowest, Straggler, Verdict, judge};
 
@@ -77,7 +77,7 @@ fn steps(count: u64) -> StepReport {
 /// A rank that made so many steps, looked at five times a second.
 fn rank(number: u32, step_count: u64) -> ProcessReport {
     let wall_seconds = step_count as f64 * STEP_NS as f64 / 1e9;
-    let looks = 1 + (5.0 * wall_seconds) as u64;
+    let samples = 1 + (5.0 * wall_seconds) as u64;
     let sample = |look: u64| {
         let mut times = times(look as f64 / 5.0);
         // No two columns are alike, as in life.
@@ -115,7 +115,7 @@ fn rank(number: u32, step_count: u64) -> ProcessReport {
         copies: 4321,
         copied_bytes: 5 << 30,
         gpu_memory_peak_bytes: 6 << 30,
-        timeline: (1..looks).map(sample).take(1024).collect(),
+        timeline: (1..samples).map(sample).take(1024).collect(),
         ..ProcessReport::default()
     }
 }
@@ -152,11 +152,11 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
             more_seconds: 1.25,
         }),
         ranks,
-        observing: Some(Observing {
+        observing: Some(ObservationReport {
             rung: "uprobes".to_owned(),
             cost_seconds: 0.123,
             sampled: vec!["cuLaunchKernel".to_owned()],
-            ..Observing::default()
+            ..ObservationReport::default()
         }),
         problems: vec!["12 processes lost".to_owned()],
     }
@@ -269,12 +269,12 @@ fn only_what_was_wholly_observed_is_called_so() {
         (Some(false), "not from its first call on"),
         (None, "from when on is not known"),
     ] {
-        let seen = ProcessReport {
+        let process = ProcessReport {
             complete,
             launches: 0,
             ..rank(0, 100)
         };
-        let page = checked(&report_on(vec![seen]));
+        let page = checked(&report_on(vec![process]));
         assert!(page.contains(&format!("<td>{said}</td>")), "{said}");
     }
 }
@@ -323,12 +323,12 @@ fn a_run_of_no_length_has_a_page() {
         memory_bytes: 0,
     };
     for timeline in [vec![], vec![still], vec![still; 3]] {
-        let seen = ProcessReport {
+        let process = ProcessReport {
             timeline,
             steps: Some(StepReport::default()),
             ..ProcessReport::default()
         };
-        let mut report = report_on(vec![seen.clone(), ProcessReport { pid: 1, ..seen }]);
+        let mut report = report_on(vec![process.clone(), ProcessReport { pid: 1, ..process }]);
         report.wall_seconds = 0.0;
         report.verdict = Verdict::Bound(Bound {
             evidence: Evidence::Communication,
@@ -356,10 +356,10 @@ fn numbers_that_are_none_are_not_drawn() {
 
 #[test]
 fn without_steps_it_says_so() {
-    let mut seen = rank(0, 1000);
-    seen.steps = None;
-    seen.training = None;
-    let page = checked(&report_on(vec![seen]));
+    let mut process = rank(0, 1000);
+    process.steps = None;
+    process.training = None;
+    let page = checked(&report_on(vec![process]));
     assert!(page.contains("No steps were told apart"));
     assert!(!page.contains("99th percentile"));
 }
@@ -386,11 +386,11 @@ fn a_long_command_is_cut_in_the_title_only() {
 fn hostile_texts_are_only_texts() {
     let hostile = "</title></style><script>alert(\"1\")</script><img src='x' onerror=alert(1)>&amp;\0\x1b]0;\u{202e}";
     let invalid = String::from_utf8_lossy(b"\xff\xfe<b>").into_owned();
-    let mut seen = rank(0, 100);
-    seen.comm = hostile.to_owned();
-    seen.job = Some(hostile.to_owned());
-    seen.collectives[0].op = hostile.to_owned().into();
-    let mut report = report_on(vec![seen]);
+    let mut process = rank(0, 100);
+    process.comm = hostile.to_owned();
+    process.job = Some(hostile.to_owned());
+    process.collectives[0].op = hostile.to_owned().into();
+    let mut report = report_on(vec![process]);
     report.command = vec![hostile.to_owned(), invalid];
     report.problems = vec![hostile.to_owned()];
     if let Some(observing) = &mut report.observing {

@@ -72,7 +72,7 @@ pub(crate) fn judge(ranks: &[RankTimes]) -> Verdict {
 }
 
 fn sum_of_part(parts: &[Parts], part: Part) -> f64 {
-    parts.iter().map(|rank| rank.of(part)).sum()
+    parts.iter().map(|rank| rank.seconds_in(part)).sum()
 }
 
 /// Seconds of all ranks that a resource takes.
@@ -198,16 +198,16 @@ fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Op
         peers.sum::<f64>() / count
     };
     let slow = &parts[slowest.index];
-    let least = slow.of(Part::Communication);
+    let least = slow.seconds_in(Part::Communication);
     let is_for_data = is_slowed_by_loaders(slowest.reason, slow);
     // A peer with loaders that hardly rest would soon wait for them instead.
     let busy =
         |rank: &RankTimes| rank.wall * rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
-    let waited = |parts: &Parts| (parts.of(Part::Communication) - least).max(0.0);
+    let waited = |parts: &Parts| (parts.seconds_in(Part::Communication) - least).max(0.0);
     let gain = peer_mean(&|rank, parts| waited(parts).min(rank.wall - busy(rank)));
     let hidden = peer_mean(&|rank, parts| busy(rank) - (parts.total() - waited(parts)));
     let input = peer_mean(&|_, parts| sum(slice::from_ref(parts), Resource::Input));
-    let delay = peer_mean(&|_, parts| parts.of(Part::CpuDelay));
+    let delay = peer_mean(&|_, parts| parts.seconds_in(Part::CpuDelay));
     let peer_wall_seconds = peer_mean(&|rank, _| rank.wall);
     let is_explained = slowest.more_seconds > 0.0;
     let is_enough = gain >= WASTE * peer_wall_seconds && gain >= input.max(delay).max(hidden);
@@ -228,15 +228,15 @@ fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Op
 /// Whether a rank is slow because of its loaders: they work, or most of its CPU delay is theirs.
 fn is_slowed_by_loaders(reason: Option<Part>, slow: &Parts) -> bool {
     let loaders_lack_cpus =
-        reason == Some(Part::CpuDelay) && 2.0 * slow.data_delay > slow.of(Part::CpuDelay);
-    reason.is_some_and(Part::is_of_loaders) || loaders_lack_cpus
+        reason == Some(Part::CpuDelay) && 2.0 * slow.data_delay > slow.seconds_in(Part::CpuDelay);
+    reason.is_some_and(Part::is_data_wait) || loaders_lack_cpus
 }
 
 /// Counts waits for the slowest rank as the part that makes it slow.
 fn charge_waits_for_slowest(parts: &mut [Parts], slowest: Slowest) {
     let Some(reason) = slowest.reason else { return };
-    let least = parts[slowest.index].of(Part::Communication);
+    let least = parts[slowest.index].seconds_in(Part::Communication);
     for rank in parts {
-        rank.count_as(reason, rank.of(Part::Communication) - least);
+        rank.reassign_communication(reason, rank.seconds_in(Part::Communication) - least);
     }
 }

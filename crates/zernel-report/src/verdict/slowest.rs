@@ -46,7 +46,7 @@ fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<Part>, f6
     let split: Vec<(&RankTimes, Parts)> =
         ranks.iter().map(|rank| (rank, Parts::new(rank))).collect();
     let spent = |part: Option<Part>, (rank, parts): &(&RankTimes, Parts)| match part {
-        Some(part) => parts.of(part),
+        Some(part) => parts.seconds_in(part),
         None => rank.wall - parts.total(),
     };
     let excess = |part: Option<Part>| {

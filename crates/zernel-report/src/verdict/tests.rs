@@ -210,8 +210,8 @@ fn parts_add_up_to_no_more_than_the_time() {
 #[test]
 fn waits_for_the_gpu_and_for_collectives_count_once() {
     let parts = Parts::new(&RANK);
-    assert_eq!(parts.of(Part::Gpu), 72.0);
-    assert_eq!(parts.of(Part::Communication), 8.0);
+    assert_eq!(parts.seconds_in(Part::Gpu), 72.0);
+    assert_eq!(parts.seconds_in(Part::Communication), 8.0);
     let overlaps = RankTimes {
         communication: 0.0,
         peer_waits: 0.0,

@@ -1,4 +1,4 @@
-//! Who keeps others waiting, from a snapshot. Pure.
+//! Target keeps others waiting, from a snapshot. Pure.
 //!
 //! Every rank counts the collectives that it enters on a communicator, and so do all others: what has the same number
 //! is the same collective. Those that have come furthest wait for the rest. A rank that comes late is no
@@ -15,15 +15,15 @@ use zernel_phase::task_state::WorkloadPhase;
 use zernel_model::snapshot::{CommunicatorSnapshot, ProcessSnapshot, Snapshot};
 
 /// From how many seconds of waiting on a rank that is late is worth telling.
-const WORTH_TELLING: f64 = 1.0;
+const MIN_REPORTED_WAIT: f64 = 1.0;
 /// For how many seconds ranks may wait for another one to start: programs begin at different times.
-const START: f64 = 60.0;
+const JOIN_TIME: f64 = 60.0;
 /// Of how many collectives a rank's operations are known.
-const REMEMBERED: u64 = 16;
+const KNOWN_OPERATIONS: u64 = 16;
 
 /// A communicator, as far as its ranks are on this node.
 #[derive(Debug)]
-pub(super) struct Group<'a> {
+pub(super) struct Communicator<'a> {
     pub(super) hash: &'a str,
     /// By rank.
     pub(super) members: Vec<Member<'a>>,
@@ -33,15 +33,15 @@ pub(super) struct Group<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member<'a> {
     pub(super) process: &'a ProcessSnapshot,
-    pub(super) of: &'a CommunicatorSnapshot,
+    pub(super) state: &'a CommunicatorSnapshot,
 }
 
 /// For how long others must have waited until it counts as a hang.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct HangThreshold {
     pub(super) seconds: f64,
     /// Whether a rank may take as long as it ever has.
-    pub(super) heeds_the_past: bool,
+    pub(super) allows_longest_gap: bool,
 }
 
 /// Something that makes others wait.
@@ -60,7 +60,8 @@ pub(super) struct Finding<'a> {
 #[serde(tag = "problem", rename_all = "kebab-case")]
 pub(super) enum Problem {
     /// It has ended, and has not done its part.
-    Gone,
+    #[serde(rename = "gone")]
+    Exited,
     /// It has not begun to make the communicator that others make.
     NotJoined,
     /// It has not entered what others have.
@@ -83,7 +84,7 @@ pub(super) enum Problem {
 }
 
 /// The communicators of a job, or of all jobs.
-pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group<'a>> {
+pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Communicator<'a>> {
     let mut groups: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
     let living = snapshot.observed.iter();
     let living = living.filter(|process| process.ended_seconds_ago.is_none());
@@ -91,14 +92,14 @@ pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group
         if job.is_some() && process.job() != job {
             continue;
         }
-        for of in &process.nccl.communicators {
-            let members = groups.entry(&of.communicator).or_default();
-            members.push(Member { process, of });
+        for state in &process.nccl.communicators {
+            let members = groups.entry(&state.communicator).or_default();
+            members.push(Member { process, state });
         }
     }
-    let mut groups: Vec<Group<'_>> = groups
+    let mut groups: Vec<Communicator<'_>> = groups
         .into_iter()
-        .map(|(hash, members)| Group { hash, members })
+        .map(|(hash, members)| Communicator { hash, members })
         .collect();
     for group in &mut groups {
         group.add_absent(snapshot);
@@ -114,22 +115,22 @@ static ABSENT: LazyLock<CommunicatorSnapshot> = LazyLock::new(CommunicatorSnapsh
 
 impl Member<'_> {
     pub(super) fn rank(&self) -> Option<u32> {
-        self.of.rank.or_else(|| self.process.rank())
+        self.state.rank.or_else(|| self.process.rank())
     }
 
     /// Whether it has not begun to make the communicator.
     fn is_absent(&self) -> bool {
-        ptr::eq(self.of, &*ABSENT)
+        ptr::eq(self.state, &*ABSENT)
     }
 
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn has_exited(&self) -> bool {
         self.process.ended_seconds_ago.is_some()
     }
 
     /// What is wrong with it while others wait for all to join.
     fn problem_in_joining(&self, is_stopped: bool) -> Option<Problem> {
-        if self.is_gone() {
-            return Some(Problem::Gone);
+        if self.has_exited() {
+            return Some(Problem::Exited);
         }
         if self.is_absent() {
             return Some(Problem::NotJoined);
@@ -147,15 +148,15 @@ impl Member<'_> {
 
     /// What it entered as its collective `sequence`, if that is still known.
     fn operation(&self, sequence: u64) -> Option<&str> {
-        let place = usize::try_from(self.of.sequence.checked_sub(sequence)?).ok()?;
+        let place = usize::try_from(self.state.sequence.checked_sub(sequence)?).ok()?;
         match place {
-            0 if sequence > 0 => Some(&self.of.op),
-            _ => self.of.last_ops.get(place).map(AsRef::as_ref),
+            0 if sequence > 0 => Some(&self.state.op),
+            _ => self.state.last_ops.get(place).map(AsRef::as_ref),
         }
     }
 }
 
-impl<'a> Group<'a> {
+impl<'a> Communicator<'a> {
     /// Of a communicator of all ranks of a job that is being made, adds those that have not joined.
     fn add_absent(&mut self, snapshot: &'a Snapshot) {
         if !self.is_being_made() || self.ranks() == Some(self.members.len() as u32) {
@@ -180,17 +181,17 @@ impl<'a> Group<'a> {
             .filter(is_absent)
             .map(|process| Member {
                 process,
-                of: &ABSENT,
+                state: &ABSENT,
             })
             .collect();
         self.members.extend(absent);
     }
 }
 
-impl Group<'_> {
+impl Communicator<'_> {
     /// Whether a rank waits for others to join.
     pub(super) fn is_being_made(&self) -> bool {
-        self.living().any(|member| member.of.is_being_made)
+        self.running().any(|member| member.state.is_being_made)
     }
 
     pub(super) fn job(&self) -> Option<&str> {
@@ -199,50 +200,50 @@ impl Group<'_> {
 
     /// How many ranks there are on all nodes.
     pub(super) fn ranks(&self) -> Option<u32> {
-        self.members.iter().find_map(|member| member.of.ranks)
+        self.members.iter().find_map(|member| member.state.ranks)
     }
 
-    fn living(&self) -> impl Iterator<Item = &Member<'_>> {
-        self.members.iter().filter(|member| !member.is_gone())
+    fn running(&self) -> impl Iterator<Item = &Member<'_>> {
+        self.members.iter().filter(|member| !member.has_exited())
     }
 
     /// The number of the last collective that a living rank has entered.
     pub(super) fn furthest(&self) -> u64 {
-        let sequences = self.living().map(|member| member.of.sequence);
+        let sequences = self.running().map(|member| member.state.sequence);
         sequences.max().unwrap_or(0)
     }
 
     /// Those that have come furthest.
     pub(super) fn leaders(&self) -> impl Iterator<Item = &Member<'_>> {
         let furthest = self.furthest();
-        self.living()
-            .filter(move |member| member.of.sequence == furthest)
+        self.running()
+            .filter(move |member| member.state.sequence == furthest)
     }
 
     /// The ranks that others wait for. `is_stopped` says of a process whether somebody has stopped it.
     pub(super) fn findings(
         &self,
-        patience: Patience,
+        threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
     ) -> Vec<Finding<'_>> {
         let waited = self.waited();
-        let split = self.split();
+        let mismatch = self.mismatch();
         let members = self.members.iter();
         members
             .filter_map(|member| {
-                let is_stopped = !member.is_gone() && is_stopped(member.process);
+                let is_stopped = !member.has_exited() && is_stopped(member.process);
                 let problem = match self.is_being_made() {
                     true => member.problem_in_joining(is_stopped)?,
-                    false => self.problem(member, split.as_ref(), is_stopped)?,
+                    false => self.problem(member, mismatch.as_ref(), is_stopped)?,
                 };
                 let is_over = match problem {
-                    Problem::Gone | Problem::Different { .. } => true,
+                    Problem::Exited | Problem::Different { .. } => true,
                     _ if is_stopped => true,
-                    Problem::NotJoined => patience.ends_for_starting(waited),
-                    _ => patience.ends_for(member),
+                    Problem::NotJoined => threshold.is_exceeded_by_join(waited),
+                    _ => threshold.is_exceeded_by(member),
                 };
-                let hangs = is_over && waited >= patience.seconds;
-                (hangs || waited >= WORTH_TELLING).then_some(Finding {
+                let hangs = is_over && waited >= threshold.seconds;
+                (hangs || waited >= MIN_REPORTED_WAIT).then_some(Finding {
                     member,
                     problem,
                     hangs,
@@ -256,77 +257,78 @@ impl Group<'_> {
     fn waited(&self) -> f64 {
         let waits = self
             .leaders()
-            .filter_map(|leader| leader.of.entered_seconds_ago);
+            .filter_map(|leader| leader.state.entered_seconds_ago);
         waits.fold(0.0, f64::max)
     }
 
     fn problem(
         &self,
         member: &Member<'_>,
-        split: Option<&Split<'_>>,
+        mismatch: Option<&Mismatch<'_>>,
         is_stopped: bool,
     ) -> Option<Problem> {
-        if let Some(different) = split.and_then(|split| split.problem(member)) {
+        if let Some(different) = mismatch.and_then(|mismatch| mismatch.problem(member)) {
             return Some(different);
         }
-        // Who got as far as the ranks have parted is not to blame for getting no further.
-        let has_parted = split.is_some_and(|split| member.of.sequence >= split.sequence);
-        let is_behind = member.of.sequence < self.furthest() && !has_parted;
-        if member.is_gone() {
-            return (is_behind || self.somebody_waits()).then_some(Problem::Gone);
+        // Target got as far as the ranks have parted is not to blame for getting no further.
+        let has_parted =
+            mismatch.is_some_and(|mismatch| member.state.sequence >= mismatch.sequence);
+        let is_behind = member.state.sequence < self.furthest() && !has_parted;
+        if member.has_exited() {
+            return (is_behind || self.leader_waits_for_gpu()).then_some(Problem::Exited);
         }
         if is_behind {
             return Some(Problem::Behind {
                 leaders: self.leaders().count(),
-                next: member.of.sequence + 1,
+                next: member.state.sequence + 1,
             });
         }
         if is_stopped {
             return Some(Problem::Stopped);
         }
-        let others_have_left = self.leaders().any(|leader| !leader.of.in_call);
-        (member.of.in_call && others_have_left).then_some(Problem::InCall)
+        let others_have_left = self.leaders().any(|leader| !leader.state.in_call);
+        (member.state.in_call && others_have_left).then_some(Problem::InCall)
     }
 
     /// Whether a rank waits for its GPU, and so perhaps for what it has entered.
-    fn somebody_waits(&self) -> bool {
+    fn leader_waits_for_gpu(&self) -> bool {
         self.leaders().any(Member::waits_for_its_gpu)
     }
 
     /// Whether all ranks here have entered the same, and wait longer than they ever have. Then who does not come
     /// is not here, or the GPUs or the network have failed; or they compute for once.
-    pub(super) fn all_wait(&self, patience: Patience) -> bool {
+    pub(super) fn all_ranks_wait(&self, threshold: HangThreshold) -> bool {
         let mut members = self.members.iter();
         if self.is_being_made() {
-            let is_over = patience.ends_for_starting(self.waited());
-            return is_over && members.all(|member| member.of.is_being_made);
+            let is_over = threshold.is_exceeded_by_join(self.waited());
+            return is_over && members.all(|member| member.state.is_being_made);
         }
         self.furthest() > 0
-            && self.waited() >= patience.seconds
+            && self.waited() >= threshold.seconds
             && members.all(|member| {
-                member.of.sequence == self.furthest()
+                member.state.sequence == self.furthest()
                     && member.waits_for_its_gpu()
-                    && patience.ends_for(member)
+                    && threshold.is_exceeded_by(member)
             })
     }
 
     /// The first of the last collectives that not all ranks that got there entered as the same operation.
-    fn split(&self) -> Option<Split<'_>> {
+    fn mismatch(&self) -> Option<Mismatch<'_>> {
         let furthest = self.furthest();
-        let first = furthest.saturating_sub(REMEMBERED - 1).max(1);
+        let first = furthest.saturating_sub(KNOWN_OPERATIONS - 1).max(1);
         (first..=furthest).find_map(|sequence| {
-            let usual = self.usual_operation(sequence)?;
-            let split = Split { sequence, usual };
-            let is_split = self
+            let usual = self.most_common_operation(sequence)?;
+            let mismatch = Mismatch { sequence, usual };
+            let is_mismatch = self
                 .members
                 .iter()
-                .any(|member| split.problem(member).is_some());
-            is_split.then_some(split)
+                .any(|member| mismatch.problem(member).is_some());
+            is_mismatch.then_some(mismatch)
         })
     }
 
     /// What most ranks entered as their collective `sequence`; of two as frequent, what the lowest rank did.
-    fn usual_operation(&self, sequence: u64) -> Option<&str> {
+    fn most_common_operation(&self, sequence: u64) -> Option<&str> {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for operation in self
             .members
@@ -344,18 +346,18 @@ impl Group<'_> {
     }
 }
 
-impl Patience {
+impl HangThreshold {
     /// Whether a rank has taken longer than it may.
-    fn ends_for(self, member: &Member<'_>) -> bool {
-        let silent = member.of.entered_seconds_ago;
-        let is_longest = silent.is_none_or(|silent| silent > member.of.longest_gap_seconds);
-        is_longest || !self.heeds_the_past
+    fn is_exceeded_by(self, member: &Member<'_>) -> bool {
+        let silent = member.state.entered_seconds_ago;
+        let is_longest = silent.is_none_or(|silent| silent > member.state.longest_gap_seconds);
+        is_longest || !self.allows_longest_gap
     }
 
     /// Whether others have waited long enough for a rank to start.
-    fn ends_for_starting(self, waited: f64) -> bool {
-        let seconds = match self.heeds_the_past {
-            true => self.seconds.max(START),
+    fn is_exceeded_by_join(self, waited: f64) -> bool {
+        let seconds = match self.allows_longest_gap {
+            true => self.seconds.max(JOIN_TIME),
             false => self.seconds,
         };
         waited >= seconds
@@ -364,13 +366,13 @@ impl Patience {
 
 /// A collective that ranks entered as different operations.
 #[derive(Debug)]
-struct Split<'a> {
+struct Mismatch<'a> {
     sequence: u64,
     /// What most of them entered.
     usual: &'a str,
 }
 
-impl Split<'_> {
+impl Mismatch<'_> {
     /// What is wrong with a rank that entered something else.
     fn problem(&self, member: &Member<'_>) -> Option<Problem> {
         let own = member.operation(self.sequence)?;

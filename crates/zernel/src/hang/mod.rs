@@ -8,8 +8,8 @@
 //! | `report` | what was found, and its JSON |
 //! | `render` | the same for people |
 
+mod activity;
 mod analysis;
-mod doing;
 mod render;
 mod report;
 mod syscalls;
@@ -21,16 +21,16 @@ use clap::Args;
 use zernel_model::snapshot::ProcessSnapshot;
 
 use crate::client::Socket;
-use analysis::Patience;
-use doing::Who;
-use report::{Report, Verdict};
+use activity::Target;
+use analysis::HangThreshold;
+use report::{HangReport, HangVerdict};
 
 /// For how many seconds others must have waited, unless that is asked for: ranks are always apart for a moment.
 const SECONDS: f64 = 5.0;
 
 /// Say which rank of a hanging job the others wait for
 ///
-/// Every rank counts the collectives that it enters on a communicator (zernel sees the calls of NCCL). Ranks that have
+/// Every rank counts the collectives that it enters on a communicator (zernel sees the calls of NCCL). CommunicatorReport that have
 /// come furthest wait for the others, so who has entered fewer is who they wait for; who has entered another
 /// operation at the same place never meets them; who has ended never comes. All ranks are listed with
 /// their last collective, and those that are waited for with what they do instead: stopped, on CPU, in I/O
@@ -69,25 +69,25 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    match ask(options) {
+    match write_report(options) {
         Ok(verdict) => Ok(ExitCode::from(verdict.exit_code())),
         Err(error) => {
             eprintln!("zernel: {error}");
-            Ok(ExitCode::from(Verdict::CannotTell.exit_code()))
+            Ok(ExitCode::from(HangVerdict::CannotTell.exit_code()))
         }
     }
 }
 
-fn ask(options: &Options) -> Result<Verdict, Box<dyn Error>> {
+fn write_report(options: &Options) -> Result<HangVerdict, Box<dyn Error>> {
     let snapshot = options.socket.snapshot()?;
-    let patience = Patience {
+    let threshold = HangThreshold {
         seconds: options.after.unwrap_or(SECONDS),
-        heeds_the_past: options.after.is_none(),
+        allows_longest_gap: options.after.is_none(),
     };
     let job = options.job.as_deref();
-    let is_stopped = |process: &ProcessSnapshot| doing::is_stopped(who(process));
-    let report = Report::new(&snapshot, job, patience, is_stopped, |process| {
-        doing::look(who(process))
+    let is_stopped = |process: &ProcessSnapshot| activity::is_stopped(target(process));
+    let report = HangReport::new(&snapshot, job, threshold, is_stopped, |process| {
+        activity::inspect(target(process))
     });
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&report)?),
@@ -97,9 +97,9 @@ fn ask(options: &Options) -> Result<Verdict, Box<dyn Error>> {
     Ok(report.verdict)
 }
 
-fn who(process: &ProcessSnapshot) -> Who {
+fn target(process: &ProcessSnapshot) -> Target {
     let identity = process.identity.as_ref();
-    Who {
+    Target {
         pid: process.pid,
         start_time: identity.map(|identity| identity.start_time),
         step_thread: process.phases.step_thread,

@@ -2,31 +2,31 @@
 
 use serde::Serialize;
 
-use super::analysis::{self, Finding, Group, Member, Patience, Problem};
-use super::doing::{Doing, State};
+use super::activity::{Activity, State};
+use super::analysis::{self, Communicator, Finding, HangThreshold, Member, Problem};
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 
 /// All that there is to say.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    pub(super) verdict: Verdict,
+pub(super) struct HangReport {
+    pub(super) verdict: HangVerdict,
     /// The job that was asked for.
     pub(super) job: Option<String>,
-    pub(super) communicators: Vec<Ranks>,
-    /// Ranks of which no communicator is known: those cannot be told of.
+    pub(super) communicators: Vec<CommunicatorReport>,
+    /// CommunicatorReport of which no communicator is known: those cannot be told of.
     pub(super) pids_without_communicator: Vec<u32>,
 }
 
 /// What can be said of a communicator, or of all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Verdict {
+pub(super) enum HangVerdict {
     NothingHangs,
     CannotTell,
     Hang,
 }
 
-impl Verdict {
+impl HangVerdict {
     pub(super) fn exit_code(self) -> u8 {
         match self {
             Self::NothingHangs => 0,
@@ -38,20 +38,20 @@ impl Verdict {
 
 /// A communicator, and how far its ranks on this node have come.
 #[derive(Debug, Serialize)]
-pub(super) struct Ranks {
+pub(super) struct CommunicatorReport {
     pub(super) communicator: String,
     pub(super) job: Option<String>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: HangVerdict,
     /// How many there are on all nodes.
     pub(super) ranks: Option<u32>,
     /// Those of this node.
-    pub(super) members: Vec<Rank>,
-    pub(super) findings: Vec<Found>,
+    pub(super) members: Vec<RankReport>,
+    pub(super) findings: Vec<FindingReport>,
 }
 
 /// A rank, and its last collective.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Rank {
+pub(super) struct RankReport {
     pub(super) rank: Option<u32>,
     pub(super) pid: u32,
     pub(super) comm: String,
@@ -68,34 +68,35 @@ pub(super) struct Rank {
 
 /// A rank that others wait for.
 #[derive(Debug, Serialize)]
-pub(super) struct Found {
+pub(super) struct FindingReport {
     #[serde(flatten)]
-    pub(super) rank: Rank,
+    pub(super) rank: RankReport,
     /// Otherwise it is only late.
     pub(super) hangs: bool,
     /// For how many seconds the first of the others has waited at least.
     pub(super) waited_seconds: f64,
     #[serde(flatten)]
     pub(super) problem: Problem,
-    pub(super) doing: Doing,
+    #[serde(rename = "doing")]
+    pub(super) activity: Activity,
     /// Another communicator on which it waits itself, for a rank that hangs there.
     pub(super) waits_itself_on: Option<String>,
 }
 
-impl Report {
+impl HangReport {
     pub(super) fn new(
         snapshot: &Snapshot,
         job: Option<&str>,
-        patience: Patience,
+        threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
-        look: impl Fn(&ProcessSnapshot) -> Doing,
+        inspect: impl Fn(&ProcessSnapshot) -> Activity,
     ) -> Self {
         let groups = analysis::groups(snapshot, job);
-        let mut communicators: Vec<Ranks> = groups
+        let mut communicators: Vec<CommunicatorReport> = groups
             .iter()
-            .map(|group| Ranks::new(group, patience, &is_stopped, &look))
+            .map(|group| CommunicatorReport::new(group, threshold, &is_stopped, &inspect))
             .collect();
-        name_victims(&groups, &mut communicators);
+        mark_victims(&groups, &mut communicators);
         let is_unknown = |process: &&ProcessSnapshot| {
             process.is_rank()
                 && !process.complete
@@ -106,11 +107,11 @@ impl Report {
         let unknown: Vec<u32> = unknown.map(|process| process.pid).collect();
         let verdicts = communicators.iter().map(|ranks| ranks.verdict);
         let of_the_rest = match unknown.is_empty() && (job.is_none() || !groups.is_empty()) {
-            true => Verdict::NothingHangs,
-            false => Verdict::CannotTell,
+            true => HangVerdict::NothingHangs,
+            false => HangVerdict::CannotTell,
         };
         Self {
-            verdict: verdicts.fold(of_the_rest, Verdict::max),
+            verdict: verdicts.fold(of_the_rest, HangVerdict::max),
             job: job.map(str::to_owned),
             communicators,
             pids_without_communicator: unknown,
@@ -118,67 +119,67 @@ impl Report {
     }
 }
 
-impl Ranks {
+impl CommunicatorReport {
     fn new(
-        group: &Group<'_>,
-        patience: Patience,
+        group: &Communicator<'_>,
+        threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
-        look: impl Fn(&ProcessSnapshot) -> Doing,
+        inspect: impl Fn(&ProcessSnapshot) -> Activity,
     ) -> Self {
-        let findings = group.findings(patience, is_stopped);
+        let findings = group.findings(threshold, is_stopped);
         let verdict = if findings.iter().any(|finding| finding.hangs) {
-            Verdict::Hang
-        } else if group.all_wait(patience) {
-            Verdict::CannotTell
+            HangVerdict::Hang
+        } else if group.all_ranks_wait(threshold) {
+            HangVerdict::CannotTell
         } else {
-            Verdict::NothingHangs
+            HangVerdict::NothingHangs
         };
         Self {
             communicator: group.hash.to_owned(),
             job: group.job().map(str::to_owned),
             verdict,
             ranks: group.ranks(),
-            members: group.members.iter().map(Rank::new).collect(),
+            members: group.members.iter().map(RankReport::new).collect(),
             findings: findings
                 .into_iter()
-                .map(|finding| Found::new(finding, &look))
+                .map(|finding| FindingReport::new(finding, &inspect))
                 .collect(),
         }
     }
 }
 
-impl Rank {
+impl RankReport {
     fn new(member: &Member<'_>) -> Self {
-        let Member { process, of } = member;
+        let Member { process, state } = member;
         Self {
             rank: member.rank(),
             pid: process.pid,
             comm: process.comm().to_owned(),
-            sequence: of.sequence,
-            op: of.op.to_string(),
-            bytes: of.bytes,
-            in_call: of.in_call,
-            is_being_made: of.is_being_made,
-            entered_seconds_ago: of.entered_seconds_ago,
-            longest_gap_seconds: of.longest_gap_seconds,
+            sequence: state.sequence,
+            op: state.op.to_string(),
+            bytes: state.bytes,
+            in_call: state.in_call,
+            is_being_made: state.is_being_made,
+            entered_seconds_ago: state.entered_seconds_ago,
+            longest_gap_seconds: state.longest_gap_seconds,
             ended_seconds_ago: process.ended_seconds_ago,
         }
     }
 }
 
-impl Found {
-    fn new(finding: Finding<'_>, look: impl Fn(&ProcessSnapshot) -> Doing) -> Self {
+impl FindingReport {
+    fn new(finding: Finding<'_>, inspect: impl Fn(&ProcessSnapshot) -> Activity) -> Self {
         let process = finding.member.process;
-        let doing = match finding.member.is_gone() {
-            true => Doing::new(State::Ended, how_it_ended(process)),
-            false => look(process),
+        let activity = match finding.member.has_exited() {
+            true => Activity::new(State::Ended, how_it_ended(process)),
+            false => inspect(process),
         };
         Self {
-            rank: Rank::new(finding.member),
+            rank: RankReport::new(finding.member),
             hangs: finding.hangs,
             waited_seconds: finding.waited,
             problem: finding.problem,
-            doing,
+            activity,
             waits_itself_on: None,
         }
     }
@@ -200,11 +201,11 @@ fn how_it_ended(process: &ProcessSnapshot) -> String {
 }
 
 /// A rank that is waited for may wait itself, for a rank of another communicator.
-fn name_victims(groups: &[Group<'_>], communicators: &mut [Ranks]) {
+fn mark_victims(groups: &[Communicator<'_>], communicators: &mut [CommunicatorReport]) {
     let mut waiting: Vec<(u32, String)> = Vec::new();
     for (group, ranks) in groups.iter().zip(communicators.iter()) {
         let culprits: Vec<u32> = ranks.findings.iter().map(|found| found.rank.pid).collect();
-        if ranks.verdict == Verdict::Hang {
+        if ranks.verdict == HangVerdict::Hang {
             let victims = group.leaders().map(|leader| leader.process.pid);
             let victims = victims.filter(|pid| !culprits.contains(pid));
             waiting.extend(victims.map(|pid| (pid, ranks.communicator.clone())));
@@ -225,15 +226,15 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Patience = Patience {
+    const THRESHOLD: HangThreshold = HangThreshold {
         seconds: 5.0,
-        heeds_the_past: true,
+        allows_longest_gap: true,
     };
 
-    fn report(snapshot: serde_json::Value, job: Option<&str>) -> Report {
+    fn report_on(snapshot: serde_json::Value, job: Option<&str>) -> HangReport {
         let snapshot: Snapshot = serde_json::from_value(snapshot).unwrap();
-        let look = |_: &ProcessSnapshot| Doing::new(State::Stopped, "is stopped");
-        Report::new(&snapshot, job, PATIENCE, |_| false, look)
+        let inspect = |_: &ProcessSnapshot| Activity::new(State::Stopped, "is stopped");
+        HangReport::new(&snapshot, job, THRESHOLD, |_| false, inspect)
     }
 
     fn on(communicator: &str, sequence: u64) -> serde_json::Value {
@@ -247,27 +248,30 @@ mod tests {
     fn a_rank_without_a_communicator_cannot_be_told_of() {
         let observed = |trainer: &serde_json::Value| json!({"observed": [trainer]});
         let rank = json!({"pid": 7, "role": "trainer", "identity": {"job": "a", "rank": 0}});
-        let told = report(observed(&rank), None);
-        assert_eq!(told.verdict, Verdict::CannotTell);
-        assert_eq!(told.pids_without_communicator, [7]);
+        let report = report_on(observed(&rank), None);
+        assert_eq!(report.verdict, HangVerdict::CannotTell);
+        assert_eq!(report.pids_without_communicator, [7]);
         let talks = json!({"pid": 7, "role": "trainer", "calls": {"ncclAllReduce": {}}});
-        assert_eq!(report(observed(&talks), None).verdict, Verdict::CannotTell);
+        assert_eq!(
+            report_on(observed(&talks), None).verdict,
+            HangVerdict::CannotTell
+        );
         let alone = json!({"pid": 7, "role": "trainer", "calls": {"cuLaunchKernel": {}}});
         assert_eq!(
-            report(observed(&alone), None).verdict,
-            Verdict::NothingHangs
+            report_on(observed(&alone), None).verdict,
+            HangVerdict::NothingHangs
         );
     }
 
     #[test]
     fn a_job_that_is_not_there_cannot_be_told_of() {
-        let told = report(json!({"observed": []}), Some("b"));
-        assert_eq!(told.verdict, Verdict::CannotTell);
+        let report = report_on(json!({"observed": []}), Some("b"));
+        assert_eq!(report.verdict, HangVerdict::CannotTell);
     }
 
     #[test]
     fn who_is_waited_for_and_waits_itself_is_told_from_the_cause() {
-        let told = report(
+        let report = report_on(
             json!({"observed": [
                 {"pid": 1, "communicators": [on("a", 5)]},
                 {"pid": 2, "communicators": [on("a", 4), on("b", 9)]},
@@ -276,7 +280,7 @@ mod tests {
             None,
         );
         let itself = |place: usize| {
-            let found = &told.communicators[place].findings[0];
+            let found = &report.communicators[place].findings[0];
             (found.rank.pid, found.waits_itself_on.as_deref())
         };
         assert_eq!(itself(0), (2, Some("b")));

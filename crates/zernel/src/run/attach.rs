@@ -10,12 +10,12 @@ use clap::Args;
 use procfs::process::Process;
 use zernel_report::Report;
 
-use super::Observing;
-use super::watch::Root;
+use super::ReportOptions;
+use super::recorder::Root;
 use crate::interrupt;
 
 /// How often is looked whether it is time to end.
-const TICK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Observe a job that runs already, and say where its time goes
 ///
@@ -31,19 +31,19 @@ pub(crate) struct Options {
     #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
     time: Option<Duration>,
     #[command(flatten)]
-    observing: Observing,
+    report: ReportOptions,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    options.observing.try_files()?;
+    options.report.check_files()?;
     let interrupted = interrupt::flag()?;
     let process = i32::try_from(options.pid).map(Process::new);
     let Ok(Ok(process)) = process else {
         return Err(format!("there is no process {}", options.pid).into());
     };
     let command = process.cmdline().unwrap_or_default();
-    let watch = options.observing.start(Root::Other(options.pid));
-    if let Some(reason) = watch.refusal() {
+    let recorder = options.report.start(Root::RunningProcess(options.pid));
+    if let Some(reason) = recorder.unavailable_reason() {
         return Err(format!("cannot observe: {reason}").into());
     }
     if io::stderr().is_terminal() {
@@ -52,11 +52,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let started = Instant::now();
     let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);
     while process.is_alive() && !is_over() && !interrupted.load(Ordering::Relaxed) {
-        thread::sleep(TICK);
+        thread::sleep(POLL_INTERVAL);
     }
     let wall = started.elapsed();
-    let report = Report::new(command, wall, None, watch.finish());
-    options.observing.tell(&report);
+    let report = Report::new(command, wall, None, recorder.finish());
+    options.report.write(&report);
     Ok(ExitCode::SUCCESS)
 }
 

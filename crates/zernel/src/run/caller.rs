@@ -34,16 +34,19 @@ impl Caller {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
-        let (Some(uid), Some(gid)) = (number("SUDO_UID")?, number("SUDO_GID")?) else {
+        let (Some(uid), Some(gid)) = (
+            id_from_environment("SUDO_UID")?,
+            id_from_environment("SUDO_GID")?,
+        ) else {
             return Ok(None);
         };
         if uid == 0 {
             return Ok(None);
         }
-        let account = ask("getent", &["passwd", &uid.to_string()]);
+        let account = output_of("getent", &["passwd", &uid.to_string()]);
         let account = account.as_deref().and_then(parse_account);
         let name = account.as_ref().map(|[name, ..]| name.as_str());
-        let groups = name.and_then(|name| ask("id", &["-G", name]));
+        let groups = name.and_then(|name| output_of("id", &["-G", name]));
         let groups = groups.as_deref().and_then(parse_groups);
         Ok(Some(Self {
             uid,
@@ -74,7 +77,7 @@ impl Caller {
     }
 }
 
-fn number(variable: &'static str) -> Result<Option<u32>, CallerError> {
+fn id_from_environment(variable: &'static str) -> Result<Option<u32>, CallerError> {
     let Some(value) = env::var_os(variable) else {
         return Ok(None);
     };
@@ -86,7 +89,7 @@ fn number(variable: &'static str) -> Result<Option<u32>, CallerError> {
     }
 }
 
-fn ask(program: &str, arguments: &[&str]) -> Option<String> {
+fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
     let succeeded = output.status.success();

@@ -11,7 +11,7 @@
 pub(crate) mod attach;
 mod caller;
 mod child;
-mod watch;
+mod recorder;
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -29,7 +29,7 @@ use crate::client::Socket;
 use crate::observe::parse_budget;
 use caller::Caller;
 use child::{CaughtSignals, Child};
-use watch::{Root, Watch};
+use recorder::{Recorder, Root};
 
 /// Run a command, and say where the time of its training processes went
 ///
@@ -48,12 +48,12 @@ pub(crate) struct Options {
     #[arg(long)]
     as_root: bool,
     #[command(flatten)]
-    observing: Observing,
+    report: ReportOptions,
 }
 
 /// How to observe, and where to tell of it.
 #[derive(Debug, Args)]
-struct Observing {
+struct ReportOptions {
     /// Write the report as JSON to this file too; `-` is stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -71,15 +71,15 @@ struct Observing {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    options.observing.try_files()?;
+    options.report.check_files()?;
     let signals = CaughtSignals::catch()?;
     let caller = match options.as_root {
         true => None,
         false => Caller::from_environment()?,
     };
-    let watch = options.observing.start(Root::Ourselves);
+    let recorder = options.report.start(Root::SpawnedCommand);
     if io::stderr().is_terminal() {
-        match watch.refusal() {
+        match recorder.unavailable_reason() {
             None => eprintln!("zernel: observing; the report comes when the command has ended"),
             Some(reason) => eprintln!("zernel: not observing: {reason}"),
         }
@@ -89,7 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let ended = child.map(Child::wait);
     let wall = started.elapsed();
     // Whatever became of the command, nothing stays attached.
-    let outcome = watch.finish();
+    let outcome = recorder.finish();
     let ended = match ended {
         Ok(ended) => ended?,
         Err(error) => {
@@ -100,22 +100,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let words = options.command.iter();
     let command = words.map(|word| word.to_string_lossy().into_owned());
     let report = Report::new(command.collect(), wall, Some(ended), outcome);
-    options.observing.tell(&report);
+    options.report.write(&report);
     Ok(ExitCode::from(ended.exit_code()))
 }
 
-impl Observing {
-    fn start(&self, root: Root) -> Watch {
+impl ReportOptions {
+    fn start(&self, root: Root) -> Recorder {
         let options = observer::Options {
             libraries: self.libraries.clone(),
             governor: GovernorOptions::with_budget(self.budget),
             ..observer::Options::default()
         };
-        Watch::start(&options, root, &self.socket)
+        Recorder::start(&options, root, &self.socket)
     }
 
     /// Finds out whether reports can be written, before the work that they are about.
-    fn try_files(&self) -> Result<(), String> {
+    fn check_files(&self) -> Result<(), String> {
         let files: Vec<&Path> = self
             .json
             .iter()
@@ -129,21 +129,22 @@ impl Observing {
             ));
         }
         for file in files.into_iter().filter(|file| file.as_os_str() != "-") {
-            try_file(file).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+            check_writable(file)
+                .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
         }
         Ok(())
     }
 
     /// A report that cannot be written is a pity, but the command's exit code is still passed on.
-    fn tell(&self, report: &Report) {
+    fn write(&self, report: &Report) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
         let text = zernel_report::render_text(report, terminal_width());
         let _ = err.write_all(text.as_bytes());
         let json = |file: &Path| {
             let text = serde_json::to_string_pretty(report)?;
-            write_to(file, text + "\n")
+            write_file_or_stdout(file, text + "\n")
         };
-        let page = |file: &Path| write_to(file, zernel_report::html(report));
+        let page = |file: &Path| write_file_or_stdout(file, zernel_report::html(report));
         let json = self.json.as_deref().map(|file| (file, json(file)));
         let page = self.html.as_deref().map(|file| (file, page(file)));
         for (file, written) in json.into_iter().chain(page) {
@@ -161,7 +162,7 @@ fn terminal_width() -> Option<usize> {
 }
 
 /// Finds out whether a file can be written, and leaves it as it is; one that is not there is not there afterwards.
-fn try_file(file: &Path) -> io::Result<()> {
+fn check_writable(file: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(file) {
         Ok(_) => std::fs::remove_file(file),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -173,7 +174,7 @@ fn try_file(file: &Path) -> io::Result<()> {
     }
 }
 
-fn write_to(file: &Path, text: String) -> io::Result<()> {
+fn write_file_or_stdout(file: &Path, text: String) -> io::Result<()> {
     match file.as_os_str() == "-" {
         true => crate::print(text.as_bytes()),
         false => std::fs::write(file, text),

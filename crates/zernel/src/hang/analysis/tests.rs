@@ -1,4 +1,4 @@
-//! Who is to blame in snapshots that are made up.
+//! Target is to blame in snapshots that are made up.
 
 use super::*;
 use zernel_identity::Identity;
@@ -6,9 +6,9 @@ use zernel_model::snapshot::{NcclSnapshot, PhaseSnapshot, Role};
 
 /// The pid of a process that somebody has stopped.
 const STOPPED: u32 = 109;
-const PATIENCE: Patience = Patience {
+const THRESHOLD: HangThreshold = HangThreshold {
     seconds: 5.0,
-    heeds_the_past: true,
+    allows_longest_gap: true,
 };
 
 fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot {
@@ -44,7 +44,7 @@ fn gone(process: ProcessSnapshot) -> ProcessSnapshot {
 fn findings(
     observed: Vec<ProcessSnapshot>,
     gone_ranks: Vec<ProcessSnapshot>,
-    patience: Patience,
+    threshold: HangThreshold,
 ) -> Vec<(u32, Problem, bool)> {
     let snapshot = Snapshot {
         observed,
@@ -54,10 +54,10 @@ fn findings(
     let groups = groups(&snapshot, None);
     let findings = groups
         .iter()
-        .flat_map(|group| group.findings(patience, |process| process.pid == STOPPED));
+        .flat_map(|group| group.findings(threshold, |process| process.pid == STOPPED));
     findings
         .map(|finding| {
-            let rank = finding.member.of.rank.unwrap();
+            let rank = finding.member.state.rank.unwrap();
             (rank, finding.problem, finding.hangs)
         })
         .collect()
@@ -65,7 +65,7 @@ fn findings(
 
 /// Those that hang.
 fn problems(observed: Vec<ProcessSnapshot>) -> Vec<(u32, Problem)> {
-    let found = findings(observed, vec![], PATIENCE).into_iter();
+    let found = findings(observed, vec![], THRESHOLD).into_iter();
     let hangs = found.filter(|(_, _, hangs)| *hangs);
     hangs.map(|(rank, problem, _)| (rank, problem)).collect()
 }
@@ -110,7 +110,7 @@ fn ranks_that_are_apart_for_a_moment_are_not_told_of() {
         process(0, 7, "AllReduce", 0.1),
         process(1, 6, "AllReduce", 0.3),
     ];
-    assert_eq!(findings(observed, vec![], PATIENCE), []);
+    assert_eq!(findings(observed, vec![], THRESHOLD), []);
 }
 
 #[test]
@@ -118,16 +118,16 @@ fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
     let mut slow = process(1, 6, "AllReduce", 40.0);
     slow.nccl.communicators[0].longest_gap_seconds = 60.0;
     let observed = vec![process(0, 7, "AllReduce", 30.0), slow];
-    let hangs = |patience| {
-        let found = findings(observed.clone(), vec![], patience);
+    let hangs = |threshold| {
+        let found = findings(observed.clone(), vec![], threshold);
         assert_eq!(found.len(), 1);
         found[0].2
     };
-    assert!(!hangs(PATIENCE));
-    // Who asks for a number of seconds gets it.
-    assert!(hangs(Patience {
-        heeds_the_past: false,
-        ..PATIENCE
+    assert!(!hangs(THRESHOLD));
+    // Target asks for a number of seconds gets it.
+    assert!(hangs(HangThreshold {
+        allows_longest_gap: false,
+        ..THRESHOLD
     }));
 }
 
@@ -201,17 +201,17 @@ fn a_rank_that_has_ended_is_named_if_others_wait_for_it() {
     };
     let behind = gone(process(2, 6, "AllReduce", 40.0));
     assert_eq!(
-        findings(waiting(), vec![behind], PATIENCE),
-        [(2, Problem::Gone, true)]
+        findings(waiting(), vec![behind], THRESHOLD),
+        [(2, Problem::Exited, true)]
     );
     // It had entered what the others did: whether they wait shows in their phase.
     let equal = || vec![gone(process(2, 7, "AllReduce", 30.0))];
-    assert_eq!(findings(waiting(), equal(), PATIENCE), []);
+    assert_eq!(findings(waiting(), equal(), THRESHOLD), []);
     let mut waiting = waiting();
     waiting[1].phases.phase = Some(WorkloadPhase::NcclCollective);
     assert_eq!(
-        findings(waiting, equal(), PATIENCE),
-        [(2, Problem::Gone, true)]
+        findings(waiting, equal(), THRESHOLD),
+        [(2, Problem::Exited, true)]
     );
 }
 
@@ -227,7 +227,7 @@ fn a_job_that_computes_for_long_does_not_hang() {
 
 #[test]
 fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
-    let all_wait = |phase, seconds| {
+    let all_ranks_wait = |phase, seconds| {
         let process = |rank| ProcessSnapshot {
             phases: PhaseSnapshot {
                 phase: Some(phase),
@@ -239,11 +239,11 @@ fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
             observed: vec![process(0), process(1)],
             ..Snapshot::default()
         };
-        groups(&snapshot, None)[0].all_wait(PATIENCE)
+        groups(&snapshot, None)[0].all_ranks_wait(THRESHOLD)
     };
-    assert!(all_wait(WorkloadPhase::GpuCompute, 30.0));
-    assert!(!all_wait(WorkloadPhase::GpuCompute, 1.0));
-    assert!(!all_wait(WorkloadPhase::DataLoading, 30.0));
+    assert!(all_ranks_wait(WorkloadPhase::GpuCompute, 30.0));
+    assert!(!all_ranks_wait(WorkloadPhase::GpuCompute, 1.0));
+    assert!(!all_ranks_wait(WorkloadPhase::DataLoading, 30.0));
 }
 
 /// Three of four ranks that make a communicator for some seconds, and the fourth.
@@ -281,7 +281,7 @@ fn a_rank_that_does_not_join_is_late_and_then_hangs() {
             ..Snapshot::default()
         };
         let groups = groups(&snapshot, None);
-        let found = groups[0].findings(PATIENCE, |process| process.pid == STOPPED);
+        let found = groups[0].findings(THRESHOLD, |process| process.pid == STOPPED);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].problem, Problem::NotJoined);
         assert_eq!(found[0].member.rank(), Some(3));
@@ -300,7 +300,7 @@ fn who_is_on_another_communicator_of_another_size_is_not_missed() {
     for process in &mut observed[..3] {
         process.nccl.communicators[0].ranks = Some(3);
     }
-    assert_eq!(findings(observed, vec![], PATIENCE), []);
+    assert_eq!(findings(observed, vec![], THRESHOLD), []);
 }
 
 #[test]

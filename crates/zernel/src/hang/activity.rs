@@ -1,7 +1,7 @@
 //! What a process is doing, as far as the caller may see it.
 //!
 //! The thread that drives the steps is looked at first. Where it only waits for others of its own, it is
-//! told what those are at too: other threads, and the processes that it has started, such as data loaders.
+//! blockers what those are at too: other threads, and the processes that it has started, such as data loaders.
 //! Everything read here may be gone the next moment, or hidden from the caller.
 
 use std::fs;
@@ -16,16 +16,16 @@ use super::syscalls;
 use zernel_report::text::shortened;
 
 /// For how long threads are watched to see whether they run.
-const WATCHED: Duration = Duration::from_millis(200);
+const SAMPLE_TIME: Duration = Duration::from_millis(200);
 /// The share of that time on a CPU from which on a thread that sleeps now counts as running.
-const BUSY: f64 = 0.5;
+const BUSY_SHARE: f64 = 0.5;
 /// Threads and children beyond these are not looked at.
 const MOST_THREADS: usize = 1024;
 const MOST_CHILDREN: usize = 64;
 
 /// What a process is at.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Doing {
+pub(super) struct Activity {
     pub(super) state: State,
     /// As part of a sentence whose subject is the process.
     pub(super) text: String,
@@ -61,9 +61,9 @@ pub(super) enum State {
     Hidden,
 }
 
-/// Who is looked at.
+/// Target is looked at.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Who {
+pub(super) struct Target {
     pub(super) pid: u32,
     /// When it started, in clock ticks since boot.
     pub(super) start_time: Option<u64>,
@@ -71,14 +71,14 @@ pub(super) struct Who {
     pub(super) step_thread: Option<u32>,
 }
 
-/// Says what a process is at. Takes [`WATCHED`] at least, if it is not stopped.
-pub(super) fn look(who: Who) -> Doing {
-    let process = match find(who) {
+/// Says what a process is at. Takes [`SAMPLE_TIME`] at least, if it is not stopped.
+pub(super) fn inspect(target: Target) -> Activity {
+    let process = match open_process(target) {
         Ok(process) => process,
-        Err(doing) => return doing,
+        Err(activity) => return activity,
     };
-    let threads = watch(&process);
-    let is_wanted = |tid: i32| who.step_thread == u32::try_from(tid).ok();
+    let threads = sample_threads(&process);
+    let is_wanted = |tid: i32| target.step_thread == u32::try_from(tid).ok();
     let driver = threads
         .iter()
         .find(|thread| is_wanted(thread.tid))
@@ -87,41 +87,46 @@ pub(super) fn look(who: Who) -> Doing {
     let Some(driver) = driver else {
         return ended();
     };
-    let mut doing = driver.doing();
-    if matches!(doing.state, State::Lock | State::Waits) {
+    let mut activity = driver.activity();
+    if matches!(activity.state, State::Lock | State::Waits) {
         let others = threads.iter().filter(|other| other.tid != driver.tid);
-        doing.meanwhile = others.filter_map(Thread::worth_telling).collect();
-        doing.meanwhile.extend(children(&process));
+        activity.meanwhile = others.filter_map(Thread::blocker).collect();
+        activity.meanwhile.extend(children(&process));
     }
-    doing
+    activity
 }
 
 /// Whether somebody has stopped a process.
-pub(super) fn is_stopped(who: Who) -> bool {
-    let state = find(who).ok().and_then(|process| process.stat().ok());
+pub(super) fn is_stopped(target: Target) -> bool {
+    let state = open_process(target)
+        .ok()
+        .and_then(|process| process.stat().ok());
     let state = state.and_then(|stat| stat.state().ok());
     matches!(state, Some(ProcState::Stopped | ProcState::Tracing))
 }
 
-fn ended() -> Doing {
-    Doing::new(State::Ended, "has ended by now")
+fn ended() -> Activity {
+    Activity::new(State::Ended, "has ended by now")
 }
 
-fn find(who: Who) -> Result<Process, Doing> {
-    let process = i32::try_from(who.pid)
+fn open_process(target: Target) -> Result<Process, Activity> {
+    let process = i32::try_from(target.pid)
         .ok()
         .and_then(|pid| Process::new(pid).ok());
     let stat = process.as_ref().and_then(|process| process.stat().ok());
     let (Some(process), Some(stat)) = (process, stat) else {
-        return Err(Doing::new(
+        return Err(Activity::new(
             State::Hidden,
             "is not to be seen from here: it has ended by now, or it is in another PID namespace than you",
         ));
     };
-    if who.start_time.is_some_and(|start| start != stat.starttime) {
+    if target
+        .start_time
+        .is_some_and(|start| start != stat.starttime)
+    {
         let text =
             "cannot be looked at: its pid is another process here, in this PID namespace or by now";
-        return Err(Doing::new(State::Hidden, text));
+        return Err(Activity::new(State::Hidden, text));
     }
     match stat.state() {
         Ok(ProcState::Zombie | ProcState::Dead) => Err(ended()),
@@ -146,7 +151,7 @@ struct Thread {
 }
 
 /// Looks at all threads of a process.
-fn watch(process: &Process) -> Vec<Thread> {
+fn sample_threads(process: &Process) -> Vec<Thread> {
     let tasks: Vec<Task> = process.tasks().map_or_else(
         |_| Vec::new(),
         |tasks| tasks.filter_map(Result::ok).take(MOST_THREADS).collect(),
@@ -154,22 +159,22 @@ fn watch(process: &Process) -> Vec<Thread> {
     let on_cpu = |task: &Task| task.schedstat().ok().map(|stat| stat.sum_exec_runtime);
     let begin = Instant::now();
     let before: Vec<Option<u64>> = tasks.iter().map(on_cpu).collect();
-    thread::sleep(WATCHED);
+    thread::sleep(SAMPLE_TIME);
     let watched = begin.elapsed();
     let tasks = tasks.iter().zip(before);
     tasks
         .filter_map(|(task, before)| {
             let ran = on_cpu(task)?.saturating_sub(before?);
             let busy = ran as f64 / watched.as_nanos() as f64;
-            Thread::look(process, task, busy)
+            Thread::read(process, task, busy)
         })
         .collect()
 }
 
 impl Thread {
-    fn look(process: &Process, task: &Task, busy: f64) -> Option<Self> {
+    fn read(process: &Process, task: &Task, busy: f64) -> Option<Self> {
         let stat: Stat = task.stat().ok()?;
-        // Only those who may trace it are told.
+        // Only those who may trace it are blockers.
         let (syscall, target) = match task.syscall() {
             Ok(Syscall::Blocked {
                 syscall_number,
@@ -191,8 +196,8 @@ impl Thread {
         })
     }
 
-    fn doing(&self) -> Doing {
-        let at = self.at();
+    fn activity(&self) -> Activity {
+        let at = self.place_text();
         let (state, text) = match self.state {
             ProcState::Stopped => (
                 State::Stopped,
@@ -203,7 +208,7 @@ impl Thread {
                 State::WaitsForCpu,
                 "could run, and waits for a CPU".to_owned(),
             ),
-            _ if self.state == ProcState::Running || self.busy >= BUSY => (
+            _ if self.state == ProcState::Running || self.busy >= BUSY_SHARE => (
                 State::OnCpu,
                 format!(
                     "is on CPU: its thread {} (tid {}) ran for {:.0} % of the last moment",
@@ -222,18 +227,18 @@ impl Thread {
             Some(FDTarget::Path(path)) if state == State::Io => Some(path.clone()),
             _ => None,
         };
-        Doing {
+        Activity {
             tid: Some(self.tid),
             path,
-            ..Doing::new(state, text)
+            ..Activity::new(state, text)
         }
     }
 
     /// What this thread does, if another one may wait for that.
-    fn worth_telling(&self) -> Option<String> {
-        let doing = self.doing();
-        let tell = matches!(doing.state, State::Io | State::OnCpu | State::Stopped);
-        tell.then(|| format!("thread {} (tid {}) {}", self.name, self.tid, doing.text))
+    fn blocker(&self) -> Option<String> {
+        let activity = self.activity();
+        let is_blocker = matches!(activity.state, State::Io | State::OnCpu | State::Stopped);
+        is_blocker.then(|| format!("thread {} (tid {}) {}", self.name, self.tid, activity.text))
     }
 
     fn is_in_io(&self) -> bool {
@@ -245,7 +250,7 @@ impl Thread {
             // Devices and named pipes have paths too, and nothing of a disk.
             Some(FDTarget::Path(path)) => !path.starts_with("/dev") && !place.contains("pipe"),
             Some(_) => false,
-            None => self.syscall.is_some_and(syscalls::takes_a_path) || is_of_a_file_system(place),
+            None => self.syscall.is_some_and(syscalls::takes_a_path) || is_file_system_wait(place),
         }
     }
 
@@ -295,7 +300,7 @@ impl Thread {
         found.map_or((State::Waits, "sleeps"), |(_, state, what)| (*state, what))
     }
 
-    fn at(&self) -> String {
+    fn place_text(&self) -> String {
         let place = self.place.as_ref();
         place.map_or(String::new(), |place| format!(" (in {place})"))
     }
@@ -304,7 +309,7 @@ impl Thread {
 const LOCK: &str = "waits for a lock, or for another thread in some other way";
 
 /// Whether a function of the kernel waits for a file system to answer.
-fn is_of_a_file_system(place: &str) -> bool {
+fn is_file_system_wait(place: &str) -> bool {
     let known = [
         "request_wait_answer",
         "fuse_",
@@ -333,15 +338,15 @@ fn children(process: &Process) -> Vec<String> {
         let child = Process::new(i32::try_from(pid).ok()?).ok()?;
         let main = child.task_main_thread().ok()?;
         // Whether it runs would take a while to see, and a child that runs gets somewhere.
-        let thread = Thread::look(&child, &main, 0.0)?;
-        let doing = thread.doing();
-        let tell = matches!(doing.state, State::Io | State::Stopped);
-        tell.then(|| format!("its child {} (pid {pid}) {}", thread.name, doing.text))
+        let thread = Thread::read(&child, &main, 0.0)?;
+        let activity = thread.activity();
+        let is_blocker = matches!(activity.state, State::Io | State::Stopped);
+        is_blocker.then(|| format!("its child {} (pid {pid}) {}", thread.name, activity.text))
     });
     children.collect()
 }
 
-impl Doing {
+impl Activity {
     pub(super) fn new(state: State, text: impl Into<String>) -> Self {
         Self {
             state,
@@ -361,8 +366,8 @@ mod tests {
 
     use super::*;
 
-    fn who(pid: u32) -> Who {
-        Who {
+    fn target(pid: u32) -> Target {
+        Target {
             pid,
             start_time: None,
             step_thread: None,
@@ -376,12 +381,12 @@ mod tests {
         wait_for(pid, State::Waits);
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
         wait_for(pid, State::Stopped);
-        assert!(is_stopped(who(pid)));
+        assert!(is_stopped(target(pid)));
         child.kill().unwrap();
         wait_for(pid, State::Ended);
         child.wait().unwrap();
-        assert_eq!(look(who(pid)).state, State::Hidden);
-        assert!(!is_stopped(who(pid)));
+        assert_eq!(inspect(target(pid)).state, State::Hidden);
+        assert!(!is_stopped(target(pid)));
     }
 
     #[test]
@@ -408,25 +413,29 @@ mod tests {
         let child: i32 = line.trim().parse().unwrap();
         let child = Pid::from_raw(child).unwrap();
         kill_process(child, Signal::STOP).unwrap();
-        let told = || look(who(parent.id())).meanwhile.join(" ");
+        let blockers = || inspect(target(parent.id())).meanwhile.join(" ");
         let expected = format!("(pid {}) is stopped", child.as_raw_nonzero());
-        assert!((0..100).any(|_| told().contains(&expected)), "{}", told());
+        assert!(
+            (0..100).any(|_| blockers().contains(&expected)),
+            "{}",
+            blockers()
+        );
         kill_process(child, Signal::KILL).unwrap();
         parent.wait().unwrap();
     }
 
     #[test]
     fn a_pid_of_another_process_is_not_described() {
-        let other = Who {
+        let other = Target {
             start_time: Some(1),
-            ..who(std::process::id())
+            ..target(std::process::id())
         };
-        assert_eq!(look(other).state, State::Hidden);
+        assert_eq!(inspect(other).state, State::Hidden);
     }
 
     /// A signal takes a moment, and so does a busy machine.
     fn wait_for(pid: u32, state: State) {
-        let found = (0..300).any(|_| look(who(pid)).state == state);
-        assert!(found, "{:?}", look(who(pid)));
+        let found = (0..300).any(|_| inspect(target(pid)).state == state);
+        assert!(found, "{:?}", inspect(target(pid)));
     }
 }

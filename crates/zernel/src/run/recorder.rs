@@ -16,115 +16,115 @@ use zernel_report::{Observation, Record};
 use crate::client::Socket;
 
 /// How often is looked who came: what lived shorter may be nobody's.
-const LOOK: Duration = Duration::from_millis(200);
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// How many parents are asked for: deeper trees are loops.
-const GENERATIONS: usize = 64;
+const MAX_ANCESTORS: usize = 64;
 
 /// A process for ever: its pid and when it started.
-type Key = (u32, u64);
+type ProcessKey = (u32, u64);
 
 /// Whose processes are wanted: all that descend from this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Root {
     /// Ourselves; what was there before is not meant.
-    Ourselves,
+    SpawnedCommand,
     /// A process that was there before, and is meant too.
-    Other(u32),
+    RunningProcess(u32),
 }
 
-/// Observing, if that is possible.
-pub(super) enum Watch {
+/// ReportOptions, if that is possible.
+pub(super) enum Recorder {
     /// A thread takes snapshots until `stop` is set.
-    Watching {
+    Running {
         stop: Arc<AtomicBool>,
-        looking: JoinHandle<Observation>,
+        thread: JoinHandle<Observation>,
     },
     /// Nothing is observed, for this reason.
-    Refused(String),
+    Unavailable(String),
 }
 
 /// Where snapshots come from.
 enum Source {
-    Ourselves(ObserverThread),
+    Local(ObserverThread),
     Daemon(Socket),
 }
 
 /// What was observed so far.
-struct Gathering {
+struct Recording {
     root: Root,
     /// When it began, in nanoseconds since boot.
     start_ns: u64,
-    records: BTreeMap<Key, Record>,
+    records: BTreeMap<ProcessKey, Record>,
     /// Whether a process is wanted.
-    descents: BTreeMap<Key, Descent>,
-    gathered: Observation,
+    ancestries: BTreeMap<ProcessKey, Ancestry>,
+    observation: Observation,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Descent {
-    Ours,
-    Others,
+enum Ancestry {
+    Descendant,
+    Foreign,
     /// It was gone before it could be asked.
     Unknown,
 }
 
-impl Watch {
+impl Recorder {
     /// Observes in this process, or else through the daemon.
     pub(super) fn start(options: &Options, root: Root, socket: &Socket) -> Self {
         let observer = Observer::start(options);
-        match observer.and_then(|observer| ObserverThread::start(observer, LOOK)) {
-            Ok(observer) => Self::looking_at(Source::Ourselves(observer), root),
+        match observer.and_then(|observer| ObserverThread::start(observer, SNAPSHOT_INTERVAL)) {
+            Ok(observer) => Self::record_from(Source::Local(observer), root),
             Err(error) => match socket.snapshot() {
-                Ok(_) => Self::looking_at(Source::Daemon(socket.clone()), root),
-                Err(daemon) => Self::Refused(format!("{error}; {daemon}")),
+                Ok(_) => Self::record_from(Source::Daemon(socket.clone()), root),
+                Err(daemon) => Self::Unavailable(format!("{error}; {daemon}")),
             },
         }
     }
 
-    fn looking_at(source: Source, root: Root) -> Self {
+    fn record_from(source: Source, root: Root) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let gathering = Gathering {
+        let recording = Recording {
             root,
             start_ns: since_boot_ns(),
             records: BTreeMap::new(),
-            descents: BTreeMap::new(),
-            gathered: Observation {
+            ancestries: BTreeMap::new(),
+            observation: Observation {
                 by_daemon: matches!(source, Source::Daemon(_)),
                 ..Observation::default()
             },
         };
-        let looking = thread::spawn({
+        let thread = thread::spawn({
             let stop = Arc::clone(&stop);
-            move || gathering.look_until(source, &stop)
+            move || recording.record_until(source, &stop)
         });
-        Self::Watching { stop, looking }
+        Self::Running { stop, thread }
     }
 
     /// Why nothing is observed.
-    pub(super) fn refusal(&self) -> Option<&str> {
+    pub(super) fn unavailable_reason(&self) -> Option<&str> {
         match self {
-            Self::Watching { .. } => None,
-            Self::Refused(reason) => Some(reason),
+            Self::Running { .. } => None,
+            Self::Unavailable(reason) => Some(reason),
         }
     }
 
     /// Stops observing. The error says why nothing was observed.
     pub(super) fn finish(self) -> Result<Observation, String> {
         match self {
-            Self::Refused(reason) => Err(reason),
-            Self::Watching { stop, looking } => {
+            Self::Unavailable(reason) => Err(reason),
+            Self::Running { stop, thread } => {
                 stop.store(true, Ordering::Relaxed);
-                looking.thread().unpark();
-                Ok(looking.join().unwrap_or_default())
+                thread.thread().unpark();
+                Ok(thread.join().unwrap_or_default())
             }
         }
     }
 }
 
 impl Source {
-    fn look(&self) -> Result<Arc<Snapshot>, String> {
+    fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
         match self {
-            Self::Ourselves(observer) => {
+            Self::Local(observer) => {
                 (observer.refresh()).ok_or_else(|| "observing broke off".to_owned())
             }
             Self::Daemon(socket) => match socket.snapshot() {
@@ -137,7 +137,7 @@ impl Source {
     /// Stops observing. An error says why it broke off before.
     fn stop(self) -> Option<String> {
         match self {
-            Self::Ourselves(observer) => {
+            Self::Local(observer) => {
                 let error = observer.stop().err()?;
                 Some(format!("observing broke off: {error}"))
             }
@@ -146,56 +146,58 @@ impl Source {
     }
 }
 
-impl Gathering {
-    fn look_until(mut self, source: Source, stop: &AtomicBool) -> Observation {
+impl Recording {
+    fn record_until(mut self, source: Source, stop: &AtomicBool) -> Observation {
         loop {
             // Read before the look, so that the last look follows the end of the command.
             let is_last = stop.load(Ordering::Relaxed);
-            match source.look() {
-                Ok(snapshot) => self.take(&snapshot, is_last),
+            match source.snapshot() {
+                Ok(snapshot) => self.add_snapshot(&snapshot, is_last),
                 Err(error) => {
                     let problem = source.stop().unwrap_or(error);
-                    self.gathered.problems.push(problem);
+                    self.observation.problems.push(problem);
                     return self.finish();
                 }
             }
             if is_last {
-                self.gathered.problems.extend(source.stop());
+                self.observation.problems.extend(source.stop());
                 return self.finish();
             }
-            thread::park_timeout(LOOK);
+            thread::park_timeout(SNAPSHOT_INTERVAL);
         }
     }
 
-    fn take(&mut self, snapshot: &Snapshot, is_last: bool) {
+    fn add_snapshot(&mut self, snapshot: &Snapshot, is_last: bool) {
         let now_ns = monotonic_ns();
         let asleep_ns = since_boot_ns().saturating_sub(now_ns);
-        let gathered = &mut self.gathered;
+        let observation = &mut self.observation;
         if is_last {
-            gathered.call_cost_seconds = snapshot.call_cost_seconds;
-            gathered.rung.clone_from(&snapshot.rung);
-            gathered.problems.extend(snapshot.problems.iter().cloned());
+            observation.call_cost_seconds = snapshot.call_cost_seconds;
+            observation.rung.clone_from(&snapshot.rung);
+            observation
+                .problems
+                .extend(snapshot.problems.iter().cloned());
         }
         for process in &snapshot.observed {
             let key = (process.pid, process.start_ns);
             let (root, start_ns) = (self.root, self.start_ns);
-            let descent = self.descents.entry(key);
-            let descent = descent.or_insert_with(|| descent_from(root, start_ns, process));
-            if *descent == Descent::Ours {
+            let ancestry = self.ancestries.entry(key);
+            let ancestry = ancestry.or_insert_with(|| ancestry_of(root, start_ns, process));
+            if *ancestry == Ancestry::Descendant {
                 let record = self.records.entry(key);
                 let record = record.or_insert_with(|| match root {
-                    Root::Ourselves => Record::from_the_start(process, asleep_ns),
+                    Root::SpawnedCommand => Record::for_new_process(process, asleep_ns),
                     // It started while others were observed already: nothing of it is missing.
-                    Root::Other(_) if process.start_ns >= start_ns => Record::default(),
-                    Root::Other(_) => Record::from_now_on(process),
+                    Root::RunningProcess(_) if process.start_ns >= start_ns => Record::default(),
+                    Root::RunningProcess(_) => Record::for_running_process(process),
                 });
-                record.look(process, now_ns);
+                record.observe(process, now_ns);
                 let sampled = snapshot.sampled.iter();
                 // Who has launched nothing may do so between windows.
                 let is_unseen = process.is_trainer() && process.cuda.launches == 0;
                 let called =
                     sampled.filter(|name| is_unseen || process.calls.contains_key(name.as_str()));
-                gathered.sampled.extend(called.cloned());
+                observation.sampled.extend(called.cloned());
                 // A process may change that at any time.
                 if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
                     record.cpus = cpus;
@@ -205,47 +207,47 @@ impl Gathering {
     }
 
     fn finish(mut self) -> Observation {
-        let descents = self.descents.values();
-        let unknown = descents.filter(|descent| **descent == Descent::Unknown);
+        let ancestries = self.ancestries.values();
+        let unknown = ancestries.filter(|ancestry| **ancestry == Ancestry::Unknown);
         let unknown = unknown.count();
         if unknown > 0 {
-            self.gathered.problems.push(format!(
+            self.observation.problems.push(format!(
                 "{unknown} processes used CUDA and ended before it was seen whose they were"
             ));
         }
         let records = self.records.into_values();
-        self.gathered.processes = records.map(Record::finish).collect();
-        self.gathered
+        self.observation.processes = records.map(Record::finish).collect();
+        self.observation
     }
 }
 
 /// Whether parent links lead from a process to the root.
-fn descent_from(root: Root, start_ns: u64, process: &ProcessSnapshot) -> Descent {
+fn ancestry_of(root: Root, start_ns: u64, process: &ProcessSnapshot) -> Ancestry {
     let root = match root {
-        Root::Ourselves if process.start_ns < start_ns => return Descent::Others,
-        Root::Ourselves => std::process::id(),
-        Root::Other(pid) if process.pid == pid => return Descent::Ours,
-        Root::Other(pid) => pid,
+        Root::SpawnedCommand if process.start_ns < start_ns => return Ancestry::Foreign,
+        Root::SpawnedCommand => std::process::id(),
+        Root::RunningProcess(pid) if process.pid == pid => return Ancestry::Descendant,
+        Root::RunningProcess(pid) => pid,
     };
     let known_parent = process.identity.as_ref().map(|identity| identity.parent);
     let Some(mut ancestor) = parent(process.pid).or(known_parent) else {
-        return Descent::Unknown;
+        return Ancestry::Unknown;
     };
-    for _ in 0..GENERATIONS {
+    for _ in 0..MAX_ANCESTORS {
         if ancestor == root {
-            return Descent::Ours;
+            return Ancestry::Descendant;
         }
         match parent(ancestor) {
-            Some(0) => return Descent::Others,
+            Some(0) => return Ancestry::Foreign,
             Some(next) => ancestor = next,
             // It ended meanwhile, and its children have another parent now.
             None => match parent(process.pid) {
                 Some(again) => ancestor = again,
-                None => return Descent::Unknown,
+                None => return Ancestry::Unknown,
             },
         }
     }
-    Descent::Others
+    Ancestry::Foreign
 }
 
 fn parent(pid: u32) -> Option<u32> {
@@ -279,12 +281,12 @@ mod tests {
 
     #[test]
     fn of_what_starts_while_it_is_attached_nothing_is_missing() {
-        let mut gathering = Gathering {
-            root: Root::Other(std::process::id()),
+        let mut recording = Recording {
+            root: Root::RunningProcess(std::process::id()),
             start_ns: 1000,
             records: BTreeMap::new(),
-            descents: BTreeMap::new(),
-            gathered: Observation::default(),
+            ancestries: BTreeMap::new(),
+            observation: Observation::default(),
         };
         let process = |start_ns| ProcessSnapshot {
             pid: std::process::id(),
@@ -297,9 +299,9 @@ mod tests {
             observed: vec![process(999), process(1000)],
             ..Snapshot::default()
         };
-        gathering.take(&snapshot, true);
-        let seen = gathering.finish().processes;
-        let complete: Vec<_> = seen.iter().map(|seen| seen.complete).collect();
+        recording.add_snapshot(&snapshot, true);
+        let processes = recording.finish().processes;
+        let complete: Vec<_> = processes.iter().map(|process| process.complete).collect();
         assert_eq!(complete, [Some(false), Some(true)]);
     }
 
