@@ -1,4 +1,4 @@
-//! What was seen of one process, in plain numbers.
+//! Totals of one observed process.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,29 @@ use zernel_phase::task_state::WorkloadPhase;
 use super::record::Sample;
 use super::steps::StepReport;
 
-/// A start that is shorter than this is not worth a word, in seconds.
+/// Shortest start-up that the report shows, in seconds.
 const MIN_START_UP: f64 = 0.1;
 
-/// A process of the command.
+/// The report on one process of the command.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub struct ProcessReport {
     pub(crate) pid: u32,
     pub(crate) comm: String,
     pub(crate) job: Option<String>,
     pub(crate) rank: Option<u32>,
-    /// It loads data for another.
+    /// Whether it loads data for another process.
     pub(crate) is_loader: bool,
-    /// The pid of the process that it loads data for.
+    /// Pid of the process that it loads data for.
     pub(crate) loads_for: Option<u32>,
-    /// Whether it was observed from its first CUDA call on; `None`: it made none, and no other call is known to be
-    /// its first.
+    /// Whether it was observed from its first CUDA call on. `None`: it made no CUDA call.
     pub complete: Option<bool>,
     pub(crate) still_running: bool,
-    /// How long it had run before its first call that is watched: imports, mostly. `None`: it was there before.
+    /// From its start to its first probed call: mostly imports. `None`: unknown.
     pub(crate) before_first_call_seconds: Option<f64>,
-    /// From its first event to its end.
+    /// From its first probed call to its end.
     #[serde(flatten)]
     pub(crate) times: Times,
-    /// From its first step after the warm-up to its last one.
+    /// From its first step after the warm-up to its last step.
     pub(crate) training: Option<Training>,
     pub(crate) steps: Option<StepReport>,
     pub(crate) collectives: Vec<CollectiveTotals>,
@@ -41,72 +40,73 @@ pub struct ProcessReport {
     /// By how much `launches` may be off, because they were sampled.
     pub(crate) launches_error: u64,
     pub(crate) copies: u64,
-    /// By how much `copies` may be off, because they were sampled.
+    /// Standard error of `copies`. 0 if they were counted, not sampled.
     pub(crate) copies_error: u64,
     pub(crate) copied_bytes: u64,
-    /// Its GPUs by number, with their names where NVML tells them.
+    /// Names of its GPUs by index, as NVML reports them.
     pub(crate) gpus: BTreeMap<String, Option<String>>,
-    /// The sum of the peaks of its devices.
+    /// Sum of the peaks of its GPUs.
     pub(crate) gpu_memory_peak_bytes: u64,
-    /// What its threads paid for being observed.
+    /// Overhead of observing, over all its threads.
     pub(crate) cost_seconds: f64,
-    /// The CPUs that it may use; none, if that is not known.
+    /// CPUs in its affinity mask. Empty: unknown.
     #[serde(skip)]
     pub(crate) cpus: CpuSet,
-    /// How it went, to be drawn.
+    /// Samples for the charts.
     #[serde(skip)]
     pub(crate) timeline: Vec<Sample>,
 }
 
-/// The part of a process's time in which it made steps.
+/// The time from a process's first step after the warm-up to its last step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub(crate) struct Training {
-    /// How long after its first event it began.
+    /// When it begins, after the first probed call.
     pub(crate) begin_seconds: f64,
     #[serde(flatten)]
     pub(crate) times: Times,
 }
 
-/// Where time went, in seconds.
+/// Times of a process, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub(crate) struct Times {
     pub(crate) wall_seconds: f64,
     pub(crate) phases: Phases,
     pub(crate) data_waits: DataWaits,
-    /// Waits for other ranks, through whatever library.
+    /// Waits for other ranks, in any library.
     pub(crate) peer_wait_seconds: f64,
-    /// In calls that wait for the GPU, whatever it had to do.
+    /// In calls that wait for the GPU.
     pub(crate) gpu_wait_seconds: f64,
-    /// How many such calls there were.
+    /// Number of those calls.
     pub(crate) gpu_waits: f64,
-    /// In calls that launch; an estimate, if they were sampled.
+    /// In launch calls. An estimate if they were sampled.
     pub(crate) launch_seconds: f64,
-    /// How many such calls there were.
+    /// Number of launches.
     #[serde(skip)]
     pub(crate) launches: f64,
-    /// All threads on CPUs.
+    /// CPU time of all threads.
     pub(crate) cpu_seconds: f64,
-    /// Threads could have run, and did not.
+    /// Time in which threads were runnable without a CPU.
     pub(crate) run_delay_seconds: f64,
-    /// The same two of the threads that make calls which are watched, and so hold up its steps.
+    /// CPU time of the threads that make probed calls: the training threads.
     pub(crate) calling_cpu_seconds: f64,
+    /// Time in which those threads were runnable without a CPU.
     pub(crate) calling_run_delay_seconds: f64,
-    /// Threads waited for disk, network or pages.
+    /// Time in which threads waited for disk, network or pages.
     pub(crate) fetch_seconds: f64,
-    /// Its GPUs had something to do, for whomever, as NVML says.
+    /// Time in which its GPUs were busy, for any process. `None`: NVML reports no utilization.
     pub(crate) gpu_busy_seconds: Option<f64>,
 }
 
-/// Where the time of the thread that drives the steps went.
+/// Seconds of the training thread in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub(crate) struct Phases {
     pub(crate) data_loading: f64,
     pub(crate) gpu_compute: f64,
     pub(crate) nccl_collective: f64,
     pub(crate) optimizer_step: f64,
-    /// Nothing is known, or no thread drove steps.
+    /// No evidence, or no training thread.
     pub(crate) unknown: f64,
-    /// By how much the phases exceed the wall time, because more than one thread drove steps.
+    /// Time beyond the wall time, because there were several training threads.
     pub(crate) more_than_wall: f64,
 }
 
@@ -141,7 +141,7 @@ impl ProcessReport {
         }
     }
 
-    /// Without what was seen before.
+    /// Subtracts what was observed before.
     pub(crate) fn since(mut self, before: &Self) -> Self {
         let difference = |now: f64, before: f64| (now - before).max(0.0);
         self.complete = Some(false);
@@ -161,14 +161,14 @@ impl ProcessReport {
         self
     }
 
-    /// The time that is judged: that of its steps, if it was seen to make any.
+    /// The times that the verdict uses: those of the training, or of the whole process if it has no steps.
     pub(crate) fn training_times(&self) -> &Times {
         self.training
             .as_ref()
             .map_or(&self.times, |training| &training.times)
     }
 
-    /// Whether it trains: it gave work to a GPU, met other ranks, waited for data or made steps.
+    /// Whether it trains: it launched kernels, called collectives, waited for data or made steps.
     pub(crate) fn is_rank(&self) -> bool {
         let times = &self.times;
         let worked = self.launches > 0 || !self.collectives.is_empty();
@@ -177,18 +177,18 @@ impl ProcessReport {
         !self.is_loader && (worked || waited || stepped)
     }
 
-    /// Time in which it was at work as a loader: on CPUs, fetching, or about to.
+    /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.
     pub(crate) fn loading_seconds(&self) -> f64 {
         self.times.cpu_seconds + self.times.fetch_seconds + self.times.run_delay_seconds
     }
 
-    /// How long it had run before its first call, if that is worth a word.
+    /// Time from its start to its first probed call, if that is not negligible.
     pub(crate) fn start_up_seconds(&self) -> Option<f64> {
         self.before_first_call_seconds
             .filter(|seconds| *seconds >= MIN_START_UP)
     }
 
-    /// The share of its time that it paid for being observed.
+    /// Overhead of observing as a share of its wall time.
     pub(crate) fn cost_share(&self) -> f64 {
         match self.times.wall_seconds > 0.0 {
             true => self.cost_seconds / self.times.wall_seconds,
@@ -202,7 +202,7 @@ fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
 }
 
 impl Times {
-    /// In collectives: as the phases have it, or as waits show that come without phases.
+    /// Time in collectives: the phase, or the waits for peers if those are longer.
     pub(crate) fn communication_seconds(&self) -> f64 {
         self.phases.nccl_collective.max(self.peer_wait_seconds)
     }
@@ -227,7 +227,7 @@ impl Times {
         }
     }
 
-    /// The same of two of them, number by number. Phases are made to add up to the wall time again.
+    /// Combines two of them number by number. The phases add up to the wall time again.
     pub(crate) fn combine(&self, other: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
         let phases = [&self.phases, &other.phases];
         let data = [&self.data_waits, &other.data_waits];
@@ -285,7 +285,7 @@ impl Phases {
         phases
     }
 
-    /// What no thread accounts for is unknown.
+    /// Counts the rest of the wall time as unknown.
     fn fill_unknown(&mut self, wall: f64) {
         let difference = wall - self.total();
         self.unknown += difference.max(0.0);
@@ -323,8 +323,8 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_no_cuda_call_has_no_first_one() {
-        let seen = |complete, call: &str| {
+    fn completeness_is_unknown_without_cuda_calls() {
+        let process = |complete, call: &str| {
             let calls = BTreeMap::from([(call.to_owned().into(), snapshot::Calls::default())]);
             ProcessReport::new(&snapshot::ProcessSnapshot {
                 complete,
@@ -332,17 +332,17 @@ mod tests {
                 ..snapshot::ProcessSnapshot::default()
             })
         };
-        assert_eq!(seen(true, "cuInit").complete, Some(true));
-        assert_eq!(seen(false, "cuMemAlloc_v2").complete, Some(false));
-        assert_eq!(seen(false, "ncclAllReduce").complete, None);
-        // What was seen before does not count, so it is not all there was.
-        for process in [seen(true, "cuInit"), seen(false, "ncclAllReduce")] {
-            assert_eq!(process.clone().since(&process).complete, Some(false));
+        assert_eq!(process(true, "cuInit").complete, Some(true));
+        assert_eq!(process(false, "cuMemAlloc_v2").complete, Some(false));
+        assert_eq!(process(false, "ncclAllReduce").complete, None);
+        // Its first calls are subtracted, so the rest is incomplete.
+        for before in [process(true, "cuInit"), process(false, "ncclAllReduce")] {
+            assert_eq!(before.clone().since(&before).complete, Some(false));
         }
     }
 
     #[test]
-    fn what_two_threads_have_in_common_is_said() {
+    fn phases_of_several_threads_exceed_the_wall_time() {
         let mut phases = Phases {
             gpu_compute: 7.0,
             ..Phases::default()
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_the_time_has_phases_that_add_up_too() {
+    fn combined_phases_add_up_to_the_wall_time() {
         let times = |wall_seconds, gpu_compute| {
             let mut phases = Phases {
                 gpu_compute,

@@ -1,4 +1,4 @@
-//! All there is to say of a run, as data.
+//! The report on a run as data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use super::parts::RankTimes;
 use super::process::ProcessReport;
 use super::verdict::{self, Inconclusive, Slowest, Verdict};
 
-/// What the software GPU calls itself.
+/// Name of the software GPU.
 const SIMULATED: &str = "Zernel Software GPU";
 
 /// What was observed of the processes of a run.
@@ -56,38 +56,38 @@ impl Ended {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     pub(crate) command: Vec<String>,
-    /// When observing it began.
+    /// When the run began.
     pub(crate) began_unix_seconds: u64,
     pub(crate) wall_seconds: f64,
-    /// `None`: it was only attached to.
+    /// `None`: `zernel attach` observed it, and it may still run.
     pub(crate) ended: Option<Ended>,
     /// Why nothing was observed.
     pub(crate) not_observed: Option<String>,
-    /// The processes that train, by rank.
+    /// Training processes, by rank.
     pub(crate) ranks: Vec<ProcessReport>,
-    /// How many processes load data for them.
+    /// Number of processes that load data for them.
     pub(crate) loaders: usize,
-    /// How many used CUDA or NCCL, but gave no work to a GPU.
+    /// Number of other observed processes: they called CUDA or NCCL, but did not train.
     pub(crate) others: usize,
     pub(crate) verdict: Verdict,
     pub(crate) slowest: Option<Slowest>,
     pub(crate) observing: Option<ObservationReport>,
-    /// What makes the numbers less than they should be.
+    /// What makes the numbers incomplete, one sentence each.
     pub(crate) problems: Vec<String>,
 }
 
-/// How was observed, and what that cost.
+/// How the run was observed, and the overhead.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(crate) struct ObservationReport {
     pub(crate) rung: String,
-    /// Whether the daemon of the machine observed, and was asked.
+    /// Whether the daemon observed it.
     pub(crate) by_daemon: bool,
     pub(crate) call_cost_seconds: f64,
-    /// What all threads of the command's processes paid.
+    /// Overhead over all threads.
     pub(crate) cost_seconds: f64,
-    /// The largest share of its time that a rank paid.
+    /// Overhead of the most affected rank, as a share of its wall time.
     pub(crate) cost_share: f64,
-    /// The functions that were not watched all the time.
+    /// Sampled functions.
     pub(crate) sampled: Vec<String>,
 }
 
@@ -144,7 +144,7 @@ impl Report {
 }
 
 impl Report {
-    /// The GPUs that were used, as their names and how many there are of each.
+    /// Names of the GPUs in use, with their number.
     pub(crate) fn gpus(&self) -> Option<String> {
         let mut names: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (number, name) in self.ranks.iter().flat_map(|rank| &rank.gpus) {
@@ -187,7 +187,7 @@ impl ObservationReport {
     }
 }
 
-/// What the verdict rests on.
+/// The measured times of a rank that the verdict uses.
 fn rank_times(
     rank: &ProcessReport,
     ranks: &[ProcessReport],
@@ -195,7 +195,7 @@ fn rank_times(
 ) -> RankTimes {
     let times = rank.training_times();
     let collectives = rank.collectives.iter();
-    // Those that one wait covers overlap, so no more than one counts for each wait.
+    // Collectives that one wait covers overlap, so at most one counts per wait.
     let until_sync = collectives.map(|of| {
         let waits = times.gpu_waits.min(of.calls as f64);
         waits * of.until_sync_mean_seconds.unwrap_or(0.0)
@@ -221,10 +221,10 @@ fn rank_times(
     }
 }
 
-/// A loader that lived for less than this share of its rank's time tells nothing.
+/// Shortest lifetime of a loader that counts, as a share of its rank's time.
 const MIN_LOADER_LIFETIME: f64 = 0.2;
 
-/// The share of its time for which the busiest loader of a rank worked.
+/// Busy share of the busiest loader of a rank. `None`: it has no loaders.
 fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64> {
     let own = processes.iter().filter(|process| {
         let is_short =
@@ -236,7 +236,7 @@ fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64>
     shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
 }
 
-/// How many loaders a rank has at a time: some programs start new ones for every epoch.
+/// Number of loaders that a rank has at a time. Some programs start new ones for every epoch.
 fn loader_count(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
     let wall = rank.training_times().wall_seconds.max(f64::EPSILON);
     let own = processes
@@ -246,7 +246,7 @@ fn loader_count(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
     shares.sum::<f64>().round()
 }
 
-/// How many CPUs a rank has, if those that several ranks may use are shared out evenly; infinite, if nobody knows.
+/// Number of CPUs of a rank, if ranks share CPUs evenly. Infinite if its affinity mask is unknown.
 fn cpu_count(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
     if rank.cpus.count() == 0 {
         return f64::INFINITY;
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn loaders_that_follow_each_other_are_one() {
+    fn consecutive_loaders_count_as_one() {
         let rank = lived(1, 10.0);
         let loader = |loads_for, wall_seconds| ProcessReport {
             is_loader: true,
@@ -294,13 +294,13 @@ mod tests {
         };
         assert_eq!(count(&[]), 0.0);
         assert_eq!(count(&[9.6, 9.7]), 2.0);
-        // Those that were there before the first step have lived longer than the steps took.
+        // Loaders that started before the first step live longer than the training.
         assert_eq!(count(&[13.0, 13.0]), 2.0);
         assert_eq!(count(&[4.8, 4.8, 4.9, 4.9]), 2.0);
     }
 
     #[test]
-    fn cpus_are_shared_out_among_ranks() {
+    fn ranks_share_cpus_evenly() {
         let of_first = |ranks: &[ProcessReport]| cpu_count(&ranks[0], ranks);
         assert_eq!(of_first(&[may_use(0..8)]), 8.0);
         assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);

@@ -1,61 +1,61 @@
-//! The steps of one process, gathered while it runs.
+//! The steps of one process, collected from snapshots.
 
 use serde::Serialize;
 use zernel_model::snapshot::StepSnapshot;
 use zernel_phase::steps::{Mark, Step, Stretch, Summary};
 
-/// How many steps are kept: of more, every second one is let go.
+/// Most steps kept. Beyond that, every second one is dropped.
 const MAX_STEPS: usize = 1 << 18;
-/// Fewer are no training.
+/// Fewest steps that count as training.
 const MIN_STEPS: usize = 3;
-/// How many pauses and stalls are told of.
+/// Most pauses and stalls listed.
 const MAX_LISTED: usize = 5;
 
-/// The steps so far.
+/// The steps of a process so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepLog {
     boundary: Option<Mark>,
     restarts: u32,
     count: u64,
-    /// Of these, those that do not count.
+    /// Steps made before it was attached to. They do not count.
     baseline_count: u64,
-    /// Whether it had made steps before it was looked at.
+    /// Whether the process ran before it was attached to.
     is_attached: bool,
     has_gaps: bool,
     is_thinned: bool,
     steps: Vec<Step>,
 }
 
-/// What is reported of them.
+/// The report on the steps of a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(crate) struct StepReport {
-    /// All of them.
+    /// Number of steps, with the warm-up.
     pub(crate) count: u64,
-    /// Whether there were more, because not all was seen that tells them apart.
+    /// Whether there were more, because not all calls that separate steps were observed.
     pub(crate) at_least: bool,
-    /// Whether there were so many that pauses and stalls are those of a part of them.
+    /// Whether steps were dropped, so that pauses and stalls come from a subset.
     pub(crate) thinned: bool,
-    /// What was taken to separate them.
+    /// The call that separates steps.
     pub(crate) separated_by: Option<Mark>,
     pub(crate) median_seconds: f64,
     pub(crate) p99_seconds: f64,
     pub(crate) longest_seconds: f64,
-    /// Slow ones at the beginning, in none of these numbers.
+    /// Slow steps at the beginning. Median, p99 and longest exclude them.
     pub(crate) warm_up: usize,
     pub(crate) warm_up_seconds: f64,
-    /// What lay between steps and was none of them: evaluations, checkpoints; the longest of them.
+    /// The longest interruptions between steps, such as evaluations and checkpoints.
     pub(crate) pauses: Vec<Interruption>,
     pub(crate) pause_seconds: f64,
-    /// Steps of the usual kind that took three times the median, and longer than a rhythm explains; the longest of
-    /// them are listed.
+    /// The longest stalls: ordinary steps that took three times the median and longer than a periodic slow step.
     pub(crate) stalls: Vec<Interruption>,
+    /// Number of stalls.
     pub(crate) stalled: usize,
-    /// When they ended and how long they took, to be drawn.
+    /// Steps for the charts.
     #[serde(skip)]
     pub(crate) series: Vec<Step>,
 }
 
-/// When, after the first step, and how long.
+/// A pause or a stall: seconds after the first step, and length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Interruption {
     pub(crate) at_seconds: f64,
@@ -63,8 +63,8 @@ pub(crate) struct Interruption {
 }
 
 impl StepLog {
-    /// Without the steps that were made before. There is no warm-up then, and if no step was known yet, the first
-    /// one does not count: it was made while probes were attached.
+    /// Steps from now on, of a process that was attached to. They have no warm-up. If no step was observed before, the
+    /// first one does not count, because the probes were attached during it.
     pub(crate) fn for_running_process(steps: &StepSnapshot) -> Self {
         Self {
             restarts: steps.restarts,
@@ -75,7 +75,7 @@ impl StepLog {
         }
     }
 
-    /// Takes in the steps that are new.
+    /// Adds the steps that are new in a snapshot.
     pub(crate) fn observe(&mut self, steps: &StepSnapshot) {
         if steps.restarts != self.restarts || steps.count < self.count {
             *self = Self {
@@ -100,7 +100,7 @@ impl StepLog {
         }
     }
 
-    /// What is to be said of them, and from when to when they went; `None` if nothing was seen to repeat.
+    /// The report, and the begin and the end of the steps. `None` if there are too few steps.
     pub(crate) fn report(mut self) -> Option<(StepReport, u64, u64)> {
         let boundary = self.boundary?;
         let summary = match self.is_attached {
@@ -137,17 +137,17 @@ impl StepLog {
     }
 }
 
-/// The longest few, in the order of time.
+/// The longest interruptions, in order of time.
 fn longest(stretches: &[Stretch], first_ns: u64) -> Vec<Interruption> {
     let mut stretches = stretches.to_vec();
     stretches.sort_by_key(|stretch| std::cmp::Reverse(stretch.duration_ns));
     stretches.truncate(MAX_LISTED);
     stretches.sort_by_key(|stretch| stretch.begin_ns);
-    let told = stretches.into_iter().map(|stretch| Interruption {
+    let listed = stretches.into_iter().map(|stretch| Interruption {
         at_seconds: seconds(stretch.begin_ns.saturating_sub(first_ns)),
         seconds: seconds(stretch.duration_ns),
     });
-    told.collect()
+    listed.collect()
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -176,46 +176,46 @@ mod tests {
     }
 
     #[test]
-    fn every_step_is_taken_once() {
+    fn every_step_is_added_once() {
         let mut log = StepLog::default();
         log.observe(&snapshot(3, 0, 0..2));
         log.observe(&snapshot(3, 0, 0..2));
         log.observe(&snapshot(6, 0, 1..5));
         assert_eq!(log.steps, snapshot(0, 0, 0..5).recent);
-        // More than are kept were made since the last look.
+        // More steps were made since the last snapshot than a snapshot has.
         log.observe(&snapshot(20, 0, 15..19));
         assert_eq!((log.steps.len(), log.count), (9, 20));
         let (report, begin_ns, end_ns) = log.clone().report().expect("steps");
         assert_eq!((begin_ns, end_ns), (0, 19_000));
         assert_eq!((report.count, report.median_seconds), (20, 1e-6));
-        // What was counted were no steps.
+        // After a restart of the detection, the steps before do not count.
         log.observe(&snapshot(4, 1, 30..33));
         assert_eq!(log.steps, snapshot(0, 0, 30..33).recent);
     }
 
     #[test]
-    fn a_loop_that_ran_already_has_no_warm_up() {
+    fn an_attached_process_has_no_warm_up() {
         let mut steps = snapshot(13, 1, 9..21);
         steps.recent[0].begin_ns = 0;
-        let told = |mut log: StepLog| {
+        let summary = |mut log: StepLog| {
             log.observe(&steps);
             let (report, begin_ns, _) = log.report().expect("steps");
             (report.warm_up, report.stalled, begin_ns)
         };
-        assert_eq!(told(StepLog::default()), (1, 0, 10_000));
-        // The first one is long because of us.
+        assert_eq!(summary(StepLog::default()), (1, 0, 10_000));
+        // Attaching the probes made the first step long.
         let nothing_yet = StepLog::for_running_process(&StepSnapshot::default());
-        assert_eq!(told(nothing_yet), (0, 0, 10_000));
-        // One of a loop that was watched already is just long.
+        assert_eq!(summary(nothing_yet), (0, 0, 10_000));
+        // The first step of a process that was observed before is a stall.
         let one_before = StepLog::for_running_process(&snapshot(1, 1, 0..0));
-        assert_eq!(told(one_before), (0, 1, 0));
+        assert_eq!(summary(one_before), (0, 1, 0));
     }
 
     #[test]
-    fn many_steps_are_thinned_out() {
+    fn many_steps_are_thinned() {
         let mut log = StepLog::default();
-        for look in 1..=2 * MAX_STEPS as u64 / 200 {
-            log.observe(&snapshot(look * 200, 0, (look - 1) * 200..look * 200));
+        for round in 1..=2 * MAX_STEPS as u64 / 200 {
+            log.observe(&snapshot(round * 200, 0, (round - 1) * 200..round * 200));
         }
         assert!(log.steps.len() <= MAX_STEPS);
         let (report, begin_ns, _) = log.report().expect("steps");

@@ -1,12 +1,14 @@
-//! The report as one HTML file that needs nothing else: no script, no network, charts inside. It is well-formed XML
-//! too, and its own policy forbids it to load or to run anything, whatever a command line says.
+//! The report as one self-contained HTML file: inline charts, no script, no network.
 //!
-//! | part | subject |
+//! The page is well-formed XML. Its content security policy forbids loading and running anything, even if a command
+//! line contains markup.
+//!
+//! | module | subject |
 //! |---|---|
-//! | `markup` | text, numbers and tables, escaped |
+//! | `markup` | escaped text, numbers and tables |
 //! | `plot` | a drawing area with axes |
-//! | `charts` | what is drawn of a rank |
-//! | `tables` | what is said of it in numbers |
+//! | `charts` | charts of the ranks |
+//! | `tables` | tables of the ranks |
 
 mod charts;
 mod markup;
@@ -24,13 +26,13 @@ use charts::{Detail, PHASES};
 use markup::{Escaped, date, percent, push, share, time};
 use plot::TimeAxis;
 
-/// Ranks beyond these are folded away.
+/// Ranks shown directly. The others are folded.
 const MAX_SHOWN_RANKS: usize = 16;
 
-/// Longer commands are cut in the title.
+/// Longest title. Longer commands are cut.
 const MAX_TITLE: usize = 300;
 
-/// The whole page.
+/// Renders the whole page.
 pub fn html(report: &Report) -> String {
     let command = report.command.join(" ");
     let mut out = format!(
@@ -48,7 +50,7 @@ pub fn html(report: &Report) -> String {
         Some(reason) => push(
             &mut out,
             format_args!(
-                "<h2>Not seen</h2><p>Phases, waits, collectives, launches, GPU memory, and so what bounds the run: {}</p>\n",
+                "<h2>Missing</h2><p>Phases, steps, waits, collectives, GPU memory, verdict: {}</p>\n",
                 Escaped(reason)
             ),
         ),
@@ -80,13 +82,13 @@ fn header(out: &mut String, report: &Report, command: &str) {
         push(
             out,
             format_args!(
-                "<details><summary>The whole command</summary><code>{}</code></details>",
+                "<details><summary>Full command</summary><code>{}</code></details>",
                 Escaped(command)
             ),
         );
     }
     out.push_str("<dl class=\"facts\">");
-    let mut facts = vec![("Began", format!("{} UTC", date(report.began_unix_seconds)))];
+    let mut facts = vec![("Start", format!("{} UTC", date(report.began_unix_seconds)))];
     match &report.ended {
         Some(ended) => facts.extend([
             ("Wall time", time(report.wall_seconds)),
@@ -134,10 +136,7 @@ fn verdict(out: &mut String, report: &Report) {
     );
     if let Some(remedy) = verdict.remedy() {
         let remedy = Escaped(remedy.text());
-        push(
-            out,
-            format_args!("<p><strong>What would help:</strong> {remedy}</p>"),
-        );
+        push(out, format_args!("<p><strong>Try:</strong> {remedy}</p>"));
     }
     if let Some(slowest) = slowest(report) {
         push(
@@ -150,7 +149,7 @@ fn verdict(out: &mut String, report: &Report) {
     }
     if !report.problems.is_empty() {
         out.push_str(
-            "<p class=\"soft\">Not all could be seen: <a href=\"#problems\">problems</a>.</p>",
+            "<p class=\"soft\">Some numbers are incomplete: <a href=\"#problems\">problems</a>.</p>",
         );
     }
     out.push_str("</div>");
@@ -159,7 +158,7 @@ fn verdict(out: &mut String, report: &Report) {
         push(
             out,
             format_args!(
-                "<p class=\"gain\"><small>to be gained, at most</small><b>{}</b><small>{part} of the wall time</small></p>",
+                "<p class=\"gain\"><small>saves at most</small><b>{}</b><small>{part} of the wall time</small></p>",
                 time(seconds)
             ),
         );
@@ -178,7 +177,7 @@ fn ranks(out: &mut String, report: &Report) {
     let (shown, folded) = report
         .ranks
         .split_at(report.ranks.len().min(MAX_SHOWN_RANKS));
-    out.push_str("<h2>Where the time went</h2>\n");
+    out.push_str("<h2>Time by phase</h2>\n");
     push(
         out,
         format_args!("<p class=\"soft\">{}</p>\n", time_range(&report.ranks)),
@@ -190,8 +189,7 @@ fn ranks(out: &mut String, report: &Report) {
     });
     if let Some(axis) = charts::time_axis(&report.ranks) {
         out.push_str(
-            "<h2>Over time</h2>\n<p class=\"soft\">All ranks have the same axis. It begins with the first event of the \
-             first rank.</p>\n",
+            "<h2>Over time</h2>\n<p class=\"soft\">All ranks share one time axis. It begins at the first probed call of any rank.</p>\n",
         );
         legend(out);
         let detail = Detail::for_rank_count(report.ranks.len());
@@ -202,11 +200,11 @@ fn ranks(out: &mut String, report: &Report) {
                 .collect()
         });
     }
-    out.push_str("<h2>What was waited for, and what was done</h2>\n");
+    out.push_str("<h2>Steps, waits and work</h2>\n");
     write_shown_and_folded(out, (shown, folded), tables::tables);
 }
 
-/// The same for the first ranks, and folded away for the others.
+/// Writes a section for the first ranks, and the same section, folded, for the others.
 fn write_shown_and_folded(
     out: &mut String,
     (shown, folded): (&[ProcessReport], &[ProcessReport]),
@@ -224,15 +222,16 @@ fn write_shown_and_folded(
     }
 }
 
-/// Which time the numbers are about.
+/// The time range of the numbers.
 fn time_range(ranks: &[ProcessReport]) -> &'static str {
     let stepped = ranks.iter().filter(|rank| rank.training.is_some()).count();
     if stepped == ranks.len() {
-        "Of each rank, the time from its first step after the warm-up to its last step."
+        "Each rank from its first step after the warm-up to its last step."
     } else if stepped == 0 {
-        "Of each rank, the time from its first event to its end: no steps were told apart."
+        "Each rank from its first probed call to its end, because no steps were detected."
     } else {
-        "Of each rank, the time of its steps; if none were told apart, the time from its first event to its end."
+        "Each rank from its first step after the warm-up to its last step; a rank without detected steps from its first \
+         probed call to its end."
     }
 }
 
@@ -258,11 +257,11 @@ fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> Stri
         Escaped(&process)
     );
     if rank.timeline.is_empty() {
-        out.push_str("<p class=\"soft\">It ended before it was looked at twice.</p></div>\n");
+        out.push_str("<p class=\"soft\">It exited before the second sample.</p></div>\n");
         return out;
     }
     let pid = rank.pid;
-    out.push_str("<h4>Phases, as shares of the time</h4>\n");
+    out.push_str("<h4>Phases, share of the time</h4>\n");
     out.push_str(&charts::timeline(
         &format!("phases-{pid}"),
         rank,
@@ -283,20 +282,20 @@ fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> Stri
             out.push_str(&drawing);
             out.push_str(&interruptions(steps, axis));
         }
-        None => out.push_str("<p class=\"soft\">No steps were told apart.</p>\n"),
+        None => out.push_str("<p class=\"soft\">No steps were detected.</p>\n"),
     }
     match charts::memory(&format!("memory-{pid}"), rank, axis, detail) {
         Some(drawing) => {
             out.push_str("<h4>GPU memory</h4>\n");
             out.push_str(&drawing);
         }
-        None => out.push_str("<p class=\"soft\">It was not seen to hold GPU memory.</p>\n"),
+        None => out.push_str("<p class=\"soft\">No GPU memory was allocated.</p>\n"),
     }
     out.push_str("</div>\n");
     out
 }
 
-/// Pauses and stalls in words, with moments of the axis.
+/// The longest pauses and stalls, with their times on the axis.
 fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
     let first = steps.series.first();
     let begin = first.map_or(0.0, |first| axis.seconds(first.begin_ns));
@@ -319,7 +318,7 @@ fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
 
 fn problems_and_footer(out: &mut String, report: &Report) {
     if !report.problems.is_empty() {
-        out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers less than they should be.</p><ul class=\"problems\">");
+        out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers incomplete.</p><ul class=\"problems\">");
         for problem in &report.problems {
             push(out, format_args!("<li>{}</li>", Escaped(problem)));
         }
@@ -328,9 +327,9 @@ fn problems_and_footer(out: &mut String, report: &Report) {
     out.push_str("<footer class=\"soft\">");
     if let Some(observing) = &report.observing {
         let sampled = match observing.sampled.is_empty() {
-            true => "nothing was sampled".to_owned(),
+            true => "no function was sampled".to_owned(),
             false => format!(
-                "sampled, and so counted with an error: {}",
+                "sampled functions (counts are estimates): {}",
                 observing.sampled.join(", ")
             ),
         };
@@ -342,11 +341,11 @@ fn problems_and_footer(out: &mut String, report: &Report) {
         push(
             out,
             format_args!(
-                "<p>Observed{by} ({}). That cost about {} of all threads, {:.2} % of the rank that paid most, {:.1} µs a \
+                "<p>Observed{by} ({}). Overhead: {:.2} % of the most affected rank; all threads about {}, {:.1} µs per \
                  call; {}.</p>",
                 Escaped(&observing.rung),
-                time(observing.cost_seconds),
                 100.0 * observing.cost_share,
+                time(observing.cost_seconds),
                 1e6 * observing.call_cost_seconds,
                 Escaped(&sampled)
             ),
@@ -355,7 +354,7 @@ fn problems_and_footer(out: &mut String, report: &Report) {
     push(
         out,
         format_args!(
-            "<p>Zernel {}. This file is complete: it loads nothing.</p></footer>\n",
+            "<p>Zernel {}. This file is self-contained.</p></footer>\n",
             env!("CARGO_PKG_VERSION")
         ),
     );

@@ -1,4 +1,4 @@
-//! The numbers of the ranks, in tables.
+//! Tables of the ranks.
 
 use super::charts::PHASES;
 use super::markup::{Escaped, count, percent, push, seconds, share, table, time};
@@ -6,11 +6,11 @@ use crate::process::ProcessReport;
 use crate::render::rank_name;
 use crate::text::bytes;
 
-/// Where the time went.
+/// Time in each phase.
 pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     let mut head = vec!["Rank"];
     head.extend(PHASES.iter().map(|(phase, _)| *phase));
-    head.push("all");
+    head.push("total");
     let rows =
         ranks.iter().map(|rank| {
             let phases = &rank.training_times().phases;
@@ -30,7 +30,7 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
             push(
                 &mut out,
                 format_args!(
-                    "<p class=\"soft\">{}: more than one thread drove steps, so the phases are {} more than the time.</p>\n",
+                    "<p class=\"soft\">{}: several training threads, so the phases add up to {} more than the wall time.</p>\n",
                     Escaped(&rank_name(rank)),
                     seconds(times.phases.more_than_wall)
                 ),
@@ -40,7 +40,7 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     out
 }
 
-/// What was waited for, and what was done.
+/// Steps, waits, work and collectives.
 pub(crate) fn tables(ranks: &[ProcessReport]) -> String {
     [
         step_table(ranks),
@@ -86,19 +86,19 @@ fn step_table(ranks: &[ProcessReport]) -> String {
         "99th percentile",
         "longest",
         "warm-up",
-        "in pauses",
+        "pauses",
         "stalls",
-        "before its first call",
-        "before them",
-        "after them",
+        "to the first call",
+        "to the first step",
+        "after the last step",
     ];
     table("Steps", &head, &rows)
-        + "<p class=\"soft\">A pause is what made a step longer that did what few steps do, such as an evaluation. A stall \
-           is a step of the usual kind that took three times the median, and half as long again as nine of \
-           ten steps. Neither warm-up nor pauses are in median, 99th percentile and longest.</p>\n"
+        + "<p class=\"soft\">A pause is rare extra work between steps, such as an evaluation or a checkpoint. A stall is an \
+           ordinary step that took at least three times the median and one and a half times the 90th percentile. \
+           Median, 99th percentile and longest exclude warm-up and pauses.</p>\n"
 }
 
-/// How long it was before and after the steps of a rank.
+/// The time before the first and after the last step of a rank.
 fn before_and_after_steps(rank: &ProcessReport) -> (String, String) {
     let Some(training) = &rank.training else {
         return ("–".to_owned(), "–".to_owned());
@@ -128,8 +128,8 @@ fn wait_table(ranks: &[ProcessReport]) -> String {
         "for the GPU",
     ];
     table("Waits", &head, &rows)
-        + "<p class=\"soft\">While a rank waited for data, its loaders were on CPUs (prepare), waited for disk or network \
-           (fetch), could have run and did not (sched), or did none of these (other).</p>\n"
+        + "<p class=\"soft\">While a rank waited for data, its loaders ran on CPUs (prepare), waited for disk or network \
+           (fetch), were runnable without a CPU (sched), or did none of these (other).</p>\n"
 }
 
 fn work_table(ranks: &[ProcessReport]) -> String {
@@ -163,19 +163,19 @@ fn work_table(ranks: &[ProcessReport]) -> String {
         "run-queue delay",
         "observed",
     ];
-    table("Work, from the first event to the end", &head, &rows)
+    table("Work, from the first probed call to the end", &head, &rows)
 }
 
 fn completeness(rank: &ProcessReport) -> String {
-    let how = match rank.complete {
-        Some(true) => "whole",
-        Some(false) => "not from its first call on",
-        None => "from when on is not known",
+    let completeness = match rank.complete {
+        Some(true) => "completely",
+        Some(false) => "without its first calls",
+        None => "from an unknown time on",
     };
     match (rank.complete, rank.still_running) {
         (Some(true), true) => "still running".to_owned(),
-        (_, true) => format!("{how}; still running"),
-        (_, false) => how.to_owned(),
+        (_, true) => format!("{completeness}; still running"),
+        (_, false) => completeness.to_owned(),
     }
 }
 
@@ -201,9 +201,9 @@ fn collective_table(ranks: &[ProcessReport]) -> String {
         "Rank",
         "operation",
         "calls",
-        "bytes a call",
-        "bytes in all",
-        "done after (median)",
+        "bytes per call",
+        "total bytes",
+        "done in (median)",
     ];
     table("Collectives", &head, &rows)
 }

@@ -1,4 +1,9 @@
-//! The report as text that fits a screen.
+//! The report as text for a terminal.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `ranks` | phases, steps, waits and work of each rank |
+//! | `verdict` | verdict, remedy and slowest rank |
 
 mod ranks;
 #[cfg(test)]
@@ -14,101 +19,96 @@ use crate::text::{shortened, wrapped};
 pub(crate) use ranks::{no_ranks, rank_name};
 pub(crate) use verdict::{evidence, slowest};
 
-/// How wide lines are, unless a terminal is narrower.
+/// Line width, unless the terminal is narrower.
 const WIDTH: usize = 100;
-/// In a terminal that is narrower than this, they are too long.
+/// Narrowest supported line. Narrower terminals wrap the lines themselves.
 const MIN_WIDTH: usize = 60;
-/// What there is always room for of a command.
+/// Columns that the command line always gets.
 const MIN_COMMAND_WIDTH: usize = 20;
-/// Where what is told begins, beside its title.
+/// Width of the column with the titles.
 const INDENT: usize = 10;
+
 const BOLD: Style = Style::new().bold();
 
-/// A text that is written in lines of a width.
-struct Sheet {
+/// Text with a line width.
+struct Page {
     text: String,
     width: usize,
 }
 
-impl Write for Sheet {
+impl Write for Page {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         self.text.write_str(text)
     }
 }
 
-/// The whole report, for a terminal of that width.
+/// Renders the report for a terminal with `width` columns; `None` for anything else.
 pub fn text(report: &Report, width: Option<usize>) -> String {
-    let mut out = Sheet {
+    let mut out = Page {
         text: String::new(),
         width: width.unwrap_or(WIDTH).clamp(MIN_WIDTH, WIDTH),
     };
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write_report(&mut out, report);
     out.text
 }
 
-fn write_report(out: &mut Sheet, report: &Report) -> std::fmt::Result {
+fn write_report(out: &mut Page, report: &Report) -> std::fmt::Result {
     summary(out, report)?;
     if let Some(reason) = &report.not_observed {
-        let text = format!(
-            "phases, waits, collectives, launches, GPU memory, and so what bounds the run: {reason}"
-        );
-        paragraph(out, "not seen", &text)?;
-        return Ok(());
+        let text = format!("phases, steps, waits, collectives, GPU memory, verdict: {reason}");
+        return paragraph(out, "missing", &text);
     }
     ranks::write_ranks(out, report)?;
     verdict::write_verdict(out, report)?;
     overhead(out, report)
 }
 
-fn summary(out: &mut Sheet, report: &Report) -> std::fmt::Result {
-    let (what, how) = match &report.ended {
+fn summary(out: &mut Page, report: &Report) -> std::fmt::Result {
+    let (title, end) = match &report.ended {
         None => ("zernel attach", "observed".to_owned()),
         Some(ended) => ("zernel run", exit_text(ended)),
     };
-    let rest = format!(": {:.2} s, {how}", report.wall_seconds);
-    let command = report.command.join(" ");
-    let room = out.width - what.len() - 1;
-    let command = shortened(
-        &command,
-        room.saturating_sub(rest.len()).max(MIN_COMMAND_WIDTH),
-    );
+    let rest = format!(": {:.2} s, {end}", report.wall_seconds);
+    let room = out.width - title.len() - 1;
+    let command_width = room.saturating_sub(rest.len()).max(MIN_COMMAND_WIDTH);
+    let command = shortened(&report.command.join(" "), command_width);
     let text = format!("{command}{rest}");
-    // A command may have spaces of its own, which count.
+    // Wrapping would merge consecutive spaces of the command.
     let lines = match text.chars().count() <= room {
         true => vec![text],
         false => wrapped(&text, room),
     };
-    writeln!(out, "{BOLD}{what}{BOLD:#} {}", lines[0])?;
-    let indent = what.len();
+    writeln!(out, "{BOLD}{title}{BOLD:#} {}", lines[0])?;
+    let indent = title.len();
     (lines[1..].iter()).try_for_each(|line| writeln!(out, "{:indent$} {line}", ""))
 }
 
-/// The end of a command in words.
+/// How the command ended, and its CPU time.
 pub(crate) fn exit_text(ended: &Ended) -> String {
-    let how = match (ended.code, ended.signal) {
+    let end = match (ended.code, ended.signal) {
         (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("ended by signal {signal}"),
-        (None, None) => "ended".to_owned(),
+        (None, Some(signal)) => format!("killed by signal {signal}"),
+        (None, None) => "exited".to_owned(),
     };
     let (user, system) = (ended.user_seconds, ended.system_seconds);
-    format!("{how}; CPU {user:.2} s user, {system:.2} s system")
+    format!("{end}; CPU {user:.2} s user, {system:.2} s system")
 }
 
-fn overhead(out: &mut Sheet, report: &Report) -> std::fmt::Result {
-    let has_paid = report.ranks.len() + report.others + report.loaders > 0;
-    if let Some(observing) = report.observing.as_ref().filter(|_| has_paid) {
+fn overhead(out: &mut Page, report: &Report) -> std::fmt::Result {
+    let observed = report.ranks.len() + report.others + report.loaders;
+    if let Some(observing) = report.observing.as_ref().filter(|_| observed > 0) {
         let sampled = match observing.sampled.is_empty() {
-            true => "nothing was sampled".to_owned(),
+            true => "no function was sampled".to_owned(),
             false => format!("sampled: {}", observing.sampled.join(", ")),
         };
         let text = format!(
-            "about {:.3} s of all threads, {:.2} % of the rank that paid most ({:.1} µs a call); {sampled}",
-            observing.cost_seconds,
+            "{:.2} % of the most affected rank; all threads about {:.3} s, {:.1} µs per call; {sampled}",
             100.0 * observing.cost_share,
+            observing.cost_seconds,
             1e6 * observing.call_cost_seconds
         );
-        paragraph(out, "observing", &text)?;
+        paragraph(out, "overhead", &text)?;
     }
     for problem in &report.problems {
         paragraph(out, "problem", problem)?;
@@ -116,8 +116,8 @@ fn overhead(out: &mut Sheet, report: &Report) -> std::fmt::Result {
     Ok(())
 }
 
-/// A text with a title, in as many lines as it takes.
-fn paragraph(out: &mut Sheet, title: &str, text: &str) -> std::fmt::Result {
+/// Writes a title and, beside it, a text wrapped to the line width.
+fn paragraph(out: &mut Page, title: &str, text: &str) -> std::fmt::Result {
     for (number, line) in wrapped(text, out.width - INDENT).into_iter().enumerate() {
         let title = if number == 0 { title } else { "" };
         writeln!(out, "{BOLD}{title:<9}{BOLD:#} {line}")?;

@@ -1,24 +1,25 @@
-//! The section of the text report that has the ranks.
+//! Text rendering: phases, steps, waits and work of each rank.
 
 use std::fmt::Write;
 
 use anstyle::AnsiColor;
 
-use super::{BOLD, Sheet, paragraph};
+use super::{BOLD, Page, paragraph};
 use crate::process::ProcessReport;
 use crate::report::Report;
 use crate::steps::{Interruption, StepReport};
 use crate::text::{bytes, shortened, time, unbroken};
 
-/// Width of a bar, and what else a line with one has at most.
+/// Width of a phase bar.
 const BAR_WIDTH: usize = 40;
+/// Columns that the rest of a line with a bar needs at most.
 const WIDTH_BESIDE_BAR: usize = 52;
-/// With more ranks than this, only the one that matters is told in detail.
+/// With more ranks than this, only the slowest one gets details.
 const MAX_DETAILED_RANKS: usize = 2;
-/// With more ranks than this, even their bars do not fit a screen.
+/// Ranks that get a bar, so that the report fits a screen.
 const MAX_SHOWN_RANKS: usize = 16;
 
-/// The colours of the phases, in their order.
+/// Colours of the phases, in the order of `Phases::by_name`.
 const COLOURS: [AnsiColor; 5] = [
     AnsiColor::Yellow,
     AnsiColor::Green,
@@ -26,21 +27,21 @@ const COLOURS: [AnsiColor; 5] = [
     AnsiColor::Cyan,
     AnsiColor::BrightBlack,
 ];
-/// Their letters in a bar.
+/// Letters of the phases in a bar, in the same order.
 const LETTERS: [char; 5] = ['D', 'G', 'N', 'O', '.'];
 
-/// What was seen instead of ranks.
+/// Why there are no ranks.
 pub(crate) fn no_ranks(report: &Report) -> String {
     match report.others + report.loaders {
-        0 => "no call to CUDA, NCCL or torch that trains was seen".to_owned(),
-        1 => "one process was observed, and did not train".to_owned(),
-        count => format!("{count} processes were observed, and none trained"),
+        0 => "no process made a training call to CUDA, NCCL or torch".to_owned(),
+        1 => "1 process was observed, but it did not train".to_owned(),
+        count => format!("{count} processes were observed, but none trained"),
     }
 }
 
-pub(super) fn write_ranks(out: &mut Sheet, report: &Report) -> std::fmt::Result {
+pub(super) fn write_ranks(out: &mut Page, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
-        return paragraph(out, "ranks", &no_ranks(report));
+        return paragraph(out, "ranks", &format!("none: {}", no_ranks(report)));
     }
     if let Some(gpus) = report.gpus() {
         paragraph(out, "GPUs", &gpus)?;
@@ -58,12 +59,16 @@ pub(super) fn write_ranks(out: &mut Sheet, report: &Report) -> std::fmt::Result 
     }
     let hidden = report.ranks.len().saturating_sub(MAX_SHOWN_RANKS);
     if hidden > 0 {
-        paragraph(out, "more", &format!("{hidden} ranks; --json tells of all"))?;
+        paragraph(
+            out,
+            "more",
+            &format!("{hidden} ranks; --json FILE lists all"),
+        )?;
     }
     Ok(())
 }
 
-fn legend(out: &mut Sheet) -> std::fmt::Result {
+fn legend(out: &mut Page) -> std::fmt::Result {
     let names = [
         "data loading",
         "GPU compute",
@@ -87,7 +92,7 @@ fn legend(out: &mut Sheet) -> std::fmt::Result {
     writeln!(out)
 }
 
-/// What a rank is called.
+/// The name of a rank: its number, or its pid if it has none.
 pub(crate) fn rank_name(rank: &ProcessReport) -> String {
     match rank.rank {
         Some(number) => format!("rank {number}"),
@@ -95,7 +100,7 @@ pub(crate) fn rank_name(rank: &ProcessReport) -> String {
     }
 }
 
-fn bar(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
+fn bar(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
     write!(out, "{BOLD}{:<9}{BOLD:#} ", rank_name(rank))?;
     let phases = &rank.training_times().phases;
     let total = phases.total();
@@ -122,7 +127,7 @@ fn bar(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
     )
 }
 
-fn details(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
+fn details(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
     if let Some(steps) = &rank.steps {
         paragraph(out, "", &step_times(rank, steps))?;
     }
@@ -143,7 +148,7 @@ fn details(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
             out,
             "",
             &format!(
-                "more than one thread drove steps: the phases are {more:.2} s more than the time"
+                "several training threads: phases add up to {more:.2} s more than the wall time"
             ),
         )?;
     }
@@ -167,7 +172,7 @@ fn details(out: &mut Sheet, rank: &ProcessReport) -> std::fmt::Result {
     paragraph(out, "", &work(rank))
 }
 
-/// How many steps, how long they take, and what lay between them.
+/// Number of steps, step time, and the time around and between steps.
 fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
     let at_least = if steps.at_least { "at least " } else { "" };
     let mut parts = vec![
@@ -176,28 +181,27 @@ fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
         format!("p99 {}", time(steps.p99_seconds)),
         format!("longest {}", time(steps.longest_seconds)),
     ];
-    let start = rank.start_up_seconds();
-    parts.extend(start.map(|seconds| format!("{seconds:.1} s before its first call")));
-    if let Some(training) = &rank.training {
-        let then = if start.is_some() { "then " } else { "" };
-        let after = rank.times.wall_seconds - training.begin_seconds - training.times.wall_seconds;
-        parts.push(format!("{then}{:.1} s before them", training.begin_seconds));
-        parts.push(format!("{:.1} s after", after.max(0.0)));
-    }
     if steps.warm_up > 0 {
         let seconds = time(steps.warm_up_seconds);
-        parts.push(format!("{} of warm-up took {seconds}", steps.warm_up));
+        parts.push(format!("warm-up {seconds} ({} steps)", steps.warm_up));
+    }
+    let start_up = rank.start_up_seconds();
+    parts.extend(start_up.map(|seconds| format!("{seconds:.1} s to the first call")));
+    if let Some(training) = &rank.training {
+        let after = rank.times.wall_seconds - training.begin_seconds - training.times.wall_seconds;
+        parts.push(format!("{:.1} s to the first step", training.begin_seconds));
+        parts.push(format!("{:.1} s after the last", after.max(0.0)));
     }
     if steps.thinned {
-        parts.push("pauses and stalls only of a part of them".to_owned());
+        parts.push("pauses and stalls of a subset of steps".to_owned());
     }
     if !steps.pauses.is_empty() {
         let seconds = time(steps.pause_seconds);
-        parts.push(format!("pauses of {seconds} in all:"));
+        parts.push(format!("pauses {seconds}:"));
         parts.extend(steps.pauses.iter().map(interruption));
     }
     if !steps.stalls.is_empty() {
-        parts.push(format!("{} stalls:", steps.stalled));
+        parts.push(format!("stalls {}:", steps.stalled));
         parts.extend(steps.stalls.iter().map(interruption));
     }
     let parts: Vec<String> = parts.iter().map(|part| unbroken(part)).collect();
@@ -212,7 +216,7 @@ fn collectives(rank: &ProcessReport) -> String {
     let each = rank.collectives.iter().map(|of| {
         let median = of.until_sync_median_seconds;
         let median = median.map_or(String::new(), |seconds| {
-            unbroken(&format!("done after {:.2} ms (median)", 1e3 * seconds))
+            unbroken(&format!("done in {:.2} ms (median)", 1e3 * seconds))
         });
         let calls = format!(
             "{} {} × {}",
@@ -235,7 +239,7 @@ fn work(rank: &ProcessReport) -> String {
     let parts = [
         format!("{}{} launches", rank.launches, off_by(rank.launches_error)),
         format!(
-            "{}{} copies of {} in all",
+            "{}{} copies ({})",
             rank.copies,
             off_by(rank.copies_error),
             bytes(rank.copied_bytes)
@@ -246,7 +250,7 @@ fn work(rank: &ProcessReport) -> String {
     ];
     let mut text = parts.map(|part| unbroken(&part)).join(", ");
     if rank.complete == Some(false) {
-        text.push_str("; not seen from its first call on");
+        text.push_str("; its first calls were not observed");
     }
     if rank.still_running {
         text.push_str("; still running");

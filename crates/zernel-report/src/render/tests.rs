@@ -100,7 +100,7 @@ fn plain_in(report: &Report, width: Option<usize>) -> String {
 }
 
 #[test]
-fn it_fits_a_screen() {
+fn the_report_fits_a_screen() {
     for ranks in [0, 1, 2, 3, 8, 64] {
         let text = plain(&report(ranks));
         for line in text.lines() {
@@ -111,7 +111,7 @@ fn it_fits_a_screen() {
 }
 
 #[test]
-fn it_fits_a_narrow_terminal() {
+fn the_report_fits_a_narrow_terminal() {
     for (terminal, width) in [(40, 60), (60, 60), (72, 72), (80, 80), (99, 99), (200, 100)] {
         for ranks in [0, 1, 2, 64] {
             let mut report = report(ranks);
@@ -127,7 +127,7 @@ fn it_fits_a_narrow_terminal() {
 }
 
 #[test]
-fn it_says_what_matters() {
+fn the_report_has_all_key_numbers() {
     let text = plain(&report(2));
     for part in [
         "rank 0",
@@ -138,7 +138,7 @@ fn it_says_what_matters() {
         "123456789 ± 12345 launches",
         "1234567 ± 54321 copies",
         "input-bound",
-        "at most 23456.8 s (19 %)",
+        "saves at most 23456.8 s (19 %)",
         "cuLaunchKernel",
         "12 processes lost",
     ] {
@@ -147,48 +147,47 @@ fn it_says_what_matters() {
 }
 
 #[test]
-fn what_came_before_the_first_call_is_told() {
-    let told = |before_first_call_seconds| {
+fn start_up_time_is_shown_if_it_is_known_and_not_negligible() {
+    let text_with = |before_first_call_seconds| {
         let mut report = report(1);
         report.ranks[0].steps = Some(StepReport::default());
         report.ranks[0].training = Some(Training::default());
         report.ranks[0].before_first_call_seconds = before_first_call_seconds;
-        // Wherever lines end.
+        // The line breaks do not matter.
         let text = plain(&report);
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    let text = told(Some(5.42));
+    let text = text_with(Some(5.42));
     assert!(
-        text.contains("5.4 s before its first call, then 0.0 s before them"),
+        text.contains("5.4 s to the first call, 0.0 s to the first step"),
         "{text}"
     );
     for nothing in [None, Some(0.09)] {
-        let text = told(nothing);
-        assert!(!text.contains("before its first call"), "{text}");
-        assert!(text.contains(" 0.0 s before them"), "{text}");
-        assert!(!text.contains("then 0.0 s before them"), "{text}");
+        let text = text_with(nothing);
+        assert!(!text.contains("to the first call"), "{text}");
+        assert!(text.contains(" 0.0 s to the first step"), "{text}");
     }
 }
 
 #[test]
-fn ranks_that_never_meet_have_no_slowest() {
+fn ranks_without_collectives_have_no_slowest_rank() {
     let mut report = report(2);
     report.slowest = None;
-    assert!(plain(&report).contains("none stands out"));
+    assert!(plain(&report).contains("no rank stands out"));
     for rank in &mut report.ranks {
         rank.times.phases.nccl_collective = 0.0;
     }
-    assert!(plain(&report).contains("hardly ever seen in collectives"));
+    assert!(plain(&report).contains("no rank spent more than 1 % of its time in collectives"));
 }
 
 #[test]
-fn a_run_that_was_not_observed_says_why() {
+fn a_run_that_was_not_observed_shows_the_reason() {
     let mut report = report(0);
     report.not_observed = Some("not root".to_owned());
     let text = plain(&report);
     assert!(
-        text.contains("not root") && text.contains("not seen"),
+        text.contains("not root") && text.contains("missing"),
         "{text}"
     );
-    assert!(!text.contains("verdict"), "{text}");
+    assert!(!text.contains("bound"), "{text}");
 }

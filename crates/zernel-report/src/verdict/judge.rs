@@ -17,7 +17,8 @@
 use std::slice;
 
 use super::{
-    Bound, Evidence, GpuActivity, Inconclusive, Remedy, Resource, Slowest, Straggler, Verdict,
+    Bound, Evidence, GpuActivity, Inconclusive, Remedy, Resource, Slowest, Straggler, TotalTime,
+    Verdict,
     slowest::{peers, slowest},
 };
 use crate::parts::{Part, Parts, RankTimes};
@@ -45,13 +46,16 @@ pub(crate) fn judge(ranks: &[RankTimes]) -> Verdict {
         return Verdict::CannotTell(Inconclusive::TooShort { longest_seconds });
     }
     let mut parts: Vec<Parts> = ranks.iter().map(Parts::new).collect();
-    let wall_seconds: f64 = ranks.iter().map(|rank| rank.wall).sum();
+    let total = TotalTime {
+        ranks: ranks.len(),
+        wall_seconds: ranks.iter().map(|rank| rank.wall).sum(),
+    };
     let known: f64 = parts.iter().map(Parts::total).sum();
-    let unknown_seconds = wall_seconds - known;
-    if unknown_seconds > UNKNOWN * wall_seconds {
+    let unknown_seconds = total.wall_seconds - known;
+    if unknown_seconds > UNKNOWN * total.wall_seconds {
         return Verdict::CannotTell(Inconclusive::MostlyUnknown {
             unknown_seconds,
-            wall_seconds,
+            total,
         });
     }
     if let Some(slowest) = slowest(ranks) {
@@ -60,13 +64,13 @@ pub(crate) fn judge(ranks: &[RankTimes]) -> Verdict {
         }
         charge_waits_for_slowest(&mut parts, slowest);
     }
-    let resource = saturated_loaders(ranks, &parts, wall_seconds)
-        .or_else(|| dominant_resource(&parts, wall_seconds));
+    let resource = saturated_loaders(ranks, &parts, total.wall_seconds)
+        .or_else(|| dominant_resource(&parts, total.wall_seconds));
     match resource {
-        Some(resource) => Verdict::Bound(bound_by(resource, &parts, wall_seconds)),
+        Some(resource) => Verdict::Bound(bound_by(resource, &parts, total)),
         None => Verdict::CannotTell(Inconclusive::NothingDominates {
-            shares: mentioned(&parts, wall_seconds, None),
-            wall_seconds,
+            shares: mentioned(&parts, total.wall_seconds, None),
+            total,
         }),
     }
 }
@@ -118,7 +122,7 @@ fn dominant_resource(parts: &[Parts], wall: f64) -> Option<Resource> {
     (seconds >= DOMINANT * wall).then_some(resource)
 }
 
-fn bound_by(resource: Resource, parts: &[Parts], wall_seconds: f64) -> Bound {
+fn bound_by(resource: Resource, parts: &[Parts], total: TotalTime) -> Bound {
     let of_rank = |rank: &Parts| sum(slice::from_ref(rank), resource);
     let seconds = sum(parts, resource);
     let evidence = evidence(resource, parts);
@@ -131,8 +135,8 @@ fn bound_by(resource: Resource, parts: &[Parts], wall_seconds: f64) -> Bound {
     Bound {
         evidence,
         seconds,
-        wall_seconds,
-        others: mentioned(parts, wall_seconds, Some(resource)),
+        total,
+        others: mentioned(parts, total.wall_seconds, Some(resource)),
         remedy,
         at_most_seconds: parts.iter().map(of_rank).fold(0.0, f64::max),
     }

@@ -68,13 +68,20 @@ impl Resource {
     }
 }
 
-/// A job that is bound by one resource. All seconds are sums over all ranks, unless they say otherwise.
+/// Wall time of all ranks together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct TotalTime {
+    pub(crate) ranks: usize,
+    pub(crate) wall_seconds: f64,
+}
+
+/// A job that is bound by one resource. Seconds are sums over all ranks, unless stated otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Bound {
     pub(crate) evidence: Evidence,
     /// Time that the resource took.
     pub(crate) seconds: f64,
-    pub(crate) wall_seconds: f64,
+    pub(crate) total: TotalTime,
     /// The other resources with a share worth mentioning, largest first.
     pub(crate) others: Vec<(Resource, f64)>,
     pub(crate) remedy: Remedy,
@@ -175,13 +182,13 @@ pub(crate) enum Inconclusive {
     },
     MostlyUnknown {
         unknown_seconds: f64,
-        wall_seconds: f64,
+        total: TotalTime,
     },
     /// No resource has a dominant share.
     NothingDominates {
         /// The resources with a share worth mentioning, largest first.
         shares: Vec<(Resource, f64)>,
-        wall_seconds: f64,
+        total: TotalTime,
     },
 }
 
@@ -239,7 +246,7 @@ impl Verdict {
     /// The share of the time of all ranks that the verdict is about.
     pub(crate) fn share(&self) -> Option<f64> {
         match self {
-            Self::Bound(bound) => Some(bound.seconds / bound.wall_seconds),
+            Self::Bound(bound) => Some(bound.seconds / bound.total.wall_seconds),
             Self::Straggler(straggler) => Some(straggler.share),
             Self::CannotTell(_) => None,
         }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::parts::{Parts, RankTimes};
 
-/// Waits for its GPU.
+/// A rank that waits for its GPU.
 const RANK: RankTimes = RankTimes {
     wall: 100.0,
     communication: 8.0,
@@ -24,7 +24,7 @@ const RANK: RankTimes = RankTimes {
     gpu_busy: None,
 };
 
-/// Waits for loaders that never rest.
+/// A rank that waits for loaders that never rest.
 const STARVED: RankTimes = RankTimes {
     data_waits: 30.0,
     data_prepare: 27.0,
@@ -44,144 +44,150 @@ fn remedy_of(verdict: &Verdict) -> &'static str {
     verdict.remedy().expect("a remedy").text()
 }
 
+/// Ranks, and the value of `bound` in the verdict on them.
+const CASES: &[(&str, RankTimes, &str)] = &[
+    ("waits for its GPU", RANK, "gpu"),
+    ("waits for saturated loaders", STARVED, "input"),
+    (
+        "waits for loaders that rest, and longer for the GPU",
+        RankTimes {
+            loader_busy: Some(0.3),
+            ..STARVED
+        },
+        "gpu",
+    ),
+    (
+        "loads data itself most of the time",
+        RankTimes {
+            data_waits: 60.0,
+            data_prepare: 50.0,
+            gpu_waits: 30.0,
+            loader_busy: None,
+            ..RANK
+        },
+        "input",
+    ),
+    (
+        "waits for loaders without a CPU",
+        RankTimes {
+            data_prepare: 5.0,
+            data_sched: 24.0,
+            ..STARVED
+        },
+        "cpu-scheduler",
+    ),
+    (
+        "is runnable without a CPU",
+        RankTimes {
+            run_delay: 50.0,
+            gpu_waits: 38.0,
+            ..RANK
+        },
+        "cpu-scheduler",
+    ),
+    (
+        "waits for peers",
+        RankTimes {
+            communication: 55.0,
+            peer_waits: 55.0,
+            ..RANK
+        },
+        "communication",
+    ),
+    (
+        "launches all the time",
+        RankTimes {
+            gpu_waits: 10.0,
+            cpu: 90.0,
+            ..RANK
+        },
+        "host",
+    ),
+    (
+        "waits in launches, because the queue is full",
+        RankTimes {
+            gpu_waits: 10.0,
+            launching: 70.0,
+            cpu: 90.0,
+            ..RANK
+        },
+        "gpu",
+    ),
+    (
+        "spins while it waits",
+        RankTimes { cpu: 99.0, ..RANK },
+        "gpu",
+    ),
+    (
+        "sleeps for an unknown reason",
+        RankTimes {
+            gpu_waits: 10.0,
+            cpu: 10.0,
+            ..RANK
+        },
+        "cannot-tell",
+    ),
+    (
+        "mostly unknown",
+        RankTimes {
+            unknown: 90.0,
+            gpu_waits: 8.0,
+            cpu: 90.0,
+            ..RANK
+        },
+        "cannot-tell",
+    ),
+    (
+        "a bit of everything",
+        RankTimes {
+            gpu_waits: 33.0,
+            peer_waits: 8.0,
+            communication: 8.0,
+            data_waits: 20.0,
+            data_prepare: 20.0,
+            data_fetch: 0.0,
+            data_sched: 0.0,
+            loader_busy: None,
+            run_delay: 15.0,
+            cpu: 25.0,
+            ..RANK
+        },
+        "cannot-tell",
+    ),
+    (
+        "too short",
+        RankTimes {
+            wall: 0.3,
+            gpu_waits: 0.3,
+            ..RANK
+        },
+        "cannot-tell",
+    ),
+];
+
 #[test]
-fn what_can_be_gained_most_by_bounds() {
-    let cases = [
-        ("waits for its GPU", RANK, "gpu"),
-        ("waits for loaders, which limit it", STARVED, "input"),
-        (
-            "waits for loaders that could be faster, less than for the GPU",
-            RankTimes {
-                loader_busy: Some(0.3),
-                ..STARVED
-            },
-            "gpu",
-        ),
-        (
-            "loads most of the time itself",
-            RankTimes {
-                data_waits: 60.0,
-                data_prepare: 50.0,
-                gpu_waits: 30.0,
-                loader_busy: None,
-                ..RANK
-            },
-            "input",
-        ),
-        (
-            "waits for loaders that do not get to run",
-            RankTimes {
-                data_prepare: 5.0,
-                data_sched: 24.0,
-                ..STARVED
-            },
-            "cpu-scheduler",
-        ),
-        (
-            "does not get to run itself",
-            RankTimes {
-                run_delay: 50.0,
-                gpu_waits: 38.0,
-                ..RANK
-            },
-            "cpu-scheduler",
-        ),
-        (
-            "waits for peers",
-            RankTimes {
-                communication: 55.0,
-                peer_waits: 55.0,
-                ..RANK
-            },
-            "communication",
-        ),
-        (
-            "launches all the time",
-            RankTimes {
-                gpu_waits: 10.0,
-                cpu: 90.0,
-                ..RANK
-            },
-            "host",
-        ),
-        (
-            "waits in launches, because the queue is full",
-            RankTimes {
-                gpu_waits: 10.0,
-                launching: 70.0,
-                cpu: 90.0,
-                ..RANK
-            },
-            "gpu",
-        ),
-        (
-            "spins while it waits",
-            RankTimes { cpu: 99.0, ..RANK },
-            "gpu",
-        ),
-        (
-            "sleeps, nobody knows why",
-            RankTimes {
-                gpu_waits: 10.0,
-                cpu: 10.0,
-                ..RANK
-            },
-            "cannot-tell",
-        ),
-        (
-            "mostly unknown",
-            RankTimes {
-                unknown: 90.0,
-                gpu_waits: 8.0,
-                cpu: 90.0,
-                ..RANK
-            },
-            "cannot-tell",
-        ),
-        (
-            "a bit of everything",
-            RankTimes {
-                gpu_waits: 33.0,
-                peer_waits: 8.0,
-                communication: 8.0,
-                data_waits: 20.0,
-                data_prepare: 20.0,
-                data_fetch: 0.0,
-                data_sched: 0.0,
-                loader_busy: None,
-                run_delay: 15.0,
-                cpu: 25.0,
-                ..RANK
-            },
-            "cannot-tell",
-        ),
-        (
-            "too short",
-            RankTimes {
-                wall: 0.3,
-                gpu_waits: 0.3,
-                ..RankTimes::default()
-            },
-            "cannot-tell",
-        ),
-    ];
-    for (name, rank, bound) in cases {
-        for ranks in [vec![rank], vec![rank; 8]] {
+fn the_largest_possible_gain_bounds_a_job() {
+    for (name, rank, bound) in CASES {
+        for ranks in [vec![*rank], vec![*rank; 8]] {
             let verdict = judge(&ranks);
-            assert_eq!(bound_of(&verdict), bound, "{name}: {}", verdict.evidence());
+            assert_eq!(bound_of(&verdict), *bound, "{name}: {}", verdict.evidence());
             assert!(!verdict.evidence().is_empty());
-            let is_judged = bound != "cannot-tell";
-            assert_eq!(verdict.at_most_seconds().is_some(), is_judged, "{name}");
+            let has_gain = *bound != "cannot-tell";
+            assert_eq!(verdict.at_most_seconds().is_some(), has_gain, "{name}");
         }
     }
 }
 
 #[test]
-fn an_idle_python_and_a_compiler_cannot_be_told() {
+fn processes_that_do_not_train_have_no_verdict() {
     let verdict = judge(&[]);
     assert_eq!(bound_of(&verdict), "cannot-tell");
-    assert!(verdict.evidence().contains("no process was seen"));
-    // It initialised CUDA and slept: all of its time is unknown.
+    assert!(
+        verdict
+            .evidence()
+            .contains("no training process was observed")
+    );
+    // A process that initialises CUDA and sleeps has only unknown time.
     let idle = RankTimes {
         wall: 60.0,
         unknown: 60.0,
@@ -192,7 +198,7 @@ fn an_idle_python_and_a_compiler_cannot_be_told() {
 }
 
 #[test]
-fn parts_add_up_to_no_more_than_the_time() {
+fn parts_add_up_to_at_most_the_wall_time() {
     let overlapping = RankTimes {
         data_waits: 50.0,
         data_prepare: 80.0,
@@ -222,14 +228,14 @@ fn waits_for_the_gpu_and_for_collectives_count_once() {
     assert_eq!(bound_of(&verdict), "gpu");
     assert!(remedy_of(&verdict).contains("fewer bytes"));
     assert!(
-        verdict.evidence().contains("collectives to do, too"),
+        verdict.evidence().contains("may be collectives"),
         "{}",
         verdict.evidence()
     );
 }
 
 #[test]
-fn who_has_no_gpu_is_not_told_to_feed_it() {
+fn a_job_without_a_gpu_gets_no_cuda_remedy() {
     let computes = RankTimes {
         wall: 100.0,
         cpu: 300.0,
@@ -238,11 +244,11 @@ fn who_has_no_gpu_is_not_told_to_feed_it() {
     };
     let verdict = judge(&[computes]);
     assert_eq!(bound_of(&verdict), "host");
-    assert!(verdict.evidence().contains("none of them used a GPU"));
+    assert!(verdict.evidence().contains("no rank used a GPU"));
     assert!(!remedy_of(&verdict).contains("CUDA"));
 }
 
-/// Waits for a peer, and has slack.
+/// A rank that waits for a peer.
 const WAITING: RankTimes = RankTimes {
     communication: 50.0,
     peer_waits: 50.0,
@@ -250,7 +256,7 @@ const WAITING: RankTimes = RankTimes {
 };
 
 #[test]
-fn the_slowest_rank_is_the_one_that_never_waits() {
+fn the_slowest_rank_waits_least_in_collectives() {
     let found = slowest(&[WAITING, RANK, WAITING]).unwrap();
     assert_eq!((found.index, found.seconds), (1, 42.0));
     assert_eq!((found.reason, found.more_seconds), (Some(Part::Gpu), 42.0));
@@ -260,7 +266,7 @@ fn the_slowest_rank_is_the_one_that_never_waits() {
 }
 
 #[test]
-fn one_slow_rank_is_a_straggler_whatever_slows_it() {
+fn one_slow_rank_is_a_straggler_for_every_cause() {
     let slow = RankTimes {
         gpu_waits: 38.0,
         ..RANK
@@ -298,7 +304,7 @@ fn one_slow_rank_is_a_straggler_whatever_slows_it() {
     }
 }
 
-/// Without a GPU and an optimizer that is known there are no phases.
+/// Without a GPU and a known optimizer all time is in phase Unknown.
 #[test]
 fn without_a_gpu_work_on_cpus_is_known() {
     let alone = RankTimes {
@@ -321,9 +327,9 @@ fn without_a_gpu_work_on_cpus_is_known() {
     assert_eq!(verdict.straggler(), Some(1));
 }
 
-/// It sleeps, or waits for a lock: that is not seen, but everyone waits for it.
+/// It sleeps or waits for a lock, which no probe reports, while its peers wait for it.
 #[test]
-fn a_straggler_may_be_held_up_by_what_is_not_seen() {
+fn a_straggler_may_be_blocked_for_an_unknown_reason() {
     let asleep = RankTimes {
         gpu_waits: 8.0,
         cpu: 10.0,
@@ -334,13 +340,13 @@ fn a_straggler_may_be_held_up_by_what_is_not_seen() {
     assert_eq!(bound_of(&verdict), "straggler", "{}", verdict.evidence());
     assert_eq!((verdict.cause(), verdict.straggler()), (None, Some(1)));
     assert!(
-        verdict.evidence().contains("blocked by what is not seen"),
+        verdict.evidence().contains("blocked for an unknown reason"),
         "{}",
         verdict.evidence()
     );
 }
 
-/// Of ranks that are all held up by their loaders, one is always the slowest, and hides the others' waits.
+/// If loaders hold up all ranks, one rank is always the slowest and hides the waits of the others.
 #[test]
 fn the_slowest_of_many_starved_ranks_is_no_straggler() {
     let ahead = RankTimes {
@@ -357,7 +363,7 @@ fn the_slowest_of_many_starved_ranks_is_no_straggler() {
     let verdict = judge(&ranks);
     assert_eq!(bound_of(&verdict), "input", "{}", verdict.evidence());
     assert_eq!(verdict.cause(), Some(Part::Prepare));
-    // Nor is one whose peers would wait less than it does, but more than they gained.
+    // Nor is a rank a straggler if its peers would wait longer for their own loaders than they gain.
     let lacks_cpus = RankTimes {
         data_waits: 77.0,
         data_prepare: 4.0,
@@ -391,7 +397,7 @@ fn the_slowest_of_many_starved_ranks_is_no_straggler() {
 }
 
 #[test]
-fn a_gain_is_no_more_than_what_the_worst_rank_wasted() {
+fn the_gain_is_at_most_the_time_of_the_worst_rank() {
     let verdict = judge(&[STARVED, STARVED]);
     assert_eq!(bound_of(&verdict), "input");
     assert_eq!(verdict.at_most_seconds(), Some(29.5));
@@ -399,7 +405,7 @@ fn a_gain_is_no_more_than_what_the_worst_rank_wasted() {
 }
 
 #[test]
-fn a_gpu_that_is_never_idle_waits_for_nobody() {
+fn a_gpu_that_is_never_idle_bounds_the_job() {
     let works = RankTimes {
         gpu_waits: 5.0,
         cpu: 100.0,
@@ -425,7 +431,7 @@ fn a_gpu_that_is_never_idle_waits_for_nobody() {
 }
 
 #[test]
-fn more_loaders_help_only_where_there_are_cpus_for_them() {
+fn more_loaders_are_a_remedy_only_if_cpus_are_free() {
     let full = RankTimes {
         loaders_fill_cpus: true,
         ..STARVED

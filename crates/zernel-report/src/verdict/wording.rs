@@ -2,7 +2,8 @@
 
 use super::judge::{DOMINANT, MENTIONED, SHORTEST};
 use super::{
-    Bound, Evidence, GpuActivity, Inconclusive, Remedy, Resource, Slowest, Straggler, Verdict,
+    Bound, Evidence, GpuActivity, Inconclusive, Remedy, Resource, Slowest, Straggler, TotalTime,
+    Verdict,
 };
 use crate::parts::Part;
 
@@ -12,9 +13,9 @@ impl Verdict {
         match self {
             Self::Bound(bound) => match bound.evidence.resource() {
                 Resource::Input => "input-bound",
-                Resource::Gpu => "GPU-bound",
-                Resource::Communication => "communication-bound",
                 Resource::CpuScheduler => "CPU-scheduler-bound",
+                Resource::Communication => "communication-bound",
+                Resource::Gpu => "GPU-bound",
                 Resource::Host => "host-bound",
             },
             Self::Straggler(_) => "straggler-bound",
@@ -22,7 +23,7 @@ impl Verdict {
         }
     }
 
-    /// What the verdict rests on. The subject of a straggler's sentence is that rank.
+    /// The measurements behind the verdict. The reader knows which rank is the straggler.
     pub(crate) fn evidence(&self) -> String {
         match self {
             Self::Bound(bound) => bound.text(),
@@ -34,75 +35,77 @@ impl Verdict {
 
 impl Bound {
     fn text(&self) -> String {
-        let size = format!(
-            "{:.1} s of the {:.1} s of all ranks ({:.0} %)",
-            self.seconds,
-            self.wall_seconds,
-            100.0 * self.seconds / self.wall_seconds
-        );
         let others = match self.others.is_empty() {
             true => String::new(),
-            false => format!("; of the rest, {}", list(&self.others)),
+            false => format!("; also {}", list(&self.others)),
         };
-        format!("{}{others}", self.resource_text(&size))
+        self.resource_text(&self.total.share(self.seconds)) + &others
     }
 
-    fn resource_text(&self, size: &str) -> String {
+    fn resource_text(&self, share: &str) -> String {
         match self.evidence {
             Evidence::Input {
                 prepare,
                 fetch,
                 other,
             } => format!(
-                "{size} were waits for data; meanwhile the loaders prepared for {prepare:.1} s, fetched for \
-                 {fetch:.1} s, and did neither for {other:.1} s"
+                "waits for data took {share}: loaders prepared for {prepare:.1} s, fetched for {fetch:.1} s, did \
+                 neither for {other:.1} s"
             ),
             Evidence::CpuScheduler { loaders, ranks } => format!(
-                "up to {size} threads could have run, and did not: loaders that were waited for {loaders:.1} s, the \
-                 ranks themselves {ranks:.1} s"
+                "threads were runnable without a CPU for up to {share}: loaders that a rank waited for \
+                 {loaders:.1} s, training threads {ranks:.1} s"
             ),
-            Evidence::Communication => format!("{size} were collectives"),
+            Evidence::Communication => format!("collectives took {share}"),
             Evidence::Gpu { collectives, ahead } => {
                 let collectives = match collectives > MENTIONED * self.seconds {
-                    true => {
-                        format!(
-                            "; in up to {collectives:.1} s of them it had collectives to do, too"
-                        )
-                    }
+                    true => format!(", of which up to {collectives:.1} s may be collectives"),
                     false => String::new(),
                 };
                 let ahead = match ahead > 0.0 {
                     true => format!(
-                        "; for {ahead:.1} s of them threads worked, but NVML says that it always had something to do"
+                        "; this includes {ahead:.1} s of host work, because the GPU was never idle (NVML)"
                     ),
                     false => String::new(),
                 };
-                format!("{size} were waits for the GPU{collectives}{ahead}")
+                format!("waits for the GPU took {share}{collectives}{ahead}")
             }
             Evidence::Host { gpu } => {
                 let gpu = match gpu {
-                    GpuActivity::Unused => "; none of them used a GPU".to_owned(),
-                    GpuActivity::NotReported => ", and hardly ever waited for the GPU".to_owned(),
-                    GpuActivity::Busy(share) => format!(
-                        ", and the GPU was busy for {:.0} % of it, as NVML says",
-                        100.0 * share
-                    ),
+                    GpuActivity::Unused => "and no rank used a GPU".to_owned(),
+                    GpuActivity::NotReported => "and hardly waited for the GPU".to_owned(),
+                    GpuActivity::Busy(share) => {
+                        format!("while the GPU was busy {:.0} % (NVML)", 100.0 * share)
+                    }
                 };
-                format!("{size} the ranks' own threads were at work on CPUs{gpu}")
+                format!("training threads ran on CPUs for {share} {gpu}")
             }
         }
+    }
+}
+
+impl TotalTime {
+    /// A time of all ranks as part of this one.
+    fn share(&self, seconds: f64) -> String {
+        let wall = self.wall_seconds;
+        let ranks = match self.ranks {
+            0 | 1 => String::new(),
+            ranks => format!(", sum of {ranks} ranks"),
+        };
+        let percent = 100.0 * seconds / wall;
+        format!("{seconds:.1} s of {wall:.1} s ({percent:.0} %{ranks})")
     }
 }
 
 impl Straggler {
     fn text(&self) -> String {
         format!(
-            "its peers waited for it for {:.1} s of their {:.1} s each ({:.0} %); it spent {:.1} s more {} than they did",
+            "its peers waited for it for {:.1} s of {:.1} s ({:.0} %, mean); it spent {:.1} s more than they did {}",
             self.waited_seconds,
             self.peer_wall_seconds,
             100.0 * self.waited_seconds / self.peer_wall_seconds,
             self.slowest.more_seconds,
-            self.slowest.spent()
+            self.slowest.excess_text()
         )
     }
 }
@@ -111,23 +114,22 @@ impl Inconclusive {
     fn text(&self) -> String {
         match self {
             Self::NotObserved => "nothing was observed".to_owned(),
-            Self::NoRanks => "no process was seen to train".to_owned(),
+            Self::NoRanks => "no training process was observed".to_owned(),
             Self::TooShort { longest_seconds } => format!(
-                "the ranks were observed for {longest_seconds:.2} s; less than {SHORTEST} s is a start, not a run"
+                "no rank was observed for longer than {longest_seconds:.2} s; a verdict needs at least {SHORTEST} s"
             ),
             Self::MostlyUnknown {
                 unknown_seconds,
-                wall_seconds,
+                total,
             } => format!(
-                "of {unknown_seconds:.1} s of the {wall_seconds:.1} s of all ranks it is not known what they waited for"
+                "the cause of waiting is unknown for {}",
+                total.share(*unknown_seconds)
             ),
-            Self::NothingDominates {
-                shares,
-                wall_seconds,
-            } => format!(
-                "of the {wall_seconds:.1} s of all ranks, {}: nothing has {:.0} % of it",
-                list(shares),
-                100.0 * DOMINANT
+            Self::NothingDominates { shares, total } => format!(
+                "no resource took {:.0} % of {:.1} s: {}",
+                100.0 * DOMINANT,
+                total.wall_seconds,
+                list(shares)
             ),
         }
     }
@@ -138,58 +140,57 @@ fn list(resources: &[(Resource, f64)]) -> String {
     let texts = resources.iter().map(|(resource, seconds)| {
         let what = match resource {
             Resource::Input => "waits for data",
-            Resource::CpuScheduler => "delays without a CPU",
+            Resource::CpuScheduler => "runnable without a CPU",
             Resource::Communication => "collectives",
             Resource::Gpu => "waits for the GPU",
-            Resource::Host => "own work on CPUs",
+            Resource::Host => "host work",
         };
-        format!("{seconds:.1} s were {what}")
+        format!("{what} {seconds:.1} s")
     });
     texts.collect::<Vec<_>>().join(", ")
 }
 
 impl Slowest {
-    /// What it spent more time in.
-    pub(crate) fn spent(&self) -> &'static str {
+    /// What the rank spent more time in than its peers: the end of a sentence.
+    pub(crate) fn excess_text(&self) -> &'static str {
         match self.reason {
-            Some(Part::Prepare) => "waiting for loaders that prepared data",
-            Some(Part::Fetch) => "waiting for loaders that fetched data",
-            Some(Part::OtherData) => "waiting for data that nobody was busy with",
-            Some(Part::CpuDelay) => "without a CPU, itself or its loaders",
+            Some(Part::Prepare) => "waiting while loaders prepared data",
+            Some(Part::Fetch) => "waiting while loaders fetched data",
+            Some(Part::OtherData) => "waiting for data that no loader worked on",
+            Some(Part::CpuDelay) => "runnable without a CPU (training threads and loaders)",
             Some(Part::Communication) => "in collectives",
             Some(Part::Gpu) => "waiting for its GPU",
-            Some(Part::Host) => "at work on its CPU",
-            None => "blocked by what is not seen",
+            Some(Part::Host) => "running on CPUs",
+            None => "blocked for an unknown reason",
         }
     }
 }
 
 impl Remedy {
+    /// The remedy as a list of things to try.
     pub(crate) fn text(self) -> &'static str {
         match self {
-            Self::MoreLoaders => "more loaders where CPUs are free, or less to do for each batch",
+            Self::MoreLoaders => "more loaders if CPUs are free, or cheaper preprocessing",
             Self::CheaperPreprocessing => {
-                "less to do for each batch: there are as many loaders as CPUs"
+                "cheaper preprocessing; there are already as many loaders as CPUs"
             }
-            Self::FasterStorage => "faster storage or network, or fetching further ahead",
+            Self::FasterStorage => "faster storage or network, or deeper prefetching",
             Self::CheckDataSource => {
-                "a look at what loads the data: nothing that the ranks started was busy with it"
+                "checking the data source: no process that the ranks started worked on the data"
             }
-            Self::FewerThreads => "fewer threads for the CPUs there are, or no neighbours on them",
+            Self::FewerThreads => "fewer threads on these CPUs, or moving other processes off them",
             Self::OverlapCollectives => {
                 "overlapping collectives with the backward pass, or fewer bytes"
             }
             Self::FasterGpu => "faster kernels or GPUs",
             Self::FasterGpuOrFewerBytes => {
-                "faster kernels or GPUs, or fewer bytes to reduce: a profile of the GPU tells which"
+                "faster kernels or GPUs, or fewer bytes in collectives; a GPU profile shows which"
             }
-            Self::AddGpu => "a GPU, or more and faster CPUs",
+            Self::AddGpu => "a GPU, or more or faster CPUs",
             Self::LessHostWork => {
-                "CUDA graphs, torch.compile or larger batches: less to do for each kernel"
+                "CUDA graphs, torch.compile or larger batches (less host work per kernel)"
             }
-            Self::DumpStack => {
-                "a look at the stack of that rank: it is blocked by nothing that is seen"
-            }
+            Self::DumpStack => "a stack dump of that rank, for example with `py-spy dump --pid`",
         }
     }
 }
