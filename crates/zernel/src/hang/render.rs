@@ -1,4 +1,4 @@
-//! What was found, for people.
+//! The findings as text.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::analysis::Problem;
 use super::report::{CommunicatorReport, FindingReport, HangReport, HangVerdict, RankReport};
 use zernel_report::text::{bytes, shortened, unbroken, wrapped};
 
-/// The unbroken answer.
+/// Renders the whole report.
 pub(super) fn text(report: &HangReport) -> String {
     let mut out = String::new();
     for ranks in &report.communicators {
@@ -14,16 +14,15 @@ pub(super) fn text(report: &HangReport) -> String {
     }
     if report.communicators.is_empty() {
         let verdict = match report.verdict {
-            HangVerdict::NothingHangs => "nothing hangs",
-            _ => "cannot tell",
+            HangVerdict::NothingHangs => "no rank hangs",
+            _ => "can't tell",
         };
         let job = report.job.as_deref();
-        let whose = job.map_or(String::new(), |job| {
+        let of_job = job.map_or(String::new(), |job| {
             format!(" of job {}", shortened(job, 30))
         });
-        let note = format!(
-            "{verdict}: no process{whose} that you may see has a NCCL communicator whose making was observed"
-        );
+        let note =
+            format!("{verdict}: no process{of_job} that you may see has a known NCCL communicator");
         push_paragraph(&mut out, "", &note);
     }
     if !report.pids_without_communicator.is_empty() {
@@ -33,7 +32,7 @@ pub(super) fn text(report: &HangReport) -> String {
             .map(u32::to_string)
             .collect();
         let note = format!(
-            "not told of: {}, which have made no communicator, or made it before `zernel observe` was there",
+            "not checked: pids {}, which have no communicator, or created it before `zernel observe` started",
             pids.join(", ")
         );
         push_paragraph(&mut out, "", &note);
@@ -46,18 +45,18 @@ fn write_communicator(out: &mut String, ranks: &CommunicatorReport) {
     let job = job.map_or(String::new(), |job| {
         format!(" of job {}", shortened(job, 30))
     });
-    let gone = ranks
+    let exited = ranks
         .members
         .iter()
         .filter(|member| member.ended_seconds_ago.is_some());
-    let gone = gone.count();
-    let here = ranks.members.len() - gone;
+    let exited = exited.count();
+    let here = ranks.members.len() - exited;
     let mut on_this_node = match ranks.ranks {
         Some(ranks) => format!("{here} of {ranks} ranks are on this node"),
         None => format!("{here} ranks are on this node"),
     };
-    if gone > 0 {
-        let _ = write!(on_this_node, ", {gone} gone");
+    if exited > 0 {
+        let _ = write!(on_this_node, ", {exited} exited");
     }
     push_line(
         out,
@@ -91,8 +90,8 @@ fn write_communicator(out: &mut String, ranks: &CommunicatorReport) {
 
 fn member_row(member: &RankReport) -> String {
     let when = match (member.ended_seconds_ago, member.entered_seconds_ago) {
-        (Some(ended), _) => format!("gone for {ended:.1} s"),
-        (None, Some(entered)) if member.is_being_made => format!("joins for {entered:.1} s"),
+        (Some(ended), _) => format!("exited {ended:.1} s ago"),
+        (None, Some(entered)) if member.is_being_made => format!("joining for {entered:.1} s"),
         (None, Some(entered)) if member.in_call => format!("{entered:.1} s ago, in the call"),
         (None, Some(entered)) => format!("{entered:.1} s ago"),
         (None, None) => "never".to_owned(),
@@ -120,7 +119,7 @@ fn row(cells: [&str; 7]) -> String {
     )
 }
 
-/// There is no one to name, and yet nobody goes on.
+/// All ranks here wait, and none of them is the cause.
 fn all_ranks_wait(ranks: &CommunicatorReport) -> String {
     let waited = ranks
         .members
@@ -131,18 +130,20 @@ fn all_ranks_wait(ranks: &CommunicatorReport) -> String {
         .ranks
         .is_none_or(|all| all as usize > ranks.members.len());
     let why = match elsewhere {
-        true => "a rank of another node does not come (ask there), the network or a GPU has failed",
+        true => {
+            "a rank of another node is missing (run `zernel hang` there), the network or a GPU has failed"
+        }
         false => "the network or a GPU has failed",
     };
     if ranks.members.iter().any(|member| member.is_being_made) {
         return format!(
-            "cannot tell: all ranks here have waited for {} for others to join: {why}",
+            "can't tell: all ranks here have waited for {} for others to join: {why}",
             seconds(waited)
         );
     }
     format!(
-        "cannot tell: all ranks here have entered the same, and wait for their GPUs since {waited:.1} s, longer than \
-         ever before: {why}, or they compute for longer than usual"
+        "can't tell: all ranks here have entered the same collective and have waited for their GPUs for {waited:.1} s, \
+         longer than ever before: {why}, or they compute for longer than usual"
     )
 }
 
@@ -150,26 +151,26 @@ fn finding_text(found: &FindingReport) -> String {
     let verdict = if found.hangs { "HANG" } else { "late" };
     let mut text = format!("{verdict}: {}", problem_text(found));
     for other in &found.activity.meanwhile {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "; {other}");
     }
     if let Some(communicator) = &found.waits_itself_on {
         let _ = write!(
             text,
-            "; it waits itself on communicator {communicator}, so see there"
+            "; it waits itself on communicator {communicator}: see there"
         );
     }
     if !found.hangs && found.rank.longest_gap_seconds >= 1.0 {
         let _ = write!(
             text,
-            "; it has gone {} without a collective before, so this may be no hang",
+            "; it has gone {} without a collective before, so it may just be slow",
             seconds(found.rank.longest_gap_seconds)
         );
     }
     text
 }
 
-/// Target has not done what, and what it does.
+/// What a rank has not done, and what it does instead.
 fn problem_text(found: &FindingReport) -> String {
     let rank = &found.rank;
     let subject = match rank.rank {
@@ -184,24 +185,24 @@ fn problem_text(found: &FindingReport) -> String {
             "{subject} {activity}; its last collective was {last}, and others have waited for {waited}"
         ),
         Problem::NotJoined => format!(
-            "{subject} has not begun to make the communicator, for which others have waited for {waited}; it {activity}"
+            "{subject} has not joined the communicator; others have waited for {waited}; it {activity}"
         ),
         Problem::Behind { leaders, next } => format!(
-            "{subject} has not entered collective {next}, for which {leaders} others have waited for {waited}; it {activity}"
+            "{subject} has not entered collective {next}; {leaders} others have waited in it for {waited}; it {activity}"
         ),
         Problem::InCall => format!(
-            "{subject} is in the call of {last}, which others have left, for {waited}; it {activity}"
+            "{subject} has been in the call of {last} for {waited}; others have left it; it {activity}"
         ),
         Problem::Stopped => format!(
-            "{subject} entered {last} as the others did {waited} ago, and may not have done its part; it {activity}"
+            "{subject} entered {last} with the others {waited} ago, but it may be incomplete; it {activity}"
         ),
         Problem::Different {
             sequence,
             own,
             others,
         } => format!(
-            "{subject} entered {own} as collective {sequence}, where the others entered {others}: they never meet, \
-             and have waited for {waited}; it {activity}"
+            "{subject} entered {own} as collective {sequence}, the others entered {others}: neither can complete; the \
+             others have waited for {waited}; it {activity}"
         ),
     }
 }
@@ -270,21 +271,21 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_behind_is_named_with_what_it_does_instead() {
+    fn a_rank_that_is_behind_is_reported_with_its_activity() {
         let text = report_text(&[member(0, 7, 1.0), member(1, 7, 1.0), member(2, 6, 1.0)]);
         assert_contains(
             &text,
             &[
                 "of job slurm-7: 3 of 8 ranks are on this node",
                 "2 102 python-with-a-… 6 AllReduce 4.0 MiB 30.0 s ago",
-                "HANG: rank 2 (pid 102) has not entered collective 7, for which 2 others have waited for 30.0 s",
+                "HANG: rank 2 (pid 102) has not entered collective 7; 2 others have waited in it for 30.0 s",
                 "; it is stopped",
             ],
         );
     }
 
     #[test]
-    fn a_slow_rank_is_late_and_nothing_hangs() {
+    fn a_slow_rank_is_late_and_no_hang() {
         let text = report_text(&[member(0, 7, 1.0), member(2, 6, 60.0)]);
         assert_contains(
             &text,
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_not_there_is_said() {
+    fn a_missing_job_is_reported() {
         assert_contains(
             &report_text(&[]),
             &["no process of job slurm-7 that you may see"],

@@ -1,12 +1,11 @@
-//! `zernel run` and `zernel attach`: observe one command or one running process and all that it starts, and say in
-//! the end where the time went.
+//! `zernel run` and `zernel attach`: observe a command or a running process with its descendants, and print a report.
 //!
-//! | part | subject |
+//! | module | subject |
 //! |---|---|
-//! | `child` | the command as a process: signals in, exit code out |
-//! | `caller` | who the command runs as under sudo |
-//! | `attach` | a process that runs already |
-//! | `watch` | observing, by itself or through the daemon, and telling the wanted processes from others |
+//! | `child` | the command as a child process: signals and exit code |
+//! | `caller` | the user that the command runs as under sudo |
+//! | `attach` | `zernel attach` |
+//! | `recorder` | observes, or asks the daemon, and records the descendants of the command |
 
 pub(crate) mod attach;
 mod caller;
@@ -31,39 +30,39 @@ use caller::Caller;
 use child::{CaughtSignals, Child};
 use recorder::{Recorder, Root};
 
-/// Run a command, and say where the time of its training processes went
+/// Run a command and report where its training time goes
 ///
-/// The command keeps its input and output, its environment and its signals, and its exit code is passed on.
-/// When it has ended, a report goes to stderr: the phases of each rank, what it waited for, what bounds it,
-/// and what observing cost. Under sudo the command runs as the user who called sudo.
+/// Runs COMMAND unchanged and prints a report to stderr when it exits: phases, steps and waits of each rank, what
+/// bounds the run, and the overhead of observing. Input, output, environment and signals are those of COMMAND, and
+/// its exit code is passed on. Under sudo, COMMAND runs as the user who called sudo.
 ///
-/// Without privilege the daemon of the machine is asked (`zernel observe`). If there is none, the command runs
-/// all the same, and the report says what could not be seen.
+/// Observing needs root or a running `zernel observe`. Without either, COMMAND runs anyway, and the report states
+/// what is missing.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The command and its arguments
+    /// Command to run, with its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
-    /// Under sudo, run the command as root too
+    /// Under sudo, run COMMAND as root
     #[arg(long)]
     as_root: bool,
     #[command(flatten)]
     report: ReportOptions,
 }
 
-/// How to observe, and where to tell of it.
+/// How to observe, and where to write reports.
 #[derive(Debug, Args)]
 struct ReportOptions {
-    /// Write the report as JSON to this file too; `-` is stdout
+    /// Also write the report as JSON to FILE; `-` for stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the report as a self-contained HTML page to this file too; `-` is stdout
+    /// Also write the report as a self-contained HTML page to FILE; `-` for stdout
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// The share of its time that any observed thread may pay, such as 0.5%; `none`: whatever it takes
+    /// Largest overhead of any observed thread, such as 0.5%; `none` for no limit
     #[arg(long, value_name = "SHARE", default_value = "0.5%", value_parser = parse_budget)]
     budget: f64,
-    /// A library to attach to at once, before any process uses it
+    /// Attach to this library before any process loads it; may be repeated
     #[arg(long = "library", value_name = "FILE")]
     libraries: Vec<PathBuf>,
     #[command(flatten)]
@@ -80,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let recorder = options.report.start(Root::SpawnedCommand);
     if io::stderr().is_terminal() {
         match recorder.unavailable_reason() {
-            None => eprintln!("zernel: observing; the report comes when the command has ended"),
+            None => eprintln!("zernel: observing; the report follows when the command exits"),
             Some(reason) => eprintln!("zernel: not observing: {reason}"),
         }
     }
@@ -88,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let child = Child::spawn(&options.command, caller.as_ref(), signals);
     let ended = child.map(Child::wait);
     let wall = started.elapsed();
-    // Whatever became of the command, nothing stays attached.
+    // Detach all probes, even if the command did not start.
     let outcome = recorder.finish();
     let ended = match ended {
         Ok(ended) => ended?,
@@ -114,7 +113,7 @@ impl ReportOptions {
         Recorder::start(&options, root, &self.socket)
     }
 
-    /// Finds out whether reports can be written, before the work that they are about.
+    /// Checks that the reports can be written, before the command runs.
     fn check_files(&self) -> Result<(), String> {
         let files: Vec<&Path> = self
             .json
@@ -135,7 +134,7 @@ impl ReportOptions {
         Ok(())
     }
 
-    /// A report that cannot be written is a pity, but the command's exit code is still passed on.
+    /// Prints the report and writes the files. Failing to write one does not change the exit code.
     fn write(&self, report: &Report) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
         let text = zernel_report::render_text(report, terminal_width());
@@ -155,18 +154,18 @@ impl ReportOptions {
     }
 }
 
-/// How many characters a line of stderr has; `None`: it is no terminal, or does not say.
+/// Columns of the terminal on stderr. `None`: not a terminal, or unknown.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Finds out whether a file can be written, and leaves it as it is; one that is not there is not there afterwards.
+/// Checks that a file can be written, without changing or creating it.
 fn check_writable(file: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(file) {
         Ok(_) => std::fs::remove_file(file),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            // A link may lead to where there is no file yet.
+            // `create` is for a symbolic link to a file that does not exist yet.
             let opened = OpenOptions::new().create(true).append(true).open(file);
             opened.map(drop)
         }

@@ -1,4 +1,4 @@
-//! Observes while a command runs, and keeps what was seen of its processes.
+//! Records the processes of a command while it runs: observes them, or asks the daemon that does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,31 +15,31 @@ use zernel_report::{Observation, Record};
 
 use crate::client::Socket;
 
-/// How often is looked who came: what lived shorter may be nobody's.
+/// Time between snapshots. The parents of a process with a shorter life may stay unknown.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
-/// How many parents are asked for: deeper trees are loops.
+/// Longest chain of parents that is followed. A longer one is a loop.
 const MAX_ANCESTORS: usize = 64;
 
-/// A process for ever: its pid and when it started.
+/// Identifies a process even if its pid is reused: pid and start time.
 type ProcessKey = (u32, u64);
 
-/// Whose processes are wanted: all that descend from this one.
+/// The process that, with its descendants, is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Root {
-    /// Ourselves; what was there before is not meant.
+    /// The command that this process is about to start. Processes that started earlier do not count.
     SpawnedCommand,
-    /// A process that was there before, and is meant too.
+    /// A process that runs already.
     RunningProcess(u32),
 }
 
-/// ReportOptions, if that is possible.
+/// Records in a thread, if observing is possible.
 pub(super) enum Recorder {
     /// A thread takes snapshots until `stop` is set.
     Running {
         stop: Arc<AtomicBool>,
         thread: JoinHandle<Observation>,
     },
-    /// Nothing is observed, for this reason.
+    /// Observing is not possible, for this reason.
     Unavailable(String),
 }
 
@@ -49,13 +49,13 @@ enum Source {
     Daemon(Socket),
 }
 
-/// What was observed so far.
+/// What was recorded so far.
 struct Recording {
     root: Root,
-    /// When it began, in nanoseconds since boot.
+    /// When recording began, in nanoseconds since boot.
     start_ns: u64,
     records: BTreeMap<ProcessKey, Record>,
-    /// Whether a process is wanted.
+    /// Whether a process descends from the root.
     ancestries: BTreeMap<ProcessKey, Ancestry>,
     observation: Observation,
 }
@@ -64,12 +64,12 @@ struct Recording {
 enum Ancestry {
     Descendant,
     Foreign,
-    /// It was gone before it could be asked.
+    /// It exited before its parents were read.
     Unknown,
 }
 
 impl Recorder {
-    /// Observes in this process, or else through the daemon.
+    /// Starts observing in this process, or through the daemon if that is not possible.
     pub(super) fn start(options: &Options, root: Root, socket: &Socket) -> Self {
         let observer = Observer::start(options);
         match observer.and_then(|observer| ObserverThread::start(observer, SNAPSHOT_INTERVAL)) {
@@ -100,7 +100,7 @@ impl Recorder {
         Self::Running { stop, thread }
     }
 
-    /// Why nothing is observed.
+    /// Why observing is not possible.
     pub(super) fn unavailable_reason(&self) -> Option<&str> {
         match self {
             Self::Running { .. } => None,
@@ -108,7 +108,7 @@ impl Recorder {
         }
     }
 
-    /// Stops observing. The error says why nothing was observed.
+    /// Stops observing. The error is the reason why nothing was observed.
     pub(super) fn finish(self) -> Result<Observation, String> {
         match self {
             Self::Unavailable(reason) => Err(reason),
@@ -125,7 +125,7 @@ impl Source {
     fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
         match self {
             Self::Local(observer) => {
-                (observer.refresh()).ok_or_else(|| "observing broke off".to_owned())
+                (observer.refresh()).ok_or_else(|| "observing stopped early".to_owned())
             }
             Self::Daemon(socket) => match socket.snapshot() {
                 Ok(snapshot) => Ok(Arc::new(snapshot)),
@@ -134,12 +134,12 @@ impl Source {
         }
     }
 
-    /// Stops observing. An error says why it broke off before.
+    /// Stops observing. Returns why it stopped early, if it did.
     fn stop(self) -> Option<String> {
         match self {
             Self::Local(observer) => {
                 let error = observer.stop().err()?;
-                Some(format!("observing broke off: {error}"))
+                Some(format!("observing stopped early: {error}"))
             }
             Self::Daemon(_) => None,
         }
@@ -149,7 +149,7 @@ impl Source {
 impl Recording {
     fn record_until(mut self, source: Source, stop: &AtomicBool) -> Observation {
         loop {
-            // Read before the look, so that the last look follows the end of the command.
+            // Read before the snapshot, so that the last snapshot follows the exit of the command.
             let is_last = stop.load(Ordering::Relaxed);
             match source.snapshot() {
                 Ok(snapshot) => self.add_snapshot(&snapshot, is_last),
@@ -170,8 +170,8 @@ impl Recording {
     fn add_snapshot(&mut self, snapshot: &Snapshot, is_last: bool) {
         let now_ns = monotonic_ns();
         let asleep_ns = since_boot_ns().saturating_sub(now_ns);
-        let observation = &mut self.observation;
         if is_last {
+            let observation = &mut self.observation;
             observation.call_cost_seconds = snapshot.call_cost_seconds;
             observation.rung.clone_from(&snapshot.rung);
             observation
@@ -179,31 +179,42 @@ impl Recording {
                 .extend(snapshot.problems.iter().cloned());
         }
         for process in &snapshot.observed {
-            let key = (process.pid, process.start_ns);
-            let (root, start_ns) = (self.root, self.start_ns);
-            let ancestry = self.ancestries.entry(key);
-            let ancestry = ancestry.or_insert_with(|| ancestry_of(root, start_ns, process));
-            if *ancestry == Ancestry::Descendant {
-                let record = self.records.entry(key);
-                let record = record.or_insert_with(|| match root {
-                    Root::SpawnedCommand => Record::for_new_process(process, asleep_ns),
-                    // It started while others were observed already: nothing of it is missing.
-                    Root::RunningProcess(_) if process.start_ns >= start_ns => Record::default(),
-                    Root::RunningProcess(_) => Record::for_running_process(process),
-                });
-                record.observe(process, now_ns);
-                let sampled = snapshot.sampled.iter();
-                // Who has launched nothing may do so between windows.
-                let is_unseen = process.is_trainer() && process.cuda.launches == 0;
-                let called =
-                    sampled.filter(|name| is_unseen || process.calls.contains_key(name.as_str()));
-                observation.sampled.extend(called.cloned());
-                // A process may change that at any time.
-                if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
-                    record.cpus = cpus;
-                }
-            }
+            self.add_process(process, snapshot, (now_ns, asleep_ns));
         }
+    }
+
+    /// Adds a process, if it descends from the root, at `now_ns` of the monotonic clock. `asleep_ns` is how far the
+    /// boot-time clock is ahead of it.
+    fn add_process(
+        &mut self,
+        process: &ProcessSnapshot,
+        snapshot: &Snapshot,
+        (now_ns, asleep_ns): (u64, u64),
+    ) {
+        let key = (process.pid, process.start_ns);
+        let (root, start_ns) = (self.root, self.start_ns);
+        let ancestry = self.ancestries.entry(key);
+        let ancestry = ancestry.or_insert_with(|| ancestry_of(root, start_ns, process));
+        if *ancestry != Ancestry::Descendant {
+            return;
+        }
+        let record = self.records.entry(key);
+        let record = record.or_insert_with(|| match root {
+            Root::SpawnedCommand => Record::for_new_process(process, asleep_ns),
+            // It started after recording began, so all of it was observed.
+            Root::RunningProcess(_) if process.start_ns >= start_ns => Record::default(),
+            Root::RunningProcess(_) => Record::for_running_process(process),
+        });
+        record.observe(process, now_ns);
+        // A process can change its affinity at any time.
+        if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
+            record.cpus = cpus;
+        }
+        // A trainer without launches may launch between two sampling windows.
+        let may_launch = process.is_trainer() && process.cuda.launches == 0;
+        let sampled = snapshot.sampled.iter();
+        let called = sampled.filter(|name| may_launch || process.calls.contains_key(name.as_str()));
+        self.observation.sampled.extend(called.cloned());
     }
 
     fn finish(mut self) -> Observation {
@@ -212,7 +223,7 @@ impl Recording {
         let unknown = unknown.count();
         if unknown > 0 {
             self.observation.problems.push(format!(
-                "{unknown} processes used CUDA and ended before it was seen whose they were"
+                "{unknown} processes used CUDA and exited before their parent was known"
             ));
         }
         let records = self.records.into_values();
@@ -221,7 +232,7 @@ impl Recording {
     }
 }
 
-/// Whether parent links lead from a process to the root.
+/// Follows the parents of a process up to the root.
 fn ancestry_of(root: Root, start_ns: u64, process: &ProcessSnapshot) -> Ancestry {
     let root = match root {
         Root::SpawnedCommand if process.start_ns < start_ns => return Ancestry::Foreign,
@@ -240,7 +251,7 @@ fn ancestry_of(root: Root, start_ns: u64, process: &ProcessSnapshot) -> Ancestry
         match parent(ancestor) {
             Some(0) => return Ancestry::Foreign,
             Some(next) => ancestor = next,
-            // It ended meanwhile, and its children have another parent now.
+            // The parent exited meanwhile, so its children have another one now.
             None => match parent(process.pid) {
                 Some(again) => ancestor = again,
                 None => return Ancestry::Unknown,
@@ -255,7 +266,7 @@ fn parent(pid: u32) -> Option<u32> {
     Some(process.stat().ok()?.ppid.unsigned_abs())
 }
 
-/// The CPUs that a process may use.
+/// CPUs in the affinity mask of a process.
 fn cpus(pid: u32) -> Option<CpuSet> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     sched_getaffinity(Some(pid)).ok()
@@ -280,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_what_starts_while_it_is_attached_nothing_is_missing() {
+    fn a_process_that_starts_while_attached_is_complete() {
         let mut recording = Recording {
             root: Root::RunningProcess(std::process::id()),
             start_ns: 1000,
@@ -306,8 +317,8 @@ mod tests {
     }
 
     #[test]
-    fn the_cpus_of_a_process_are_known() {
-        let own = cpus(std::process::id()).expect("we are there");
+    fn the_affinity_of_a_process_is_known() {
+        let own = cpus(std::process::id()).expect("this process exists");
         assert!(own.count() > 0);
         assert_eq!(cpus(u32::MAX), None);
     }
