@@ -227,16 +227,16 @@ impl Times {
         }
     }
 
-    /// Combines two of them number by number. The phases add up to the wall time again.
-    pub(crate) fn combine(&self, other: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
+    /// Combines two of them number by number with `combine_one`. The phases add up to the wall time again.
+    pub(crate) fn combine(&self, other: &Self, combine_one: impl Fn(f64, f64) -> f64) -> Self {
         let phases = [&self.phases, &other.phases];
         let data = [&self.data_waits, &other.data_waits];
-        let wall_seconds = of(self.wall_seconds, other.wall_seconds);
+        let wall_seconds = combine_one(self.wall_seconds, other.wall_seconds);
         let mut combined = Phases {
-            data_loading: of(phases[0].data_loading, phases[1].data_loading),
-            gpu_compute: of(phases[0].gpu_compute, phases[1].gpu_compute),
-            nccl_collective: of(phases[0].nccl_collective, phases[1].nccl_collective),
-            optimizer_step: of(phases[0].optimizer_step, phases[1].optimizer_step),
+            data_loading: combine_one(phases[0].data_loading, phases[1].data_loading),
+            gpu_compute: combine_one(phases[0].gpu_compute, phases[1].gpu_compute),
+            nccl_collective: combine_one(phases[0].nccl_collective, phases[1].nccl_collective),
+            optimizer_step: combine_one(phases[0].optimizer_step, phases[1].optimizer_step),
             unknown: 0.0,
             more_than_wall: 0.0,
         };
@@ -245,26 +245,26 @@ impl Times {
             wall_seconds,
             phases: combined,
             data_waits: DataWaits {
-                prepare: of(data[0].prepare, data[1].prepare),
-                fetch: of(data[0].fetch, data[1].fetch),
-                sched: of(data[0].sched, data[1].sched),
-                other: of(data[0].other, data[1].other),
+                prepare: combine_one(data[0].prepare, data[1].prepare),
+                fetch: combine_one(data[0].fetch, data[1].fetch),
+                sched: combine_one(data[0].sched, data[1].sched),
+                other: combine_one(data[0].other, data[1].other),
             },
-            peer_wait_seconds: of(self.peer_wait_seconds, other.peer_wait_seconds),
-            gpu_wait_seconds: of(self.gpu_wait_seconds, other.gpu_wait_seconds),
-            gpu_waits: of(self.gpu_waits, other.gpu_waits),
-            launch_seconds: of(self.launch_seconds, other.launch_seconds),
-            launches: of(self.launches, other.launches),
-            cpu_seconds: of(self.cpu_seconds, other.cpu_seconds),
-            run_delay_seconds: of(self.run_delay_seconds, other.run_delay_seconds),
-            calling_cpu_seconds: of(self.calling_cpu_seconds, other.calling_cpu_seconds),
-            calling_run_delay_seconds: of(
+            peer_wait_seconds: combine_one(self.peer_wait_seconds, other.peer_wait_seconds),
+            gpu_wait_seconds: combine_one(self.gpu_wait_seconds, other.gpu_wait_seconds),
+            gpu_waits: combine_one(self.gpu_waits, other.gpu_waits),
+            launch_seconds: combine_one(self.launch_seconds, other.launch_seconds),
+            launches: combine_one(self.launches, other.launches),
+            cpu_seconds: combine_one(self.cpu_seconds, other.cpu_seconds),
+            run_delay_seconds: combine_one(self.run_delay_seconds, other.run_delay_seconds),
+            calling_cpu_seconds: combine_one(self.calling_cpu_seconds, other.calling_cpu_seconds),
+            calling_run_delay_seconds: combine_one(
                 self.calling_run_delay_seconds,
                 other.calling_run_delay_seconds,
             ),
-            fetch_seconds: of(self.fetch_seconds, other.fetch_seconds),
+            fetch_seconds: combine_one(self.fetch_seconds, other.fetch_seconds),
             gpu_busy_seconds: (self.gpu_busy_seconds.zip(other.gpu_busy_seconds))
-                .map(|(own, others)| of(own, others)),
+                .map(|(own, others)| combine_one(own, others)),
         }
     }
 }
@@ -272,13 +272,13 @@ impl Times {
 impl Phases {
     fn new(process: &snapshot::ProcessSnapshot, wall: f64) -> Self {
         let times = process.phases.phase_times.as_ref();
-        let of = |phase| times.map_or(0.0, |times| times.phase_ns(phase) as f64 / 1e9);
+        let seconds_in = |phase| times.map_or(0.0, |times| times.phase_ns(phase) as f64 / 1e9);
         let mut phases = Self {
-            data_loading: of(WorkloadPhase::DataLoading),
-            gpu_compute: of(WorkloadPhase::GpuCompute),
-            nccl_collective: of(WorkloadPhase::NcclCollective),
-            optimizer_step: of(WorkloadPhase::OptimizerStep),
-            unknown: of(WorkloadPhase::Unknown),
+            data_loading: seconds_in(WorkloadPhase::DataLoading),
+            gpu_compute: seconds_in(WorkloadPhase::GpuCompute),
+            nccl_collective: seconds_in(WorkloadPhase::NcclCollective),
+            optimizer_step: seconds_in(WorkloadPhase::OptimizerStep),
+            unknown: seconds_in(WorkloadPhase::Unknown),
             more_than_wall: 0.0,
         };
         phases.fill_unknown(wall);

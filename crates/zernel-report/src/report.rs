@@ -196,9 +196,9 @@ fn rank_times(
     let times = rank.training_times();
     let collectives = rank.collectives.iter();
     // Collectives that one wait covers overlap, so at most one counts per wait.
-    let until_sync = collectives.map(|of| {
-        let waits = times.gpu_waits.min(of.calls as f64);
-        waits * of.until_sync_mean_seconds.unwrap_or(0.0)
+    let until_sync = collectives.map(|collective| {
+        let waits = times.gpu_waits.min(collective.calls as f64);
+        waits * collective.until_sync_mean_seconds.unwrap_or(0.0)
     });
     RankTimes {
         wall: times.wall_seconds,

@@ -192,12 +192,12 @@ pub(crate) struct ValueAxis {
 
 impl ValueAxis {
     pub(crate) fn y(&self, value: f64) -> f64 {
-        let of = |value: f64| match self.is_log {
+        let scaled = |value: f64| match self.is_log {
             true => value.max(self.least).ln(),
             false => value,
         };
-        let span = of(self.largest) - of(self.least);
-        let share = super::markup::share(of(value) - of(self.least), span);
+        let span = scaled(self.largest) - scaled(self.least);
+        let share = super::markup::share(scaled(value) - scaled(self.least), span);
         self.bottom - share * (self.bottom - self.top)
     }
 

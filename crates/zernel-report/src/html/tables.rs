@@ -180,17 +180,21 @@ fn completeness(rank: &ProcessReport) -> String {
 }
 
 fn collective_table(ranks: &[ProcessReport]) -> String {
-    let each = ranks
-        .iter()
-        .flat_map(|rank| rank.collectives.iter().map(move |of| (rank, of)));
-    let rows = each.map(|(rank, of)| {
+    let each = ranks.iter().flat_map(|rank| {
+        rank.collectives
+            .iter()
+            .map(move |collective| (rank, collective))
+    });
+    let rows = each.map(|(rank, collective)| {
         vec![
             rank_name(rank),
-            of.op.to_string(),
-            count(of.calls),
-            bytes(of.bytes / of.calls.max(1)),
-            bytes(of.bytes),
-            of.until_sync_median_seconds.map_or("–".to_owned(), time),
+            collective.op.to_string(),
+            count(collective.calls),
+            bytes(collective.bytes / collective.calls.max(1)),
+            bytes(collective.bytes),
+            collective
+                .until_sync_median_seconds
+                .map_or("–".to_owned(), time),
         ]
     });
     let rows: Vec<Vec<String>> = rows.collect();

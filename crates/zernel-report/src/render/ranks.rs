@@ -183,7 +183,11 @@ fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
     ];
     if steps.warm_up > 0 {
         let seconds = time(steps.warm_up_seconds);
-        parts.push(format!("warm-up {seconds} ({} steps)", steps.warm_up));
+        let plural = if steps.warm_up == 1 { "" } else { "s" };
+        parts.push(format!(
+            "warm-up {seconds} ({} step{plural})",
+            steps.warm_up
+        ));
     }
     let start_up = rank.start_up_seconds();
     parts.extend(start_up.map(|seconds| format!("{seconds:.1} s to the first call")));
@@ -213,16 +217,16 @@ fn interruption(one: &Interruption) -> String {
 }
 
 fn collectives(rank: &ProcessReport) -> String {
-    let each = rank.collectives.iter().map(|of| {
-        let median = of.until_sync_median_seconds;
+    let each = rank.collectives.iter().map(|collective| {
+        let median = collective.until_sync_median_seconds;
         let median = median.map_or(String::new(), |seconds| {
             unbroken(&format!("done in {:.2} ms (median)", 1e3 * seconds))
         });
         let calls = format!(
             "{} {} × {}",
-            of.calls,
-            of.op,
-            bytes(of.bytes / of.calls.max(1))
+            collective.calls,
+            collective.op,
+            bytes(collective.bytes / collective.calls.max(1))
         );
         format!("{} {median}", unbroken(&calls))
             .trim_end()

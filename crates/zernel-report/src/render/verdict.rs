@@ -57,7 +57,7 @@ fn excess(slowest: &Slowest) -> String {
     match slowest.more_seconds {
         0.0 => String::new(),
         more => format!(
-            "; it spent {more:.1} s more than its peers {}",
+            "; it spent {more:.1} s more {} than its peers",
             slowest.excess_text()
         ),
     }

@@ -196,9 +196,9 @@ fn remedy(part: Part, ranks: &[Parts]) -> Remedy {
 /// Judges whether the slowest rank alone holds the others up.
 fn judge_straggler(ranks: &[RankTimes], parts: &[Parts], slowest: Slowest) -> Option<Straggler> {
     let count = (ranks.len() - 1) as f64;
-    let peer_mean = |of: &dyn Fn(&RankTimes, &Parts) -> f64| {
+    let peer_mean = |measure: &dyn Fn(&RankTimes, &Parts) -> f64| {
         let both: Vec<(&RankTimes, &Parts)> = ranks.iter().zip(parts).collect();
-        let peers = peers(&both, slowest.index).map(|(rank, parts)| of(rank, parts));
+        let peers = peers(&both, slowest.index).map(|(rank, parts)| measure(rank, parts));
         peers.sum::<f64>() / count
     };
     let slow = &parts[slowest.index];

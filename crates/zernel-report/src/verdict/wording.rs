@@ -100,7 +100,7 @@ impl TotalTime {
 impl Straggler {
     fn text(&self) -> String {
         format!(
-            "its peers waited for it for {:.1} s of {:.1} s ({:.0} %, mean); it spent {:.1} s more than they did {}",
+            "its peers waited for it for {:.1} s of {:.1} s ({:.0} %, mean); it spent {:.1} s more {} than they did",
             self.waited_seconds,
             self.peer_wall_seconds,
             100.0 * self.waited_seconds / self.peer_wall_seconds,
@@ -151,13 +151,13 @@ fn list(resources: &[(Resource, f64)]) -> String {
 }
 
 impl Slowest {
-    /// What the rank spent more time in than its peers: the end of a sentence.
+    /// What the rank spent more time in than its peers: the part of a sentence after "spent more".
     pub(crate) fn excess_text(&self) -> &'static str {
         match self.reason {
             Some(Part::Prepare) => "waiting while loaders prepared data",
             Some(Part::Fetch) => "waiting while loaders fetched data",
             Some(Part::OtherData) => "waiting for data that no loader worked on",
-            Some(Part::CpuDelay) => "runnable without a CPU (training threads and loaders)",
+            Some(Part::CpuDelay) => "runnable without a CPU (with its loaders)",
             Some(Part::Communication) => "in collectives",
             Some(Part::Gpu) => "waiting for its GPU",
             Some(Part::Host) => "running on CPUs",

@@ -240,13 +240,13 @@ impl Communicator<'_> {
                     true => member.problem_in_joining(is_stopped)?,
                     false => self.problem(member, mismatch.as_ref(), is_stopped)?,
                 };
-                let is_over = match problem {
+                let is_expired = match problem {
                     Problem::Exited | Problem::Different { .. } => true,
                     _ if is_stopped => true,
                     Problem::NotJoined => threshold.is_exceeded_by_join(waited),
                     _ => threshold.is_exceeded_by(member),
                 };
-                let hangs = is_over && waited >= threshold.seconds;
+                let hangs = is_expired && waited >= threshold.seconds;
                 (hangs || waited >= MIN_REPORTED_WAIT).then_some(Finding {
                     member,
                     problem,
@@ -304,8 +304,8 @@ impl Communicator<'_> {
     pub(super) fn all_ranks_wait(&self, threshold: HangThreshold) -> bool {
         let mut members = self.members.iter();
         if self.is_being_made() {
-            let is_over = threshold.is_exceeded_by_join(self.waited());
-            return is_over && members.all(|member| member.state.is_being_made);
+            let is_expired = threshold.is_exceeded_by_join(self.waited());
+            return is_expired && members.all(|member| member.state.is_being_made);
         }
         self.furthest() > 0
             && self.waited() >= threshold.seconds

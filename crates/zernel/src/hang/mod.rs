@@ -30,10 +30,10 @@ const SECONDS: f64 = 5.0;
 
 /// Find the rank that a hanging job waits for
 ///
-/// Lists the ranks of every NCCL communicator with the last collective that each has entered. A rank hangs if the
-/// others wait for it: it has entered fewer collectives, has entered another operation at the same place, has not
-/// joined the communicator, is stopped, or has exited. For such a rank, the report shows what it does instead: on CPU,
-/// in I/O (with the file), waiting for a lock, stopped, exited.
+/// Lists the ranks of every NCCL communicator with the last collective that each has entered. The others wait for a
+/// rank that has entered fewer collectives, has entered another operation at the same place, has not joined the
+/// communicator, is stopped, or has exited. For such a rank, the report shows what it does instead: on CPU, in I/O
+/// (with the file), waiting for a lock, stopped, exited.
 ///
 /// A slow rank is reported as late, not as a hang, until the others have waited for 5 s and the rank has gone longer
 /// without a collective than ever before. A rank that has not joined is late for a minute, because programs start at
