@@ -199,21 +199,33 @@ fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
     if steps.thinned {
         parts.push("pauses and stalls of a subset of steps".to_owned());
     }
+    let mut text = list(parts);
     if !steps.pauses.is_empty() {
         let seconds = time(steps.pause_seconds);
-        parts.push(format!("pauses {seconds}:"));
-        parts.extend(steps.pauses.iter().map(interruption));
+        text += &format!(
+            "; pauses {seconds} in total: {}",
+            interruptions(&steps.pauses)
+        );
     }
     if !steps.stalls.is_empty() {
-        parts.push(format!("stalls {}:", steps.stalled));
-        parts.extend(steps.stalls.iter().map(interruption));
+        text += &format!(
+            "; stalls {}: {}",
+            steps.stalled,
+            interruptions(&steps.stalls)
+        );
     }
-    let parts: Vec<String> = parts.iter().map(|part| unbroken(part)).collect();
-    parts.join(", ").replace(":, ", ": ")
+    text
 }
 
-fn interruption(one: &Interruption) -> String {
-    format!("{} at {:.1} s", time(one.seconds), one.at_seconds)
+/// Joins phrases with commas. Lines break between phrases only.
+fn list(phrases: impl IntoIterator<Item = String>) -> String {
+    let phrases = phrases.into_iter().map(|phrase| unbroken(&phrase));
+    phrases.collect::<Vec<_>>().join(", ")
+}
+
+fn interruptions(all: &[Interruption]) -> String {
+    let text = |one: &Interruption| format!("{} at {:.1} s", time(one.seconds), one.at_seconds);
+    list(all.iter().map(text))
 }
 
 fn collectives(rank: &ProcessReport) -> String {
