@@ -1,14 +1,14 @@
-//! The report on a run: what was recorded of its processes, what bounds it, and how that is shown.
+//! Records the processes of a run, judges what bounds it, and renders the report as text, JSON or HTML.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `record`, `steps` | what was observed of one process over time |
-//! | `process` | the totals of one process |
-//! | `parts` | the time of a rank, in parts that do not overlap |
+//! | `record`, `steps` | samples and steps of one process over time |
+//! | `process` | totals of one process |
+//! | `parts` | a rank's time, split into parts that do not overlap |
 //! | `verdict` | what bounds the run |
-//! | `report` | all of it as data, serialised as JSON |
-//! | `render`, `html` | the report as text and as a page |
-//! | [`text`] | sizes, times and line breaks, for every command that prints |
+//! | `report` | the whole report as data; its JSON form |
+//! | `render`, `html` | the report as text and as an HTML page |
+//! | [`text`] | formatting of sizes, times and lines, for every command |
 
 mod html;
 mod parts;

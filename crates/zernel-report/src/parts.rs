@@ -1,42 +1,45 @@
-//! Where the time of a rank went, in parts that do not overlap.
+//! A rank's time, split into parts that do not overlap.
 
 use serde::Serialize;
 
-/// No launch takes so long but one that waits because the GPU's queue is full, in seconds.
+/// Longest launch, in seconds, that does not wait for room in the GPU's queue.
 const LONGEST_LAUNCH: f64 = 50e-6;
-/// A GPU that is busy for this share of the time waits for nobody.
+/// Busy share from which a GPU counts as never idle.
 const NEVER_IDLE: f64 = 0.9;
 
-/// What was seen of one rank, in seconds; these may overlap.
+/// Measured times of one rank, in seconds. They may overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct RankTimes {
     pub(crate) wall: f64,
-    /// In phase NcclCollective, with nothing but collectives to wait for, or in waits for peers without such phases.
+    /// In phase NcclCollective, or in waits for peers if those are longer.
     pub(crate) communication: f64,
-    /// In calls that wait for the GPU, for whatever it had to do.
+    /// In calls that wait for the GPU.
     pub(crate) gpu_waits: f64,
-    /// Of these, the ones with nothing but collectives to wait for.
+    /// The part of `gpu_waits` in which only collectives were pending.
     pub(crate) peer_waits: f64,
-    /// From calling collectives to the ends of waits that cover them, as far as they do not overlap.
+    /// From the call of a collective to the end of the wait that covers it, without overlaps.
     pub(crate) until_sync: f64,
-    /// In calls that launch, and how many there were.
+    /// In launch calls.
     pub(crate) launching: f64,
+    /// Number of launches.
     pub(crate) launches: f64,
-    /// In no phase, or in one that nobody accounts for.
+    /// In phase Unknown.
     pub(crate) unknown: f64,
-    /// Waits for data, and of these: the loaders were on CPUs, waited for disk or network, could have run
-    /// and did not.
+    /// In waits for data.
     pub(crate) data_waits: f64,
+    /// The part of `data_waits` in which loaders ran on CPUs.
     pub(crate) data_prepare: f64,
+    /// The part of `data_waits` in which loaders waited for disk or network.
     pub(crate) data_fetch: f64,
+    /// The part of `data_waits` in which loaders were runnable without a CPU.
     pub(crate) data_sched: f64,
-    /// Its threads that take part in steps were on CPUs.
+    /// Its training threads ran on CPUs.
     pub(crate) cpu: f64,
-    /// These could have run, and did not.
+    /// Its training threads were runnable without a CPU.
     pub(crate) run_delay: f64,
-    /// Its GPUs had something to do, if they say so.
+    /// Its GPUs were busy. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
-    /// The share of the time for which its loaders worked, if it has any.
+    /// Share of the time in which its busiest loader worked. `None`: it has no loaders.
     pub(crate) loader_busy: Option<f64>,
     /// Whether it has as many loaders as CPUs.
     pub(crate) loaders_fill_cpus: bool,
@@ -46,19 +49,19 @@ pub(crate) struct RankTimes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Part {
-    /// It waited for data, and the loaders were on CPUs.
+    /// Waiting for data while loaders ran on CPUs.
     Prepare,
-    /// It waited for data, and the loaders for disk or network.
+    /// Waiting for data while loaders waited for disk or network.
     Fetch,
-    /// It waited for data, and the loaders did neither.
+    /// Waiting for data while loaders did neither.
     OtherData,
-    /// It or the loaders that it waited for could have run, and did not.
+    /// Runnable without a CPU: its training threads, or the loaders that it waited for.
     CpuDelay,
-    /// It waited for peers.
+    /// Waiting for peers.
     Communication,
-    /// It waited for the GPU.
+    /// Waiting for the GPU.
     Gpu,
-    /// It was at work itself.
+    /// Running on a CPU.
     Host,
 }
 
@@ -73,47 +76,34 @@ impl Part {
         Self::Host,
     ];
 
-    /// Whether it is what loaders do.
-    pub(crate) fn is_of_loaders(self) -> bool {
+    /// Whether this is a wait for data.
+    pub(crate) fn is_data_wait(self) -> bool {
         matches!(self, Self::Prepare | Self::Fetch | Self::OtherData)
-    }
-
-    /// How time is spent in it.
-    pub(crate) fn spent(self) -> &'static str {
-        match self {
-            Self::Prepare => "waiting for loaders that prepared data",
-            Self::Fetch => "waiting for loaders that fetched data",
-            Self::OtherData => "waiting for data that nobody was busy with",
-            Self::CpuDelay => "without a CPU, itself or its loaders",
-            Self::Communication => "in collectives",
-            Self::Gpu => "waiting for its GPU",
-            Self::Host => "at work on its CPU",
-        }
     }
 }
 
-/// The parts of a rank's time. What none of them has is unknown.
+/// The parts of a rank's time. Time in none of them is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Parts {
     seconds: [f64; Part::ALL.len()],
-    /// What of the delays was the loaders', while they were waited for.
+    /// The loaders' share of [`Part::CpuDelay`].
     pub(crate) data_delay: f64,
-    /// What of the GPU's time its threads were at work for, while it was busy all the time.
+    /// Host work that counts as [`Part::Gpu`], because the GPU was never idle.
     pub(crate) ahead_of_gpu: f64,
-    /// The share of the time in which its GPUs had something to do, if they say so.
+    /// Busy share of its GPUs. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
-    /// Whether it gave a GPU anything to do.
+    /// Whether it launched on a GPU or waited for one.
     pub(crate) uses_gpu: bool,
     /// Whether it has as many loaders as CPUs.
     pub(crate) loaders_fill_cpus: bool,
-    /// Waits for the GPU in which it may have been at collectives.
+    /// Waits for the GPU in which collectives may have run.
     pub(crate) shared_with_collectives: f64,
 }
 
-/// What is left of a rank's time while parts are taken from it.
-struct Rest(f64);
+/// The time of a rank that no part has taken yet.
+struct Remaining(f64);
 
-impl Rest {
+impl Remaining {
     fn take(&mut self, seconds: f64) -> f64 {
         let taken = seconds.clamp(0.0, self.0);
         self.0 -= taken;
@@ -122,27 +112,27 @@ impl Rest {
 }
 
 impl Parts {
-    /// Splits a rank's time. A thread waits for one thing at a time; delays and work are what is left, as
-    /// far as they were seen.
+    /// Splits a rank's time. Waits come first, because a thread waits for one thing at a time. CPU delay and host work
+    /// get what remains, up to what was measured.
     pub(crate) fn new(rank: &RankTimes) -> Self {
-        let mut rest = Rest(rank.wall.max(0.0));
+        let mut remaining = Remaining(rank.wall.max(0.0));
         let mut parts = Self::default();
-        let prepare = rest.take(rank.data_prepare);
-        let fetch = rest.take(rank.data_fetch);
-        let data_delay = rest.take(rank.data_sched);
+        let prepare = remaining.take(rank.data_prepare);
+        let fetch = remaining.take(rank.data_fetch);
+        let data_delay = remaining.take(rank.data_sched);
         let explained = rank.data_prepare + rank.data_fetch + rank.data_sched;
-        let other = rest.take(rank.data_waits - explained);
-        let communication = rest.take(rank.communication);
+        let other = remaining.take(rank.data_waits - explained);
+        let communication = remaining.take(rank.communication);
         let blocked_launches = rank.launching - LONGEST_LAUNCH * rank.launches;
         let gpu =
-            rest.take((rank.gpu_waits - rank.peer_waits).max(0.0) + blocked_launches.max(0.0));
-        let delay = rest.take(rank.run_delay);
+            remaining.take((rank.gpu_waits - rank.peer_waits).max(0.0) + blocked_launches.max(0.0));
+        let delay = remaining.take(rank.run_delay);
         let uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
-        // Without a GPU there are hardly any phases, and work on CPUs is all there is.
+        // Without a GPU almost all time is in phase Unknown, although the CPU time is known.
         let unknown = if uses_gpu { rank.unknown } else { 0.0 };
-        // A thread that spins while it waits is on its CPU, too; that it waits is known already.
-        let host = rest.take((rest.0 - unknown).min(rank.cpu));
-        // Who gives the GPU more than it can do waits for it in the end, if only for a place in its queue.
+        // A thread may spin while it waits. That time was taken by a wait above.
+        let host = remaining.take((remaining.0 - unknown).min(rank.cpu));
+        // A rank that keeps its GPU busy all the time is limited by it, even if it waits elsewhere or not at all.
         let is_ahead = rank.gpu_busy >= Some(NEVER_IDLE * rank.wall) && rank.wall > 0.0;
         let ahead_of_gpu = if is_ahead { host } else { 0.0 };
         let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
@@ -166,7 +156,8 @@ impl Parts {
         parts
     }
 
-    pub(crate) fn of(&self, part: Part) -> f64 {
+    /// Seconds in a part.
+    pub(crate) fn seconds_in(&self, part: Part) -> f64 {
         self.seconds[part as usize]
     }
 
@@ -174,9 +165,9 @@ impl Parts {
         self.seconds.iter().sum()
     }
 
-    /// Takes time that was spent in collectives for something else.
-    pub(crate) fn count_as(&mut self, part: Part, seconds: f64) {
-        let taken = seconds.clamp(0.0, self.of(Part::Communication));
+    /// Moves time from [`Part::Communication`] to another part.
+    pub(crate) fn reassign_communication(&mut self, part: Part, seconds: f64) {
+        let taken = seconds.clamp(0.0, self.seconds_in(Part::Communication));
         self.seconds[Part::Communication as usize] -= taken;
         self.seconds[part as usize] += taken;
     }

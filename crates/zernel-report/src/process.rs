@@ -1,4 +1,4 @@
-//! What was seen of one process, in plain numbers.
+//! Totals of one observed process.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,29 @@ use zernel_phase::task_state::WorkloadPhase;
 use super::record::Sample;
 use super::steps::StepReport;
 
-/// A start that is shorter than this is not worth a word, in seconds.
-const SHORT_START: f64 = 0.1;
+/// Shortest start-up that the report shows, in seconds.
+const MIN_START_UP: f64 = 0.1;
 
-/// A process of the command.
+/// The report on one process of the command.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub struct ProcessReport {
     pub(crate) pid: u32,
     pub(crate) comm: String,
     pub(crate) job: Option<String>,
     pub(crate) rank: Option<u32>,
-    /// It loads data for another.
+    /// Whether it loads data for another process.
     pub(crate) is_loader: bool,
-    /// The pid of the process that it loads data for.
+    /// Pid of the process that it loads data for.
     pub(crate) loads_for: Option<u32>,
-    /// Whether it was observed from its first CUDA call on; `None`: it made none, and no other call is known to be
-    /// its first.
+    /// Whether it was observed from its first CUDA call on. `None`: it made no CUDA call.
     pub complete: Option<bool>,
     pub(crate) still_running: bool,
-    /// How long it had run before its first call that is watched: imports, mostly. `None`: it was there before.
+    /// From its start to its first probed call: mostly imports. `None`: unknown.
     pub(crate) before_first_call_seconds: Option<f64>,
-    /// From its first event to its end.
+    /// From its first probed call to its end.
     #[serde(flatten)]
     pub(crate) times: Times,
-    /// From its first step after the warm-up to its last one.
+    /// From its first step after the warm-up to its last step.
     pub(crate) training: Option<Training>,
     pub(crate) steps: Option<StepReport>,
     pub(crate) collectives: Vec<CollectiveTotals>,
@@ -44,72 +43,73 @@ pub struct ProcessReport {
     /// Half width of the 95 % interval of `launches_per_step`.
     pub(crate) launches_per_step_error: Option<f64>,
     pub(crate) copies: u64,
-    /// By how much `copies` may be off, because they were sampled.
+    /// Standard error of `copies`. 0 if they were counted, not sampled.
     pub(crate) copies_error: u64,
     pub(crate) copied_bytes: u64,
-    /// Its GPUs by number, with their names where NVML tells them.
+    /// Names of its GPUs by index, as NVML reports them.
     pub(crate) gpus: BTreeMap<String, Option<String>>,
-    /// The sum of the peaks of its devices.
+    /// Sum of the peaks of its GPUs.
     pub(crate) gpu_memory_peak_bytes: u64,
-    /// What its threads paid for being observed.
+    /// Overhead of observing, over all its threads.
     pub(crate) cost_seconds: f64,
-    /// The CPUs that it may use; none, if that is not known.
+    /// CPUs in its affinity mask. Empty: unknown.
     #[serde(skip)]
     pub(crate) cpus: CpuSet,
-    /// How it went, to be drawn.
+    /// Samples for the charts.
     #[serde(skip)]
     pub(crate) timeline: Vec<Sample>,
 }
 
-/// The part of a process's time in which it made steps.
+/// The time from a process's first step after the warm-up to its last step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub(crate) struct Training {
-    /// How long after its first event it began.
+    /// When it begins, after the first probed call.
     pub(crate) begin_seconds: f64,
     #[serde(flatten)]
     pub(crate) times: Times,
 }
 
-/// Where time went, in seconds.
+/// Times of a process, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub(crate) struct Times {
     pub(crate) wall_seconds: f64,
     pub(crate) phases: Phases,
     pub(crate) data_waits: DataWaits,
-    /// Waits for other ranks, through whatever library.
+    /// Waits for other ranks, in any library.
     pub(crate) peer_wait_seconds: f64,
-    /// In calls that wait for the GPU, whatever it had to do.
+    /// In calls that wait for the GPU.
     pub(crate) gpu_wait_seconds: f64,
-    /// How many such calls there were.
+    /// Number of those calls.
     pub(crate) gpu_waits: f64,
-    /// In calls that launch; an estimate, if they were sampled.
+    /// In launch calls. An estimate if they were sampled.
     pub(crate) launch_seconds: f64,
-    /// How many such calls there were.
+    /// Number of launches.
     #[serde(skip)]
     pub(crate) launches: f64,
-    /// All threads on CPUs.
+    /// CPU time of all threads.
     pub(crate) cpu_seconds: f64,
-    /// Threads could have run, and did not.
+    /// Time in which threads were runnable without a CPU.
     pub(crate) run_delay_seconds: f64,
-    /// The same two of the threads that make calls which are watched, and so hold up its steps.
+    /// CPU time of the threads that make probed calls: the training threads.
     pub(crate) calling_cpu_seconds: f64,
+    /// Time in which those threads were runnable without a CPU.
     pub(crate) calling_run_delay_seconds: f64,
-    /// Threads waited for disk, network or pages.
+    /// Time in which threads waited for disk, network or pages.
     pub(crate) fetch_seconds: f64,
-    /// Its GPUs had something to do, for whomever, as NVML says.
+    /// Time in which its GPUs were busy, for any process. `None`: NVML reports no utilization.
     pub(crate) gpu_busy_seconds: Option<f64>,
 }
 
-/// Where the time of the thread that drives the steps went.
+/// Seconds of the training thread in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub(crate) struct Phases {
     pub(crate) data_loading: f64,
     pub(crate) gpu_compute: f64,
     pub(crate) nccl_collective: f64,
     pub(crate) optimizer_step: f64,
-    /// Nothing is known, or no thread drove steps.
+    /// No evidence, or no training thread.
     pub(crate) unknown: f64,
-    /// By how much the phases exceed the wall time, because more than one thread drove steps.
+    /// Time beyond the wall time, because there were several training threads.
     pub(crate) more_than_wall: f64,
 }
 
@@ -152,11 +152,11 @@ impl ProcessReport {
         }
     }
 
-    /// Without what was seen before.
+    /// Subtracts what was observed before.
     pub(crate) fn since(mut self, before: &Self) -> Self {
         let difference = |now: f64, before: f64| (now - before).max(0.0);
         self.complete = Some(false);
-        self.times = self.times.with(&before.times, difference);
+        self.times = self.times.combine(&before.times, difference);
         self.launches = self.launches.saturating_sub(before.launches);
         self.copies = self.copies.saturating_sub(before.copies);
         self.copied_bytes = self.copied_bytes.saturating_sub(before.copied_bytes);
@@ -172,14 +172,14 @@ impl ProcessReport {
         self
     }
 
-    /// The time that is judged: that of its steps, if it was seen to make any.
-    pub(crate) fn judged(&self) -> &Times {
+    /// The times that the verdict uses: those of the training, or of the whole process if it has no steps.
+    pub(crate) fn training_times(&self) -> &Times {
         self.training
             .as_ref()
             .map_or(&self.times, |training| &training.times)
     }
 
-    /// Whether it trains: it gave work to a GPU, met other ranks, waited for data or made steps.
+    /// Whether it trains: it launched kernels, called collectives, waited for data or made steps.
     pub(crate) fn is_rank(&self) -> bool {
         let times = &self.times;
         let worked = self.launches > 0 || !self.collectives.is_empty();
@@ -188,18 +188,18 @@ impl ProcessReport {
         !self.is_loader && (worked || waited || stepped)
     }
 
-    /// Time in which it was at work as a loader: on CPUs, fetching, or about to.
+    /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.
     pub(crate) fn loading_seconds(&self) -> f64 {
         self.times.cpu_seconds + self.times.fetch_seconds + self.times.run_delay_seconds
     }
 
-    /// How long it had run before its first call, if that is worth a word.
-    pub(crate) fn start_seconds(&self) -> Option<f64> {
+    /// Time from its start to its first probed call, if that is not negligible.
+    pub(crate) fn start_up_seconds(&self) -> Option<f64> {
         self.before_first_call_seconds
-            .filter(|seconds| *seconds >= SHORT_START)
+            .filter(|seconds| *seconds >= MIN_START_UP)
     }
 
-    /// The share of its time that it paid for being observed.
+    /// Overhead of observing as a share of its wall time.
     pub(crate) fn cost_share(&self) -> f64 {
         match self.times.wall_seconds > 0.0 {
             true => self.cost_seconds / self.times.wall_seconds,
@@ -213,7 +213,7 @@ fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
 }
 
 impl Times {
-    /// In collectives: as the phases have it, or as waits show that come without phases.
+    /// Time in collectives: the phase, or the waits for peers if those are longer.
     pub(crate) fn communication_seconds(&self) -> f64 {
         self.phases.nccl_collective.max(self.peer_wait_seconds)
     }
@@ -238,44 +238,44 @@ impl Times {
         }
     }
 
-    /// The same of two of them, number by number. Phases are made to add up to the wall time again.
-    pub(crate) fn with(&self, other: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
+    /// Combines two of them number by number with `combine_one`. The phases add up to the wall time again.
+    pub(crate) fn combine(&self, other: &Self, combine_one: impl Fn(f64, f64) -> f64) -> Self {
         let phases = [&self.phases, &other.phases];
         let data = [&self.data_waits, &other.data_waits];
-        let wall_seconds = of(self.wall_seconds, other.wall_seconds);
+        let wall_seconds = combine_one(self.wall_seconds, other.wall_seconds);
         let mut combined = Phases {
-            data_loading: of(phases[0].data_loading, phases[1].data_loading),
-            gpu_compute: of(phases[0].gpu_compute, phases[1].gpu_compute),
-            nccl_collective: of(phases[0].nccl_collective, phases[1].nccl_collective),
-            optimizer_step: of(phases[0].optimizer_step, phases[1].optimizer_step),
+            data_loading: combine_one(phases[0].data_loading, phases[1].data_loading),
+            gpu_compute: combine_one(phases[0].gpu_compute, phases[1].gpu_compute),
+            nccl_collective: combine_one(phases[0].nccl_collective, phases[1].nccl_collective),
+            optimizer_step: combine_one(phases[0].optimizer_step, phases[1].optimizer_step),
             unknown: 0.0,
             more_than_wall: 0.0,
         };
-        combined.fill(wall_seconds);
+        combined.fill_unknown(wall_seconds);
         Self {
             wall_seconds,
             phases: combined,
             data_waits: DataWaits {
-                prepare: of(data[0].prepare, data[1].prepare),
-                fetch: of(data[0].fetch, data[1].fetch),
-                sched: of(data[0].sched, data[1].sched),
-                other: of(data[0].other, data[1].other),
+                prepare: combine_one(data[0].prepare, data[1].prepare),
+                fetch: combine_one(data[0].fetch, data[1].fetch),
+                sched: combine_one(data[0].sched, data[1].sched),
+                other: combine_one(data[0].other, data[1].other),
             },
-            peer_wait_seconds: of(self.peer_wait_seconds, other.peer_wait_seconds),
-            gpu_wait_seconds: of(self.gpu_wait_seconds, other.gpu_wait_seconds),
-            gpu_waits: of(self.gpu_waits, other.gpu_waits),
-            launch_seconds: of(self.launch_seconds, other.launch_seconds),
-            launches: of(self.launches, other.launches),
-            cpu_seconds: of(self.cpu_seconds, other.cpu_seconds),
-            run_delay_seconds: of(self.run_delay_seconds, other.run_delay_seconds),
-            calling_cpu_seconds: of(self.calling_cpu_seconds, other.calling_cpu_seconds),
-            calling_run_delay_seconds: of(
+            peer_wait_seconds: combine_one(self.peer_wait_seconds, other.peer_wait_seconds),
+            gpu_wait_seconds: combine_one(self.gpu_wait_seconds, other.gpu_wait_seconds),
+            gpu_waits: combine_one(self.gpu_waits, other.gpu_waits),
+            launch_seconds: combine_one(self.launch_seconds, other.launch_seconds),
+            launches: combine_one(self.launches, other.launches),
+            cpu_seconds: combine_one(self.cpu_seconds, other.cpu_seconds),
+            run_delay_seconds: combine_one(self.run_delay_seconds, other.run_delay_seconds),
+            calling_cpu_seconds: combine_one(self.calling_cpu_seconds, other.calling_cpu_seconds),
+            calling_run_delay_seconds: combine_one(
                 self.calling_run_delay_seconds,
                 other.calling_run_delay_seconds,
             ),
-            fetch_seconds: of(self.fetch_seconds, other.fetch_seconds),
+            fetch_seconds: combine_one(self.fetch_seconds, other.fetch_seconds),
             gpu_busy_seconds: (self.gpu_busy_seconds.zip(other.gpu_busy_seconds))
-                .map(|(own, others)| of(own, others)),
+                .map(|(own, others)| combine_one(own, others)),
         }
     }
 }
@@ -283,21 +283,21 @@ impl Times {
 impl Phases {
     fn new(process: &snapshot::ProcessSnapshot, wall: f64) -> Self {
         let times = process.phases.phase_times.as_ref();
-        let of = |phase| times.map_or(0.0, |times| times.phase_ns(phase) as f64 / 1e9);
+        let seconds_in = |phase| times.map_or(0.0, |times| times.phase_ns(phase) as f64 / 1e9);
         let mut phases = Self {
-            data_loading: of(WorkloadPhase::DataLoading),
-            gpu_compute: of(WorkloadPhase::GpuCompute),
-            nccl_collective: of(WorkloadPhase::NcclCollective),
-            optimizer_step: of(WorkloadPhase::OptimizerStep),
-            unknown: of(WorkloadPhase::Unknown),
+            data_loading: seconds_in(WorkloadPhase::DataLoading),
+            gpu_compute: seconds_in(WorkloadPhase::GpuCompute),
+            nccl_collective: seconds_in(WorkloadPhase::NcclCollective),
+            optimizer_step: seconds_in(WorkloadPhase::OptimizerStep),
+            unknown: seconds_in(WorkloadPhase::Unknown),
             more_than_wall: 0.0,
         };
-        phases.fill(wall);
+        phases.fill_unknown(wall);
         phases
     }
 
-    /// What no thread accounts for is unknown.
-    fn fill(&mut self, wall: f64) {
+    /// Counts the rest of the wall time as unknown.
+    fn fill_unknown(&mut self, wall: f64) {
         let difference = wall - self.total();
         self.unknown += difference.max(0.0);
         self.more_than_wall = (-difference).max(0.0);
@@ -329,13 +329,13 @@ mod tests {
             unknown: 0.5,
             ..Phases::default()
         };
-        phases.fill(5.0);
+        phases.fill_unknown(5.0);
         assert_eq!((phases.total(), phases.unknown), (5.0, 2.0));
     }
 
     #[test]
-    fn who_makes_no_cuda_call_has_no_first_one() {
-        let seen = |complete, call: &str| {
+    fn completeness_is_unknown_without_cuda_calls() {
+        let process = |complete, call: &str| {
             let calls = BTreeMap::from([(call.to_owned().into(), snapshot::Calls::default())]);
             ProcessReport::new(&snapshot::ProcessSnapshot {
                 complete,
@@ -343,40 +343,40 @@ mod tests {
                 ..snapshot::ProcessSnapshot::default()
             })
         };
-        assert_eq!(seen(true, "cuInit").complete, Some(true));
-        assert_eq!(seen(false, "cuMemAlloc_v2").complete, Some(false));
-        assert_eq!(seen(false, "ncclAllReduce").complete, None);
-        // What was seen before does not count, so it is not all there was.
-        for process in [seen(true, "cuInit"), seen(false, "ncclAllReduce")] {
-            assert_eq!(process.clone().since(&process).complete, Some(false));
+        assert_eq!(process(true, "cuInit").complete, Some(true));
+        assert_eq!(process(false, "cuMemAlloc_v2").complete, Some(false));
+        assert_eq!(process(false, "ncclAllReduce").complete, None);
+        // Its first calls are subtracted, so the rest is incomplete.
+        for before in [process(true, "cuInit"), process(false, "ncclAllReduce")] {
+            assert_eq!(before.clone().since(&before).complete, Some(false));
         }
     }
 
     #[test]
-    fn what_two_threads_have_in_common_is_said() {
+    fn phases_of_several_threads_exceed_the_wall_time() {
         let mut phases = Phases {
             gpu_compute: 7.0,
             ..Phases::default()
         };
-        phases.fill(5.0);
+        phases.fill_unknown(5.0);
         assert_eq!((phases.unknown, phases.more_than_wall), (0.0, 2.0));
     }
 
     #[test]
-    fn a_part_of_the_time_has_phases_that_add_up_too() {
+    fn combined_phases_add_up_to_the_wall_time() {
         let times = |wall_seconds, gpu_compute| {
             let mut phases = Phases {
                 gpu_compute,
                 ..Phases::default()
             };
-            phases.fill(wall_seconds);
+            phases.fill_unknown(wall_seconds);
             Times {
                 wall_seconds,
                 phases,
                 ..Times::default()
             }
         };
-        let part = times(9.0, 6.0).with(&times(4.0, 2.0), |to, from| to - from);
+        let part = times(9.0, 6.0).combine(&times(4.0, 2.0), |to, from| to - from);
         assert_eq!(part, times(5.0, 4.0));
     }
 }

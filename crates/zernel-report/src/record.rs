@@ -1,4 +1,4 @@
-//! What was seen of one process over time, look by look.
+//! One process over time, sampled by snapshots.
 
 use std::cmp::Ordering;
 
@@ -8,15 +8,15 @@ use zernel_model::snapshot;
 use super::process::{ProcessReport, Times, Training};
 use super::steps::StepLog;
 
-/// How many looks are kept: of more, every second one is let go.
-const KEPT: usize = 1024;
+/// Most samples kept. Beyond that, every second one is dropped.
+const MAX_SAMPLES: usize = 1024;
 
-/// A look at a process.
+/// State of a process at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sample {
-    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    /// CLOCK_MONOTONIC, in nanoseconds.
     pub(crate) at_ns: u64,
-    /// Where its time had gone until then.
+    /// Its times so far.
     pub(crate) times: Times,
     /// GPU memory in use.
     pub(crate) memory_bytes: u64,
@@ -25,25 +25,25 @@ pub(crate) struct Sample {
 /// A process over time.
 #[derive(Debug, Clone, Default)]
 pub struct Record {
-    /// When the program that it executes was first seen.
+    /// Time of the program's first probed call. An exec changes it.
     first_seen_ns: u64,
-    /// How long it had run before that, if that is known.
+    /// From its start to that call, if known.
     before_first_call_seconds: Option<f64>,
     latest: ProcessReport,
-    /// What is not to count.
-    before: Option<ProcessReport>,
+    /// Totals from before it was attached to. They do not count.
+    baseline: Option<ProcessReport>,
     samples: Vec<Sample>,
     steps: StepLog,
-    /// For how long its GPUs were busy, as far as they said.
+    /// Time in which its GPUs were busy. `None`: NVML reports no utilization.
     gpu_busy_seconds: Option<f64>,
-    /// The CPUs that it may use, as far as it was asked.
+    /// CPUs in its affinity mask. Empty: unknown.
     pub cpus: CpuSet,
 }
 
 impl Record {
-    /// A process that is observed from its start on. `asleep_ns` is how long the machine has been suspended since it
-    /// was booted: processes start by a clock that counts that, and calls are made by one that does not.
-    pub fn from_the_start(process: &snapshot::ProcessSnapshot, asleep_ns: u64) -> Self {
+    /// A process that is observed from its start on. `asleep_ns` is the time that the machine was suspended since boot:
+    /// start times include it, probe timestamps do not.
+    pub fn for_new_process(process: &snapshot::ProcessSnapshot, asleep_ns: u64) -> Self {
         let start_ns = process.start_ns.saturating_sub(asleep_ns);
         let before_ns = process.first_seen_ns.saturating_sub(start_ns);
         Self {
@@ -53,21 +53,21 @@ impl Record {
         }
     }
 
-    /// A process that was there before: what it did until the first look does not count.
-    pub fn from_now_on(process: &snapshot::ProcessSnapshot) -> Self {
+    /// A process that ran before it was attached to. Only what it does from now on counts.
+    pub fn for_running_process(process: &snapshot::ProcessSnapshot) -> Self {
         Self {
             first_seen_ns: process.first_seen_ns,
-            before: Some(ProcessReport::new(process)),
-            steps: StepLog::from_now_on(&process.steps),
+            baseline: Some(ProcessReport::new(process)),
+            steps: StepLog::for_running_process(&process.steps),
             ..Self::default()
         }
     }
 
-    /// Takes in how a process is now.
-    pub fn look(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
+    /// Adds the current state of the process.
+    pub fn observe(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
         match process.first_seen_ns.cmp(&self.first_seen_ns) {
             Ordering::Equal => {}
-            // It has executed another program since.
+            // The snapshot still has the program from before an exec.
             Ordering::Less => return,
             Ordering::Greater => {
                 *self = Self {
@@ -76,13 +76,13 @@ impl Record {
                 };
             }
         }
-        let seen = ProcessReport::new(process);
-        let seen = match &self.before {
-            Some(before) => seen.since(before),
-            None => seen,
+        let report = ProcessReport::new(process);
+        let report = match &self.baseline {
+            Some(baseline) => report.since(baseline),
+            None => report,
         };
-        self.latest = seen;
-        self.steps.look(&process.steps);
+        self.latest = report;
+        self.steps.observe(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
         let mut sample = Sample {
             at_ns: now_ns.saturating_sub(ended_ns_ago),
@@ -106,7 +106,7 @@ impl Record {
         if last.is_none_or(|last| last.at_ns < sample.at_ns) {
             self.samples.push(sample);
         }
-        if self.samples.len() > KEPT {
+        if self.samples.len() > MAX_SAMPLES {
             let mut is_odd = false;
             self.samples.retain(|_| {
                 is_odd = !is_odd;
@@ -115,7 +115,7 @@ impl Record {
         }
     }
 
-    /// All that can be said of it.
+    /// The report on the process.
     pub fn finish(self) -> ProcessReport {
         let Self {
             mut latest,
@@ -128,11 +128,11 @@ impl Record {
         latest.cpus = cpus;
         latest.before_first_call_seconds = before_first_call_seconds;
         if let Some((report, begin_ns, end_ns)) = steps.report() {
-            let begin = at(&samples, begin_ns);
-            let end = at(&samples, end_ns);
+            let begin = times_at(&samples, begin_ns);
+            let end = times_at(&samples, end_ns);
             latest.training = begin.zip(end).map(|(begin, end)| Training {
                 begin_seconds: begin.wall_seconds,
-                times: end.with(&begin, |end, begin| (end - begin).max(0.0)),
+                times: end.combine(&begin, |end, begin| (end - begin).max(0.0)),
             });
             latest.steps = Some(report);
         }
@@ -141,15 +141,15 @@ impl Record {
     }
 }
 
-/// Where the time had gone at a moment: between two looks, in proportion.
-fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
+/// The times of a process at `at_ns`, interpolated between samples.
+fn times_at(samples: &[Sample], at_ns: u64) -> Option<Times> {
     let after = samples.partition_point(|sample| sample.at_ns < at_ns);
     let Some(next) = samples.get(after) else {
         return samples.last().map(|sample| sample.times);
     };
-    // Before the first look, it had begun with nothing.
+    // All times were 0 when observing began, before the first sample.
     let wall_ns = (1e9 * next.times.wall_seconds) as u64;
-    let begun = Sample {
+    let begin = Sample {
         at_ns: next.at_ns.saturating_sub(wall_ns),
         times: Times {
             gpu_busy_seconds: Some(0.0),
@@ -157,10 +157,10 @@ fn at(samples: &[Sample], at_ns: u64) -> Option<Times> {
         },
         memory_bytes: 0,
     };
-    let before = after.checked_sub(1).map_or(begun, |index| samples[index]);
+    let before = after.checked_sub(1).map_or(begin, |index| samples[index]);
     let span = next.at_ns.saturating_sub(before.at_ns).max(1) as f64;
     let share = at_ns.saturating_sub(before.at_ns) as f64 / span;
-    Some(next.times.with(&before.times, |next, before| {
+    Some(next.times.combine(&before.times, |next, before| {
         before + share * (next - before)
     }))
 }
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// A process whose program has made so many steps of a second, the last 64 of which are told.
+    /// A process with `steps` steps of one second. The snapshot has the last 64.
     fn program(first_seen_ns: u64, steps: u64, observed_seconds: f64) -> snapshot::ProcessSnapshot {
         let step = |number| Step {
             begin_ns: first_seen_ns + 1_000_000_000 * number,
@@ -208,68 +208,71 @@ mod tests {
     }
 
     fn steps_and_begin(record: Record) -> (u64, f64) {
-        let seen = record.finish();
-        let steps = seen.steps.expect("steps");
-        let training = seen.training.expect("a training loop");
+        let report = record.finish();
+        let steps = report.steps.expect("steps");
+        let training = report.training.expect("a training loop");
         (steps.count, training.begin_seconds)
     }
 
     #[test]
-    fn a_process_that_ended_just_before_the_last_look_keeps_its_steps() {
+    fn a_process_that_exits_just_before_the_last_sample_keeps_its_steps() {
         let mut record = Record::default();
         for seconds in 1..=99 {
-            record.look(
+            record.observe(
                 &program(1, seconds, seconds as f64),
                 1_000_000_000 * seconds,
             );
         }
-        // It was looked at while it ended: its end lies a little before the last look.
-        record.look(&program(1, 100, 100.01), 100_010_000_000);
-        record.look(&program(1, 100, 100.0), 100_200_000_000);
+        // This sample was taken while it exited, so its end is a little earlier than the sample.
+        record.observe(&program(1, 100, 100.01), 100_010_000_000);
+        record.observe(&program(1, 100, 100.0), 100_200_000_000);
         let (steps, begin_seconds) = steps_and_begin(record);
         assert_eq!(steps, 100);
         assert!(begin_seconds < 0.01, "{begin_seconds}");
     }
 
     #[test]
-    fn what_came_before_the_first_call_is_known_of_those_that_were_seen_to_start() {
+    fn start_up_time_is_known_for_new_processes_only() {
         let process = snapshot::ProcessSnapshot {
             start_ns: 107_000_000_000,
             ..program(12_500_000_000, 10, 10.0)
         };
         let before = |mut record: Record, process: &snapshot::ProcessSnapshot| {
-            record.look(process, 30_000_000_000);
+            record.observe(process, 30_000_000_000);
             record.finish().before_first_call_seconds
         };
-        let started = Record::from_the_start(&process, 100_000_000_000);
+        let started = Record::for_new_process(&process, 100_000_000_000);
         assert_eq!(before(started.clone(), &process), Some(5.5));
-        assert_eq!(before(Record::from_now_on(&process), &process), None);
-        // The program that it executes later has made no first call of the process.
+        assert_eq!(
+            before(Record::for_running_process(&process), &process),
+            None
+        );
+        // After an exec, the first call is not the first of the process.
         let later = program(20_000_000_000, 5, 5.0);
         assert_eq!(before(started, &later), None);
     }
 
     #[test]
-    fn another_program_begins_anew() {
+    fn an_exec_begins_a_new_record() {
         let mut record = Record::default();
-        record.look(&program(1, 40, 40.0), 40_000_000_000);
-        // The one before is told of for a while, in any order.
+        record.observe(&program(1, 40, 40.0), 40_000_000_000);
+        // Snapshots have both programs for a while, in any order.
         for order in [[0, 1], [1, 0]] {
             for which in order {
                 let programs = [program(1, 40, 40.0), program(50_000_000_000, 30, 30.0)];
-                record.look(&programs[which], 90_000_000_000);
+                record.observe(&programs[which], 90_000_000_000);
             }
         }
         assert_eq!(steps_and_begin(record).0, 30);
     }
 
     #[test]
-    fn between_two_looks_time_goes_evenly() {
+    fn times_are_interpolated_between_samples() {
         let samples = [
             sample(3_000_000_000, 2.0, 4.0),
             sample(5_000_000_000, 4.0, 5.0),
         ];
-        let cpu_at = |at_ns| at(&samples, at_ns).map(|times| times.cpu_seconds);
+        let cpu_at = |at_ns| times_at(&samples, at_ns).map(|times| times.cpu_seconds);
         for (at_ns, cpu) in [
             (0, 0.0),
             (1_000_000_000, 0.0),
@@ -280,6 +283,6 @@ mod tests {
         ] {
             assert_eq!(cpu_at(at_ns), Some(cpu), "{at_ns}");
         }
-        assert_eq!(at(&[], 7), None);
+        assert_eq!(times_at(&[], 7), None);
     }
 }

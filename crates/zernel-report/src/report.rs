@@ -1,4 +1,4 @@
-//! All there is to say of a run, as data.
+//! The report on a run as data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::parts::RankTimes;
 use super::process::ProcessReport;
-use super::verdict::{self, Slowest, Verdict};
+use super::verdict::{self, Inconclusive, Slowest, Verdict};
 
-/// What the software GPU calls itself.
+/// Name of the software GPU.
 const SIMULATED: &str = "Zernel Software GPU";
 
 /// What was observed of the processes of a run.
@@ -56,38 +56,38 @@ impl Ended {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     pub(crate) command: Vec<String>,
-    /// When observing it began.
+    /// When the run began.
     pub(crate) began_unix_seconds: u64,
     pub(crate) wall_seconds: f64,
-    /// `None`: it was only attached to.
+    /// `None`: `zernel attach` observed it, and it may still run.
     pub(crate) ended: Option<Ended>,
     /// Why nothing was observed.
     pub(crate) not_observed: Option<String>,
-    /// The processes that train, by rank.
+    /// Training processes, by rank.
     pub(crate) ranks: Vec<ProcessReport>,
-    /// How many processes load data for them.
+    /// Number of processes that load data for them.
     pub(crate) loaders: usize,
-    /// How many used CUDA or NCCL, but gave no work to a GPU.
+    /// Number of other observed processes: they called CUDA or NCCL, but did not train.
     pub(crate) others: usize,
     pub(crate) verdict: Verdict,
     pub(crate) slowest: Option<Slowest>,
-    pub(crate) observing: Option<Observing>,
-    /// What makes the numbers less than they should be.
+    pub(crate) observing: Option<ObservationReport>,
+    /// What makes the numbers incomplete, one sentence each.
     pub(crate) problems: Vec<String>,
 }
 
-/// How was observed, and what that cost.
+/// How the run was observed, and the overhead.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
-pub(crate) struct Observing {
+pub(crate) struct ObservationReport {
     pub(crate) rung: String,
-    /// Whether the daemon of the machine observed, and was asked.
+    /// Whether the daemon observed it.
     pub(crate) by_daemon: bool,
     pub(crate) call_cost_seconds: f64,
-    /// What all threads of the command's processes paid.
+    /// Overhead over all threads.
     pub(crate) cost_seconds: f64,
-    /// The largest share of its time that a rank paid.
+    /// Overhead of the most affected rank, as a share of its wall time.
     pub(crate) cost_share: f64,
-    /// The functions that were not watched all the time.
+    /// Sampled functions.
     pub(crate) sampled: Vec<String>,
 }
 
@@ -100,30 +100,30 @@ impl Report {
         ended: Option<Ended>,
         outcome: Result<Observation, String>,
     ) -> Self {
-        let (gathered, not_observed) = match outcome {
+        let (observation, not_observed) = match outcome {
             Ok(observation) => (Some(observation), None),
             Err(reason) => (None, Some(reason)),
         };
-        let observing = gathered.as_ref().map(Observing::new);
-        let (processes, problems) = gathered
-            .map(|gathered| (gathered.processes, gathered.problems))
+        let observing = observation.as_ref().map(ObservationReport::new);
+        let (processes, problems) = observation
+            .map(|observation| (observation.processes, observation.problems))
             .unwrap_or_default();
-        let loaders = processes.iter().filter(|seen| seen.is_loader).count();
+        let loaders = processes.iter().filter(|process| process.is_loader).count();
         let all = processes.len();
         let mut ranks: Vec<ProcessReport> = processes
             .iter()
-            .filter(|seen| seen.is_rank())
+            .filter(|process| process.is_rank())
             .cloned()
             .collect();
-        ranks.sort_by_key(|seen| (seen.rank.is_none(), seen.rank, seen.pid));
+        ranks.sort_by_key(|process| (process.rank.is_none(), process.rank, process.pid));
         let times: Vec<RankTimes> = ranks
             .iter()
-            .map(|rank| times(rank, &ranks, &processes))
+            .map(|rank| rank_times(rank, &ranks, &processes))
             .collect();
-        let mut verdict = verdict::judge(&times);
-        if not_observed.is_some() {
-            verdict.evidence = "nothing was observed".to_owned();
-        }
+        let verdict = match not_observed {
+            Some(_) => Verdict::CannotTell(Inconclusive::NotObserved),
+            None => verdict::judge(&times),
+        };
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let began = since_epoch.unwrap_or_default().saturating_sub(wall);
         Self {
@@ -144,7 +144,7 @@ impl Report {
 }
 
 impl Report {
-    /// The GPUs that were used, as their names and how many there are of each.
+    /// Names of the GPUs in use, with their number.
     pub(crate) fn gpus(&self) -> Option<String> {
         let mut names: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (number, name) in self.ranks.iter().flat_map(|rank| &rank.gpus) {
@@ -166,29 +166,39 @@ impl Report {
     }
 }
 
-impl Observing {
-    fn new(gathered: &Observation) -> Self {
-        let ranks = gathered.processes.iter().filter(|seen| seen.is_rank());
-        let costs = gathered.processes.iter().map(|seen| seen.cost_seconds);
+impl ObservationReport {
+    fn new(observation: &Observation) -> Self {
+        let ranks = observation
+            .processes
+            .iter()
+            .filter(|process| process.is_rank());
+        let costs = observation
+            .processes
+            .iter()
+            .map(|process| process.cost_seconds);
         Self {
-            rung: gathered.rung.clone(),
-            by_daemon: gathered.by_daemon,
-            call_cost_seconds: gathered.call_cost_seconds,
+            rung: observation.rung.clone(),
+            by_daemon: observation.by_daemon,
+            call_cost_seconds: observation.call_cost_seconds,
             cost_seconds: costs.fold(0.0, |sum, cost| sum + cost),
             cost_share: ranks.map(ProcessReport::cost_share).fold(0.0, f64::max),
-            sampled: gathered.sampled.iter().cloned().collect(),
+            sampled: observation.sampled.iter().cloned().collect(),
         }
     }
 }
 
-/// What the verdict rests on.
-fn times(rank: &ProcessReport, ranks: &[ProcessReport], processes: &[ProcessReport]) -> RankTimes {
-    let times = rank.judged();
+/// The measured times of a rank that the verdict uses.
+fn rank_times(
+    rank: &ProcessReport,
+    ranks: &[ProcessReport],
+    processes: &[ProcessReport],
+) -> RankTimes {
+    let times = rank.training_times();
     let collectives = rank.collectives.iter();
-    // Those that one wait covers overlap, so no more than one counts for each wait.
-    let until_sync = collectives.map(|of| {
-        let waits = times.gpu_waits.min(of.calls as f64);
-        waits * of.until_sync_mean_seconds.unwrap_or(0.0)
+    // Collectives that one wait covers overlap, so at most one counts per wait.
+    let until_sync = collectives.map(|collective| {
+        let waits = times.gpu_waits.min(collective.calls as f64);
+        waits * collective.until_sync_mean_seconds.unwrap_or(0.0)
     });
     RankTimes {
         wall: times.wall_seconds,
@@ -207,36 +217,37 @@ fn times(rank: &ProcessReport, ranks: &[ProcessReport], processes: &[ProcessRepo
         run_delay: times.calling_run_delay_seconds,
         gpu_busy: times.gpu_busy_seconds,
         loader_busy: loader_busy(rank, processes),
-        loaders_fill_cpus: own_loaders(rank, processes) >= own_cpus(rank, ranks),
+        loaders_fill_cpus: loader_count(rank, processes) >= cpu_count(rank, ranks),
     }
 }
 
-/// A loader that lived for less than this share of its rank's time tells nothing.
-const SHORT: f64 = 0.2;
+/// Shortest lifetime of a loader that counts, as a share of its rank's time.
+const MIN_LOADER_LIFETIME: f64 = 0.2;
 
-/// The share of its time for which the busiest loader of a rank worked.
+/// Busy share of the busiest loader of a rank. `None`: it has no loaders.
 fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64> {
-    let own = processes.iter().filter(|seen| {
-        let is_short = seen.times.wall_seconds < SHORT * rank.judged().wall_seconds;
-        seen.loads_for == Some(rank.pid) && !is_short
+    let own = processes.iter().filter(|process| {
+        let is_short =
+            process.times.wall_seconds < MIN_LOADER_LIFETIME * rank.training_times().wall_seconds;
+        process.loads_for == Some(rank.pid) && !is_short
     });
     let shares =
         own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
     shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
 }
 
-/// How many loaders a rank has at a time: some programs start new ones for every epoch.
-fn own_loaders(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
-    let wall = rank.judged().wall_seconds.max(f64::EPSILON);
+/// Number of loaders that a rank has at a time. Some programs start new ones for every epoch.
+fn loader_count(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
+    let wall = rank.training_times().wall_seconds.max(f64::EPSILON);
     let own = processes
         .iter()
-        .filter(|seen| seen.loads_for == Some(rank.pid));
+        .filter(|process| process.loads_for == Some(rank.pid));
     let shares = own.map(|loader| (loader.times.wall_seconds / wall).min(1.0));
     shares.sum::<f64>().round()
 }
 
-/// How many CPUs a rank has, if those that several ranks may use are shared out evenly; infinite, if nobody knows.
-fn own_cpus(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
+/// Number of CPUs of a rank, if ranks share CPUs evenly. Infinite if its affinity mask is unknown.
+fn cpu_count(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
     if rank.cpus.count() == 0 {
         return f64::INFINITY;
     }
@@ -269,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn loaders_that_follow_each_other_are_one() {
+    fn consecutive_loaders_count_as_one() {
         let rank = lived(1, 10.0);
         let loader = |loads_for, wall_seconds| ProcessReport {
             is_loader: true,
@@ -279,18 +290,18 @@ mod tests {
         let count = |walls: &[f64]| {
             let own = walls.iter().map(|wall| loader(1, *wall));
             let others = loader(2, 10.0);
-            own_loaders(&rank, &own.chain([others]).collect::<Vec<_>>())
+            loader_count(&rank, &own.chain([others]).collect::<Vec<_>>())
         };
         assert_eq!(count(&[]), 0.0);
         assert_eq!(count(&[9.6, 9.7]), 2.0);
-        // Those that were there before the first step have lived longer than the steps took.
+        // Loaders that started before the first step live longer than the training.
         assert_eq!(count(&[13.0, 13.0]), 2.0);
         assert_eq!(count(&[4.8, 4.8, 4.9, 4.9]), 2.0);
     }
 
     #[test]
-    fn cpus_are_shared_out_among_ranks() {
-        let of_first = |ranks: &[ProcessReport]| own_cpus(&ranks[0], ranks);
+    fn ranks_share_cpus_evenly() {
+        let of_first = |ranks: &[ProcessReport]| cpu_count(&ranks[0], ranks);
         assert_eq!(of_first(&[may_use(0..8)]), 8.0);
         assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);
         assert_eq!(of_first(&[may_use(0..4), may_use(4..8)]), 4.0);

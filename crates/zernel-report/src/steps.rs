@@ -1,61 +1,61 @@
-//! The steps of one process, gathered while it runs.
+//! The steps of one process, collected from snapshots.
 
 use serde::Serialize;
 use zernel_model::snapshot::StepSnapshot;
 use zernel_phase::steps::{Mark, Step, StepSummary, TimeSpan};
 
-/// How many steps are kept: of more, every second one is let go.
-const KEPT: usize = 1 << 18;
-/// Fewer are no training.
-const FEWEST: usize = 3;
-/// How many pauses and stalls are told of.
-const TOLD: usize = 5;
+/// Most steps kept. Beyond that, every second one is dropped.
+const MAX_STEPS: usize = 1 << 18;
+/// Fewest steps that count as training.
+const MIN_STEPS: usize = 3;
+/// Most pauses and stalls listed.
+const MAX_LISTED: usize = 5;
 
-/// The steps so far.
+/// The steps of a process so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepLog {
     boundary: Option<Mark>,
     restarts: u32,
     count: u64,
-    /// Of these, those that do not count.
-    before: u64,
-    /// Whether it had made steps before it was looked at.
-    is_later: bool,
+    /// Steps made before it was attached to. They do not count.
+    baseline_count: u64,
+    /// Whether the process ran before it was attached to.
+    is_attached: bool,
     has_gaps: bool,
     is_thinned: bool,
     steps: Vec<Step>,
 }
 
-/// What is reported of them.
+/// The report on the steps of a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub(crate) struct StepReport {
-    /// All of them.
+    /// Number of steps, with the warm-up.
     pub(crate) count: u64,
-    /// Whether there were more, because not all was seen that tells them apart.
+    /// Whether there were more, because not all calls that separate steps were observed.
     pub(crate) at_least: bool,
-    /// Whether there were so many that pauses and stalls are those of a part of them.
+    /// Whether steps were dropped, so that pauses and stalls come from a subset.
     pub(crate) thinned: bool,
-    /// What was taken to separate them.
+    /// The call that separates steps.
     pub(crate) separated_by: Option<Mark>,
     pub(crate) median_seconds: f64,
     pub(crate) p99_seconds: f64,
     pub(crate) longest_seconds: f64,
-    /// Slow ones at the beginning, in none of these numbers.
+    /// Slow steps at the beginning. Median, p99 and longest exclude them.
     pub(crate) warm_up: usize,
     pub(crate) warm_up_seconds: f64,
-    /// What lay between steps and was none of them: evaluations, checkpoints; the longest of them.
+    /// The longest interruptions between steps, such as evaluations and checkpoints.
     pub(crate) pauses: Vec<Interruption>,
     pub(crate) pause_seconds: f64,
-    /// Steps of the usual kind that took three times the median, and longer than a rhythm explains; the longest of
-    /// them are listed.
+    /// The longest stalls: ordinary steps that took three times the median and longer than a periodic slow step.
     pub(crate) stalls: Vec<Interruption>,
+    /// Number of stalls.
     pub(crate) stalled: usize,
-    /// When they ended and how long they took, to be drawn.
+    /// Steps for the charts.
     #[serde(skip)]
     pub(crate) series: Vec<Step>,
 }
 
-/// When, after the first step, and how long.
+/// A pause or a stall: seconds after the first step, and length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Interruption {
     pub(crate) at_seconds: f64,
@@ -63,24 +63,24 @@ pub(crate) struct Interruption {
 }
 
 impl StepLog {
-    /// Without the steps that were made before. There is no warm-up then, and if no step was known yet, the first
-    /// one does not count: it was made while probes were attached.
-    pub(crate) fn from_now_on(steps: &StepSnapshot) -> Self {
+    /// Steps from now on, of a process that was attached to. They have no warm-up. If no step was observed before, the
+    /// first one does not count, because the probes were attached during it.
+    pub(crate) fn for_running_process(steps: &StepSnapshot) -> Self {
         Self {
             restarts: steps.restarts,
             count: steps.count,
-            before: steps.count,
-            is_later: true,
+            baseline_count: steps.count,
+            is_attached: true,
             ..Self::default()
         }
     }
 
-    /// Takes in the steps that are new.
-    pub(crate) fn look(&mut self, steps: &StepSnapshot) {
+    /// Adds the steps that are new in a snapshot.
+    pub(crate) fn observe(&mut self, steps: &StepSnapshot) {
         if steps.restarts != self.restarts || steps.count < self.count {
             *self = Self {
                 restarts: steps.restarts,
-                is_later: self.is_later,
+                is_attached: self.is_attached,
                 ..Self::default()
             };
         }
@@ -90,7 +90,7 @@ impl StepLog {
         self.count = steps.count;
         self.has_gaps = steps.gaps > 0;
         self.boundary = steps.boundary.or(self.boundary);
-        if self.steps.len() > KEPT {
+        if self.steps.len() > MAX_STEPS {
             self.is_thinned = true;
             let mut is_odd = false;
             self.steps.retain(|_| {
@@ -100,25 +100,25 @@ impl StepLog {
         }
     }
 
-    /// What is to be said of them, and from when to when they went; `None` if nothing was seen to repeat.
+    /// The report, and the begin and the end of the steps. `None` if there are too few steps.
     pub(crate) fn report(mut self) -> Option<(StepReport, u64, u64)> {
         let boundary = self.boundary?;
-        let summary = match self.is_later {
+        let summary = match self.is_attached {
             true => {
-                let cut = usize::from(self.before == 0).min(self.steps.len());
+                let cut = usize::from(self.baseline_count == 0).min(self.steps.len());
                 self.steps.drain(..cut);
                 StepSummary::from_later_steps(&self.steps, boundary)?
             }
             false => StepSummary::from_whole_run(&self.steps, boundary)?,
         };
-        if summary.steps < FEWEST {
+        if summary.steps < MIN_STEPS {
             return None;
         }
         let first_ns = self.steps.first()?.begin_ns;
         let begin_ns = summary.begin_ns;
         let end_ns = self.steps.last()?.end_ns;
         let report = StepReport {
-            count: self.count - self.before,
+            count: self.count - self.baseline_count,
             at_least: self.has_gaps,
             thinned: self.is_thinned,
             separated_by: Some(boundary),
@@ -137,17 +137,17 @@ impl StepLog {
     }
 }
 
-/// The longest few, in the order of time.
+/// The longest interruptions, in order of time.
 fn longest(stretches: &[TimeSpan], first_ns: u64) -> Vec<Interruption> {
     let mut stretches = stretches.to_vec();
     stretches.sort_by_key(|stretch| std::cmp::Reverse(stretch.duration_ns));
-    stretches.truncate(TOLD);
+    stretches.truncate(MAX_LISTED);
     stretches.sort_by_key(|stretch| stretch.begin_ns);
-    let told = stretches.into_iter().map(|stretch| Interruption {
+    let listed = stretches.into_iter().map(|stretch| Interruption {
         at_seconds: seconds(stretch.begin_ns.saturating_sub(first_ns)),
         seconds: seconds(stretch.duration_ns),
     });
-    told.collect()
+    listed.collect()
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -158,7 +158,7 @@ fn seconds(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn looked_at(count: u64, restarts: u32, recent: std::ops::Range<u64>) -> StepSnapshot {
+    fn snapshot(count: u64, restarts: u32, recent: std::ops::Range<u64>) -> StepSnapshot {
         let step = |number| Step {
             begin_ns: 1000 * number,
             end_ns: 1000 * (number + 1),
@@ -176,48 +176,48 @@ mod tests {
     }
 
     #[test]
-    fn every_step_is_taken_once() {
+    fn every_step_is_added_once() {
         let mut log = StepLog::default();
-        log.look(&looked_at(3, 0, 0..2));
-        log.look(&looked_at(3, 0, 0..2));
-        log.look(&looked_at(6, 0, 1..5));
-        assert_eq!(log.steps, looked_at(0, 0, 0..5).recent);
-        // More than are kept were made since the last look.
-        log.look(&looked_at(20, 0, 15..19));
+        log.observe(&snapshot(3, 0, 0..2));
+        log.observe(&snapshot(3, 0, 0..2));
+        log.observe(&snapshot(6, 0, 1..5));
+        assert_eq!(log.steps, snapshot(0, 0, 0..5).recent);
+        // More steps were made since the last snapshot than a snapshot has.
+        log.observe(&snapshot(20, 0, 15..19));
         assert_eq!((log.steps.len(), log.count), (9, 20));
         let (report, begin_ns, end_ns) = log.clone().report().expect("steps");
         assert_eq!((begin_ns, end_ns), (0, 19_000));
         assert_eq!((report.count, report.median_seconds), (20, 1e-6));
-        // What was counted were no steps.
-        log.look(&looked_at(4, 1, 30..33));
-        assert_eq!(log.steps, looked_at(0, 0, 30..33).recent);
+        // After a restart of the detection, the steps before do not count.
+        log.observe(&snapshot(4, 1, 30..33));
+        assert_eq!(log.steps, snapshot(0, 0, 30..33).recent);
     }
 
     #[test]
-    fn a_loop_that_ran_already_has_no_warm_up() {
-        let mut steps = looked_at(13, 1, 9..21);
+    fn an_attached_process_has_no_warm_up() {
+        let mut steps = snapshot(13, 1, 9..21);
         steps.recent[0].begin_ns = 0;
-        let told = |mut log: StepLog| {
-            log.look(&steps);
+        let summary = |mut log: StepLog| {
+            log.observe(&steps);
             let (report, begin_ns, _) = log.report().expect("steps");
             (report.warm_up, report.stalled, begin_ns)
         };
-        assert_eq!(told(StepLog::default()), (1, 0, 10_000));
-        // The first one is long because of us.
-        let nothing_yet = StepLog::from_now_on(&StepSnapshot::default());
-        assert_eq!(told(nothing_yet), (0, 0, 10_000));
-        // One of a loop that was watched already is just long.
-        let one_before = StepLog::from_now_on(&looked_at(1, 1, 0..0));
-        assert_eq!(told(one_before), (0, 1, 0));
+        assert_eq!(summary(StepLog::default()), (1, 0, 10_000));
+        // Attaching the probes made the first step long.
+        let nothing_yet = StepLog::for_running_process(&StepSnapshot::default());
+        assert_eq!(summary(nothing_yet), (0, 0, 10_000));
+        // The first step of a process that was observed before is a stall.
+        let one_before = StepLog::for_running_process(&snapshot(1, 1, 0..0));
+        assert_eq!(summary(one_before), (0, 1, 0));
     }
 
     #[test]
-    fn many_steps_are_thinned_out() {
+    fn many_steps_are_thinned() {
         let mut log = StepLog::default();
-        for look in 1..=2 * KEPT as u64 / 200 {
-            log.look(&looked_at(look * 200, 0, (look - 1) * 200..look * 200));
+        for round in 1..=2 * MAX_STEPS as u64 / 200 {
+            log.observe(&snapshot(round * 200, 0, (round - 1) * 200..round * 200));
         }
-        assert!(log.steps.len() <= KEPT);
+        assert!(log.steps.len() <= MAX_STEPS);
         let (report, begin_ns, _) = log.report().expect("steps");
         assert_eq!((report.median_seconds, begin_ns), (1e-6, 0));
     }

@@ -1,6 +1,6 @@
-//! Small things that tables and reports for people have in common.
+//! Formatting of sizes, times and lines in tables and reports.
 
-/// A size as people read it.
+/// A size with its unit.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
@@ -15,7 +15,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{size:.1} {}", UNITS[unit])
 }
 
-/// A time as people read it.
+/// A time in milliseconds or seconds.
 pub fn time(seconds: f64) -> String {
     match seconds < 1.0 {
         true => format!("{:.1} ms", 1e3 * seconds),
@@ -23,7 +23,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// At most `width` characters of a text, without control characters.
+/// The text, cut to `width` characters. Control characters become `?`.
 pub fn shortened(text: &str, width: usize) -> String {
     let printable = |c: char| if c.is_control() { '?' } else { c };
     let text: String = text.trim_end().chars().map(printable).collect();
@@ -34,14 +34,14 @@ pub fn shortened(text: &str, width: usize) -> String {
     kept + "…"
 }
 
-/// A phrase that [`wrapped`] keeps on one line.
-pub fn whole(phrase: &str) -> String {
+/// Joins the words of a phrase so that [`wrapped`] keeps it on one line.
+pub fn unbroken(phrase: &str) -> String {
     phrase.replace(' ', NO_BREAK)
 }
 
 const NO_BREAK: &str = "\u{a0}";
 
-/// A text in lines of at most `width` characters; only a word that is longer gets a longer line.
+/// Breaks a text into lines of at most `width` characters. A longer word gets a line of its own.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split([' ', '\n']).filter(|word| !word.is_empty()) {
@@ -83,16 +83,16 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_and_a_hostile_one_made_harmless() {
+    fn a_long_text_is_cut_and_control_characters_are_replaced() {
         assert_eq!(shortened("python", 6), "python");
         assert_eq!(shortened("python3", 6), "pytho…");
         assert_eq!(shortened("\x1b[31m", 9), "?[31m");
     }
 
     #[test]
-    fn lines_are_no_longer_than_asked_for() {
+    fn lines_are_no_longer_than_the_width() {
         assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
         assert_eq!(wrapped("abcdef g", 4), ["abcdef", "g"]);
-        assert_eq!(wrapped(&format!("a {}", whole("b c")), 4), ["a", "b c"]);
+        assert_eq!(wrapped(&format!("a {}", unbroken("b c")), 4), ["a", "b c"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Asks the daemon of this machine, over its unix socket.
+//! Client of the daemon: requests snapshots over its unix socket.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,51 +8,51 @@ use std::time::Duration;
 use clap::Args;
 use zernel_model::snapshot::Snapshot;
 
-/// How long the daemon may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// More than any snapshot has.
-const LARGEST: u64 = 256 << 20;
+/// Longest wait for the daemon.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest response that is read. Snapshots are smaller.
+const MAX_RESPONSE_BYTES: u64 = 256 << 20;
 
-/// Where the daemon is.
+/// The daemon's socket.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Socket {
-    /// The socket of `zernel observe`
+    /// Socket of `zernel observe`
     #[arg(long, value_name = "PATH", default_value = "/run/zernel/observe.sock")]
     socket: PathBuf,
 }
 
-/// Why the daemon did not tell.
+/// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    /// Nobody listens.
-    #[error("no daemon listens on {}; start one with `sudo zernel observe`, or name its socket with --socket", .0.display())]
+    /// No process listens on the socket.
+    #[error("no daemon listens on {}; start one with `sudo zernel observe`, or give its socket with --socket", .0.display())]
     NoDaemon(PathBuf),
-    /// The socket is not usable.
-    #[error("cannot ask the daemon on {}: {source}", path.display())]
+    /// The socket does not work.
+    #[error("cannot read from the daemon on {}: {source}", path.display())]
     Socket {
         /// The socket.
         path: PathBuf,
-        /// What went wrong.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The daemon says no.
-    #[error("the daemon answers: {0}")]
+    /// The daemon refused the request.
+    #[error("the daemon refused the request: {0}")]
     Refused(String),
-    /// What it says cannot be understood.
-    #[error("what answers on {} does not speak as `zernel observe` does: {problem}", path.display())]
-    Strange {
+    /// The response is not a snapshot.
+    #[error("{} is not a socket of this version of `zernel observe`: {problem}", path.display())]
+    InvalidResponse {
         /// The socket.
         path: PathBuf,
-        /// What was not understood.
+        /// What is wrong with the response.
         problem: String,
     },
 }
 
 impl Socket {
-    /// The state of this moment: all of it for root, for others what is theirs.
+    /// The current state: all processes for root, their own for other users.
     pub(crate) fn snapshot(&self) -> Result<Snapshot, ClientError> {
         let path = || self.socket.clone();
-        let answer = exchange(&self.socket).map_err(|source| match source.kind() {
+        let response = request(&self.socket).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 ClientError::NoDaemon(path())
             }
@@ -61,42 +61,42 @@ impl Socket {
                 source,
             },
         })?;
-        let strange = |problem: String| ClientError::Strange {
+        let invalid = |problem: String| ClientError::InvalidResponse {
             path: path(),
             problem,
         };
-        let (status, body) = parse(&answer).map_err(|problem| strange(problem.to_owned()))?;
+        let (status, body) = parse(&response).map_err(|problem| invalid(problem.to_owned()))?;
         if status != 200 {
             let text = String::from_utf8_lossy(body);
             let refused = format!("{status} {}", zernel_report::text::shortened(&text, 200));
             return Err(ClientError::Refused(refused));
         }
-        serde_json::from_slice(body).map_err(|error| strange(error.to_string()))
+        serde_json::from_slice(body).map_err(|error| invalid(error.to_string()))
     }
 }
 
-fn exchange(socket: &Path) -> io::Result<Vec<u8>> {
+fn request(socket: &Path) -> io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    // In HTTP/1.0 an answer ends with the connection, and has no chunks.
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    // In HTTP/1.0 a response ends with the connection and has no chunks.
     stream.write_all(b"GET /api/v1/snapshot HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.take(LARGEST).read_to_end(&mut answer)?;
-    Ok(answer)
+    let mut response = Vec::new();
+    stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut response)?;
+    Ok(response)
 }
 
-/// The status and the body of an answer.
-fn parse(answer: &[u8]) -> Result<(u16, &[u8]), &'static str> {
+/// The status and the body of a response.
+fn parse(response: &[u8]) -> Result<(u16, &[u8]), &'static str> {
     const END: &[u8] = b"\r\n\r\n";
-    let head = answer.windows(END.len()).position(|bytes| bytes == END);
-    let (head, body) = answer.split_at(head.ok_or("its answer has no end of headers")?);
+    let head = response.windows(END.len()).position(|bytes| bytes == END);
+    let (head, body) = response.split_at(head.ok_or("the response has no end of headers")?);
     let status = head.split(|byte| *byte == b' ').nth(1);
     let status = status.and_then(|status| str::from_utf8(status).ok()?.parse().ok());
     let is_http = head.starts_with(b"HTTP/1.");
     match status.filter(|_| is_http) {
         Some(status) => Ok((status, &body[END.len()..])),
-        None => Err("its answer is not HTTP"),
+        None => Err("its response is not HTTP"),
     }
 }
 
@@ -105,23 +105,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_has_a_status_and_a_body() {
-        let answer = b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}";
-        assert_eq!(parse(answer), Ok((200, &b"{}"[..])));
-        let answer = b"HTTP/1.1 503 Service Unavailable\r\n\r\n";
-        assert_eq!(parse(answer), Ok((503, &b""[..])));
-        for strange in [
+    fn a_response_has_a_status_and_a_body() {
+        let response = b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        assert_eq!(parse(response), Ok((200, &b"{}"[..])));
+        let response = b"HTTP/1.1 503 Service Unavailable\r\n\r\n";
+        assert_eq!(parse(response), Ok((503, &b""[..])));
+        for invalid in [
             &b""[..],
             b"hello",
             b"SSH-2.0 200 OK\r\n\r\n",
             b"HTTP/1.1 ok\r\n\r\n",
         ] {
-            assert!(parse(strange).is_err());
+            assert!(parse(invalid).is_err());
         }
     }
 
     #[test]
-    fn without_a_daemon_it_says_how_to_start_one() {
+    fn the_error_without_a_daemon_names_the_command_to_start_one() {
         let folder = tempfile::tempdir().unwrap();
         let socket = Socket {
             socket: folder.path().join("observe.sock"),

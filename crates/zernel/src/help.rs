@@ -10,7 +10,7 @@ Start with `zernel doctor`. It changes nothing.";
 
 pub(crate) const ATTACH: &str = "\
 Examples:
-  sudo zernel attach 4711 --for 60s    a process, or what started them
+  sudo zernel attach 4711 --for 60s    one minute of process 4711
   sudo zernel attach $(pgrep torchrun) --html report.html";
 
 pub(crate) const DOCTOR: &str = "\
@@ -21,9 +21,9 @@ Examples:
 
 pub(crate) const HANG: &str = "\
 Examples:
-  zernel hang                               every job that you may see
-  zernel hang slurm-4711 --after 30         one job; half a minute is no hang
-  zernel hang; test $? -eq 1 && echo alarm  for a script: 1 says that one hangs
+  zernel hang                               check all jobs
+  zernel hang slurm-4711 --after 30         check one job, allow waits of 30 s
+  zernel hang; test $? -eq 1 && echo alarm  in a script: exit code 1 is a hang
   zernel hang --json | jq '.communicators[].findings'";
 
 pub(crate) const LAB: &str = "\
@@ -48,10 +48,10 @@ Examples:
 
 pub(crate) const PS: &str = "\
 Examples:
-  zernel ps                         your own training processes
-  sudo zernel ps                    everybody's
-  watch -n 1 zernel ps              again every second
-  zernel ps --json | jq '.[].rank'  for a program";
+  zernel ps                         your training processes
+  sudo zernel ps                    all training processes
+  watch -n 1 zernel ps              refresh every second
+  zernel ps --json | jq '.[].rank'  in a script";
 
 pub(crate) const RUN: &str = "\
 Examples:
@@ -59,7 +59,7 @@ Examples:
   sudo zernel run -- torchrun --nproc-per-node=2 train.py
   sudo zernel run --html report.html -- ./train.sh --epochs 1
 
-What comes after `--` is the command, with its own options.";
+Everything after `--` is the command with its options.";
 
 pub(crate) const WORKLOAD: &str = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `zernel ps`: the training processes of this machine, as the daemon sees them now.
+//! `zernel ps`: lists the training processes of this machine.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -13,17 +13,18 @@ use crate::client::Socket;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::text::shortened;
 
-/// List the training processes of this machine, and what they are doing
+/// List the training processes of this machine
 ///
-/// One line each: the median of its last steps in milliseconds (STEP), the share of its time that it has waited for data (DATA) and spent in collectives (COMM),
-/// and the share that its busiest thread pays for being observed (COST). Needs a running `zernel observe`; who is
-/// not root sees their own processes.
+/// STEP is the median time of recent steps in milliseconds. DATA and COMM are the shares of time spent waiting for data
+/// and in collectives. COST is the overhead of observing, as a share of the busiest thread's time. `-` is unknown.
 ///
-/// With --json, an array of objects, one for each: pid, comm, job, rank, gpus (a list of numbers), phase,
-/// median_step_seconds, data_share, collective_share and cost_share (1 is all of the time). What is not known is null.
+/// Needs a running `zernel observe`. Root sees all processes, other users see their own.
+///
+/// --json prints an array with one object per process: pid, comm, job, rank, gpus (indices), phase,
+/// median_step_seconds, data_share, collective_share and cost_share (0 to 1). Unknown values are null.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Tell programs, not people
+    /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -40,22 +41,23 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A process that trains, in the form that `--json` has.
+/// A training process, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Trainer {
     pid: u32,
     comm: String,
     job: Option<String>,
     rank: Option<u32>,
-    /// NVML's numbers of the GPUs on which it holds memory.
+    /// NVML indices of the GPUs on which it holds memory.
     gpus: BTreeSet<u32>,
     phase: Option<WorkloadPhase>,
-    /// Of its last steps.
+    /// Median time of recent steps.
     median_step_seconds: Option<f64>,
-    /// Of its time, in waits for data and in collectives.
+    /// Share of its time in waits for data.
     data_share: Option<f64>,
+    /// Share of its time in collectives.
     collective_share: Option<f64>,
-    /// Of its time, what its busiest thread pays for being observed.
+    /// Overhead of observing, as a share of its busiest thread's time.
     cost_share: f64,
 }
 
@@ -80,14 +82,17 @@ impl Trainer {
     }
 }
 
-/// Those that are there, by job and rank; those of no job come last.
+/// The running trainers by job and rank. Those without a job come last.
 fn trainers(snapshot: &Snapshot) -> Vec<Trainer> {
     let observed = snapshot.observed.iter();
     let mut trainers: Vec<Trainer> = observed
         .filter(|process| process.is_trainer())
         .map(Trainer::new)
         .collect();
-    trainers.sort_by_cached_key(|of| (of.job.is_none(), of.job.clone(), of.rank, of.pid));
+    trainers.sort_by_cached_key(|trainer| {
+        let job = trainer.job.clone();
+        (job.is_none(), job, trainer.rank, trainer.pid)
+    });
     trainers
 }
 
@@ -106,8 +111,8 @@ fn table(trainers: &[Trainer]) -> String {
 const HEADER: [&str; 10] = [
     "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
 ];
-/// The columns that are text; numbers end where the column ends.
-const TEXT: [&str; 3] = ["JOB", "PHASE", "NAME"];
+/// Left-aligned columns. The others have numbers and are right-aligned.
+const TEXT_COLUMNS: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
 fn cells(trainer: &Trainer) -> [String; 10] {
     let unknown = || "-".to_owned();
@@ -137,8 +142,8 @@ fn cells(trainer: &Trainer) -> [String; 10] {
 fn line(row: &[String; 10], widths: &[usize]) -> String {
     let mut line = String::new();
     for ((cell, name), width) in row.iter().zip(HEADER).zip(widths) {
-        // Writing to a string does not fail.
-        let _ = match TEXT.contains(&name) {
+        // Writing to a string cannot fail.
+        let _ = match TEXT_COLUMNS.contains(&name) {
             true => write!(line, "{cell:<width$}  "),
             false => write!(line, "{cell:>width$}  "),
         };
@@ -156,8 +161,8 @@ mod tests {
 
     use super::*;
 
-    /// Two that train, and two that do not.
-    fn seen() -> Vec<Trainer> {
+    /// Two running trainers, a loader and a trainer that exited.
+    fn example_trainers() -> Vec<Trainer> {
         let snapshot = json!({"observed": [
             {
                 "pid": 12, "role": "trainer", "phase": "GpuCompute",
@@ -180,8 +185,8 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_line_for_each_trainer_that_is_there() {
-        let table = table(&seen());
+    fn the_table_has_a_line_per_running_trainer() {
+        let table = table(&example_trainers());
         let lines: Vec<Vec<&str>> = table
             .lines()
             .map(|line| line.split_whitespace().collect())
@@ -204,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_an_object_for_each_trainer() {
-        let told = serde_json::to_value(seen()).unwrap();
+    fn the_json_has_an_object_per_running_trainer() {
+        let json = serde_json::to_value(example_trainers()).unwrap();
         let expected = json!([
             {
                 "pid": 12, "comm": "python\u{1b}[2J", "job": "slurm-7", "rank": 1, "gpus": [3],
@@ -218,6 +223,6 @@ mod tests {
                 "cost_share": 0.0,
             },
         ]);
-        assert_eq!(told, expected);
+        assert_eq!(json, expected);
     }
 }

@@ -1,4 +1,4 @@
-//! The charts of a report: where the time of each rank went, and how that changed.
+//! Charts of the ranks: phases, step times and GPU memory.
 
 use std::fmt::Write;
 
@@ -8,11 +8,11 @@ use super::markup::{Coordinate, percent, seconds, share, tick_time, time};
 use super::plot::{Drawing, LEFT, RIGHT, TimeAxis, ValueAxis};
 use crate::process::{Phases, ProcessReport};
 use crate::record::Sample;
-use crate::render::name;
+use crate::render::rank_name;
 use crate::steps::{Interruption, StepReport};
 use crate::text::bytes;
 
-/// Names and letters of the phases, in their order; the style sheet has their colours.
+/// Names and letters of the phases, in the order of `Phases::by_name`. The style sheet has their colours.
 pub(crate) const PHASES: [(&str, char); 5] = [
     ("data loading", 'D'),
     ("GPU compute", 'G'),
@@ -21,57 +21,57 @@ pub(crate) const PHASES: [(&str, char); 5] = [
     ("unknown", '?'),
 ];
 
-/// With a larger maximum than so many medians, step times are drawn on a logarithmic scale.
+/// Longest step, in medians, that is drawn on a linear scale.
 const LOGARITHMIC: f64 = 20.0;
 
-/// How much of a rank is drawn.
+/// How detailed the charts of a rank are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Detail {
-    /// The most columns of a timeline.
+    /// Most columns of a timeline.
     pub(crate) columns: usize,
-    /// The most places of a timeline that have a tooltip.
+    /// Most tooltips of a timeline.
     pub(crate) tooltips: usize,
-    /// In so many pieces of time, only the longest and the shortest step are drawn.
-    pub(crate) pieces: usize,
+    /// Time intervals of the step chart. Each shows only its longest and its shortest step.
+    pub(crate) intervals: usize,
 }
 
 impl Detail {
-    /// For so many ranks on one page.
-    pub(crate) fn of(ranks: usize) -> Self {
+    /// The detail for a number of ranks on one page.
+    pub(crate) fn for_rank_count(ranks: usize) -> Self {
         match ranks > 16 {
             true => Self {
                 columns: 100,
                 tooltips: 25,
-                pieces: 100,
+                intervals: 100,
             },
             false => Self {
                 columns: 300,
                 tooltips: 100,
-                pieces: 400,
+                intervals: 400,
             },
         }
     }
 }
 
-/// A bar of phases for each of some ranks.
+/// A bar of phases for each rank.
 pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
     const ROW: f64 = 38.0;
     const BAR: f64 = 28.0;
-    let described: Vec<String> = ranks.iter().map(described).collect();
+    let summaries: Vec<String> = ranks.iter().map(phase_summary).collect();
     let height = ROW * ranks.len() as f64;
-    let mut drawing = Drawing::new(id, height, "Phases of each rank", &described.join(". "));
+    let mut drawing = Drawing::new(id, height, "Phases of each rank", &summaries.join(". "));
     for (row, rank) in ranks.iter().enumerate() {
         let y = ROW * row as f64 + (ROW - BAR) / 2.0;
         let middle = y + BAR / 2.0 + 4.5;
-        drawing.text((LEFT - 10.0, middle), "end", "name", &name(rank));
-        let times = rank.judged();
+        drawing.text((LEFT - 10.0, middle), "end", "name", &rank_name(rank));
+        let times = rank.training_times();
         let total = times.phases.total();
         let mut x = LEFT;
         for (index, (_, spent)) in times.phases.by_name().into_iter().enumerate() {
             let width = share(spent, total) * (RIGHT - LEFT);
             let (phase, letter) = PHASES[index];
             let part = percent(share(spent, total));
-            let tooltip = format!("{}: {phase} {}, {part}", name(rank), seconds(spent));
+            let tooltip = format!("{}: {phase} {}, {part}", rank_name(rank), seconds(spent));
             if width > 0.05 {
                 drawing.rect((x, y), (width, BAR), &format!("p{index}"), &tooltip);
             }
@@ -96,9 +96,9 @@ pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
     drawing.finish()
 }
 
-fn described(rank: &ProcessReport) -> String {
-    let phases = &rank.judged().phases;
-    format!("{}: {}", name(rank), shares_in_words(&shares(phases)))
+fn phase_summary(rank: &ProcessReport) -> String {
+    let phases = &rank.training_times().phases;
+    format!("{}: {}", rank_name(rank), shares_in_words(&shares(phases)))
 }
 
 fn shares(phases: &Phases) -> [f64; 5] {
@@ -112,23 +112,23 @@ fn shares_in_words(shares: &[f64; 5]) -> String {
         .map(|((phase, _), share)| format!("{phase} {}", percent(*share)))
         .collect();
     match parts.is_empty() {
-        true => "nothing known".to_owned(),
+        true => "no data".to_owned(),
         false => parts.join(", "),
     }
 }
 
-/// The time that some ranks have in common; `None` if nothing was seen over time.
+/// The time axis of all ranks. `None` if there are no samples.
 pub(crate) fn time_axis(ranks: &[ProcessReport]) -> Option<TimeAxis> {
     let firsts = ranks.iter().filter_map(|rank| rank.timeline.first());
     let lasts = ranks.iter().filter_map(|rank| rank.timeline.last());
     Some(TimeAxis {
-        begin_ns: firsts.map(|first| begun(first).at_ns).min()?,
+        begin_ns: firsts.map(|first| start_of(first).at_ns).min()?,
         end_ns: lasts.map(|last| last.at_ns).max()?,
     })
 }
 
-/// What was before the first look at a process: it began with nothing.
-fn begun(first: &Sample) -> Sample {
+/// The state when observing of a process began: all times were 0.
+fn start_of(first: &Sample) -> Sample {
     let wall_ns = (1e9 * first.times.wall_seconds.max(0.0)) as u64;
     Sample {
         at_ns: first.at_ns.saturating_sub(wall_ns),
@@ -137,20 +137,20 @@ fn begun(first: &Sample) -> Sample {
     }
 }
 
-/// What a rank did from one moment to another.
+/// Phases of a rank from one sample to a later one.
 struct Column {
     begin_ns: u64,
     end_ns: u64,
     shares: [f64; 5],
 }
 
-/// At most so many columns, each from one look to a later one.
+/// At most `most` columns, each from one sample to a later one.
 fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
     let Some(first) = timeline.first() else {
         return Vec::new();
     };
     let least_ns = (axis.end_ns - axis.begin_ns).div_ceil(most.max(1) as u64);
-    let mut before = begun(first);
+    let mut before = start_of(first);
     let mut columns = Vec::new();
     for (index, sample) in timeline.iter().enumerate() {
         let is_last = index + 1 == timeline.len();
@@ -158,7 +158,7 @@ fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
         if sample.at_ns > before.at_ns && (is_wide || is_last) {
             let times = sample
                 .times
-                .with(&before.times, |after, before| (after - before).max(0.0));
+                .combine(&before.times, |after, before| (after - before).max(0.0));
             columns.push(Column {
                 begin_ns: before.at_ns,
                 end_ns: sample.at_ns,
@@ -170,20 +170,18 @@ fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
     columns
 }
 
-/// What a rank did over time, as shares of its time.
+/// Phases of a rank over time, as shares.
 pub(crate) fn timeline(id: &str, rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
     const TOP: f64 = 6.0;
     const BOTTOM: f64 = 116.0;
-    let heading = format!("{}: phases over time", name(rank));
-    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &described(rank));
+    let heading = format!("{}: phases over time", rank_name(rank));
+    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &phase_summary(rank));
     let y = |share: f64| BOTTOM - share * (BOTTOM - TOP);
     for tick in [0.0, 0.5, 1.0] {
-        drawing.line((LEFT, y(tick)), (RIGHT, y(tick)), "grid");
-        let label = format!("{:.0} %", 100.0 * tick);
-        drawing.text((LEFT - 8.0, y(tick) + 4.0), "end", "tick", &label);
+        grid_line(&mut drawing, y(tick), &format!("{:.0} %", 100.0 * tick));
     }
     let drawn = columns(&rank.timeline, axis, detail.columns);
-    // From the back: each covers the lower part of the one before.
+    // Back to front: each area covers the lower part of the one before.
     for phase in (0..PHASES.len()).rev() {
         let Some(first) = drawn.first() else { break };
         let mut path = format!("M{} {BOTTOM}", Coordinate(axis.x_at(first.begin_ns)));
@@ -210,7 +208,7 @@ pub(crate) fn timeline(id: &str, rank: &ProcessReport, axis: &TimeAxis, detail: 
     drawing.finish()
 }
 
-/// On the right, what the colours are, at the height that they have on average.
+/// Labels the phases on the right, at their mean height.
 fn letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f64) -> f64) {
     let mut below = 0.0;
     for (share, (_, letter)) in shares(&rank.times.phases).into_iter().zip(PHASES) {
@@ -227,14 +225,14 @@ fn letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f64) -> f64) 
     }
 }
 
-/// Of values in order of time, the least and the largest in each of so many pieces of time.
-fn thinned(points: &[(f64, f64)], pieces: usize) -> Vec<(f64, f64)> {
-    if points.len() <= 2 * pieces {
+/// The smallest and the largest value in each of `intervals` time intervals.
+fn thinned(points: &[(f64, f64)], intervals: usize) -> Vec<(f64, f64)> {
+    if points.len() <= 2 * intervals {
         return points.to_vec();
     }
-    let piece = (RIGHT - LEFT) / pieces as f64;
-    let place = |x: f64| ((x - LEFT) / piece) as usize;
-    let chunks = points.chunk_by(|a, b| place(a.0) == place(b.0));
+    let width = (RIGHT - LEFT) / intervals as f64;
+    let interval = |x: f64| ((x - LEFT) / width) as usize;
+    let chunks = points.chunk_by(|a, b| interval(a.0) == interval(b.0));
     let extremes = chunks.flat_map(|chunk| {
         let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
         let least = chunk.iter().min_by(by_value);
@@ -249,14 +247,14 @@ fn thinned(points: &[(f64, f64)], pieces: usize) -> Vec<(f64, f64)> {
     extremes.collect()
 }
 
-/// Whether step times differ too much for a linear scale.
+/// Whether step times vary too much for a linear scale.
 pub(crate) fn is_logarithmic(steps: &StepReport) -> bool {
     let durations = steps.series.iter().map(Step::duration_ns);
     let longest = durations.max().unwrap_or(0) as f64 / 1e9;
     longest > LOGARITHMIC * steps.median_seconds
 }
 
-/// How long steps took, over time; `None` if there is nothing to draw.
+/// Step times over time. `None` if there are none.
 pub(crate) fn step_times(
     id: &str,
     rank: &ProcessReport,
@@ -264,31 +262,10 @@ pub(crate) fn step_times(
     axis: &TimeAxis,
     detail: Detail,
 ) -> Option<String> {
-    const TOP: f64 = 38.0;
-    const BOTTOM: f64 = 168.0;
-    let durations = steps
-        .series
-        .iter()
-        .map(|step| step.duration_ns() as f64 / 1e9);
-    let durations: Vec<f64> = durations.collect();
-    let longest = durations.iter().copied().fold(0.0, f64::max);
-    let shortest = durations.iter().copied().fold(longest, f64::min);
-    if longest <= 0.0 {
-        return None;
-    }
-    let is_log = is_logarithmic(steps);
-    let values = ValueAxis {
-        bottom: BOTTOM,
-        top: TOP,
-        least: if is_log {
-            0.8 * shortest.max(longest / 1e6)
-        } else {
-            0.0
-        },
-        largest: 1.08 * longest,
-        is_log,
-    };
-    let heading = format!("{}: step times", name(rank));
+    let durations = steps.series.iter().map(Step::duration_ns);
+    let durations: Vec<f64> = durations.map(|ns| ns as f64 / 1e9).collect();
+    let values = step_axis(&durations, is_logarithmic(steps))?;
+    let heading = format!("{}: step times", rank_name(rank));
     let description = format!(
         "{} steps, median {}, 99th percentile {}, longest {}, {} stalls, {} pauses",
         steps.count,
@@ -298,29 +275,50 @@ pub(crate) fn step_times(
         steps.stalled,
         steps.pauses.len()
     );
-    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &description);
+    let mut drawing = Drawing::new(id, values.bottom + 24.0, &heading, &description);
     for tick in values.ticks() {
-        drawing.line((LEFT, values.y(tick)), (RIGHT, values.y(tick)), "grid");
-        drawing.text(
-            (LEFT - 8.0, values.y(tick) + 4.0),
-            "end",
-            "tick",
-            &tick_time(tick),
-        );
+        grid_line(&mut drawing, values.y(tick), &tick_time(tick));
     }
     interruptions(&mut drawing, steps, axis, &values);
     let ends = steps.series.iter().map(|step| axis.x_at(step.end_ns));
     let points: Vec<(f64, f64)> = ends.zip(durations).collect();
     let mut dots = String::new();
-    for (x, duration) in thinned(&points, detail.pieces) {
-        let _ = write!(
-            dots,
-            "M{} {}h0",
-            Coordinate(x),
-            Coordinate(values.y(duration))
-        );
+    for (x, duration) in thinned(&points, detail.intervals) {
+        let (x, y) = (Coordinate(x), Coordinate(values.y(duration)));
+        let _ = write!(dots, "M{x} {y}h0");
     }
     drawing.path(&dots, "dots");
+    quantile_lines(&mut drawing, steps, &values);
+    drawing.time_axis(axis, values.bottom);
+    Some(drawing.finish())
+}
+
+/// The value axis for step times in seconds. `None` if no step takes any time.
+fn step_axis(durations: &[f64], is_log: bool) -> Option<ValueAxis> {
+    let longest = durations.iter().copied().fold(0.0, f64::max);
+    let shortest = durations.iter().copied().fold(longest, f64::min);
+    let axis = ValueAxis {
+        bottom: 168.0,
+        top: 38.0,
+        least: if is_log {
+            0.8 * shortest.max(longest / 1e6)
+        } else {
+            0.0
+        },
+        largest: 1.08 * longest,
+        is_log,
+    };
+    (longest > 0.0).then_some(axis)
+}
+
+/// A horizontal line with its label on the left.
+fn grid_line(drawing: &mut Drawing, y: f64, label: &str) {
+    drawing.line((LEFT, y), (RIGHT, y), "grid");
+    drawing.text((LEFT - 8.0, y + 4.0), "end", "tick", label);
+}
+
+/// Lines for the median and the 99th percentile, with labels that do not overlap.
+fn quantile_lines(drawing: &mut Drawing, steps: &StepReport, values: &ValueAxis) {
     let p99 = values.y(steps.p99_seconds);
     let median = values.y(steps.median_seconds);
     let lines = [
@@ -329,14 +327,12 @@ pub(crate) fn step_times(
     ];
     for (label, seconds, y, label_y) in lines {
         drawing.line((LEFT, y), (RIGHT, y), label);
-        let words = format!("{label} {}", time(seconds));
-        drawing.text((RIGHT + 8.0, label_y), "start", "tick", &words);
+        let text = format!("{label} {}", time(seconds));
+        drawing.text((RIGHT + 8.0, label_y), "start", "tick", &text);
     }
-    drawing.time_axis(axis, BOTTOM);
-    Some(drawing.finish())
 }
 
-/// Bands for warm-up and pauses, boxes around stalls; with words where there is room.
+/// Bands for warm-up and pauses, boxes around stalls, with labels where there is room.
 fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, values: &ValueAxis) {
     let Some(first) = steps.series.first() else {
         return;
@@ -351,7 +347,7 @@ fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, val
     let stalls = steps.stalls.iter().map(|stall| ("stall", stall));
     let mut all: Vec<(&str, &Interruption)> =
         warm_up.into_iter().chain(pauses).chain(stalls).collect();
-    // Where there is no room for all words, those of the longest are there.
+    // The longest come first, so that they get the labels.
     all.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
     let mut lines: [Vec<(f64, f64)>; 2] = Default::default();
     for (kind, one) in all {
@@ -383,7 +379,7 @@ fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, val
     }
 }
 
-/// GPU memory in use over time; `None` if there was never any.
+/// GPU memory in use over time. `None` if there was never any.
 pub(crate) fn memory(
     id: &str,
     rank: &ProcessReport,
@@ -396,8 +392,8 @@ pub(crate) fn memory(
     let points: Vec<(f64, f64)> = samples
         .map(|sample| (axis.x_at(sample.at_ns), sample.memory_bytes as f64))
         .collect();
-    let seen = points.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
-    if seen <= 0.0 {
+    let most = points.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
+    if most <= 0.0 {
         return None;
     }
     let peak = rank.gpu_memory_peak_bytes as f64;
@@ -405,13 +401,13 @@ pub(crate) fn memory(
         bottom: BOTTOM,
         top: TOP,
         least: 0.0,
-        largest: 1.05 * seen.max(peak),
+        largest: 1.05 * most.max(peak),
         is_log: false,
     };
-    let heading = format!("{}: GPU memory", name(rank));
+    let heading = format!("{}: GPU memory", rank_name(rank));
     let description = format!(
         "At most {}",
-        bytes(rank.gpu_memory_peak_bytes.max(seen as u64))
+        bytes(rank.gpu_memory_peak_bytes.max(most as u64))
     );
     let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &description);
     let step = (values.largest / 2.0).log2().floor().exp2();
@@ -419,13 +415,7 @@ pub(crate) fn memory(
         .into_iter()
         .filter(|tick| *tick <= values.largest)
     {
-        drawing.line((LEFT, values.y(tick)), (RIGHT, values.y(tick)), "grid");
-        drawing.text(
-            (LEFT - 8.0, values.y(tick) + 4.0),
-            "end",
-            "tick",
-            &bytes(tick as u64),
-        );
+        grid_line(&mut drawing, values.y(tick), &bytes(tick as u64));
     }
     let points = thinned(&points, detail.columns / 2);
     let begin = Coordinate(points.first().map_or(LEFT, |first| first.0));
@@ -469,8 +459,8 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_what_was_between_two_looks() {
-        // Five seconds of loading data, and then nothing but the GPU.
+    fn columns_have_the_phases_between_two_samples() {
+        // Five seconds of data loading, then five seconds of GPU compute.
         let sample = |second: u64| {
             let data_loading = second.min(5) as f64;
             let phases = Phases {
@@ -492,7 +482,7 @@ mod tests {
             timeline: (1..=10).map(sample).collect(),
             ..ProcessReport::default()
         };
-        let axis = time_axis(std::slice::from_ref(&rank)).expect("looks");
+        let axis = time_axis(std::slice::from_ref(&rank)).expect("samples");
         assert_eq!((axis.begin_ns, axis.length()), (100_000_000_000, 10.0));
         for (most, expected) in [(2, 2), (10, 10), (300, 10)] {
             let columns = columns(&rank.timeline, &axis, most);

@@ -2,10 +2,10 @@
 
 use std::fmt::{self, Display, Write};
 
-/// A text from anywhere, made harmless: what would be markup is escaped, and what no reader can see is replaced.
-pub(crate) struct Text<'a>(pub(crate) &'a str);
+/// A text from anywhere: markup is escaped, invisible characters are replaced.
+pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
-impl Display for Text<'_> {
+impl Display for Escaped<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
@@ -23,14 +23,14 @@ impl Display for Text<'_> {
     }
 }
 
-/// Control characters, those that turn the direction of writing, and those that XML does not know.
+/// Whether a character is a control character, changes the writing direction, or is not allowed in XML.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         || matches!(c, '\u{fffe}' | '\u{ffff}')
 }
 
-/// A coordinate: with one digit after the point, and a number whatever happened.
+/// A coordinate with one decimal. NaN and infinity become 0.
 pub(crate) struct Coordinate(pub(crate) f64);
 
 impl Display for Coordinate {
@@ -39,12 +39,12 @@ impl Display for Coordinate {
             true => (10.0 * self.0.clamp(-1e6, 1e6)).round(),
             false => 0.0,
         };
-        // Added to zero, a negative zero loses its sign.
+        // Adding 0 turns -0 into 0.
         write!(out, "{}", tenths / 10.0 + 0.0)
     }
 }
 
-/// How much of the whole a part is, from 0 to 1.
+/// The share of a part in the whole, from 0 to 1.
 pub(crate) fn share(part: f64, whole: f64) -> f64 {
     match whole > 0.0 && part > 0.0 {
         true => (part / whole).min(1.0),
@@ -52,7 +52,7 @@ pub(crate) fn share(part: f64, whole: f64) -> f64 {
     }
 }
 
-/// The same for people.
+/// A share in percent.
 pub(crate) fn percent(share: f64) -> String {
     match 100.0 * share {
         some if some > 0.0 && some < 1.0 => "< 1 %".to_owned(),
@@ -60,12 +60,12 @@ pub(crate) fn percent(share: f64) -> String {
     }
 }
 
-/// A time to be compared with others.
+/// A time in seconds, so that a column of them is comparable.
 pub(crate) fn seconds(seconds: f64) -> String {
     format!("{seconds:.2} s")
 }
 
-/// A time of any size.
+/// A time with a suitable unit.
 pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         0.0 => "0 s".to_owned(),
@@ -74,7 +74,7 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
-/// A round time, as short as it can be said.
+/// The shortest form of a round time.
 pub(crate) fn tick_time(seconds: f64) -> String {
     let (number, unit) = match seconds {
         0.0 => return "0 s".to_owned(),
@@ -85,7 +85,7 @@ pub(crate) fn tick_time(seconds: f64) -> String {
     format!("{} {unit}", (1e3 * number).round() / 1e3)
 }
 
-/// A count with its thousands set apart.
+/// A count with separated thousands.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -98,10 +98,10 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// A moment in UTC, as `2026-01-31 12:34:56`.
+/// A time in UTC, as `2026-01-31 12:34:56`.
 pub(crate) fn date(unix_seconds: u64) -> String {
     let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    // Years that begin in March end with the leap day; 400 of them have 146097 days.
+    // Count years from March, so that the leap day is the last one. 400 years have 146097 days.
     let day = days + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -118,23 +118,23 @@ pub(crate) fn date(unix_seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
 }
 
-/// A table whose rows begin with their names.
+/// A table. The first cell of a row is its heading.
 pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
     let mut out = format!(
         "<div class=\"scroll\"><table><caption>{}</caption><thead><tr>",
-        Text(caption)
+        Escaped(caption)
     );
     for title in head {
         push(
             &mut out,
-            format_args!("<th scope=\"col\">{}</th>", Text(title)),
+            format_args!("<th scope=\"col\">{}</th>", Escaped(title)),
         );
     }
     out.push_str("</tr></thead><tbody>\n");
     for row in rows {
         out.push_str("<tr>");
         for (index, cell) in row.iter().enumerate() {
-            let cell = Text(cell);
+            let cell = Escaped(cell);
             match index {
                 0 => push(&mut out, format_args!("<th scope=\"row\">{cell}</th>")),
                 _ => push(&mut out, format_args!("<td>{cell}</td>")),
@@ -146,7 +146,7 @@ pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Strin
     out
 }
 
-/// Appends; writing to a string does not fail.
+/// Appends to a string, which cannot fail.
 pub(crate) fn push(out: &mut String, what: fmt::Arguments<'_>) {
     let _ = out.write_fmt(what);
 }
@@ -156,16 +156,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_text_is_markup() {
+    fn text_is_escaped() {
         let hostile = "<script>\"'&\0\x1b[31m\u{202e}\u{ffff}</script>\n";
         assert_eq!(
-            Text(hostile).to_string(),
+            Escaped(hostile).to_string(),
             "&lt;script&gt;&quot;&#39;&amp;\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}&lt;/script&gt; "
         );
     }
 
     #[test]
-    fn coordinates_are_numbers() {
+    fn coordinates_are_finite() {
         for (number, text) in [
             (1.26, "1.3"),
             (-0.01, "0"),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_follow_the_calendar() {
         for (unix_seconds, text) in [
             (0, "1970-01-01 00:00:00"),
             (951_782_400, "2000-02-29 00:00:00"),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_are_set_apart() {
+    fn thousands_are_separated() {
         let texts = [0, 999, 1000, 1_234_567].map(count);
         assert_eq!(
             texts,

@@ -1,12 +1,14 @@
-//! The report as one HTML file that needs nothing else: no script, no network, charts inside. It is well-formed XML
-//! too, and its own policy forbids it to load or to run anything, whatever a command line says.
+//! The report as one self-contained HTML file: inline charts, no script, no network.
 //!
-//! | part | subject |
+//! The page is well-formed XML. Its content security policy forbids loading and running anything, even if a command
+//! line contains markup.
+//!
+//! | module | subject |
 //! |---|---|
-//! | `markup` | text, numbers and tables, escaped |
+//! | `markup` | escaped text, numbers and tables |
 //! | `plot` | a drawing area with axes |
-//! | `charts` | what is drawn of a rank |
-//! | `tables` | what is said of it in numbers |
+//! | `charts` | charts of the ranks |
+//! | `tables` | tables of the ranks |
 
 mod charts;
 mod markup;
@@ -16,21 +18,21 @@ mod tables;
 mod tests;
 
 use super::process::ProcessReport;
-use super::render::{ended_how, evidence, name, no_ranks, slowest};
+use super::render::{evidence, exit_text, no_ranks, rank_name, slowest};
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
 use crate::text::shortened;
 use charts::{Detail, PHASES};
-use markup::{Text, date, percent, push, share, time};
+use markup::{Escaped, date, percent, push, share, time};
 use plot::TimeAxis;
 
-/// Ranks beyond these are folded away.
-const SHOWN: usize = 16;
+/// Ranks shown directly. The others are folded.
+const MAX_SHOWN_RANKS: usize = 16;
 
-/// Longer commands are cut in the title.
-const LONGEST_TITLE: usize = 300;
+/// Longest title. Longer commands are cut.
+const MAX_TITLE: usize = 300;
 
-/// The whole page.
+/// Renders the whole page.
 pub fn html(report: &Report) -> String {
     let command = report.command.join(" ");
     let mut out = format!(
@@ -38,8 +40,8 @@ pub fn html(report: &Report) -> String {
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>{} {}</title>\n<style>\n{}</style></head><body>\n",
-        what(report),
-        Text(&shortened(&command, LONGEST_TITLE)),
+        command_name(report),
+        Escaped(&shortened(&command, MAX_TITLE)),
         include_str!("style.css")
     );
     header(&mut out, report, &command);
@@ -48,18 +50,18 @@ pub fn html(report: &Report) -> String {
         Some(reason) => push(
             &mut out,
             format_args!(
-                "<h2>Not seen</h2><p>Phases, waits, collectives, launches, GPU memory, and so what bounds the run: {}</p>\n",
-                Text(reason)
+                "<h2>Missing</h2><p>Phases, steps, waits, collectives, GPU memory, verdict: {}</p>\n",
+                Escaped(reason)
             ),
         ),
         None => ranks(&mut out, report),
     }
-    observing(&mut out, report);
+    problems_and_footer(&mut out, report);
     out.push_str("</body></html>\n");
     out
 }
 
-fn what(report: &Report) -> &'static str {
+fn command_name(report: &Report) -> &'static str {
     match report.ended {
         Some(_) => "zernel run",
         None => "zernel attach",
@@ -67,30 +69,30 @@ fn what(report: &Report) -> &'static str {
 }
 
 fn header(out: &mut String, report: &Report, command: &str) {
-    let title = shortened(command, LONGEST_TITLE);
+    let title = shortened(command, MAX_TITLE);
     push(
         out,
         format_args!(
             "<header><p class=\"kicker\">{}</p><h1>{}</h1>",
-            what(report),
-            Text(&title)
+            command_name(report),
+            Escaped(&title)
         ),
     );
-    if command.chars().count() > LONGEST_TITLE {
+    if command.chars().count() > MAX_TITLE {
         push(
             out,
             format_args!(
-                "<details><summary>The whole command</summary><code>{}</code></details>",
-                Text(command)
+                "<details><summary>Full command</summary><code>{}</code></details>",
+                Escaped(command)
             ),
         );
     }
     out.push_str("<dl class=\"facts\">");
-    let mut facts = vec![("Began", format!("{} UTC", date(report.began_unix_seconds)))];
+    let mut facts = vec![("Start", format!("{} UTC", date(report.began_unix_seconds)))];
     match &report.ended {
         Some(ended) => facts.extend([
             ("Wall time", time(report.wall_seconds)),
-            ("End", ended_how(ended)),
+            ("End", exit_text(ended)),
         ]),
         None => facts.push(("Observed for", time(report.wall_seconds))),
     }
@@ -109,7 +111,7 @@ fn header(out: &mut String, report: &Report, command: &str) {
         facts.push(("Data loaders", report.loaders.to_string()));
     }
     for (title, value) in facts {
-        let value = Text(&value);
+        let value = Escaped(&value);
         push(
             out,
             format_args!("<div><dt>{title}</dt><dd>{value}</dd></div>"),
@@ -120,7 +122,7 @@ fn header(out: &mut String, report: &Report, command: &str) {
 
 fn verdict(out: &mut String, report: &Report) {
     let verdict = &report.verdict;
-    let class = match verdict.at_most_seconds {
+    let class = match verdict.at_most_seconds() {
         Some(_) => "verdict",
         None => "verdict open",
     };
@@ -128,34 +130,35 @@ fn verdict(out: &mut String, report: &Report) {
         out,
         format_args!(
             "<section class=\"{class}\"><div class=\"why\"><p class=\"kicker\">Verdict</p><h2>{}</h2><p>{}</p>",
-            Text(verdict.bound.name()),
-            Text(&evidence(report))
+            Escaped(verdict.name()),
+            Escaped(&evidence(report))
         ),
     );
-    if let Some(helps) = &verdict.helps {
-        push(
-            out,
-            format_args!("<p><strong>What would help:</strong> {}</p>", Text(helps)),
-        );
+    if let Some(remedy) = verdict.remedy() {
+        let remedy = Escaped(remedy.text());
+        push(out, format_args!("<p><strong>Try:</strong> {remedy}</p>"));
     }
     if let Some(slowest) = slowest(report) {
         push(
             out,
-            format_args!("<p><strong>Slowest rank:</strong> {}</p>", Text(&slowest)),
+            format_args!(
+                "<p><strong>Slowest rank:</strong> {}</p>",
+                Escaped(&slowest)
+            ),
         );
     }
     if !report.problems.is_empty() {
         out.push_str(
-            "<p class=\"soft\">Not all could be seen: <a href=\"#problems\">problems</a>.</p>",
+            "<p class=\"soft\">Some numbers are incomplete: <a href=\"#problems\">problems</a>.</p>",
         );
     }
     out.push_str("</div>");
-    if let Some(seconds) = verdict.at_most_seconds {
+    if let Some(seconds) = verdict.at_most_seconds() {
         let part = percent(share(seconds, report.wall_seconds.max(seconds)));
         push(
             out,
             format_args!(
-                "<p class=\"gain\"><small>to be gained, at most</small><b>{}</b><small>{part} of the wall time</small></p>",
+                "<p class=\"gain\"><small>saves at most</small><b>{}</b><small>{part} of the wall time</small></p>",
                 time(seconds)
             ),
         );
@@ -171,37 +174,38 @@ fn ranks(out: &mut String, report: &Report) {
         );
         return;
     }
-    let (shown, folded) = report.ranks.split_at(report.ranks.len().min(SHOWN));
-    out.push_str("<h2>Where the time went</h2>\n");
+    let (shown, folded) = report
+        .ranks
+        .split_at(report.ranks.len().min(MAX_SHOWN_RANKS));
+    out.push_str("<h2>Time by phase</h2>\n");
     push(
         out,
-        format_args!("<p class=\"soft\">{}</p>\n", judged(&report.ranks)),
+        format_args!("<p class=\"soft\">{}</p>\n", time_range(&report.ranks)),
     );
     legend(out);
-    in_two(out, (shown, folded), |ranks| {
+    write_shown_and_folded(out, (shown, folded), |ranks| {
         let id = format!("bars-{}", ranks[0].pid);
         charts::bars(&id, ranks) + &tables::phase_table(ranks)
     });
     if let Some(axis) = charts::time_axis(&report.ranks) {
         out.push_str(
-            "<h2>Over time</h2>\n<p class=\"soft\">All ranks have the same axis. It begins with the first event of the \
-             first rank.</p>\n",
+            "<h2>Over time</h2>\n<p class=\"soft\">All ranks share one time axis. It begins at the first probed call of any rank.</p>\n",
         );
         legend(out);
-        let detail = Detail::of(report.ranks.len());
-        in_two(out, (shown, folded), |ranks| {
+        let detail = Detail::for_rank_count(report.ranks.len());
+        write_shown_and_folded(out, (shown, folded), |ranks| {
             ranks
                 .iter()
-                .map(|rank| over_time(rank, &axis, detail))
+                .map(|rank| rank_over_time(rank, &axis, detail))
                 .collect()
         });
     }
-    out.push_str("<h2>What was waited for, and what was done</h2>\n");
-    in_two(out, (shown, folded), tables::tables);
+    out.push_str("<h2>Steps, waits and work</h2>\n");
+    write_shown_and_folded(out, (shown, folded), tables::tables);
 }
 
-/// The same for the first ranks, and folded away for the others.
-fn in_two(
+/// Writes a section for the first ranks, and the same section, folded, for the others.
+fn write_shown_and_folded(
     out: &mut String,
     (shown, folded): (&[ProcessReport], &[ProcessReport]),
     part: impl Fn(&[ProcessReport]) -> String,
@@ -218,15 +222,16 @@ fn in_two(
     }
 }
 
-/// Which time the numbers are about.
-fn judged(ranks: &[ProcessReport]) -> &'static str {
+/// The time range of the numbers.
+fn time_range(ranks: &[ProcessReport]) -> &'static str {
     let stepped = ranks.iter().filter(|rank| rank.training.is_some()).count();
     if stepped == ranks.len() {
-        "Of each rank, the time from its first step after the warm-up to its last step."
+        "Each rank from its first step after the warm-up to its last step."
     } else if stepped == 0 {
-        "Of each rank, the time from its first event to its end: no steps were told apart."
+        "Each rank from its first probed call to its end, because no steps were detected."
     } else {
-        "Of each rank, the time of its steps; if none were told apart, the time from its first event to its end."
+        "Each rank from its first step after the warm-up to its last step; a rank without detected steps from its first \
+         probed call to its end."
     }
 }
 
@@ -241,22 +246,22 @@ fn legend(out: &mut String) {
     out.push_str("</ul>\n");
 }
 
-fn over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
+fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
     let process = match rank.rank {
         Some(_) => format!("pid {} {}", rank.pid, rank.comm),
         None => rank.comm.clone(),
     };
     let mut out = format!(
         "<div class=\"rank\"><h3>{} <small>{}</small></h3>\n",
-        Text(&name(rank)),
-        Text(&process)
+        Escaped(&rank_name(rank)),
+        Escaped(&process)
     );
     if rank.timeline.is_empty() {
-        out.push_str("<p class=\"soft\">It ended before it was looked at twice.</p></div>\n");
+        out.push_str("<p class=\"soft\">It exited before the second sample.</p></div>\n");
         return out;
     }
     let pid = rank.pid;
-    out.push_str("<h4>Phases, as shares of the time</h4>\n");
+    out.push_str("<h4>Phases, share of the time</h4>\n");
     out.push_str(&charts::timeline(
         &format!("phases-{pid}"),
         rank,
@@ -277,20 +282,20 @@ fn over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
             out.push_str(&drawing);
             out.push_str(&interruptions(steps, axis));
         }
-        None => out.push_str("<p class=\"soft\">No steps were told apart.</p>\n"),
+        None => out.push_str("<p class=\"soft\">No steps were detected.</p>\n"),
     }
     match charts::memory(&format!("memory-{pid}"), rank, axis, detail) {
         Some(drawing) => {
             out.push_str("<h4>GPU memory</h4>\n");
             out.push_str(&drawing);
         }
-        None => out.push_str("<p class=\"soft\">It was not seen to hold GPU memory.</p>\n"),
+        None => out.push_str("<p class=\"soft\">No GPU memory was allocated.</p>\n"),
     }
     out.push_str("</div>\n");
     out
 }
 
-/// Pauses and stalls in words, with moments of the axis.
+/// The longest pauses and stalls, with their times on the axis.
 fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
     let first = steps.series.first();
     let begin = first.map_or(0.0, |first| axis.seconds(first.begin_ns));
@@ -311,20 +316,20 @@ fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
     }
 }
 
-fn observing(out: &mut String, report: &Report) {
+fn problems_and_footer(out: &mut String, report: &Report) {
     if !report.problems.is_empty() {
-        out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers less than they should be.</p><ul class=\"problems\">");
+        out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers incomplete.</p><ul class=\"problems\">");
         for problem in &report.problems {
-            push(out, format_args!("<li>{}</li>", Text(problem)));
+            push(out, format_args!("<li>{}</li>", Escaped(problem)));
         }
         out.push_str("</ul>\n");
     }
     out.push_str("<footer class=\"soft\">");
     if let Some(observing) = &report.observing {
         let sampled = match observing.sampled.is_empty() {
-            true => "nothing was sampled".to_owned(),
+            true => "no function was sampled".to_owned(),
             false => format!(
-                "sampled, and so counted with an error: {}",
+                "sampled functions (counts are estimates): {}",
                 observing.sampled.join(", ")
             ),
         };
@@ -336,20 +341,20 @@ fn observing(out: &mut String, report: &Report) {
         push(
             out,
             format_args!(
-                "<p>Observed{by} ({}). That cost about {} of all threads, {:.2} % of the rank that paid most, {:.1} µs a \
+                "<p>Observed{by} ({}). Overhead: {:.2} % of the most affected rank; all threads about {}, {:.1} µs per \
                  call; {}.</p>",
-                Text(&observing.rung),
-                time(observing.cost_seconds),
+                Escaped(&observing.rung),
                 100.0 * observing.cost_share,
+                time(observing.cost_seconds),
                 1e6 * observing.call_cost_seconds,
-                Text(&sampled)
+                Escaped(&sampled)
             ),
         );
     }
     push(
         out,
         format_args!(
-            "<p>Zernel {}. This file is complete: it loads nothing.</p></footer>\n",
+            "<p>Zernel {}. This file is self-contained.</p></footer>\n",
             env!("CARGO_PKG_VERSION")
         ),
     );

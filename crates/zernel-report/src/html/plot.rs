@@ -2,30 +2,30 @@
 
 use std::fmt::Display;
 
-use super::markup::{Coordinate, Text, push};
+use super::markup::{Coordinate, Escaped, push};
 
-/// Of every drawing, in units of its own; it is scaled to the width of the page.
+/// Width of every drawing in its own units. The page scales it.
 pub(crate) const WIDTH: f64 = 960.0;
-/// Where the names on the left end, and so where the axis begins.
+/// Where the axis begins, right of the names.
 pub(crate) const LEFT: f64 = 96.0;
 /// Where the axis ends.
 pub(crate) const RIGHT: f64 = WIDTH - 108.0;
 
-/// What is drawn so far.
+/// An SVG drawing.
 pub(crate) struct Drawing {
     markup: String,
 }
 
 impl Drawing {
-    /// An empty one with a name and a description for those who do not see it; `id` is nobody else's.
+    /// An empty drawing with a name and a description for screen readers. `id` must be unique on the page.
     pub(crate) fn new(id: &str, height: f64, name: &str, description: &str) -> Self {
         let markup = format!(
             "<div class=\"scroll\"><svg role=\"img\" viewBox=\"0 0 {WIDTH} {}\" \
              aria-labelledby=\"{id}-name {id}-text\"><title id=\"{id}-name\">{}</title>\
              <desc id=\"{id}-text\">{}</desc>\n",
             Coordinate(height),
-            Text(name),
-            Text(description)
+            Escaped(name),
+            Escaped(description)
         );
         Self { markup }
     }
@@ -35,9 +35,9 @@ impl Drawing {
         self.markup
     }
 
-    /// Text that begins (`start`), ends (`end`) or has its middle (`middle`) at x.
+    /// A text. `anchor` is the part of it that is at x: `start`, `middle` or `end`.
     pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
-        let (x, y, text) = (Coordinate(x), Coordinate(y), Text(text));
+        let (x, y, text) = (Coordinate(x), Coordinate(y), Escaped(text));
         push(
             &mut self.markup,
             format_args!(
@@ -46,7 +46,7 @@ impl Drawing {
         );
     }
 
-    /// A box; its tooltip may be empty.
+    /// A rectangle. An empty tooltip is left out.
     pub(crate) fn rect(
         &mut self,
         (x, y): (f64, f64),
@@ -65,7 +65,7 @@ impl Drawing {
             true => self.markup.push_str("/>\n"),
             false => push(
                 &mut self.markup,
-                format_args!("><title>{}</title></rect>\n", Text(tooltip)),
+                format_args!("><title>{}</title></rect>\n", Escaped(tooltip)),
             ),
         }
     }
@@ -96,16 +96,16 @@ impl Drawing {
     }
 }
 
-/// The time that all plots of a page have in common.
+/// The time axis of all plots of a page.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TimeAxis {
-    /// Nanoseconds of CLOCK_MONOTONIC.
+    /// CLOCK_MONOTONIC, in nanoseconds.
     pub(crate) begin_ns: u64,
     pub(crate) end_ns: u64,
 }
 
 impl TimeAxis {
-    /// Since its begin.
+    /// Seconds since the begin of the axis.
     pub(crate) fn seconds(&self, at_ns: u64) -> f64 {
         at_ns.saturating_sub(self.begin_ns) as f64 / 1e9
     }
@@ -123,7 +123,7 @@ impl TimeAxis {
         self.x(self.seconds(at_ns))
     }
 
-    /// About eight of them.
+    /// About eight ticks with their labels.
     fn ticks(&self) -> Vec<(f64, String)> {
         let step = time_step(self.length() / 8.0);
         let count = match step > 0.0 {
@@ -137,7 +137,7 @@ impl TimeAxis {
     }
 }
 
-/// The next round step in time.
+/// The smallest round time step that is at least `least`.
 fn time_step(least: f64) -> f64 {
     const ROUND: [f64; 10] = [
         15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0,
@@ -149,7 +149,7 @@ fn time_step(least: f64) -> f64 {
     found.unwrap_or_else(|| 3600.0 * round_step(least / 3600.0))
 }
 
-/// The next of 1, 2, 5, 10 and so on; 0 for what is none.
+/// The smallest of 1, 2, 5, 10, … that is at least `least`. 0 if `least` is not positive and finite.
 pub(crate) fn round_step(least: f64) -> f64 {
     if !(least > 0.0 && least.is_finite()) {
         return 0.0;
@@ -161,7 +161,7 @@ pub(crate) fn round_step(least: f64) -> f64 {
     found.unwrap_or(10.0) * power
 }
 
-/// A moment on an axis with such a step.
+/// The label of a time on an axis with this step.
 fn clock(seconds: f64, step: f64) -> String {
     if step <= 0.0 {
         return "0 s".to_owned();
@@ -178,11 +178,12 @@ fn clock(seconds: f64, step: f64) -> String {
     }
 }
 
-/// How values become heights.
+/// The vertical axis of a plot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ValueAxis {
-    /// Where the least value is, and where the largest.
+    /// The y coordinate of `least`.
     pub(crate) bottom: f64,
+    /// The y coordinate of `largest`.
     pub(crate) top: f64,
     pub(crate) least: f64,
     pub(crate) largest: f64,
@@ -191,16 +192,16 @@ pub(crate) struct ValueAxis {
 
 impl ValueAxis {
     pub(crate) fn y(&self, value: f64) -> f64 {
-        let of = |value: f64| match self.is_log {
+        let scaled = |value: f64| match self.is_log {
             true => value.max(self.least).ln(),
             false => value,
         };
-        let span = of(self.largest) - of(self.least);
-        let share = super::markup::share(of(value) - of(self.least), span);
+        let span = scaled(self.largest) - scaled(self.least);
+        let share = super::markup::share(scaled(value) - scaled(self.least), span);
         self.bottom - share * (self.bottom - self.top)
     }
 
-    /// A few round values.
+    /// A few round values for the ticks.
     pub(crate) fn ticks(&self) -> Vec<f64> {
         match self.is_log {
             true => self.log_ticks(),
@@ -247,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn moments_read_as_on_a_clock() {
+    fn long_times_have_minutes_and_hours() {
         assert_eq!(clock(0.4, 0.2), "0.4 s");
         assert_eq!(clock(90.0, 30.0), "1:30");
         assert_eq!(clock(3661.0, 15.0), "1:01:01");
     }
 
     #[test]
-    fn an_axis_without_length_has_one_place() {
+    fn an_axis_without_length_has_one_point() {
         let axis = TimeAxis {
             begin_ns: 5,
             end_ns: 5,
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn values_become_heights() {
+    fn values_map_to_heights() {
         let mut axis = ValueAxis {
             bottom: 100.0,
             top: 0.0,

@@ -1,21 +1,21 @@
-//! The numbers of the ranks, in tables.
+//! Tables of the ranks.
 
 use super::charts::PHASES;
-use super::markup::{Text, count, percent, push, seconds, share, table, time};
+use super::markup::{Escaped, count, percent, push, seconds, share, table, time};
 use crate::process::ProcessReport;
-use crate::render::name;
+use crate::render::rank_name;
 use crate::text::bytes;
 
-/// Where the time went.
+/// Time in each phase.
 pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     let mut head = vec!["Rank"];
     head.extend(PHASES.iter().map(|(phase, _)| *phase));
-    head.push("all");
+    head.push("total");
     let rows =
         ranks.iter().map(|rank| {
-            let phases = &rank.judged().phases;
+            let phases = &rank.training_times().phases;
             let total = phases.total();
-            let mut row = vec![name(rank)];
+            let mut row = vec![rank_name(rank)];
             row.extend(phases.by_name().map(|(_, spent)| {
                 format!("{} · {}", seconds(spent), percent(share(spent, total)))
             }));
@@ -25,13 +25,13 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     let rows: Vec<Vec<String>> = rows.collect();
     let mut out = table("Phases", &head, &rows);
     for rank in ranks {
-        let times = rank.judged();
+        let times = rank.training_times();
         if times.phases.more_than_wall > 0.01 * times.wall_seconds {
             push(
                 &mut out,
                 format_args!(
-                    "<p class=\"soft\">{}: more than one thread drove steps, so the phases are {} more than the time.</p>\n",
-                    Text(&name(rank)),
+                    "<p class=\"soft\">{}: several training threads, so the phases add up to {} more than the wall time.</p>\n",
+                    Escaped(&rank_name(rank)),
                     seconds(times.phases.more_than_wall)
                 ),
             );
@@ -40,7 +40,7 @@ pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
     out
 }
 
-/// What was waited for, and what was done.
+/// Steps, waits, work and collectives.
 pub(crate) fn tables(ranks: &[ProcessReport]) -> String {
     [
         step_table(ranks),
@@ -57,9 +57,9 @@ fn step_table(ranks: &[ProcessReport]) -> String {
         .filter_map(|rank| Some((rank, rank.steps.as_ref()?)));
     let rows = stepped.map(|(rank, steps)| {
         let at_least = if steps.at_least { "≥ " } else { "" };
-        let (before, after) = around(rank);
+        let (before, after) = before_and_after_steps(rank);
         vec![
-            name(rank),
+            rank_name(rank),
             format!("{at_least}{}", count(steps.count)),
             time(steps.median_seconds),
             time(steps.p99_seconds),
@@ -70,7 +70,7 @@ fn step_table(ranks: &[ProcessReport]) -> String {
             },
             time(steps.pause_seconds),
             steps.stalled.to_string(),
-            rank.start_seconds().map_or("–".to_owned(), time),
+            rank.start_up_seconds().map_or("–".to_owned(), time),
             before,
             after,
         ]
@@ -86,20 +86,20 @@ fn step_table(ranks: &[ProcessReport]) -> String {
         "99th percentile",
         "longest",
         "warm-up",
-        "in pauses",
+        "pauses",
         "stalls",
-        "before its first call",
-        "before them",
-        "after them",
+        "to the first call",
+        "to the first step",
+        "after the last step",
     ];
     table("Steps", &head, &rows)
-        + "<p class=\"soft\">A pause is what made a step longer that did what few steps do, such as an evaluation. A stall \
-           is a step of the usual kind that took three times the median, and half as long again as nine of \
-           ten steps. Neither warm-up nor pauses are in median, 99th percentile and longest.</p>\n"
+        + "<p class=\"soft\">A pause is rare extra work between steps, such as an evaluation or a checkpoint. A stall is an \
+           ordinary step that took at least three times the median and one and a half times the 90th percentile. \
+           Median, 99th percentile and longest exclude warm-up and pauses.</p>\n"
 }
 
-/// How long it was before and after the steps of a rank.
-fn around(rank: &ProcessReport) -> (String, String) {
+/// The time before the first and after the last step of a rank.
+fn before_and_after_steps(rank: &ProcessReport) -> (String, String) {
     let Some(training) = &rank.training else {
         return ("–".to_owned(), "–".to_owned());
     };
@@ -109,8 +109,8 @@ fn around(rank: &ProcessReport) -> (String, String) {
 
 fn wait_table(ranks: &[ProcessReport]) -> String {
     let rows = ranks.iter().map(|rank| {
-        let times = rank.judged();
-        let mut row = vec![name(rank), seconds(times.data_waits.total())];
+        let times = rank.training_times();
+        let mut row = vec![rank_name(rank), seconds(times.data_waits.total())];
         row.extend(times.data_waits.by_name().map(|(_, spent)| seconds(spent)));
         row.push(seconds(times.peer_wait_seconds));
         row.push(seconds(times.gpu_wait_seconds));
@@ -128,8 +128,8 @@ fn wait_table(ranks: &[ProcessReport]) -> String {
         "for the GPU",
     ];
     table("Waits", &head, &rows)
-        + "<p class=\"soft\">While a rank waited for data, its loaders were on CPUs (prepare), waited for disk or network \
-           (fetch), could have run and did not (sched), or did none of these (other).</p>\n"
+        + "<p class=\"soft\">While a rank waited for data, its loaders ran on CPUs (prepare), waited for disk or network \
+           (fetch), were runnable without a CPU (sched), or did none of these (other).</p>\n"
 }
 
 fn work_table(ranks: &[ProcessReport]) -> String {
@@ -140,7 +140,7 @@ fn work_table(ranks: &[ProcessReport]) -> String {
         };
         let copies = counted(rank.copies, rank.copies_error);
         vec![
-            name(rank),
+            rank_name(rank),
             format!("{} {}", rank.pid, rank.comm),
             counted(rank.launches, rank.launches_error),
             seconds(rank.times.launch_seconds),
@@ -148,7 +148,7 @@ fn work_table(ranks: &[ProcessReport]) -> String {
             bytes(rank.gpu_memory_peak_bytes),
             seconds(rank.times.cpu_seconds),
             seconds(rank.times.run_delay_seconds),
-            remarks(rank),
+            completeness(rank),
         ]
     });
     let rows: Vec<Vec<String>> = rows.collect();
@@ -163,34 +163,38 @@ fn work_table(ranks: &[ProcessReport]) -> String {
         "run-queue delay",
         "observed",
     ];
-    table("Work, from the first event to the end", &head, &rows)
+    table("Work, from the first probed call to the end", &head, &rows)
 }
 
-fn remarks(rank: &ProcessReport) -> String {
-    let how = match rank.complete {
-        Some(true) => "whole",
-        Some(false) => "not from its first call on",
-        None => "from when on is not known",
+fn completeness(rank: &ProcessReport) -> String {
+    let completeness = match rank.complete {
+        Some(true) => "completely",
+        Some(false) => "without its first calls",
+        None => "from an unknown time on",
     };
     match (rank.complete, rank.still_running) {
         (Some(true), true) => "still running".to_owned(),
-        (_, true) => format!("{how}; still running"),
-        (_, false) => how.to_owned(),
+        (_, true) => format!("{completeness}; still running"),
+        (_, false) => completeness.to_owned(),
     }
 }
 
 fn collective_table(ranks: &[ProcessReport]) -> String {
-    let each = ranks
-        .iter()
-        .flat_map(|rank| rank.collectives.iter().map(move |of| (rank, of)));
-    let rows = each.map(|(rank, of)| {
+    let each = ranks.iter().flat_map(|rank| {
+        rank.collectives
+            .iter()
+            .map(move |collective| (rank, collective))
+    });
+    let rows = each.map(|(rank, collective)| {
         vec![
-            name(rank),
-            of.op.to_string(),
-            count(of.calls),
-            bytes(of.bytes / of.calls.max(1)),
-            bytes(of.bytes),
-            of.until_sync_median_seconds.map_or("–".to_owned(), time),
+            rank_name(rank),
+            collective.op.to_string(),
+            count(collective.calls),
+            bytes(collective.bytes / collective.calls.max(1)),
+            bytes(collective.bytes),
+            collective
+                .until_sync_median_seconds
+                .map_or("–".to_owned(), time),
         ]
     });
     let rows: Vec<Vec<String>> = rows.collect();
@@ -201,9 +205,9 @@ fn collective_table(ranks: &[ProcessReport]) -> String {
         "Rank",
         "operation",
         "calls",
-        "bytes a call",
-        "bytes in all",
-        "done after (median)",
+        "bytes per call",
+        "total bytes",
+        "done in (median)",
     ];
     table("Collectives", &head, &rows)
 }

@@ -7,9 +7,9 @@ use super::html;
 use crate::parts::{Part, RankTimes};
 use crate::process::{Phases, ProcessReport, Times, Training};
 use crate::record::Sample;
-use crate::report::{Ended, Observing, Report};
+use crate::report::{Ended, ObservationReport, Report};
 use crate::steps::{Interruption, StepReport};
-use crate::verdict::{Slowest, judge};
+use crate::verdict::{Bound, Evidence, Remedy, Slowest, Straggler, TotalTime, Verdict, judge};
 
 const SECOND: u64 = 1_000_000_000;
 const BEGIN_NS: u64 = 77 * SECOND;
@@ -42,7 +42,7 @@ fn times(wall_seconds: f64) -> Times {
 fn steps(count: u64) -> StepReport {
     let step = |number: u64| Step {
         begin_ns: BEGIN_NS + number * STEP_NS,
-        // Some take longer, and overlap the next: only what is drawn of them matters.
+        // Some overlap the next step. The charts do not mind.
         end_ns: BEGIN_NS
             + (number + 1) * STEP_NS
             + number % 97 * 100_000
@@ -74,20 +74,20 @@ fn steps(count: u64) -> StepReport {
     }
 }
 
-/// A rank that made so many steps, looked at five times a second.
+/// A rank with `step_count` steps, sampled five times per second.
 fn rank(number: u32, step_count: u64) -> ProcessReport {
     let wall_seconds = step_count as f64 * STEP_NS as f64 / 1e9;
-    let looks = 1 + (5.0 * wall_seconds) as u64;
-    let sample = |look: u64| {
-        let mut times = times(look as f64 / 5.0);
-        // No two columns are alike, as in life.
-        let swing = 0.001 * (look * 7919 % 31) as f64;
+    let samples = 1 + (5.0 * wall_seconds) as u64;
+    let sample = |number: u64| {
+        let mut times = times(number as f64 / 5.0);
+        // Columns differ, so that none can be merged.
+        let swing = 0.001 * (number * 7919 % 31) as f64;
         times.phases.data_loading += swing;
         times.phases.gpu_compute -= swing;
         Sample {
-            at_ns: BEGIN_NS + look * SECOND / 5,
+            at_ns: BEGIN_NS + number * SECOND / 5,
             times,
-            memory_bytes: look.min(20) << 28,
+            memory_bytes: number.min(20) << 28,
         }
     };
     ProcessReport {
@@ -115,13 +115,13 @@ fn rank(number: u32, step_count: u64) -> ProcessReport {
         copies: 4321,
         copied_bytes: 5 << 30,
         gpu_memory_peak_bytes: 6 << 30,
-        timeline: (1..looks).map(sample).take(1024).collect(),
+        timeline: (1..samples).map(sample).take(1024).collect(),
         ..ProcessReport::default()
     }
 }
 
 fn report_on(ranks: Vec<ProcessReport>) -> Report {
-    let judged = ranks.iter().map(|rank| RankTimes {
+    let times = ranks.iter().map(|rank| RankTimes {
         wall: rank.times.wall_seconds,
         data_waits: rank.times.data_waits.total(),
         data_prepare: rank.times.data_waits.prepare,
@@ -144,7 +144,7 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
         not_observed: None,
         loaders: 2 * ranks.len(),
         others: 0,
-        verdict: judge(&judged.collect::<Vec<_>>()),
+        verdict: judge(&times.collect::<Vec<_>>()),
         slowest: (ranks.len() > 1).then_some(Slowest {
             index: 1,
             seconds: 1.5,
@@ -152,11 +152,11 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
             more_seconds: 1.25,
         }),
         ranks,
-        observing: Some(Observing {
+        observing: Some(ObservationReport {
             rung: "uprobes".to_owned(),
             cost_seconds: 0.123,
             sampled: vec!["cuLaunchKernel".to_owned()],
-            ..Observing::default()
+            ..ObservationReport::default()
         }),
         problems: vec!["12 processes lost".to_owned()],
     }
@@ -166,7 +166,7 @@ fn ranks(count: u32, steps: u64) -> Vec<ProcessReport> {
     (0..count).map(|number| rank(number, steps)).collect()
 }
 
-/// Parses a page strictly, and checks what holds of every page.
+/// Renders a page, parses it strictly, and checks what every page must fulfil.
 fn checked(report: &Report) -> String {
     let page = html(report);
     let options = ParsingOptions {
@@ -184,7 +184,7 @@ fn checked(report: &Report) -> String {
     let all = ids.len();
     ids.sort_unstable();
     ids.dedup();
-    assert_eq!(ids.len(), all, "an id is there twice");
+    assert_eq!(ids.len(), all, "an id occurs twice");
     assert!(!page.contains("http://") && !page.contains("https://"));
     assert!(!page.contains("NaN"), "{page}");
     page
@@ -230,7 +230,7 @@ fn assert_is_harmless(node: &Node) {
 }
 
 #[test]
-fn it_says_what_matters() {
+fn the_page_has_all_key_numbers() {
     let page = checked(&report_on(ranks(2, 10_000)));
     for part in [
         "torchrun --nproc-per-node=2 train.py",
@@ -238,7 +238,7 @@ fn it_says_what_matters() {
         "250.00 s",
         "exit code 3",
         "input-bound",
-        "more loaders where CPUs are free",
+        "more loaders if CPUs are free",
         "rank 0",
         "rank 1",
         "GPU compute 125.00 s · 50 %",
@@ -247,7 +247,7 @@ fn it_says_what_matters() {
         "AllReduce",
         "12.3 ms",
         "123\u{202f}456\u{202f}789 ± 12\u{202f}345",
-        "before its first call",
+        "to the first call",
         "5.42 s",
         "pause 3.25 s",
         "stall 2.03 s",
@@ -257,38 +257,48 @@ fn it_says_what_matters() {
         "cuLaunchKernel",
         "12 processes lost",
     ] {
-        assert!(page.contains(part), "{part} is not there");
+        assert!(page.contains(part), "{part} is missing");
     }
 }
 
-/// Whatever JSON says of a rank, the page says too.
+/// The page agrees with the JSON key `complete`.
 #[test]
-fn only_what_was_wholly_observed_is_called_so() {
-    for (complete, said) in [
-        (Some(true), "whole"),
-        (Some(false), "not from its first call on"),
-        (None, "from when on is not known"),
+fn a_rank_is_complete_only_if_all_of_it_was_observed() {
+    for (complete, text) in [
+        (Some(true), "completely"),
+        (Some(false), "without its first calls"),
+        (None, "from an unknown time on"),
     ] {
-        let seen = ProcessReport {
+        let process = ProcessReport {
             complete,
             launches: 0,
             ..rank(0, 100)
         };
-        let page = checked(&report_on(vec![seen]));
-        assert!(page.contains(&format!("<td>{said}</td>")), "{said}");
+        let page = checked(&report_on(vec![process]));
+        assert!(page.contains(&format!("<td>{text}</td>")), "{text}");
     }
 }
 
 #[test]
 fn a_straggler_is_named() {
     let mut report = report_on(ranks(4, 200));
-    report.verdict.straggler = Some(3);
-    report.verdict.evidence = "its peers waited for it".to_owned();
+    report.verdict = Verdict::Straggler(Straggler {
+        slowest: Slowest {
+            index: 3,
+            seconds: 1.5,
+            reason: Some(Part::Gpu),
+            more_seconds: 1.25,
+        },
+        waited_seconds: 1.0,
+        peer_wall_seconds: 5.0,
+        share: 0.15,
+        remedy: Remedy::FasterGpu,
+    });
     assert!(checked(&report).contains("rank 3: its peers waited for it"));
 }
 
 #[test]
-fn it_is_small() {
+fn the_page_is_small() {
     let length = |page: String| page.len() / 1024;
     let (two, many) = (report_on(ranks(2, 10_000)), report_on(ranks(64, 10_000)));
     let (two, many) = (length(checked(&two)), length(checked(&many)));
@@ -300,7 +310,7 @@ fn any_number_of_ranks_has_a_page() {
     for (count, folded) in [(0, 0), (1, 0), (16, 0), (17, 3), (64, 3)] {
         let page = checked(&report_on(ranks(count, 200)));
         assert_eq!(page.matches("<details>").count(), folded, "{count}");
-        let timelines = page.matches("Phases, as shares of the time").count();
+        let timelines = page.matches("Phases, share of the time").count();
         assert_eq!(timelines, count as usize);
     }
 }
@@ -313,20 +323,30 @@ fn a_run_of_no_length_has_a_page() {
         memory_bytes: 0,
     };
     for timeline in [vec![], vec![still], vec![still; 3]] {
-        let seen = ProcessReport {
+        let process = ProcessReport {
             timeline,
             steps: Some(StepReport::default()),
             ..ProcessReport::default()
         };
-        let mut report = report_on(vec![seen.clone(), ProcessReport { pid: 1, ..seen }]);
+        let mut report = report_on(vec![process.clone(), ProcessReport { pid: 1, ..process }]);
         report.wall_seconds = 0.0;
-        report.verdict.at_most_seconds = Some(0.0);
+        report.verdict = Verdict::Bound(Bound {
+            evidence: Evidence::Communication,
+            seconds: 0.0,
+            total: TotalTime {
+                ranks: 2,
+                wall_seconds: 1.0,
+            },
+            others: Vec::new(),
+            remedy: Remedy::OverlapCollectives,
+            at_most_seconds: 0.0,
+        });
         checked(&report);
     }
 }
 
 #[test]
-fn numbers_that_are_none_are_not_drawn() {
+fn nan_and_infinity_are_not_drawn() {
     let mut strange = rank(0, 50);
     strange.times = times(f64::NAN);
     strange.training = None;
@@ -338,22 +358,22 @@ fn numbers_that_are_none_are_not_drawn() {
 }
 
 #[test]
-fn without_steps_it_says_so() {
-    let mut seen = rank(0, 1000);
-    seen.steps = None;
-    seen.training = None;
-    let page = checked(&report_on(vec![seen]));
-    assert!(page.contains("No steps were told apart"));
+fn a_page_without_steps_says_so() {
+    let mut process = rank(0, 1000);
+    process.steps = None;
+    process.training = None;
+    let page = checked(&report_on(vec![process]));
+    assert!(page.contains("No steps were detected"));
     assert!(!page.contains("99th percentile"));
 }
 
 #[test]
-fn a_run_that_was_not_observed_says_why() {
+fn a_run_that_was_not_observed_shows_the_reason() {
     let mut report = report_on(Vec::new());
     report.not_observed = Some("not <root>".to_owned());
     report.observing = None;
     let page = checked(&report);
-    assert!(page.contains("Not seen") && page.contains("not &lt;root&gt;"));
+    assert!(page.contains("Missing") && page.contains("not &lt;root&gt;"));
 }
 
 #[test]
@@ -361,22 +381,21 @@ fn a_long_command_is_cut_in_the_title_only() {
     let mut report = report_on(Vec::new());
     report.command.push("--flag ".repeat(1000) + "--last");
     let page = checked(&report);
-    assert!(page.contains("The whole command") && page.contains("--last</code>"));
+    assert!(page.contains("Full command") && page.contains("--last</code>"));
     assert!(page.contains("…</h1>"));
 }
 
 #[test]
-fn hostile_texts_are_only_texts() {
+fn hostile_texts_are_escaped() {
     let hostile = "</title></style><script>alert(\"1\")</script><img src='x' onerror=alert(1)>&amp;\0\x1b]0;\u{202e}";
     let invalid = String::from_utf8_lossy(b"\xff\xfe<b>").into_owned();
-    let mut seen = rank(0, 100);
-    seen.comm = hostile.to_owned();
-    seen.job = Some(hostile.to_owned());
-    seen.collectives[0].op = hostile.to_owned().into();
-    let mut report = report_on(vec![seen]);
+    let mut process = rank(0, 100);
+    process.comm = hostile.to_owned();
+    process.job = Some(hostile.to_owned());
+    process.collectives[0].op = hostile.to_owned().into();
+    let mut report = report_on(vec![process]);
     report.command = vec![hostile.to_owned(), invalid];
     report.problems = vec![hostile.to_owned()];
-    report.verdict.evidence = hostile.to_owned();
     if let Some(observing) = &mut report.observing {
         observing.sampled = vec![hostile.to_owned()];
         observing.rung = hostile.to_owned();

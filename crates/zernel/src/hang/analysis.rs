@@ -1,9 +1,9 @@
-//! Who keeps others waiting, from a snapshot. Pure.
+//! Finds the ranks that keep others waiting, from a snapshot. Pure.
 //!
-//! Every rank counts the collectives that it enters on a communicator, and so do all others: what has the same number
-//! is the same collective. Those that have come furthest wait for the rest. A rank that comes late is no
-//! hang, so besides the wait itself, how long the rank has ever gone without a collective is heeded; a rank
-//! that is gone, stopped or in another operation than the others never comes.
+//! Every rank numbers the collectives that it enters on a communicator, so the same number is the same collective. The
+//! ranks with the highest number (the leaders) wait for the others. A slow rank is not a hang, so its wait is compared
+//! with its longest time without a collective so far. A rank that has exited, is stopped or has entered another
+//! operation never catches up.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -14,18 +14,18 @@ use zernel_phase::task_state::WorkloadPhase;
 
 use zernel_model::snapshot::{CommunicatorSnapshot, ProcessSnapshot, Snapshot};
 
-/// From how many seconds of waiting on a rank that is late is worth telling.
-const WORTH_TELLING: f64 = 1.0;
-/// For how many seconds ranks may wait for another one to start: programs begin at different times.
-const START: f64 = 60.0;
-/// Of how many collectives a rank's operations are known.
-const REMEMBERED: u64 = 16;
+/// Shortest wait, in seconds, for which a late rank is reported.
+const MIN_REPORTED_WAIT: f64 = 1.0;
+/// Seconds that ranks may wait for another one to join. Programs start at different times.
+const JOIN_TIME: f64 = 60.0;
+/// Number of most recent collectives of a rank with a known operation.
+const KNOWN_OPERATIONS: u64 = 16;
 
-/// A communicator, as far as its ranks are on this node.
+/// A communicator with its ranks on this node.
 #[derive(Debug)]
-pub(super) struct Group<'a> {
+pub(super) struct Communicator<'a> {
     pub(super) hash: &'a str,
-    /// By rank.
+    /// Sorted by rank.
     pub(super) members: Vec<Member<'a>>,
 }
 
@@ -33,25 +33,25 @@ pub(super) struct Group<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member<'a> {
     pub(super) process: &'a ProcessSnapshot,
-    pub(super) of: &'a CommunicatorSnapshot,
+    pub(super) state: &'a CommunicatorSnapshot,
 }
 
-/// For how long others must have waited until it counts as a hang.
+/// The wait of other ranks from which on it counts as a hang.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct HangThreshold {
     pub(super) seconds: f64,
-    /// Whether a rank may take as long as it ever has.
-    pub(super) heeds_the_past: bool,
+    /// Whether a rank may also take as long as its longest time without a collective.
+    pub(super) allows_longest_gap: bool,
 }
 
-/// Something that makes others wait.
+/// A rank that makes others wait.
 #[derive(Debug)]
 pub(super) struct Finding<'a> {
     pub(super) member: &'a Member<'a>,
     pub(super) problem: Problem,
-    /// Others wait, and it is not to be expected that this ends.
+    /// Whether the wait is not expected to end. Otherwise the rank is late.
     pub(super) hangs: bool,
-    /// For how many seconds the first of the others has waited at least.
+    /// The longest wait of another rank, in seconds.
     pub(super) waited: f64,
 }
 
@@ -59,22 +59,23 @@ pub(super) struct Finding<'a> {
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "problem", rename_all = "kebab-case")]
 pub(super) enum Problem {
-    /// It has ended, and has not done its part.
-    Gone,
-    /// It has not begun to make the communicator that others make.
+    /// It has exited before the collective was complete.
+    #[serde(rename = "gone")]
+    Exited,
+    /// It has not joined the communicator that others create.
     NotJoined,
-    /// It has not entered what others have.
+    /// It has not entered a collective that others have entered.
     Behind {
-        /// How many have come furthest.
+        /// Number of leaders.
         leaders: usize,
-        /// The number of the collective that it has to enter next.
+        /// The collective that it has to enter next.
         next: u64,
     },
-    /// It is in a call that others have left.
+    /// It is in the call of a collective that others have left.
     InCall,
-    /// It entered what the others did, and was stopped before that was done.
+    /// It has entered the collective and is stopped.
     Stopped,
-    /// It entered something else than most others did.
+    /// It has entered another operation than most others.
     Different {
         sequence: u64,
         own: String,
@@ -83,53 +84,56 @@ pub(super) enum Problem {
 }
 
 /// The communicators of a job, or of all jobs.
-pub(super) fn groups<'a>(snapshot: &'a Snapshot, job: Option<&str>) -> Vec<Group<'a>> {
-    let mut groups: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
-    let living = snapshot.observed.iter();
-    let living = living.filter(|process| process.ended_seconds_ago.is_none());
-    for process in living.chain(&snapshot.gone_ranks) {
+pub(super) fn communicators<'a>(
+    snapshot: &'a Snapshot,
+    job: Option<&str>,
+) -> Vec<Communicator<'a>> {
+    let mut communicators: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
+    let running = snapshot.observed.iter();
+    let running = running.filter(|process| process.ended_seconds_ago.is_none());
+    for process in running.chain(&snapshot.gone_ranks) {
         if job.is_some() && process.job() != job {
             continue;
         }
-        for of in &process.probes.nccl.communicators {
-            let members = groups.entry(&of.communicator).or_default();
-            members.push(Member { process, of });
+        for state in &process.probes.nccl.communicators {
+            let members = communicators.entry(&state.communicator).or_default();
+            members.push(Member { process, state });
         }
     }
-    let mut groups: Vec<Group<'_>> = groups
+    let mut communicators: Vec<Communicator<'_>> = communicators
         .into_iter()
-        .map(|(hash, members)| Group { hash, members })
+        .map(|(hash, members)| Communicator { hash, members })
         .collect();
-    for group in &mut groups {
-        group.add_absent(snapshot);
-        group
+    for communicator in &mut communicators {
+        communicator.add_absent(snapshot);
+        communicator
             .members
             .sort_by_key(|member| (member.rank(), member.process.pid));
     }
-    groups
+    communicators
 }
 
-/// What a rank has of a communicator that it has not begun to make.
+/// The state of a rank that has not joined a communicator.
 static ABSENT: LazyLock<CommunicatorSnapshot> = LazyLock::new(CommunicatorSnapshot::default);
 
 impl Member<'_> {
     pub(super) fn rank(&self) -> Option<u32> {
-        self.of.rank.or_else(|| self.process.rank())
+        self.state.rank.or_else(|| self.process.rank())
     }
 
-    /// Whether it has not begun to make the communicator.
+    /// Whether it has not joined the communicator.
     fn is_absent(&self) -> bool {
-        ptr::eq(self.of, &*ABSENT)
+        ptr::eq(self.state, &*ABSENT)
     }
 
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn has_exited(&self) -> bool {
         self.process.ended_seconds_ago.is_some()
     }
 
-    /// What is wrong with it while others wait for all to join.
+    /// Its problem while the communicator is being created.
     fn problem_in_joining(&self, is_stopped: bool) -> Option<Problem> {
-        if self.is_gone() {
-            return Some(Problem::Gone);
+        if self.has_exited() {
+            return Some(Problem::Exited);
         }
         if self.is_absent() {
             return Some(Problem::NotJoined);
@@ -145,18 +149,18 @@ impl Member<'_> {
             .is_some_and(|phase| waits.contains(&phase))
     }
 
-    /// What it entered as its collective `sequence`, if that is still known.
+    /// The operation of its collective `sequence`, if still known.
     fn operation(&self, sequence: u64) -> Option<&str> {
-        let place = usize::try_from(self.of.sequence.checked_sub(sequence)?).ok()?;
+        let place = usize::try_from(self.state.sequence.checked_sub(sequence)?).ok()?;
         match place {
-            0 if sequence > 0 => Some(&self.of.op),
-            _ => self.of.last_ops.get(place).map(AsRef::as_ref),
+            0 if sequence > 0 => Some(&self.state.op),
+            _ => self.state.last_ops.get(place).map(AsRef::as_ref),
         }
     }
 }
 
-impl<'a> Group<'a> {
-    /// Of a communicator of all ranks of a job that is being made, adds those that have not joined.
+impl<'a> Communicator<'a> {
+    /// Adds the ranks of the job that have not joined, if all ranks are creating this communicator.
     fn add_absent(&mut self, snapshot: &'a Snapshot) {
         if !self.is_being_made() || self.ranks() == Some(self.members.len() as u32) {
             return;
@@ -167,7 +171,8 @@ impl<'a> Group<'a> {
             members.any(|member| member.process.pid == process.pid)
         };
         let is_absent = |process: &&ProcessSnapshot| {
-            let world_size = process.identity.as_ref().and_then(|who| who.world_size);
+            let identity = process.identity.as_ref();
+            let world_size = identity.and_then(|identity| identity.world_size);
             process.is_rank()
                 && process.job() == job.as_deref()
                 && world_size.is_some()
@@ -180,69 +185,69 @@ impl<'a> Group<'a> {
             .filter(is_absent)
             .map(|process| Member {
                 process,
-                of: &ABSENT,
+                state: &ABSENT,
             })
             .collect();
         self.members.extend(absent);
     }
 }
 
-impl Group<'_> {
+impl Communicator<'_> {
     /// Whether a rank waits for others to join.
     pub(super) fn is_being_made(&self) -> bool {
-        self.living().any(|member| member.of.is_being_made)
+        self.running().any(|member| member.state.is_being_made)
     }
 
     pub(super) fn job(&self) -> Option<&str> {
         self.members.iter().find_map(|member| member.process.job())
     }
 
-    /// How many ranks there are on all nodes.
+    /// Number of ranks on all nodes.
     pub(super) fn ranks(&self) -> Option<u32> {
-        self.members.iter().find_map(|member| member.of.ranks)
+        self.members.iter().find_map(|member| member.state.ranks)
     }
 
-    fn living(&self) -> impl Iterator<Item = &Member<'_>> {
-        self.members.iter().filter(|member| !member.is_gone())
+    fn running(&self) -> impl Iterator<Item = &Member<'_>> {
+        self.members.iter().filter(|member| !member.has_exited())
     }
 
-    /// The number of the last collective that a living rank has entered.
+    /// The highest collective that a running rank has entered.
     pub(super) fn furthest(&self) -> u64 {
-        let sequences = self.living().map(|member| member.of.sequence);
+        let sequences = self.running().map(|member| member.state.sequence);
         sequences.max().unwrap_or(0)
     }
 
-    /// Those that have come furthest.
+    /// The running ranks that have entered the highest collective.
     pub(super) fn leaders(&self) -> impl Iterator<Item = &Member<'_>> {
         let furthest = self.furthest();
-        self.living()
-            .filter(move |member| member.of.sequence == furthest)
+        self.running()
+            .filter(move |member| member.state.sequence == furthest)
     }
 
-    /// The ranks that others wait for. `is_stopped` says of a process whether somebody has stopped it.
+    /// The ranks that others wait for. `is_stopped` returns whether a process is stopped by a signal or a debugger.
     pub(super) fn findings(
         &self,
-        patience: Patience,
+        threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
     ) -> Vec<Finding<'_>> {
         let waited = self.waited();
-        let split = self.split();
+        let mismatch = self.mismatch();
         let members = self.members.iter();
         members
             .filter_map(|member| {
-                let is_stopped = !member.is_gone() && is_stopped(member.process);
+                let is_stopped = !member.has_exited() && is_stopped(member.process);
                 let problem = match self.is_being_made() {
                     true => member.problem_in_joining(is_stopped)?,
-                    false => self.problem(member, split.as_ref(), is_stopped)?,
+                    false => self.problem(member, mismatch.as_ref(), is_stopped)?,
                 };
-                let is_over = match problem {
-                    Problem::Gone | Problem::Different { .. } => true,
+                let is_expired = match problem {
+                    Problem::Exited | Problem::Different { .. } => true,
                     _ if is_stopped => true,
-                    Problem::NotJoined => patience.ends_for_starting(waited),
-                    _ => patience.ends_for(member),
+                    Problem::NotJoined => threshold.is_exceeded_by_join(waited),
+                    _ => threshold.is_exceeded_by(member),
                 };
-                let hangs = is_over && waited >= patience.seconds;
-                (hangs || waited >= WORTH_TELLING).then_some(Finding {
+                let hangs = is_expired && waited >= threshold.seconds;
+                (hangs || waited >= MIN_REPORTED_WAIT).then_some(Finding {
                     member,
                     problem,
                     hangs,
@@ -252,81 +257,82 @@ impl Group<'_> {
             .collect()
     }
 
-    /// For how many seconds those that have come furthest have been there.
+    /// The longest time since a leader entered its collective.
     fn waited(&self) -> f64 {
         let waits = self
             .leaders()
-            .filter_map(|leader| leader.of.entered_seconds_ago);
+            .filter_map(|leader| leader.state.entered_seconds_ago);
         waits.fold(0.0, f64::max)
     }
 
     fn problem(
         &self,
         member: &Member<'_>,
-        split: Option<&Split<'_>>,
+        mismatch: Option<&Mismatch<'_>>,
         is_stopped: bool,
     ) -> Option<Problem> {
-        if let Some(different) = split.and_then(|split| split.problem(member)) {
+        if let Some(different) = mismatch.and_then(|mismatch| mismatch.problem(member)) {
             return Some(different);
         }
-        // Who got as far as the ranks have parted is not to blame for getting no further.
-        let has_parted = split.is_some_and(|split| member.of.sequence >= split.sequence);
-        let is_behind = member.of.sequence < self.furthest() && !has_parted;
-        if member.is_gone() {
-            return (is_behind || self.somebody_waits()).then_some(Problem::Gone);
+        // A rank that has reached the mismatch cannot get past it.
+        let has_reached_mismatch =
+            mismatch.is_some_and(|mismatch| member.state.sequence >= mismatch.sequence);
+        let is_behind = member.state.sequence < self.furthest() && !has_reached_mismatch;
+        if member.has_exited() {
+            return (is_behind || self.leader_waits_for_gpu()).then_some(Problem::Exited);
         }
         if is_behind {
             return Some(Problem::Behind {
                 leaders: self.leaders().count(),
-                next: member.of.sequence + 1,
+                next: member.state.sequence + 1,
             });
         }
         if is_stopped {
             return Some(Problem::Stopped);
         }
-        let others_have_left = self.leaders().any(|leader| !leader.of.in_call);
-        (member.of.in_call && others_have_left).then_some(Problem::InCall)
+        let others_have_left = self.leaders().any(|leader| !leader.state.in_call);
+        (member.state.in_call && others_have_left).then_some(Problem::InCall)
     }
 
-    /// Whether a rank waits for its GPU, and so perhaps for what it has entered.
-    fn somebody_waits(&self) -> bool {
+    /// Whether a leader waits for its GPU, and so perhaps for its collective.
+    fn leader_waits_for_gpu(&self) -> bool {
         self.leaders().any(Member::waits_for_its_gpu)
     }
 
-    /// Whether all ranks here have entered the same, and wait longer than they ever have. Then who does not come
-    /// is not here, or the GPUs or the network have failed; or they compute for once.
-    pub(super) fn all_wait(&self, patience: Patience) -> bool {
+    /// Whether all ranks here have entered the same collective and wait longer than ever before. Then a rank on another
+    /// node is missing, a GPU or the network has failed, or they compute for unusually long.
+    pub(super) fn all_ranks_wait(&self, threshold: HangThreshold) -> bool {
         let mut members = self.members.iter();
         if self.is_being_made() {
-            let is_over = patience.ends_for_starting(self.waited());
-            return is_over && members.all(|member| member.of.is_being_made);
+            let is_expired = threshold.is_exceeded_by_join(self.waited());
+            return is_expired && members.all(|member| member.state.is_being_made);
         }
         self.furthest() > 0
-            && self.waited() >= patience.seconds
+            && self.waited() >= threshold.seconds
             && members.all(|member| {
-                member.of.sequence == self.furthest()
+                member.state.sequence == self.furthest()
                     && member.waits_for_its_gpu()
-                    && patience.ends_for(member)
+                    && threshold.is_exceeded_by(member)
             })
     }
 
-    /// The first of the last collectives that not all ranks that got there entered as the same operation.
-    fn split(&self) -> Option<Split<'_>> {
+    /// The first known collective that ranks entered as different operations.
+    fn mismatch(&self) -> Option<Mismatch<'_>> {
         let furthest = self.furthest();
-        let first = furthest.saturating_sub(REMEMBERED - 1).max(1);
+        let first = furthest.saturating_sub(KNOWN_OPERATIONS - 1).max(1);
         (first..=furthest).find_map(|sequence| {
-            let usual = self.usual_operation(sequence)?;
-            let split = Split { sequence, usual };
-            let is_split = self
+            let common = self.most_common_operation(sequence)?;
+            let mismatch = Mismatch { sequence, common };
+            let is_mismatch = self
                 .members
                 .iter()
-                .any(|member| split.problem(member).is_some());
-            is_split.then_some(split)
+                .any(|member| mismatch.problem(member).is_some());
+            is_mismatch.then_some(mismatch)
         })
     }
 
-    /// What most ranks entered as their collective `sequence`; of two as frequent, what the lowest rank did.
-    fn usual_operation(&self, sequence: u64) -> Option<&str> {
+    /// The operation that most ranks entered as collective `sequence`. In a tie, that of the lowest rank.
+    fn most_common_operation(&self, sequence: u64) -> Option<&str> {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for operation in self
             .members
@@ -339,23 +345,23 @@ impl Group<'_> {
             }
         }
         let most = counts.iter().map(|(_, count)| *count).max()?;
-        let usual = counts.into_iter().find(|(_, count)| *count == most)?;
-        Some(usual.0)
+        let common = counts.into_iter().find(|(_, count)| *count == most)?;
+        Some(common.0)
     }
 }
 
-impl Patience {
-    /// Whether a rank has taken longer than it may.
-    fn ends_for(self, member: &Member<'_>) -> bool {
-        let silent = member.of.entered_seconds_ago;
-        let is_longest = silent.is_none_or(|silent| silent > member.of.longest_gap_seconds);
-        is_longest || !self.heeds_the_past
+impl HangThreshold {
+    /// Whether a rank has gone too long without a collective.
+    fn is_exceeded_by(self, member: &Member<'_>) -> bool {
+        let silent = member.state.entered_seconds_ago;
+        let is_longest = silent.is_none_or(|silent| silent > member.state.longest_gap_seconds);
+        is_longest || !self.allows_longest_gap
     }
 
-    /// Whether others have waited long enough for a rank to start.
-    fn ends_for_starting(self, waited: f64) -> bool {
-        let seconds = match self.heeds_the_past {
-            true => self.seconds.max(START),
+    /// Whether others have waited too long for a rank to join.
+    fn is_exceeded_by_join(self, waited: f64) -> bool {
+        let seconds = match self.allows_longest_gap {
+            true => self.seconds.max(JOIN_TIME),
             false => self.seconds,
         };
         waited >= seconds
@@ -364,20 +370,20 @@ impl Patience {
 
 /// A collective that ranks entered as different operations.
 #[derive(Debug)]
-struct Split<'a> {
+struct Mismatch<'a> {
     sequence: u64,
-    /// What most of them entered.
-    usual: &'a str,
+    /// The operation that most of them entered.
+    common: &'a str,
 }
 
-impl Split<'_> {
-    /// What is wrong with a rank that entered something else.
+impl Mismatch<'_> {
+    /// The problem of a rank that entered another operation.
     fn problem(&self, member: &Member<'_>) -> Option<Problem> {
         let own = member.operation(self.sequence)?;
-        (own != self.usual).then(|| Problem::Different {
+        (own != self.common).then(|| Problem::Different {
             sequence: self.sequence,
             own: own.to_owned(),
-            others: self.usual.to_owned(),
+            others: self.common.to_owned(),
         })
     }
 }

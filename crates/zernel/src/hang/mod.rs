@@ -1,15 +1,15 @@
-//! `zernel hang`: which rank the others wait for.
+//! `zernel hang`: finds the rank that the others wait for.
 //!
-//! | part | subject |
+//! | module | subject |
 //! |---|---|
-//! | `analysis` | from a snapshot to who keeps others waiting. Pure |
-//! | `doing` | what a process does instead |
-//! | `syscalls` | the system calls in which a process may be stuck |
-//! | `report` | what was found, and its JSON |
-//! | `render` | the same for people |
+//! | `analysis` | finds the ranks that keep others waiting in a snapshot. Pure |
+//! | `activity` | what a process does instead, from /proc |
+//! | `syscalls` | system calls in which a process may block |
+//! | `report` | the findings as data; their JSON form |
+//! | `render` | the findings as text |
 
+mod activity;
 mod analysis;
-mod doing;
 mod render;
 mod report;
 mod syscalls;
@@ -21,40 +21,39 @@ use clap::Args;
 use zernel_model::snapshot::ProcessSnapshot;
 
 use crate::client::Socket;
-use analysis::Patience;
-use doing::Who;
-use report::{Report, Verdict};
+use activity::Target;
+use analysis::HangThreshold;
+use report::{HangReport, HangVerdict};
 
-/// For how many seconds others must have waited, unless that is asked for: ranks are always apart for a moment.
+/// Default wait, in seconds, from which on it counts as a hang. Shorter waits are normal.
 const SECONDS: f64 = 5.0;
 
-/// Say which rank of a hanging job the others wait for
+/// Find the rank that a hanging job waits for
 ///
-/// Every rank counts the collectives that it enters on a communicator (zernel sees the calls of NCCL). Ranks that have
-/// come furthest wait for the others, so who has entered fewer is who they wait for; who has entered another
-/// operation at the same place never meets them; who has ended never comes. All ranks are listed with
-/// their last collective, and those that are waited for with what they do instead: stopped, on CPU, in I/O
-/// (with the file), waiting for a lock, gone.
+/// Lists the ranks of every NCCL communicator with the last collective that each has entered. The others wait for a
+/// rank that has entered fewer collectives, has entered another operation at the same place, has not joined the
+/// communicator, is stopped, or has exited. For such a rank, the report shows what it does instead: on CPU, in I/O
+/// (with the file), waiting for a lock, stopped, exited.
 ///
-/// A slow rank is not a hang. It is called one when others have waited for 5 s for it, and when it has gone
-/// longer without a collective than ever before; until then it is called late. A rank that is stopped, gone or
-/// in another operation is not given that time. One that has not begun to make a communicator with the others
-/// is late for a minute: programs begin at different times. With --after, only those seconds count.
+/// A slow rank is reported as late, not as a hang, until the others have waited for 5 s and the rank has gone longer
+/// without a collective than ever before. A rank that has not joined is late for a minute, because programs start at
+/// different times. Stopped and exited ranks and different operations are hangs after 5 s. With --after, only that
+/// time counts.
 ///
-/// Needs a running `zernel observe`, which must have been there when the communicators were made. Root sees all
-/// ranks of this node, others see their own; no one sees those of other nodes: ask there too.
+/// Needs a `zernel observe` that was running when the communicators were created. Root sees all ranks of this node,
+/// other users see their own. Ranks of other nodes are not visible: run it there, too.
 ///
-/// Exits with 0 if nothing hangs, with 1 if something does, and with 2 if that cannot be told: no daemon, no
-/// such job, ranks of which no communicator is known, or all ranks here wait for something that is not here.
+/// Exit codes: 0 if no rank hangs, 1 if a rank hangs, 2 if that is unknown (no daemon, no such job, unknown
+/// communicators, or all ranks here wait for something that is not on this node).
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The job, as `zernel ps` names it; all jobs if it is left out
+    /// Check only this job, as listed by `zernel ps` [default: all jobs]
     #[arg(value_name = "JOB")]
     job: Option<String>,
-    /// Call it a hang when others have waited for so many seconds, however slow the job is
+    /// Report a hang after other ranks have waited SECONDS, even if the rank was this slow before
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     after: Option<f64>,
-    /// Tell programs, not people
+    /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -64,30 +63,30 @@ pub(crate) struct Options {
 fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds >= 0.0 => Ok(seconds),
-        _ => Err("a number of seconds is 0 or more, such as 5 or 0.5".to_owned()),
+        _ => Err("expected a number of seconds, 0 or more, such as 5 or 0.5".to_owned()),
     }
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    match ask(options) {
+    match write_report(options) {
         Ok(verdict) => Ok(ExitCode::from(verdict.exit_code())),
         Err(error) => {
             eprintln!("zernel: {error}");
-            Ok(ExitCode::from(Verdict::CannotTell.exit_code()))
+            Ok(ExitCode::from(HangVerdict::CannotTell.exit_code()))
         }
     }
 }
 
-fn ask(options: &Options) -> Result<Verdict, Box<dyn Error>> {
+fn write_report(options: &Options) -> Result<HangVerdict, Box<dyn Error>> {
     let snapshot = options.socket.snapshot()?;
-    let patience = Patience {
+    let threshold = HangThreshold {
         seconds: options.after.unwrap_or(SECONDS),
-        heeds_the_past: options.after.is_none(),
+        allows_longest_gap: options.after.is_none(),
     };
     let job = options.job.as_deref();
-    let is_stopped = |process: &ProcessSnapshot| doing::is_stopped(who(process));
-    let report = Report::new(&snapshot, job, patience, is_stopped, |process| {
-        doing::look(who(process))
+    let is_stopped = |process: &ProcessSnapshot| activity::is_stopped(target(process));
+    let report = HangReport::new(&snapshot, job, threshold, is_stopped, |process| {
+        activity::inspect(target(process))
     });
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&report)?),
@@ -97,9 +96,9 @@ fn ask(options: &Options) -> Result<Verdict, Box<dyn Error>> {
     Ok(report.verdict)
 }
 
-fn who(process: &ProcessSnapshot) -> Who {
+fn target(process: &ProcessSnapshot) -> Target {
     let identity = process.identity.as_ref();
-    Who {
+    Target {
         pid: process.pid,
         start_time: identity.map(|identity| identity.start_time),
         step_thread: process.phases.step_thread,

@@ -1,30 +1,29 @@
-//! What was found, for people.
+//! The findings as text.
 
 use std::fmt::Write;
 
 use super::analysis::Problem;
-use super::report::{Found, Rank, Ranks, Report, Verdict};
-use zernel_report::text::{bytes, shortened, whole, wrapped};
+use super::report::{CommunicatorReport, FindingReport, HangReport, HangVerdict, RankReport};
+use zernel_report::text::{bytes, shortened, unbroken, wrapped};
 
-/// The whole answer.
-pub(super) fn text(report: &Report) -> String {
+/// Renders the whole report.
+pub(super) fn text(report: &HangReport) -> String {
     let mut out = String::new();
     for ranks in &report.communicators {
-        tell(&mut out, ranks);
+        write_communicator(&mut out, ranks);
     }
     if report.communicators.is_empty() {
         let verdict = match report.verdict {
-            Verdict::NothingHangs => "nothing hangs",
-            _ => "cannot tell",
+            HangVerdict::NothingHangs => "no rank hangs",
+            _ => "can't tell",
         };
         let job = report.job.as_deref();
-        let whose = job.map_or(String::new(), |job| {
+        let of_job = job.map_or(String::new(), |job| {
             format!(" of job {}", shortened(job, 30))
         });
-        let note = format!(
-            "{verdict}: no process{whose} that you may see has a NCCL communicator whose making was observed"
-        );
-        lines(&mut out, "", &note);
+        let note =
+            format!("{verdict}: no process{of_job} that you may see has a known NCCL communicator");
+        push_paragraph(&mut out, "", &note);
     }
     if !report.pids_without_communicator.is_empty() {
         let pids: Vec<String> = report
@@ -33,37 +32,37 @@ pub(super) fn text(report: &Report) -> String {
             .map(u32::to_string)
             .collect();
         let note = format!(
-            "not told of: {}, which have made no communicator, or made it before `zernel observe` was there",
+            "not checked: pids {}, which have no communicator, or created it before `zernel observe` started",
             pids.join(", ")
         );
-        lines(&mut out, "", &note);
+        push_paragraph(&mut out, "", &note);
     }
     out
 }
 
-fn tell(out: &mut String, ranks: &Ranks) {
+fn write_communicator(out: &mut String, ranks: &CommunicatorReport) {
     let job = ranks.job.as_deref();
     let job = job.map_or(String::new(), |job| {
         format!(" of job {}", shortened(job, 30))
     });
-    let gone = ranks
+    let exited = ranks
         .members
         .iter()
         .filter(|member| member.ended_seconds_ago.is_some());
-    let gone = gone.count();
-    let here = ranks.members.len() - gone;
+    let exited = exited.count();
+    let here = ranks.members.len() - exited;
     let mut on_this_node = match ranks.ranks {
         Some(ranks) => format!("{here} of {ranks} ranks are on this node"),
         None => format!("{here} ranks are on this node"),
     };
-    if gone > 0 {
-        let _ = write!(on_this_node, ", {gone} gone");
+    if exited > 0 {
+        let _ = write!(on_this_node, ", {exited} exited");
     }
-    put(
+    push_line(
         out,
         &format!("communicator {}{job}: {on_this_node}", ranks.communicator),
     );
-    put(
+    push_line(
         out,
         &row([
             "RANK",
@@ -76,23 +75,23 @@ fn tell(out: &mut String, ranks: &Ranks) {
         ]),
     );
     for member in &ranks.members {
-        put(out, &line(member));
+        push_line(out, &member_row(member));
     }
     for found in &ranks.findings {
-        lines(out, "  ", &explain(found));
+        push_paragraph(out, "  ", &finding_text(found));
     }
     let conclusion = match ranks.verdict {
-        Verdict::Hang => return,
-        Verdict::NothingHangs => "no rank hangs".to_owned(),
-        Verdict::CannotTell => all_wait(ranks),
+        HangVerdict::Hang => return,
+        HangVerdict::NothingHangs => "no rank hangs".to_owned(),
+        HangVerdict::CannotTell => all_ranks_wait(ranks),
     };
-    lines(out, "  ", &conclusion);
+    push_paragraph(out, "  ", &conclusion);
 }
 
-fn line(member: &Rank) -> String {
+fn member_row(member: &RankReport) -> String {
     let when = match (member.ended_seconds_ago, member.entered_seconds_ago) {
-        (Some(ended), _) => format!("gone for {ended:.1} s"),
-        (None, Some(entered)) if member.is_being_made => format!("joins for {entered:.1} s"),
+        (Some(ended), _) => format!("exited {ended:.1} s ago"),
+        (None, Some(entered)) if member.is_being_made => format!("joining for {entered:.1} s"),
         (None, Some(entered)) if member.in_call => format!("{entered:.1} s ago, in the call"),
         (None, Some(entered)) => format!("{entered:.1} s ago"),
         (None, None) => "never".to_owned(),
@@ -120,8 +119,8 @@ fn row(cells: [&str; 7]) -> String {
     )
 }
 
-/// There is no one to name, and yet nobody goes on.
-fn all_wait(ranks: &Ranks) -> String {
+/// All ranks here wait, and none of them is the cause.
+fn all_ranks_wait(ranks: &CommunicatorReport) -> String {
     let waited = ranks
         .members
         .iter()
@@ -131,94 +130,96 @@ fn all_wait(ranks: &Ranks) -> String {
         .ranks
         .is_none_or(|all| all as usize > ranks.members.len());
     let why = match elsewhere {
-        true => "a rank of another node does not come (ask there), the network or a GPU has failed",
+        true => {
+            "a rank of another node is missing (run `zernel hang` there), the network or a GPU has failed"
+        }
         false => "the network or a GPU has failed",
     };
     if ranks.members.iter().any(|member| member.is_being_made) {
         return format!(
-            "cannot tell: all ranks here have waited for {} for others to join: {why}",
+            "can't tell: all ranks here have waited for {} for others to join: {why}",
             seconds(waited)
         );
     }
     format!(
-        "cannot tell: all ranks here have entered the same, and wait for their GPUs since {waited:.1} s, longer than \
-         ever before: {why}, or they compute for longer than usual"
+        "can't tell: all ranks here have entered the same collective and have waited for their GPUs for {waited:.1} s, \
+         longer than ever before: {why}, or they compute for longer than usual"
     )
 }
 
-fn explain(found: &Found) -> String {
+fn finding_text(found: &FindingReport) -> String {
     let verdict = if found.hangs { "HANG" } else { "late" };
-    let mut text = format!("{verdict}: {}", problem(found));
-    for other in &found.doing.meanwhile {
-        // Writing to a string does not fail.
+    let mut text = format!("{verdict}: {}", problem_text(found));
+    for other in &found.activity.meanwhile {
+        // Writing to a string cannot fail.
         let _ = write!(text, "; {other}");
     }
     if let Some(communicator) = &found.waits_itself_on {
         let _ = write!(
             text,
-            "; it waits itself on communicator {communicator}, so see there"
+            "; it waits itself on communicator {communicator}: see there"
         );
     }
     if !found.hangs && found.rank.longest_gap_seconds >= 1.0 {
         let _ = write!(
             text,
-            "; it has gone {} without a collective before, so this may be no hang",
+            "; it has gone {} without a collective before, so it may just be slow",
             seconds(found.rank.longest_gap_seconds)
         );
     }
     text
 }
 
-/// Who has not done what, and what it does.
-fn problem(found: &Found) -> String {
+/// What a rank has not done, and what it does instead.
+fn problem_text(found: &FindingReport) -> String {
     let rank = &found.rank;
-    let who = match rank.rank {
+    let subject = match rank.rank {
         Some(number) => format!("rank {number} (pid {})", rank.pid),
         None => format!("a rank (pid {})", rank.pid),
     };
-    let doing = &found.doing.text;
+    let activity = &found.activity.text;
     let waited = seconds(found.waited_seconds);
-    let last = whole(&format!("{} {}", rank.op, rank.sequence));
+    let last = unbroken(&format!("{} {}", rank.op, rank.sequence));
     match &found.problem {
-        Problem::Gone => format!(
-            "{who} {doing}; its last collective was {last}, and others have waited for {waited}"
+        Problem::Exited => format!(
+            "{subject} {activity}; its last collective was {last}, and others have waited for {waited}"
         ),
         Problem::NotJoined => format!(
-            "{who} has not begun to make the communicator, for which others have waited for {waited}; it {doing}"
+            "{subject} has not joined the communicator; others have waited for {waited}; it {activity}"
         ),
         Problem::Behind { leaders, next } => format!(
-            "{who} has not entered collective {next}, for which {leaders} others have waited for {waited}; it {doing}"
+            "{subject} has not entered collective {next}; {leaders} others have waited in it for {waited}; it {activity}"
         ),
         Problem::InCall => format!(
-            "{who} is in the call of {last}, which others have left, for {waited}; it {doing}"
+            "{subject} has been in the call of {last} for {waited}; others have left it; it {activity}"
         ),
         Problem::Stopped => format!(
-            "{who} entered {last} as the others did {waited} ago, and may not have done its part; it {doing}"
+            "{subject} entered {last} with the others {waited} ago, but it may be incomplete; it {activity}"
         ),
         Problem::Different {
             sequence,
             own,
             others,
         } => format!(
-            "{who} entered {own} as collective {sequence}, where the others entered {others}: they never meet, \
-             and have waited for {waited}; it {doing}"
+            "{subject} entered {own} as collective {sequence}, the others entered {others}: neither can complete; the \
+             others have waited for {waited}; it {activity}"
         ),
     }
 }
 
 fn seconds(seconds: f64) -> String {
-    whole(&format!("{seconds:.1} s"))
+    unbroken(&format!("{seconds:.1} s"))
 }
 
-fn put(out: &mut String, line: &str) {
+fn push_line(out: &mut String, line: &str) {
     out.push_str(line.trim_end());
     out.push('\n');
 }
 
-fn lines(out: &mut String, indent: &str, text: &str) {
+fn push_paragraph(out: &mut String, indent: &str, text: &str) {
     for (number, line) in wrapped(text, 94).into_iter().enumerate() {
         let more = if number == 0 { "" } else { "    " };
-        put(out, &format!("{indent}{more}{line}"));
+        push_line(out, &format!("{indent}{more}{line}"));
     }
 }
 
@@ -226,24 +227,24 @@ fn lines(out: &mut String, indent: &str, text: &str) {
 mod tests {
     use serde_json::json;
 
-    use super::super::analysis::Patience;
-    use super::super::doing::{Doing, State};
+    use super::super::activity::{Activity, State};
+    use super::super::analysis::HangThreshold;
     use super::*;
     use zernel_model::snapshot::Snapshot;
 
-    fn told(members: &[serde_json::Value]) -> String {
+    fn report_text(members: &[serde_json::Value]) -> String {
         let snapshot: Snapshot = serde_json::from_value(json!({"observed": members})).unwrap();
-        let patience = Patience {
+        let threshold = HangThreshold {
             seconds: 5.0,
-            heeds_the_past: true,
+            allows_longest_gap: true,
         };
-        let look = |_: &_| Doing::new(State::Stopped, "is stopped");
-        text(&Report::new(
+        let inspect = |_: &_| Activity::new(State::Stopped, "is stopped");
+        text(&HangReport::new(
             &snapshot,
             Some("slurm-7"),
-            patience,
+            threshold,
             |_| false,
-            look,
+            inspect,
         ))
     }
 
@@ -259,7 +260,7 @@ mod tests {
         })
     }
 
-    fn assert_tells(text: &str, parts: &[&str]) {
+    fn assert_contains(text: &str, parts: &[&str]) {
         let words: Vec<&str> = text.split_whitespace().collect();
         let words = words.join(" ");
         for part in parts {
@@ -270,23 +271,23 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_behind_is_named_with_what_it_does_instead() {
-        let text = told(&[member(0, 7, 1.0), member(1, 7, 1.0), member(2, 6, 1.0)]);
-        assert_tells(
+    fn a_rank_that_is_behind_is_reported_with_its_activity() {
+        let text = report_text(&[member(0, 7, 1.0), member(1, 7, 1.0), member(2, 6, 1.0)]);
+        assert_contains(
             &text,
             &[
                 "of job slurm-7: 3 of 8 ranks are on this node",
                 "2 102 python-with-a-… 6 AllReduce 4.0 MiB 30.0 s ago",
-                "HANG: rank 2 (pid 102) has not entered collective 7, for which 2 others have waited for 30.0 s",
+                "HANG: rank 2 (pid 102) has not entered collective 7; 2 others have waited in it for 30.0 s",
                 "; it is stopped",
             ],
         );
     }
 
     #[test]
-    fn a_slow_rank_is_late_and_nothing_hangs() {
-        let text = told(&[member(0, 7, 1.0), member(2, 6, 60.0)]);
-        assert_tells(
+    fn a_slow_rank_is_late_and_no_hang() {
+        let text = report_text(&[member(0, 7, 1.0), member(2, 6, 60.0)]);
+        assert_contains(
             &text,
             &[
                 "late: rank 2",
@@ -297,7 +298,10 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_not_there_is_said() {
-        assert_tells(&told(&[]), &["no process of job slurm-7 that you may see"]);
+    fn a_missing_job_is_reported() {
+        assert_contains(
+            &report_text(&[]),
+            &["no process of job slurm-7 that you may see"],
+        );
     }
 }

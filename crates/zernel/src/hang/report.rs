@@ -1,32 +1,32 @@
-//! What was found, in the form that `--json` has.
+//! The findings, as `--json` prints them.
 
 use serde::Serialize;
 
-use super::analysis::{self, Finding, Group, Member, Patience, Problem};
-use super::doing::{Doing, State};
+use super::activity::{Activity, State};
+use super::analysis::{self, Communicator, Finding, HangThreshold, Member, Problem};
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 
-/// All that there is to say.
+/// The report on all communicators.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    pub(super) verdict: Verdict,
-    /// The job that was asked for.
+pub(super) struct HangReport {
+    pub(super) verdict: HangVerdict,
+    /// The selected job.
     pub(super) job: Option<String>,
-    pub(super) communicators: Vec<Ranks>,
-    /// Ranks of which no communicator is known: those cannot be told of.
+    pub(super) communicators: Vec<CommunicatorReport>,
+    /// Pids of ranks without a known communicator. Whether they hang is unknown.
     pub(super) pids_without_communicator: Vec<u32>,
 }
 
-/// What can be said of a communicator, or of all.
+/// Whether a rank of a communicator, or of any communicator, hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Verdict {
+pub(super) enum HangVerdict {
     NothingHangs,
     CannotTell,
     Hang,
 }
 
-impl Verdict {
+impl HangVerdict {
     pub(super) fn exit_code(self) -> u8 {
         match self {
             Self::NothingHangs => 0,
@@ -36,22 +36,22 @@ impl Verdict {
     }
 }
 
-/// A communicator, and how far its ranks on this node have come.
+/// A communicator with its ranks on this node.
 #[derive(Debug, Serialize)]
-pub(super) struct Ranks {
+pub(super) struct CommunicatorReport {
     pub(super) communicator: String,
     pub(super) job: Option<String>,
-    pub(super) verdict: Verdict,
-    /// How many there are on all nodes.
+    pub(super) verdict: HangVerdict,
+    /// Number of ranks on all nodes.
     pub(super) ranks: Option<u32>,
-    /// Those of this node.
-    pub(super) members: Vec<Rank>,
-    pub(super) findings: Vec<Found>,
+    /// The ranks on this node.
+    pub(super) members: Vec<RankReport>,
+    pub(super) findings: Vec<FindingReport>,
 }
 
-/// A rank, and its last collective.
+/// A rank with its last collective.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Rank {
+pub(super) struct RankReport {
     pub(super) rank: Option<u32>,
     pub(super) pid: u32,
     pub(super) comm: String,
@@ -59,7 +59,7 @@ pub(super) struct Rank {
     pub(super) op: String,
     pub(super) bytes: u64,
     pub(super) in_call: bool,
-    /// It waits for others to join; then it entered when it began to.
+    /// Whether it waits for others to join. Then `entered_seconds_ago` is since it began to wait.
     pub(super) is_being_made: bool,
     pub(super) entered_seconds_ago: Option<f64>,
     pub(super) longest_gap_seconds: f64,
@@ -68,34 +68,37 @@ pub(super) struct Rank {
 
 /// A rank that others wait for.
 #[derive(Debug, Serialize)]
-pub(super) struct Found {
+pub(super) struct FindingReport {
     #[serde(flatten)]
-    pub(super) rank: Rank,
-    /// Otherwise it is only late.
+    pub(super) rank: RankReport,
+    /// Whether it hangs. Otherwise it is late.
     pub(super) hangs: bool,
-    /// For how many seconds the first of the others has waited at least.
+    /// The longest wait of another rank.
     pub(super) waited_seconds: f64,
     #[serde(flatten)]
     pub(super) problem: Problem,
-    pub(super) doing: Doing,
-    /// Another communicator on which it waits itself, for a rank that hangs there.
+    #[serde(rename = "doing")]
+    pub(super) activity: Activity,
+    /// Another communicator on which this rank waits for a rank that hangs.
     pub(super) waits_itself_on: Option<String>,
 }
 
-impl Report {
+impl HangReport {
     pub(super) fn new(
         snapshot: &Snapshot,
         job: Option<&str>,
-        patience: Patience,
+        threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
-        look: impl Fn(&ProcessSnapshot) -> Doing,
+        inspect: impl Fn(&ProcessSnapshot) -> Activity,
     ) -> Self {
-        let groups = analysis::groups(snapshot, job);
-        let mut communicators: Vec<Ranks> = groups
+        let found = analysis::communicators(snapshot, job);
+        let mut communicators: Vec<CommunicatorReport> = found
             .iter()
-            .map(|group| Ranks::new(group, patience, &is_stopped, &look))
+            .map(|communicator| {
+                CommunicatorReport::new(communicator, threshold, &is_stopped, &inspect)
+            })
             .collect();
-        name_victims(&groups, &mut communicators);
+        mark_victims(&found, &mut communicators);
         let is_unknown = |process: &&ProcessSnapshot| {
             process.is_rank()
                 && !process.complete
@@ -105,12 +108,12 @@ impl Report {
         let unknown = snapshot.observed.iter().filter(is_unknown);
         let unknown: Vec<u32> = unknown.map(|process| process.pid).collect();
         let verdicts = communicators.iter().map(|ranks| ranks.verdict);
-        let of_the_rest = match unknown.is_empty() && (job.is_none() || !groups.is_empty()) {
-            true => Verdict::NothingHangs,
-            false => Verdict::CannotTell,
+        let without_findings = match unknown.is_empty() && (job.is_none() || !found.is_empty()) {
+            true => HangVerdict::NothingHangs,
+            false => HangVerdict::CannotTell,
         };
         Self {
-            verdict: verdicts.fold(of_the_rest, Verdict::max),
+            verdict: verdicts.fold(without_findings, HangVerdict::max),
             job: job.map(str::to_owned),
             communicators,
             pids_without_communicator: unknown,
@@ -118,102 +121,100 @@ impl Report {
     }
 }
 
-impl Ranks {
+impl CommunicatorReport {
     fn new(
-        group: &Group<'_>,
-        patience: Patience,
+        communicator: &Communicator<'_>,
+        threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
-        look: impl Fn(&ProcessSnapshot) -> Doing,
+        inspect: impl Fn(&ProcessSnapshot) -> Activity,
     ) -> Self {
-        let findings = group.findings(patience, is_stopped);
+        let findings = communicator.findings(threshold, is_stopped);
         let verdict = if findings.iter().any(|finding| finding.hangs) {
-            Verdict::Hang
-        } else if group.all_wait(patience) {
-            Verdict::CannotTell
+            HangVerdict::Hang
+        } else if communicator.all_ranks_wait(threshold) {
+            HangVerdict::CannotTell
         } else {
-            Verdict::NothingHangs
+            HangVerdict::NothingHangs
         };
         Self {
-            communicator: group.hash.to_owned(),
-            job: group.job().map(str::to_owned),
+            communicator: communicator.hash.to_owned(),
+            job: communicator.job().map(str::to_owned),
             verdict,
-            ranks: group.ranks(),
-            members: group.members.iter().map(Rank::new).collect(),
+            ranks: communicator.ranks(),
+            members: communicator.members.iter().map(RankReport::new).collect(),
             findings: findings
                 .into_iter()
-                .map(|finding| Found::new(finding, &look))
+                .map(|finding| FindingReport::new(finding, &inspect))
                 .collect(),
         }
     }
 }
 
-impl Rank {
+impl RankReport {
     fn new(member: &Member<'_>) -> Self {
-        let Member { process, of } = member;
+        let Member { process, state } = member;
         Self {
             rank: member.rank(),
             pid: process.pid,
             comm: process.comm().to_owned(),
-            sequence: of.sequence,
-            op: of.op.to_string(),
-            bytes: of.bytes,
-            in_call: of.in_call,
-            is_being_made: of.is_being_made,
-            entered_seconds_ago: of.entered_seconds_ago,
-            longest_gap_seconds: of.longest_gap_seconds,
+            sequence: state.sequence,
+            op: state.op.to_string(),
+            bytes: state.bytes,
+            in_call: state.in_call,
+            is_being_made: state.is_being_made,
+            entered_seconds_ago: state.entered_seconds_ago,
+            longest_gap_seconds: state.longest_gap_seconds,
             ended_seconds_ago: process.ended_seconds_ago,
         }
     }
 }
 
-impl Found {
-    fn new(finding: Finding<'_>, look: impl Fn(&ProcessSnapshot) -> Doing) -> Self {
+impl FindingReport {
+    fn new(finding: Finding<'_>, inspect: impl Fn(&ProcessSnapshot) -> Activity) -> Self {
         let process = finding.member.process;
-        let doing = match finding.member.is_gone() {
-            true => Doing::new(State::Ended, how_it_ended(process)),
-            false => look(process),
+        let activity = match finding.member.has_exited() {
+            true => Activity::new(State::Ended, end_text(process)),
+            false => inspect(process),
         };
         Self {
-            rank: Rank::new(finding.member),
+            rank: RankReport::new(finding.member),
             hangs: finding.hangs,
             waited_seconds: finding.waited,
             problem: finding.problem,
-            doing,
+            activity,
             waits_itself_on: None,
         }
     }
 }
 
-/// As part of a sentence whose subject is the process.
-fn how_it_ended(process: &ProcessSnapshot) -> String {
+/// How a process ended: a predicate without its subject.
+fn end_text(process: &ProcessSnapshot) -> String {
     let ago = process
         .ended_seconds_ago
         .map_or(String::new(), |ago| format!(", {ago:.1} s ago"));
     match (process.signal, process.exit_code) {
-        (Some(9), _) => format!(
-            "is gone: SIGKILL ended it{ago} (if nobody sent that, `dmesg` tells whether memory had run out)"
-        ),
-        (Some(signal), _) => format!("is gone: signal {signal} ended it{ago}"),
-        (None, Some(code)) => format!("is gone: it exited with code {code}{ago}"),
-        (None, None) => format!("is gone: it ended{ago}"),
+        (Some(9), _) => {
+            format!("was killed by SIGKILL{ago} (if unexpected, check `dmesg` for the OOM killer)")
+        }
+        (Some(signal), _) => format!("was killed by signal {signal}{ago}"),
+        (None, Some(code)) => format!("exited with code {code}{ago}"),
+        (None, None) => format!("exited{ago}"),
     }
 }
 
-/// A rank that is waited for may wait itself, for a rank of another communicator.
-fn name_victims(groups: &[Group<'_>], communicators: &mut [Ranks]) {
+/// Marks findings on ranks that are themselves victims: they wait for a rank of another communicator.
+fn mark_victims(communicators: &[Communicator<'_>], reports: &mut [CommunicatorReport]) {
     let mut waiting: Vec<(u32, String)> = Vec::new();
-    for (group, ranks) in groups.iter().zip(communicators.iter()) {
-        let culprits: Vec<u32> = ranks.findings.iter().map(|found| found.rank.pid).collect();
-        if ranks.verdict == Verdict::Hang {
-            let victims = group.leaders().map(|leader| leader.process.pid);
-            let victims = victims.filter(|pid| !culprits.contains(pid));
-            waiting.extend(victims.map(|pid| (pid, ranks.communicator.clone())));
+    for (communicator, report) in communicators.iter().zip(reports.iter()) {
+        if report.verdict != HangVerdict::Hang {
+            continue;
         }
+        let culprits: Vec<u32> = report.findings.iter().map(|found| found.rank.pid).collect();
+        let victims = communicator.leaders().map(|leader| leader.process.pid);
+        let victims = victims.filter(|pid| !culprits.contains(pid));
+        waiting.extend(victims.map(|pid| (pid, report.communicator.clone())));
     }
-    for found in communicators
-        .iter_mut()
-        .flat_map(|ranks| &mut ranks.findings)
-    {
+    for found in reports.iter_mut().flat_map(|report| &mut report.findings) {
         let own = waiting.iter().find(|(pid, _)| *pid == found.rank.pid);
         found.waits_itself_on = own.map(|(_, communicator)| communicator.clone());
     }
@@ -225,15 +226,15 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Patience = Patience {
+    const THRESHOLD: HangThreshold = HangThreshold {
         seconds: 5.0,
-        heeds_the_past: true,
+        allows_longest_gap: true,
     };
 
-    fn report(snapshot: serde_json::Value, job: Option<&str>) -> Report {
+    fn report_on(snapshot: serde_json::Value, job: Option<&str>) -> HangReport {
         let snapshot: Snapshot = serde_json::from_value(snapshot).unwrap();
-        let look = |_: &ProcessSnapshot| Doing::new(State::Stopped, "is stopped");
-        Report::new(&snapshot, job, PATIENCE, |_| false, look)
+        let inspect = |_: &ProcessSnapshot| Activity::new(State::Stopped, "is stopped");
+        HangReport::new(&snapshot, job, THRESHOLD, |_| false, inspect)
     }
 
     fn on(communicator: &str, sequence: u64) -> serde_json::Value {
@@ -244,30 +245,33 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_without_a_communicator_cannot_be_told_of() {
+    fn a_rank_without_a_communicator_is_unknown() {
         let observed = |trainer: &serde_json::Value| json!({"observed": [trainer]});
         let rank = json!({"pid": 7, "role": "trainer", "identity": {"job": "a", "rank": 0}});
-        let told = report(observed(&rank), None);
-        assert_eq!(told.verdict, Verdict::CannotTell);
-        assert_eq!(told.pids_without_communicator, [7]);
-        let talks = json!({"pid": 7, "role": "trainer", "calls": {"ncclAllReduce": {}}});
-        assert_eq!(report(observed(&talks), None).verdict, Verdict::CannotTell);
-        let alone = json!({"pid": 7, "role": "trainer", "calls": {"cuLaunchKernel": {}}});
+        let report = report_on(observed(&rank), None);
+        assert_eq!(report.verdict, HangVerdict::CannotTell);
+        assert_eq!(report.pids_without_communicator, [7]);
+        let with_nccl = json!({"pid": 7, "role": "trainer", "calls": {"ncclAllReduce": {}}});
         assert_eq!(
-            report(observed(&alone), None).verdict,
-            Verdict::NothingHangs
+            report_on(observed(&with_nccl), None).verdict,
+            HangVerdict::CannotTell
+        );
+        let without_nccl = json!({"pid": 7, "role": "trainer", "calls": {"cuLaunchKernel": {}}});
+        assert_eq!(
+            report_on(observed(&without_nccl), None).verdict,
+            HangVerdict::NothingHangs
         );
     }
 
     #[test]
-    fn a_job_that_is_not_there_cannot_be_told_of() {
-        let told = report(json!({"observed": []}), Some("b"));
-        assert_eq!(told.verdict, Verdict::CannotTell);
+    fn a_missing_job_is_unknown() {
+        let report = report_on(json!({"observed": []}), Some("b"));
+        assert_eq!(report.verdict, HangVerdict::CannotTell);
     }
 
     #[test]
-    fn who_is_waited_for_and_waits_itself_is_told_from_the_cause() {
-        let told = report(
+    fn a_rank_that_waits_on_another_communicator_is_marked() {
+        let report = report_on(
             json!({"observed": [
                 {"pid": 1, "communicators": [on("a", 5)]},
                 {"pid": 2, "communicators": [on("a", 4), on("b", 9)]},
@@ -276,7 +280,7 @@ mod tests {
             None,
         );
         let itself = |place: usize| {
-            let found = &told.communicators[place].findings[0];
+            let found = &report.communicators[place].findings[0];
             (found.rank.pid, found.waits_itself_on.as_deref())
         };
         assert_eq!(itself(0), (2, Some("b")));
@@ -284,16 +288,16 @@ mod tests {
     }
 
     #[test]
-    fn how_a_rank_ended_is_told() {
+    fn the_end_of_a_rank_is_described() {
         let ended = |signal, exit_code| {
-            how_it_ended(&ProcessSnapshot {
+            end_text(&ProcessSnapshot {
                 signal,
                 exit_code,
                 ended_seconds_ago: Some(2.0),
                 ..ProcessSnapshot::default()
             })
         };
-        assert!(ended(Some(9), None).contains("SIGKILL ended it, 2.0 s ago"));
+        assert!(ended(Some(9), None).contains("killed by SIGKILL, 2.0 s ago"));
         assert!(ended(None, Some(3)).contains("exited with code 3"));
     }
 }

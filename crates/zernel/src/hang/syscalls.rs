@@ -1,8 +1,8 @@
-//! The system calls in which a process may be stuck.
+//! System calls in which a process may block.
 
 use std::ffi::c_long;
 
-/// Those that take a descriptor of a file first.
+/// System calls with a file descriptor as their first argument.
 const ON_DESCRIPTORS: [(c_long, &str); 20] = [
     (libc::SYS_read, "read"),
     (libc::SYS_pread64, "pread"),
@@ -26,7 +26,7 @@ const ON_DESCRIPTORS: [(c_long, &str); 20] = [
     (libc::SYS_copy_file_range, "copy_file_range"),
 ];
 
-/// Those that take the path of a file, or a directory and a path.
+/// System calls with a path.
 const ON_PATHS: [(c_long, &str); 11] = [
     (libc::SYS_openat, "openat"),
     (libc::SYS_openat2, "openat2"),
@@ -46,7 +46,7 @@ fn find(table: &[(c_long, &'static str)], number: i64) -> Option<&'static str> {
     found.map(|(_, name)| *name)
 }
 
-/// What a system call is called, if it is about files.
+/// The name of a system call on files.
 pub(super) fn name(number: i64) -> Option<&'static str> {
     find(&ON_DESCRIPTORS, number).or_else(|| find(&ON_PATHS, number))
 }
@@ -59,7 +59,7 @@ pub(super) fn takes_a_path(number: i64) -> bool {
     find(&ON_PATHS, number).is_some()
 }
 
-/// Whether it waits for another thread.
+/// Whether a system call waits for another thread.
 pub(super) fn is_futex(number: i64) -> bool {
     [libc::SYS_futex, libc::SYS_futex_waitv].contains(&number)
 }

@@ -1,4 +1,4 @@
-//! `zernel attach`: the report on a job that runs already.
+//! `zernel attach`: reports on a job that runs already.
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -10,57 +10,56 @@ use clap::Args;
 use procfs::process::Process;
 use zernel_report::Report;
 
-use super::Observing;
-use super::watch::Root;
+use super::ReportOptions;
+use super::recorder::Root;
 use crate::interrupt;
 
-/// How often is looked whether it is time to end.
-const TICK: Duration = Duration::from_millis(50);
+/// How often the end of the job, of the time and Ctrl-C are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Observe a job that runs already, and say where its time goes
+/// Observe a running job and report where its training time goes
 ///
-/// PID is a training process, or what started them: torchrun, a shell. It and all its descendants are observed
-/// until the time is over, they have ended, or Ctrl-C is pressed; the job itself goes on. Then comes the same report as
-/// that of `zernel run`.
+/// Observes process PID and its descendants until the time is over, PID exits or Ctrl-C is pressed, then prints the
+/// report of `zernel run`. PID is a training process or its parent, such as torchrun. The job keeps running.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The process
+    /// Process to observe, with its descendants
     #[arg(value_name = "PID")]
     pid: u32,
-    /// How long, such as 60s, 5m or 1h; without it, until the job ends or Ctrl-C is pressed
+    /// Observe for TIME, such as 60s, 5m or 1h [default: until PID exits]
     #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
     time: Option<Duration>,
     #[command(flatten)]
-    observing: Observing,
+    report: ReportOptions,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    options.observing.try_files()?;
+    options.report.check_files()?;
     let interrupted = interrupt::flag()?;
     let process = i32::try_from(options.pid).map(Process::new);
     let Ok(Ok(process)) = process else {
         return Err(format!("there is no process {}", options.pid).into());
     };
     let command = process.cmdline().unwrap_or_default();
-    let watch = options.observing.start(Root::Other(options.pid));
-    if let Some(reason) = watch.refusal() {
+    let recorder = options.report.start(Root::RunningProcess(options.pid));
+    if let Some(reason) = recorder.unavailable_reason() {
         return Err(format!("cannot observe: {reason}").into());
     }
     if io::stderr().is_terminal() {
-        eprintln!("zernel: observing {}; Ctrl-C ends that", options.pid);
+        eprintln!("zernel: observing {}; press Ctrl-C to stop", options.pid);
     }
     let started = Instant::now();
     let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);
     while process.is_alive() && !is_over() && !interrupted.load(Ordering::Relaxed) {
-        thread::sleep(TICK);
+        thread::sleep(POLL_INTERVAL);
     }
     let wall = started.elapsed();
-    let report = Report::new(command, wall, None, watch.finish());
-    options.observing.tell(&report);
+    let report = Report::new(command, wall, None, recorder.finish());
+    options.report.write(&report);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Seconds, or a number with its unit.
+/// Parses a number of seconds, or a number with a unit.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
         Some(number) => (number, &text[number.len()..]),
@@ -73,7 +72,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number
         .parse()
-        .map_err(|_| "not a time such as 60s, 5m or 1h".to_owned())?;
+        .map_err(|_| "expected a time such as 60s, 5m or 1h".to_owned())?;
     Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string())
 }
 

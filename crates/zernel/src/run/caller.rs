@@ -1,8 +1,7 @@
-//! Who the command runs as when root is only needed to observe it.
+//! The user who called sudo. The command runs as that user, because only observing needs root.
 //!
-//! `sudo zernel run -- python train.py` must leave no files of root's behind and read the caller's, so the
-//! command gets the user, the groups and the home of whoever called sudo. `id` and `getent` are asked for
-//! them, because users need not be in files.
+//! Otherwise `sudo zernel run -- python train.py` would leave files that belong to root, and would not find those of the
+//! caller. User, groups and home directory come from `id` and `getent`, because accounts need not be in local files.
 
 use std::env;
 use std::os::unix::process::CommandExt;
@@ -16,34 +15,39 @@ pub(super) struct Caller {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
-    /// Name, home and shell, where they are known.
+    /// Name, home and shell, if known.
     account: Option<[String; 3]>,
 }
 
-/// What sudo says about its caller makes no sense.
+/// sudo's variables do not name a user.
 #[derive(Debug, thiserror::Error)]
-#[error("{variable}={value} is no user that the command could run as; `--as-root` runs it as root")]
+#[error(
+    "cannot run the command as the caller of sudo: {variable}={value} is not a valid id; use --as-root to run it as root"
+)]
 pub(super) struct CallerError {
     variable: &'static str,
     value: String,
 }
 
 impl Caller {
-    /// The caller, if this process is root by sudo.
+    /// The caller of sudo. `None` if this process does not run as root through sudo.
     pub(super) fn from_environment() -> Result<Option<Self>, CallerError> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
-        let (Some(uid), Some(gid)) = (number("SUDO_UID")?, number("SUDO_GID")?) else {
+        let (Some(uid), Some(gid)) = (
+            id_from_environment("SUDO_UID")?,
+            id_from_environment("SUDO_GID")?,
+        ) else {
             return Ok(None);
         };
         if uid == 0 {
             return Ok(None);
         }
-        let account = ask("getent", &["passwd", &uid.to_string()]);
+        let account = output_of("getent", &["passwd", &uid.to_string()]);
         let account = account.as_deref().and_then(parse_account);
         let name = account.as_ref().map(|[name, ..]| name.as_str());
-        let groups = name.and_then(|name| ask("id", &["-G", name]));
+        let groups = name.and_then(|name| output_of("id", &["-G", name]));
         let groups = groups.as_deref().and_then(parse_groups);
         Ok(Some(Self {
             uid,
@@ -68,25 +72,25 @@ impl Caller {
             rustix::thread::set_thread_res_uid(uid, uid, uid)?;
             Ok(())
         };
-        // SAFETY: between fork and exec it makes three system calls and allocates nothing; the child has
-        // one thread, so what holds for the thread holds for the process.
+        // SAFETY: between fork and exec the closure makes three system calls and allocates nothing. The child has one
+        // thread, so changing the thread's ids changes those of the process.
         unsafe { command.pre_exec(become_caller) };
     }
 }
 
-fn number(variable: &'static str) -> Result<Option<u32>, CallerError> {
+fn id_from_environment(variable: &'static str) -> Result<Option<u32>, CallerError> {
     let Some(value) = env::var_os(variable) else {
         return Ok(None);
     };
     let value = value.to_string_lossy().into_owned();
-    // The greatest number means "leave it as it is" to the kernel.
+    // The kernel takes the largest id as "leave unchanged".
     match value.parse() {
         Ok(number) if number != u32::MAX => Ok(Some(number)),
         _ => Err(CallerError { variable, value }),
     }
 }
 
-fn ask(program: &str, arguments: &[&str]) -> Option<String> {
+fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
     let succeeded = output.status.success();
@@ -112,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_passwd_has_an_account() {
+    fn a_passwd_line_has_an_account() {
         let account = parse_account("jo:x:1000:1000:Jo,,,:/home/jo:/bin/zsh\n");
         assert_eq!(
             account,

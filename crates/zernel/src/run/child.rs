@@ -1,4 +1,4 @@
-//! The command as a process: it gets our signals, and we end as it ends.
+//! The command as a child process: forwards signals to it and collects its exit status.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,22 +21,22 @@ use zernel_report::Ended;
 
 use super::caller::Caller;
 
-/// What is passed on.
+/// Signals that are forwarded to the command.
 const FORWARDED: [i32; 9] = [
     SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH,
 ];
 
-/// Why the command does not run.
+/// Why the command did not start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SpawnError {
-    #[error("{command}: there is no such command")]
+    #[error("{command}: command not found")]
     NotFound { command: String },
-    #[error("{command} cannot be run: {source}")]
+    #[error("cannot run {command}: {source}")]
     NotRun { command: String, source: io::Error },
 }
 
 impl SpawnError {
-    /// The code with which shells say the same.
+    /// The exit code that a shell uses for this error.
     pub(super) fn exit_code(&self) -> u8 {
         match self {
             Self::NotFound { .. } => 127,
@@ -45,8 +45,8 @@ impl SpawnError {
     }
 }
 
-/// Our signals. They are caught from the start, so that none ends us with probes attached; the command
-/// gets those that came before it.
+/// Signals caught from the start on, so that none kills this process while probes are attached. The command gets the
+/// signals that arrived before it started.
 pub(super) struct CaughtSignals(SignalsInfo<WithOrigin>);
 
 impl CaughtSignals {
@@ -79,7 +79,7 @@ impl Child {
                 _ => SpawnError::NotRun { command, source },
             }
         };
-        // What outlives its parent becomes our child, so that parent links always lead here.
+        // Orphans become children of this process, so every descendant keeps a chain of parents to it.
         set_child_subreaper(Some(rustix::process::getpid())).map_err(|e| failed(e.into()))?;
         let mut command = Command::new(program);
         command.args(arguments);
@@ -96,7 +96,7 @@ impl Child {
         })
     }
 
-    /// Waits for its end; buries what it left to us meanwhile.
+    /// Waits for the command to exit, and reaps orphans meanwhile.
     pub(super) fn wait(self) -> io::Result<Ended> {
         let status = loop {
             match wait(WaitOptions::empty()) {
@@ -116,7 +116,7 @@ impl Child {
     }
 }
 
-/// Signals that somebody wants this process to ignore (`nohup`) are ignored by the command too.
+/// Forwarded signals that this process does not ignore. An ignored signal (`nohup`) stays ignored by the command.
 fn not_ignored() -> Vec<i32> {
     let status = Process::myself().and_then(|process| process.status());
     let ignored = status.map_or(0, |status| status.sigign);
@@ -125,13 +125,13 @@ fn not_ignored() -> Vec<i32> {
     signals
 }
 
-/// Passes signals on until the handle is closed.
+/// Forwards signals until the handle is closed.
 fn forward(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result<Handle> {
     let child = pidfd_open(pid, PidfdFlags::empty())?;
     let handle = signals.handle();
     thread::spawn(move || {
         for origin in signals.forever() {
-            // A terminal sends to the whole process group: the command has it already.
+            // A terminal signals the whole process group, so the command already has this signal.
             if matches!(origin.cause, Cause::Kernel) {
                 continue;
             }
@@ -143,7 +143,7 @@ fn forward(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result<Handle>
     Ok(handle)
 }
 
-/// CPU time of the children that were waited for, and of theirs.
+/// CPU time of all reaped children and their descendants.
 #[derive(Debug, Clone, Copy, Default)]
 struct CpuTime {
     user: Duration,

@@ -1,17 +1,16 @@
-//! `zernel run` and `zernel attach`: observe one command or one running process and all that it starts, and say in
-//! the end where the time went.
+//! `zernel run` and `zernel attach`: observe a command or a running process with its descendants, and print a report.
 //!
-//! | part | subject |
+//! | module | subject |
 //! |---|---|
-//! | `child` | the command as a process: signals in, exit code out |
-//! | `caller` | who the command runs as under sudo |
-//! | `attach` | a process that runs already |
-//! | `watch` | observing, by itself or through the daemon, and telling the wanted processes from others |
+//! | `child` | the command as a child process: signals and exit code |
+//! | `caller` | the user that the command runs as under sudo |
+//! | `attach` | `zernel attach` |
+//! | `recorder` | observes, or asks the daemon, and records the descendants of the command |
 
 pub(crate) mod attach;
 mod caller;
 mod child;
-mod watch;
+mod recorder;
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -29,41 +28,41 @@ use crate::client::Socket;
 use crate::observe::parse_budget;
 use caller::Caller;
 use child::{CaughtSignals, Child};
-use watch::{Root, Watch};
+use recorder::{Recorder, Root};
 
-/// Run a command, and say where the time of its training processes went
+/// Run a command and report where its training time goes
 ///
-/// The command keeps its input and output, its environment and its signals, and its exit code is passed on.
-/// When it has ended, a report goes to stderr: the phases of each rank, what it waited for, what bounds it,
-/// and what observing cost. Under sudo the command runs as the user who called sudo.
+/// Runs COMMAND unchanged and prints a report to stderr when it exits: phases, steps and waits of each rank, what
+/// bounds the run, and the overhead of observing. Input, output, environment and signals are those of COMMAND, and
+/// its exit code is passed on. Under sudo, COMMAND runs as the user who called sudo.
 ///
-/// Without privilege the daemon of the machine is asked (`zernel observe`). If there is none, the command runs
-/// all the same, and the report says what could not be seen.
+/// Observing needs root or a running `zernel observe`. Without either, COMMAND runs anyway, and the report states
+/// what is missing.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The command and its arguments
+    /// Command to run, with its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
-    /// Under sudo, run the command as root too
+    /// Under sudo, run COMMAND as root
     #[arg(long)]
     as_root: bool,
     #[command(flatten)]
-    observing: Observing,
+    report: ReportOptions,
 }
 
-/// How to observe, and where to tell of it.
+/// How to observe, and where to write reports.
 #[derive(Debug, Args)]
-struct Observing {
-    /// Write the report as JSON to this file too; `-` is stdout
+struct ReportOptions {
+    /// Also write the report as JSON to FILE; `-` for stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the report as a self-contained HTML page to this file too; `-` is stdout
+    /// Also write the report as a self-contained HTML page to FILE; `-` for stdout
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// The share of its time that any observed thread may pay, such as 0.5%; `none`: whatever it takes
+    /// Largest overhead of any observed thread, such as 0.5%; `none` for no limit
     #[arg(long, value_name = "SHARE", default_value = "0.5%", value_parser = parse_budget)]
     budget: f64,
-    /// A library to attach to at once, before any process uses it
+    /// Attach to this library before any process loads it; may be repeated
     #[arg(long = "library", value_name = "FILE")]
     libraries: Vec<PathBuf>,
     #[command(flatten)]
@@ -71,16 +70,16 @@ struct Observing {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    options.observing.try_files()?;
+    options.report.check_files()?;
     let signals = CaughtSignals::catch()?;
     let caller = match options.as_root {
         true => None,
         false => Caller::from_environment()?,
     };
-    let watch = options.observing.start(Root::Ourselves);
+    let recorder = options.report.start(Root::SpawnedCommand);
     if io::stderr().is_terminal() {
-        match watch.refusal() {
-            None => eprintln!("zernel: observing; the report comes when the command has ended"),
+        match recorder.unavailable_reason() {
+            None => eprintln!("zernel: observing; the report follows when the command exits"),
             Some(reason) => eprintln!("zernel: not observing: {reason}"),
         }
     }
@@ -88,8 +87,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let child = Child::spawn(&options.command, caller.as_ref(), signals);
     let ended = child.map(Child::wait);
     let wall = started.elapsed();
-    // Whatever became of the command, nothing stays attached.
-    let outcome = watch.finish();
+    // Detach all probes, even if the command did not start.
+    let outcome = recorder.finish();
     let ended = match ended {
         Ok(ended) => ended?,
         Err(error) => {
@@ -100,22 +99,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let words = options.command.iter();
     let command = words.map(|word| word.to_string_lossy().into_owned());
     let report = Report::new(command.collect(), wall, Some(ended), outcome);
-    options.observing.tell(&report);
+    options.report.write(&report);
     Ok(ExitCode::from(ended.exit_code()))
 }
 
-impl Observing {
-    fn start(&self, root: Root) -> Watch {
+impl ReportOptions {
+    fn start(&self, root: Root) -> Recorder {
         let options = observer::Options {
             libraries: self.libraries.clone(),
             governor: GovernorOptions::with_budget(self.budget),
             ..observer::Options::default()
         };
-        Watch::start(&options, root, &self.socket)
+        Recorder::start(&options, root, &self.socket)
     }
 
-    /// Finds out whether reports can be written, before the work that they are about.
-    fn try_files(&self) -> Result<(), String> {
+    /// Checks that the reports can be written, before the command runs.
+    fn check_files(&self) -> Result<(), String> {
         let files: Vec<&Path> = self
             .json
             .iter()
@@ -129,21 +128,22 @@ impl Observing {
             ));
         }
         for file in files.into_iter().filter(|file| file.as_os_str() != "-") {
-            try_file(file).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+            check_writable(file)
+                .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
         }
         Ok(())
     }
 
-    /// A report that cannot be written is a pity, but the command's exit code is still passed on.
-    fn tell(&self, report: &Report) {
+    /// Prints the report and writes the files. Failing to write one does not change the exit code.
+    fn write(&self, report: &Report) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
         let text = zernel_report::render_text(report, terminal_width());
         let _ = err.write_all(text.as_bytes());
         let json = |file: &Path| {
             let text = serde_json::to_string_pretty(report)?;
-            write_to(file, text + "\n")
+            write_file_or_stdout(file, text + "\n")
         };
-        let page = |file: &Path| write_to(file, zernel_report::html(report));
+        let page = |file: &Path| write_file_or_stdout(file, zernel_report::html(report));
         let json = self.json.as_deref().map(|file| (file, json(file)));
         let page = self.html.as_deref().map(|file| (file, page(file)));
         for (file, written) in json.into_iter().chain(page) {
@@ -154,18 +154,18 @@ impl Observing {
     }
 }
 
-/// How many characters a line of stderr has; `None`: it is no terminal, or does not say.
+/// Columns of the terminal on stderr. `None`: not a terminal, or unknown.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Finds out whether a file can be written, and leaves it as it is; one that is not there is not there afterwards.
-fn try_file(file: &Path) -> io::Result<()> {
+/// Checks that a file can be written, without changing or creating it.
+fn check_writable(file: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(file) {
         Ok(_) => std::fs::remove_file(file),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            // A link may lead to where there is no file yet.
+            // `create` is for a symbolic link to a file that does not exist yet.
             let opened = OpenOptions::new().create(true).append(true).open(file);
             opened.map(drop)
         }
@@ -173,7 +173,7 @@ fn try_file(file: &Path) -> io::Result<()> {
     }
 }
 
-fn write_to(file: &Path, text: String) -> io::Result<()> {
+fn write_file_or_stdout(file: &Path, text: String) -> io::Result<()> {
     match file.as_os_str() == "-" {
         true => crate::print(text.as_bytes()),
         false => std::fs::write(file, text),

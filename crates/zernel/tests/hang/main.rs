@@ -315,8 +315,5 @@ fn a_rank_that_does_not_join_is_named() {
     let output = job.hang(&["--after", "1"]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("has not begun to make the communicator"),
-        "{said}"
-    );
+    assert!(said.contains("has not joined the communicator"), "{said}");
 }

@@ -293,7 +293,7 @@ fn without_privilege() {
     assert_eq!(output.status.code(), Some(3));
     let said = text(&output.stderr);
     assert!(
-        said.contains("not seen") && said.contains("CAP_BPF"),
+        said.contains("missing   phases") && said.contains("CAP_BPF"),
         "{said}"
     );
 }
@@ -306,7 +306,7 @@ fn what_trains_nothing() {
     assert_eq!(others, (&0.into(), &0.into()), "{report}");
     let said = text(&output.stderr);
     assert!(
-        said.contains("no call to CUDA, NCCL or torch that trains was seen"),
+        said.contains("no process made a training call to CUDA, NCCL or torch"),
         "{said}"
     );
 }
@@ -343,7 +343,7 @@ fn a_training_job_is_reported() {
         ranks[1]["collectives"][0]["calls"]
     );
     assert!(said.lines().count() <= 40, "{said}");
-    for part in ["rank 0", "rank 1", "AllReduce", "verdict", "observing"] {
+    for part in ["rank 0", "rank 1", "AllReduce", "verdict", "overhead"] {
         assert!(said.contains(part), "{part} is not in\n{said}");
     }
     let page = std::fs::read_to_string(page).unwrap();
@@ -425,7 +425,7 @@ fn torch_waits_for_its_loader() {
     let before = report["ranks"][0]["before_first_call_seconds"].as_f64();
     let wall = report["wall_seconds"].as_f64();
     assert!(before > Some(0.5) && before < wall, "{report:#}");
-    assert!(said.contains("s before its first call"), "{said}");
+    assert!(said.contains("s to the first call"), "{said}");
     assert_eq!(report["ranks"][0]["complete"], Value::Null, "{report:#}");
     let waits = &report["ranks"][0]["data_waits"];
     let cause = |name: &str| waits[name].as_f64().unwrap();

@@ -1,14 +1,14 @@
-//! Who is to blame in snapshots that are made up.
+//! Findings in synthetic snapshots.
 
 use super::*;
 use zernel_identity::Identity;
 use zernel_model::snapshot::{NcclSnapshot, PhaseSnapshot, ProbeSnapshots, Role};
 
-/// The pid of a process that somebody has stopped.
+/// Pid of a stopped process.
 const STOPPED: u32 = 109;
-const PATIENCE: Patience = Patience {
+const THRESHOLD: HangThreshold = HangThreshold {
     seconds: 5.0,
-    heeds_the_past: true,
+    allows_longest_gap: true,
 };
 
 fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot {
@@ -36,7 +36,7 @@ fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot 
     }
 }
 
-fn gone(process: ProcessSnapshot) -> ProcessSnapshot {
+fn exited(process: ProcessSnapshot) -> ProcessSnapshot {
     ProcessSnapshot {
         ended_seconds_ago: Some(20.0),
         ..process
@@ -46,29 +46,29 @@ fn gone(process: ProcessSnapshot) -> ProcessSnapshot {
 /// The problems by rank, and whether each is a hang.
 fn findings(
     observed: Vec<ProcessSnapshot>,
-    gone_ranks: Vec<ProcessSnapshot>,
-    patience: Patience,
+    exited_ranks: Vec<ProcessSnapshot>,
+    threshold: HangThreshold,
 ) -> Vec<(u32, Problem, bool)> {
     let snapshot = Snapshot {
         observed,
-        gone_ranks,
+        gone_ranks: exited_ranks,
         ..Snapshot::default()
     };
-    let groups = groups(&snapshot, None);
-    let findings = groups
-        .iter()
-        .flat_map(|group| group.findings(patience, |process| process.pid == STOPPED));
+    let communicators = communicators(&snapshot, None);
+    let findings = communicators.iter().flat_map(|communicator| {
+        communicator.findings(threshold, |process| process.pid == STOPPED)
+    });
     findings
         .map(|finding| {
-            let rank = finding.member.of.rank.unwrap();
+            let rank = finding.member.state.rank.unwrap();
             (rank, finding.problem, finding.hangs)
         })
         .collect()
 }
 
-/// Those that hang.
+/// The problems that are hangs.
 fn problems(observed: Vec<ProcessSnapshot>) -> Vec<(u32, Problem)> {
-    let found = findings(observed, vec![], PATIENCE).into_iter();
+    let found = findings(observed, vec![], THRESHOLD).into_iter();
     let hangs = found.filter(|(_, _, hangs)| *hangs);
     hangs.map(|(rank, problem, _)| (rank, problem)).collect()
 }
@@ -108,29 +108,29 @@ fn a_rank_that_never_entered_any_is_behind() {
 }
 
 #[test]
-fn ranks_that_are_apart_for_a_moment_are_not_told_of() {
+fn a_short_wait_is_not_reported() {
     let observed = vec![
         process(0, 7, "AllReduce", 0.1),
         process(1, 6, "AllReduce", 0.3),
     ];
-    assert_eq!(findings(observed, vec![], PATIENCE), []);
+    assert_eq!(findings(observed, vec![], THRESHOLD), []);
 }
 
 #[test]
-fn a_rank_that_takes_as_long_as_before_is_late_and_no_hang() {
+fn a_rank_that_is_as_slow_as_before_is_late() {
     let mut slow = process(1, 6, "AllReduce", 40.0);
     slow.probes.nccl.communicators[0].longest_gap_seconds = 60.0;
     let observed = vec![process(0, 7, "AllReduce", 30.0), slow];
-    let hangs = |patience| {
-        let found = findings(observed.clone(), vec![], patience);
+    let hangs = |threshold| {
+        let found = findings(observed.clone(), vec![], threshold);
         assert_eq!(found.len(), 1);
         found[0].2
     };
-    assert!(!hangs(PATIENCE));
-    // Who asks for a number of seconds gets it.
-    assert!(hangs(Patience {
-        heeds_the_past: false,
-        ..PATIENCE
+    assert!(!hangs(THRESHOLD));
+    // With --after, only the seconds count.
+    assert!(hangs(HangThreshold {
+        allows_longest_gap: false,
+        ..THRESHOLD
     }));
 }
 
@@ -143,7 +143,7 @@ fn a_slow_rank_that_is_stopped_hangs() {
 }
 
 #[test]
-fn all_that_are_behind_are_named() {
+fn all_ranks_that_are_behind_are_reported() {
     let found = problems(vec![
         process(0, 7, "AllReduce", 30.0),
         process(1, 6, "AllReduce", 40.0),
@@ -154,7 +154,7 @@ fn all_that_are_behind_are_named() {
 }
 
 #[test]
-fn another_operation_than_the_others_is_named() {
+fn a_different_operation_is_reported() {
     let found = problems(vec![
         process(0, 7, "AllReduce", 30.0),
         process(1, 7, "Broadcast", 30.0),
@@ -164,7 +164,7 @@ fn another_operation_than_the_others_is_named() {
 }
 
 #[test]
-fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
+fn a_rank_ahead_after_a_different_operation_is_reported() {
     let mut ahead = process(1, 8, "AllReduce", 30.0);
     ahead.probes.nccl.communicators[0].last_ops = vec!["AllReduce".into(), "Broadcast".into()];
     let found = problems(vec![
@@ -176,7 +176,7 @@ fn one_that_ran_ahead_after_another_operation_is_the_one_to_blame() {
 }
 
 #[test]
-fn a_call_that_others_have_left_is_named_and_one_that_all_are_in_is_not() {
+fn a_rank_in_a_call_is_reported_if_others_have_left_it() {
     let mut stuck = process(1, 7, "AllReduce", 30.0);
     stuck.probes.nccl.communicators[0].in_call = true;
     let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
@@ -185,7 +185,7 @@ fn a_call_that_others_have_left_is_named_and_one_that_all_are_in_is_not() {
 }
 
 #[test]
-fn a_rank_that_was_stopped_in_what_all_have_entered_is_named() {
+fn a_rank_stopped_in_a_common_collective_is_reported() {
     let found = problems(
         (8..11)
             .map(|rank| process(rank, 7, "AllReduce", 30.0))
@@ -195,31 +195,31 @@ fn a_rank_that_was_stopped_in_what_all_have_entered_is_named() {
 }
 
 #[test]
-fn a_rank_that_has_ended_is_named_if_others_wait_for_it() {
+fn an_exited_rank_is_reported_if_others_wait_for_it() {
     let waiting = || {
         vec![
             process(0, 7, "AllReduce", 30.0),
             process(1, 7, "AllReduce", 30.0),
         ]
     };
-    let behind = gone(process(2, 6, "AllReduce", 40.0));
+    let behind = exited(process(2, 6, "AllReduce", 40.0));
     assert_eq!(
-        findings(waiting(), vec![behind], PATIENCE),
-        [(2, Problem::Gone, true)]
+        findings(waiting(), vec![behind], THRESHOLD),
+        [(2, Problem::Exited, true)]
     );
-    // It had entered what the others did: whether they wait shows in their phase.
-    let equal = || vec![gone(process(2, 7, "AllReduce", 30.0))];
-    assert_eq!(findings(waiting(), equal(), PATIENCE), []);
+    // It had entered the same collective. The phase of the others shows whether they wait.
+    let equal = || vec![exited(process(2, 7, "AllReduce", 30.0))];
+    assert_eq!(findings(waiting(), equal(), THRESHOLD), []);
     let mut waiting = waiting();
     waiting[1].phases.phase = Some(WorkloadPhase::NcclCollective);
     assert_eq!(
-        findings(waiting, equal(), PATIENCE),
-        [(2, Problem::Gone, true)]
+        findings(waiting, equal(), THRESHOLD),
+        [(2, Problem::Exited, true)]
     );
 }
 
 #[test]
-fn a_job_that_computes_for_long_does_not_hang() {
+fn a_long_computation_is_no_hang() {
     let found = problems(
         (0..4)
             .map(|rank| process(rank, 7, "AllReduce", 600.0))
@@ -229,8 +229,8 @@ fn a_job_that_computes_for_long_does_not_hang() {
 }
 
 #[test]
-fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
-    let all_wait = |phase, seconds| {
+fn ranks_that_all_wait_for_their_gpus_may_wait_for_another_node() {
+    let all_ranks_wait = |phase, seconds| {
         let process = |rank| ProcessSnapshot {
             phases: PhaseSnapshot {
                 phase: Some(phase),
@@ -242,14 +242,14 @@ fn ranks_that_all_wait_for_their_gpus_may_wait_for_one_elsewhere() {
             observed: vec![process(0), process(1)],
             ..Snapshot::default()
         };
-        groups(&snapshot, None)[0].all_wait(PATIENCE)
+        communicators(&snapshot, None)[0].all_ranks_wait(THRESHOLD)
     };
-    assert!(all_wait(WorkloadPhase::GpuCompute, 30.0));
-    assert!(!all_wait(WorkloadPhase::GpuCompute, 1.0));
-    assert!(!all_wait(WorkloadPhase::DataLoading, 30.0));
+    assert!(all_ranks_wait(WorkloadPhase::GpuCompute, 30.0));
+    assert!(!all_ranks_wait(WorkloadPhase::GpuCompute, 1.0));
+    assert!(!all_ranks_wait(WorkloadPhase::DataLoading, 30.0));
 }
 
-/// Three of four ranks that make a communicator for some seconds, and the fourth.
+/// Three of four ranks that have waited `seconds` for the fourth to join, and the fourth.
 fn joining(seconds: f64, fourth: ProcessSnapshot) -> Vec<ProcessSnapshot> {
     let identity = |rank| {
         Some(Identity {
@@ -278,43 +278,43 @@ fn a_rank_that_does_not_join_is_late_and_then_hangs() {
         role: Role::Trainer,
         ..ProcessSnapshot::default()
     };
-    let told = |seconds, pid| {
+    let hangs = |seconds, pid| {
         let snapshot = Snapshot {
             observed: joining(seconds, absent(pid)),
             ..Snapshot::default()
         };
-        let groups = groups(&snapshot, None);
-        let found = groups[0].findings(PATIENCE, |process| process.pid == STOPPED);
+        let communicators = communicators(&snapshot, None);
+        let found = communicators[0].findings(THRESHOLD, |process| process.pid == STOPPED);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].problem, Problem::NotJoined);
         assert_eq!(found[0].member.rank(), Some(3));
         found[0].hangs
     };
-    assert!(!told(30.0, 103));
-    assert!(told(90.0, 103));
-    assert!(told(30.0, STOPPED));
+    assert!(!hangs(30.0, 103));
+    assert!(hangs(90.0, 103));
+    assert!(hangs(30.0, STOPPED));
 }
 
 #[test]
-fn who_is_on_another_communicator_of_another_size_is_not_missed() {
+fn a_rank_of_a_communicator_of_another_size_is_not_expected_to_join() {
     let mut other = process(3, 7, "AllReduce", 90.0);
     other.probes.nccl.communicators[0].communicator = "cd".to_owned();
     let mut observed = joining(90.0, other);
     for process in &mut observed[..3] {
         process.probes.nccl.communicators[0].ranks = Some(3);
     }
-    assert_eq!(findings(observed, vec![], PATIENCE), []);
+    assert_eq!(findings(observed, vec![], THRESHOLD), []);
 }
 
 #[test]
-fn only_the_job_asked_for_and_what_is_there_counts() {
+fn only_running_processes_of_the_selected_job_count() {
     let snapshot = Snapshot {
         observed: vec![
-            gone(process(0, 6, "AllReduce", 40.0)),
+            exited(process(0, 6, "AllReduce", 40.0)),
             process(1, 7, "AllReduce", 30.0),
         ],
         ..Snapshot::default()
     };
-    assert_eq!(groups(&snapshot, None)[0].members.len(), 1);
-    assert!(groups(&snapshot, Some("another")).is_empty());
+    assert_eq!(communicators(&snapshot, None)[0].members.len(), 1);
+    assert!(communicators(&snapshot, Some("another")).is_empty());
 }

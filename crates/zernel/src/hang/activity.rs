@@ -1,8 +1,7 @@
-//! What a process is doing, as far as the caller may see it.
+//! What a process does, from /proc, as far as the caller may read it.
 //!
-//! The thread that drives the steps is looked at first. Where it only waits for others of its own, it is
-//! told what those are at too: other threads, and the processes that it has started, such as data loaders.
-//! Everything read here may be gone the next moment, or hidden from the caller.
+//! The training thread comes first. If it only waits for another thread or process, the other threads and the children
+//! of the process (such as data loaders) are described, too. A process may exit while it is read.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,113 +14,118 @@ use serde::Serialize;
 use super::syscalls;
 use zernel_report::text::shortened;
 
-/// For how long threads are watched to see whether they run.
-const WATCHED: Duration = Duration::from_millis(200);
-/// The share of that time on a CPU from which on a thread that sleeps now counts as running.
-const BUSY: f64 = 0.5;
-/// Threads and children beyond these are not looked at.
-const MOST_THREADS: usize = 1024;
-const MOST_CHILDREN: usize = 64;
+/// How long the CPU time of threads is measured.
+const SAMPLE_TIME: Duration = Duration::from_millis(200);
+/// Share of that time on a CPU from which on a thread counts as running, even if it sleeps at the end.
+const BUSY_SHARE: f64 = 0.5;
+/// Most threads that are read.
+const MAX_THREADS: usize = 1024;
+/// Most children that are read.
+const MAX_CHILDREN: usize = 64;
 
-/// What a process is at.
+/// What a process does.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Doing {
+pub(super) struct Activity {
     pub(super) state: State,
-    /// As part of a sentence whose subject is the process.
+    /// A predicate without its subject, which is the process.
     pub(super) text: String,
-    /// The thread that this is about.
+    /// The thread that does it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tid: Option<i32>,
     /// The file that it reads or writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) path: Option<PathBuf>,
-    /// What other threads and children do meanwhile, if that may be why.
+    /// What other threads and children do, if the process may wait for that.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) meanwhile: Vec<String>,
 }
 
-/// The kinds of things a process can be at.
+/// What a process can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum State {
-    /// Somebody has stopped it.
+    /// Stopped by a signal or a debugger.
     Stopped,
-    /// In a call that reads or writes a file, or in the kernel where nothing can interrupt it.
+    /// In a system call on a file, or in uninterruptible sleep.
     Io,
     OnCpu,
-    /// It could run, and does not get a CPU.
+    /// Runnable without a CPU.
     WaitsForCpu,
-    /// For a lock, or for another thread in some other way.
+    /// Waiting for a lock or for another thread.
     Lock,
-    /// For something else: a socket, a pipe, a child, the time.
+    /// Waiting for something else: a socket, a pipe, a child, a timer.
     Waits,
-    /// It is not there any more.
+    /// Exited.
     Ended,
-    /// It is not visible from here.
+    /// Not visible to the caller.
     Hidden,
 }
 
-/// Who is looked at.
+/// The process to inspect.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Who {
+pub(super) struct Target {
     pub(super) pid: u32,
-    /// When it started, in clock ticks since boot.
+    /// Its start time, in clock ticks since boot.
     pub(super) start_time: Option<u64>,
-    /// The thread that drives its steps.
+    /// Its training thread.
     pub(super) step_thread: Option<u32>,
 }
 
-/// Says what a process is at. Takes [`WATCHED`] at least, if it is not stopped.
-pub(super) fn look(who: Who) -> Doing {
-    let process = match find(who) {
+/// Inspects a process. Takes at least [`SAMPLE_TIME`].
+pub(super) fn inspect(target: Target) -> Activity {
+    let process = match open_process(target) {
         Ok(process) => process,
-        Err(doing) => return doing,
+        Err(activity) => return activity,
     };
-    let threads = watch(&process);
-    let is_wanted = |tid: i32| who.step_thread == u32::try_from(tid).ok();
-    let driver = threads
+    let threads = sample_threads(&process);
+    let is_wanted = |tid: i32| target.step_thread == u32::try_from(tid).ok();
+    let thread = threads
         .iter()
         .find(|thread| is_wanted(thread.tid))
         .or_else(|| threads.iter().find(|thread| thread.tid == process.pid))
         .or(threads.first());
-    let Some(driver) = driver else {
+    let Some(thread) = thread else {
         return ended();
     };
-    let mut doing = driver.doing();
-    if matches!(doing.state, State::Lock | State::Waits) {
-        let others = threads.iter().filter(|other| other.tid != driver.tid);
-        doing.meanwhile = others.filter_map(Thread::worth_telling).collect();
-        doing.meanwhile.extend(children(&process));
+    let mut activity = thread.activity();
+    if matches!(activity.state, State::Lock | State::Waits) {
+        let others = threads.iter().filter(|other| other.tid != thread.tid);
+        activity.meanwhile = others.filter_map(Thread::blocker).collect();
+        activity.meanwhile.extend(children(&process));
     }
-    doing
+    activity
 }
 
-/// Whether somebody has stopped a process.
-pub(super) fn is_stopped(who: Who) -> bool {
-    let state = find(who).ok().and_then(|process| process.stat().ok());
+/// Whether a process is stopped by a signal or a debugger.
+pub(super) fn is_stopped(target: Target) -> bool {
+    let state = open_process(target)
+        .ok()
+        .and_then(|process| process.stat().ok());
     let state = state.and_then(|stat| stat.state().ok());
     matches!(state, Some(ProcState::Stopped | ProcState::Tracing))
 }
 
-fn ended() -> Doing {
-    Doing::new(State::Ended, "has ended by now")
+fn ended() -> Activity {
+    Activity::new(State::Ended, "has exited")
 }
 
-fn find(who: Who) -> Result<Process, Doing> {
-    let process = i32::try_from(who.pid)
+fn open_process(target: Target) -> Result<Process, Activity> {
+    let process = i32::try_from(target.pid)
         .ok()
         .and_then(|pid| Process::new(pid).ok());
     let stat = process.as_ref().and_then(|process| process.stat().ok());
     let (Some(process), Some(stat)) = (process, stat) else {
-        return Err(Doing::new(
+        return Err(Activity::new(
             State::Hidden,
-            "is not to be seen from here: it has ended by now, or it is in another PID namespace than you",
+            "is not visible: it has exited or is in another PID namespace",
         ));
     };
-    if who.start_time.is_some_and(|start| start != stat.starttime) {
-        let text =
-            "cannot be looked at: its pid is another process here, in this PID namespace or by now";
-        return Err(Doing::new(State::Hidden, text));
+    if target
+        .start_time
+        .is_some_and(|start| start != stat.starttime)
+    {
+        let text = "cannot be inspected: its pid belongs to another process (pid reused, or another PID namespace)";
+        return Err(Activity::new(State::Hidden, text));
     }
     match stat.state() {
         Ok(ProcState::Zombie | ProcState::Dead) => Err(ended()),
@@ -129,47 +133,47 @@ fn find(who: Who) -> Result<Process, Doing> {
     }
 }
 
-/// A thread, watched for a moment.
+/// A thread, measured for [`SAMPLE_TIME`].
 #[derive(Debug)]
 struct Thread {
     pid: i32,
     tid: i32,
     name: String,
     state: ProcState,
-    /// The share of the time on a CPU.
+    /// Share of the time on a CPU.
     busy: f64,
     syscall: Option<i64>,
-    /// The file that the system call is about.
+    /// The file of the system call.
     target: Option<FDTarget>,
-    /// The function of the kernel that it sleeps in.
+    /// The kernel function that it sleeps in (wchan).
     place: Option<String>,
 }
 
-/// Looks at all threads of a process.
-fn watch(process: &Process) -> Vec<Thread> {
+/// Measures all threads of a process.
+fn sample_threads(process: &Process) -> Vec<Thread> {
     let tasks: Vec<Task> = process.tasks().map_or_else(
         |_| Vec::new(),
-        |tasks| tasks.filter_map(Result::ok).take(MOST_THREADS).collect(),
+        |tasks| tasks.filter_map(Result::ok).take(MAX_THREADS).collect(),
     );
     let on_cpu = |task: &Task| task.schedstat().ok().map(|stat| stat.sum_exec_runtime);
     let begin = Instant::now();
     let before: Vec<Option<u64>> = tasks.iter().map(on_cpu).collect();
-    thread::sleep(WATCHED);
+    thread::sleep(SAMPLE_TIME);
     let watched = begin.elapsed();
     let tasks = tasks.iter().zip(before);
     tasks
         .filter_map(|(task, before)| {
             let ran = on_cpu(task)?.saturating_sub(before?);
             let busy = ran as f64 / watched.as_nanos() as f64;
-            Thread::look(process, task, busy)
+            Thread::read(process, task, busy)
         })
         .collect()
 }
 
 impl Thread {
-    fn look(process: &Process, task: &Task, busy: f64) -> Option<Self> {
+    fn read(process: &Process, task: &Task, busy: f64) -> Option<Self> {
         let stat: Stat = task.stat().ok()?;
-        // Only those who may trace it are told.
+        // Reading the system call needs the right to trace the process.
         let (syscall, target) = match task.syscall() {
             Ok(Syscall::Blocked {
                 syscall_number,
@@ -191,25 +195,25 @@ impl Thread {
         })
     }
 
-    fn doing(&self) -> Doing {
-        let at = self.at();
+    fn activity(&self) -> Activity {
+        let at = self.place_text();
         let (state, text) = match self.state {
             ProcState::Stopped => (
                 State::Stopped,
-                format!("is stopped: `kill -CONT {}` lets it go on", self.pid),
+                format!("is stopped; `kill -CONT {}` resumes it", self.pid),
             ),
             ProcState::Tracing => (State::Stopped, "is stopped by a debugger".to_owned()),
-            ProcState::Running if self.busy == 0.0 => (
-                State::WaitsForCpu,
-                "could run, and waits for a CPU".to_owned(),
-            ),
-            _ if self.state == ProcState::Running || self.busy >= BUSY => (
+            ProcState::Running if self.busy == 0.0 => {
+                (State::WaitsForCpu, "is runnable without a CPU".to_owned())
+            }
+            _ if self.state == ProcState::Running || self.busy >= BUSY_SHARE => (
                 State::OnCpu,
                 format!(
-                    "is on CPU: its thread {} (tid {}) ran for {:.0} % of the last moment",
+                    "is on CPU: thread {} (tid {}) ran for {:.0} % of the last {:.1} s",
                     self.name,
                     self.tid,
                     100.0 * self.busy.min(1.0),
+                    SAMPLE_TIME.as_secs_f64(),
                 ),
             ),
             _ if self.is_in_io() => (State::Io, format!("is in I/O: {}{at}", self.access())),
@@ -222,18 +226,18 @@ impl Thread {
             Some(FDTarget::Path(path)) if state == State::Io => Some(path.clone()),
             _ => None,
         };
-        Doing {
+        Activity {
             tid: Some(self.tid),
             path,
-            ..Doing::new(state, text)
+            ..Activity::new(state, text)
         }
     }
 
-    /// What this thread does, if another one may wait for that.
-    fn worth_telling(&self) -> Option<String> {
-        let doing = self.doing();
-        let tell = matches!(doing.state, State::Io | State::OnCpu | State::Stopped);
-        tell.then(|| format!("thread {} (tid {}) {}", self.name, self.tid, doing.text))
+    /// What this thread does, if another one may wait for it.
+    fn blocker(&self) -> Option<String> {
+        let activity = self.activity();
+        let is_blocker = matches!(activity.state, State::Io | State::OnCpu | State::Stopped);
+        is_blocker.then(|| format!("thread {} (tid {}) {}", self.name, self.tid, activity.text))
     }
 
     fn is_in_io(&self) -> bool {
@@ -242,14 +246,14 @@ impl Thread {
         }
         let place = self.place.as_deref().unwrap_or("");
         match &self.target {
-            // Devices and named pipes have paths too, and nothing of a disk.
+            // Devices and named pipes have paths, too, but are not on a disk.
             Some(FDTarget::Path(path)) => !path.starts_with("/dev") && !place.contains("pipe"),
             Some(_) => false,
-            None => self.syscall.is_some_and(syscalls::takes_a_path) || is_of_a_file_system(place),
+            None => self.syscall.is_some_and(syscalls::takes_a_path) || is_file_system_wait(place),
         }
     }
 
-    /// The file access that does not return.
+    /// The file access that has not returned.
     fn access(&self) -> String {
         let call = self.syscall.and_then(syscalls::name);
         match (call, &self.target) {
@@ -273,38 +277,38 @@ impl Thread {
             (
                 "poll",
                 State::Waits,
-                "waits for any of several files or sockets",
+                "waits for one of several files or sockets",
             ),
             (
                 "select",
                 State::Waits,
-                "waits for any of several files or sockets",
+                "waits for one of several files or sockets",
             ),
-            ("nanosleep", State::Waits, "sleeps for a while"),
-            ("pipe", State::Waits, "waits for another process at a pipe"),
+            ("nanosleep", State::Waits, "sleeps until a timer expires"),
+            ("pipe", State::Waits, "waits on a pipe for another process"),
             (
                 "unix",
                 State::Waits,
-                "waits for another process at a socket",
+                "waits on a socket for another process",
             ),
             ("tcp", State::Waits, "waits for the network"),
             ("sk_wait", State::Waits, "waits for the network"),
-            ("wait", State::Waits, "waits for a child"),
+            ("wait", State::Waits, "waits for a child process"),
         ];
         let found = known.iter().find(|(part, _, _)| place.contains(part));
         found.map_or((State::Waits, "sleeps"), |(_, state, what)| (*state, what))
     }
 
-    fn at(&self) -> String {
+    fn place_text(&self) -> String {
         let place = self.place.as_ref();
         place.map_or(String::new(), |place| format!(" (in {place})"))
     }
 }
 
-const LOCK: &str = "waits for a lock, or for another thread in some other way";
+const LOCK: &str = "waits for a lock or for another thread";
 
-/// Whether a function of the kernel waits for a file system to answer.
-fn is_of_a_file_system(place: &str) -> bool {
+/// Whether a kernel function waits for a file system.
+fn is_file_system_wait(place: &str) -> bool {
     let known = [
         "request_wait_answer",
         "fuse_",
@@ -317,7 +321,7 @@ fn is_of_a_file_system(place: &str) -> bool {
     known.iter().any(|part| place.contains(part))
 }
 
-/// What a system call's descriptor stands for. The file itself is not touched: it may be what hangs.
+/// The file of a system call's descriptor. Does not access the file itself, because that may hang.
 fn file(process: &Process, syscall: i64, first: u64) -> Option<FDTarget> {
     let descriptor = i32::try_from(first)
         .ok()
@@ -325,23 +329,23 @@ fn file(process: &Process, syscall: i64, first: u64) -> Option<FDTarget> {
     Some(process.fd_from_fd(descriptor).ok()?.target)
 }
 
-/// What the children of a process do, if it may wait for that.
+/// What the children of a process do, if the process may wait for that.
 fn children(process: &Process) -> Vec<String> {
     let tasks = process.tasks().into_iter().flatten().filter_map(Result::ok);
     let pids = tasks.filter_map(|task| task.children().ok()).flatten();
-    let children = pids.take(MOST_CHILDREN).filter_map(|pid| {
+    let children = pids.take(MAX_CHILDREN).filter_map(|pid| {
         let child = Process::new(i32::try_from(pid).ok()?).ok()?;
         let main = child.task_main_thread().ok()?;
-        // Whether it runs would take a while to see, and a child that runs gets somewhere.
-        let thread = Thread::look(&child, &main, 0.0)?;
-        let doing = thread.doing();
-        let tell = matches!(doing.state, State::Io | State::Stopped);
-        tell.then(|| format!("its child {} (pid {pid}) {}", thread.name, doing.text))
+        // A child that runs makes progress, so its CPU time is not measured.
+        let thread = Thread::read(&child, &main, 0.0)?;
+        let activity = thread.activity();
+        let is_blocker = matches!(activity.state, State::Io | State::Stopped);
+        is_blocker.then(|| format!("its child {} (pid {pid}) {}", thread.name, activity.text))
     });
     children.collect()
 }
 
-impl Doing {
+impl Activity {
     pub(super) fn new(state: State, text: impl Into<String>) -> Self {
         Self {
             state,
@@ -361,8 +365,8 @@ mod tests {
 
     use super::*;
 
-    fn who(pid: u32) -> Who {
-        Who {
+    fn target(pid: u32) -> Target {
+        Target {
             pid,
             start_time: None,
             step_thread: None,
@@ -370,18 +374,18 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_is_told_from_a_sleeping_and_an_ended_one() {
+    fn stopped_sleeping_and_exited_processes_differ() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
         wait_for(pid, State::Waits);
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
         wait_for(pid, State::Stopped);
-        assert!(is_stopped(who(pid)));
+        assert!(is_stopped(target(pid)));
         child.kill().unwrap();
         wait_for(pid, State::Ended);
         child.wait().unwrap();
-        assert_eq!(look(who(pid)).state, State::Hidden);
-        assert!(!is_stopped(who(pid)));
+        assert_eq!(inspect(target(pid)).state, State::Hidden);
+        assert!(!is_stopped(target(pid)));
     }
 
     #[test]
@@ -396,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_is_stopped_in_is_told_of_its_parent() {
+    fn a_stopped_child_is_described_with_its_parent() {
         let mut parent = Command::new("sh")
             .args(["-c", "sleep 61 & echo $!; wait"])
             .stdout(std::process::Stdio::piped())
@@ -408,25 +412,29 @@ mod tests {
         let child: i32 = line.trim().parse().unwrap();
         let child = Pid::from_raw(child).unwrap();
         kill_process(child, Signal::STOP).unwrap();
-        let told = || look(who(parent.id())).meanwhile.join(" ");
+        let blockers = || inspect(target(parent.id())).meanwhile.join(" ");
         let expected = format!("(pid {}) is stopped", child.as_raw_nonzero());
-        assert!((0..100).any(|_| told().contains(&expected)), "{}", told());
+        assert!(
+            (0..100).any(|_| blockers().contains(&expected)),
+            "{}",
+            blockers()
+        );
         kill_process(child, Signal::KILL).unwrap();
         parent.wait().unwrap();
     }
 
     #[test]
-    fn a_pid_of_another_process_is_not_described() {
-        let other = Who {
+    fn a_reused_pid_is_not_described() {
+        let other = Target {
             start_time: Some(1),
-            ..who(std::process::id())
+            ..target(std::process::id())
         };
-        assert_eq!(look(other).state, State::Hidden);
+        assert_eq!(inspect(other).state, State::Hidden);
     }
 
-    /// A signal takes a moment, and so does a busy machine.
+    /// Retries, because signals take a moment.
     fn wait_for(pid: u32, state: State) {
-        let found = (0..300).any(|_| look(who(pid)).state == state);
-        assert!(found, "{:?}", look(who(pid)));
+        let found = (0..300).any(|_| inspect(target(pid)).state == state);
+        assert!(found, "{:?}", inspect(target(pid)));
     }
 }

@@ -1,0 +1,126 @@
+//! The report as text for a terminal.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `ranks` | phases, steps, waits and work of each rank |
+//! | `verdict` | verdict, remedy and slowest rank |
+
+mod ranks;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+use std::fmt::Write;
+
+use anstyle::Style;
+
+use super::report::{Ended, Report};
+use crate::text::{shortened, wrapped};
+pub(crate) use ranks::{no_ranks, rank_name};
+pub(crate) use verdict::{evidence, slowest};
+
+/// Line width, unless the terminal is narrower.
+const WIDTH: usize = 100;
+/// Narrowest supported line. Narrower terminals wrap the lines themselves.
+const MIN_WIDTH: usize = 60;
+/// Columns that the command line always gets.
+const MIN_COMMAND_WIDTH: usize = 20;
+/// Width of the column with the titles.
+const INDENT: usize = 10;
+
+const BOLD: Style = Style::new().bold();
+
+/// Text with a line width.
+struct Page {
+    text: String,
+    width: usize,
+}
+
+impl Write for Page {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.text.write_str(text)
+    }
+}
+
+/// Renders the report for a terminal with `width` columns; `None` for anything else.
+pub fn text(report: &Report, width: Option<usize>) -> String {
+    let mut out = Page {
+        text: String::new(),
+        width: width.unwrap_or(WIDTH).clamp(MIN_WIDTH, WIDTH),
+    };
+    // Writing to a string cannot fail.
+    let _ = write_report(&mut out, report);
+    out.text
+}
+
+fn write_report(out: &mut Page, report: &Report) -> std::fmt::Result {
+    summary(out, report)?;
+    if let Some(reason) = &report.not_observed {
+        let text = format!("phases, steps, waits, collectives, GPU memory, verdict: {reason}");
+        return paragraph(out, "missing", &text);
+    }
+    ranks::write_ranks(out, report)?;
+    verdict::write_verdict(out, report)?;
+    overhead(out, report)
+}
+
+fn summary(out: &mut Page, report: &Report) -> std::fmt::Result {
+    let (title, end) = match &report.ended {
+        None => ("zernel attach", "observed".to_owned()),
+        Some(ended) => ("zernel run", exit_text(ended)),
+    };
+    let rest = format!(": {:.2} s, {end}", report.wall_seconds);
+    let room = out.width - title.len() - 1;
+    let command_width = room.saturating_sub(rest.len()).max(MIN_COMMAND_WIDTH);
+    let command = shortened(&report.command.join(" "), command_width);
+    let text = format!("{command}{rest}");
+    // Wrapping would merge consecutive spaces of the command.
+    let lines = match text.chars().count() <= room {
+        true => vec![text],
+        false => wrapped(&text, room),
+    };
+    writeln!(out, "{BOLD}{title}{BOLD:#} {}", lines[0])?;
+    let indent = title.len();
+    (lines[1..].iter()).try_for_each(|line| writeln!(out, "{:indent$} {line}", ""))
+}
+
+/// How the command ended, and its CPU time.
+pub(crate) fn exit_text(ended: &Ended) -> String {
+    let end = match (ended.code, ended.signal) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("killed by signal {signal}"),
+        (None, None) => "exited".to_owned(),
+    };
+    let (user, system) = (ended.user_seconds, ended.system_seconds);
+    format!("{end}; CPU {user:.2} s user, {system:.2} s system")
+}
+
+fn overhead(out: &mut Page, report: &Report) -> std::fmt::Result {
+    let observed = report.ranks.len() + report.others + report.loaders;
+    if let Some(observing) = report.observing.as_ref().filter(|_| observed > 0) {
+        let sampled = match observing.sampled.is_empty() {
+            true => "no function was sampled".to_owned(),
+            false => format!("sampled: {}", observing.sampled.join(", ")),
+        };
+        let text = format!(
+            "{:.2} % of the most affected rank; all threads about {:.3} s, {:.1} µs per call; {sampled}",
+            100.0 * observing.cost_share,
+            observing.cost_seconds,
+            1e6 * observing.call_cost_seconds
+        );
+        paragraph(out, "overhead", &text)?;
+    }
+    for problem in &report.problems {
+        paragraph(out, "problem", problem)?;
+    }
+    Ok(())
+}
+
+/// Writes a title and, beside it, a text wrapped to the line width.
+fn paragraph(out: &mut Page, title: &str, text: &str) -> std::fmt::Result {
+    for (number, line) in wrapped(text, out.width - INDENT).into_iter().enumerate() {
+        let title = if number == 0 { title } else { "" };
+        writeln!(out, "{BOLD}{title:<9}{BOLD:#} {line}")?;
+    }
+    Ok(())
+}

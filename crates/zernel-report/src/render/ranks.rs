@@ -1,0 +1,289 @@
+//! Text rendering: phases, steps, waits and work of each rank.
+
+use std::fmt::Write;
+
+use anstyle::AnsiColor;
+
+use super::{BOLD, Page, paragraph};
+use crate::process::ProcessReport;
+use crate::report::Report;
+use crate::steps::{Interruption, StepReport};
+use crate::text::{bytes, shortened, time, unbroken};
+
+/// Width of a phase bar.
+const BAR_WIDTH: usize = 40;
+/// Columns that the rest of a line with a bar needs at most.
+const WIDTH_BESIDE_BAR: usize = 52;
+/// With more ranks than this, only the slowest one gets details.
+const MAX_DETAILED_RANKS: usize = 2;
+/// Ranks that get a bar, so that the report fits a screen.
+const MAX_SHOWN_RANKS: usize = 16;
+
+/// Colours of the phases, in the order of `Phases::by_name`.
+const COLOURS: [AnsiColor; 5] = [
+    AnsiColor::Yellow,
+    AnsiColor::Green,
+    AnsiColor::Magenta,
+    AnsiColor::Cyan,
+    AnsiColor::BrightBlack,
+];
+/// Letters of the phases in a bar, in the same order.
+const LETTERS: [char; 5] = ['D', 'G', 'N', 'O', '.'];
+
+/// Why there are no ranks.
+pub(crate) fn no_ranks(report: &Report) -> String {
+    match report.others + report.loaders {
+        0 => "no process made a training call to CUDA, NCCL or torch".to_owned(),
+        1 => "1 process was observed, but it did not train".to_owned(),
+        count => format!("{count} processes were observed, but none trained"),
+    }
+}
+
+pub(super) fn write_ranks(out: &mut Page, report: &Report) -> std::fmt::Result {
+    if report.ranks.is_empty() {
+        return paragraph(out, "ranks", &format!("none: {}", no_ranks(report)));
+    }
+    if let Some(gpus) = report.gpus() {
+        paragraph(out, "GPUs", &gpus)?;
+    }
+    legend(out)?;
+    let slowest = report.slowest.map_or(0, |slowest| slowest.index);
+    for (index, rank) in report.ranks.iter().enumerate() {
+        let is_detailed = report.ranks.len() <= MAX_DETAILED_RANKS || index == slowest;
+        if index < MAX_SHOWN_RANKS || is_detailed {
+            bar(out, rank)?;
+        }
+        if is_detailed {
+            details(out, rank)?;
+        }
+    }
+    let hidden = report.ranks.len().saturating_sub(MAX_SHOWN_RANKS);
+    if hidden > 0 {
+        paragraph(
+            out,
+            "more",
+            &format!("{hidden} ranks; --json FILE lists all"),
+        )?;
+    }
+    Ok(())
+}
+
+fn legend(out: &mut Page) -> std::fmt::Result {
+    let names = [
+        "data loading",
+        "GPU compute",
+        "NCCL collective",
+        "optimizer step",
+        "unknown",
+    ];
+    const TITLE: &str = "phases:";
+    write!(out, "{TITLE}")?;
+    let mut column = TITLE.len();
+    for ((name, letter), colour) in names.into_iter().zip(LETTERS).zip(COLOURS) {
+        let length = name.len() + 4;
+        if column + length > out.width {
+            column = TITLE.len();
+            write!(out, "\n{:column$}", "")?;
+        }
+        column += length;
+        let style = colour.on_default();
+        write!(out, "  {style}{letter}{style:#} {name}")?;
+    }
+    writeln!(out)
+}
+
+/// The name of a rank: its number, or its pid if it has none.
+pub(crate) fn rank_name(rank: &ProcessReport) -> String {
+    match rank.rank {
+        Some(number) => format!("rank {number}"),
+        None => format!("pid {}", rank.pid),
+    }
+}
+
+fn bar(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
+    write!(out, "{BOLD}{:<9}{BOLD:#} ", rank_name(rank))?;
+    let phases = &rank.training_times().phases;
+    let total = phases.total();
+    let width = BAR_WIDTH.min(out.width - WIDTH_BESIDE_BAR);
+    let (mut seconds, mut drawn) = (0.0, 0);
+    for (index, (_, phase)) in phases.by_name().into_iter().enumerate() {
+        seconds += phase;
+        let until = match total > 0.0 {
+            true => (width as f64 * seconds / total).round() as usize,
+            false => 0,
+        };
+        let style = COLOURS[index].on_default();
+        let letters = LETTERS[index].to_string().repeat(until - drawn);
+        write!(out, "{style}{letters}{style:#}")?;
+        drawn = until;
+    }
+    let comm = shortened(&rank.comm, 15);
+    let gaps = " ".repeat(width - drawn);
+    writeln!(
+        out,
+        "{gaps} {:8.2} s  pid {} {comm}",
+        rank.training_times().wall_seconds,
+        rank.pid
+    )
+}
+
+fn details(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
+    if let Some(steps) = &rank.steps {
+        paragraph(out, "", &step_times(rank, steps))?;
+    }
+    let times = rank.training_times();
+    let total = times.phases.total();
+    let phases = times.phases.by_name().map(|(name, seconds)| {
+        let share = if total > 0.0 {
+            100.0 * seconds / total
+        } else {
+            0.0
+        };
+        unbroken(&format!("{name} {seconds:.2} s {share:.0} %"))
+    });
+    paragraph(out, "", &phases.join(", "))?;
+    if times.phases.more_than_wall > 0.01 * times.wall_seconds {
+        let more = times.phases.more_than_wall;
+        paragraph(
+            out,
+            "",
+            &format!(
+                "several training threads: phases add up to {more:.2} s more than the wall time"
+            ),
+        )?;
+    }
+    if times.data_waits.total() > 0.0 {
+        let causes = times.data_waits.by_name();
+        let causes = causes.map(|(name, seconds)| format!("{name} {seconds:.2}"));
+        let total = times.data_waits.total();
+        paragraph(
+            out,
+            "",
+            &format!("waits for data {total:.2} s: {}", causes.join(", ")),
+        )?;
+    }
+    if times.peer_wait_seconds > 0.0 {
+        let waits = format!("waits for other ranks {:.2} s", times.peer_wait_seconds);
+        paragraph(out, "", &waits)?;
+    }
+    if !rank.collectives.is_empty() {
+        paragraph(out, "", &collectives(rank))?;
+    }
+    paragraph(out, "", &work(rank))
+}
+
+/// Number of steps, step time, and the time around and between steps.
+fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
+    let at_least = if steps.at_least { "at least " } else { "" };
+    let mut parts = vec![
+        format!("{at_least}{} steps", steps.count),
+        format!("median {}", time(steps.median_seconds)),
+        format!("p99 {}", time(steps.p99_seconds)),
+        format!("longest {}", time(steps.longest_seconds)),
+    ];
+    if steps.warm_up > 0 {
+        let seconds = time(steps.warm_up_seconds);
+        let plural = if steps.warm_up == 1 { "" } else { "s" };
+        parts.push(format!(
+            "warm-up {seconds} ({} step{plural})",
+            steps.warm_up
+        ));
+    }
+    let start_up = rank.start_up_seconds();
+    parts.extend(start_up.map(|seconds| format!("{seconds:.1} s to the first call")));
+    if let Some(training) = &rank.training {
+        let after = rank.times.wall_seconds - training.begin_seconds - training.times.wall_seconds;
+        parts.push(format!("{:.1} s to the first step", training.begin_seconds));
+        parts.push(format!("{:.1} s after the last", after.max(0.0)));
+    }
+    if steps.thinned {
+        parts.push("pauses and stalls of a subset of steps".to_owned());
+    }
+    let mut text = list(parts);
+    if !steps.pauses.is_empty() {
+        let seconds = time(steps.pause_seconds);
+        text += &format!(
+            "; pauses {seconds} in total: {}",
+            interruptions(&steps.pauses)
+        );
+    }
+    if !steps.stalls.is_empty() {
+        text += &format!(
+            "; stalls {}: {}",
+            steps.stalled,
+            interruptions(&steps.stalls)
+        );
+    }
+    text
+}
+
+/// Joins phrases with commas. Lines break between phrases only.
+fn list(phrases: impl IntoIterator<Item = String>) -> String {
+    let phrases = phrases.into_iter().map(|phrase| unbroken(&phrase));
+    phrases.collect::<Vec<_>>().join(", ")
+}
+
+fn interruptions(all: &[Interruption]) -> String {
+    let text = |one: &Interruption| format!("{} at {:.1} s", time(one.seconds), one.at_seconds);
+    list(all.iter().map(text))
+}
+
+fn collectives(rank: &ProcessReport) -> String {
+    let each = rank.collectives.iter().map(|collective| {
+        let median = collective.until_sync_median_seconds;
+        let median = median.map_or(String::new(), |seconds| {
+            unbroken(&format!("done in {:.2} ms (median)", 1e3 * seconds))
+        });
+        let calls = format!(
+            "{} {} × {}",
+            collective.calls,
+            collective.op,
+            bytes(collective.bytes / collective.calls.max(1))
+        );
+        format!("{} {median}", unbroken(&calls))
+            .trim_end()
+            .to_owned()
+    });
+    each.collect::<Vec<_>>().join("; ")
+}
+
+/// Launches per step, with their 95 % interval if they are an estimate.
+fn launches_per_step(rank: &ProcessReport) -> String {
+    let error = rank.launches_per_step_error.filter(|error| *error > 0.0);
+    let error = error.map_or(String::new(), |error| format!(" ± {error:.1}"));
+    rank.launches_per_step.map_or(String::new(), |launches| {
+        format!(" ({launches:.1}{error} launches per step)")
+    })
+}
+
+fn work(rank: &ProcessReport) -> String {
+    let off_by = |error| match error {
+        0 => String::new(),
+        error => format!(" ± {error}"),
+    };
+    let parts = [
+        format!(
+            "{}{} launches{}",
+            rank.launches,
+            off_by(rank.launches_error),
+            launches_per_step(rank)
+        ),
+        format!(
+            "{}{} copies ({})",
+            rank.copies,
+            off_by(rank.copies_error),
+            bytes(rank.copied_bytes)
+        ),
+        format!("GPU memory peak {}", bytes(rank.gpu_memory_peak_bytes)),
+        format!("CPU {:.2} s", rank.times.cpu_seconds),
+        format!("run-queue delay {:.2} s", rank.times.run_delay_seconds),
+    ];
+    let mut text = parts.map(|part| unbroken(&part)).join(", ");
+    if rank.complete == Some(false) {
+        text.push_str("; its first calls were not observed");
+    }
+    if rank.still_running {
+        text.push_str("; still running");
+    }
+    text
+}

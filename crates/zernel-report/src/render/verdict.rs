@@ -1,0 +1,71 @@
+//! Text rendering: verdict, remedy and slowest rank.
+
+use super::{Page, paragraph, rank_name};
+use crate::report::Report;
+use crate::text::unbroken;
+use crate::verdict::Slowest;
+
+/// Smallest share of a rank's time in collectives from which the slowest rank can be judged.
+const MIN_COLLECTIVE_SHARE: f64 = 0.01;
+
+pub(super) fn write_verdict(out: &mut Page, report: &Report) -> std::fmt::Result {
+    let verdict = &report.verdict;
+    let text = format!("{}: {}", verdict.name(), evidence(report));
+    paragraph(out, "verdict", &text)?;
+    if let (Some(remedy), Some(seconds)) = (verdict.remedy(), verdict.at_most_seconds()) {
+        let share = 100.0 * seconds / report.wall_seconds.max(seconds);
+        let at_most = unbroken(&format!("saves at most {seconds:.1} s ({share:.0} %)"));
+        paragraph(out, "try", &format!("{}; {at_most}", remedy.text()))?;
+    }
+    match slowest(report) {
+        Some(text) => paragraph(out, "slowest", &text),
+        None => Ok(()),
+    }
+}
+
+/// The evidence of the verdict, after the name of the straggler if there is one.
+pub(crate) fn evidence(report: &Report) -> String {
+    let verdict = &report.verdict;
+    let straggler = verdict.straggler();
+    let straggler = straggler.and_then(|index| report.ranks.get(index));
+    let straggler = straggler.map_or(String::new(), |rank| format!("{}: ", rank_name(rank)));
+    format!("{straggler}{}", verdict.evidence())
+}
+
+/// The rank that the others wait for. `None` if there is only one rank.
+pub(crate) fn slowest(report: &Report) -> Option<String> {
+    let text = match report.slowest {
+        _ if report.ranks.len() < 2 => return None,
+        Some(slowest) => format!(
+            "{}: it waited {:.1} s less in collectives than the rank that waited longest{}",
+            rank_name(&report.ranks[slowest.index]),
+            slowest.seconds,
+            excess(&slowest)
+        ),
+        None if uses_collectives(report) => {
+            "no rank stands out: all waited about equally long in collectives".to_owned()
+        }
+        None => format!(
+            "can't tell: no rank spent more than {:.0} % of its time in collectives",
+            100.0 * MIN_COLLECTIVE_SHARE
+        ),
+    };
+    Some(text)
+}
+
+fn excess(slowest: &Slowest) -> String {
+    match slowest.more_seconds {
+        0.0 => String::new(),
+        more => format!(
+            "; it spent {more:.1} s more {} than its peers",
+            slowest.excess_text()
+        ),
+    }
+}
+
+fn uses_collectives(report: &Report) -> bool {
+    report.ranks.iter().any(|rank| {
+        let times = rank.training_times();
+        times.communication_seconds() > MIN_COLLECTIVE_SHARE * times.wall_seconds
+    })
+}

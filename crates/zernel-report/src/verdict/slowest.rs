@@ -1,0 +1,68 @@
+//! The rank that the others wait for.
+
+use serde::Serialize;
+
+use crate::parts::{Part, Parts, RankTimes};
+
+/// Share of its time by which a rank must wait less than its peers to count as the slowest.
+const STANDS_OUT: f64 = 0.05;
+
+/// The rank that the others wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Slowest {
+    /// Its index in the list of ranks.
+    pub(crate) index: usize,
+    /// How much less it waited in collectives than the rank that waited longest.
+    pub(crate) seconds: f64,
+    /// What it spent more time in than its peers on average. `None`: in nothing, or in something unknown.
+    pub(crate) reason: Option<Part>,
+    /// How much more time that was. 0: its peers spent as much in everything.
+    pub(crate) more_seconds: f64,
+}
+
+/// Finds the rank that waits least in collectives: peers that are ready wait for the one that is not. `None` if no rank
+/// waits longer by [`STANDS_OUT`] of its time.
+pub(crate) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
+    let by_wait = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
+    let waits = ranks.iter().map(|rank| rank.communication);
+    let waits: Vec<(usize, f64)> = waits.enumerate().collect();
+    let (index, least) = *waits.iter().min_by(by_wait)?;
+    let (longest_index, most) = *waits.iter().max_by(by_wait)?;
+    let seconds = most - least;
+    if seconds <= 0.0 || seconds < STANDS_OUT * ranks[longest_index].wall {
+        return None;
+    }
+    let (reason, more_seconds) = largest_excess(ranks, index)?;
+    Some(Slowest {
+        index,
+        seconds,
+        reason: reason.filter(|_| more_seconds > 0.0),
+        more_seconds: more_seconds.max(0.0),
+    })
+}
+
+/// The part that a rank spent most time in beyond the mean of its peers, and how much. `None` as a part is unknown time.
+fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<Part>, f64)> {
+    let split: Vec<(&RankTimes, Parts)> =
+        ranks.iter().map(|rank| (rank, Parts::new(rank))).collect();
+    let spent = |part: Option<Part>, (rank, parts): &(&RankTimes, Parts)| match part {
+        Some(part) => parts.seconds_in(part),
+        None => rank.wall - parts.total(),
+    };
+    let excess = |part: Option<Part>| {
+        let peers = peers(&split, index).map(|peer| spent(part, peer));
+        spent(part, &split[index]) - peers.sum::<f64>() / (ranks.len() - 1) as f64
+    };
+    let parts = Part::ALL
+        .into_iter()
+        .filter(|part| *part != Part::Communication);
+    let parts = parts.map(Some).chain([None]);
+    let excesses = parts.map(|part| (part, excess(part)));
+    excesses.max_by(|(_, a), (_, b)| a.total_cmp(b))
+}
+
+/// All ranks except one.
+pub(super) fn peers<T>(ranks: &[T], except: usize) -> impl Iterator<Item = &T> {
+    let ranks = ranks.iter().enumerate();
+    ranks.filter_map(move |(index, rank)| (index != except).then_some(rank))
+}

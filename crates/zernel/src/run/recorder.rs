@@ -1,0 +1,325 @@
+//! Records the processes of a command while it runs: observes them, or asks the daemon that does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use procfs::process::Process;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use zernel_ebpf::observer::{Observer, ObserverThread, Options};
+use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
+use zernel_report::{Observation, Record};
+
+use crate::client::Socket;
+
+/// Time between snapshots. The parents of a process with a shorter life may stay unknown.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest chain of parents that is followed. A longer one is a loop.
+const MAX_ANCESTORS: usize = 64;
+
+/// Identifies a process even if its pid is reused: pid and start time.
+type ProcessKey = (u32, u64);
+
+/// The process that, with its descendants, is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Root {
+    /// The command that this process is about to start. Processes that started earlier do not count.
+    SpawnedCommand,
+    /// A process that runs already.
+    RunningProcess(u32),
+}
+
+/// Records in a thread, if observing is possible.
+pub(super) enum Recorder {
+    /// A thread takes snapshots until `stop` is set.
+    Running {
+        stop: Arc<AtomicBool>,
+        thread: JoinHandle<Observation>,
+    },
+    /// Observing is not possible, for this reason.
+    Unavailable(String),
+}
+
+/// Where snapshots come from.
+enum Source {
+    Local(ObserverThread),
+    Daemon(Socket),
+}
+
+/// What was recorded so far.
+struct Recording {
+    root: Root,
+    /// When recording began, in nanoseconds since boot.
+    start_ns: u64,
+    records: BTreeMap<ProcessKey, Record>,
+    /// Whether a process descends from the root.
+    ancestries: BTreeMap<ProcessKey, Ancestry>,
+    observation: Observation,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ancestry {
+    Descendant,
+    Foreign,
+    /// It exited before its parents were read.
+    Unknown,
+}
+
+impl Recorder {
+    /// Starts observing in this process, or through the daemon if that is not possible.
+    pub(super) fn start(options: &Options, root: Root, socket: &Socket) -> Self {
+        let observer = Observer::start(options);
+        match observer.and_then(|observer| ObserverThread::start(observer, SNAPSHOT_INTERVAL)) {
+            Ok(observer) => Self::record_from(Source::Local(observer), root),
+            Err(error) => match socket.snapshot() {
+                Ok(_) => Self::record_from(Source::Daemon(socket.clone()), root),
+                Err(daemon) => Self::Unavailable(format!("{error}; {daemon}")),
+            },
+        }
+    }
+
+    fn record_from(source: Source, root: Root) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let recording = Recording {
+            root,
+            start_ns: since_boot_ns(),
+            records: BTreeMap::new(),
+            ancestries: BTreeMap::new(),
+            observation: Observation {
+                by_daemon: matches!(source, Source::Daemon(_)),
+                ..Observation::default()
+            },
+        };
+        let thread = thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || recording.record_until(source, &stop)
+        });
+        Self::Running { stop, thread }
+    }
+
+    /// Why observing is not possible.
+    pub(super) fn unavailable_reason(&self) -> Option<&str> {
+        match self {
+            Self::Running { .. } => None,
+            Self::Unavailable(reason) => Some(reason),
+        }
+    }
+
+    /// Stops observing. The error is the reason why nothing was observed.
+    pub(super) fn finish(self) -> Result<Observation, String> {
+        match self {
+            Self::Unavailable(reason) => Err(reason),
+            Self::Running { stop, thread } => {
+                stop.store(true, Ordering::Relaxed);
+                thread.thread().unpark();
+                Ok(thread.join().unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl Source {
+    fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
+        match self {
+            Self::Local(observer) => {
+                (observer.refresh()).ok_or_else(|| "observing stopped early".to_owned())
+            }
+            Self::Daemon(socket) => match socket.snapshot() {
+                Ok(snapshot) => Ok(Arc::new(snapshot)),
+                Err(error) => Err(error.to_string()),
+            },
+        }
+    }
+
+    /// Stops observing. Returns why it stopped early, if it did.
+    fn stop(self) -> Option<String> {
+        match self {
+            Self::Local(observer) => {
+                let error = observer.stop().err()?;
+                Some(format!("observing stopped early: {error}"))
+            }
+            Self::Daemon(_) => None,
+        }
+    }
+}
+
+impl Recording {
+    fn record_until(mut self, source: Source, stop: &AtomicBool) -> Observation {
+        loop {
+            // Read before the snapshot, so that the last snapshot follows the exit of the command.
+            let is_last = stop.load(Ordering::Relaxed);
+            match source.snapshot() {
+                Ok(snapshot) => self.add_snapshot(&snapshot, is_last),
+                Err(error) => {
+                    let problem = source.stop().unwrap_or(error);
+                    self.observation.problems.push(problem);
+                    return self.finish();
+                }
+            }
+            if is_last {
+                self.observation.problems.extend(source.stop());
+                return self.finish();
+            }
+            thread::park_timeout(SNAPSHOT_INTERVAL);
+        }
+    }
+
+    fn add_snapshot(&mut self, snapshot: &Snapshot, is_last: bool) {
+        let now_ns = monotonic_ns();
+        let asleep_ns = since_boot_ns().saturating_sub(now_ns);
+        if is_last {
+            let observation = &mut self.observation;
+            observation.call_cost_seconds = snapshot.call_cost_seconds;
+            observation.rung.clone_from(&snapshot.rung);
+            observation
+                .problems
+                .extend(snapshot.problems.iter().cloned());
+        }
+        for process in &snapshot.observed {
+            self.add_process(process, snapshot, (now_ns, asleep_ns));
+        }
+    }
+
+    /// Adds a process, if it descends from the root, at `now_ns` of the monotonic clock. `asleep_ns` is how far the
+    /// boot-time clock is ahead of it.
+    fn add_process(
+        &mut self,
+        process: &ProcessSnapshot,
+        snapshot: &Snapshot,
+        (now_ns, asleep_ns): (u64, u64),
+    ) {
+        let key = (process.pid, process.start_ns);
+        let (root, start_ns) = (self.root, self.start_ns);
+        let ancestry = self.ancestries.entry(key);
+        let ancestry = ancestry.or_insert_with(|| ancestry_of(root, start_ns, process));
+        if *ancestry != Ancestry::Descendant {
+            return;
+        }
+        let record = self.records.entry(key);
+        let record = record.or_insert_with(|| match root {
+            Root::SpawnedCommand => Record::for_new_process(process, asleep_ns),
+            // It started after recording began, so all of it was observed.
+            Root::RunningProcess(_) if process.start_ns >= start_ns => Record::default(),
+            Root::RunningProcess(_) => Record::for_running_process(process),
+        });
+        record.observe(process, now_ns);
+        // A process can change its affinity at any time.
+        if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
+            record.cpus = cpus;
+        }
+        // A trainer without launches may launch between two sampling windows.
+        let may_launch = process.is_trainer() && process.probes.cuda_trace.launches == 0;
+        let sampled = snapshot.sampled.iter();
+        let called = sampled.filter(|name| may_launch || process.calls.contains_key(name.as_str()));
+        self.observation.sampled.extend(called.cloned());
+    }
+
+    fn finish(mut self) -> Observation {
+        let ancestries = self.ancestries.values();
+        let unknown = ancestries.filter(|ancestry| **ancestry == Ancestry::Unknown);
+        let unknown = unknown.count();
+        if unknown > 0 {
+            self.observation.problems.push(format!(
+                "{unknown} processes used CUDA and exited before their parent was known"
+            ));
+        }
+        let records = self.records.into_values();
+        self.observation.processes = records.map(Record::finish).collect();
+        self.observation
+    }
+}
+
+/// Follows the parents of a process up to the root.
+fn ancestry_of(root: Root, start_ns: u64, process: &ProcessSnapshot) -> Ancestry {
+    let root = match root {
+        Root::SpawnedCommand if process.start_ns < start_ns => return Ancestry::Foreign,
+        Root::SpawnedCommand => std::process::id(),
+        Root::RunningProcess(pid) if process.pid == pid => return Ancestry::Descendant,
+        Root::RunningProcess(pid) => pid,
+    };
+    let known_parent = process.identity.as_ref().map(|identity| identity.parent);
+    let Some(mut ancestor) = parent(process.pid).or(known_parent) else {
+        return Ancestry::Unknown;
+    };
+    for _ in 0..MAX_ANCESTORS {
+        if ancestor == root {
+            return Ancestry::Descendant;
+        }
+        match parent(ancestor) {
+            Some(0) => return Ancestry::Foreign,
+            Some(next) => ancestor = next,
+            // The parent exited meanwhile, so its children have another one now.
+            None => match parent(process.pid) {
+                Some(again) => ancestor = again,
+                None => return Ancestry::Unknown,
+            },
+        }
+    }
+    Ancestry::Foreign
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let process = Process::new(i32::try_from(pid).ok()?).ok()?;
+    Some(process.stat().ok()?.ppid.unsigned_abs())
+}
+
+/// CPUs in the affinity mask of a process.
+fn cpus(pid: u32) -> Option<CpuSet> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    sched_getaffinity(Some(pid)).ok()
+}
+
+fn since_boot_ns() -> u64 {
+    nanoseconds(rustix::time::ClockId::Boottime)
+}
+
+/// The clock of the probes.
+fn monotonic_ns() -> u64 {
+    nanoseconds(rustix::time::ClockId::Monotonic)
+}
+
+fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_starts_while_attached_is_complete() {
+        let mut recording = Recording {
+            root: Root::RunningProcess(std::process::id()),
+            start_ns: 1000,
+            records: BTreeMap::new(),
+            ancestries: BTreeMap::new(),
+            observation: Observation::default(),
+        };
+        let process = |start_ns| ProcessSnapshot {
+            pid: std::process::id(),
+            start_ns,
+            first_seen_ns: 2000,
+            complete: true,
+            ..ProcessSnapshot::default()
+        };
+        let snapshot = Snapshot {
+            observed: vec![process(999), process(1000)],
+            ..Snapshot::default()
+        };
+        recording.add_snapshot(&snapshot, true);
+        let processes = recording.finish().processes;
+        let complete: Vec<_> = processes.iter().map(|process| process.complete).collect();
+        assert_eq!(complete, [Some(false), Some(true)]);
+    }
+
+    #[test]
+    fn the_affinity_of_a_process_is_known() {
+        let own = cpus(std::process::id()).expect("this process exists");
+        assert!(own.count() > 0);
+        assert_eq!(cpus(u32::MAX), None);
+    }
+}
