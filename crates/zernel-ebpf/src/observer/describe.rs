@@ -103,7 +103,7 @@ impl Observer {
         let mapped_by = self.maps.iter().map(|(key, mapped)| MappedBy {
             pid: key.pid,
             start_ns: key.start_ns,
-            uid: mapped.uid,
+            uid: mapped.uid(),
             files: mapped.files.clone(),
         });
         Ledger {

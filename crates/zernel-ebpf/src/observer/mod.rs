@@ -49,6 +49,7 @@ pub use kernel::Rung;
 use off::{Off, Rests};
 pub use process::{CallCount, ObservedProcess, Phases, Seen};
 pub use thread::{ObserverRequests, ObserverThread, Published};
+use zernel_model::identity::Identity;
 use zernel_model::snapshot::{RefusedFile, SharedHistogram};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
@@ -157,20 +158,23 @@ const IDENTITY_ROUNDS: usize = 40;
 /// The library files that a process maps.
 #[derive(Debug, Clone)]
 struct MappedFiles {
-    /// User of the process.
-    uid: Option<u32>,
-    /// Their numbers.
+    /// Identity of the process when it mapped the first one. A process may exit before the next round reads it.
+    identity: Option<Identity>,
+    /// Numbers of the files.
     files: BTreeSet<u64>,
 }
 
 impl MappedFiles {
-    /// No files yet.
-    fn of(pid: u32) -> Self {
-        let process = i32::try_from(pid).ok().map(procfs::process::Process::new);
+    fn new(process: ProcessKey, files: BTreeSet<u64>) -> Self {
         Self {
-            uid: process.and_then(|process| process.ok()?.uid().ok()),
-            files: BTreeSet::new(),
+            identity: process::identify_life(process.pid, process.start_ns),
+            files,
         }
+    }
+
+    /// User of the process.
+    fn uid(&self) -> Option<u32> {
+        self.identity.as_ref().map(|identity| identity.uid)
     }
 }
 
@@ -184,6 +188,8 @@ pub struct Observer {
     is_alarmed: bool,
     /// Which files a process maps, by their place in `files`.
     maps: BTreeMap<ProcessKey, MappedFiles>,
+    /// Identities of processes that exited or executed another program since the last round.
+    exited_identities: BTreeMap<ProcessKey, Identity>,
     /// Those that mapped the driver when observing began.
     found_running: BTreeSet<ProcessKey>,
     processes: BTreeMap<u32, ObservedProcess>,
@@ -234,6 +240,7 @@ impl Observer {
             is_alarmed: false,
             changes,
             maps: BTreeMap::new(),
+            exited_identities: BTreeMap::new(),
             found_running: BTreeSet::new(),
             processes: BTreeMap::new(),
             ended: Vec::new(),
@@ -388,17 +395,21 @@ impl Observer {
                 } => {
                     if let Some(number) = self.watch_file(*kind, &file.map_files, &file.path) {
                         let mapped = self.maps.entry(*process);
-                        let mapped = mapped.or_insert_with(|| MappedFiles::of(process.pid));
+                        let mapped = mapped.or_insert_with(|| MappedFiles::new(*process, BTreeSet::new()));
                         mapped.files.insert(number);
                     }
                 }
                 Event::Executed { process } | Event::Exited { process } => {
-                    self.maps.remove(process);
+                    let mapped = self.maps.remove(process);
+                    let identity = mapped.and_then(|mapped| mapped.identity);
+                    let exited = identity.map(|identity| (*process, identity));
+                    self.exited_identities.extend(exited);
                     self.found_running.remove(process);
                 }
                 Event::Forked { parent, child } => {
-                    if let Some(files) = self.maps.get(parent).cloned() {
-                        self.maps.insert(*child, files);
+                    if let Some(parent) = self.maps.get(parent) {
+                        let mapped = MappedFiles::new(*child, parent.files.clone());
+                        self.maps.insert(*child, mapped);
                     }
                 }
             }
@@ -457,6 +468,7 @@ impl Observer {
                 process.read(&self.kernel, index, &raw);
             }
         }
+        self.exited_identities.clear();
         if std::mem::take(&mut self.has_new_ones) {
             // What it forked before it was known loads data for it from now on.
             self.adopt()?;
@@ -477,6 +489,10 @@ impl Observer {
             return;
         }
         let mut process = ObservedProcess::new(raw);
+        let mapped = self.maps.get(&process.key());
+        let earlier = mapped.and_then(|mapped| mapped.identity.as_ref());
+        let earlier = earlier.or_else(|| self.exited_identities.get(&process.key()));
+        process.complete_identity(earlier);
         if self.found_running.contains(&process.key()) {
             process.was_found_late();
         }

@@ -244,9 +244,22 @@ impl ObservedProcess {
         };
     }
 
+    /// Falls back to an earlier identity: of a process that has exited, neither environment nor job can be read.
+    pub(super) fn complete_identity(&mut self, earlier: Option<&Identity>) {
+        let own = self.identity.as_ref();
+        if !own.is_some_and(|identity| identity.environment_read)
+            && let Some(earlier) = earlier
+        {
+            self.identity = Some(earlier.clone());
+        }
+    }
+
     /// Takes in who it is now. The rank that it has shown stays.
     pub(super) fn set_identity(&mut self, mut identity: Identity) {
         let known = self.identity.as_ref();
+        if known.is_some_and(|known| known.environment_read) && !identity.environment_read {
+            return;
+        }
         let known = known.and_then(|known| known.rank.zip(known.world_size));
         if let Some((rank, ranks)) = known {
             identity = identity.with_rank(rank, ranks);
