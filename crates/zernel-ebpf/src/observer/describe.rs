@@ -2,21 +2,18 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use zernel_model::snapshot::{
-    AttachState, Calls, ExitedRankTimes, FunctionEntry, Ledger, LibraryFile, MappedBy,
-    ObserverSnapshot, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, SharedHistogram,
-    SharedState, Snapshot, StepSnapshot,
+    Calls, ObserverSnapshot, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, SharedState,
+    Snapshot, StepSnapshot,
 };
 
-use super::files::{AttachedFile, Watch};
 use super::off::Off;
 use super::process::{ObservedProcess, Seen};
 use super::{Observer, monotonic_ns, seconds_ago};
+use crate::probes::ExitedRank;
 use crate::probes::gpu_mem::ProcessGpus;
-use crate::probes::{ExitedRank, Family, SYMBOLS};
 
 impl Observer {
     /// Everything that was observed up to now.
@@ -32,7 +29,7 @@ impl Observer {
                     describe_process(process, &gpus)
                 })
                 .collect(),
-            gone_ranks: self.gone_ranks().map(ExitedRank::snapshot).collect(),
+            gone_ranks: self.exited_ranks().map(ExitedRank::snapshot).collect(),
             sampled: self.sampled().map(str::to_owned).collect(),
             rung: self.rung().name().to_owned(),
             problems: self.problems(),
@@ -47,8 +44,10 @@ impl Observer {
             gpus: self.gpu_facts.clone(),
             gpu_processes,
             observer: self.own_figures(),
-            exited_ranks: self.exited_rank_times(),
-            ledger: self.ledger(),
+            exited_ranks: self.processes.exited_rank_times(),
+            ledger: self
+                .attachment
+                .ledger(self.off.map(|off| Off::why(off).into()).as_ref()),
         }
     }
 
@@ -74,65 +73,9 @@ impl Observer {
             contended_call_cost_seconds: cost.ns_per_call_contended / 1e9,
             windows: cost.windows,
             lost,
-            files: self.files.iter().filter(|file| file.is_watched()).count(),
+            files: self.attachment.watched_files(),
             mappings_found_by_scan: self.discovery.missed_by_events(),
         }
-    }
-
-    fn exited_rank_times(&self) -> Vec<ExitedRankTimes> {
-        let past = self.past.iter().filter_map(|((uid, family), times)| {
-            let times = Some(SharedHistogram::clone(times));
-            let (operation, enqueue_times, until_sync_times) = match family {
-                Family::Enqueue(operation) => (operation, times, None),
-                Family::UntilSync(operation) => (operation, None, times),
-                _ => return None,
-            };
-            Some(ExitedRankTimes {
-                uid: *uid,
-                op: operation.name(),
-                enqueue_times,
-                until_sync_times,
-            })
-        });
-        past.collect()
-    }
-
-    fn ledger(&self) -> Ledger {
-        let off: Option<Arc<str>> = self.off.map(|off| Off::why(off).into());
-        let files = self.files.iter();
-        let mapped_by = self.maps.iter().map(|(key, mapped)| MappedBy {
-            pid: key.pid,
-            start_ns: key.start_ns,
-            uid: mapped.uid(),
-            files: mapped.files.clone(),
-        });
-        Ledger {
-            files: files
-                .map(|file| describe_file(file, off.as_ref()))
-                .collect(),
-            mapped_by: mapped_by.collect(),
-            refused: Arc::clone(&self.refused),
-        }
-    }
-}
-
-fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
-    let functions = file.functions.iter().map(|function| FunctionEntry {
-        symbol: function.name,
-        counted_as: SYMBOLS[function.symbol].name(),
-        state: match (&function.watch, off) {
-            (Watch::Not(reason), _) => AttachState::NotAttached(reason.as_str().into()),
-            (_, Some(reason)) => AttachState::NotAttached(Arc::clone(reason)),
-            (Watch::Always, None) => AttachState::Attached,
-            (Watch::Sampled, None) => AttachState::Sampled,
-        },
-        displacement: function.site.map_or(0, |site| site.displacement.into()),
-    });
-    LibraryFile {
-        number: file.number,
-        path: file.path.clone(),
-        kind: file.kind.stem(),
-        functions: functions.collect(),
     }
 }
 

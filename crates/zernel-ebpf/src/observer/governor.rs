@@ -285,7 +285,7 @@ impl Observer {
         let mut hot = BTreeSet::new();
         let mut stuck = None;
         let several_devices = self.watch_devices();
-        for (index, process) in &mut self.processes {
+        for (index, process) in &mut self.processes.running {
             let word = self
                 .kernel
                 .processes
@@ -336,7 +336,11 @@ impl Observer {
         if self.is_all_known() {
             return;
         }
-        let mut watched = self.processes.values().filter(|one| one.needs_windows());
+        let mut watched = self
+            .processes
+            .running
+            .values()
+            .filter(|one| one.needs_windows());
         let credit = match watched.any(ObservedProcess::lacks_interval) {
             true => CREDIT_FOR_INTERVAL,
             false => CREDIT,
@@ -346,7 +350,7 @@ impl Observer {
 
     /// Whether someone uses several devices. Then what tells on which of them a thread works is not sampled.
     fn watch_devices(&mut self) -> bool {
-        let mut processes = self.processes.values();
+        let mut processes = self.processes.running.values();
         if !processes.any(|process| process.uses_several_devices) {
             return false;
         }
@@ -362,7 +366,7 @@ impl Observer {
 
     /// Whether launches per step of every process that needs windows are well known.
     fn is_all_known(&self) -> bool {
-        let processes = self.processes.values();
+        let processes = self.processes.running.values();
         let mut watched = processes.filter(|process| process.needs_windows());
         watched.all(ObservedProcess::is_well_known)
     }
@@ -381,7 +385,7 @@ impl Observer {
         }
         self.kernel.note_taken_off();
         // Nothing is counted any more: what was counted up to here is exact.
-        for (index, process) in &mut self.processes {
+        for (index, process) in &mut self.processes.running {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
         self.governor.sampled.insert(symbol, 0);
@@ -395,17 +399,17 @@ impl Observer {
         self.presume_launches();
         let next_window = &mut self.governor.next_window;
         next_window.get_or_insert_with(Instant::now);
-        let files = self.files.iter_mut();
+        let files = self.attachment.files.iter_mut();
         files.flat_map(|file| file.watch_sampled(symbol)).collect()
     }
 
     /// Puts a function on for good.
     fn watch_always(&mut self, symbol: usize) {
         let _ = self.read_step_marks();
-        for file in &mut self.files {
+        for file in &mut self.attachment.files {
             file.watch_always(&self.kernel, symbol);
         }
-        for process in self.processes.values_mut() {
+        for process in self.processes.running.values_mut() {
             process.end_sampling(symbol, monotonic_ns());
         }
         let _ = self.kernel.set_sampled(symbol, false);
@@ -438,7 +442,7 @@ impl Observer {
         }
         let budget = self.governor.options.budget;
         for (symbol, rounds) in &mut self.governor.sampled {
-            let busy = self.processes.values().any(|process| {
+            let busy = self.processes.running.values().any(|process| {
                 let ns = self.governor.cost.of_call(process.threads());
                 let cost = process.sampled_rate(*symbol) * ns / 1e9;
                 cost > 0.0

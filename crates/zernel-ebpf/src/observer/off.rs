@@ -99,7 +99,7 @@ impl Observer {
         // What was done before; if it cannot be read, whoever reads all says so.
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
-        for process in self.processes.values_mut() {
+        for process in self.processes.running.values_mut() {
             for symbol in self.governor.symbols() {
                 process.end_sampling(symbol, now_ns);
             }
@@ -107,7 +107,7 @@ impl Observer {
             process.lose_sight(now_ns);
         }
         self.off = Some(off);
-        for file in &mut self.files {
+        for file in &mut self.attachment.files {
             file.pause();
         }
         self.kernel.note_taken_off();
@@ -119,11 +119,11 @@ impl Observer {
             return;
         }
         self.rests.on_since = Instant::now();
-        for file in &mut self.files {
+        for file in &mut self.attachment.files {
             file.resume(&self.kernel);
         }
         self.note_events();
-        for (index, process) in &mut self.processes {
+        for (index, process) in &mut self.processes.running {
             process.miss(monotonic_ns());
             let counters = self.kernel.counters.read(*index as usize);
             for symbol in self.governor.symbols() {

@@ -70,7 +70,7 @@ impl Observer {
         let _ = self.read_step_marks();
         let open_for = Duration::from_nanos(monotonic_ns() - self.governor.window_from_ns);
         let length = self.window_length();
-        let mut processes = self.processes.values();
+        let mut processes = self.processes.running.values();
         let lacks_step = processes.any(ObservedProcess::lacks_whole_step);
         if open_for < length || (open_for < 2 * length && lacks_step) {
             self.governor.window = Some(Instant::now() + length / 4);
@@ -86,14 +86,14 @@ impl Observer {
                 Some(Instant::now() + SHORTEST_WINDOW.div_f64(LARGEST_DUTY));
             return;
         }
-        for file in &mut self.files {
+        for file in &mut self.attachment.files {
             if let Err(problem) = file.open_window(&self.kernel) {
                 file.detach(&problem);
             }
         }
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
-        for (index, process) in &mut self.processes {
+        for (index, process) in &mut self.processes.running {
             let counters = self.kernel.counters.read(*index as usize);
             process.open_window(&counters, now_ns);
         }
@@ -108,7 +108,7 @@ impl Observer {
 
     /// Long enough for a few whole steps.
     fn window_length(&self) -> Duration {
-        let processes = self.processes.values();
+        let processes = self.processes.running.values();
         let launching = processes.filter(|process| process.has_sampled_launches());
         let lengths = launching.filter_map(ObservedProcess::window_for_steps);
         lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
@@ -126,13 +126,13 @@ impl Observer {
         let _ = self.read_step_marks();
         self.governor.window = None;
         self.governor.cost.windows += 1;
-        for (index, process) in &mut self.processes {
+        for (index, process) in &mut self.processes.running {
             let counters = self.kernel.counters.read(*index as usize);
             self.governor.have_window_taken(process, &counters, to_ns);
         }
         let length = Duration::from_nanos(to_ns - self.governor.window_from_ns);
         self.plan_next_window(length);
-        let windows = self.files.iter_mut();
+        let windows = self.attachment.files.iter_mut();
         windows.flat_map(AttachedFile::close_window).collect()
     }
 
@@ -140,7 +140,7 @@ impl Observer {
     /// budget.
     fn plan_next_window(&mut self, length: Duration) {
         let budget = self.governor.options.budget;
-        let costs = self.processes.values().map(|process| {
+        let costs = self.processes.running.values().map(|process| {
             let ns = self.governor.cost.of_call(process.threads());
             let calls: f64 = self
                 .governor

@@ -1,0 +1,240 @@
+//! The observed processes: reads what the kernel keeps of them, and forgets those that have exited.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use zernel_model::gpu::GpuFacts;
+use zernel_model::snapshot::{ExitedRankTimes, SharedHistogram};
+
+use super::attachment::Attachment;
+use super::governor::Governor;
+use super::kernel::Kernel;
+use super::monotonic_ns;
+use super::process::{self, ObservedProcess};
+use crate::discovery::ProcessKey;
+use crate::probes::nccl::ExitedRanks;
+use crate::probes::{self, Family, layout};
+
+/// In how many rounds the identities of all processes are read anew: 20 s at two rounds per second.
+const IDENTITY_ROUNDS: usize = 40;
+
+/// The observed processes.
+pub(super) struct ProcessTable {
+    /// Running processes, by their index in the kernel.
+    pub(super) running: BTreeMap<u32, ObservedProcess>,
+    /// Exited processes, until their grace period is over.
+    exited: Vec<ObservedProcess>,
+    /// Durations of collectives of processes whose grace period is over, by user.
+    past: BTreeMap<(Option<u32>, Family), SharedHistogram>,
+    /// Exited ranks that others may wait for.
+    pub(super) exited_ranks: ExitedRanks,
+    /// Indices of exited processes that loaders still write to.
+    retired: BTreeSet<u32>,
+    /// Whether the children of a new process have no storage yet.
+    has_new: bool,
+    /// Index of the process whose identity is read next.
+    next_identity: u32,
+    grace: Duration,
+}
+
+/// What a new process is described with.
+#[derive(Clone, Copy)]
+pub(super) struct ReadContext<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) governor: &'a Governor,
+    pub(super) attachment: &'a Attachment,
+    pub(super) gpus: &'a [GpuFacts],
+}
+
+impl ProcessTable {
+    /// An empty table. Exited processes are exported for a grace period.
+    pub(super) fn new(grace: Duration) -> Self {
+        Self {
+            running: BTreeMap::new(),
+            exited: Vec::new(),
+            past: BTreeMap::new(),
+            exited_ranks: ExitedRanks::default(),
+            retired: BTreeSet::new(),
+            has_new: false,
+            next_identity: 0,
+            grace,
+        }
+    }
+
+    /// All processes, including those that exited a short while ago.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ObservedProcess> {
+        self.running.values().chain(&self.exited)
+    }
+
+    /// Reads everything that the kernel keeps of processes.
+    pub(super) fn read(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
+        let kernel = context.kernel;
+        for index in 1..layout::PROCESSES {
+            let record = kernel.processes.read(index);
+            self.add_if_new(index as u32, &record, context);
+            let process = self.running.get_mut(&(index as u32));
+            if let Some(process) = process.filter(|_| record.pid != 0) {
+                process.read(kernel, index, &record);
+            }
+        }
+        if std::mem::take(&mut self.has_new) {
+            // What a process forked before it was known loads data for it from now on.
+            kernel.adopt()?;
+        }
+        self.read_step_marks(context)?;
+        let now_ns = monotonic_ns();
+        for process in self.running.values_mut() {
+            process.advance(now_ns);
+        }
+        probes::read_maps(kernel, &mut self.running)?;
+        self.read_phases(kernel)?;
+        self.retire_exited(kernel, context.governor)
+    }
+
+    /// Adds the process with that index, if there is one and it is new.
+    fn add_if_new(&mut self, index: u32, record: &layout::Process, context: ReadContext<'_>) {
+        if record.pid == 0 || self.retired.contains(&index) || self.running.contains_key(&index) {
+            return;
+        }
+        let mut process = ObservedProcess::new(record);
+        process.complete_identity(context.attachment.identity(process.key()));
+        if context.attachment.was_found_running(process.key()) {
+            process.was_found_late();
+        }
+        process.find_devices(context.gpus);
+        let governor = context.governor;
+        process.join_sampling(&governor.symbols(), governor.is_window_open());
+        self.running.insert(index, process);
+        self.has_new = true;
+    }
+
+    /// Reads the marks that separate steps.
+    pub(super) fn read_step_marks(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
+        for process in self.running.values_mut() {
+            process.distrust_sampled_marks();
+        }
+        let kernel = context.kernel;
+        let marks: Vec<layout::StepMark> = kernel.step_marks.take()?.collect();
+        for mark in marks {
+            if !self.running.contains_key(&mark.process) {
+                let record = kernel.processes.read(mark.process as usize);
+                self.add_if_new(mark.process, &record, context);
+            }
+            if let Some(process) = self.running.get_mut(&mark.process) {
+                process.mark_step(&mark, &context.governor.windows);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the phases of training threads.
+    fn read_phases(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
+        let now_ns = monotonic_ns();
+        let mut states = kernel.task_states()?;
+        states.sort_by_key(|state| state.tgid);
+        for process in self.running.values_mut() {
+            let pid = process.pid;
+            let first = states.partition_point(|state| state.tgid < pid);
+            let own = states[first..].iter().take_while(|state| state.tgid == pid);
+            process.set_phases(own, now_ns);
+        }
+        Ok(())
+    }
+
+    /// Reads exited processes for the last time, frees their indices, and forgets those whose grace period is over.
+    fn retire_exited(&mut self, kernel: &Kernel, governor: &Governor) -> libbpf_rs::Result<()> {
+        let is_over = |_: &u32, process: &mut ObservedProcess| process.ended_ns.is_some();
+        let exited: Vec<(u32, ObservedProcess)> = self.running.extract_if(.., is_over).collect();
+        for (index, mut process) in exited {
+            // Its last calls may have come after it was read, but before it exited.
+            let record = kernel.processes.read(index as usize);
+            process.read(kernel, index as usize, &record);
+            if let Some(ended_ns) = process.ended_ns.filter(|_| governor.is_window_open()) {
+                let counters = kernel.counters.read(index as usize);
+                governor.have_window_taken(&mut process, &counters, ended_ns);
+            }
+            process.note_last_cost(governor.cost.of_call(process.threads()));
+            self.exited_ranks.add(&process, record.exit_code);
+            process.end();
+            self.exited.push(process);
+            self.retired.insert(index);
+        }
+        self.exited_ranks.prune(self.running.values());
+        self.free_indices(kernel)?;
+        self.forget_past_grace();
+        Ok(())
+    }
+
+    /// Frees the indices of exited processes, except those of trainers that still have loaders.
+    fn free_indices(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
+        let trainers: BTreeSet<u32> = self.running.values().map(|it| it.trainer).collect();
+        let free: Vec<u32> = self.retired.difference(&trainers).copied().collect();
+        for index in free {
+            self.retired.remove(&index);
+            kernel.forget_process(index)?;
+        }
+        Ok(())
+    }
+
+    fn forget_past_grace(&mut self) {
+        let now_ns = monotonic_ns();
+        let grace_ns = self.grace.as_nanos() as u64;
+        let is_over = |process: &mut ObservedProcess| {
+            let ended_ns = process.ended_ns;
+            ended_ns.is_some_and(|end| now_ns.saturating_sub(end) >= grace_ns)
+        };
+        for process in self.exited.extract_if(.., is_over) {
+            let user = process.identity.as_ref().map(|identity| identity.uid);
+            for (family, histogram) in process.durations() {
+                if matches!(family, Family::Enqueue(_) | Family::UntilSync(_)) {
+                    let past = self.past.entry((user, family)).or_default();
+                    Arc::make_mut(past).merge(histogram);
+                }
+            }
+        }
+    }
+
+    /// Reads the identity and the devices of some processes anew, of others the next time: programs rename themselves
+    /// and change their user after they start.
+    pub(super) fn refresh_identities(&mut self, gpus: &[GpuFacts]) {
+        let count = self.running.len().div_ceil(IDENTITY_ROUNDS);
+        let next = self.running.range_mut(self.next_identity..).take(count);
+        let mut last = None;
+        for (index, process) in next {
+            last = Some(*index);
+            if let Some(identity) = process::identify_life(process.pid, process.start_ns) {
+                process.set_identity(identity);
+                process.find_devices(gpus);
+            }
+        }
+        self.next_identity = last.map_or(0, |index| index + 1);
+    }
+
+    /// Marks processes as observed incompletely, because a library that they map was changed.
+    pub(super) fn lose_sight(&mut self, processes: &BTreeSet<ProcessKey>) {
+        let running = self.running.values_mut();
+        for process in running.filter(|process| processes.contains(&process.key())) {
+            process.lose_sight(monotonic_ns());
+        }
+    }
+
+    /// Durations of collectives of processes whose grace period is over.
+    pub(super) fn exited_rank_times(&self) -> Vec<ExitedRankTimes> {
+        let past = self.past.iter().filter_map(|((uid, family), times)| {
+            let times = Some(SharedHistogram::clone(times));
+            let (operation, enqueue_times, until_sync_times) = match family {
+                Family::Enqueue(operation) => (operation, times, None),
+                Family::UntilSync(operation) => (operation, None, times),
+                _ => return None,
+            };
+            Some(ExitedRankTimes {
+                uid: *uid,
+                op: operation.name(),
+                enqueue_times,
+                until_sync_times,
+            })
+        });
+        past.collect()
+    }
+}
