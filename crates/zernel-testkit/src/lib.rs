@@ -9,6 +9,8 @@ pub mod communicator;
 #[cfg(feature = "daemon")]
 pub mod daemon;
 pub mod needs;
+#[cfg(feature = "daemon")]
+mod stopped_thread;
 #[cfg(feature = "softgpu")]
 pub mod target;
 mod trial;
@@ -17,6 +19,8 @@ pub mod vm;
 mod wait;
 
 pub use needs::{Need, root};
+#[cfg(feature = "daemon")]
+pub use stopped_thread::StoppedThread;
 pub use trial::{REQUIRE, main, trial};
 pub use wait::{eventually, eventually_ok, eventually_within};
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::Daemon;
-use zernel_testkit::eventually;
 use zernel_testkit::target::{self, Driver, Stage, call};
+use zernel_testkit::{StoppedThread, eventually};
 
 const PROCESSES: usize = 1000;
 const SCRAPES: usize = 50;
@@ -30,7 +30,33 @@ fn main() -> ExitCode {
     target.step();
     wait_until_all_are_told(&daemon);
     report(&format!("{PROCESSES} processes"), &daemon);
+    report_stalled(&daemon);
     ExitCode::SUCCESS
+}
+
+/// The slowest answers while the observer's thread is stopped for 5 s.
+fn report_stalled(daemon: &Daemon) {
+    let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
+    let end = Instant::now() + Duration::from_secs(5);
+    let (mut metrics, mut health, mut count) = (Duration::ZERO, Duration::ZERO, 0);
+    let time = |ask: &dyn Fn()| {
+        let begin = Instant::now();
+        ask();
+        begin.elapsed()
+    };
+    while Instant::now() < end {
+        metrics = metrics.max(time(&|| drop(daemon.metrics())));
+        health = health.max(time(&|| drop(daemon.get("/healthz"))));
+        count += 1;
+    }
+    let answer = daemon.get("/healthz");
+    drop(stopped);
+    println!(
+        "the observer stalled for 5 s: /metrics {:.1} ms, /healthz {:.1} ms (worst of {count} each); {}",
+        metrics.as_secs_f64() * 1e3,
+        health.as_secs_f64() * 1e3,
+        answer.body.trim(),
+    );
 }
 
 /// Has so many children that use the GPU a little, and wait.

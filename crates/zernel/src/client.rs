@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use zernel_model::snapshot::Snapshot;
+use zernel_model::snapshot::{Snapshot, is_late, lateness};
 
 /// Longest wait for the daemon.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,6 +24,9 @@ pub(crate) struct Socket {
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
+    /// The observer has not published for a while.
+    #[error("{0}; the daemon's log or `/healthz` may say why")]
+    Late(String),
     /// No process listens on the socket.
     #[error("no daemon listens on {}; start one with `sudo zernel observe`, or give its socket with --socket", .0.display())]
     NoDaemon(PathBuf),
@@ -49,7 +52,17 @@ pub(crate) enum ClientError {
 }
 
 impl Socket {
-    /// The current state: all processes for root, their own for other users.
+    /// The current state. A daemon whose observer is late is an error: its figures no longer describe the processes.
+    pub(crate) fn fresh_snapshot(&self) -> Result<Snapshot, ClientError> {
+        let snapshot = self.snapshot()?;
+        let age = Duration::try_from_secs_f64(snapshot.age_seconds).unwrap_or_default();
+        match is_late(age) {
+            true => Err(ClientError::Late(lateness(age))),
+            false => Ok(snapshot),
+        }
+    }
+
+    /// The newest snapshot of the daemon: all of it for root, own processes for other users.
     pub(crate) fn snapshot(&self) -> Result<Snapshot, ClientError> {
         let path = || self.socket.clone();
         let response = request(&self.socket).map_err(|source| match source.kind() {

@@ -32,7 +32,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let trainers = trainers(&options.socket.snapshot()?);
+    let trainers = trainers(&options.socket.fresh_snapshot()?);
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&trainers)?),
         false => table(&trainers),

@@ -249,7 +249,8 @@ fn collectives(rank: &ProcessReport) -> String {
 
 /// Launches per step, with their 95 % interval if they are an estimate.
 fn launches_per_step(rank: &ProcessReport) -> String {
-    let error = rank.launches_per_step_error.filter(|error| *error > 0.0);
+    // An interval that rounds to 0.0 is not shown.
+    let error = rank.launches_per_step_error.filter(|error| *error >= 0.05);
     let error = error.map_or(String::new(), |error| format!(" ± {error:.1}"));
     rank.launches_per_step.map_or(String::new(), |launches| {
         format!(" ({launches:.1}{error} launches per step)")

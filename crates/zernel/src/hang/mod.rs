@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn write_report(options: &Options) -> Result<HangVerdict, Box<dyn Error>> {
-    let snapshot = options.socket.snapshot()?;
+    let snapshot = options.socket.fresh_snapshot()?;
     let threshold = HangThreshold {
         seconds: options.after.unwrap_or(SECONDS),
         allows_longest_gap: options.after.is_none(),

@@ -15,7 +15,7 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Driver, Role, Stage, Target, call};
-use zernel_testkit::{root, trial};
+use zernel_testkit::{StoppedThread, root, trial};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
@@ -40,6 +40,10 @@ fn main() -> ExitCode {
             a_killed_daemon_leaves_nothing_attached,
         ),
         ("a_paused_daemon_says_so", a_paused_daemon_says_so),
+        (
+            "a_stalled_observer_delays_no_reader",
+            a_stalled_observer_delays_no_reader,
+        ),
         ("the_ledger_is_printed", the_ledger_is_printed),
         (
             "users_see_their_own_processes",
@@ -232,6 +236,31 @@ fn a_killed_daemon_leaves_nothing_attached() {
     let daemon = Daemon::start(ZERNEL, &stage);
     let second = launched(&stage, 6);
     daemon.wait_for(&told_launches(second.pid(), 6));
+}
+
+/// While the observer's thread is stopped, every reader is answered from the last snapshot, and the health says that it
+/// is late.
+fn a_stalled_observer_delays_no_reader() {
+    let stage = Stage::new(Prologue::Push);
+    let daemon = Daemon::start(ZERNEL, &stage);
+    let mut target = stage.target("launches", 10);
+    target.step();
+    let launches = format!("zernel_cuda_launches_total{{pid=\"{}\"}} 10", target.pid());
+    daemon.wait_for(&launches);
+    let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
+    let late = daemon.wait_for_health("HTTP/1.1 503");
+    assert!(late.body.contains("late"), "{}", late.body);
+    assert!(daemon.metrics().lines().any(|line| line == launches));
+    for path in ["/api/v1/snapshot", "/api/v1/ledger"] {
+        let answer = daemon.get(path);
+        assert!(answer.head.starts_with("HTTP/1.1 200"), "{}", answer.head);
+    }
+    let snapshot: Value = serde_json::from_str(&daemon.get("/api/v1/snapshot").body).expect("JSON");
+    assert!(snapshot["age_seconds"].as_f64() > Some(2.0), "{snapshot}");
+    let problems = snapshot["problems"].to_string();
+    assert!(problems.contains("the observer is late"), "{problems}");
+    drop(stopped);
+    daemon.wait_for_health("HTTP/1.1 200");
 }
 
 fn a_paused_daemon_says_so() {

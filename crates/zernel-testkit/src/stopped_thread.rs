@@ -1,0 +1,58 @@
+//! Stops one thread of another process while the others run, to test what depends on it.
+
+use std::fs;
+use std::io;
+use std::marker::PhantomData;
+
+/// A thread that is stopped until this is dropped. Needs root.
+pub struct StoppedThread {
+    tid: libc::pid_t,
+    /// Only the thread that stopped it may let it run again.
+    stays_on_thread: PhantomData<*const ()>,
+}
+
+impl StoppedThread {
+    /// Stops the thread of a process that has this name.
+    pub fn named(pid: u32, name: &str) -> io::Result<Self> {
+        for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+            let comm = fs::read_to_string(task.path().join("comm"))?;
+            if comm.trim_end() == name {
+                let tid = task.file_name().to_string_lossy().parse();
+                return Self::stop(tid.map_err(io::Error::other)?);
+            }
+        }
+        Err(io::Error::other(format!(
+            "process {pid} has no thread {name}"
+        )))
+    }
+
+    fn stop(tid: libc::pid_t) -> io::Result<Self> {
+        ptrace(libc::PTRACE_SEIZE, tid)?;
+        let stopped = Self {
+            tid,
+            stays_on_thread: PhantomData,
+        };
+        ptrace(libc::PTRACE_INTERRUPT, tid)?;
+        let mut status = 0;
+        // SAFETY: a system call that writes one integer.
+        match unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(stopped),
+        }
+    }
+}
+
+impl Drop for StoppedThread {
+    fn drop(&mut self) {
+        // A thread that was killed meanwhile needs no release.
+        let _ = ptrace(libc::PTRACE_DETACH, self.tid);
+    }
+}
+
+fn ptrace(request: libc::c_uint, tid: libc::pid_t) -> io::Result<()> {
+    // SAFETY: these requests read and write no memory.
+    match unsafe { libc::ptrace(request, tid, 0, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
