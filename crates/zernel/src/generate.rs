@@ -1,4 +1,4 @@
-//! `zernel generate`: the manual pages and the completions of shells, made from the commands' own help.
+//! `zernel generate`: writes manual pages and shell completions, made from the help texts.
 
 use std::error::Error;
 use std::fs;
@@ -9,18 +9,18 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-/// Write the manual pages and the completions of shells
+/// Write manual pages and shell completions
 ///
-/// The files go where a package has them below its prefix: share/man/man1, share/bash-completion/completions,
-/// share/zsh/site-functions and share/fish/vendor_completions.d. Nothing else is written.
+/// Writes to share/man/man1, share/bash-completion/completions, share/zsh/site-functions and
+/// share/fish/vendor_completions.d below PREFIX.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The prefix, such as /usr/local or ~/.local
+    /// Folder to write below, such as /usr/local or ~/.local
     #[arg(value_name = "PREFIX")]
     prefix: PathBuf,
 }
 
-/// Where each shell looks for its completions, below `share`.
+/// The file below `share` that each shell reads its completions from.
 const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Bash, "bash-completion/completions/zernel"),
     (Shell::Zsh, "zsh/site-functions/_zernel"),
@@ -34,7 +34,7 @@ pub(crate) fn run(options: &Options, zernel: Command) -> Result<ExitCode, Box<dy
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command as users see it. Some shells would be offered what is hidden, too.
+/// The command without hidden subcommands, which some shells would offer, too.
 fn shown(zernel: &Command) -> Command {
     let subcommands = zernel.get_subcommands().filter(|sub| !sub.is_hide_set());
     Command::new("zernel")
@@ -57,13 +57,13 @@ fn completions(share: &Path, mut zernel: Command) -> Result<(), Failed> {
 
 fn manual(folder: &Path, zernel: Command) -> Result<(), Failed> {
     make(folder)?;
-    // Each command has its own page; one on help would say nothing.
+    // Each command has its own page, so `help` needs none.
     let mut zernel = zernel.disable_help_subcommand(true);
     zernel.build();
     page(folder, &zernel)
 }
 
-/// The page of a command, and those of its subcommands.
+/// Writes the page of a command and of its subcommands.
 fn page(folder: &Path, command: &Command) -> Result<(), Failed> {
     let man = Man::new(command.clone())
         .source(concat!("zernel ", env!("CARGO_PKG_VERSION")))
@@ -71,7 +71,7 @@ fn page(folder: &Path, command: &Command) -> Result<(), Failed> {
     let file = folder.join(man.get_filename());
     let mut text = Vec::new();
     man.render(&mut text).map_err(failed(&file))?;
-    // What follows the options is called so by clap; ours are examples, which need no heading of their own then.
+    // clap titles the text after the options EXTRA. Ours are examples with a heading of their own.
     let text = String::from_utf8_lossy(&text)
         .replace(".SH EXTRA", ".SH EXAMPLES")
         .replace("\nExamples:\n", "\n");
@@ -84,9 +84,9 @@ fn make(folder: &Path) -> Result<(), Failed> {
     fs::create_dir_all(folder).map_err(failed(folder))
 }
 
-/// What could not be written.
+/// A file that could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {source}; name a folder that you may write to", path.display())]
+#[error("cannot write {}: {source}; choose a folder that you can write to", path.display())]
 struct Failed {
     path: PathBuf,
     source: std::io::Error,

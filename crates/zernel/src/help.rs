@@ -1,23 +1,23 @@
-//! What `--help` and the manual pages show beside the options: examples to copy.
+//! Examples that `--help` and the manual pages show after the options.
 
 pub(crate) const ZERNEL: &str = "\
 Examples:
-  zernel doctor                       can this machine be observed
-  sudo zernel run -- python train.py  where does the time of my training go
-  sudo zernel observe                 watch all, for Prometheus and `zernel ps`
+  zernel doctor                       check this machine; changes nothing
+  sudo zernel run -- python train.py  report where the training time goes
+  sudo zernel observe                 serve metrics, and answer `zernel ps`
 
-Start with `zernel doctor`. It changes nothing.";
+`zernel help COMMAND` describes a command and its options.";
 
 pub(crate) const ATTACH: &str = "\
 Examples:
-  sudo zernel attach 4711 --for 60s    one minute of process 4711
+  sudo zernel attach 4711 --for 60s    observe process 4711 for a minute
   sudo zernel attach $(pgrep torchrun) --html report.html";
 
 pub(crate) const DOCTOR: &str = "\
 Examples:
-  zernel doctor                       what you may do as this user
-  sudo zernel doctor                  what root may do
-  zernel doctor --json | jq .observe  the verdict alone, for a program";
+  zernel doctor                       check what this user can do
+  sudo zernel doctor                  check what root can do
+  zernel doctor --json | jq .observe  in a script: whether observing works";
 
 pub(crate) const HANG: &str = "\
 Examples:
@@ -29,22 +29,22 @@ Examples:
 pub(crate) const LAB: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
-  zernel lab run --kernel 6.1 zernel doctor  Debian 12's kernel";
+  zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12";
 
 pub(crate) const LAB_RUN: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
-  zernel lab run --kernel 6.1 zernel doctor  another one
-  zernel lab run --cpus 4 -- nproc --all     any program, with its own options
+  zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12
+  zernel lab run --cpus 4 -- nproc --all     any program with its options
   zernel lab run --with ./load.toml zernel workload run $PWD/load.toml";
 
 pub(crate) const OBSERVE: &str = "\
 Examples:
-  sudo zernel observe                 until Ctrl-C
-  curl -s localhost:9091/metrics      what it tells, from another terminal
-  zernel ps                           the same, as a table of your processes
-  sudo zernel observe --ledger        which functions would be watched, and end
-  sudo systemctl enable --now zernel  as a service, where the package is";
+  sudo zernel observe                 observe until Ctrl-C
+  curl -s localhost:9091/metrics      read the metrics
+  zernel ps                           list your training processes
+  sudo zernel observe --ledger        print the probed functions and exit
+  sudo systemctl enable --now zernel  run as a service (Debian package)";
 
 pub(crate) const PS: &str = "\
 Examples:
@@ -63,13 +63,13 @@ Everything after `--` is the command with its options.";
 
 pub(crate) const WORKLOAD: &str = "\
 Examples:
-  zernel workload list                     the work types and their parameters
-  zernel workload run examples/mixed.toml  a load, reported worker by worker";
+  zernel workload list                     list work types and parameters
+  zernel workload run examples/mixed.toml  run a load and report each worker";
 
 pub(crate) const WORKLOAD_RUN: &str = "\
 Examples:
-  zernel workload run examples/mixed.toml     batch beside interactive work
-  zernel workload run examples/training.toml  training; needs `make softgpu`
+  zernel workload run examples/mixed.toml     batch and interactive work
+  zernel workload run examples/training.toml  training (needs `make softgpu`)
   zernel workload run --json load.toml | jq .reports
 
 A file has a duration and groups of workers:
@@ -92,7 +92,7 @@ mod tests {
         command.get_subcommands().for_each(check);
     }
 
-    /// The help of a command and of those below it.
+    /// The help of a command and of its subcommands.
     fn long_helps(command: &mut Command) -> Vec<String> {
         let mut helps = vec![command.render_long_help().to_string()];
         helps.extend(command.get_subcommands_mut().flat_map(long_helps));

@@ -1,4 +1,4 @@
-//! `zernel lab`: commands in virtual machines with kernels of our choice.
+//! `zernel lab`: runs commands in virtual machines with other kernels.
 
 use std::env;
 use std::error::Error;
@@ -25,32 +25,33 @@ enum Command {
     Run(RunOptions),
 }
 
-/// Boot a stock Debian kernel and run one program of this machine in it, as root
+/// Boot a Debian kernel in QEMU and run a command in it as root
 ///
-/// The kernel is fetched once, with apt, and kept in ~/.cache/zernel. The program travels with the
-/// libraries it is linked to, and with what --with names; nothing else of this machine is visible
-/// inside, and nothing but the kernel is kept. Output and errors, shown when it has ended, and the exit code are the program's
-/// own. The program `zernel` is always this one.
+/// The kernel is downloaded with apt and cached in ~/.cache/zernel. The machine contains only
+/// COMMAND, the libraries that it is linked to, and the files of --with. Nothing but the kernel is
+/// kept. The output is printed when COMMAND exits, and its exit code is passed on.
+///
+/// The command `zernel` is this program.
 #[derive(Debug, Args)]
 #[command(after_help = help::LAB_RUN)]
 struct RunOptions {
-    /// A version such as 6.12 or 6.18.15, or sched_ext for the newest kernel that has it
+    /// Kernel version, such as 6.12 or 6.18.15; `sched_ext` for the newest one that has it
     #[arg(long, value_name = "VERSION", default_value = "sched_ext")]
     kernel: KernelRequest,
-    /// Processors of the virtual machine
+    /// Number of CPUs of the virtual machine
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=255))]
     cpus: u32,
     /// Memory of the virtual machine, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = value_parser!(u32).range(128..))]
     memory: u32,
-    /// How long the program may take, in seconds, once the kernel has booted
+    /// Time limit for COMMAND after the kernel has booted, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
     timeout: u64,
-    /// A file to take along, to the same path inside; of a program also the libraries it is linked to.
-    /// Give it once for each
+    /// Copy FILE to the same path in the machine, with the libraries that it is linked to; may be
+    /// repeated
     #[arg(long, value_name = "FILE")]
     with: Vec<PathBuf>,
-    /// The program, by path or name, and its arguments
+    /// Command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -67,12 +68,12 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let kernel = match cache.cached(&options.kernel)? {
         Some(kernel) => kernel,
         None => {
-            eprintln!("zernel: fetching a kernel {}", options.kernel);
+            eprintln!("zernel: downloading the kernel {}", options.kernel);
             cache.fetch(&options.kernel)?
         }
     };
     if io::stderr().is_terminal() {
-        eprintln!("zernel: booting it; output comes when the program has ended");
+        eprintln!("zernel: booting; the output follows when the command exits");
     }
     let mut files = Initramfs::new();
     for file in &options.with {
@@ -103,7 +104,7 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-/// The program to run: `zernel` is this one, wherever it is.
+/// The path of a program. `zernel` is the running program.
 fn own_or(program: &OsStr) -> io::Result<PathBuf> {
     if program == "zernel" {
         return env::current_exe();
@@ -119,7 +120,7 @@ fn pass_on(stdout: &[u8], stderr: &[u8]) -> io::Result<()> {
     }
 }
 
-/// As a shell gives it: 128 and more for a signal.
+/// The exit code that a shell would report: 128 plus the number of a signal.
 fn exit_code(status: CommandStatus) -> u8 {
     let code = match status {
         CommandStatus::Exited(code) => code,

@@ -1,4 +1,4 @@
-//! Zernel: see what ML processes do, understand it, and let the CPU scheduler act on it.
+//! Zernel: observes ML training through eBPF and reports where its time goes.
 
 mod client;
 mod doctor;
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Writes to stdout, in colour only where that is wanted. A reader that has seen enough is no error.
+/// Writes to stdout, in colour if the terminal and the environment allow it. A closed pipe is not an error.
 fn print(text: &[u8]) -> io::Result<()> {
     let mut out = anstream::AutoStream::auto(io::stdout().lock());
     match out.write_all(text).and_then(|()| out.flush()) {

@@ -1,4 +1,4 @@
-//! `zernel observe`: the daemon that watches ML processes and tells what it sees.
+//! `zernel observe`: the daemon that observes ML processes and serves the results.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,44 +25,45 @@ use crate::{interrupt, print, service};
 /// How often what the probes counted is read and published.
 const ROUND: Duration = Duration::from_millis(500);
 
-/// Watch every ML process of this machine, and serve what is seen
+/// Observe all ML processes of this machine and serve metrics
 ///
-/// Probes are attached to the CUDA driver, NCCL and PyTorch as soon as a process uses them, and stay
-/// attached for later ones. Nothing is changed in the programs. The numbers are served as Prometheus
-/// metrics on /metrics, as JSON on /api/v1/snapshot and /api/v1/ledger, and pushed to WebSocket clients.
-/// Users without privilege see their own processes over the unix socket.
+/// Attaches probes to the CUDA driver, NCCL and PyTorch when a process loads them. Programs are not
+/// changed or restarted. Serves Prometheus metrics on /metrics, JSON on /api/v1/snapshot and
+/// /api/v1/ledger, problems on /healthz, and snapshots to WebSocket clients. Users without privilege
+/// see their own processes through the unix socket.
 ///
-/// SIGUSR1 takes all probes off, SIGUSR2 puts them on again; meanwhile /healthz answers with 503.
+/// SIGUSR1 detaches all probes, SIGUSR2 attaches them again. While they are detached, /healthz
+/// answers 503.
 ///
-/// Needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE;
-/// `zernel doctor` tells what this machine lacks.
+/// Needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and
+/// CAP_CHECKPOINT_RESTORE. `zernel doctor` prints what is missing.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Where to serve HTTP
+    /// Address for HTTP clients
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091")]
     http: SocketAddr,
-    /// Where to serve WebSocket clients
+    /// Address for WebSocket clients
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9092")]
     websocket: SocketAddr,
-    /// Where to serve local users, each their own processes
+    /// Unix socket for local users, who see their own processes
     #[arg(long, value_name = "PATH", default_value = "/run/zernel/observe.sock")]
     socket: PathBuf,
-    /// A file with the token that clients must show; needed for addresses other machines can reach
+    /// File with the token that clients must send; required for addresses that other machines can reach
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// A further name by which clients may call this machine, such as node7.example; may be repeated
+    /// Another host name of this machine that clients may use, such as node7.example; may be repeated
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
-    /// The share of its time that any observed thread may pay, such as 0.5%; `none`: whatever it takes
+    /// Largest overhead of any observed thread, such as 0.5%; `none` for no limit
     #[arg(long, value_name = "SHARE", default_value = "0.5%", value_parser = parse_budget)]
     budget: f64,
-    /// A library to attach to at once, before any process uses it
+    /// Attach to this library before any process loads it; may be repeated
     #[arg(long = "library", value_name = "FILE")]
     libraries: Vec<PathBuf>,
-    /// End after this time, such as 60s, 5m or 1h
+    /// Stop after TIME, such as 60s, 5m or 1h [default: run until stopped]
     #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
     time: Option<Duration>,
-    /// Serve nothing: look for two seconds (or --for), print what is attached where, and end
+    /// Print which functions are probed, and exit after 2 s or --for TIME; serve nothing
     #[arg(long)]
     ledger: bool,
 }

@@ -29,15 +29,17 @@ enum Command {
     List(ListOptions),
 }
 
-/// Run the workload of a spec file and report each worker
+/// Run the workload of a file and report each worker
 ///
-/// Ctrl-C stops the workload early and still prints the report. Exits with 1 when a worker failed,
-/// with 2 when the spec has an error or does not fit this machine. docs/workload.md describes the
-/// keys of a spec.
+/// SPEC is a TOML file; docs/workload.md describes its keys. Ctrl-C stops the workload early and
+/// still prints the report.
+///
+/// Exits with 0 if all workers succeed, 1 if a worker fails, 2 if SPEC has an error or does not fit
+/// this machine.
 #[derive(Debug, Args)]
 #[command(after_help = help::WORKLOAD_RUN)]
 struct RunOptions {
-    /// Spec file (TOML); see examples/
+    /// Workload file (TOML), such as those in examples/
     #[arg(value_name = "SPEC")]
     file: PathBuf,
     /// Print JSON
@@ -45,9 +47,9 @@ struct RunOptions {
     json: bool,
 }
 
-/// List the work types with their parameters
+/// List the work types and their parameters
 ///
-/// Each parameter has one line: name, type, default, meaning.
+/// Prints one line per parameter: name, type, default, meaning.
 #[derive(Debug, Args)]
 struct ListOptions {
     /// Print JSON

@@ -1,8 +1,8 @@
-//! `zernel doctor`: what this machine can and cannot do, and how to fix it.
+//! `zernel doctor`: checks what this machine supports, and prints how to fix what is missing.
 //!
-//! Each check looks at one thing and gives one [`Row`]. Nothing is concluded from a kernel version:
-//! what can be tried is tried. The verdict, whether `zernel observe` could work, is drawn from the
-//! rows that observing needs.
+//! Each check examines one thing and returns one [`Row`]. Kernel versions prove nothing, so features
+//! are tried. The verdict, whether `zernel observe` works here, follows from the checks that
+//! observing needs.
 
 mod bpf;
 mod gpu;
@@ -22,20 +22,20 @@ use zernel_ebpf::capability::{Capability, Refusal};
 use kernel::Visibility;
 use row::Row;
 
-/// Show what this machine can and cannot do, and how to fix it
+/// Check what this machine supports and print fixes
 ///
-/// Tries every kind of BPF attachment that Zernel may use, and looks for sched_ext, cgroup
-/// controllers, GPUs, CUDA and NCCL libraries and virtual machines. Leaves nothing behind.
+/// Tries every kind of BPF attachment that Zernel may use. Looks for sched_ext, cgroup controllers,
+/// GPUs, CUDA and NCCL libraries, and virtual machines. Changes nothing.
 ///
-/// Exits with 0 when `zernel observe` could work here, with 1 when it could not.
+/// Exits with 0 if `zernel observe` works here, else with 1.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Print one JSON object instead of a table
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Everything the doctor found.
+/// The results of all checks.
 #[derive(Debug, Serialize)]
 struct Report {
     version: &'static str,
@@ -43,13 +43,13 @@ struct Report {
     sections: Vec<Section>,
 }
 
-/// Whether `zernel observe` could work.
+/// Whether `zernel observe` works here.
 #[derive(Debug, Serialize)]
 struct Verdict {
     possible: bool,
-    /// The best working way to attach to functions of processes.
+    /// The best way to attach uprobes that works.
     rung: Option<&'static str>,
-    /// What is missing, by the rows' names.
+    /// Names of the rows that prevent it.
     blocked_by: Vec<&'static str>,
 }
 
@@ -59,7 +59,7 @@ struct Section {
     rows: Vec<Row>,
 }
 
-/// What came of trying each capability.
+/// Each capability with the result of trying it.
 type Trials = Vec<(Capability, Result<(), Refusal>)>;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
