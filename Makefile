@@ -21,8 +21,8 @@ test: setup-test lint
 
 lint:
 	cargo fmt --all --check
-	# A macro declares the modules of the probes, so cargo fmt does not find them.
-	rustfmt --edition 2024 --check crates/zernel-ebpf/src/probes/*/*.rs
+	# Macros declare the modules of the probes and of their snapshots, so cargo fmt does not find them.
+	rustfmt --edition 2024 --check crates/zernel-ebpf/src/probes/*/*.rs crates/zernel-model/src/snapshot/*.rs
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 
 bench: setup-test

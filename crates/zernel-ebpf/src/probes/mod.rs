@@ -9,7 +9,6 @@
 //! | `<name>.bpf.h` | what the kernel does with its calls, beyond what all calls have in common (`observe.bpf.c`) |
 //! | `state.bpf.h` | what it keeps per process and per thread |
 //! | `metrics.rs` | its metric families, written from a snapshot |
-//!
 //! | `state.rs` | what userspace keeps of it per process, and its part of a snapshot |
 //!
 //! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark` and

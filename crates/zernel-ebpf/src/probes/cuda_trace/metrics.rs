@@ -26,6 +26,9 @@ families! {
         "CUDA and NCCL calls that returned an error.";
 }
 
+/// A figure of counted calls; `None` if there is none.
+type CountFigure = fn(&CountedCalls) -> Option<f64>;
+
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     expose_launches(out, scoped);
     expose_copies(out, scoped);
@@ -66,7 +69,7 @@ fn expose_launches(out: &mut Exposition, scoped: &Scoped<'_>) {
 }
 
 fn expose_copies(out: &mut Exposition, scoped: &Scoped<'_>) {
-    let figures: [(MetricFamily, fn(&CountedCalls) -> Option<f64>); 3] = [
+    let figures: [(MetricFamily, CountFigure); 3] = [
         (COPIES, |counted| Some(counted.calls as f64)),
         (COPY_BYTES, |counted| Some(counted.bytes as f64)),
         (COPIES_SECONDS, |counted| {

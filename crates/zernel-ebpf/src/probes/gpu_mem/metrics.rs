@@ -19,8 +19,11 @@ families! {
         "GPU memory of a process as NVML reports it, less the allocations that were observed: its CUDA context.";
 }
 
+/// A count of a device.
+type Count = fn(&DeviceMemory) -> u64;
+
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-    let counters: [(MetricFamily, fn(&DeviceMemory) -> u64); 2] = [
+    let counters: [(MetricFamily, Count); 2] = [
         (ALLOCATIONS, |device| device.allocations),
         (FREES, |device| device.frees),
     ];

@@ -21,8 +21,11 @@ families! {
         "Collectives entered on a communicator.";
 }
 
+/// A total of an operation.
+type Total = fn(&CollectiveTotals) -> u64;
+
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-    let counters: [(MetricFamily, fn(&CollectiveTotals) -> u64); 2] = [
+    let counters: [(MetricFamily, Total); 2] = [
         (CALLS, |totals| totals.calls),
         (BYTES, |totals| totals.bytes),
     ];
