@@ -144,9 +144,13 @@ impl ProcessTable {
 
     /// Reads exited processes for the last time, frees their indices, and forgets those whose grace period is over.
     fn retire_exited(&mut self, kernel: &Kernel, governor: &Governor) -> libbpf_rs::Result<()> {
-        let is_over = |_: &u32, process: &mut ObservedProcess| process.ended_ns.is_some();
-        let exited: Vec<(u32, ObservedProcess)> = self.running.extract_if(.., is_over).collect();
-        for (index, mut process) in exited {
+        let running = self.running.iter();
+        let exited = running.filter(|(_, process)| process.ended_ns.is_some());
+        let exited: Vec<u32> = exited.map(|(index, _)| *index).collect();
+        for index in exited {
+            let Some(mut process) = self.running.remove(&index) else {
+                continue;
+            };
             // Its last calls may have come after it was read, but before it exited.
             let record = kernel.processes.read(index as usize);
             process.read(kernel, index as usize, &record);
