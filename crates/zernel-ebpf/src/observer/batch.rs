@@ -9,32 +9,32 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 /// For how many entries there is room at first.
-const FEW: usize = 256;
+const INITIAL_CAPACITY: usize = 256;
 
 /// All entries of a hash map.
 pub(super) fn entries<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
 ) -> libbpf_rs::Result<Vec<(K, V)>> {
-    let mut room = FEW;
+    let mut capacity = INITIAL_CAPACITY;
     loop {
-        match all_of_at_most(map, room)? {
+        match entries_up_to(map, capacity)? {
             Some(entries) => return Ok(entries),
-            None => room *= 2,
+            None => capacity *= 2,
         }
     }
 }
 
 /// All entries of a map; `None` if there are more than there is room for.
-fn all_of_at_most<K: FromBytes, V: FromBytes>(
+fn entries_up_to<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
-    room: usize,
+    capacity: usize,
 ) -> libbpf_rs::Result<Option<Vec<(K, V)>>> {
     let (key_bytes, value_bytes) = (map.key_size() as usize, map.value_size() as usize);
-    let mut keys = vec![0; room * key_bytes];
-    let mut values = vec![0; room * value_bytes];
+    let mut keys = vec![0; capacity * key_bytes];
+    let mut values = vec![0; capacity * value_bytes];
     // Where the next batch would begin, which nobody asks for.
     let mut next = 0_u64;
-    let mut count = room as u32;
+    let mut count = capacity as u32;
     // SAFETY: a map, a place for a cursor, which takes four bytes, and for as many keys and values as `count` says.
     let result = unsafe {
         libbpf_sys::bpf_map_lookup_batch(

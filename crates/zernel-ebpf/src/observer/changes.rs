@@ -19,13 +19,13 @@ use rustix::io::Errno;
 const CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB);
 
 /// What the kernel calls a watched inode.
-pub(crate) type Watched = i32;
+pub(crate) type WatchId = i32;
 
 /// The kernel's notes of changes.
 #[derive(Debug)]
 pub(crate) struct Changes {
     descriptor: OwnedFd,
-    watched: BTreeSet<Watched>,
+    watched: BTreeSet<WatchId>,
 }
 
 impl Changes {
@@ -38,11 +38,11 @@ impl Changes {
 
     /// Watches an open file, which was found at `access` and is called `path` by its users. What cannot
     /// be watched is left out: a user has only so many watches.
-    pub(crate) fn watch(&mut self, file: &File, access: &Path, path: &Path) -> Vec<Watched> {
+    pub(crate) fn watch(&mut self, file: &File, access: &Path, path: &Path) -> Vec<WatchId> {
         let open = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let named = path_of_users(access, path);
+        let named = path_in_user_root(access, path);
         let paths = [open, named].into_iter();
-        let watched: Vec<Watched> = paths
+        let watched: Vec<WatchId> = paths
             .filter_map(|path| inotify::add_watch(&self.descriptor, path, CHANGES).ok())
             .collect();
         self.watched.extend(&watched);
@@ -50,7 +50,7 @@ impl Changes {
     }
 
     /// Watches nothing else any more.
-    pub(crate) fn keep(&mut self, needed: &BTreeSet<Watched>) {
+    pub(crate) fn retain(&mut self, needed: &BTreeSet<WatchId>) {
         for unneeded in self.watched.difference(needed) {
             // It is gone already if its inode is.
             let _ = inotify::remove_watch(&self.descriptor, *unneeded);
@@ -81,7 +81,7 @@ impl AsFd for Changes {
 }
 
 /// Where the users of a file have it, seen from here: they may have another root.
-fn path_of_users(access: &Path, path: &Path) -> PathBuf {
+fn path_in_user_root(access: &Path, path: &Path) -> PathBuf {
     let mapped = access
         .parent()
         .filter(|it| it.file_name() == Some(OsStr::new("map_files")));
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_name_is_looked_up_under_the_root_of_its_user() {
-        let of = |access, path| path_of_users(Path::new(access), Path::new(path));
+        let of = |access, path| path_in_user_root(Path::new(access), Path::new(path));
         let inside = of("/proc/7/map_files/1000-2000", "/lib/libcuda.so.1");
         assert_eq!(inside, Path::new("/proc/7/root/lib/libcuda.so.1"));
         assert_eq!(of("/a/b", "/a/b"), Path::new("/a/b"));
@@ -119,7 +119,7 @@ mod tests {
         assert!(!changes.take());
         std::fs::remove_file(&path).unwrap();
         assert!(changes.take());
-        changes.keep(&BTreeSet::new());
+        changes.retain(&BTreeSet::new());
         file.write_all(b"newer").unwrap();
         assert!(!changes.take());
     }

@@ -37,7 +37,7 @@ impl Interval {
     }
 
     /// Half the width as a share of the mean.
-    pub(super) fn relative(&self) -> Option<f64> {
+    pub(super) fn relative_error(&self) -> Option<f64> {
         self.half_width.map(|half| half / self.mean)
     }
 }
@@ -95,14 +95,14 @@ impl Ratio {
         let half_width = (self.windows > 1).then(|| {
             let freedom = f64::from(self.windows) - 1.0;
             let variance = residue.max(0.0) * f64::from(self.windows) / freedom;
-            student(self.windows - 1) * variance.sqrt() / self.n
+            student_t(self.windows - 1) * variance.sqrt() / self.n
         });
         Some(Interval { mean, half_width })
     }
 }
 
 /// Student's t for a 95 % interval: from a table up to 10 degrees of freedom, then at most 0.5 % too large.
-fn student(freedom: u32) -> f64 {
+fn student_t(freedom: u32) -> f64 {
     const TABLE: [f64; 10] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     ];
@@ -115,7 +115,7 @@ fn student(freedom: u32) -> f64 {
 /// A step of length l lies whole in a window of length w for w − l of all moments at which the window may open. Its
 /// weight is therefore 1 / (w − l), so that long steps are not under-represented.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct PerStep {
+pub(super) struct LaunchesPerStep {
     /// Weighted launches and weights, summed over the steps of each window.
     by_window: Ratio,
     /// The same with each step as a unit.
@@ -124,20 +124,20 @@ pub(super) struct PerStep {
 
 /// The least w − l, as a share of w, that a step is weighted by. Windows are planned to be 1.4 times as long as nine of
 /// ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
-const LEAST_ROOM: f64 = 0.1;
+const MIN_ROOM: f64 = 0.1;
 
 /// With fewer windows, the interval is at least as wide as it would be with the step as the unit: two or three windows
 /// may agree by chance although their steps differ. Where a short and a long step alternate, the window alone as the
 /// unit covers the truth in 83 of 100 simulated runs of 3 windows, and in 94 of 100 with 8.
 const FEW_WINDOWS: u32 = 8;
 
-impl PerStep {
+impl LaunchesPerStep {
     /// Adds a window of this length and the steps that lay whole in it.
     pub(super) fn add_window(&mut self, steps: &[WindowStep], length: Duration) {
         let (mut launches, mut weights) = (0.0, 0.0);
         for step in steps {
             let room = length.saturating_sub(Duration::from_nanos(step.duration_ns));
-            let weight = 1.0 / room.max(length.mul_f64(LEAST_ROOM)).as_secs_f64();
+            let weight = 1.0 / room.max(length.mul_f64(MIN_ROOM)).as_secs_f64();
             launches += weight * f64::from(step.launches);
             weights += weight;
             self.by_step.add(weight * f64::from(step.launches), weight);
@@ -159,7 +159,7 @@ impl PerStep {
 
 /// A sampling window as one process passed through it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Window {
+pub(super) struct WindowTotals {
     pub(super) seconds: f64,
     /// Launches of the process, by whatever function.
     pub(super) launches: u64,
@@ -179,7 +179,7 @@ pub(super) struct SampledCalls {
     seconds: f64,
     steps: u64,
     /// How often sampling began.
-    beginnings: u32,
+    sampling_starts: u32,
     /// The calls before steps were last counted anew, from another boundary.
     earlier: CallEstimate,
 }
@@ -194,7 +194,7 @@ impl SampledCalls {
 
     /// Sampling begins.
     pub(super) fn begin(&mut self) {
-        self.beginnings += 1;
+        self.sampling_starts += 1;
     }
 
     /// Time passed and steps were made while sampled.
@@ -204,7 +204,7 @@ impl SampledCalls {
     }
 
     /// Adds a window with so many calls.
-    pub(super) fn add_window(&mut self, calls: u64, window: &Window) {
+    pub(super) fn add_window(&mut self, calls: u64, window: &WindowTotals) {
         self.per_launch.add(calls as f64, window.launches as f64);
         self.per_second.add(calls as f64, window.seconds);
         self.probe_seconds += window.probe_seconds;
@@ -219,7 +219,7 @@ impl SampledCalls {
         };
         *self = Self {
             are_all_launches: self.are_all_launches,
-            beginnings: 1,
+            sampling_starts: 1,
             earlier,
             ..Self::default()
         };
@@ -247,10 +247,10 @@ impl SampledCalls {
     fn by_steps(&self, per_step: Interval, per_launch: Interval) -> CallEstimate {
         let calls_per_step = per_step.mean * per_launch.mean;
         let calls = calls_per_step * self.steps as f64;
-        let relative = per_step.relative().zip(per_launch.half_width);
+        let relative = per_step.relative_error().zip(per_launch.half_width);
         let half_width = relative.map(|(of_step, of_launch)| {
             let of_launch = of_launch * per_step.mean * self.steps as f64;
-            (of_step * calls).hypot(of_launch) + calls_per_step * f64::from(self.beginnings)
+            (of_step * calls).hypot(of_launch) + calls_per_step * f64::from(self.sampling_starts)
         });
         CallEstimate { calls, half_width }
     }

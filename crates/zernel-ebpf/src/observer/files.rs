@@ -13,7 +13,7 @@ use std::thread;
 
 use libbpf_rs::Link;
 
-use super::changes::{Changes, Watched};
+use super::changes::{Changes, WatchId};
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
 use crate::probes::SYMBOLS;
@@ -24,13 +24,13 @@ pub(crate) const WRITTEN_TO: &str = "the file was written to after it was attach
 
 /// How a function of a file is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Watch {
+pub enum AttachMode {
     /// All the time.
-    Always,
+    Permanent,
     /// In windows.
     Sampled,
     /// Not at all, and why.
-    Not(String),
+    NotAttached(String),
 }
 
 /// A function of a file.
@@ -41,7 +41,7 @@ pub(crate) struct Function {
     /// Its row in [`SYMBOLS`].
     pub(crate) symbol: usize,
     pub(crate) site: Option<Site>,
-    pub(crate) watch: Watch,
+    pub(crate) mode: AttachMode,
 }
 
 /// A file that probes are attached to.
@@ -54,11 +54,11 @@ pub(crate) struct AttachedFile {
     pub(crate) functions: Vec<Function>,
     file: File,
     identity: FileIdentity,
-    steady: Vec<Link>,
+    infrequent_links: Vec<Link>,
     /// Of the functions that may have to be sampled, those that are watched all the time.
-    frequent: BTreeMap<usize, Vec<Link>>,
-    window: Vec<Link>,
-    watched: Vec<Watched>,
+    frequent_links: BTreeMap<usize, Vec<Link>>,
+    window_links: Vec<Link>,
+    change_watches: Vec<WatchId>,
 }
 
 impl AttachedFile {
@@ -81,20 +81,20 @@ impl AttachedFile {
             functions,
             file,
             identity,
-            steady: Vec::new(),
-            frequent: BTreeMap::new(),
-            window: Vec::new(),
-            watched: Vec::new(),
+            infrequent_links: Vec::new(),
+            frequent_links: BTreeMap::new(),
+            window_links: Vec::new(),
+            change_watches: Vec::new(),
         };
         for symbol in attached.frequent_symbols() {
             if is_sampled(symbol) {
-                attached.set_watch(symbol, &Watch::Sampled);
+                attached.set_mode(symbol, &AttachMode::Sampled);
             } else {
-                attached.watch_always(kernel, symbol);
+                attached.attach_permanently(kernel, symbol);
             }
         }
         // Last, because a process whose first call was seen counts as seen completely.
-        attached.attach_steady(kernel);
+        attached.attach_infrequent(kernel);
         Ok(attached)
     }
 
@@ -103,22 +103,22 @@ impl AttachedFile {
     }
 
     /// Has changes of the file told, which was found at `access`, until it is detached for good.
-    pub(crate) fn watch(&mut self, changes: &mut Changes, access: &Path) {
-        self.watched = changes.watch(&self.file, access, &self.path);
+    pub(crate) fn watch_for_changes(&mut self, changes: &mut Changes, access: &Path) {
+        self.change_watches = changes.watch(&self.file, access, &self.path);
         if !self.is_unchanged() {
             self.detach(WRITTEN_TO);
         }
     }
 
     /// Whether any function of it is watched at all.
-    pub(crate) fn is_watched(&self) -> bool {
+    pub(crate) fn has_probes(&self) -> bool {
         let mut functions = self.functions.iter();
-        functions.any(|function| !matches!(function.watch, Watch::Not(_)))
+        functions.any(|function| !matches!(function.mode, AttachMode::NotAttached(_)))
     }
 
     /// Its watches in [`Changes`].
-    pub(crate) fn watched(&self) -> impl Iterator<Item = Watched> {
-        self.watched.iter().copied()
+    pub(crate) fn change_watches(&self) -> impl Iterator<Item = WatchId> {
+        self.change_watches.iter().copied()
     }
 
     /// Whether the file is still what was attached to. If somebody wrote to it, the probes are where
@@ -145,16 +145,16 @@ impl AttachedFile {
         symbols
     }
 
-    fn attach_steady(&mut self, kernel: &Kernel) {
+    fn attach_infrequent(&mut self, kernel: &Kernel) {
         let targets = self.targets(|function| {
-            !SYMBOLS[function.symbol].frequent && function.watch == Watch::Always
+            !SYMBOLS[function.symbol].frequent && function.mode == AttachMode::Permanent
         });
         match self.link(kernel, &targets) {
-            Ok(links) => self.steady = links,
+            Ok(links) => self.infrequent_links = links,
             Err(problem) => {
                 for function in &mut self.functions {
                     if function.site.is_some() && !SYMBOLS[function.symbol].frequent {
-                        function.watch = Watch::Not(problem.clone());
+                        function.mode = AttachMode::NotAttached(problem.clone());
                     }
                 }
             }
@@ -162,30 +162,30 @@ impl AttachedFile {
     }
 
     /// Watches a frequent function all the time.
-    pub(crate) fn watch_always(&mut self, kernel: &Kernel, symbol: usize) {
+    pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
         let targets = self.targets(|function| function.symbol == symbol);
-        let watch = match self.link(kernel, &targets) {
+        let mode = match self.link(kernel, &targets) {
             Ok(links) => {
-                self.frequent.insert(symbol, links);
-                Watch::Always
+                self.frequent_links.insert(symbol, links);
+                AttachMode::Permanent
             }
-            Err(problem) => Watch::Not(problem),
+            Err(problem) => AttachMode::NotAttached(problem),
         };
-        self.set_watch(symbol, &watch);
+        self.set_mode(symbol, &mode);
     }
 
     /// Watches a frequent function in windows from now on. Dropping the links takes it off, which takes a while.
-    pub(crate) fn watch_sampled(&mut self, symbol: usize) -> Vec<Link> {
-        self.set_watch(symbol, &Watch::Sampled);
-        self.frequent.remove(&symbol).unwrap_or_default()
+    pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<Link> {
+        self.set_mode(symbol, &AttachMode::Sampled);
+        self.frequent_links.remove(&symbol).unwrap_or_default()
     }
 
     /// Takes everything off for a while.
     pub(crate) fn pause(&mut self) {
-        let frequent = std::mem::take(&mut self.frequent);
+        let frequent = std::mem::take(&mut self.frequent_links);
         let mut links: Vec<Link> = frequent.into_values().flatten().collect();
-        links.append(&mut self.steady);
-        links.append(&mut self.window);
+        links.append(&mut self.infrequent_links);
+        links.append(&mut self.window_links);
         detach(links);
     }
 
@@ -193,40 +193,40 @@ impl AttachedFile {
     pub(crate) fn resume(&mut self, kernel: &Kernel) {
         for symbol in self.frequent_symbols() {
             let mut functions = self.functions.iter();
-            if functions.any(|it| it.symbol == symbol && it.watch == Watch::Always) {
-                self.watch_always(kernel, symbol);
+            if functions.any(|it| it.symbol == symbol && it.mode == AttachMode::Permanent) {
+                self.attach_permanently(kernel, symbol);
             }
         }
-        self.attach_steady(kernel);
+        self.attach_infrequent(kernel);
     }
 
     /// Takes everything off, and says why.
-    pub(crate) fn detach(&mut self, why: &str) {
+    pub(crate) fn detach(&mut self, reason: &str) {
         self.pause();
-        self.watched.clear();
+        self.change_watches.clear();
         for function in &mut self.functions {
             if function.site.is_some() {
-                function.watch = Watch::Not(why.to_owned());
+                function.mode = AttachMode::NotAttached(reason.to_owned());
             }
         }
     }
 
     /// Attaches to all sampled functions at once.
     pub(crate) fn open_window(&mut self, kernel: &Kernel) -> Result<(), String> {
-        let targets = self.targets(|function| function.watch == Watch::Sampled);
-        self.window = self.link(kernel, &targets)?;
+        let targets = self.targets(|function| function.mode == AttachMode::Sampled);
+        self.window_links = self.link(kernel, &targets)?;
         Ok(())
     }
 
     /// The links of the window; dropping them takes it off again, which takes a while.
     pub(crate) fn close_window(&mut self) -> Vec<Link> {
-        std::mem::take(&mut self.window)
+        std::mem::take(&mut self.window_links)
     }
 
-    fn set_watch(&mut self, symbol: usize, watch: &Watch) {
+    fn set_mode(&mut self, symbol: usize, mode: &AttachMode) {
         for function in &mut self.functions {
             if function.symbol == symbol && function.site.is_some() {
-                function.watch = watch.clone();
+                function.mode = mode.clone();
             }
         }
     }
@@ -278,15 +278,15 @@ fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
         .map(|((symbol, name, _), site)| Function {
             name,
             symbol: *symbol,
-            watch: match &site {
-                Ok(_) => Watch::Always,
-                Err(error) => Watch::Not(error.to_string()),
+            mode: match &site {
+                Ok(_) => AttachMode::Permanent,
+                Err(error) => AttachMode::NotAttached(error.to_string()),
             },
             site: site.ok(),
         })
         .collect();
-    refuse_the_second_of_two_at_one_place(&mut functions);
-    refuse_expensive_ones(&mut functions);
+    refuse_aliases(&mut functions);
+    refuse_single_stepped(&mut functions);
     functions
 }
 
@@ -311,7 +311,7 @@ fn wanted_names(kind: LibraryKind, library: &Library) -> Vec<(usize, &'static st
 }
 
 /// Two names of one function would count its calls twice.
-fn refuse_the_second_of_two_at_one_place(functions: &mut [Function]) {
+fn refuse_aliases(functions: &mut [Function]) {
     let mut taken: BTreeMap<u64, &'static str> = BTreeMap::new();
     for function in functions {
         let Some(site) = function.site else { continue };
@@ -321,21 +321,21 @@ fn refuse_the_second_of_two_at_one_place(functions: &mut [Function]) {
             }
             Some(first) => {
                 function.site = None;
-                function.watch = Watch::Not(format!("is the same function as {first}"));
+                function.mode = AttachMode::NotAttached(format!("is the same function as {first}"));
             }
         }
     }
 }
 
 /// A frequent function that can only be single-stepped costs more than it tells.
-fn refuse_expensive_ones(functions: &mut [Function]) {
+fn refuse_single_stepped(functions: &mut [Function]) {
     for function in functions {
         let stepped = function
             .site
             .is_some_and(|site| site.trap == TrapCost::SingleStepped);
         if stepped && SYMBOLS[function.symbol].frequent {
             function.site = None;
-            function.watch = Watch::Not(
+            function.mode = AttachMode::NotAttached(
                 "is called often, and the kernel would have to single-step its first instruction"
                     .to_owned(),
             );

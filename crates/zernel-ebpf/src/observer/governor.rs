@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-pub(super) use self::windows::Windows;
+pub(super) use self::windows::LaunchSpans;
 use super::files::detach;
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
@@ -30,7 +30,7 @@ pub struct GovernorOptions {
     /// The share at which all probes are taken off, if sampling does not keep below it.
     pub ceiling: f64,
     /// For how long, the first time.
-    pub rest: Duration,
+    pub first_suspension: Duration,
 }
 
 impl Default for GovernorOptions {
@@ -38,7 +38,7 @@ impl Default for GovernorOptions {
         Self {
             budget: 0.005,
             ceiling: 0.05,
-            rest: Duration::from_secs(30),
+            first_suspension: Duration::from_secs(30),
         }
     }
 }
@@ -48,7 +48,7 @@ impl GovernorOptions {
     pub const EXACT: Self = Self {
         budget: f64::INFINITY,
         ceiling: f64::INFINITY,
-        rest: Duration::ZERO,
+        first_suspension: Duration::ZERO,
     };
 
     /// With this budget, and a ceiling that leaves room for it.
@@ -68,9 +68,9 @@ const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
 /// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(super) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
 /// The largest share of the time that windows take: two of the shortest ones per second.
-const LARGEST_DUTY: f64 = 0.1;
+const MAX_DUTY: f64 = 0.1;
 /// The smallest share: a window of the shortest length about every eight minutes.
-const SMALLEST_DUTY: f64 = 1e-4;
+const MIN_DUTY: f64 = 1e-4;
 /// The share of the budget that functions with permanently attached probes may use. The rest pays for windows.
 const PERMANENT_SHARE: f64 = 0.8;
 /// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
@@ -78,7 +78,7 @@ const CREDIT: Duration = Duration::from_secs(5);
 /// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
 const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
 /// How many times as rare windows are once launches per step of every process are well known.
-const WELL_KNOWN_PAUSE: f64 = 5.0;
+const PRECISE_PAUSE_FACTOR: f64 = 5.0;
 /// A function that costs less than this share of the budget is sampled only if the budget cannot be kept otherwise:
 /// sampling it would save little and lose much, such as the boundaries of steps.
 const CHEAP_SHARE: f64 = 0.2;
@@ -90,7 +90,7 @@ const ROUNDS_ABOVE_CEILING: u32 = 4;
 
 /// Which functions to sample, of those that cost a thread these shares of its time, and `share` in all; and what
 /// is left of that then.
-fn to_sample(
+fn choose_sampled(
     mut costs: Vec<(usize, f64)>,
     share: f64,
     budget: f64,
@@ -121,11 +121,11 @@ fn to_sample(
 }
 
 /// Whether a function tells on which device a thread works.
-fn tells_device(symbol: usize) -> bool {
+fn sets_device(symbol: usize) -> bool {
     SYMBOLS[symbol].probe == Probe::CudaContext
 }
 
-fn tells_of_events(symbol: usize) -> bool {
+fn defines_events(symbol: usize) -> bool {
     cuda_trace::tells_of_events(&SYMBOLS[symbol])
 }
 
@@ -141,7 +141,7 @@ fn with_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
 /// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
 /// of its budget is left.
 fn duty(cost: f64, left: f64) -> f64 {
-    (left / cost).clamp(SMALLEST_DUTY, LARGEST_DUTY)
+    (left / cost).clamp(MIN_DUTY, MAX_DUTY)
 }
 
 /// What a probe costs here, and what was done about it.
@@ -159,8 +159,8 @@ pub struct Cost {
 
 impl Cost {
     /// Of a call in a process in which `threads` threads call.
-    pub(super) fn of_call(&self, threads: usize) -> f64 {
-        if threads > 1 {
+    pub(super) fn call_ns(&self, is_contended: bool) -> f64 {
+        if is_contended {
             self.ns_per_call_contended.max(self.ns_per_call)
         } else {
             self.ns_per_call
@@ -184,9 +184,9 @@ pub(super) struct Governor {
     /// When the one that is open is to close.
     window: Option<Instant>,
     window_from_ns: u64,
-    pub(super) windows: Windows,
+    pub(super) launch_spans: LaunchSpans,
     /// For how many rounds somebody was above the ceiling.
-    over_ceiling: u32,
+    rounds_over_ceiling: u32,
 }
 
 impl Governor {
@@ -202,8 +202,8 @@ impl Governor {
             paid_at: Instant::now(),
             window: None,
             window_from_ns: 0,
-            windows: Windows::default(),
-            over_ceiling: 0,
+            launch_spans: LaunchSpans::default(),
+            rounds_over_ceiling: 0,
         }
     }
 
@@ -224,7 +224,7 @@ impl Governor {
 
     /// Whether anything that tells what CUDA's events follow is sampled.
     fn samples_events(&self) -> bool {
-        self.sampled.keys().any(|symbol| tells_of_events(*symbol))
+        self.sampled.keys().any(|symbol| defines_events(*symbol))
     }
 
     pub(super) fn is_window_open(&self) -> bool {
@@ -232,7 +232,7 @@ impl Governor {
     }
 
     /// Has a process take in what the window has counted of it.
-    pub(super) fn have_window_taken(
+    pub(super) fn close_window_of(
         &self,
         process: &mut ObservedProcess,
         counters: &layout::Counters,
@@ -241,18 +241,18 @@ impl Governor {
         if to_ns <= self.window_from_ns {
             return;
         }
-        let cost_ns = self.cost.of_call(process.threads());
+        let cost_ns = self.cost.call_ns(process.is_contended());
         process.close_window(counters, (self.window_from_ns, to_ns), cost_ns);
     }
 
     /// When the next window opens, or the one that is open closes.
-    pub(super) fn next_turn(&self) -> Option<Instant> {
+    pub(super) fn next_window_change(&self) -> Option<Instant> {
         let next = self.next_window.filter(|_| !self.sampled.is_empty());
         self.window.or(next)
     }
 
     /// Has the next window open as soon as the budget, with this credit, allows.
-    fn hasten_window(&mut self, credit: Duration) {
+    fn bring_window_forward(&mut self, credit: Duration) {
         let on_credit = self.paid_at.checked_sub(credit);
         let earliest = on_credit.map_or(self.earliest_window, |on| on.max(self.earliest_window));
         self.next_window = self.next_window.map(|next| next.min(earliest));
@@ -283,57 +283,63 @@ impl Observer {
         self.governor.last_round = Instant::now();
         let budget = self.governor.options.budget;
         let mut hot = BTreeSet::new();
-        let mut stuck = None;
-        let several_devices = self.watch_devices();
+        let mut over_ceiling = None;
+        let several_devices = self.are_several_devices_used();
+        if several_devices && !self.is_off() {
+            self.attach_device_functions();
+        }
         for (index, process) in &mut self.processes.running {
             let word = self
                 .kernel
                 .processes
                 .word(*index as usize, offset_of!(layout::Process, busiest_hits));
             let busiest = word.swap(0, Ordering::Relaxed) as f64;
-            let ns = self.governor.cost.of_call(process.threads());
+            let ns = self.governor.cost.call_ns(process.is_contended());
             process.note_cost(busiest, ns, elapsed);
             // What is watched all the time; windows are planned to fit beside it.
             let rates = process.rates(|symbol| !self.governor.is_sampled(symbol));
-            let steady: f64 = rates.iter().map(|(_, rate)| rate).sum();
-            let share = steady.min(busiest) * ns / 1e9;
-            process.steady_cost = share;
+            let permanent: f64 = rates.iter().map(|(_, rate)| rate).sum();
+            let share = permanent.min(busiest) * ns / 1e9;
+            process.permanent_cost = share;
             if share <= budget {
                 continue;
             }
             let costs = rates
                 .iter()
-                .map(|(symbol, rate)| (*symbol, share * rate / steady));
-            if self.off.is_some() {
+                .map(|(symbol, rate)| (*symbol, share * rate / permanent));
+            if self.suspension.is_some() {
                 continue;
             }
             let may_be_sampled = |symbol: usize| {
-                SYMBOLS[symbol].frequent && !(several_devices && tells_device(symbol))
+                SYMBOLS[symbol].frequent && !(several_devices && sets_device(symbol))
             };
-            let (sampled, left) = to_sample(costs.collect(), share, budget, may_be_sampled);
+            let (sampled, left) = choose_sampled(costs.collect(), share, budget, may_be_sampled);
             hot.extend(sampled);
-            process.steady_cost = left;
+            process.permanent_cost = left;
             if left > self.governor.options.ceiling {
-                stuck = Some(process.pid);
+                over_ceiling = Some(process.pid);
             }
         }
         let mut hot = with_groups(&hot);
         hot.retain(|symbol| !self.governor.is_sampled(*symbol));
         if !hot.is_empty() {
             let mut links = self.close_window();
-            links.extend(hot.into_iter().flat_map(|symbol| self.sample(symbol)));
+            links.extend(
+                hot.into_iter()
+                    .flat_map(|symbol| self.begin_sampling(symbol)),
+            );
             // This may take long on a machine that is busy.
             detach(links);
         }
-        self.watch_calm_ones_again();
-        self.rest_if_stuck(stuck);
-        self.end_rest();
-        self.hasten_window();
+        self.attach_cheap_functions();
+        self.suspend_if_over_ceiling(over_ceiling);
+        self.end_expired_suspension();
+        self.bring_window_forward();
     }
 
     /// Has the next window open soon if there is a process whose launches per step are not well known.
-    pub(super) fn hasten_window(&mut self) {
-        if self.is_all_known() {
+    pub(super) fn bring_window_forward(&mut self) {
+        if self.are_all_estimates_precise() {
             return;
         }
         let mut watched = self
@@ -345,69 +351,70 @@ impl Observer {
             true => CREDIT_FOR_INTERVAL,
             false => CREDIT,
         };
-        self.governor.hasten_window(credit);
+        self.governor.bring_window_forward(credit);
     }
 
     /// Whether someone uses several devices. Then what tells on which of them a thread works is not sampled.
-    fn watch_devices(&mut self) -> bool {
+    fn are_several_devices_used(&self) -> bool {
         let mut processes = self.processes.running.values();
-        if !processes.any(|process| process.uses_several_devices) {
-            return false;
+        processes.any(|process| process.uses_several_devices)
+    }
+
+    fn attach_device_functions(&mut self) {
+        let sampled = self.governor.symbols().into_iter();
+        for symbol in sampled.filter(|symbol| sets_device(*symbol)) {
+            detach(self.close_window());
+            self.attach_permanently(symbol);
         }
-        if !self.is_off() {
-            let sampled = self.governor.symbols().into_iter();
-            for symbol in sampled.filter(|symbol| tells_device(*symbol)) {
-                detach(self.close_window());
-                self.watch_always(symbol);
-            }
-        }
-        true
     }
 
     /// Whether launches per step of every process that needs windows are well known.
-    fn is_all_known(&self) -> bool {
+    fn are_all_estimates_precise(&self) -> bool {
         let processes = self.processes.running.values();
         let mut watched = processes.filter(|process| process.needs_windows());
-        watched.all(ObservedProcess::is_well_known)
+        watched.all(ObservedProcess::has_precise_estimates)
     }
 
     /// What CUDA's events follow was not seen for a while, but is from now on.
-    pub(super) fn note_events(&self) {
-        self.kernel.note_events(self.governor.samples_events());
+    pub(super) fn restart_event_tracking(&self) {
+        self.kernel
+            .restart_event_tracking(self.governor.samples_events());
     }
 
     /// Has a function watched in windows, and returns the links that kept it on.
-    fn sample(&mut self, symbol: usize) -> Vec<Link> {
+    fn begin_sampling(&mut self, symbol: usize) -> Vec<Link> {
         // Those of which all is counted yet; if they cannot be read, whoever reads all says so.
         let _ = self.read_step_marks();
         if self.kernel.set_sampled(symbol, true).is_err() {
             return Vec::new();
         }
-        self.kernel.note_taken_off();
+        self.kernel.note_detached();
         // Nothing is counted any more: what was counted up to here is exact.
         for (index, process) in &mut self.processes.running {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
         self.governor.sampled.insert(symbol, 0);
-        if tells_of_events(symbol) {
-            self.note_events();
+        if defines_events(symbol) {
+            self.restart_event_tracking();
         }
-        self.hasten_window();
+        self.bring_window_forward();
         if SYMBOLS[symbol].counts == Counts::Launch {
-            self.governor.windows.always_since_ns = None;
+            self.governor.launch_spans.permanent_since_ns = None;
         }
-        self.presume_launches();
+        self.update_launch_assumption();
         let next_window = &mut self.governor.next_window;
         next_window.get_or_insert_with(Instant::now);
         let files = self.attachment.files.iter_mut();
-        files.flat_map(|file| file.watch_sampled(symbol)).collect()
+        files
+            .flat_map(|file| file.switch_to_sampling(symbol))
+            .collect()
     }
 
     /// Puts a function on for good.
-    fn watch_always(&mut self, symbol: usize) {
+    fn attach_permanently(&mut self, symbol: usize) {
         let _ = self.read_step_marks();
         for file in &mut self.attachment.files {
-            file.watch_always(&self.kernel, symbol);
+            file.attach_permanently(&self.kernel, symbol);
         }
         for process in self.processes.running.values_mut() {
             process.end_sampling(symbol, monotonic_ns());
@@ -416,38 +423,38 @@ impl Observer {
         // Those that were told while it was put on.
         let _ = self.read_step_marks();
         self.governor.sampled.remove(&symbol);
-        if tells_of_events(symbol) {
-            self.note_events();
+        if defines_events(symbol) {
+            self.restart_event_tracking();
         }
         if !self.governor.samples_launches() {
-            let since_ns = &mut self.governor.windows.always_since_ns;
+            let since_ns = &mut self.governor.launch_spans.permanent_since_ns;
             since_ns.get_or_insert_with(monotonic_ns);
         }
-        self.presume_launches();
+        self.update_launch_assumption();
     }
 
     /// While launches are not all seen, a thread that has copied its batch to the GPU is taken to
     /// launch from then on: else it would seem to load data until its next wait.
-    fn presume_launches(&self) {
-        let presumed = self.governor.samples_launches();
-        if presumed != self.kernel.presumes_launches() {
+    fn update_launch_assumption(&self) {
+        let assumes = self.governor.samples_launches();
+        if assumes != self.kernel.assumes_launches() {
             let is_sampled = |symbol| self.governor.is_sampled(symbol);
-            let _ = self.kernel.presume_launches(presumed, is_sampled);
+            let _ = self.kernel.assume_launches(assumes, is_sampled);
         }
     }
 
-    fn watch_calm_ones_again(&mut self) {
+    fn attach_cheap_functions(&mut self) {
         if self.governor.is_window_open() || self.is_off() {
             return;
         }
         let budget = self.governor.options.budget;
         for (symbol, rounds) in &mut self.governor.sampled {
             let busy = self.processes.running.values().any(|process| {
-                let ns = self.governor.cost.of_call(process.threads());
+                let ns = self.governor.cost.call_ns(process.is_contended());
                 let cost = process.sampled_rate(*symbol) * ns / 1e9;
                 cost > 0.0
                     && (cost > budget * CHEAP_SHARE
-                        || process.steady_cost + cost > budget * PERMANENT_SHARE)
+                        || process.permanent_cost + cost > budget * PERMANENT_SHARE)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }
@@ -457,20 +464,20 @@ impl Observer {
         let symbols = |of: Vec<(&usize, _)>| of.into_iter().map(|(symbol, _)| *symbol).collect();
         let calm: BTreeSet<usize> = symbols(calm);
         for symbol in calm.difference(&with_groups(&symbols(busy))) {
-            self.watch_always(*symbol);
+            self.attach_permanently(*symbol);
         }
     }
 
     /// When a process stays above the ceiling with everything sampled that can be, takes all probes off.
-    fn rest_if_stuck(&mut self, stuck: Option<u32>) {
-        let Some(pid) = stuck else {
-            self.governor.over_ceiling = 0;
+    fn suspend_if_over_ceiling(&mut self, over_ceiling: Option<u32>) {
+        let Some(pid) = over_ceiling else {
+            self.governor.rounds_over_ceiling = 0;
             return;
         };
-        self.governor.over_ceiling += 1;
-        if self.governor.over_ceiling >= ROUNDS_ABOVE_CEILING {
-            self.governor.over_ceiling = 0;
-            self.rest(pid);
+        self.governor.rounds_over_ceiling += 1;
+        if self.governor.rounds_over_ceiling >= ROUNDS_ABOVE_CEILING {
+            self.governor.rounds_over_ceiling = 0;
+            self.suspend_over_ceiling(pid);
         }
     }
 
@@ -499,7 +506,7 @@ mod tests {
             .map(|(name, share)| (symbol(name), share * BUDGET))
             .collect();
         let share = costs.iter().map(|(_, cost)| cost).sum();
-        let (sampled, _) = to_sample(costs, share, BUDGET, |symbol| SYMBOLS[symbol].frequent);
+        let (sampled, _) = choose_sampled(costs, share, BUDGET, |symbol| SYMBOLS[symbol].frequent);
         sampled
             .iter()
             .map(|symbol| SYMBOLS[*symbol].name())
@@ -570,7 +577,7 @@ mod tests {
     fn windows_take_what_is_left() {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
         assert!(near(duty(0.1, 0.002), 0.02));
-        assert!(near(duty(0.0, 0.002), LARGEST_DUTY));
-        assert!(near(duty(1e6, 0.002), SMALLEST_DUTY));
+        assert!(near(duty(0.0, 0.002), MAX_DUTY));
+        assert!(near(duty(1e6, 0.002), MIN_DUTY));
     }
 }

@@ -114,7 +114,7 @@ impl Kernel {
             )
         })?;
         let kernel = Self::load_rung(rung, directory)?;
-        kernel.fill(tracker)?;
+        kernel.write_tables(tracker)?;
         Ok(kernel)
     }
 
@@ -158,7 +158,7 @@ impl Kernel {
     }
 
     /// Writes the tables that the programs read.
-    fn fill(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
+    fn write_tables(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
         let settings = layout::Settings {
             tracker: *tracker,
             window_open: 0,
@@ -183,7 +183,7 @@ impl Kernel {
     /// Says whether a function counts only while a window is open.
     pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
         let mut row = SYMBOLS[symbol].raw(sampled);
-        if self.presumes_launches() && begins_launches(symbol) {
+        if self.assumes_launches() && begins_launches(symbol) {
             row.flags |= layout::Symbol::BEGINS_LAUNCHES;
         }
         let key = (symbol as u32).to_ne_bytes();
@@ -191,19 +191,19 @@ impl Kernel {
     }
 
     /// Whether what comes before launches is taken for their beginning.
-    pub(crate) fn presumes_launches(&self) -> bool {
-        self.settings.read(0).tracker.launching_max_ns == PRESUMED_LAUNCHING_NS
+    pub(crate) fn assumes_launches(&self) -> bool {
+        self.settings.read(0).tracker.launching_max_ns == ASSUMED_LAUNCHING_NS
     }
 
     /// Takes what comes before launches for their beginning, or not.
-    pub(crate) fn presume_launches(
+    pub(crate) fn assume_launches(
         &self,
-        presume: bool,
+        assume: bool,
         is_sampled: impl Fn(usize) -> bool,
     ) -> libbpf_rs::Result<()> {
         let offset = offset_of!(layout::Settings, tracker.launching_max_ns);
-        let launching_ns = match presume {
-            true => PRESUMED_LAUNCHING_NS,
+        let launching_ns = match assume {
+            true => ASSUMED_LAUNCHING_NS,
             false => TrackerConfig::default().launching_max_ns,
         };
         let word = self.settings.word(0, offset);
@@ -220,12 +220,12 @@ impl Kernel {
         let word = self.settings.word(0, offset);
         word.store(open.into(), Ordering::Release);
         if !open {
-            self.note_taken_off();
+            self.note_detached();
         }
     }
 
     /// What CUDA's events follow is known from now on, or in windows only.
-    pub(crate) fn note_events(&self, sampled: bool) {
+    pub(crate) fn restart_event_tracking(&self, sampled: bool) {
         let offset = offset_of!(layout::Settings, events_sampled);
         let word = self.settings.word(0, offset);
         word.store(sampled.into(), Ordering::Release);
@@ -235,7 +235,7 @@ impl Kernel {
     }
 
     /// Calls that are under way may not be seen to return, and are not lost for that.
-    pub(crate) fn note_taken_off(&self) {
+    pub(crate) fn note_detached(&self) {
         let offset = offset_of!(layout::Settings, taken_off_ns);
         let word = self.settings.word(0, offset);
         word.store(monotonic_ns(), Ordering::Release);
@@ -268,7 +268,7 @@ impl Kernel {
 
     /// Forgets ourselves: calibration has made an observed process of us, and children of an observed
     /// process are taken for its loaders.
-    pub(crate) fn forget_ourselves(&self) -> libbpf_rs::Result<()> {
+    pub(crate) fn forget_own_process(&self) -> libbpf_rs::Result<()> {
         let own = std::process::id();
         let indices = find_map(&self.object, "process_indices")?;
         for key in indices.keys().collect::<Vec<_>>() {
@@ -291,11 +291,11 @@ impl Kernel {
         condition: impl Fn(&K) -> bool,
     ) -> libbpf_rs::Result<()> {
         let map = find_map(&self.object, map)?;
-        let doomed: Vec<Vec<u8>> = map
+        let keys: Vec<Vec<u8>> = map
             .keys()
             .filter(|key| K::read_from_bytes(key).is_ok_and(|key| condition(&key)))
             .collect();
-        for key in doomed {
+        for key in keys {
             let _ = map.delete(&key);
         }
         Ok(())
@@ -325,7 +325,7 @@ impl Kernel {
                 self.attach_calls(file, &calls, &mut links)?;
             }
             if !markers.is_empty() {
-                self.attach_markers(file, &markers, &mut links)?;
+                self.attach_entries(file, &markers, &mut links)?;
             }
             Ok(())
         })?;
@@ -357,7 +357,7 @@ impl Kernel {
     }
 
     /// Entries only, in links that know no return.
-    fn attach_markers(
+    fn attach_entries(
         &self,
         file: &Path,
         targets: &[Target],
@@ -481,7 +481,7 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
 }
 
 /// How long a thread is taken to launch when only the copy before its launches is seen.
-const PRESUMED_LAUNCHING_NS: u64 = 1_000_000_000;
+const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 
 /// Whether launches follow a call, as a rule.
 fn begins_launches(symbol: usize) -> bool {

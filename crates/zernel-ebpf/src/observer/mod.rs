@@ -7,7 +7,7 @@
 //! | `changes` | notices when one of these files is written to or removed |
 //! | `process_table`, `process` | the observed processes |
 //! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
-//! | `off` | all probes detached, by request or because they cost too much |
+//! | `suspension` | all probes detached, by request or because they cost too much |
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
@@ -24,11 +24,11 @@ mod files;
 mod governor;
 mod kernel;
 mod mapped;
-mod off;
 mod process;
 mod process_table;
 mod shared_state;
 mod step_marks;
+mod suspension;
 mod thread;
 
 use std::io;
@@ -38,16 +38,16 @@ use std::time::{Duration, Instant};
 
 use attachment::{AttachContext, Attachment};
 pub use estimate::Interval;
-pub use files::Watch;
+pub use files::AttachMode;
 use governor::Governor;
 pub use governor::{Cost, GovernorOptions, ProcessCost};
 pub(crate) use kernel::Kernel;
 #[cfg(test)]
 pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
-use off::{Off, Rests};
-pub use process::{CallCount, ObservedProcess, Phases, Seen};
+pub use process::{CallCount, Coverage, ObservedProcess, Phases};
 use process_table::{ProcessTable, ReadContext};
+use suspension::{Suspension, SuspensionBackoff};
 pub use thread::{ObserverRequests, ObserverThread, Published};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
@@ -64,7 +64,7 @@ macro_rules! attach_context {
         AttachContext {
             kernel: &$observer.kernel,
             governor: &$observer.governor,
-            is_off: $observer.off.is_some(),
+            is_off: $observer.suspension.is_some(),
         }
     };
 }
@@ -184,8 +184,8 @@ pub struct Observer {
     events: OwnedFd,
     is_alarmed: bool,
     /// Why all probes are detached, if they are.
-    off: Option<Off>,
-    rests: Rests,
+    suspension: Option<Suspension>,
+    suspension_backoff: SuspensionBackoff,
     kernel: Kernel,
 }
 
@@ -198,11 +198,11 @@ impl Observer {
         let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
         let kernel = kernel.map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
-        kernel.forget_ourselves().map_err(ObserveError::Read)?;
+        kernel.forget_own_process().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
         let attachment = Attachment::new()?;
         let mut observer = Self {
-            events: any([
+            events: epoll_any([
                 discovery.file_descriptor(),
                 attachment.as_fd(),
                 kernel.alarm.as_fd(),
@@ -214,8 +214,8 @@ impl Observer {
             gpu_facts: gpus.facts(),
             gpus,
             is_alarmed: false,
-            off: None,
-            rests: Rests::new(options.governor.rest),
+            suspension: None,
+            suspension_backoff: SuspensionBackoff::new(options.governor.first_suspension),
             kernel,
         };
         observer.attach_libraries(&options.libraries);
@@ -277,7 +277,7 @@ impl Observer {
 
     fn drop_changed_files(&mut self) {
         let users = self.attachment.drop_changed_files();
-        self.processes.lose_sight(&users);
+        self.processes.mark_incomplete(&users);
     }
 
     /// Reads utilization and memory of all GPUs.
@@ -319,8 +319,8 @@ impl Observer {
     }
 
     /// When a sampling window opens or closes next.
-    fn next_window_turn(&self) -> Option<Instant> {
-        self.governor.next_turn()
+    fn next_window_change(&self) -> Option<Instant> {
+        self.governor.next_window_change()
     }
 
     /// All observed processes, including those that exited a short while ago.
@@ -337,8 +337,8 @@ impl Observer {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let off = self.off.map(Off::why);
-        problems.extend(off.or_else(|| self.rests.problem()));
+        let suspension = self.suspension.map(Suspension::reason);
+        problems.extend(suspension.or_else(|| self.suspension_backoff.problem()));
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));
@@ -373,7 +373,7 @@ impl Observer {
 }
 
 /// A descriptor that is readable when one of several is.
-fn any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<OwnedFd> {
+fn epoll_any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<OwnedFd> {
     use rustix::event::epoll;
     let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for source in sources {

@@ -10,14 +10,14 @@ use zernel_phase::shared::{RawTaskState, RawTracker};
 use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-use super::durations::Taken;
-use super::estimate::PerStep;
-use super::governor::{ProcessCost, Windows};
+use super::durations::HistogramReader;
+use super::estimate::LaunchesPerStep;
+use super::governor::{LaunchSpans, ProcessCost};
 use super::kernel::Kernel;
 use crate::discovery::ProcessKey;
 use crate::probes::{Counts, Family, ProbeStates, SYMBOLS, SamplingGroup, Symbol, layout};
 use sampled_functions::SampledFunctions;
-use sampling::Clock;
+use sampling::Progress;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
 use zernel_identity::{Identity, identify};
 use zernel_model::aggregation::LatencyHistogram;
@@ -25,7 +25,7 @@ use zernel_model::snapshot::SharedHistogram;
 
 /// From when on a process is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum Coverage {
     /// From its first call on.
     Complete,
     /// From this moment on, in nanoseconds of CLOCK_MONOTONIC.
@@ -68,7 +68,7 @@ pub struct ObservedProcess {
     /// When it ended, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: Option<u64>,
     /// From when on it is known.
-    pub seen: Seen,
+    pub coverage: Coverage,
     /// Whether it loads data for another.
     pub is_loader: bool,
     /// Whether it has opened more than one device.
@@ -90,11 +90,11 @@ pub struct ObservedProcess {
     /// The kernel's place of the process that it loads data for, or 0.
     pub(super) trainer: u32,
     /// Time in each phase of threads that are gone.
-    gone_phases_ns: [u64; 5],
+    exited_phases_ns: [u64; 5],
     /// Whether there was a time in which it was not watched.
-    missed: bool,
+    had_gap: bool,
     /// The share of its time that its busiest thread pays for what is watched all the time.
-    pub(super) steady_cost: f64,
+    pub(super) permanent_cost: f64,
     /// Calls that ran into probes.
     hits: u64,
     hits_before: u64,
@@ -108,12 +108,12 @@ pub struct ObservedProcess {
     /// All launches and all copies of one direction, if some of them are sampled or were.
     sampled_kinds: Vec<(Counts, SampledFunctions)>,
     /// Launches per step, as windows show.
-    launches_per_step: PerStep,
-    clock: Clock,
+    launches_per_step: LaunchesPerStep,
+    progress: Progress,
     launches_at_opening: u64,
     /// When the last mark was told.
     last_mark_ns: u64,
-    durations: BTreeMap<Family, (Taken, SharedHistogram)>,
+    durations: BTreeMap<Family, (HistogramReader, SharedHistogram)>,
 }
 
 impl ObservedProcess {
@@ -123,20 +123,20 @@ impl ObservedProcess {
             start_ns: raw.start_ns,
             first_ns: raw.first_ns,
             ended_ns: None,
-            seen: Seen::Since(raw.first_ns),
+            coverage: Coverage::Since(raw.first_ns),
             is_loader: false,
             uses_several_devices: false,
-            identity: identify_life(raw.pid, raw.start_ns),
+            identity: identify_unless_reused(raw.pid, raw.start_ns),
             loads_for: None,
             probes: ProbeStates::default(),
             phases: None,
-            gone_phases_ns: [0; 5],
+            exited_phases_ns: [0; 5],
             steps: StepDetector::default(),
             cost: ProcessCost::default(),
             devices: VisibleDevices::default(),
             trainer: 0,
-            missed: false,
-            steady_cost: 0.0,
+            had_gap: false,
+            permanent_cost: 0.0,
             hits: 0,
             hits_before: 0,
             counters: BTreeMap::new(),
@@ -144,8 +144,8 @@ impl ObservedProcess {
             rates: BTreeMap::new(),
             sampling: BTreeMap::new(),
             sampled_kinds: Vec::new(),
-            launches_per_step: PerStep::default(),
-            clock: Clock::start(raw.first_ns),
+            launches_per_step: LaunchesPerStep::default(),
+            progress: Progress::start(raw.first_ns),
             launches_at_opening: 0,
             last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
@@ -156,14 +156,14 @@ impl ObservedProcess {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
         self.trainer = raw.trainer;
-        self.gone_phases_ns = raw.phase_ns;
+        self.exited_phases_ns = raw.phase_ns;
         if raw.ended_ns != 0 {
             self.set_phases([].into_iter(), raw.ended_ns);
         }
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
         self.uses_several_devices = raw.flags & layout::Process::SEVERAL_DEVICES != 0;
-        if raw.flags & layout::Process::SAW_INIT != 0 && !self.missed {
-            self.seen = Seen::Complete;
+        if raw.flags & layout::Process::SAW_INIT != 0 && !self.had_gap {
+            self.coverage = Coverage::Complete;
         }
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
         self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
@@ -173,9 +173,9 @@ impl ObservedProcess {
             let Some(family) = Family::from_index(number).filter(|_| slot != 0) else {
                 continue;
             };
-            let (taken, total) = self.durations.entry(family).or_default();
+            let (reader, total) = self.durations.entry(family).or_default();
             let times = kernel.histograms.read(slot as usize);
-            taken.take(&times, Arc::make_mut(total));
+            reader.add_new(&times, Arc::make_mut(total));
         }
     }
 
@@ -199,13 +199,13 @@ impl ObservedProcess {
     }
 
     /// Takes in something that may tell one of its steps from the next.
-    pub(super) fn mark_step(&mut self, raw: &layout::StepMark, windows: &Windows) {
+    pub(super) fn add_step_mark(&mut self, raw: &layout::StepMark, launch_spans: &LaunchSpans) {
         let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
         let launches = if raw.launches == u16::MAX {
             Launches::Unknown
-        } else if windows.count_always_since(from_ns) || self.launches_unsampled() {
+        } else if launch_spans.are_permanent_since(from_ns) || self.launches_only_unsampled() {
             Launches::Counted(count)
-        } else if windows.hold(from_ns, raw.at_ns) {
+        } else if launch_spans.is_in_one_window(from_ns, raw.at_ns) {
             Launches::InWindow(count)
         } else {
             Launches::Unknown
@@ -223,14 +223,15 @@ impl ObservedProcess {
     }
 
     /// Functions that are sampled do not tell of every step.
-    pub(super) fn distrust_sampled_marks(&mut self) {
-        let is_sampled = |mark: &Mark| self.is_sampled_as(|symbol| symbol.mark == Some(*mark));
+    pub(super) fn update_sampled_marks(&mut self) {
+        let is_sampled =
+            |mark: &Mark| self.calls_sampled_function(|symbol| symbol.mark == Some(*mark));
         let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
         self.steps.distrust(&sampled);
     }
 
     /// Whether a function that it calls, and that is such a one, is sampled.
-    fn is_sampled_as(&self, wanted: impl Fn(&Symbol) -> bool) -> bool {
+    fn calls_sampled_function(&self, wanted: impl Fn(&Symbol) -> bool) -> bool {
         let sampled = self.sampling.keys();
         let mut called = sampled.filter(|symbol| self.counters.contains_key(symbol));
         called.any(|symbol| wanted(&SYMBOLS[*symbol]))
@@ -279,7 +280,7 @@ impl ObservedProcess {
             known.iter().sum::<u64>()
         });
         let mut times = PhaseTimeAccumulator::default();
-        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.gone_phases_ns) {
+        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.exited_phases_ns) {
             times.record(phase, ns);
         }
         let Some(driver) = driver else {
@@ -351,12 +352,8 @@ impl ObservedProcess {
     }
 
     /// How many threads call at once, as far as that makes a call dearer.
-    pub(super) fn threads(&self) -> usize {
-        if self.total_rate() > 1.5 * self.busiest_rate() {
-            2
-        } else {
-            1
-        }
+    pub(super) fn is_contended(&self) -> bool {
+        self.total_rate() > 1.5 * self.busiest_rate()
     }
 
     /// The share of its calls that its busiest thread makes, at most.
@@ -424,23 +421,18 @@ impl ObservedProcess {
         ProcessKey::new(self.pid, self.start_ns)
     }
 
-    /// It was there before the probes, so it cannot be said to be seen from its first call on.
-    pub(super) fn was_found_late(&mut self) {
-        self.missed = true;
-    }
-
     /// It is not watched any more, or not all of it.
-    pub(super) fn lose_sight(&mut self, now_ns: u64) {
-        if self.seen == Seen::Complete {
-            self.seen = Seen::Since(now_ns);
+    pub(super) fn mark_incomplete(&mut self, now_ns: u64) {
+        if self.coverage == Coverage::Complete {
+            self.coverage = Coverage::Since(now_ns);
         }
-        self.missed = true;
+        self.had_gap = true;
     }
 
     /// It was not watched for a while.
-    pub(super) fn miss(&mut self, now_ns: u64) {
-        self.seen = Seen::Since(now_ns);
-        self.missed = true;
+    pub(super) fn resume(&mut self, now_ns: u64) {
+        self.coverage = Coverage::Since(now_ns);
+        self.had_gap = true;
         self.set_paused(false, now_ns);
         self.steps.gap(&MarkClass::ALL);
     }
@@ -453,7 +445,7 @@ impl ObservedProcess {
 }
 
 /// Who a process is, unless its pid is another's by now.
-pub(super) fn identify_life(pid: u32, start_ns: u64) -> Option<Identity> {
+pub(super) fn identify_unless_reused(pid: u32, start_ns: u64) -> Option<Identity> {
     let identity = identify(pid).ok()?;
     let tick_ns = 1_000_000_000 / procfs::ticks_per_second();
     // Both count from the boot, one of them in whole ticks.

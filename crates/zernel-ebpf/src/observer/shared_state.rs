@@ -20,7 +20,7 @@ use crate::probes::layout::Heartbeat;
 /// Where the maps are pinned.
 pub(super) const DIRECTORY: &str = "/sys/fs/bpf/zernel";
 /// A heart that has not beaten for so long is dead.
-const DEAD_NS: u64 = 3_000_000_000;
+const HEARTBEAT_TIMEOUT_NS: u64 = 3_000_000_000;
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 /// The pins of this observer; dropping it removes them.
@@ -41,7 +41,7 @@ impl SharedState {
         let shared = Self {
             directory: directory.to_owned(),
         };
-        if let Some(owner) = shared.living_owner() {
+        if let Some(owner) = shared.live_owner() {
             std::mem::forget(shared);
             return Err(format!("another observer shares its own, pid {owner}"));
         }
@@ -83,11 +83,11 @@ impl SharedState {
     }
 
     /// The pid of another observer that uses the directory, if its heart beats.
-    fn living_owner(&self) -> Option<u32> {
+    fn live_owner(&self) -> Option<u32> {
         let map = MapHandle::from_pinned_path(self.heartbeat()).ok()?;
         let value = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()??;
         let beat = Heartbeat::read_from_bytes(&value).ok()?;
-        let beats = monotonic_ns().saturating_sub(beat.beat_ns) < DEAD_NS;
+        let beats = monotonic_ns().saturating_sub(beat.beat_ns) < HEARTBEAT_TIMEOUT_NS;
         beats.then_some(beat.owner)
     }
 }
@@ -102,7 +102,7 @@ impl Drop for SharedState {
 
 /// Changes whenever a field of the state moves.
 fn layout_hash() -> u32 {
-    let places = [
+    let offsets = [
         size_of::<RawTaskState>(),
         offset_of!(RawTaskState, phase_word),
         offset_of!(RawTaskState, last_gpu_sync_ns),
@@ -115,7 +115,7 @@ fn layout_hash() -> u32 {
         offset_of!(RawTaskState, tracker),
     ];
     // FNV-1a, over words.
-    places.iter().fold(0x811c_9dc5, |hash: u32, place| {
-        (hash ^ *place as u32).wrapping_mul(0x0100_0193)
+    offsets.iter().fold(0x811c_9dc5, |hash: u32, offset| {
+        (hash ^ *offset as u32).wrapping_mul(0x0100_0193)
     })
 }

@@ -28,17 +28,17 @@ const FOOTPRINT_LINES: usize = 1500;
 /// What a program pays for a trap in all, as a multiple of the trap's own time: it has to warm up its caches
 /// and branch predictors again. Steps of an eager training loop grew by 3.8 µs per probed call where
 /// the calls themselves took 1.4 to 1.9 µs longer.
-const IN_ALL: f64 = 2.2;
+const TOTAL_COST_FACTOR: f64 = 2.2;
 
 /// What a call is taken to cost where that cannot be measured, and the least that is believed.
-const PRESUMED_NS: f64 = 4000.0;
-const LEAST_NS: f64 = 400.0;
+const FALLBACK_NS: f64 = 4000.0;
+const MIN_NS: f64 = 400.0;
 
 /// What a probed call takes longer than one that is not.
 pub(super) fn measure(kernel: &Kernel) -> Cost {
     try_to_measure(kernel).unwrap_or(Cost {
-        ns_per_call: PRESUMED_NS,
-        ns_per_call_contended: PRESUMED_NS,
+        ns_per_call: FALLBACK_NS,
+        ns_per_call_contended: FALLBACK_NS,
         threads: 1,
         windows: 0,
     })
@@ -58,8 +58,9 @@ fn try_to_measure(kernel: &Kernel) -> Option<Cost> {
         .attach(Path::new("/proc/self/exe"), &[Target { offset, symbol }])
         .ok()?;
     let cost = Cost {
-        ns_per_call: (IN_ALL * (ns_per_call(1) - plain)).max(LEAST_NS),
-        ns_per_call_contended: (IN_ALL * (ns_per_call(threads) - plain_contended)).max(LEAST_NS),
+        ns_per_call: (TOTAL_COST_FACTOR * (ns_per_call(1) - plain)).max(MIN_NS),
+        ns_per_call_contended: (TOTAL_COST_FACTOR * (ns_per_call(threads) - plain_contended))
+            .max(MIN_NS),
         threads,
         windows: 0,
     };

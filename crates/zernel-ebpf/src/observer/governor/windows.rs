@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::{LARGEST_DUTY, PERMANENT_SHARE, SHORTEST_WINDOW, WELL_KNOWN_PAUSE, duty};
+use super::{MAX_DUTY, PERMANENT_SHARE, PRECISE_PAUSE_FACTOR, SHORTEST_WINDOW, duty};
 use crate::observer::files::AttachedFile;
 use crate::observer::{ObservedProcess, Observer, monotonic_ns};
 
 /// When launches are counted: always since a moment, and in the last windows.
 #[derive(Debug)]
-pub(in crate::observer) struct Windows {
-    pub(super) always_since_ns: Option<u64>,
+pub(in crate::observer) struct LaunchSpans {
+    pub(super) permanent_since_ns: Option<u64>,
     last: VecDeque<RangeInclusive<u64>>,
 }
 
-impl Default for Windows {
+impl Default for LaunchSpans {
     fn default() -> Self {
         Self {
-            always_since_ns: Some(0),
+            permanent_since_ns: Some(0),
             last: VecDeque::new(),
         }
     }
 }
 
-impl Windows {
+impl LaunchSpans {
     /// How many are kept: marks are told soon.
     const KEPT: usize = 4;
 
@@ -44,12 +44,13 @@ impl Windows {
     }
 
     /// Whether they have been counted all the time since a moment.
-    pub(in crate::observer) fn count_always_since(&self, from_ns: u64) -> bool {
-        self.always_since_ns.is_some_and(|since| since <= from_ns)
+    pub(in crate::observer) fn are_permanent_since(&self, from_ns: u64) -> bool {
+        self.permanent_since_ns
+            .is_some_and(|since| since <= from_ns)
     }
 
     /// Whether a window was open from one moment to another.
-    pub(in crate::observer) fn hold(&self, from_ns: u64, to_ns: u64) -> bool {
+    pub(in crate::observer) fn is_in_one_window(&self, from_ns: u64, to_ns: u64) -> bool {
         let mut windows = self.last.iter();
         windows.any(|window| window.contains(&from_ns) && window.contains(&to_ns))
     }
@@ -57,9 +58,9 @@ impl Windows {
 
 impl Observer {
     /// Opens or closes a window, if it is time; returns the links of one that was closed.
-    pub(in crate::observer) fn turn_window(&mut self) -> Vec<Link> {
+    pub(in crate::observer) fn open_or_close_window(&mut self) -> Vec<Link> {
         let is_due = |turn: Instant| Instant::now() >= turn;
-        if !self.governor.next_turn().is_some_and(is_due) {
+        if !self.governor.next_window_change().is_some_and(is_due) {
             return Vec::new();
         }
         if !self.governor.is_window_open() {
@@ -82,8 +83,7 @@ impl Observer {
     /// Attaches to all sampled functions for a moment.
     fn open_window(&mut self) {
         if self.is_off() {
-            self.governor.next_window =
-                Some(Instant::now() + SHORTEST_WINDOW.div_f64(LARGEST_DUTY));
+            self.governor.next_window = Some(Instant::now() + SHORTEST_WINDOW.div_f64(MAX_DUTY));
             return;
         }
         for file in &mut self.attachment.files {
@@ -100,9 +100,9 @@ impl Observer {
         self.governor.window_from_ns = monotonic_ns();
         self.kernel.open_window(true);
         if self.governor.samples_events() {
-            self.note_events();
+            self.restart_event_tracking();
         }
-        self.governor.windows.open(monotonic_ns());
+        self.governor.launch_spans.open(monotonic_ns());
         self.governor.window = Some(Instant::now() + self.window_length());
     }
 
@@ -110,7 +110,7 @@ impl Observer {
     fn window_length(&self) -> Duration {
         let processes = self.processes.running.values();
         let launching = processes.filter(|process| process.has_sampled_launches());
-        let lengths = launching.filter_map(ObservedProcess::window_for_steps);
+        let lengths = launching.filter_map(ObservedProcess::window_length_for_steps);
         lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
     }
 
@@ -119,7 +119,7 @@ impl Observer {
         if !self.governor.is_window_open() {
             return Vec::new();
         }
-        self.governor.windows.close(monotonic_ns());
+        self.governor.launch_spans.close(monotonic_ns());
         self.kernel.open_window(false);
         let to_ns = monotonic_ns();
         // How far everyone has got by now.
@@ -128,7 +128,7 @@ impl Observer {
         self.governor.cost.windows += 1;
         for (index, process) in &mut self.processes.running {
             let counters = self.kernel.counters.read(*index as usize);
-            self.governor.have_window_taken(process, &counters, to_ns);
+            self.governor.close_window_of(process, &counters, to_ns);
         }
         let length = Duration::from_nanos(to_ns - self.governor.window_from_ns);
         self.plan_next_window(length);
@@ -141,26 +141,26 @@ impl Observer {
     fn plan_next_window(&mut self, length: Duration) {
         let budget = self.governor.options.budget;
         let costs = self.processes.running.values().map(|process| {
-            let ns = self.governor.cost.of_call(process.threads());
+            let ns = self.governor.cost.call_ns(process.is_contended());
             let calls: f64 = self
                 .governor
                 .sampled
                 .keys()
                 .map(|symbol| process.sampled_rate(*symbol))
                 .sum();
-            let left = (budget - process.steady_cost).max(budget * (1.0 - PERMANENT_SHARE));
+            let left = (budget - process.permanent_cost).max(budget * (1.0 - PERMANENT_SHARE));
             duty(calls * ns / 1e9, left)
         });
-        let duty = costs.fold(LARGEST_DUTY, f64::min);
+        let duty = costs.fold(MAX_DUTY, f64::min);
         // Not in step with anything that the program does regularly.
         let jitter = 0.5 + fastrand::f64();
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
         let paid_at = self.governor.paid_at.max(now) + pause(duty);
         self.governor.paid_at = paid_at;
-        self.governor.earliest_window = now + pause(LARGEST_DUTY);
-        self.governor.next_window = Some(now + pause(duty).mul_f64(WELL_KNOWN_PAUSE));
-        self.hasten_window();
+        self.governor.earliest_window = now + pause(MAX_DUTY);
+        self.governor.next_window = Some(now + pause(duty).mul_f64(PRECISE_PAUSE_FACTOR));
+        self.bring_window_forward();
     }
 }
 
@@ -170,15 +170,15 @@ mod tests {
 
     #[test]
     fn only_what_lies_in_one_window_was_all_counted() {
-        let mut windows = Windows::default();
-        assert!(!windows.hold(1, 2));
+        let mut windows = LaunchSpans::default();
+        assert!(!windows.is_in_one_window(1, 2));
         windows.open(10);
-        assert!(windows.hold(10, 15) && !windows.hold(9, 15));
+        assert!(windows.is_in_one_window(10, 15) && !windows.is_in_one_window(9, 15));
         windows.close(20);
         windows.open(30);
-        assert!(windows.hold(12, 20) && windows.hold(30, 99));
-        assert!(!windows.hold(12, 21) && !windows.hold(12, 35));
-        (0..Windows::KEPT).for_each(|_| windows.open(100));
-        assert!(!windows.hold(12, 20));
+        assert!(windows.is_in_one_window(12, 20) && windows.is_in_one_window(30, 99));
+        assert!(!windows.is_in_one_window(12, 21) && !windows.is_in_one_window(12, 35));
+        (0..LaunchSpans::KEPT).for_each(|_| windows.open(100));
+        assert!(!windows.is_in_one_window(12, 20));
     }
 }
