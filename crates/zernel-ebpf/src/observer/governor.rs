@@ -277,17 +277,41 @@ impl Observer {
         self.governor.cost
     }
 
-    /// Looks at what everyone pays, and changes what is sampled.
+    /// Measures the overhead of every process, and changes which functions are sampled.
     pub fn govern(&mut self) {
         let elapsed = self.governor.last_round.elapsed().as_secs_f64();
         self.governor.last_round = Instant::now();
-        let budget = self.governor.options.budget;
-        let mut hot = BTreeSet::new();
-        let mut over_ceiling = None;
         let several_devices = self.are_several_devices_used();
         if several_devices && !self.is_off() {
             self.attach_device_functions();
         }
+        let (expensive, over_ceiling) = self.measure_overhead(elapsed, several_devices);
+        let mut expensive = with_groups(&expensive);
+        expensive.retain(|symbol| !self.governor.is_sampled(*symbol));
+        if !expensive.is_empty() {
+            let mut links = self.close_window();
+            for symbol in expensive {
+                links.extend(self.begin_sampling(symbol));
+            }
+            // Detaching may take long on a busy machine.
+            detach(links);
+        }
+        self.attach_cheap_functions();
+        self.suspend_if_over_ceiling(over_ceiling);
+        self.end_expired_suspension();
+        self.bring_window_forward();
+    }
+
+    /// Measures the overhead of every process in the last `elapsed` seconds. Returns the functions that must be sampled to keep
+    /// the budget, and a process that stays above the ceiling even then.
+    fn measure_overhead(
+        &mut self,
+        elapsed: f64,
+        several_devices: bool,
+    ) -> (BTreeSet<usize>, Option<u32>) {
+        let budget = self.governor.options.budget;
+        let mut expensive = BTreeSet::new();
+        let mut over_ceiling = None;
         for (index, process) in &mut self.processes.running {
             let word = self
                 .kernel
@@ -304,37 +328,23 @@ impl Observer {
             if share <= budget {
                 continue;
             }
-            let costs = rates
-                .iter()
-                .map(|(symbol, rate)| (*symbol, share * rate / permanent));
             if self.suspension.is_some() {
                 continue;
             }
+            let costs = rates
+                .iter()
+                .map(|(symbol, rate)| (*symbol, share * rate / permanent));
             let may_be_sampled = |symbol: usize| {
                 SYMBOLS[symbol].frequent && !(several_devices && sets_device(symbol))
             };
             let (sampled, left) = choose_sampled(costs.collect(), share, budget, may_be_sampled);
-            hot.extend(sampled);
+            expensive.extend(sampled);
             process.permanent_cost = left;
             if left > self.governor.options.ceiling {
                 over_ceiling = Some(process.pid);
             }
         }
-        let mut hot = with_groups(&hot);
-        hot.retain(|symbol| !self.governor.is_sampled(*symbol));
-        if !hot.is_empty() {
-            let mut links = self.close_window();
-            links.extend(
-                hot.into_iter()
-                    .flat_map(|symbol| self.begin_sampling(symbol)),
-            );
-            // This may take long on a machine that is busy.
-            detach(links);
-        }
-        self.attach_cheap_functions();
-        self.suspend_if_over_ceiling(over_ceiling);
-        self.end_expired_suspension();
-        self.bring_window_forward();
+        (expensive, over_ceiling)
     }
 
     /// Has the next window open soon if there is a process whose launches per step are not well known.
