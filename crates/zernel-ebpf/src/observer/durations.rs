@@ -1,4 +1,4 @@
-//! The kernel's histograms, added over bit by bit.
+//! Reads duration histograms from the kernel, as increments.
 
 use zernel_model::aggregation::LatencyHistogram;
 
@@ -6,8 +6,9 @@ use crate::probes::layout::{
     BUCKETS, H2_GROUPING as GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram,
 };
 
-/// What was read of a histogram of the kernel so far: its counters wrap, so differences count. Only
-/// the buckets in use are kept.
+/// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's counters may wrap.
+///
+/// Only the range of buckets in use is stored.
 #[derive(Debug, Default)]
 pub(crate) struct HistogramReader {
     first: usize,
@@ -16,7 +17,7 @@ pub(crate) struct HistogramReader {
 }
 
 impl HistogramReader {
-    /// Adds to `total` what came since the last time; returns how many durations that were.
+    /// Adds the durations since the last call to `total`, and returns their number.
     pub(crate) fn add_new(&mut self, now: &Histogram, total: &mut LatencyHistogram) -> u64 {
         self.grow_to(&now.buckets);
         let mut added = 0;
@@ -37,7 +38,7 @@ impl HistogramReader {
         added
     }
 
-    /// Makes room for every bucket that is in use.
+    /// Extends the stored range to every bucket in use.
     fn grow_to(&mut self, buckets: &[u32; BUCKETS]) {
         let used = |count: &u32| *count != 0;
         let (Some(first), Some(last)) = (
@@ -59,7 +60,7 @@ impl HistogramReader {
     }
 }
 
-/// The middle of a bucket of the kernel; of the last one, which has no end, the greatest there is.
+/// The middle of a bucket in nanoseconds; `u64::MAX` for the last bucket, which has no end.
 fn bucket_middle(bucket: usize) -> u64 {
     if bucket == BUCKETS - 1 {
         return u64::MAX;
@@ -79,7 +80,7 @@ fn bucket_middle(bucket: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// As `zernel_h2_bucket` computes it.
+    /// The bucket of a duration, as `zernel_h2_bucket` computes it.
     fn bucket_of(ns: u64) -> usize {
         let units = ns >> UNIT_SHIFT;
         let power = (units | 1).ilog2();

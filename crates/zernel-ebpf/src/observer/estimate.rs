@@ -73,7 +73,7 @@ struct Ratio {
 }
 
 impl Ratio {
-    /// Adds a window, unless it says nothing of the ratio.
+    /// Adds a window, unless both values are 0.
     fn add(&mut self, y: f64, n: f64) {
         if y == 0.0 && n == 0.0 {
             return;
@@ -122,7 +122,7 @@ pub(super) struct LaunchesPerStep {
     by_step: Ratio,
 }
 
-/// The least w − l, as a share of w, that a step is weighted by. Windows are planned to be 1.4 times as long as nine of
+/// Lower bound of w − l, as a share of w, in the weight of a step. Windows are planned to be 1.4 times as long as nine of
 /// ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
 const MIN_ROOM: f64 = 0.1;
 
@@ -161,9 +161,9 @@ impl LaunchesPerStep {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WindowTotals {
     pub(super) seconds: f64,
-    /// Launches of the process, by whatever function.
+    /// Launches of the process, by any function.
     pub(super) launches: u64,
-    /// Time that the probes cost the process at most.
+    /// Upper bound of the overhead of the process in the window.
     pub(super) probe_seconds: f64,
 }
 
@@ -178,7 +178,7 @@ pub(super) struct SampledCalls {
     /// Time and steps while sampled.
     seconds: f64,
     steps: u64,
-    /// How often sampling began.
+    /// Number of times sampling began.
     sampling_starts: u32,
     /// The calls before steps were last counted anew, from another boundary.
     earlier: CallEstimate,
@@ -192,25 +192,25 @@ impl SampledCalls {
         }
     }
 
-    /// Sampling begins.
+    /// Begins sampling.
     pub(super) fn begin(&mut self) {
         self.sampling_starts += 1;
     }
 
-    /// Time passed and steps were made while sampled.
+    /// Adds time and steps while sampled.
     pub(super) fn advance(&mut self, seconds: f64, steps: u64) {
         self.seconds += seconds;
         self.steps += steps;
     }
 
-    /// Adds a window with so many calls.
+    /// Adds a window with its calls.
     pub(super) fn add_window(&mut self, calls: u64, window: &WindowTotals) {
         self.per_launch.add(calls as f64, window.launches as f64);
         self.per_second.add(calls as f64, window.seconds);
         self.probe_seconds += window.probe_seconds;
     }
 
-    /// Steps are counted anew, from another boundary: launches per step have to be learnt again.
+    /// Begins a new series, because steps are counted anew from another boundary. The estimate so far is kept.
     pub(super) fn begin_series(&mut self, launches_per_step: Option<Interval>) {
         let so_far = self.estimate(launches_per_step);
         let earlier = CallEstimate {
@@ -225,7 +225,7 @@ impl SampledCalls {
         };
     }
 
-    /// Calls while sampled. `launches_per_step` is `None` where steps cannot tell.
+    /// Calls while sampled. Without `launches_per_step` the estimate is by time.
     pub(super) fn estimate(&self, launches_per_step: Option<Interval>) -> CallEstimate {
         let per_launch = match self.are_all_launches {
             true => Some(Interval::exactly(1.0)),
@@ -243,7 +243,7 @@ impl SampledCalls {
         }
     }
 
-    /// Both factors may be off. So may the number of steps: sampling begins and ends within one.
+    /// Estimate by steps. The error has three parts: both factors, and the steps in which sampling begins and ends.
     fn by_steps(&self, per_step: Interval, per_launch: Interval) -> CallEstimate {
         let calls_per_step = per_step.mean * per_launch.mean;
         let calls = calls_per_step * self.steps as f64;
@@ -255,7 +255,7 @@ impl SampledCalls {
         CallEstimate { calls, half_width }
     }
 
-    /// A process is slower while it is watched, by what the probes cost it at most: that may be missing, too.
+    /// Estimate by time. The error includes the overhead of the probes, because a process is slower in windows.
     fn by_time(&self) -> CallEstimate {
         let Some(rate) = self.per_second.interval() else {
             return CallEstimate::default();

@@ -1,8 +1,8 @@
 //! The library files that probes are attached to.
 //!
-//! A file stays attached while it may be used again, so that a process that starts later is seen from
-//! its first call on. Functions that busy programs call rarely share one link; each of the others has
-//! its own, so that the governor can take it off, or put it on for a moment.
+//! Probes stay attached while a process may still map the file, so that a process that starts later is counted from
+//! its first call. All infrequent functions of a file share links. Each frequent function has its own, so that the
+//! governor can detach it or attach it for a sampling window.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,24 +19,24 @@ use crate::capability::reason;
 use crate::probes::SYMBOLS;
 use zernel_elf::{FileIdentity, Library, LibraryError, LibraryKind, Site, TrapCost};
 
-/// Why a file that somebody wrote to is let go.
-pub(crate) const WRITTEN_TO: &str = "the file was written to after it was attached to";
+/// Why probes are detached from a file that was written to.
+pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were attached";
 
-/// How a function of a file is watched.
+/// When probes are attached to a function of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttachMode {
     /// All the time.
     Permanent,
-    /// In windows.
+    /// In sampling windows.
     Sampled,
-    /// Not at all, and why.
+    /// Never; the text says why.
     NotAttached(String),
 }
 
 /// A function of a file.
 #[derive(Debug)]
 pub(crate) struct Function {
-    /// As the file exports it.
+    /// Name in [`SYMBOLS`].
     pub(crate) name: &'static str,
     /// Its row in [`SYMBOLS`].
     pub(crate) symbol: usize,
@@ -46,23 +46,23 @@ pub(crate) struct Function {
 
 /// A file that probes are attached to.
 pub(crate) struct AttachedFile {
-    /// Never given to another.
+    /// Identifies the file. Numbers are not reused.
     pub(crate) number: u64,
     pub(crate) kind: LibraryKind,
-    /// What people call it.
+    /// Path that users know.
     pub(crate) path: PathBuf,
     pub(crate) functions: Vec<Function>,
     file: File,
     identity: FileIdentity,
     infrequent_links: Vec<Link>,
-    /// Of the functions that may have to be sampled, those that are watched all the time.
+    /// Links of permanently probed frequent functions, by index in [`SYMBOLS`].
     frequent_links: BTreeMap<usize, Vec<Link>>,
     window_links: Vec<Link>,
     change_watches: Vec<WatchId>,
 }
 
 impl AttachedFile {
-    /// Opens the file at `access`, known to people as `path`, and attaches to all its functions.
+    /// Opens the file at `access`, which users know as `path`, and attaches probes to all its functions.
     pub(crate) fn attach(
         kernel: &Kernel,
         kind: LibraryKind,
@@ -93,7 +93,7 @@ impl AttachedFile {
                 attached.attach_permanently(kernel, symbol);
             }
         }
-        // Last, because a process whose first call was seen counts as seen completely.
+        // Last, because a process whose `cuInit` is probed counts as completely covered.
         attached.attach_infrequent(kernel);
         Ok(attached)
     }
@@ -102,7 +102,7 @@ impl AttachedFile {
         self.identity
     }
 
-    /// Has changes of the file told, which was found at `access`, until it is detached for good.
+    /// Watches the file, which was found at `access`, for changes until [`Self::detach`].
     pub(crate) fn watch_for_changes(&mut self, changes: &mut Changes, access: &Path) {
         self.change_watches = changes.watch(&self.file, access, &self.path);
         if !self.is_unchanged() {
@@ -110,7 +110,7 @@ impl AttachedFile {
         }
     }
 
-    /// Whether any function of it is watched at all.
+    /// Whether probes are attached to any function, all the time or in windows.
     pub(crate) fn has_probes(&self) -> bool {
         let mut functions = self.functions.iter();
         functions.any(|function| !matches!(function.mode, AttachMode::NotAttached(_)))
@@ -121,19 +121,18 @@ impl AttachedFile {
         self.change_watches.iter().copied()
     }
 
-    /// Whether the file is still what was attached to. If somebody wrote to it, the probes are where
-    /// they should not be.
+    /// Whether the file has not been written to since probes were attached. Otherwise probes may be at wrong offsets.
     pub(crate) fn is_unchanged(&self) -> bool {
         FileIdentity::read(&self.file).is_ok_and(|now| now == self.identity)
     }
 
-    /// Whether the file has no name any more: nobody new can use it.
+    /// Whether the file has no path any more, so that no new process can map it.
     pub(crate) fn is_deleted(&self) -> bool {
         use std::os::unix::fs::MetadataExt;
         self.file.metadata().is_ok_and(|status| status.nlink() == 0)
     }
 
-    /// The numbers of its functions that may have to be sampled.
+    /// Indices in [`SYMBOLS`] of its frequent functions, which may have to be sampled.
     pub(crate) fn frequent_symbols(&self) -> Vec<usize> {
         let mut symbols: Vec<_> = self
             .functions
@@ -161,7 +160,7 @@ impl AttachedFile {
         }
     }
 
-    /// Watches a frequent function all the time.
+    /// Attaches probes to a frequent function all the time.
     pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
         let targets = self.targets(|function| function.symbol == symbol);
         let mode = match self.link(kernel, &targets) {
@@ -174,13 +173,13 @@ impl AttachedFile {
         self.set_mode(symbol, &mode);
     }
 
-    /// Watches a frequent function in windows from now on. Dropping the links takes it off, which takes a while.
+    /// Samples a frequent function from now on. Returns its links: dropping them detaches, which takes a while.
     pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<Link> {
         self.set_mode(symbol, &AttachMode::Sampled);
         self.frequent_links.remove(&symbol).unwrap_or_default()
     }
 
-    /// Takes everything off for a while.
+    /// Detaches all probes, and keeps their modes for [`Self::resume`].
     pub(crate) fn pause(&mut self) {
         let frequent = std::mem::take(&mut self.frequent_links);
         let mut links: Vec<Link> = frequent.into_values().flatten().collect();
@@ -189,7 +188,7 @@ impl AttachedFile {
         detach(links);
     }
 
-    /// Puts on again what was on before a pause.
+    /// Attaches the probes again that [`Self::pause`] detached.
     pub(crate) fn resume(&mut self, kernel: &Kernel) {
         for symbol in self.frequent_symbols() {
             let mut functions = self.functions.iter();
@@ -200,7 +199,7 @@ impl AttachedFile {
         self.attach_infrequent(kernel);
     }
 
-    /// Takes everything off, and says why.
+    /// Detaches all probes for good, for this reason.
     pub(crate) fn detach(&mut self, reason: &str) {
         self.pause();
         self.change_watches.clear();
@@ -211,14 +210,14 @@ impl AttachedFile {
         }
     }
 
-    /// Attaches to all sampled functions at once.
+    /// Attaches probes to all sampled functions.
     pub(crate) fn open_window(&mut self, kernel: &Kernel) -> Result<(), String> {
         let targets = self.targets(|function| function.mode == AttachMode::Sampled);
         self.window_links = self.link(kernel, &targets)?;
         Ok(())
     }
 
-    /// The links of the window; dropping them takes it off again, which takes a while.
+    /// Returns the links of the window. Dropping them detaches, which takes a while.
     pub(crate) fn close_window(&mut self) -> Vec<Link> {
         std::mem::take(&mut self.window_links)
     }
@@ -244,12 +243,12 @@ impl AttachedFile {
     }
 
     fn link(&self, kernel: &Kernel, targets: &[Target]) -> Result<Vec<Link>, String> {
-        // Through our own descriptor: the process that led us here may be gone, and the path may
-        // lead to another file by now.
+        // Through our own descriptor: the process that maps the file may have exited, and another file may be at the
+        // path by now.
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         kernel
             .attach(Path::new(&path), targets)
-            .map_err(|error| format!("the kernel does not attach ({})", reason(&error)))
+            .map_err(|error| format!("the kernel refuses the probes ({})", reason(&error)))
     }
 }
 
@@ -259,7 +258,7 @@ impl Drop for AttachedFile {
     }
 }
 
-/// Detaches links side by side: each waits for the same moment of rest of the whole machine.
+/// Detaches links in parallel: each waits for an RCU grace period, and they can share it.
 pub(crate) fn detach(links: Vec<Link>) {
     thread::scope(|scope| {
         for link in links {
@@ -268,7 +267,7 @@ pub(crate) fn detach(links: Vec<Link>) {
     });
 }
 
-/// The rows of [`SYMBOLS`] that belong to a library, and where the file has them.
+/// The functions of a library in [`SYMBOLS`], with their sites in the file.
 fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
     let wanted = wanted_names(kind, library);
     let names: Vec<&str> = wanted.iter().map(|(.., exported)| &**exported).collect();
@@ -290,8 +289,8 @@ fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
     functions
 }
 
-/// The row, its name, and the name that the file exports. A beginning of names that nothing exports
-/// stays as it is, so that it shows as missing.
+/// Index in [`SYMBOLS`], name there, and exported name of every function to probe. A prefix that matches no export
+/// stands for itself, so that it is reported as missing.
 fn wanted_names(kind: LibraryKind, library: &Library) -> Vec<(usize, &'static str, String)> {
     let rows = SYMBOLS.iter().enumerate();
     let mut wanted = Vec::new();
@@ -310,7 +309,7 @@ fn wanted_names(kind: LibraryKind, library: &Library) -> Vec<(usize, &'static st
     wanted
 }
 
-/// Two names of one function would count its calls twice.
+/// Refuses the second name of a function at the same offset: its calls would count twice.
 fn refuse_aliases(functions: &mut [Function]) {
     let mut taken: BTreeMap<u64, &'static str> = BTreeMap::new();
     for function in functions {
@@ -321,13 +320,14 @@ fn refuse_aliases(functions: &mut [Function]) {
             }
             Some(first) => {
                 function.site = None;
-                function.mode = AttachMode::NotAttached(format!("is the same function as {first}"));
+                function.mode =
+                    AttachMode::NotAttached(format!("is another name of {first}, which is probed"));
             }
         }
     }
 }
 
-/// A frequent function that can only be single-stepped costs more than it tells.
+/// Refuses frequent functions whose first instruction the kernel must single-step: their overhead is too high.
 fn refuse_single_stepped(functions: &mut [Function]) {
     for function in functions {
         let stepped = function
@@ -336,14 +336,13 @@ fn refuse_single_stepped(functions: &mut [Function]) {
         if stepped && SYMBOLS[function.symbol].frequent {
             function.site = None;
             function.mode = AttachMode::NotAttached(
-                "is called often, and the kernel would have to single-step its first instruction"
-                    .to_owned(),
+                "is called often, and the kernel must single-step its first instruction".to_owned(),
             );
         }
     }
 }
 
-/// The identity of a file that is not open, to see whether it is attached already.
+/// The identity of a file that is not open, to find out whether probes are already attached.
 pub(crate) fn identity_at(access: &Path) -> io::Result<FileIdentity> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::PATH | OFlags::CLOEXEC;

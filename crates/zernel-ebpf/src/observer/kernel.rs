@@ -1,4 +1,4 @@
-//! The kernel's half of observing: the loaded programs, and the maps they share with us.
+//! The loaded BPF programs and the maps that they share with the observer.
 
 use std::io::Read;
 use std::mem::offset_of;
@@ -28,7 +28,7 @@ use crate::probes::{self, Counts, Direction, SYMBOLS, layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
-/// The programs that are attached from the beginning.
+/// Tracepoint programs, attached at the start.
 const TRACEPOINTS: [&str; 4] = [
     "process_exit",
     "process_exec",
@@ -36,22 +36,22 @@ const TRACEPOINTS: [&str; 4] = [
     "sched_switch",
 ];
 
-/// How functions are attached to: the rungs of the ladder, best first.
+/// Kinds of uprobes, best first. The observer uses the first kind that the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rung {
-    /// Entry and return in one link for many functions.
+    /// uprobe session: one link for entry and return of many functions.
     Session,
-    /// One link for many entries, another for the returns.
+    /// uprobe multi: one link for the entries of many functions, another for their returns.
     Multi,
-    /// Two perf events for each function.
+    /// Two perf events per function.
     PerfEvent,
 }
 
 impl Rung {
-    /// All of them.
+    /// All kinds, best first.
     pub const LADDER: [Self; 3] = [Self::Session, Self::Multi, Self::PerfEvent];
 
-    /// What it is called in the ledger, as the doctor spells it.
+    /// Name in the ledger and in the output of `zernel doctor`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.capability().name()
@@ -74,17 +74,17 @@ impl Rung {
     }
 }
 
-/// Where a function is probed: the offset in the file, and the function's number in [`SYMBOLS`].
+/// Where a function is probed: its offset in the file, and its index in [`SYMBOLS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) offset: u64,
     pub(crate) symbol: usize,
 }
 
-/// The loaded object.
+/// The loaded BPF object, with its maps mapped into memory.
 pub(crate) struct Kernel {
     object: Object,
-    /// Where a scheduler finds the states of tasks, or why it does not.
+    /// The pinned map of task states, or why it is not pinned.
     shared: Result<SharedState, String>,
     heartbeat: MappedArray<layout::Heartbeat>,
     _tracepoints: Vec<Link>,
@@ -99,20 +99,19 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs for the best rung of `rungs` that works here.
-    ///
-    /// The states of tasks are pinned in `directory`, if that can be.
+    /// Loads the programs for the first of `rungs` that the kernel supports, and pins the map of task states in
+    /// `directory` if possible.
     pub(crate) fn load(
         rungs: &[Rung],
         tracker: &TrackerConfig,
         directory: &Path,
     ) -> libbpf_rs::Result<Self> {
         let works = |rung: &Rung| rung.capability().try_out().is_ok();
-        let rung = rungs.iter().copied().find(works).ok_or_else(|| {
-            std::io::Error::other(
-                "the kernel lets us attach to no function of a process; `zernel doctor` says why",
-            )
-        })?;
+        let rung = rungs
+            .iter()
+            .copied()
+            .find(works)
+            .ok_or_else(|| std::io::Error::other("the kernel supports no kind of uprobe"))?;
         let kernel = Self::load_rung(rung, directory)?;
         kernel.write_tables(tracker)?;
         Ok(kernel)
@@ -157,7 +156,7 @@ impl Kernel {
         })
     }
 
-    /// Writes the tables that the programs read.
+    /// Writes the settings, the symbols and the free indices that the programs read.
     fn write_tables(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
         let settings = layout::Settings {
             tracker: *tracker,
@@ -180,7 +179,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Says whether a function counts only while a window is open.
+    /// Sets whether a function counts only while a window is open.
     pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
         let mut row = SYMBOLS[symbol].raw(sampled);
         if self.assumes_launches() && begins_launches(symbol) {
@@ -190,12 +189,12 @@ impl Kernel {
         find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)
     }
 
-    /// Whether what comes before launches is taken for their beginning.
+    /// Whether the programs assume that a thread launches after a copy to the GPU or a backward pass.
     pub(crate) fn assumes_launches(&self) -> bool {
         self.settings.read(0).tracker.launching_max_ns == ASSUMED_LAUNCHING_NS
     }
 
-    /// Takes what comes before launches for their beginning, or not.
+    /// Sets whether the programs assume that a thread launches after a copy to the GPU or a backward pass.
     pub(crate) fn assume_launches(
         &self,
         assume: bool,
@@ -214,7 +213,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Lets sampled functions count, or not.
+    /// Opens or closes the window in which sampled functions count.
     pub(crate) fn open_window(&self, open: bool) {
         let offset = offset_of!(layout::Settings, window_open);
         let word = self.settings.word(0, offset);
@@ -224,7 +223,7 @@ impl Kernel {
         }
     }
 
-    /// What CUDA's events follow is known from now on, or in windows only.
+    /// Ignores CUDA events recorded before now. `sampled`: they are followed in windows only.
     pub(crate) fn restart_event_tracking(&self, sampled: bool) {
         let offset = offset_of!(layout::Settings, events_sampled);
         let word = self.settings.word(0, offset);
@@ -234,7 +233,7 @@ impl Kernel {
         word.store(monotonic_ns(), Ordering::Release);
     }
 
-    /// Calls that are under way may not be seen to return, and are not lost for that.
+    /// Records that probes were detached: calls in progress may return unseen, and do not count as lost.
     pub(crate) fn note_detached(&self) {
         let offset = offset_of!(layout::Settings, taken_off_ns);
         let word = self.settings.word(0, offset);
@@ -251,7 +250,7 @@ impl Kernel {
         queue.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
     }
 
-    /// Gives a place back whose process has ended and has been read for the last time.
+    /// Clears and frees the index of a process that exited and was read for the last time.
     pub(crate) fn forget_process(&self, index: u32) -> libbpf_rs::Result<()> {
         let place = index as usize;
         let process = self.processes.read(place);
@@ -266,8 +265,8 @@ impl Kernel {
         self.free_process(index)
     }
 
-    /// Forgets ourselves: calibration has made an observed process of us, and children of an observed
-    /// process are taken for its loaders.
+    /// Forgets the observer's own process. Calibration made it an observed process, and children of an observed process
+    /// count as its data loaders.
     pub(crate) fn forget_own_process(&self) -> libbpf_rs::Result<()> {
         let own = std::process::id();
         let indices = find_map(&self.object, "process_indices")?;
@@ -314,7 +313,7 @@ impl Kernel {
         batch::entries(&find_map(&self.object, map)?)
     }
 
-    /// Attaches to functions of one file. Dropping the links detaches.
+    /// Attaches probes to functions of one file. Dropping the links detaches them.
     pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
         let (markers, calls): (Vec<Target>, Vec<Target>) = targets
             .iter()
@@ -340,8 +339,8 @@ impl Kernel {
     ) -> libbpf_rs::Result<()> {
         match self.rung {
             Rung::Session => links.push(self.attach_multi("call_session", file, targets, false)?),
-            // Returns first: a return without its entry is nothing, an entry without its return is
-            // a call that never ends.
+            // Returns first: a return without its entry is ignored, but an entry without its return is a call that
+            // never ends.
             Rung::Multi => {
                 links.push(self.attach_multi("call_leave_multi", file, targets, true)?);
                 links.push(self.attach_multi("call_enter_multi", file, targets, false)?);
@@ -356,7 +355,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Entries only, in links that know no return.
+    /// Attaches entry probes only, each set in its own link.
     fn attach_entries(
         &self,
         file: &Path,
@@ -413,12 +412,12 @@ impl Kernel {
             .attach_uprobe_with_opts(-1, file, target.offset as usize, options)
     }
 
-    /// Says that somebody still writes the states of tasks.
+    /// Writes the heartbeat: task states are still being written.
     pub(crate) fn beat(&self) {
         beat(&self.heartbeat);
     }
 
-    /// Where a scheduler finds the states of tasks, or why it does not.
+    /// Path of the pinned map of task states, or why it is not pinned.
     pub(crate) fn shared_state(&self) -> Result<PathBuf, &str> {
         match &self.shared {
             Ok(shared) => Ok(shared.tasks()),
@@ -437,7 +436,7 @@ impl Kernel {
             .collect())
     }
 
-    /// Gives storage to the threads and children that known processes had before they were known.
+    /// Creates task states for the threads and children that observed processes had before they were observed.
     pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
         let link = quietly(|| self.program("adopt_tasks")?.attach())?;
         // The program writes nothing: reading to the end is what runs it.
@@ -447,7 +446,7 @@ impl Kernel {
 
     /// The state of a thread, if it belongs to an ML process.
     pub(crate) fn task_state(&self, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
-        // A thread that leads no process has a descriptor since Linux 6.9.
+        // PIDFD_THREAD: since Linux 6.9, threads other than the leader have pidfds.
         const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
         let Some(pid) = i32::try_from(tid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
@@ -480,10 +479,10 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
     found.ok_or_else(|| missing("program", name))
 }
 
-/// How long a thread is taken to launch when only the copy before its launches is seen.
+/// How long a thread is assumed to launch after a copy to the GPU or a backward pass.
 const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 
-/// Whether launches follow a call, as a rule.
+/// Whether launches usually follow a call of this function.
 fn begins_launches(symbol: usize) -> bool {
     let symbol = &SYMBOLS[symbol];
     symbol.counts == Counts::Copy(Direction::HostToDevice) || symbol.mark == Some(Mark::Backward)

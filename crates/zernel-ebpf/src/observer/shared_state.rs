@@ -1,9 +1,8 @@
-//! The state of tasks, where a scheduler finds it.
+//! Pins the map of task states, so that a scheduler can read it.
 //!
-//! Observer and scheduler live and die apart. So the map of task states is pinned, under a name that
-//! says how its values are laid out, beside a heartbeat: without one, nobody writes the states any
-//! more, and they are to be taken for unknown. A map that an observer left behind when it was killed is
-//! taken over, because a scheduler may be reading it.
+//! Observer and scheduler start and stop independently. The name of the pin contains a hash of the layout of its
+//! values. A heartbeat is pinned beside it: when it stops, task states are stale and a scheduler must treat them as
+//! unknown. A map left behind by a killed observer is reused, because a scheduler may be reading it.
 
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
@@ -17,9 +16,9 @@ use super::monotonic_ns;
 use crate::capability::reason;
 use crate::probes::layout::Heartbeat;
 
-/// Where the maps are pinned.
+/// Default directory of the pins.
 pub(super) const DIRECTORY: &str = "/sys/fs/bpf/zernel";
-/// A heart that has not beaten for so long is dead.
+/// An observer whose heartbeat is older than this is not running.
 const HEARTBEAT_TIMEOUT_NS: u64 = 3_000_000_000;
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
@@ -30,8 +29,7 @@ pub(super) struct SharedState {
 }
 
 impl SharedState {
-    /// Prepares an object that is not loaded yet to use what is pinned. An error says why nothing is
-    /// shared.
+    /// Makes an object that is not loaded yet reuse the pinned map, if there is one. An error says why nothing is shared.
     pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let parent = directory.parent().unwrap_or(directory);
         let is_bpffs = rustix::fs::statfs(parent).is_ok_and(|status| status.f_type == BPF_FS_MAGIC);
@@ -43,11 +41,16 @@ impl SharedState {
         };
         if let Some(owner) = shared.live_owner() {
             std::mem::forget(shared);
-            return Err(format!("another observer shares its own, pid {owner}"));
+            return Err(format!(
+                "another observer (pid {owner}) has pinned its task states"
+            ));
         }
         match fs::create_dir(directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(format!("{} cannot be made: {error}", directory.display()));
+                return Err(format!(
+                    "{} cannot be created: {error}",
+                    directory.display()
+                ));
             }
             _ => {}
         }
@@ -73,7 +76,7 @@ impl SharedState {
         Ok(())
     }
 
-    /// Where the states are.
+    /// Path of the pinned map of task states.
     pub(super) fn tasks(&self) -> PathBuf {
         self.directory.join(format!("tasks-{:08x}", layout_hash()))
     }
@@ -82,7 +85,7 @@ impl SharedState {
         self.directory.join("heartbeat")
     }
 
-    /// The pid of another observer that uses the directory, if its heart beats.
+    /// Pid of another running observer that uses the directory.
     fn live_owner(&self) -> Option<u32> {
         let map = MapHandle::from_pinned_path(self.heartbeat()).ok()?;
         let value = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()??;
@@ -100,7 +103,7 @@ impl Drop for SharedState {
     }
 }
 
-/// Changes whenever a field of the state moves.
+/// A hash of the size and the field offsets of a task state.
 fn layout_hash() -> u32 {
     let offsets = [
         size_of::<RawTaskState>(),

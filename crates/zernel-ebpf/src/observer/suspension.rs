@@ -1,41 +1,44 @@
-//! When all probes are off: because someone asked for it, or because they cost more than they may.
+//! Detaches all probes for a while: on request, or because their overhead exceeds the ceiling.
 
 use std::time::{Duration, Instant};
 
 use super::{Observer, files, monotonic_ns};
 
-/// For how long they are off at most before they are tried again.
+/// Longest suspension over the ceiling before the probes are attached again.
 const LONGEST_SUSPENSION: Duration = Duration::from_secs(600);
 
-/// Why all probes are off.
+/// Why all probes are detached.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Suspension {
-    /// Someone asked for it.
+    /// A user asked for it, until [`Observer::resume`].
     Requested,
-    /// Watching a process cost more than the ceiling.
+    /// The overhead of this process exceeded the ceiling.
     OverCeiling { pid: u32, until: Instant },
 }
 
 impl Suspension {
+    /// The reason as a sentence for users.
     pub(super) fn reason(self) -> String {
         match self {
-            Self::Requested => "observing is paused: all probes are off until SIGUSR2 comes".into(),
+            Self::Requested => {
+                "all probes are detached on request; send SIGUSR2 to attach them".into()
+            }
             Self::OverCeiling { pid, until } => format!(
-                "all probes are off for another {} s: watching process {pid} cost more than the ceiling",
+                "all probes are detached for another {} s: the overhead of process {pid} exceeded the ceiling",
                 until.saturating_duration_since(Instant::now()).as_secs()
             ),
         }
     }
 }
 
-/// How long the next rest is, and what there was of them.
+/// Length of the next suspension over the ceiling, and a record of earlier ones.
 #[derive(Debug)]
 pub(super) struct SuspensionBackoff {
     first: Duration,
     next: Duration,
-    /// Since when the probes have been on.
+    /// When the probes were last attached.
     on_since: Instant,
-    /// How often they were off, and whom for at last.
+    /// Number of suspensions so far, and the pid that caused the last one.
     past: Option<(u32, u32)>,
 }
 
@@ -49,7 +52,7 @@ impl SuspensionBackoff {
         }
     }
 
-    /// What is missing because of them.
+    /// A sentence about earlier suspensions, because their time is missing from all figures.
     pub(super) fn problem(&self) -> Option<String> {
         let (times, pid) = self.past?;
         let times = match times {
@@ -57,11 +60,12 @@ impl SuspensionBackoff {
             more => format!("{more} times"),
         };
         Some(format!(
-            "all probes were off for a while, {times}, at last because watching process {pid} cost more than the ceiling"
+            "all probes were detached {times}, last because the overhead of process {pid} exceeded the ceiling"
         ))
     }
 
-    /// Twice as long as the last one, unless the probes were on for longer than that.
+    /// Records a suspension and returns its length: twice the last one, or the first one if the probes were attached for
+    /// longer than that since.
     fn next_duration(&mut self, pid: u32) -> Duration {
         self.past = Some((self.past.map_or(0, |(times, _)| times) + 1, pid));
         if self.on_since.elapsed() > self.next {
@@ -74,18 +78,18 @@ impl SuspensionBackoff {
 }
 
 impl Observer {
-    /// Takes all probes off until [`Self::resume`]. What happens meanwhile is not seen.
+    /// Detaches all probes until [`Self::resume`]. Nothing is counted meanwhile.
     pub fn pause(&mut self) {
         self.suspend(Suspension::Requested);
     }
 
-    /// Takes all probes off for a while, because of what this process paid.
+    /// Detaches all probes for a while, because the overhead of this process exceeded the ceiling.
     pub(super) fn suspend_over_ceiling(&mut self, pid: u32) {
         let until = Instant::now() + self.suspension_backoff.next_duration(pid);
         self.suspend(Suspension::OverCeiling { pid, until });
     }
 
-    /// Puts them on again when that is over.
+    /// Attaches the probes again if a suspension over the ceiling is over.
     pub(super) fn end_expired_suspension(&mut self) {
         if let Some(Suspension::OverCeiling { until, .. }) = self.suspension
             && Instant::now() >= until
@@ -96,7 +100,7 @@ impl Observer {
 
     fn suspend(&mut self, suspension: Suspension) {
         files::detach(self.close_window());
-        // What was done before; if it cannot be read, whoever reads all says so.
+        // Marks from before the suspension. The next `read` reports the error if they cannot be read.
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
         for process in self.processes.running.values_mut() {
@@ -113,7 +117,7 @@ impl Observer {
         self.kernel.note_detached();
     }
 
-    /// Puts the probes on again. No process counts as seen completely that was there before.
+    /// Attaches all probes again. Coverage of every running process starts anew.
     pub fn resume(&mut self) {
         if self.suspension.take().is_none() {
             return;
@@ -132,7 +136,7 @@ impl Observer {
         }
     }
 
-    /// Whether all probes are off.
+    /// Whether all probes are detached.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.suspension.is_some()

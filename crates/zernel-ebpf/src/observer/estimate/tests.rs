@@ -5,7 +5,7 @@ use super::*;
 const MS: u64 = 1_000_000;
 const RUNS: usize = 200;
 
-/// One simulated run: what each step took and called.
+/// One simulated run: duration, launches and copies of each step.
 struct Run {
     steps: Vec<WindowStep>,
     copies: Vec<u32>,
@@ -65,7 +65,7 @@ impl Run {
     }
 }
 
-/// How good the estimates of many runs are.
+/// Quality of the estimates of many runs.
 #[derive(Default)]
 struct Quality {
     covered: usize,
@@ -116,7 +116,7 @@ fn alternating(random: &mut Rng, number: usize, _: &mut f64) -> (f64, f64) {
     }
 }
 
-/// Neighbours are alike: what a step launches moves by chance, and returns to 300.
+/// Neighbouring steps are alike: launches per step drift around 300.
 fn drifting(random: &mut Rng, _: usize, state: &mut f64) -> (f64, f64) {
     *state = 0.9 * *state + 0.436 * normal(random);
     let launches = 300.0 + 6.0 * *state;
@@ -137,8 +137,8 @@ fn run(make: MakeStep, random: &mut Rng) -> Run {
     Run { steps, copies }
 }
 
-/// A number of windows, and what is asked of estimates from them: runs in 100 within 5 % of the truth, and the largest
-/// median half width.
+/// Number of windows, and bounds for estimates from them: runs per 100 within 5 % of the truth, and the largest median
+/// half width.
 type Bound = (usize, usize, f64);
 
 fn assert_regime(name: &str, make: MakeStep, milliseconds: u64, bounds: [Bound; 3]) {

@@ -1,4 +1,4 @@
-//! The windows in which sampled functions are watched: when they open and close.
+//! Sampling windows: when they open and close.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -10,7 +10,7 @@ use super::{MAX_DUTY, PERMANENT_SHARE, PRECISE_PAUSE_FACTOR, SHORTEST_WINDOW, du
 use crate::observer::files::AttachedFile;
 use crate::observer::{ObservedProcess, Observer, monotonic_ns};
 
-/// When launches are counted: always since a moment, and in the last windows.
+/// The time spans in which all launches are counted: since permanent probes were attached, and in the last windows.
 #[derive(Debug)]
 pub(in crate::observer) struct LaunchSpans {
     pub(super) permanent_since_ns: Option<u64>,
@@ -27,7 +27,7 @@ impl Default for LaunchSpans {
 }
 
 impl LaunchSpans {
-    /// How many are kept: marks are told soon.
+    /// Windows that are kept. Step marks are read soon after they occur.
     const KEPT: usize = 4;
 
     fn open(&mut self, from_ns: u64) {
@@ -43,13 +43,13 @@ impl LaunchSpans {
         }
     }
 
-    /// Whether they have been counted all the time since a moment.
+    /// Whether launches have been counted all the time since `from_ns`.
     pub(in crate::observer) fn are_permanent_since(&self, from_ns: u64) -> bool {
         self.permanent_since_ns
             .is_some_and(|since| since <= from_ns)
     }
 
-    /// Whether a window was open from one moment to another.
+    /// Whether one window was open from `from_ns` to `to_ns`.
     pub(in crate::observer) fn is_in_one_window(&self, from_ns: u64, to_ns: u64) -> bool {
         let mut windows = self.last.iter();
         windows.any(|window| window.contains(&from_ns) && window.contains(&to_ns))
@@ -57,7 +57,7 @@ impl LaunchSpans {
 }
 
 impl Observer {
-    /// Opens or closes a window, if it is time; returns the links of one that was closed.
+    /// Opens or closes a window if it is due. Returns the links of a closed window, to be dropped.
     pub(in crate::observer) fn open_or_close_window(&mut self) -> Vec<Link> {
         let is_due = |turn: Instant| Instant::now() >= turn;
         if !self.governor.next_window_change().is_some_and(is_due) {
@@ -67,7 +67,7 @@ impl Observer {
             self.open_window();
             return Vec::new();
         }
-        // Steps may be known only now, and are slower while they are watched.
+        // Step times may be known only now, and steps are slower while probed. So the length is computed again.
         let _ = self.read_step_marks();
         let open_for = Duration::from_nanos(monotonic_ns() - self.governor.window_from_ns);
         let length = self.window_length();
@@ -80,7 +80,7 @@ impl Observer {
         self.close_window()
     }
 
-    /// Attaches to all sampled functions for a moment.
+    /// Opens a window: attaches probes to all sampled functions.
     fn open_window(&mut self) {
         if self.is_off() {
             self.governor.next_window = Some(Instant::now() + SHORTEST_WINDOW.div_f64(MAX_DUTY));
@@ -106,7 +106,7 @@ impl Observer {
         self.governor.window = Some(Instant::now() + self.window_length());
     }
 
-    /// Long enough for a few whole steps.
+    /// Window length that contains a few whole steps of every process.
     fn window_length(&self) -> Duration {
         let processes = self.processes.running.values();
         let launching = processes.filter(|process| process.has_sampled_launches());
@@ -114,7 +114,7 @@ impl Observer {
         lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
     }
 
-    /// Ends the window, if one is open. Dropping the links detaches, which takes a while.
+    /// Closes the window, if one is open. Returns its links: dropping them detaches, which takes a while.
     pub(in crate::observer) fn close_window(&mut self) -> Vec<Link> {
         if !self.governor.is_window_open() {
             return Vec::new();
@@ -122,7 +122,7 @@ impl Observer {
         self.governor.launch_spans.close(monotonic_ns());
         self.kernel.open_window(false);
         let to_ns = monotonic_ns();
-        // How far everyone has got by now.
+        // Steps of every process up to the end of the window.
         let _ = self.read_step_marks();
         self.governor.window = None;
         self.governor.cost.windows += 1;
@@ -136,8 +136,7 @@ impl Observer {
         windows.flat_map(AttachedFile::close_window).collect()
     }
 
-    /// After a window of that length, the next one comes so late that the busiest thread pays no more than its
-    /// budget.
+    /// Plans the next window after one of this length, late enough that the busiest thread stays within the budget.
     fn plan_next_window(&mut self, length: Duration) {
         let budget = self.governor.options.budget;
         let costs = self.processes.running.values().map(|process| {
@@ -152,7 +151,7 @@ impl Observer {
             duty(calls * ns / 1e9, left)
         });
         let duty = costs.fold(MAX_DUTY, f64::min);
-        // Not in step with anything that the program does regularly.
+        // Random, so that windows do not follow the rhythm of the program.
         let jitter = 0.5 + fastrand::f64();
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
@@ -169,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_in_one_window_was_all_counted() {
+    fn only_spans_in_one_window_are_counted() {
         let mut windows = LaunchSpans::default();
         assert!(!windows.is_in_one_window(1, 2));
         windows.open(10);

@@ -1,4 +1,4 @@
-//! What is counted of a sampled function, in windows and outside of them.
+//! The counts of one sampled function, in windows and outside.
 
 use zerocopy::FromZeros;
 
@@ -9,27 +9,28 @@ use crate::probes::layout;
 /// Weight of the last window in the recent rate of a function: about three windows count.
 const LAST_WINDOW_WEIGHT: f64 = 0.3;
 
-/// A function, or all functions of one kind, that is sampled or was.
+/// A function, or all functions of one kind, that is or was sampled.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SampledFunctions {
     pub(super) is_sampled: bool,
-    /// The counter at the last look.
+    /// The counter at the last read.
     pub(super) last: layout::Counter,
     /// Counted while not sampled.
     exact: layout::Counter,
-    /// Counted at all, and in which time.
+    /// Counted in total, sampled or not.
     pub(super) counted: layout::Counter,
+    /// Time in which `counted` was counted.
     pub(super) counted_seconds: f64,
     /// The counter when the last window opened.
     pub(super) at_opening: layout::Counter,
     pub(super) calls: SampledCalls,
-    /// Bytes per call in windows need both.
+    /// Counted in windows, for the bytes per call.
     in_windows: layout::Counter,
     /// Calls per second in the last windows; `None` if there was no window since sampling began.
     pub(super) recent_rate: Option<f64>,
 }
 
-/// What happened to a process between two looks.
+/// Time and steps of a process between two reads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Elapsed {
     pub(super) seconds: f64,
@@ -38,7 +39,7 @@ pub(super) struct Elapsed {
 }
 
 impl SampledFunctions {
-    /// All calls so far are exact, and were counted in so many seconds.
+    /// A function that was not sampled so far: all its calls are exact.
     pub(super) fn new(calls: SampledCalls, counter: layout::Counter, counted_seconds: f64) -> Self {
         Self {
             is_sampled: false,
@@ -61,7 +62,7 @@ impl SampledFunctions {
         }
     }
 
-    /// Takes in what was counted since the last look. `counts_always`: the process calls none that is sampled.
+    /// Adds the calls since the last read. `is_exact`: the process calls no sampled function of this kind.
     pub(super) fn advance(&mut self, counter: layout::Counter, elapsed: Elapsed, is_exact: bool) {
         let more = difference(counter, self.last);
         self.last = counter;

@@ -1,4 +1,4 @@
-//! The sampled functions of one process: what is counted, what its windows show, and what is estimated from that.
+//! The sampled functions of one process: their counts, and the estimates from its windows.
 
 use std::time::Duration;
 
@@ -18,20 +18,22 @@ const MEDIAN_STEP_FACTOR: f64 = 4.2;
 /// Window length in steps of the ninth decile. Such a step lies whole in the window for 0.4 / 1.4 = 0.29 of all
 /// openings. If no window is that long, calls are estimated by time.
 const LONG_STEP_FACTOR: f64 = 1.4;
-/// Relative error up to which launches per step are well known: what users ask for.
+/// Largest relative error of launches per step that counts as precise: within 5 %.
 const PRECISE_ERROR: f64 = 0.05;
 
-/// Up to when a process was looked at.
+/// Time and steps of a process up to the last read.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Progress {
     at_ns: u64,
-    /// The series of its steps, and how many there were.
+    /// Series of steps: how often the detector has started to count anew.
     series: u32,
+    /// Steps in that series.
     steps: u64,
-    /// Since when that series is estimated, and whether there was a window since.
+    /// Since when that series is estimated.
     series_from_ns: u64,
+    /// Whether there was a window since.
     had_window: bool,
-    /// Seconds in which probes were attached to functions that are not sampled.
+    /// Seconds in which permanent probes were attached.
     attached_seconds: f64,
     is_paused: bool,
     is_in_window: bool,
@@ -47,13 +49,13 @@ impl Progress {
     }
 }
 
-/// Functions that are also estimated as a whole: which of them was called is less well known than that one was.
+/// Whether all functions of a kind are also estimated together: their sum is more precise than each function.
 fn is_summed(kind: Counts) -> bool {
     matches!(kind, Counts::Launch | Counts::Copy(_))
 }
 
 impl ObservedProcess {
-    /// Takes in what was counted and which steps were made up to a moment. All else here relies on that.
+    /// Adds the calls and steps up to `now_ns` to the estimates. Every other function here calls this first.
     pub(in crate::observer) fn advance(&mut self, now_ns: u64) {
         let passed_ns = match self.progress.is_paused {
             true => 0,
@@ -80,7 +82,7 @@ impl ObservedProcess {
         }
     }
 
-    /// Steps since the last look. When they are counted anew, from another boundary, estimates begin anew as well.
+    /// Steps since the last read. When the detector counts steps anew, from another boundary, estimates begin anew too.
     fn new_steps(&mut self) -> u64 {
         let (series, steps) = (self.steps.restarts(), self.steps.count());
         let before = (self.progress.series, self.progress.steps);
@@ -98,14 +100,14 @@ impl ObservedProcess {
             functions.calls.begin_series(launches_per_step);
         }
         self.launches_per_step = Default::default();
-        // Of a series without a window nothing was estimated: its time belongs to the new one.
+        // A series without a window has no estimate, so its time belongs to the new series.
         if std::mem::take(&mut self.progress.had_window) {
             self.progress.series_from_ns = self.progress.at_ns;
         }
         self.steps_after(self.progress.series_from_ns)
     }
 
-    /// Boundaries of steps after a moment that is not long ago.
+    /// Steps that ended after a recent time.
     fn steps_after(&self, at_ns: u64) -> u64 {
         let recent = self.steps.recent();
         if recent.front().is_none_or(|first| first.begin_ns > at_ns) {
@@ -124,7 +126,7 @@ impl ObservedProcess {
         sum
     }
 
-    /// Whether the process has called a function of this kind that is sampled, or was.
+    /// Whether the process has called a function of this kind that is or was sampled.
     pub(super) fn calls_sampled(&self, kind: Counts) -> bool {
         let mut called = self.sampling.keys();
         called.any(|symbol| SYMBOLS[*symbol].counts == kind && self.counters.contains_key(symbol))
@@ -143,7 +145,7 @@ impl ObservedProcess {
             .map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
     }
 
-    /// Calls and bytes of everything that counts as the same.
+    /// Calls and bytes of all functions whose kind meets the condition.
     #[must_use]
     pub fn count(&self, what: impl Fn(Counts) -> bool) -> CallCount {
         let mut sum = CallCount::default();
@@ -151,7 +153,7 @@ impl ObservedProcess {
             sum.calls += count.calls;
             sum.failed += count.failed;
             sum.bytes += count.bytes;
-            // Estimates come from the same windows: what one lacks, the other lacks too.
+            // Errors add up, because all estimates come from the same windows.
             sum.error += count.error;
         };
         let is_summed = |kind: Counts| self.sampled_kind(kind).is_some();
@@ -187,7 +189,7 @@ impl ObservedProcess {
         }
     }
 
-    /// Calls of a kind that were really counted: never an estimate, and never falling.
+    /// Counted calls of a kind. Unlike an estimate, this never falls.
     pub(crate) fn counted_of(&self, kind: Counts) -> CountedCalls {
         let known = self.sampled_kinds.iter().find(|(known, _)| *known == kind);
         let (counter, seconds) = match known {
@@ -202,7 +204,7 @@ impl ObservedProcess {
         }
     }
 
-    /// A function is sampled from now on; all calls so far are exact.
+    /// Samples a function from now on; all its calls so far are exact.
     pub(in crate::observer) fn begin_sampling(
         &mut self,
         symbol: usize,
@@ -251,7 +253,7 @@ impl ObservedProcess {
         }
     }
 
-    /// Whole steps between two moments whose launches are counted all the time.
+    /// Whole steps between two times whose launches were all counted.
     fn counted_steps(&self, from_ns: u64, to_ns: u64) -> Vec<WindowStep> {
         let steps = self.steps.recent().iter();
         let whole = steps.filter(|step| step.begin_ns >= from_ns && step.end_ns <= to_ns);
@@ -264,7 +266,7 @@ impl ObservedProcess {
         counted.collect()
     }
 
-    /// The process begins while these functions are sampled.
+    /// Samples these functions from the start of the process.
     pub(in crate::observer) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
         self.progress.is_in_window = is_in_window;
         for symbol in symbols {
@@ -279,7 +281,7 @@ impl ObservedProcess {
         }
     }
 
-    /// A function is counted exactly again.
+    /// Counts a function exactly again.
     pub(in crate::observer) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
         self.advance(now_ns);
         if let Some(functions) = self.sampling.get_mut(&symbol) {
@@ -296,13 +298,13 @@ impl ObservedProcess {
         }
     }
 
-    /// All probes are detached, or attached again.
+    /// Records that all probes are detached, or attached again.
     pub(in crate::observer) fn set_paused(&mut self, is_paused: bool, now_ns: u64) {
         self.advance(now_ns);
         self.progress.is_paused = is_paused;
     }
 
-    /// A window opens.
+    /// Opens a window.
     pub(in crate::observer) fn open_window(&mut self, counters: &layout::Counters, now_ns: u64) {
         self.set_counters(counters);
         self.advance(now_ns);
@@ -316,7 +318,7 @@ impl ObservedProcess {
         self.steps.take_window_steps();
     }
 
-    /// A window closes. A call into a probe costs `cost_ns`.
+    /// Closes a window. A probed call costs `cost_ns`.
     pub(in crate::observer) fn close_window(
         &mut self,
         counters: &layout::Counters,
@@ -387,15 +389,15 @@ impl ObservedProcess {
         })
     }
 
-    /// Whether launches per step are known to 5 %, and every sampled function that is called has an interval.
+    /// Whether launches per step are known within 5 %, and every sampled function that is called has an interval.
     pub(in crate::observer) fn has_precise_estimates(&self) -> bool {
         let per_step = self.usable_launches_per_step();
         let error = per_step.and_then(|per_step| per_step.relative_error());
         error.is_some_and(|error| error <= PRECISE_ERROR) && !self.lacks_interval()
     }
 
-    /// How long a window must be to show a few whole steps; `None` if the process makes no steps, or a tenth of them
-    /// are too long for any window.
+    /// Window length that contains a few whole steps; `None` if the process makes no steps, or a tenth of them are too
+    /// long for any window.
     pub(in crate::observer) fn window_length_for_steps(&self) -> Option<Duration> {
         let recent = self.steps.recent().iter();
         let mut lengths: Vec<u64> = recent.map(Step::duration_ns).collect();
@@ -407,7 +409,7 @@ impl ObservedProcess {
         (long <= LONGEST_WINDOW).then_some(usual.max(long))
     }
 
-    /// Launches per step as far as windows show, unless steps are too long for windows.
+    /// Launches per step from windows; `None` if steps are too long for windows, or no step lay in one.
     pub(super) fn usable_launches_per_step(&self) -> Option<Interval> {
         self.window_length_for_steps()?;
         self.launches_per_step.interval()
