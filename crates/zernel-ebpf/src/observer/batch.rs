@@ -35,7 +35,8 @@ fn entries_up_to<K: FromBytes, V: FromBytes>(
     // The kernel writes the position of the next batch here. It is not used.
     let mut next = 0_u64;
     let mut count = capacity as u32;
-    // SAFETY: the descriptor is that of a map, the cursor needs four bytes of `next`, and both buffers hold `count` entries.
+    // SAFETY: the descriptor is that of a map, the cursor needs four bytes of `next`, and both buffers hold `count`
+    // entries.
     let result = unsafe {
         libbpf_sys::bpf_map_lookup_batch(
             map.as_fd().as_raw_fd(),

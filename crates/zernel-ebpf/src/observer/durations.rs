@@ -6,7 +6,8 @@ use crate::probes::layout::{
     BUCKETS, H2_GROUPING as GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram,
 };
 
-/// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's counters may wrap.
+/// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's counters may
+/// wrap.
 ///
 /// Only the range of buckets in use is stored.
 #[derive(Debug, Default)]

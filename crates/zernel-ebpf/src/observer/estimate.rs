@@ -122,8 +122,8 @@ pub(super) struct LaunchesPerStep {
     by_step: Ratio,
 }
 
-/// Lower bound of w − l, as a share of w, in the weight of a step. Windows are planned to be 1.4 times as long as nine of
-/// ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
+/// Lower bound of w − l, as a share of w, in the weight of a step. Windows are planned to be 1.4 times as long as nine
+/// of ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
 const MIN_ROOM: f64 = 0.1;
 
 /// With fewer windows, the interval is at least as wide as it would be with the step as the unit: two or three windows

@@ -3,8 +3,8 @@
 //! A probe costs the thread that runs into it a few microseconds. The governor measures that cost at the start, on this
 //! machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the budget, its most
 //! frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few steps, as rarely
-//! as the budget requires. `estimate` computes calls from the windows. If functions that cannot be sampled cost a thread
-//! more than a ceiling, all probes are detached for a while.
+//! as the budget requires. `estimate` computes calls from the windows. If functions that cannot be sampled cost a
+//! thread more than a ceiling, all probes are detached for a while.
 
 mod calibration;
 mod windows;
@@ -304,8 +304,8 @@ impl Observer {
         self.bring_window_forward();
     }
 
-    /// Measures the overhead of every process in the last `elapsed` seconds. Returns the functions that must be sampled to keep
-    /// the budget, and a process that stays above the ceiling even then.
+    /// Measures the overhead of every process in the last `elapsed` seconds. Returns the functions that must be sampled
+    /// to keep the budget, and a process that stays above the ceiling even then.
     fn measure_overhead(
         &mut self,
         elapsed: f64,

@@ -254,8 +254,8 @@ impl Observer {
         std::mem::take(&mut self.is_alarmed)
     }
 
-    /// Handles process events and file changes: attaches to libraries that were mapped, detaches from libraries that were
-    /// written to.
+    /// Handles process events and file changes: attaches to libraries that were mapped, detaches from libraries that
+    /// were written to.
     pub fn discover(&mut self) -> Result<(), ObserveError> {
         if self.attachment.take_changes() {
             self.drop_changed_files();
@@ -347,8 +347,8 @@ impl Observer {
         problems
     }
 
-    /// Context switches of ML threads that were missed, as the next switch of the thread shows. The time between is missing
-    /// from its on-CPU and off-CPU times.
+    /// Context switches of ML threads that were missed, as the next switch of the thread shows. The time between is
+    /// missing from its on-CPU and off-CPU times.
     #[must_use]
     pub fn missed_switches(&self) -> u64 {
         self.kernel.losses.read(0).switches

@@ -29,7 +29,8 @@ pub(super) struct SharedState {
 }
 
 impl SharedState {
-    /// Makes an object that is not loaded yet reuse the pinned map, if there is one. An error says why nothing is shared.
+    /// Makes an object that is not loaded yet reuse the pinned map, if there is one. An error says why nothing is
+    /// shared.
     pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let parent = directory.parent().unwrap_or(directory);
         let is_bpffs = rustix::fs::statfs(parent).is_ok_and(|status| status.f_type == BPF_FS_MAGIC);

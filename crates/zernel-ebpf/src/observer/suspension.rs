@@ -64,8 +64,8 @@ impl SuspensionBackoff {
         ))
     }
 
-    /// Records a suspension and returns its length: twice the last one, or the first one if the probes were attached for
-    /// longer than that since.
+    /// Records a suspension and returns its length: twice the last one, or the first one if the probes were attached
+    /// for longer than that since.
     fn next_duration(&mut self, pid: u32) -> Duration {
         self.past = Some((self.past.map_or(0, |(times, _)| times) + 1, pid));
         if self.on_since.elapsed() > self.next {

@@ -26,7 +26,8 @@ const FOOTPRINT_BYTES: usize = 512 * 1024;
 /// Cache lines touched between two calls.
 const FOOTPRINT_LINES: usize = 1500;
 /// Total cost of a trap as a multiple of its own time: the program has to warm up caches and branch predictors again.
-/// Steps of an eager training loop grew by 3.8 µs per probed call, while the calls themselves took 1.4 to 1.9 µs longer.
+/// Steps of an eager training loop grew by 3.8 µs per probed call, while the calls themselves took 1.4 to 1.9 µs
+/// longer.
 const TOTAL_COST_FACTOR: f64 = 2.2;
 
 /// Assumed cost of a call if it cannot be measured.
