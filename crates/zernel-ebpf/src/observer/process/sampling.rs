@@ -55,7 +55,7 @@ fn is_summed(kind: Counts) -> bool {
 }
 
 impl ObservedProcess {
-    /// Adds the calls and steps up to `now_ns` to the estimates. Every other function here calls this first.
+    /// Adds the calls and steps up to `now_ns` to the estimates, which rely on it being called before any change.
     pub(in crate::observer) fn advance(&mut self, now_ns: u64) {
         let passed_ns = match self.progress.is_paused {
             true => 0,
