@@ -139,7 +139,7 @@ impl Options {
     }
 }
 
-/// Records lost because a BPF map was full, by kind.
+/// Number of events that the kernel could not record, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 #[allow(missing_docs)] // documented in bpf/losses.h
 pub struct Losses {
@@ -354,7 +354,7 @@ impl Observer {
         self.kernel.losses.read(0).switches
     }
 
-    /// Records lost because a BPF map was full.
+    /// Number of events that the kernel could not record.
     #[must_use]
     pub fn losses(&self) -> Losses {
         let raw = self.kernel.losses.read(0);
