@@ -1,4 +1,4 @@
-//! `docs/metrics.md` lists every metric, and only those. `ZERNEL_REWRITE=1` writes it anew.
+//! Checks that `docs/metrics.md` lists exactly the exported metrics. `ZERNEL_REWRITE=1` rewrites the file.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -13,26 +13,26 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md")
 const INTRODUCTION: &str = "\
 # Metrics
 
-What `zernel observe` tells on `/metrics`. This file is generated:
+`zernel observe` exports these metrics on `/metrics`. This file is generated:
 `ZERNEL_REWRITE=1 cargo test -p zernel-ebpf --test documented` writes it, and the same test fails when it is
 out of date.
 
-A `pid` is that of the initial pid namespace. `gpu_id` is NVML's number of a GPU, whatever
-`CUDA_VISIBLE_DEVICES` says; where NVML is not there, it is CUDA's own. Join with `zernel_process_info` for
-job, rank, pod and container. Of a pid that is used again, and of a program that executes another, the last
-life is told. What has ended is told for another minute; families without a `pid` keep what it did. Users
-other than root, on the unix socket, are told of their own processes, and not of the machine.
+`pid` is the pid in the initial pid namespace. `gpu_id` is the index of the GPU in NVML, independent of
+`CUDA_VISIBLE_DEVICES`; without NVML it is the index in CUDA. Join with `zernel_process_info` for job, rank, pod and
+container. After pid reuse or exec, only the newest process is exported. A process that exited is exported for
+another minute; families without a `pid` keep its counts. On the unix socket, users other than root get only their
+own processes, and no metrics of the machine.
 
-Memory that a process takes from CUDA's pools is told as long as the functions that do so are not sampled; a program
-that takes it for every tensor has it in `zernel_gpu_memory_unexplained_bytes`.
+Memory from CUDA's memory pools is exported while the pool functions are not sampled. If a program allocates from a
+pool for every tensor, these functions are sampled, and the memory counts in `zernel_gpu_memory_unexplained_bytes`.
 
 Histograms have buckets from 1 µs to 69 s, each four times as wide as the one before. `/metrics/quantiles` has
-the families of the first table only, with quantiles in place of buckets. In OpenMetrics the name of a
-counter's family lacks `_total`.
+only the families of the first table, with quantiles instead of buckets. In OpenMetrics, the family name of a counter
+has no `_total`.
 
 ";
 
-/// A row of a table.
+/// A metric family, as a row of a table.
 struct Row {
     name: String,
     kind: String,
@@ -40,7 +40,7 @@ struct Row {
     help: String,
 }
 
-/// The families of the aggregation, told from what it writes.
+/// The families of the aggregation, parsed from its output.
 fn aggregated() -> Vec<Row> {
     let mut metrics = AggregatedMetrics::default();
     metrics.record_gpu_mem(1, 0, 1, 1);
@@ -65,7 +65,7 @@ fn aggregated() -> Vec<Row> {
         .collect()
 }
 
-/// The labels of a family's series, less those that say which part of a histogram it is.
+/// The labels of a family's series, without `le`.
 fn labels_of(text: &str, name: &str) -> String {
     let mut samples = text.lines().filter(|line| line.starts_with(name));
     let (_, rest) = samples
@@ -102,8 +102,7 @@ fn code(text: &str) -> String {
 }
 
 fn table(title: &str, rows: &[Row]) -> String {
-    let mut text =
-        format!("## {title}\n\n| name | kind | labels | what it says |\n|---|---|---|---|\n");
+    let mut text = format!("## {title}\n\n| name | kind | labels | meaning |\n|---|---|---|---|\n");
     for Row {
         name,
         kind,
@@ -120,8 +119,8 @@ fn table(title: &str, rows: &[Row]) -> String {
 #[test]
 fn every_metric_is_documented() {
     let tables = [
-        table("What every source of metrics has", &aggregated()),
-        table("What observing adds", &observed()),
+        table("Metrics of every source", &aggregated()),
+        table("Metrics of the observer", &observed()),
     ];
     let wanted = INTRODUCTION.to_owned() + &tables.join("\n");
     if env::var_os("ZERNEL_REWRITE").is_some() {

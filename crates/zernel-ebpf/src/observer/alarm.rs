@@ -1,4 +1,4 @@
-//! Tells at once when a thread pays far too much for being observed.
+//! Wakes the observer when the overhead of a thread is far above the budget.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -6,7 +6,7 @@ use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 
 use crate::discovery::sys::file_descriptor;
 
-/// The ring buffer of alarms. What they say is in the maps anyway: they only wake.
+/// The ring buffer of alarms. An alarm carries no data, because the maps already have it.
 pub(crate) struct Alarm {
     ring: RingBuffer<'static>,
 }
@@ -19,7 +19,7 @@ impl Alarm {
         Ok(Self { ring })
     }
 
-    /// Whether there was one since the last time.
+    /// Whether there was an alarm since the last call.
     pub(crate) fn take(&self) -> bool {
         self.ring.consume_raw() > 0
     }

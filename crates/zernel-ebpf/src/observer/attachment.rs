@@ -12,7 +12,7 @@ use zernel_model::snapshot::{
 };
 
 use super::changes::Changes;
-use super::files::{self, AttachedFile, Watch};
+use super::files::{self, AttachMode, AttachedFile};
 use super::governor::Governor;
 use super::kernel::Kernel;
 use super::process;
@@ -46,7 +46,7 @@ struct MappedFiles {
 impl MappedFiles {
     fn new(process: ProcessKey, files: BTreeSet<u64>) -> Self {
         Self {
-            identity: process::identify_life(process.pid, process.start_ns),
+            identity: process::identify_unless_reused(process.pid, process.start_ns),
             files,
         }
     }
@@ -110,7 +110,7 @@ impl Attachment {
                 if context.is_off {
                     file.pause();
                 }
-                file.watch(&mut self.changes, access);
+                file.watch_for_changes(&mut self.changes, access);
                 if context.governor.is_window_open() {
                     // A file that cannot be attached to now is reported when the next window opens.
                     let _ = file.open_window(context.kernel);
@@ -191,8 +191,8 @@ impl Attachment {
             let useful = file.is_unchanged() && !file.is_deleted();
             useful || used.contains(&file.number)
         });
-        let watched = self.files.iter().flat_map(AttachedFile::watched);
-        self.changes.keep(&watched.collect());
+        let watched = self.files.iter().flat_map(AttachedFile::change_watches);
+        self.changes.retain(&watched.collect());
         self.users_of(&changed)
     }
 
@@ -229,7 +229,7 @@ impl Attachment {
 
     /// Number of files with at least one probe.
     pub(super) fn watched_files(&self) -> usize {
-        self.files.iter().filter(|file| file.is_watched()).count()
+        self.files.iter().filter(|file| file.has_probes()).count()
     }
 
     /// Which functions are probed in which file. `off` says why all probes are detached.
@@ -260,11 +260,13 @@ fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
     let functions = file.functions.iter().map(|function| FunctionEntry {
         symbol: function.name,
         counted_as: SYMBOLS[function.symbol].name(),
-        state: match (&function.watch, off) {
-            (Watch::Not(reason), _) => AttachState::NotAttached(reason.as_str().into()),
+        state: match (&function.mode, off) {
+            (AttachMode::NotAttached(reason), _) => {
+                AttachState::NotAttached(reason.as_str().into())
+            }
             (_, Some(reason)) => AttachState::NotAttached(Arc::clone(reason)),
-            (Watch::Always, None) => AttachState::Attached,
-            (Watch::Sampled, None) => AttachState::Sampled,
+            (AttachMode::Permanent, None) => AttachState::Attached,
+            (AttachMode::Sampled, None) => AttachState::Sampled,
         },
         displacement: function.site.map_or(0, |site| site.displacement.into()),
     });

@@ -1,4 +1,4 @@
-//! Reads hash maps whole, with one system call where there are few entries.
+//! Reads all entries of a BPF hash map, with one system call if there are few.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,34 +8,35 @@ use libbpf_rs::{MapCore, MapHandle, libbpf_sys};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
-/// For how many entries there is room at first.
-const FEW: usize = 256;
+/// Number of entries that the first system call has room for.
+const INITIAL_CAPACITY: usize = 256;
 
 /// All entries of a hash map.
 pub(super) fn entries<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
 ) -> libbpf_rs::Result<Vec<(K, V)>> {
-    let mut room = FEW;
+    let mut capacity = INITIAL_CAPACITY;
     loop {
-        match all_of_at_most(map, room)? {
+        match entries_up_to(map, capacity)? {
             Some(entries) => return Ok(entries),
-            None => room *= 2,
+            None => capacity *= 2,
         }
     }
 }
 
-/// All entries of a map; `None` if there are more than there is room for.
-fn all_of_at_most<K: FromBytes, V: FromBytes>(
+/// All entries of a map; `None` if there are more than `capacity`.
+fn entries_up_to<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
-    room: usize,
+    capacity: usize,
 ) -> libbpf_rs::Result<Option<Vec<(K, V)>>> {
     let (key_bytes, value_bytes) = (map.key_size() as usize, map.value_size() as usize);
-    let mut keys = vec![0; room * key_bytes];
-    let mut values = vec![0; room * value_bytes];
-    // Where the next batch would begin, which nobody asks for.
+    let mut keys = vec![0; capacity * key_bytes];
+    let mut values = vec![0; capacity * value_bytes];
+    // The kernel writes the position of the next batch here. It is not used.
     let mut next = 0_u64;
-    let mut count = room as u32;
-    // SAFETY: a map, a place for a cursor, which takes four bytes, and for as many keys and values as `count` says.
+    let mut count = capacity as u32;
+    // SAFETY: the descriptor is that of a map, the cursor needs four bytes of `next`, and both buffers hold `count`
+    // entries.
     let result = unsafe {
         libbpf_sys::bpf_map_lookup_batch(
             map.as_fd().as_raw_fd(),
@@ -53,7 +54,7 @@ fn all_of_at_most<K: FromBytes, V: FromBytes>(
     match Errno::from_raw_os_error(-result) {
         // That was the last batch.
         Errno::NOENT => {}
-        // Not even what is in the first bucket fits.
+        // The entries of the first bucket do not fit.
         Errno::NOSPC => return Ok(None),
         error => return Err(io::Error::from(error).into()),
     }
@@ -70,5 +71,8 @@ fn all_of_at_most<K: FromBytes, V: FromBytes>(
 
 fn wrong_size(map: &MapHandle) -> libbpf_rs::Error {
     let map = map.name().to_string_lossy();
-    io::Error::other(format!("entries of the BPF map {map} are of another size")).into()
+    io::Error::other(format!(
+        "entries of the BPF map {map} have an unexpected size"
+    ))
+    .into()
 }

@@ -1,9 +1,8 @@
-//! Tells at once when somebody writes to a library file that probes are attached to, or removes it.
+//! Notices when a library file with probes is written to or removed, through inotify.
 //!
-//! A file is watched as it is mapped, and under the name that its users have for it: in an overlay file
-//! system those are two inodes, and older kernels do not tell at the first of a write to the second. What is
-//! written through a shared mapping, by another host of a network file system, or past the kernel
-//! shows nowhere: whoever looks at all files now and then still finds it.
+//! Two inodes are watched per file: the one that is mapped, and the one at the path that its users see. They differ in
+//! an overlay file system, and older kernels do not report a write to the second at the first. inotify does not report
+//! writes through a shared mapping or from another host of a network file system. The regular scan finds those.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -15,17 +14,17 @@ use std::path::{Path, PathBuf};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-/// Content, and links to the file: a file that is open is never said to be deleted.
+/// Changes of content and of the link count. The kernel does not report an open file as deleted.
 const CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB);
 
-/// What the kernel calls a watched inode.
-pub(crate) type Watched = i32;
+/// inotify watch descriptor.
+pub(crate) type WatchId = i32;
 
-/// The kernel's notes of changes.
+/// An inotify instance with its watches.
 #[derive(Debug)]
 pub(crate) struct Changes {
     descriptor: OwnedFd,
-    watched: BTreeSet<Watched>,
+    watched: BTreeSet<WatchId>,
 }
 
 impl Changes {
@@ -36,30 +35,29 @@ impl Changes {
         })
     }
 
-    /// Watches an open file, which was found at `access` and is called `path` by its users. What cannot
-    /// be watched is left out: a user has only so many watches.
-    pub(crate) fn watch(&mut self, file: &File, access: &Path, path: &Path) -> Vec<Watched> {
+    /// Watches an open file that was found at `access` and that its users know as `path`. Watches that cannot be added
+    /// are left out: the number of watches per user is limited.
+    pub(crate) fn watch(&mut self, file: &File, access: &Path, path: &Path) -> Vec<WatchId> {
         let open = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let named = path_of_users(access, path);
+        let named = path_in_user_root(access, path);
         let paths = [open, named].into_iter();
-        let watched: Vec<Watched> = paths
+        let watched: Vec<WatchId> = paths
             .filter_map(|path| inotify::add_watch(&self.descriptor, path, CHANGES).ok())
             .collect();
         self.watched.extend(&watched);
         watched
     }
 
-    /// Watches nothing else any more.
-    pub(crate) fn keep(&mut self, needed: &BTreeSet<Watched>) {
+    /// Removes all watches except the needed ones.
+    pub(crate) fn retain(&mut self, needed: &BTreeSet<WatchId>) {
         for unneeded in self.watched.difference(needed) {
-            // It is gone already if its inode is.
+            // The kernel has removed the watch if the inode was deleted.
             let _ = inotify::remove_watch(&self.descriptor, *unneeded);
         }
         self.watched.retain(|watched| needed.contains(watched));
     }
 
-    /// Whether something changed since the last time. What is said of a watch that has ended does not
-    /// count.
+    /// Whether a file changed since the last call. The event that a watch was removed does not count.
     pub(crate) fn take(&mut self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.descriptor, &mut buffer);
@@ -80,8 +78,8 @@ impl AsFd for Changes {
     }
 }
 
-/// Where the users of a file have it, seen from here: they may have another root.
-fn path_of_users(access: &Path, path: &Path) -> PathBuf {
+/// The path of a file in the root directory of the process that maps it.
+fn path_in_user_root(access: &Path, path: &Path) -> PathBuf {
     let mapped = access
         .parent()
         .filter(|it| it.file_name() == Some(OsStr::new("map_files")));
@@ -99,15 +97,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_looked_up_under_the_root_of_its_user() {
-        let of = |access, path| path_of_users(Path::new(access), Path::new(path));
+    fn a_path_is_resolved_in_the_root_of_its_user() {
+        let of = |access, path| path_in_user_root(Path::new(access), Path::new(path));
         let inside = of("/proc/7/map_files/1000-2000", "/lib/libcuda.so.1");
         assert_eq!(inside, Path::new("/proc/7/root/lib/libcuda.so.1"));
         assert_eq!(of("/a/b", "/a/b"), Path::new("/a/b"));
     }
 
     #[test]
-    fn writing_and_removing_is_told_once_and_only_of_what_is_watched() {
+    fn writes_and_removals_of_watched_files_are_reported_once() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_owned();
         let mut changes = Changes::new().unwrap();
@@ -119,7 +117,7 @@ mod tests {
         assert!(!changes.take());
         std::fs::remove_file(&path).unwrap();
         assert!(changes.take());
-        changes.keep(&BTreeSet::new());
+        changes.retain(&BTreeSet::new());
         file.write_all(b"newer").unwrap();
         assert!(!changes.take());
     }

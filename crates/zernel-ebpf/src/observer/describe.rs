@@ -9,8 +9,7 @@ use zernel_model::snapshot::{
     Snapshot, StepSnapshot,
 };
 
-use super::off::Off;
-use super::process::{ObservedProcess, Seen};
+use super::process::{Coverage, ObservedProcess};
 use super::{Observer, monotonic_ns, seconds_ago};
 use crate::probes::ExitedRank;
 use crate::probes::gpu_mem::ProcessGpus;
@@ -47,7 +46,7 @@ impl Observer {
             exited_ranks: self.processes.exited_rank_times(),
             ledger: self
                 .attachment
-                .ledger(self.off.map(|off| Off::why(off).into()).as_ref()),
+                .ledger(self.suspension.map(|it| it.reason().into()).as_ref()),
         }
     }
 
@@ -91,10 +90,10 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
             false => Role::Trainer,
         },
         loads_for: process.loads_for,
-        complete: process.seen == Seen::Complete,
-        since_seconds_ago: match process.seen {
-            Seen::Complete => None,
-            Seen::Since(ns) => seconds_ago(ns),
+        complete: process.coverage == Coverage::Complete,
+        since_seconds_ago: match process.coverage {
+            Coverage::Complete => None,
+            Coverage::Since(ns) => seconds_ago(ns),
         },
         first_seen_ns: process.first_ns,
         observed_seconds: end_ns.saturating_sub(process.first_ns) as f64 / 1e9,

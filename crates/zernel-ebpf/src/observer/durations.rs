@@ -1,4 +1,4 @@
-//! The kernel's histograms, taken over bit by bit.
+//! Reads duration histograms from the kernel, as increments.
 
 use zernel_model::aggregation::LatencyHistogram;
 
@@ -6,39 +6,41 @@ use crate::probes::layout::{
     BUCKETS, H2_GROUPING as GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram,
 };
 
-/// What was read of a histogram of the kernel so far: its counters wrap, so differences count. Only
-/// the buckets in use are kept.
+/// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's counters may
+/// wrap.
+///
+/// Only the range of buckets in use is stored.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct HistogramReader {
     first: usize,
     buckets: Vec<u32>,
     sum_ns: u64,
 }
 
-impl Taken {
-    /// Adds to `total` what came since the last time; returns how many durations that were.
-    pub(crate) fn take(&mut self, now: &Histogram, total: &mut LatencyHistogram) -> u64 {
-        self.cover(&now.buckets);
-        let mut taken = 0;
+impl HistogramReader {
+    /// Adds the durations since the last call to `total`, and returns their number.
+    pub(crate) fn add_new(&mut self, now: &Histogram, total: &mut LatencyHistogram) -> u64 {
+        self.grow_to(&now.buckets);
+        let mut added = 0;
         for (offset, before) in self.buckets.iter_mut().enumerate() {
             let bucket = self.first + offset;
             let count = u64::from(now.buckets[bucket].wrapping_sub(*before));
             if count > 0 {
-                total.record_about(middle(bucket).min(now.max_ns), count);
-                taken += count;
+                total.record_about(bucket_middle(bucket).min(now.max_ns), count);
+                added += count;
             }
             *before = now.buckets[bucket];
         }
-        if taken > 0 {
+        if added > 0 {
             let sum_ns = now.sum_ns.wrapping_sub(self.sum_ns);
             total.account(sum_ns, !now.min_inverted, now.max_ns);
             self.sum_ns = now.sum_ns;
         }
-        taken
+        added
     }
 
-    /// Makes room for every bucket that is in use.
-    fn cover(&mut self, buckets: &[u32; BUCKETS]) {
+    /// Extends the stored range to every bucket in use.
+    fn grow_to(&mut self, buckets: &[u32; BUCKETS]) {
         let used = |count: &u32| *count != 0;
         let (Some(first), Some(last)) = (
             buckets.iter().position(used),
@@ -59,8 +61,8 @@ impl Taken {
     }
 }
 
-/// The middle of a bucket of the kernel; of the last one, which has no end, the greatest there is.
-fn middle(bucket: usize) -> u64 {
+/// The middle of a bucket in nanoseconds; `u64::MAX` for the last bucket, which has no end.
+fn bucket_middle(bucket: usize) -> u64 {
     if bucket == BUCKETS - 1 {
         return u64::MAX;
     }
@@ -79,7 +81,7 @@ fn middle(bucket: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// As `zernel_h2_bucket` computes it.
+    /// The bucket of a duration, as `zernel_h2_bucket` computes it.
     fn bucket_of(ns: u64) -> usize {
         let units = ns >> UNIT_SHIFT;
         let power = (units | 1).ilog2();
@@ -93,7 +95,7 @@ mod tests {
     #[test]
     fn the_middle_of_a_bucket_is_in_it() {
         for bucket in 0..BUCKETS {
-            assert_eq!(bucket_of(middle(bucket)), bucket);
+            assert_eq!(bucket_of(bucket_middle(bucket)), bucket);
         }
     }
 
@@ -105,7 +107,7 @@ mod tests {
                 if ns >= 266_000_000_000 {
                     continue; // in the last bucket, which has no end
                 }
-                let error = middle(bucket_of(ns)).abs_diff(ns) as f64 / ns as f64;
+                let error = bucket_middle(bucket_of(ns)).abs_diff(ns) as f64 / ns as f64;
                 assert!(error <= LatencyHistogram::MAX_ERROR, "{error} at {ns} ns");
             }
         }
@@ -121,12 +123,12 @@ mod tests {
         };
         let bucket = bucket_of(1000);
         kernel.buckets[bucket] = u32::MAX;
-        let mut taken = Taken::default();
+        let mut reader = HistogramReader::default();
         let mut total = LatencyHistogram::default();
-        taken.take(&kernel, &mut total);
+        reader.add_new(&kernel, &mut total);
         kernel.buckets[bucket] = 4;
         kernel.sum_ns += 5000;
-        assert_eq!(taken.take(&kernel, &mut total), 5);
+        assert_eq!(reader.add_new(&kernel, &mut total), 5);
         assert_eq!(total.count, u64::from(u32::MAX) + 5);
         assert_eq!(total.sum_ns, 6000);
         assert_eq!((total.min_ns, total.max_ns), (1000, 1000));

@@ -37,7 +37,7 @@ impl Interval {
     }
 
     /// Half the width as a share of the mean.
-    pub(super) fn relative(&self) -> Option<f64> {
+    pub(super) fn relative_error(&self) -> Option<f64> {
         self.half_width.map(|half| half / self.mean)
     }
 }
@@ -73,7 +73,7 @@ struct Ratio {
 }
 
 impl Ratio {
-    /// Adds a window, unless it says nothing of the ratio.
+    /// Adds a window, unless both values are 0.
     fn add(&mut self, y: f64, n: f64) {
         if y == 0.0 && n == 0.0 {
             return;
@@ -95,14 +95,14 @@ impl Ratio {
         let half_width = (self.windows > 1).then(|| {
             let freedom = f64::from(self.windows) - 1.0;
             let variance = residue.max(0.0) * f64::from(self.windows) / freedom;
-            student(self.windows - 1) * variance.sqrt() / self.n
+            student_t(self.windows - 1) * variance.sqrt() / self.n
         });
         Some(Interval { mean, half_width })
     }
 }
 
 /// Student's t for a 95 % interval: from a table up to 10 degrees of freedom, then at most 0.5 % too large.
-fn student(freedom: u32) -> f64 {
+fn student_t(freedom: u32) -> f64 {
     const TABLE: [f64; 10] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     ];
@@ -115,29 +115,29 @@ fn student(freedom: u32) -> f64 {
 /// A step of length l lies whole in a window of length w for w − l of all moments at which the window may open. Its
 /// weight is therefore 1 / (w − l), so that long steps are not under-represented.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct PerStep {
+pub(super) struct LaunchesPerStep {
     /// Weighted launches and weights, summed over the steps of each window.
     by_window: Ratio,
     /// The same with each step as a unit.
     by_step: Ratio,
 }
 
-/// The least w − l, as a share of w, that a step is weighted by. Windows are planned to be 1.4 times as long as nine of
-/// ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
-const LEAST_ROOM: f64 = 0.1;
+/// Lower bound of w − l, as a share of w, in the weight of a step. Windows are planned to be 1.4 times as long as nine
+/// of ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
+const MIN_ROOM: f64 = 0.1;
 
 /// With fewer windows, the interval is at least as wide as it would be with the step as the unit: two or three windows
 /// may agree by chance although their steps differ. Where a short and a long step alternate, the window alone as the
 /// unit covers the truth in 83 of 100 simulated runs of 3 windows, and in 94 of 100 with 8.
 const FEW_WINDOWS: u32 = 8;
 
-impl PerStep {
+impl LaunchesPerStep {
     /// Adds a window of this length and the steps that lay whole in it.
     pub(super) fn add_window(&mut self, steps: &[WindowStep], length: Duration) {
         let (mut launches, mut weights) = (0.0, 0.0);
         for step in steps {
             let room = length.saturating_sub(Duration::from_nanos(step.duration_ns));
-            let weight = 1.0 / room.max(length.mul_f64(LEAST_ROOM)).as_secs_f64();
+            let weight = 1.0 / room.max(length.mul_f64(MIN_ROOM)).as_secs_f64();
             launches += weight * f64::from(step.launches);
             weights += weight;
             self.by_step.add(weight * f64::from(step.launches), weight);
@@ -159,11 +159,11 @@ impl PerStep {
 
 /// A sampling window as one process passed through it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Window {
+pub(super) struct WindowTotals {
     pub(super) seconds: f64,
-    /// Launches of the process, by whatever function.
+    /// Launches of the process, by any function.
     pub(super) launches: u64,
-    /// Time that the probes cost the process at most.
+    /// Upper bound of the overhead of the process in the window.
     pub(super) probe_seconds: f64,
 }
 
@@ -178,8 +178,8 @@ pub(super) struct SampledCalls {
     /// Time and steps while sampled.
     seconds: f64,
     steps: u64,
-    /// How often sampling began.
-    beginnings: u32,
+    /// Number of times sampling began.
+    sampling_starts: u32,
     /// The calls before steps were last counted anew, from another boundary.
     earlier: CallEstimate,
 }
@@ -192,25 +192,25 @@ impl SampledCalls {
         }
     }
 
-    /// Sampling begins.
+    /// Begins sampling.
     pub(super) fn begin(&mut self) {
-        self.beginnings += 1;
+        self.sampling_starts += 1;
     }
 
-    /// Time passed and steps were made while sampled.
+    /// Adds time and steps while sampled.
     pub(super) fn advance(&mut self, seconds: f64, steps: u64) {
         self.seconds += seconds;
         self.steps += steps;
     }
 
-    /// Adds a window with so many calls.
-    pub(super) fn add_window(&mut self, calls: u64, window: &Window) {
+    /// Adds a window with its calls.
+    pub(super) fn add_window(&mut self, calls: u64, window: &WindowTotals) {
         self.per_launch.add(calls as f64, window.launches as f64);
         self.per_second.add(calls as f64, window.seconds);
         self.probe_seconds += window.probe_seconds;
     }
 
-    /// Steps are counted anew, from another boundary: launches per step have to be learnt again.
+    /// Begins a new series, because steps are counted anew from another boundary. The estimate so far is kept.
     pub(super) fn begin_series(&mut self, launches_per_step: Option<Interval>) {
         let so_far = self.estimate(launches_per_step);
         let earlier = CallEstimate {
@@ -219,13 +219,13 @@ impl SampledCalls {
         };
         *self = Self {
             are_all_launches: self.are_all_launches,
-            beginnings: 1,
+            sampling_starts: 1,
             earlier,
             ..Self::default()
         };
     }
 
-    /// Calls while sampled. `launches_per_step` is `None` where steps cannot tell.
+    /// Calls while sampled. Without `launches_per_step` the estimate is by time.
     pub(super) fn estimate(&self, launches_per_step: Option<Interval>) -> CallEstimate {
         let per_launch = match self.are_all_launches {
             true => Some(Interval::exactly(1.0)),
@@ -243,19 +243,19 @@ impl SampledCalls {
         }
     }
 
-    /// Both factors may be off. So may the number of steps: sampling begins and ends within one.
+    /// Estimate by steps. The error has three parts: both factors, and the steps in which sampling begins and ends.
     fn by_steps(&self, per_step: Interval, per_launch: Interval) -> CallEstimate {
         let calls_per_step = per_step.mean * per_launch.mean;
         let calls = calls_per_step * self.steps as f64;
-        let relative = per_step.relative().zip(per_launch.half_width);
+        let relative = per_step.relative_error().zip(per_launch.half_width);
         let half_width = relative.map(|(of_step, of_launch)| {
             let of_launch = of_launch * per_step.mean * self.steps as f64;
-            (of_step * calls).hypot(of_launch) + calls_per_step * f64::from(self.beginnings)
+            (of_step * calls).hypot(of_launch) + calls_per_step * f64::from(self.sampling_starts)
         });
         CallEstimate { calls, half_width }
     }
 
-    /// A process is slower while it is watched, by what the probes cost it at most: that may be missing, too.
+    /// Estimate by time. The error includes the overhead of the probes, because a process is slower in windows.
     fn by_time(&self) -> CallEstimate {
         let Some(rate) = self.per_second.interval() else {
             return CallEstimate::default();

@@ -1,8 +1,8 @@
 //! The library files that probes are attached to.
 //!
-//! A file stays attached while it may be used again, so that a process that starts later is seen from
-//! its first call on. Functions that busy programs call rarely share one link; each of the others has
-//! its own, so that the governor can take it off, or put it on for a moment.
+//! Probes stay attached while a process may still map the file, so that a process that starts later is counted from
+//! its first call. All infrequent functions of a file share links. Each frequent function has its own, so that the
+//! governor can detach it or attach it for a sampling window.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,56 +13,56 @@ use std::thread;
 
 use libbpf_rs::Link;
 
-use super::changes::{Changes, Watched};
+use super::changes::{Changes, WatchId};
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
 use crate::probes::SYMBOLS;
 use zernel_elf::{FileIdentity, Library, LibraryError, LibraryKind, Site, TrapCost};
 
-/// Why a file that somebody wrote to is let go.
-pub(crate) const WRITTEN_TO: &str = "the file was written to after it was attached to";
+/// Why probes are detached from a file that was written to.
+pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were attached";
 
-/// How a function of a file is watched.
+/// When probes are attached to a function of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Watch {
+pub enum AttachMode {
     /// All the time.
-    Always,
-    /// In windows.
+    Permanent,
+    /// In sampling windows.
     Sampled,
-    /// Not at all, and why.
-    Not(String),
+    /// Never; the text says why.
+    NotAttached(String),
 }
 
 /// A function of a file.
 #[derive(Debug)]
 pub(crate) struct Function {
-    /// As the file exports it.
+    /// Name in [`SYMBOLS`].
     pub(crate) name: &'static str,
     /// Its row in [`SYMBOLS`].
     pub(crate) symbol: usize,
     pub(crate) site: Option<Site>,
-    pub(crate) watch: Watch,
+    pub(crate) mode: AttachMode,
 }
 
 /// A file that probes are attached to.
 pub(crate) struct AttachedFile {
-    /// Never given to another.
+    /// Identifies the file. Numbers are not reused.
     pub(crate) number: u64,
     pub(crate) kind: LibraryKind,
-    /// What people call it.
+    /// Path that users know.
     pub(crate) path: PathBuf,
     pub(crate) functions: Vec<Function>,
     file: File,
     identity: FileIdentity,
-    steady: Vec<Link>,
-    /// Of the functions that may have to be sampled, those that are watched all the time.
-    frequent: BTreeMap<usize, Vec<Link>>,
-    window: Vec<Link>,
-    watched: Vec<Watched>,
+    infrequent_links: Vec<Link>,
+    /// Links of permanently probed frequent functions, by index in [`SYMBOLS`].
+    frequent_links: BTreeMap<usize, Vec<Link>>,
+    window_links: Vec<Link>,
+    change_watches: Vec<WatchId>,
 }
 
 impl AttachedFile {
-    /// Opens the file at `access`, known to people as `path`, and attaches to all its functions.
+    /// Opens the file at `access`, which users know as `path`, and attaches probes to all its functions.
     pub(crate) fn attach(
         kernel: &Kernel,
         kind: LibraryKind,
@@ -81,20 +81,20 @@ impl AttachedFile {
             functions,
             file,
             identity,
-            steady: Vec::new(),
-            frequent: BTreeMap::new(),
-            window: Vec::new(),
-            watched: Vec::new(),
+            infrequent_links: Vec::new(),
+            frequent_links: BTreeMap::new(),
+            window_links: Vec::new(),
+            change_watches: Vec::new(),
         };
         for symbol in attached.frequent_symbols() {
             if is_sampled(symbol) {
-                attached.set_watch(symbol, &Watch::Sampled);
+                attached.set_mode(symbol, &AttachMode::Sampled);
             } else {
-                attached.watch_always(kernel, symbol);
+                attached.attach_permanently(kernel, symbol);
             }
         }
-        // Last, because a process whose first call was seen counts as seen completely.
-        attached.attach_steady(kernel);
+        // Last, because a process whose `cuInit` is probed counts as completely covered.
+        attached.attach_infrequent(kernel);
         Ok(attached)
     }
 
@@ -102,38 +102,37 @@ impl AttachedFile {
         self.identity
     }
 
-    /// Has changes of the file told, which was found at `access`, until it is detached for good.
-    pub(crate) fn watch(&mut self, changes: &mut Changes, access: &Path) {
-        self.watched = changes.watch(&self.file, access, &self.path);
+    /// Watches the file, which was found at `access`, for changes until [`Self::detach`].
+    pub(crate) fn watch_for_changes(&mut self, changes: &mut Changes, access: &Path) {
+        self.change_watches = changes.watch(&self.file, access, &self.path);
         if !self.is_unchanged() {
             self.detach(WRITTEN_TO);
         }
     }
 
-    /// Whether any function of it is watched at all.
-    pub(crate) fn is_watched(&self) -> bool {
+    /// Whether probes are attached to any function, all the time or in windows.
+    pub(crate) fn has_probes(&self) -> bool {
         let mut functions = self.functions.iter();
-        functions.any(|function| !matches!(function.watch, Watch::Not(_)))
+        functions.any(|function| !matches!(function.mode, AttachMode::NotAttached(_)))
     }
 
     /// Its watches in [`Changes`].
-    pub(crate) fn watched(&self) -> impl Iterator<Item = Watched> {
-        self.watched.iter().copied()
+    pub(crate) fn change_watches(&self) -> impl Iterator<Item = WatchId> {
+        self.change_watches.iter().copied()
     }
 
-    /// Whether the file is still what was attached to. If somebody wrote to it, the probes are where
-    /// they should not be.
+    /// Whether the file has not been written to since probes were attached. Otherwise probes may be at wrong offsets.
     pub(crate) fn is_unchanged(&self) -> bool {
         FileIdentity::read(&self.file).is_ok_and(|now| now == self.identity)
     }
 
-    /// Whether the file has no name any more: nobody new can use it.
+    /// Whether the file has no path any more, so that no new process can map it.
     pub(crate) fn is_deleted(&self) -> bool {
         use std::os::unix::fs::MetadataExt;
         self.file.metadata().is_ok_and(|status| status.nlink() == 0)
     }
 
-    /// The numbers of its functions that may have to be sampled.
+    /// Indices in [`SYMBOLS`] of its frequent functions, which may have to be sampled.
     pub(crate) fn frequent_symbols(&self) -> Vec<usize> {
         let mut symbols: Vec<_> = self
             .functions
@@ -145,88 +144,88 @@ impl AttachedFile {
         symbols
     }
 
-    fn attach_steady(&mut self, kernel: &Kernel) {
+    fn attach_infrequent(&mut self, kernel: &Kernel) {
         let targets = self.targets(|function| {
-            !SYMBOLS[function.symbol].frequent && function.watch == Watch::Always
+            !SYMBOLS[function.symbol].frequent && function.mode == AttachMode::Permanent
         });
         match self.link(kernel, &targets) {
-            Ok(links) => self.steady = links,
+            Ok(links) => self.infrequent_links = links,
             Err(problem) => {
                 for function in &mut self.functions {
                     if function.site.is_some() && !SYMBOLS[function.symbol].frequent {
-                        function.watch = Watch::Not(problem.clone());
+                        function.mode = AttachMode::NotAttached(problem.clone());
                     }
                 }
             }
         }
     }
 
-    /// Watches a frequent function all the time.
-    pub(crate) fn watch_always(&mut self, kernel: &Kernel, symbol: usize) {
+    /// Attaches probes to a frequent function all the time.
+    pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
         let targets = self.targets(|function| function.symbol == symbol);
-        let watch = match self.link(kernel, &targets) {
+        let mode = match self.link(kernel, &targets) {
             Ok(links) => {
-                self.frequent.insert(symbol, links);
-                Watch::Always
+                self.frequent_links.insert(symbol, links);
+                AttachMode::Permanent
             }
-            Err(problem) => Watch::Not(problem),
+            Err(problem) => AttachMode::NotAttached(problem),
         };
-        self.set_watch(symbol, &watch);
+        self.set_mode(symbol, &mode);
     }
 
-    /// Watches a frequent function in windows from now on. Dropping the links takes it off, which takes a while.
-    pub(crate) fn watch_sampled(&mut self, symbol: usize) -> Vec<Link> {
-        self.set_watch(symbol, &Watch::Sampled);
-        self.frequent.remove(&symbol).unwrap_or_default()
+    /// Samples a frequent function from now on. Returns its links: dropping them detaches, which takes a while.
+    pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<Link> {
+        self.set_mode(symbol, &AttachMode::Sampled);
+        self.frequent_links.remove(&symbol).unwrap_or_default()
     }
 
-    /// Takes everything off for a while.
+    /// Detaches all probes, and keeps their modes for [`Self::resume`].
     pub(crate) fn pause(&mut self) {
-        let frequent = std::mem::take(&mut self.frequent);
+        let frequent = std::mem::take(&mut self.frequent_links);
         let mut links: Vec<Link> = frequent.into_values().flatten().collect();
-        links.append(&mut self.steady);
-        links.append(&mut self.window);
+        links.append(&mut self.infrequent_links);
+        links.append(&mut self.window_links);
         detach(links);
     }
 
-    /// Puts on again what was on before a pause.
+    /// Attaches the probes again that [`Self::pause`] detached.
     pub(crate) fn resume(&mut self, kernel: &Kernel) {
         for symbol in self.frequent_symbols() {
             let mut functions = self.functions.iter();
-            if functions.any(|it| it.symbol == symbol && it.watch == Watch::Always) {
-                self.watch_always(kernel, symbol);
+            if functions.any(|it| it.symbol == symbol && it.mode == AttachMode::Permanent) {
+                self.attach_permanently(kernel, symbol);
             }
         }
-        self.attach_steady(kernel);
+        self.attach_infrequent(kernel);
     }
 
-    /// Takes everything off, and says why.
-    pub(crate) fn detach(&mut self, why: &str) {
+    /// Detaches all probes for good, for this reason.
+    pub(crate) fn detach(&mut self, reason: &str) {
         self.pause();
-        self.watched.clear();
+        self.change_watches.clear();
         for function in &mut self.functions {
             if function.site.is_some() {
-                function.watch = Watch::Not(why.to_owned());
+                function.mode = AttachMode::NotAttached(reason.to_owned());
             }
         }
     }
 
-    /// Attaches to all sampled functions at once.
+    /// Attaches probes to all sampled functions.
     pub(crate) fn open_window(&mut self, kernel: &Kernel) -> Result<(), String> {
-        let targets = self.targets(|function| function.watch == Watch::Sampled);
-        self.window = self.link(kernel, &targets)?;
+        let targets = self.targets(|function| function.mode == AttachMode::Sampled);
+        self.window_links = self.link(kernel, &targets)?;
         Ok(())
     }
 
-    /// The links of the window; dropping them takes it off again, which takes a while.
+    /// Returns the links of the window. Dropping them detaches, which takes a while.
     pub(crate) fn close_window(&mut self) -> Vec<Link> {
-        std::mem::take(&mut self.window)
+        std::mem::take(&mut self.window_links)
     }
 
-    fn set_watch(&mut self, symbol: usize, watch: &Watch) {
+    fn set_mode(&mut self, symbol: usize, mode: &AttachMode) {
         for function in &mut self.functions {
             if function.symbol == symbol && function.site.is_some() {
-                function.watch = watch.clone();
+                function.mode = mode.clone();
             }
         }
     }
@@ -244,12 +243,12 @@ impl AttachedFile {
     }
 
     fn link(&self, kernel: &Kernel, targets: &[Target]) -> Result<Vec<Link>, String> {
-        // Through our own descriptor: the process that led us here may be gone, and the path may
-        // lead to another file by now.
+        // Through our own descriptor: the process that maps the file may have exited, and another file may be at the
+        // path by now.
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         kernel
             .attach(Path::new(&path), targets)
-            .map_err(|error| format!("the kernel does not attach ({})", reason(&error)))
+            .map_err(|error| format!("the kernel refuses the probes ({})", reason(&error)))
     }
 }
 
@@ -259,7 +258,7 @@ impl Drop for AttachedFile {
     }
 }
 
-/// Detaches links side by side: each waits for the same moment of rest of the whole machine.
+/// Detaches links in parallel: each waits for an RCU grace period, and they can share it.
 pub(crate) fn detach(links: Vec<Link>) {
     thread::scope(|scope| {
         for link in links {
@@ -268,7 +267,7 @@ pub(crate) fn detach(links: Vec<Link>) {
     });
 }
 
-/// The rows of [`SYMBOLS`] that belong to a library, and where the file has them.
+/// The functions of a library in [`SYMBOLS`], with their sites in the file.
 fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
     let wanted = wanted_names(kind, library);
     let names: Vec<&str> = wanted.iter().map(|(.., exported)| &**exported).collect();
@@ -278,20 +277,20 @@ fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
         .map(|((symbol, name, _), site)| Function {
             name,
             symbol: *symbol,
-            watch: match &site {
-                Ok(_) => Watch::Always,
-                Err(error) => Watch::Not(error.to_string()),
+            mode: match &site {
+                Ok(_) => AttachMode::Permanent,
+                Err(error) => AttachMode::NotAttached(error.to_string()),
             },
             site: site.ok(),
         })
         .collect();
-    refuse_the_second_of_two_at_one_place(&mut functions);
-    refuse_expensive_ones(&mut functions);
+    refuse_aliases(&mut functions);
+    refuse_single_stepped(&mut functions);
     functions
 }
 
-/// The row, its name, and the name that the file exports. A beginning of names that nothing exports
-/// stays as it is, so that it shows as missing.
+/// Index in [`SYMBOLS`], name there, and exported name of every function to probe. A prefix that matches no export
+/// stands for itself, so that it is reported as missing.
 fn wanted_names(kind: LibraryKind, library: &Library) -> Vec<(usize, &'static str, String)> {
     let rows = SYMBOLS.iter().enumerate();
     let mut wanted = Vec::new();
@@ -310,8 +309,8 @@ fn wanted_names(kind: LibraryKind, library: &Library) -> Vec<(usize, &'static st
     wanted
 }
 
-/// Two names of one function would count its calls twice.
-fn refuse_the_second_of_two_at_one_place(functions: &mut [Function]) {
+/// Refuses the second name of a function at the same offset: its calls would count twice.
+fn refuse_aliases(functions: &mut [Function]) {
     let mut taken: BTreeMap<u64, &'static str> = BTreeMap::new();
     for function in functions {
         let Some(site) = function.site else { continue };
@@ -321,29 +320,29 @@ fn refuse_the_second_of_two_at_one_place(functions: &mut [Function]) {
             }
             Some(first) => {
                 function.site = None;
-                function.watch = Watch::Not(format!("is the same function as {first}"));
+                function.mode =
+                    AttachMode::NotAttached(format!("is another name of {first}, which is probed"));
             }
         }
     }
 }
 
-/// A frequent function that can only be single-stepped costs more than it tells.
-fn refuse_expensive_ones(functions: &mut [Function]) {
+/// Refuses frequent functions whose first instruction the kernel must single-step: their overhead is too high.
+fn refuse_single_stepped(functions: &mut [Function]) {
     for function in functions {
         let stepped = function
             .site
             .is_some_and(|site| site.trap == TrapCost::SingleStepped);
         if stepped && SYMBOLS[function.symbol].frequent {
             function.site = None;
-            function.watch = Watch::Not(
-                "is called often, and the kernel would have to single-step its first instruction"
-                    .to_owned(),
+            function.mode = AttachMode::NotAttached(
+                "is called often, and the kernel must single-step its first instruction".to_owned(),
             );
         }
     }
 }
 
-/// The identity of a file that is not open, to see whether it is attached already.
+/// The identity of a file that is not open, to find out whether probes are already attached.
 pub(crate) fn identity_at(access: &Path) -> io::Result<FileIdentity> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::PATH | OFlags::CLOEXEC;

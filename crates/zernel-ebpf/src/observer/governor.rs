@@ -1,10 +1,10 @@
-//! What observing costs, and how it is kept within a budget.
+//! Keeps the overhead of the probes within a budget.
 //!
 //! A probe costs the thread that runs into it a few microseconds. The governor measures that cost at the start, on this
 //! machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the budget, its most
 //! frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few steps, as rarely
-//! as the budget requires. `estimate` turns the windows into numbers. If functions that cannot be sampled cost a thread
-//! more than a ceiling, all probes are detached for a while.
+//! as the budget requires. `estimate` computes calls from the windows. If functions that cannot be sampled cost a
+//! thread more than a ceiling, all probes are detached for a while.
 
 mod calibration;
 mod windows;
@@ -16,21 +16,21 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-pub(super) use self::windows::Windows;
+pub(super) use self::windows::LaunchSpans;
 use super::files::detach;
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
 use crate::probes::{Counts, Probe, SYMBOLS, SamplingGroup, cuda_trace, layout};
 
-/// What observing may cost.
+/// Budget and ceiling of the overhead.
 #[derive(Debug, Clone, Copy)]
 pub struct GovernorOptions {
-    /// The share of its time that any observed thread may pay.
+    /// Largest overhead of any observed thread, as a share of its time.
     pub budget: f64,
-    /// The share at which all probes are taken off, if sampling does not keep below it.
+    /// Overhead above which all probes are detached, if sampling cannot reduce it.
     pub ceiling: f64,
-    /// For how long, the first time.
-    pub rest: Duration,
+    /// How long they stay detached the first time.
+    pub first_suspension: Duration,
 }
 
 impl Default for GovernorOptions {
@@ -38,7 +38,7 @@ impl Default for GovernorOptions {
         Self {
             budget: 0.005,
             ceiling: 0.05,
-            rest: Duration::from_secs(30),
+            first_suspension: Duration::from_secs(30),
         }
     }
 }
@@ -48,10 +48,10 @@ impl GovernorOptions {
     pub const EXACT: Self = Self {
         budget: f64::INFINITY,
         ceiling: f64::INFINITY,
-        rest: Duration::ZERO,
+        first_suspension: Duration::ZERO,
     };
 
-    /// With this budget, and a ceiling that leaves room for it.
+    /// This budget, with a ceiling of at least ten times the budget.
     #[must_use]
     pub fn with_budget(budget: f64) -> Self {
         let usual = Self::default();
@@ -68,29 +68,30 @@ const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
 /// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(super) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
 /// The largest share of the time that windows take: two of the shortest ones per second.
-const LARGEST_DUTY: f64 = 0.1;
+const MAX_DUTY: f64 = 0.1;
 /// The smallest share: a window of the shortest length about every eight minutes.
-const SMALLEST_DUTY: f64 = 1e-4;
+const MIN_DUTY: f64 = 1e-4;
 /// The share of the budget that functions with permanently attached probes may use. The rest pays for windows.
 const PERMANENT_SHARE: f64 = 0.8;
 /// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
 const CREDIT: Duration = Duration::from_secs(5);
 /// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
 const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
-/// How many times as rare windows are once launches per step of every process are well known.
-const WELL_KNOWN_PAUSE: f64 = 5.0;
+/// Factor by which pauses between windows grow once the estimates of every process are precise.
+const PRECISE_PAUSE_FACTOR: f64 = 5.0;
 /// A function that costs less than this share of the budget is sampled only if the budget cannot be kept otherwise:
 /// sampling it would save little and lose much, such as the boundaries of steps.
 const CHEAP_SHARE: f64 = 0.2;
 /// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
 const CHEAP_ROUNDS: u32 = 20;
 
-/// For so many rounds a process may be above the ceiling: sampling needs some to show.
+/// Rounds above the ceiling before probes are detached. It takes some rounds until sampling shows in the overhead.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
 
-/// Which functions to sample, of those that cost a thread these shares of its time, and `share` in all; and what
-/// is left of that then.
-fn to_sample(
+/// Chooses which functions to sample, and returns the overhead that remains.
+///
+/// `costs` has the overhead of each function on a thread, as a share of its time; `share` is their sum.
+fn choose_sampled(
     mut costs: Vec<(usize, f64)>,
     share: f64,
     budget: f64,
@@ -99,7 +100,7 @@ fn to_sample(
     let mut sampled = Vec::new();
     let mut left = share;
     costs.retain(|(symbol, _)| may_be_sampled(*symbol));
-    // Those that cost most first, and of the others those last that tell where steps end.
+    // Most expensive first. Among cheap functions, those that mark steps come last.
     let is_dear = |cost: f64| cost >= budget * CHEAP_SHARE;
     costs.sort_by(|(a, cost_a), (b, cost_b)| {
         let marks = |symbol: &usize| SYMBOLS[*symbol].mark.is_some();
@@ -109,7 +110,7 @@ fn to_sample(
             false => marks(a).cmp(&marks(b)).then(dearer),
         }
     });
-    // What cannot be sampled may alone cost more: then the cheap ones save nothing.
+    // If functions that cannot be sampled exceed the budget alone, sampling cheap ones does not help.
     let can_hold = share - costs.iter().map(|(_, cost)| cost).sum::<f64>() <= budget;
     for (symbol, cost) in costs {
         if (left > budget && can_hold) || (left > budget * PERMANENT_SHARE && is_dear(cost)) {
@@ -120,12 +121,13 @@ fn to_sample(
     (sampled, left)
 }
 
-/// Whether a function tells on which device a thread works.
-fn tells_device(symbol: usize) -> bool {
+/// Whether a function sets the device that a thread uses.
+fn sets_device(symbol: usize) -> bool {
     SYMBOLS[symbol].probe == Probe::CudaContext
 }
 
-fn tells_of_events(symbol: usize) -> bool {
+/// Whether CUDA events cannot be followed while a function is not probed.
+fn defines_events(symbol: usize) -> bool {
     cuda_trace::tells_of_events(&SYMBOLS[symbol])
 }
 
@@ -138,29 +140,29 @@ fn with_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
     all.chain(symbols.iter().copied()).collect()
 }
 
-/// The share of the time for which windows may be open, if they cost a thread so much of its time meanwhile, and so much
-/// of its budget is left.
+/// The share of the time for which windows may be open. `cost` is the overhead of a thread in a window, `left` what
+/// remains of its budget.
 fn duty(cost: f64, left: f64) -> f64 {
-    (left / cost).clamp(SMALLEST_DUTY, LARGEST_DUTY)
+    (left / cost).clamp(MIN_DUTY, MAX_DUTY)
 }
 
-/// What a probe costs here, and what was done about it.
+/// The measured cost of a probed call on this machine, and the number of sampling windows so far.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Cost {
-    /// Nanoseconds that a call costs its thread in all, with one thread calling.
+    /// Nanoseconds that a probed call costs its thread while one thread calls.
     pub ns_per_call: f64,
-    /// The same with as many threads as there are CPUs (up to 8) calling at once.
+    /// The same while `threads` threads call at once.
     pub ns_per_call_contended: f64,
-    /// How many threads those were.
+    /// Threads of the contended measurement: one per CPU, at most 8.
     pub threads: usize,
-    /// Windows so far.
+    /// Sampling windows so far.
     pub windows: u64,
 }
 
 impl Cost {
-    /// Of a call in a process in which `threads` threads call.
-    pub(super) fn of_call(&self, threads: usize) -> f64 {
-        if threads > 1 {
+    /// Nanoseconds per probed call in a process whose threads call one at a time, or at once (contended).
+    pub(super) fn call_ns(&self, is_contended: bool) -> f64 {
+        if is_contended {
             self.ns_per_call_contended.max(self.ns_per_call)
         } else {
             self.ns_per_call
@@ -168,12 +170,12 @@ impl Cost {
     }
 }
 
-/// Keeps observing within its budget.
+/// Keeps the overhead within the budget.
 #[derive(Debug)]
 pub(super) struct Governor {
     pub(super) options: GovernorOptions,
     pub(super) cost: Cost,
-    /// The functions that are sampled, and for how many rounds each could have been left on.
+    /// The sampled functions, and for how many rounds each has been cheap enough for permanent probes.
     pub(super) sampled: BTreeMap<usize, u32>,
     last_round: Instant,
     next_window: Option<Instant>,
@@ -181,16 +183,16 @@ pub(super) struct Governor {
     earliest_window: Instant,
     /// When the budget will have paid for all windows so far.
     paid_at: Instant,
-    /// When the one that is open is to close.
+    /// When the open window closes.
     window: Option<Instant>,
     window_from_ns: u64,
-    pub(super) windows: Windows,
-    /// For how many rounds somebody was above the ceiling.
-    over_ceiling: u32,
+    pub(super) launch_spans: LaunchSpans,
+    /// Consecutive rounds in which a process was above the ceiling.
+    rounds_over_ceiling: u32,
 }
 
 impl Governor {
-    /// Measures what a probe costs here.
+    /// A governor with the cost of a probe measured on this machine.
     pub(super) fn calibrated(kernel: &Kernel, options: GovernorOptions) -> Self {
         Self {
             options,
@@ -202,8 +204,8 @@ impl Governor {
             paid_at: Instant::now(),
             window: None,
             window_from_ns: 0,
-            windows: Windows::default(),
-            over_ceiling: 0,
+            launch_spans: LaunchSpans::default(),
+            rounds_over_ceiling: 0,
         }
     }
 
@@ -211,28 +213,28 @@ impl Governor {
         self.sampled.contains_key(&symbol)
     }
 
-    /// What is sampled.
+    /// The sampled functions.
     pub(super) fn symbols(&self) -> Vec<usize> {
         self.sampled.keys().copied().collect()
     }
 
-    /// Whether anything that launches is sampled.
+    /// Whether a function that launches is sampled.
     pub(super) fn samples_launches(&self) -> bool {
         let mut sampled = self.sampled.keys();
         sampled.any(|symbol| SYMBOLS[*symbol].counts == Counts::Launch)
     }
 
-    /// Whether anything that tells what CUDA's events follow is sampled.
+    /// Whether a function that CUDA events depend on is sampled.
     fn samples_events(&self) -> bool {
-        self.sampled.keys().any(|symbol| tells_of_events(*symbol))
+        self.sampled.keys().any(|symbol| defines_events(*symbol))
     }
 
     pub(super) fn is_window_open(&self) -> bool {
         self.window.is_some()
     }
 
-    /// Has a process take in what the window has counted of it.
-    pub(super) fn have_window_taken(
+    /// Closes the window of one process, and adds its counts to the estimates.
+    pub(super) fn close_window_of(
         &self,
         process: &mut ObservedProcess,
         counters: &layout::Counters,
@@ -241,18 +243,18 @@ impl Governor {
         if to_ns <= self.window_from_ns {
             return;
         }
-        let cost_ns = self.cost.of_call(process.threads());
+        let cost_ns = self.cost.call_ns(process.is_contended());
         process.close_window(counters, (self.window_from_ns, to_ns), cost_ns);
     }
 
     /// When the next window opens, or the one that is open closes.
-    pub(super) fn next_turn(&self) -> Option<Instant> {
+    pub(super) fn next_window_change(&self) -> Option<Instant> {
         let next = self.next_window.filter(|_| !self.sampled.is_empty());
         self.window.or(next)
     }
 
-    /// Has the next window open as soon as the budget, with this credit, allows.
-    fn hasten_window(&mut self, credit: Duration) {
+    /// Opens the next window as soon as the budget allows with this credit, if that is earlier than planned.
+    fn bring_window_forward(&mut self, credit: Duration) {
         let on_credit = self.paid_at.checked_sub(credit);
         let earliest = on_credit.map_or(self.earliest_window, |on| on.max(self.earliest_window));
         self.next_window = self.next_window.map(|next| next.min(earliest));
@@ -264,76 +266,92 @@ impl Governor {
 pub struct ProcessCost {
     /// Probed calls per second of its busiest thread.
     pub busiest_calls_per_second: f64,
-    /// The share of its time that its busiest thread pays.
+    /// Overhead of its busiest thread, as a share of its time.
     pub busiest_thread: f64,
-    /// CPU seconds that all its threads have paid so far.
+    /// Overhead of all its threads so far, in CPU seconds.
     pub seconds: f64,
 }
 
 impl Observer {
-    /// What a probe costs here, and what was done about it.
+    /// The measured cost of a probed call, and the number of sampling windows so far.
     #[must_use]
     pub fn cost(&self) -> Cost {
         self.governor.cost
     }
 
-    /// Looks at what everyone pays, and changes what is sampled.
+    /// Measures the overhead of every process, and changes which functions are sampled.
     pub fn govern(&mut self) {
         let elapsed = self.governor.last_round.elapsed().as_secs_f64();
         self.governor.last_round = Instant::now();
+        let several_devices = self.are_several_devices_used();
+        if several_devices && !self.is_off() {
+            self.attach_device_functions();
+        }
+        let (expensive, over_ceiling) = self.measure_overhead(elapsed, several_devices);
+        let mut expensive = with_groups(&expensive);
+        expensive.retain(|symbol| !self.governor.is_sampled(*symbol));
+        if !expensive.is_empty() {
+            let mut links = self.close_window();
+            for symbol in expensive {
+                links.extend(self.begin_sampling(symbol));
+            }
+            // Detaching may take long on a busy machine.
+            detach(links);
+        }
+        self.attach_cheap_functions();
+        self.suspend_if_over_ceiling(over_ceiling);
+        self.end_expired_suspension();
+        self.bring_window_forward();
+    }
+
+    /// Measures the overhead of every process in the last `elapsed` seconds. Returns the functions that must be sampled
+    /// to keep the budget, and a process that stays above the ceiling even then.
+    fn measure_overhead(
+        &mut self,
+        elapsed: f64,
+        several_devices: bool,
+    ) -> (BTreeSet<usize>, Option<u32>) {
         let budget = self.governor.options.budget;
-        let mut hot = BTreeSet::new();
-        let mut stuck = None;
-        let several_devices = self.watch_devices();
+        let mut expensive = BTreeSet::new();
+        let mut over_ceiling = None;
         for (index, process) in &mut self.processes.running {
             let word = self
                 .kernel
                 .processes
                 .word(*index as usize, offset_of!(layout::Process, busiest_hits));
             let busiest = word.swap(0, Ordering::Relaxed) as f64;
-            let ns = self.governor.cost.of_call(process.threads());
+            let ns = self.governor.cost.call_ns(process.is_contended());
             process.note_cost(busiest, ns, elapsed);
-            // What is watched all the time; windows are planned to fit beside it.
+            // Only permanent probes: windows are planned to fit into the rest of the budget.
             let rates = process.rates(|symbol| !self.governor.is_sampled(symbol));
-            let steady: f64 = rates.iter().map(|(_, rate)| rate).sum();
-            let share = steady.min(busiest) * ns / 1e9;
-            process.steady_cost = share;
+            let permanent: f64 = rates.iter().map(|(_, rate)| rate).sum();
+            let share = permanent.min(busiest) * ns / 1e9;
+            process.permanent_cost = share;
             if share <= budget {
+                continue;
+            }
+            if self.suspension.is_some() {
                 continue;
             }
             let costs = rates
                 .iter()
-                .map(|(symbol, rate)| (*symbol, share * rate / steady));
-            if self.off.is_some() {
-                continue;
-            }
+                .map(|(symbol, rate)| (*symbol, share * rate / permanent));
             let may_be_sampled = |symbol: usize| {
-                SYMBOLS[symbol].frequent && !(several_devices && tells_device(symbol))
+                SYMBOLS[symbol].frequent && !(several_devices && sets_device(symbol))
             };
-            let (sampled, left) = to_sample(costs.collect(), share, budget, may_be_sampled);
-            hot.extend(sampled);
-            process.steady_cost = left;
+            let (sampled, left) = choose_sampled(costs.collect(), share, budget, may_be_sampled);
+            expensive.extend(sampled);
+            process.permanent_cost = left;
             if left > self.governor.options.ceiling {
-                stuck = Some(process.pid);
+                over_ceiling = Some(process.pid);
             }
         }
-        let mut hot = with_groups(&hot);
-        hot.retain(|symbol| !self.governor.is_sampled(*symbol));
-        if !hot.is_empty() {
-            let mut links = self.close_window();
-            links.extend(hot.into_iter().flat_map(|symbol| self.sample(symbol)));
-            // This may take long on a machine that is busy.
-            detach(links);
-        }
-        self.watch_calm_ones_again();
-        self.rest_if_stuck(stuck);
-        self.end_rest();
-        self.hasten_window();
+        (expensive, over_ceiling)
     }
 
-    /// Has the next window open soon if there is a process whose launches per step are not well known.
-    pub(super) fn hasten_window(&mut self) {
-        if self.is_all_known() {
+    /// Opens the next window soon if the estimates of some process are not precise yet.
+    pub(super) fn bring_window_forward(&mut self) {
+        if self.are_all_estimates_precise() {
             return;
         }
         let mut watched = self
@@ -345,109 +363,112 @@ impl Observer {
             true => CREDIT_FOR_INTERVAL,
             false => CREDIT,
         };
-        self.governor.hasten_window(credit);
+        self.governor.bring_window_forward(credit);
     }
 
-    /// Whether someone uses several devices. Then what tells on which of them a thread works is not sampled.
-    fn watch_devices(&mut self) -> bool {
+    /// Whether a process uses several devices. Then functions that set the device of a thread are not sampled.
+    fn are_several_devices_used(&self) -> bool {
         let mut processes = self.processes.running.values();
-        if !processes.any(|process| process.uses_several_devices) {
-            return false;
-        }
-        if !self.is_off() {
-            let sampled = self.governor.symbols().into_iter();
-            for symbol in sampled.filter(|symbol| tells_device(*symbol)) {
-                detach(self.close_window());
-                self.watch_always(symbol);
-            }
-        }
-        true
+        processes.any(|process| process.uses_several_devices)
     }
 
-    /// Whether launches per step of every process that needs windows are well known.
-    fn is_all_known(&self) -> bool {
+    /// Attaches permanent probes to sampled functions that set the device of a thread.
+    fn attach_device_functions(&mut self) {
+        let sampled = self.governor.symbols().into_iter();
+        for symbol in sampled.filter(|symbol| sets_device(*symbol)) {
+            detach(self.close_window());
+            self.attach_permanently(symbol);
+        }
+    }
+
+    /// Whether the estimates of every process that needs windows are precise.
+    fn are_all_estimates_precise(&self) -> bool {
         let processes = self.processes.running.values();
         let mut watched = processes.filter(|process| process.needs_windows());
-        watched.all(ObservedProcess::is_well_known)
+        watched.all(ObservedProcess::has_precise_estimates)
     }
 
-    /// What CUDA's events follow was not seen for a while, but is from now on.
-    pub(super) fn note_events(&self) {
-        self.kernel.note_events(self.governor.samples_events());
+    /// CUDA events were not followed for a while. Only events recorded from now on count.
+    pub(super) fn restart_event_tracking(&self) {
+        self.kernel
+            .restart_event_tracking(self.governor.samples_events());
     }
 
-    /// Has a function watched in windows, and returns the links that kept it on.
-    fn sample(&mut self, symbol: usize) -> Vec<Link> {
-        // Those of which all is counted yet; if they cannot be read, whoever reads all says so.
+    /// Samples a function from now on. Returns its permanent links, to be dropped.
+    fn begin_sampling(&mut self, symbol: usize) -> Vec<Link> {
+        // Marks up to here have exact launches. The next `read` reports the error if they cannot be read.
         let _ = self.read_step_marks();
         if self.kernel.set_sampled(symbol, true).is_err() {
             return Vec::new();
         }
-        self.kernel.note_taken_off();
-        // Nothing is counted any more: what was counted up to here is exact.
+        self.kernel.note_detached();
+        // The function does not count any more, so its count up to here is exact.
         for (index, process) in &mut self.processes.running {
             process.begin_sampling(symbol, &self.kernel.counters.read(*index as usize));
         }
         self.governor.sampled.insert(symbol, 0);
-        if tells_of_events(symbol) {
-            self.note_events();
+        if defines_events(symbol) {
+            self.restart_event_tracking();
         }
-        self.hasten_window();
+        self.bring_window_forward();
         if SYMBOLS[symbol].counts == Counts::Launch {
-            self.governor.windows.always_since_ns = None;
+            self.governor.launch_spans.permanent_since_ns = None;
         }
-        self.presume_launches();
+        self.update_launch_assumption();
         let next_window = &mut self.governor.next_window;
         next_window.get_or_insert_with(Instant::now);
         let files = self.attachment.files.iter_mut();
-        files.flat_map(|file| file.watch_sampled(symbol)).collect()
+        files
+            .flat_map(|file| file.switch_to_sampling(symbol))
+            .collect()
     }
 
-    /// Puts a function on for good.
-    fn watch_always(&mut self, symbol: usize) {
+    /// Attaches permanent probes to a function that was sampled.
+    fn attach_permanently(&mut self, symbol: usize) {
         let _ = self.read_step_marks();
         for file in &mut self.attachment.files {
-            file.watch_always(&self.kernel, symbol);
+            file.attach_permanently(&self.kernel, symbol);
         }
         for process in self.processes.running.values_mut() {
             process.end_sampling(symbol, monotonic_ns());
         }
         let _ = self.kernel.set_sampled(symbol, false);
-        // Those that were told while it was put on.
+        // Marks that came while probes were being attached.
         let _ = self.read_step_marks();
         self.governor.sampled.remove(&symbol);
-        if tells_of_events(symbol) {
-            self.note_events();
+        if defines_events(symbol) {
+            self.restart_event_tracking();
         }
         if !self.governor.samples_launches() {
-            let since_ns = &mut self.governor.windows.always_since_ns;
+            let since_ns = &mut self.governor.launch_spans.permanent_since_ns;
             since_ns.get_or_insert_with(monotonic_ns);
         }
-        self.presume_launches();
+        self.update_launch_assumption();
     }
 
-    /// While launches are not all seen, a thread that has copied its batch to the GPU is taken to
-    /// launch from then on: else it would seem to load data until its next wait.
-    fn presume_launches(&self) {
-        let presumed = self.governor.samples_launches();
-        if presumed != self.kernel.presumes_launches() {
+    /// While launches are sampled, the kernel assumes that a thread launches after it copies its batch to the GPU.
+    /// Otherwise the thread would seem to load data until its next wait.
+    fn update_launch_assumption(&self) {
+        let assumes = self.governor.samples_launches();
+        if assumes != self.kernel.assumes_launches() {
             let is_sampled = |symbol| self.governor.is_sampled(symbol);
-            let _ = self.kernel.presume_launches(presumed, is_sampled);
+            let _ = self.kernel.assume_launches(assumes, is_sampled);
         }
     }
 
-    fn watch_calm_ones_again(&mut self) {
+    /// Attaches permanent probes to sampled functions that have become cheap.
+    fn attach_cheap_functions(&mut self) {
         if self.governor.is_window_open() || self.is_off() {
             return;
         }
         let budget = self.governor.options.budget;
         for (symbol, rounds) in &mut self.governor.sampled {
             let busy = self.processes.running.values().any(|process| {
-                let ns = self.governor.cost.of_call(process.threads());
+                let ns = self.governor.cost.call_ns(process.is_contended());
                 let cost = process.sampled_rate(*symbol) * ns / 1e9;
                 cost > 0.0
                     && (cost > budget * CHEAP_SHARE
-                        || process.steady_cost + cost > budget * PERMANENT_SHARE)
+                        || process.permanent_cost + cost > budget * PERMANENT_SHARE)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }
@@ -457,24 +478,24 @@ impl Observer {
         let symbols = |of: Vec<(&usize, _)>| of.into_iter().map(|(symbol, _)| *symbol).collect();
         let calm: BTreeSet<usize> = symbols(calm);
         for symbol in calm.difference(&with_groups(&symbols(busy))) {
-            self.watch_always(*symbol);
+            self.attach_permanently(*symbol);
         }
     }
 
-    /// When a process stays above the ceiling with everything sampled that can be, takes all probes off.
-    fn rest_if_stuck(&mut self, stuck: Option<u32>) {
-        let Some(pid) = stuck else {
-            self.governor.over_ceiling = 0;
+    /// Detaches all probes if a process stays above the ceiling although every frequent function is sampled.
+    fn suspend_if_over_ceiling(&mut self, over_ceiling: Option<u32>) {
+        let Some(pid) = over_ceiling else {
+            self.governor.rounds_over_ceiling = 0;
             return;
         };
-        self.governor.over_ceiling += 1;
-        if self.governor.over_ceiling >= ROUNDS_ABOVE_CEILING {
-            self.governor.over_ceiling = 0;
-            self.rest(pid);
+        self.governor.rounds_over_ceiling += 1;
+        if self.governor.rounds_over_ceiling >= ROUNDS_ABOVE_CEILING {
+            self.governor.rounds_over_ceiling = 0;
+            self.suspend_over_ceiling(pid);
         }
     }
 
-    /// Which functions are sampled now.
+    /// Names of the functions that are sampled now.
     pub fn sampled(&self) -> impl Iterator<Item = &'static str> {
         let sampled = self.governor.sampled.keys();
         sampled.map(|symbol| SYMBOLS[*symbol].name())
@@ -499,7 +520,7 @@ mod tests {
             .map(|(name, share)| (symbol(name), share * BUDGET))
             .collect();
         let share = costs.iter().map(|(_, cost)| cost).sum();
-        let (sampled, _) = to_sample(costs, share, BUDGET, |symbol| SYMBOLS[symbol].frequent);
+        let (sampled, _) = choose_sampled(costs, share, BUDGET, |symbol| SYMBOLS[symbol].frequent);
         sampled
             .iter()
             .map(|symbol| SYMBOLS[*symbol].name())
@@ -507,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_together_is_sampled_together() {
+    fn a_group_is_sampled_together() {
         let together = |names: &[&str]| -> Vec<&str> {
             let symbols = names.iter().map(|name| symbol(name)).collect();
             let all = with_groups(&symbols).into_iter();
@@ -525,12 +546,12 @@ mod tests {
             "cuLaunchCooperativeKernel",
         ];
         assert_eq!(together(&kernels[..1]), kernels);
-        // It tells where steps end.
+        // It marks steps, so it is not in their group.
         assert_eq!(together(&["cuGraphLaunch"]), ["cuGraphLaunch"]);
     }
 
     #[test]
-    fn what_costs_most_is_sampled_and_what_is_cheap_is_left() {
+    fn expensive_functions_are_sampled_and_cheap_ones_are_not() {
         let adds_up = sampled(&[
             ("cuLaunchKernel", 19.0),
             ("cuMemcpyDtoDAsync_v2", 7.0),
@@ -542,22 +563,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cheap_is_sampled_where_the_budget_would_not_hold_else() {
+    fn cheap_functions_are_sampled_if_that_keeps_the_budget() {
         let sampled = sampled(&[
             ("at::_ops::_foreach_addcdiv_::call", 0.15),
             ("cuEventRecord", 0.12),
             ("cuMemcpyDtoHAsync_v2", 0.11),
             ("ncclAllReduce", 0.7),
         ]);
-        assert_eq!(
-            sampled,
-            ["cuEventRecord"],
-            "the others tell where steps end"
-        );
+        assert_eq!(sampled, ["cuEventRecord"], "the others mark steps");
     }
 
     #[test]
-    fn what_is_cheap_is_left_where_the_budget_does_not_hold_anyway() {
+    fn cheap_functions_are_not_sampled_if_the_budget_is_exceeded_anyway() {
         let sampled = sampled(&[
             ("cuLaunchKernel", 5.0),
             ("cuEventRecord", 0.1),
@@ -567,10 +584,10 @@ mod tests {
     }
 
     #[test]
-    fn windows_take_what_is_left() {
+    fn windows_use_the_rest_of_the_budget() {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
         assert!(near(duty(0.1, 0.002), 0.02));
-        assert!(near(duty(0.0, 0.002), LARGEST_DUTY));
-        assert!(near(duty(1e6, 0.002), SMALLEST_DUTY));
+        assert!(near(duty(0.0, 0.002), MAX_DUTY));
+        assert!(near(duty(1e6, 0.002), MIN_DUTY));
     }
 }

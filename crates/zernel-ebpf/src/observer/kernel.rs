@@ -1,4 +1,4 @@
-//! The kernel's half of observing: the loaded programs, and the maps they share with us.
+//! The loaded BPF programs and the maps that they share with the observer.
 
 use std::io::Read;
 use std::mem::offset_of;
@@ -28,7 +28,7 @@ use crate::probes::{self, Counts, Direction, SYMBOLS, layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
-/// The programs that are attached from the beginning.
+/// Tracepoint programs, attached at the start.
 const TRACEPOINTS: [&str; 4] = [
     "process_exit",
     "process_exec",
@@ -36,22 +36,22 @@ const TRACEPOINTS: [&str; 4] = [
     "sched_switch",
 ];
 
-/// How functions are attached to: the rungs of the ladder, best first.
+/// Kinds of uprobes, best first. The observer uses the first kind that the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rung {
-    /// Entry and return in one link for many functions.
+    /// uprobe session: one link for entry and return of many functions.
     Session,
-    /// One link for many entries, another for the returns.
+    /// uprobe multi: one link for the entries of many functions, another for their returns.
     Multi,
-    /// Two perf events for each function.
+    /// Two perf events per function.
     PerfEvent,
 }
 
 impl Rung {
-    /// All of them.
+    /// All kinds, best first.
     pub const LADDER: [Self; 3] = [Self::Session, Self::Multi, Self::PerfEvent];
 
-    /// What it is called in the ledger, as the doctor spells it.
+    /// Name in the ledger and in the output of `zernel doctor`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.capability().name()
@@ -74,17 +74,17 @@ impl Rung {
     }
 }
 
-/// Where a function is probed: the offset in the file, and the function's number in [`SYMBOLS`].
+/// Where a function is probed: its offset in the file, and its index in [`SYMBOLS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) offset: u64,
     pub(crate) symbol: usize,
 }
 
-/// The loaded object.
+/// The loaded BPF object, with its maps mapped into memory.
 pub(crate) struct Kernel {
     object: Object,
-    /// Where a scheduler finds the states of tasks, or why it does not.
+    /// The pinned map of task states, or why it is not pinned.
     shared: Result<SharedState, String>,
     heartbeat: MappedArray<layout::Heartbeat>,
     _tracepoints: Vec<Link>,
@@ -99,22 +99,21 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs for the best rung of `rungs` that works here.
-    ///
-    /// The states of tasks are pinned in `directory`, if that can be.
+    /// Loads the programs for the first of `rungs` that the kernel supports, and pins the map of task states in
+    /// `directory` if possible.
     pub(crate) fn load(
         rungs: &[Rung],
         tracker: &TrackerConfig,
         directory: &Path,
     ) -> libbpf_rs::Result<Self> {
         let works = |rung: &Rung| rung.capability().try_out().is_ok();
-        let rung = rungs.iter().copied().find(works).ok_or_else(|| {
-            std::io::Error::other(
-                "the kernel lets us attach to no function of a process; `zernel doctor` says why",
-            )
-        })?;
+        let rung = rungs
+            .iter()
+            .copied()
+            .find(works)
+            .ok_or_else(|| std::io::Error::other("the kernel supports no kind of uprobe"))?;
         let kernel = Self::load_rung(rung, directory)?;
-        kernel.fill(tracker)?;
+        kernel.write_tables(tracker)?;
         Ok(kernel)
     }
 
@@ -157,8 +156,8 @@ impl Kernel {
         })
     }
 
-    /// Writes the tables that the programs read.
-    fn fill(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
+    /// Writes the settings, the symbols and the free indices that the programs read.
+    fn write_tables(&self, tracker: &TrackerConfig) -> libbpf_rs::Result<()> {
         let settings = layout::Settings {
             tracker: *tracker,
             window_open: 0,
@@ -180,30 +179,30 @@ impl Kernel {
         Ok(())
     }
 
-    /// Says whether a function counts only while a window is open.
+    /// Sets whether a function counts only while a window is open.
     pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
         let mut row = SYMBOLS[symbol].raw(sampled);
-        if self.presumes_launches() && begins_launches(symbol) {
+        if self.assumes_launches() && begins_launches(symbol) {
             row.flags |= layout::Symbol::BEGINS_LAUNCHES;
         }
         let key = (symbol as u32).to_ne_bytes();
         find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)
     }
 
-    /// Whether what comes before launches is taken for their beginning.
-    pub(crate) fn presumes_launches(&self) -> bool {
-        self.settings.read(0).tracker.launching_max_ns == PRESUMED_LAUNCHING_NS
+    /// Whether the programs assume that a thread launches after a copy to the GPU or a backward pass.
+    pub(crate) fn assumes_launches(&self) -> bool {
+        self.settings.read(0).tracker.launching_max_ns == ASSUMED_LAUNCHING_NS
     }
 
-    /// Takes what comes before launches for their beginning, or not.
-    pub(crate) fn presume_launches(
+    /// Sets whether the programs assume that a thread launches after a copy to the GPU or a backward pass.
+    pub(crate) fn assume_launches(
         &self,
-        presume: bool,
+        assume: bool,
         is_sampled: impl Fn(usize) -> bool,
     ) -> libbpf_rs::Result<()> {
         let offset = offset_of!(layout::Settings, tracker.launching_max_ns);
-        let launching_ns = match presume {
-            true => PRESUMED_LAUNCHING_NS,
+        let launching_ns = match assume {
+            true => ASSUMED_LAUNCHING_NS,
             false => TrackerConfig::default().launching_max_ns,
         };
         let word = self.settings.word(0, offset);
@@ -214,18 +213,18 @@ impl Kernel {
         Ok(())
     }
 
-    /// Lets sampled functions count, or not.
+    /// Opens or closes the window in which sampled functions count.
     pub(crate) fn open_window(&self, open: bool) {
         let offset = offset_of!(layout::Settings, window_open);
         let word = self.settings.word(0, offset);
         word.store(open.into(), Ordering::Release);
         if !open {
-            self.note_taken_off();
+            self.note_detached();
         }
     }
 
-    /// What CUDA's events follow is known from now on, or in windows only.
-    pub(crate) fn note_events(&self, sampled: bool) {
+    /// Ignores CUDA events recorded before now. `sampled`: they are followed in windows only.
+    pub(crate) fn restart_event_tracking(&self, sampled: bool) {
         let offset = offset_of!(layout::Settings, events_sampled);
         let word = self.settings.word(0, offset);
         word.store(sampled.into(), Ordering::Release);
@@ -234,8 +233,8 @@ impl Kernel {
         word.store(monotonic_ns(), Ordering::Release);
     }
 
-    /// Calls that are under way may not be seen to return, and are not lost for that.
-    pub(crate) fn note_taken_off(&self) {
+    /// Records that probes were detached: calls in progress may return unseen, and do not count as lost.
+    pub(crate) fn note_detached(&self) {
         let offset = offset_of!(layout::Settings, taken_off_ns);
         let word = self.settings.word(0, offset);
         word.store(monotonic_ns(), Ordering::Release);
@@ -251,7 +250,7 @@ impl Kernel {
         queue.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
     }
 
-    /// Gives a place back whose process has ended and has been read for the last time.
+    /// Clears and frees the index of a process that exited and was read for the last time.
     pub(crate) fn forget_process(&self, index: u32) -> libbpf_rs::Result<()> {
         let place = index as usize;
         let process = self.processes.read(place);
@@ -266,9 +265,9 @@ impl Kernel {
         self.free_process(index)
     }
 
-    /// Forgets ourselves: calibration has made an observed process of us, and children of an observed
-    /// process are taken for its loaders.
-    pub(crate) fn forget_ourselves(&self) -> libbpf_rs::Result<()> {
+    /// Forgets the observer's own process. Calibration made it an observed process, and children of an observed process
+    /// count as its data loaders.
+    pub(crate) fn forget_own_process(&self) -> libbpf_rs::Result<()> {
         let own = std::process::id();
         let indices = find_map(&self.object, "process_indices")?;
         for key in indices.keys().collect::<Vec<_>>() {
@@ -291,11 +290,11 @@ impl Kernel {
         condition: impl Fn(&K) -> bool,
     ) -> libbpf_rs::Result<()> {
         let map = find_map(&self.object, map)?;
-        let doomed: Vec<Vec<u8>> = map
+        let keys: Vec<Vec<u8>> = map
             .keys()
             .filter(|key| K::read_from_bytes(key).is_ok_and(|key| condition(&key)))
             .collect();
-        for key in doomed {
+        for key in keys {
             let _ = map.delete(&key);
         }
         Ok(())
@@ -314,7 +313,7 @@ impl Kernel {
         batch::entries(&find_map(&self.object, map)?)
     }
 
-    /// Attaches to functions of one file. Dropping the links detaches.
+    /// Attaches probes to functions of one file. Dropping the links detaches them.
     pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
         let (markers, calls): (Vec<Target>, Vec<Target>) = targets
             .iter()
@@ -325,7 +324,7 @@ impl Kernel {
                 self.attach_calls(file, &calls, &mut links)?;
             }
             if !markers.is_empty() {
-                self.attach_markers(file, &markers, &mut links)?;
+                self.attach_entries(file, &markers, &mut links)?;
             }
             Ok(())
         })?;
@@ -340,8 +339,8 @@ impl Kernel {
     ) -> libbpf_rs::Result<()> {
         match self.rung {
             Rung::Session => links.push(self.attach_multi("call_session", file, targets, false)?),
-            // Returns first: a return without its entry is nothing, an entry without its return is
-            // a call that never ends.
+            // Returns first: a return without its entry is ignored, but an entry without its return is a call that
+            // never ends.
             Rung::Multi => {
                 links.push(self.attach_multi("call_leave_multi", file, targets, true)?);
                 links.push(self.attach_multi("call_enter_multi", file, targets, false)?);
@@ -356,8 +355,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Entries only, in links that know no return.
-    fn attach_markers(
+    /// Attaches entry probes only, each set in its own link.
+    fn attach_entries(
         &self,
         file: &Path,
         targets: &[Target],
@@ -413,12 +412,12 @@ impl Kernel {
             .attach_uprobe_with_opts(-1, file, target.offset as usize, options)
     }
 
-    /// Says that somebody still writes the states of tasks.
+    /// Writes the heartbeat: task states are still being written.
     pub(crate) fn beat(&self) {
         beat(&self.heartbeat);
     }
 
-    /// Where a scheduler finds the states of tasks, or why it does not.
+    /// Path of the pinned map of task states, or why it is not pinned.
     pub(crate) fn shared_state(&self) -> Result<PathBuf, &str> {
         match &self.shared {
             Ok(shared) => Ok(shared.tasks()),
@@ -437,7 +436,7 @@ impl Kernel {
             .collect())
     }
 
-    /// Gives storage to the threads and children that known processes had before they were known.
+    /// Creates task states for the threads and children that observed processes had before they were observed.
     pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
         let link = quietly(|| self.program("adopt_tasks")?.attach())?;
         // The program writes nothing: reading to the end is what runs it.
@@ -447,7 +446,7 @@ impl Kernel {
 
     /// The state of a thread, if it belongs to an ML process.
     pub(crate) fn task_state(&self, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
-        // A thread that leads no process has a descriptor since Linux 6.9.
+        // PIDFD_THREAD: since Linux 6.9, threads other than the leader have pidfds.
         const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
         let Some(pid) = i32::try_from(tid).ok().and_then(Pid::from_raw) else {
             return Ok(None);
@@ -480,10 +479,10 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
     found.ok_or_else(|| missing("program", name))
 }
 
-/// How long a thread is taken to launch when only the copy before its launches is seen.
-const PRESUMED_LAUNCHING_NS: u64 = 1_000_000_000;
+/// How long a thread is assumed to launch after a copy to the GPU or a backward pass.
+const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 
-/// Whether launches follow a call, as a rule.
+/// Whether launches usually follow a call of this function.
 fn begins_launches(symbol: usize) -> bool {
     let symbol = &SYMBOLS[symbol];
     symbol.counts == Counts::Copy(Direction::HostToDevice) || symbol.mark == Some(Mark::Backward)

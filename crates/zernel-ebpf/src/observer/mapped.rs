@@ -1,4 +1,4 @@
-//! BPF arrays in our own address space: read and written without a system call.
+//! BPF array maps, mapped into memory: read and written without a system call.
 
 use std::ffi::c_void;
 use std::io;
@@ -18,8 +18,7 @@ pub(crate) struct MappedArray<T> {
     element: PhantomData<T>,
 }
 
-// SAFETY: the mapping belongs to the value alone, is valid until it is dropped, and is only accessed
-// through atomics.
+// SAFETY: the value owns the mapping, which is valid until it is dropped and accessed only through atomics.
 unsafe impl<T> Send for MappedArray<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for MappedArray<T> {}
@@ -30,7 +29,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
     /// Maps all `length` elements of the array map `map`, whose values are `T`s.
     pub(crate) fn new(map: impl AsFd, length: usize) -> io::Result<Self> {
         const { assert!(size_of::<T>().is_multiple_of(8)) };
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -55,7 +54,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
         unsafe { std::slice::from_raw_parts(self.start.add(index * Self::WORDS), Self::WORDS) }
     }
 
-    /// A copy of an element. Each of its words is whole; together they may be of different moments.
+    /// A copy of an element. Each 64-bit word is read atomically, the element as a whole is not.
     pub(crate) fn read(&self, index: usize) -> T {
         let mut element = T::new_zeroed();
         let words = self.words(index);
@@ -73,7 +72,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
         }
     }
 
-    /// The word of an element at a byte offset.
+    /// The 64-bit word at a byte offset of an element.
     pub(crate) fn word(&self, index: usize, offset: usize) -> &AtomicU64 {
         &self.words(index)[offset / 8]
     }
@@ -82,7 +81,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
 impl<T> Drop for MappedArray<T> {
     fn drop(&mut self) {
         let size = self.length * size_of::<T>();
-        // SAFETY: mapped in `new` with that size; nobody holds a reference into it any more.
+        // SAFETY: mapped in `new` with that size; references into it cannot outlive `self`.
         unsafe {
             let _ = rustix::mm::munmap(self.start.cast::<c_void>(), size);
         }

@@ -1,4 +1,4 @@
-//! Observes ML processes: attaches probes, reads what they count, bounds what they cost, publishes snapshots.
+//! Observes ML processes: attaches probes, reads their counts, keeps their overhead in a budget, publishes snapshots.
 //!
 //! | part | subject |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | `attachment`, `files` | the library files that probes are attached to, and the processes that map them |
 //! | `changes` | notices when one of these files is written to or removed |
 //! | `process_table`, `process` | the observed processes |
-//! | `governor`, `alarm` | what observing costs, and how it is kept within a budget |
-//! | `off` | all probes detached, by request or because they cost too much |
+//! | `governor`, `alarm` | keep the overhead of the probes within a budget |
+//! | `suspension` | detaches all probes, on request or because their overhead exceeds the ceiling |
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
@@ -24,11 +24,11 @@ mod files;
 mod governor;
 mod kernel;
 mod mapped;
-mod off;
 mod process;
 mod process_table;
 mod shared_state;
 mod step_marks;
+mod suspension;
 mod thread;
 
 use std::io;
@@ -38,16 +38,16 @@ use std::time::{Duration, Instant};
 
 use attachment::{AttachContext, Attachment};
 pub use estimate::Interval;
-pub use files::Watch;
+pub use files::AttachMode;
 use governor::Governor;
 pub use governor::{Cost, GovernorOptions, ProcessCost};
 pub(crate) use kernel::Kernel;
 #[cfg(test)]
 pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
-use off::{Off, Rests};
-pub use process::{CallCount, ObservedProcess, Phases, Seen};
+pub use process::{CallCount, Coverage, ObservedProcess, Phases};
 use process_table::{ProcessTable, ReadContext};
+use suspension::{Suspension, SuspensionBackoff};
 pub use thread::{ObserverRequests, ObserverThread, Published};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
@@ -58,18 +58,18 @@ use crate::probes::ExitedRank;
 use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{GpuFacts, Gpus};
 
-/// What decides how a file is attached to. A macro, because it borrows fields beside the attachment.
+/// Builds an [`AttachContext`]. A macro, because it borrows fields beside the attachment.
 macro_rules! attach_context {
     ($observer:ident) => {
         AttachContext {
             kernel: &$observer.kernel,
             governor: &$observer.governor,
-            is_off: $observer.off.is_some(),
+            is_off: $observer.suspension.is_some(),
         }
     };
 }
 
-/// What processes are read with. A macro, because it borrows fields beside the processes.
+/// Builds a [`ReadContext`]. A macro, because it borrows fields beside the processes.
 macro_rules! read_context {
     ($observer:ident) => {
         ReadContext {
@@ -81,22 +81,22 @@ macro_rules! read_context {
     };
 }
 
-/// Why nothing can be observed.
+/// Why processes cannot be observed.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
-    /// The programs do not load.
-    #[error("the kernel does not load the probes ({}); `zernel doctor` says what is missing", reason(.0))]
+    /// The BPF programs do not load.
+    #[error("the kernel does not load the probes ({}); run `zernel doctor` to see what is missing", reason(.0))]
     Load(#[source] libbpf_rs::Error),
     /// A map cannot be read.
-    #[error("what the probes keep cannot be read ({})", reason(.0))]
+    #[error("the BPF maps cannot be read ({})", reason(.0))]
     Read(#[source] libbpf_rs::Error),
-    /// Events cannot be waited for.
-    #[error("events cannot be waited for ({0}); the limit on open files may be too low")]
+    /// The event descriptor cannot be created.
+    #[error("the observer cannot wait for events ({0}); raise the limit on open files (ulimit -n)")]
     Wait(#[from] rustix::io::Errno),
     /// A thread that borrowed the observer panicked.
-    #[error("the observer was lent to a thread that panicked")]
+    #[error("the observer is unusable: a thread that borrowed it panicked")]
     NotReturned,
-    /// Processes cannot be found.
+    /// Processes cannot be discovered.
     #[error(transparent)]
     Discovery(#[from] discovery::Error),
 }
@@ -104,15 +104,15 @@ pub enum ObserveError {
 /// How to observe.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The ways to attach that may be tried, best first.
+    /// Kinds of uprobes to try, best first.
     pub rungs: Vec<Rung>,
-    /// Libraries to attach to at once, before any process uses them.
+    /// Libraries to attach to at the start, before any process maps them.
     pub libraries: Vec<PathBuf>,
-    /// How long a process that has ended is still told of.
+    /// How long a process is still exported after it exited.
     pub grace: Duration,
-    /// What observing may cost.
+    /// Budget and ceiling of the overhead.
     pub governor: GovernorOptions,
-    /// Where in a bpffs the states of tasks are pinned, for a scheduler.
+    /// Directory in a bpffs where task states are pinned, for a scheduler.
     pub pins: PathBuf,
 }
 
@@ -129,7 +129,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Everything is counted, whatever it costs, with these libraries attached from the start.
+    /// Counts every call without a budget, with probes on these libraries from the start.
     pub fn exact(libraries: impl IntoIterator<Item = PathBuf>) -> Self {
         Self {
             libraries: libraries.into_iter().collect(),
@@ -139,7 +139,7 @@ impl Options {
     }
 }
 
-/// What the kernel had no room for, by cause.
+/// Number of events that the kernel could not record, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 #[allow(missing_docs)] // documented in bpf/losses.h
 pub struct Losses {
@@ -155,7 +155,7 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// The causes by name.
+    /// The counts with their names.
     #[must_use]
     pub fn by_cause(&self) -> [(&'static str, u64); 9] {
         [
@@ -172,7 +172,7 @@ impl Losses {
     }
 }
 
-/// The probes, attached. Dropping it detaches everything.
+/// Observes the ML processes of this machine. Dropping it detaches all probes.
 pub struct Observer {
     attachment: Attachment,
     processes: ProcessTable,
@@ -180,17 +180,17 @@ pub struct Observer {
     governor: Governor,
     gpus: Gpus,
     gpu_facts: Vec<GpuFacts>,
-    /// Readable when there are events of processes, changes of files or alarms.
+    /// Readable when there are process events, file changes or alarms.
     events: OwnedFd,
     is_alarmed: bool,
     /// Why all probes are detached, if they are.
-    off: Option<Off>,
-    rests: Rests,
+    suspension: Option<Suspension>,
+    suspension_backoff: SuspensionBackoff,
     kernel: Kernel,
 }
 
 impl Observer {
-    /// Loads the probes, attaches to installed and mapped libraries, and measures what a probed call costs.
+    /// Loads the probes, measures the cost of a probed call, and attaches to installed and mapped libraries.
     pub fn start(options: &Options) -> Result<Self, ObserveError> {
         // First, because its error names the privilege that is missing.
         let discovery = Discovery::start()?;
@@ -198,11 +198,11 @@ impl Observer {
         let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
         let kernel = kernel.map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
-        kernel.forget_ourselves().map_err(ObserveError::Read)?;
+        kernel.forget_own_process().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
         let attachment = Attachment::new()?;
         let mut observer = Self {
-            events: any([
+            events: epoll_any([
                 discovery.file_descriptor(),
                 attachment.as_fd(),
                 kernel.alarm.as_fd(),
@@ -214,8 +214,8 @@ impl Observer {
             gpu_facts: gpus.facts(),
             gpus,
             is_alarmed: false,
-            off: None,
-            rests: Rests::new(options.governor.rest),
+            suspension: None,
+            suspension_backoff: SuspensionBackoff::new(options.governor.first_suspension),
             kernel,
         };
         observer.attach_libraries(&options.libraries);
@@ -237,7 +237,7 @@ impl Observer {
         }
     }
 
-    /// How functions are attached to.
+    /// The kind of uprobes in use.
     #[must_use]
     pub fn rung(&self) -> Rung {
         self.kernel.rung
@@ -248,14 +248,14 @@ impl Observer {
         self.events.try_clone()
     }
 
-    /// Whether a thread was found to pay far too much, since the last time: then [`Self::read`] and
-    /// [`Self::govern`] should not wait.
+    /// Whether the overhead of a thread was far above the budget since the last call. Then call [`Self::read`] and
+    /// [`Self::govern`] at once.
     pub fn take_alarm(&mut self) -> bool {
         std::mem::take(&mut self.is_alarmed)
     }
 
-    /// Follows what happened to processes and library files: attaches to libraries that are mapped, detaches from those
-    /// that were written to.
+    /// Handles process events and file changes: attaches to libraries that were mapped, detaches from libraries that
+    /// were written to.
     pub fn discover(&mut self) -> Result<(), ObserveError> {
         if self.attachment.take_changes() {
             self.drop_changed_files();
@@ -277,7 +277,7 @@ impl Observer {
 
     fn drop_changed_files(&mut self) {
         let users = self.attachment.drop_changed_files();
-        self.processes.lose_sight(&users);
+        self.processes.mark_incomplete(&users);
     }
 
     /// Reads utilization and memory of all GPUs.
@@ -285,13 +285,13 @@ impl Observer {
         self.gpu_facts = self.gpus.facts();
     }
 
-    /// Takes in the threads and the children that known processes had before they were known. To be
-    /// called when a process becomes known, and now and then; what is forked later is taken in at once.
+    /// Observes the threads and children that observed processes had before they were observed. Later ones are observed
+    /// from their start. Call this when a process is new, and regularly.
     pub fn adopt(&self) -> Result<(), ObserveError> {
         self.kernel.adopt().map_err(ObserveError::Read)
     }
 
-    /// Where a scheduler finds the states of tasks, or why it does not.
+    /// Path of the pinned map of task states, or why it is not pinned.
     pub fn shared_state(&self) -> Result<PathBuf, &str> {
         self.kernel.shared_state()
     }
@@ -301,7 +301,7 @@ impl Observer {
         self.kernel.task_state(tid).map_err(ObserveError::Read)
     }
 
-    /// Reads what the kernel has counted since the last time.
+    /// Reads the counts of all processes from the kernel.
     pub fn read(&mut self) -> Result<(), ObserveError> {
         self.kernel.beat();
         let read = self.processes.read(read_context!(self));
@@ -319,8 +319,8 @@ impl Observer {
     }
 
     /// When a sampling window opens or closes next.
-    fn next_window_turn(&self) -> Option<Instant> {
-        self.governor.next_turn()
+    fn next_window_change(&self) -> Option<Instant> {
+        self.governor.next_window_change()
     }
 
     /// All observed processes, including those that exited a short while ago.
@@ -333,12 +333,12 @@ impl Observer {
         self.processes.exited_ranks.iter()
     }
 
-    /// What makes the numbers less than they should be, one sentence each.
+    /// Why figures are incomplete, one sentence per problem.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let off = self.off.map(Off::why);
-        problems.extend(off.or_else(|| self.rests.problem()));
+        let suspension = self.suspension.map(Suspension::reason);
+        problems.extend(suspension.or_else(|| self.suspension_backoff.problem()));
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));
@@ -347,14 +347,14 @@ impl Observer {
         problems
     }
 
-    /// Switches of ML threads that were not seen, as the next one of the thread shows: what it did
-    /// meanwhile is missing from its times.
+    /// Context switches of ML threads that were missed, as the next switch of the thread shows. The time between is
+    /// missing from its on-CPU and off-CPU times.
     #[must_use]
     pub fn missed_switches(&self) -> u64 {
         self.kernel.losses.read(0).switches
     }
 
-    /// What could not be kept.
+    /// Number of events that the kernel could not record.
     #[must_use]
     pub fn losses(&self) -> Losses {
         let raw = self.kernel.losses.read(0);
@@ -373,7 +373,7 @@ impl Observer {
 }
 
 /// A descriptor that is readable when one of several is.
-fn any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<OwnedFd> {
+fn epoll_any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<OwnedFd> {
     use rustix::event::epoll;
     let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for source in sources {
@@ -383,13 +383,13 @@ fn any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<Owned
     Ok(all)
 }
 
-/// CLOCK_MONOTONIC, which the probes stamp with.
+/// Now, in nanoseconds of CLOCK_MONOTONIC, the clock of the probes.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Seconds since a moment in nanoseconds of CLOCK_MONOTONIC; `None` for 0, which stands for no moment.
+/// Seconds since a time in nanoseconds of CLOCK_MONOTONIC; `None` for 0, which stands for no time.
 pub(crate) fn seconds_ago(ns: u64) -> Option<f64> {
     (ns != 0).then(|| monotonic_ns().saturating_sub(ns) as f64 / 1e9)
 }

@@ -1,4 +1,4 @@
-//! One observed process: what the kernel keeps of it, taken over.
+//! One observed process, as read from the kernel.
 
 mod sampled_functions;
 mod sampling;
@@ -10,53 +10,53 @@ use zernel_phase::shared::{RawTaskState, RawTracker};
 use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-use super::durations::Taken;
-use super::estimate::PerStep;
-use super::governor::{ProcessCost, Windows};
+use super::durations::HistogramReader;
+use super::estimate::LaunchesPerStep;
+use super::governor::{LaunchSpans, ProcessCost};
 use super::kernel::Kernel;
 use crate::discovery::ProcessKey;
 use crate::probes::{Counts, Family, ProbeStates, SYMBOLS, SamplingGroup, Symbol, layout};
 use sampled_functions::SampledFunctions;
-use sampling::Clock;
+use sampling::Progress;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
 use zernel_identity::{Identity, identify};
 use zernel_model::aggregation::LatencyHistogram;
 use zernel_model::snapshot::SharedHistogram;
 
-/// From when on a process is known.
+/// How much of the life of a process was observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
-    /// From its first call on.
+pub enum Coverage {
+    /// Everything, from its first call.
     Complete,
-    /// From this moment on, in nanoseconds of CLOCK_MONOTONIC.
+    /// Everything since this time, in nanoseconds of CLOCK_MONOTONIC.
     Since(u64),
 }
 
 /// Calls of one function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CallCount {
-    /// That returned.
+    /// Calls that returned.
     pub calls: u64,
-    /// That returned an error.
+    /// Calls that returned an error.
     pub failed: u64,
-    /// Bytes that the others were about.
+    /// Bytes of the calls that succeeded.
     pub bytes: u64,
-    /// By how much `calls` may be off, 19 times out of 20: more than 0 only if the function was sampled.
+    /// Half width of the 95 % interval of `calls`; 0 unless the function was sampled.
     pub error: u64,
 }
 
-/// The phases of the thread that drives the steps of a process.
+/// The phases of the training thread of a process.
 #[derive(Debug, Clone, Default)]
 pub struct Phases {
-    /// The thread.
+    /// The training thread.
     pub tid: u32,
     /// The phase it is in.
     pub current: WorkloadPhase,
-    /// Time in each phase so far, that of earlier threads included.
+    /// Time in each phase so far, including earlier training threads.
     pub times: PhaseTimeAccumulator,
 }
 
-/// A process as far as it was observed.
+/// An observed process.
 #[derive(Debug)]
 pub struct ObservedProcess {
     /// Its pid.
@@ -67,53 +67,53 @@ pub struct ObservedProcess {
     pub first_ns: u64,
     /// When it ended, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: Option<u64>,
-    /// From when on it is known.
-    pub seen: Seen,
-    /// Whether it loads data for another.
+    /// How much of its life was observed.
+    pub coverage: Coverage,
+    /// Whether it is a data loader of another process.
     pub is_loader: bool,
     /// Whether it has opened more than one device.
     pub(super) uses_several_devices: bool,
-    /// Who it is, if it lived long enough to be asked.
+    /// Its identity; `None` if it exited before it could be read.
     pub identity: Option<Identity>,
     /// The pid of the process that it loads data for.
     pub loads_for: Option<u32>,
-    /// What the probes keep of it.
+    /// The state that each probe keeps.
     pub probes: ProbeStates,
-    /// Its phases, if one of its threads drives steps.
+    /// Phases of its training thread, if it has one.
     pub phases: Option<Phases>,
     /// The steps of its training loop.
     pub steps: StepDetector,
-    /// What it pays for being observed.
+    /// Its overhead.
     pub cost: ProcessCost,
-    /// The devices it can use, as last looked up: that takes a while, and its pid may be gone.
+    /// Devices that it can use. Stored, because the lookup is slow and impossible after exit.
     pub(crate) devices: VisibleDevices,
-    /// The kernel's place of the process that it loads data for, or 0.
+    /// Kernel index of the process that it loads data for, or 0.
     pub(super) trainer: u32,
-    /// Time in each phase of threads that are gone.
-    gone_phases_ns: [u64; 5],
-    /// Whether there was a time in which it was not watched.
-    missed: bool,
-    /// The share of its time that its busiest thread pays for what is watched all the time.
-    pub(super) steady_cost: f64,
-    /// Calls that ran into probes.
+    /// Time in each phase of exited threads.
+    exited_phases_ns: [u64; 5],
+    /// Whether some of its calls were not observed.
+    had_gap: bool,
+    /// Overhead of permanent probes on its busiest thread, as a share of its time.
+    pub(super) permanent_cost: f64,
+    /// Probed calls so far.
     hits: u64,
     hits_before: u64,
-    /// Of the functions that it has called, a few of all: what they say is summed up often.
+    /// Counters of the functions that it has called. They are few, and summed often.
     counters: BTreeMap<usize, layout::Counter>,
     counters_before: BTreeMap<usize, layout::Counter>,
     /// Calls per second in the last round.
     rates: BTreeMap<usize, f64>,
-    /// Functions that are sampled, or were.
+    /// Functions that are or were sampled.
     sampling: BTreeMap<usize, SampledFunctions>,
-    /// All launches and all copies of one direction, if some of them are sampled or were.
+    /// All launches, and all copies of one direction, if some of them are or were sampled.
     sampled_kinds: Vec<(Counts, SampledFunctions)>,
-    /// Launches per step, as windows show.
-    launches_per_step: PerStep,
-    clock: Clock,
+    /// Launches per step, estimated from windows.
+    launches_per_step: LaunchesPerStep,
+    progress: Progress,
     launches_at_opening: u64,
-    /// When the last mark was told.
+    /// Time of the last step mark.
     last_mark_ns: u64,
-    durations: BTreeMap<Family, (Taken, SharedHistogram)>,
+    durations: BTreeMap<Family, (HistogramReader, SharedHistogram)>,
 }
 
 impl ObservedProcess {
@@ -123,20 +123,20 @@ impl ObservedProcess {
             start_ns: raw.start_ns,
             first_ns: raw.first_ns,
             ended_ns: None,
-            seen: Seen::Since(raw.first_ns),
+            coverage: Coverage::Since(raw.first_ns),
             is_loader: false,
             uses_several_devices: false,
-            identity: identify_life(raw.pid, raw.start_ns),
+            identity: identify_unless_reused(raw.pid, raw.start_ns),
             loads_for: None,
             probes: ProbeStates::default(),
             phases: None,
-            gone_phases_ns: [0; 5],
+            exited_phases_ns: [0; 5],
             steps: StepDetector::default(),
             cost: ProcessCost::default(),
             devices: VisibleDevices::default(),
             trainer: 0,
-            missed: false,
-            steady_cost: 0.0,
+            had_gap: false,
+            permanent_cost: 0.0,
             hits: 0,
             hits_before: 0,
             counters: BTreeMap::new(),
@@ -144,26 +144,27 @@ impl ObservedProcess {
             rates: BTreeMap::new(),
             sampling: BTreeMap::new(),
             sampled_kinds: Vec::new(),
-            launches_per_step: PerStep::default(),
-            clock: Clock::start(raw.first_ns),
+            launches_per_step: LaunchesPerStep::default(),
+            progress: Progress::start(raw.first_ns),
             launches_at_opening: 0,
             last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
         }
     }
 
+    /// Reads its record, counters and histograms from the kernel.
     pub(super) fn read(&mut self, kernel: &Kernel, index: usize, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
         self.trainer = raw.trainer;
-        self.gone_phases_ns = raw.phase_ns;
+        self.exited_phases_ns = raw.phase_ns;
         if raw.ended_ns != 0 {
             self.set_phases([].into_iter(), raw.ended_ns);
         }
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
         self.uses_several_devices = raw.flags & layout::Process::SEVERAL_DEVICES != 0;
-        if raw.flags & layout::Process::SAW_INIT != 0 && !self.missed {
-            self.seen = Seen::Complete;
+        if raw.flags & layout::Process::SAW_INIT != 0 && !self.had_gap {
+            self.coverage = Coverage::Complete;
         }
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
         self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
@@ -173,9 +174,9 @@ impl ObservedProcess {
             let Some(family) = Family::from_index(number).filter(|_| slot != 0) else {
                 continue;
             };
-            let (taken, total) = self.durations.entry(family).or_default();
+            let (reader, total) = self.durations.entry(family).or_default();
             let times = kernel.histograms.read(slot as usize);
-            taken.take(&times, Arc::make_mut(total));
+            reader.add_new(&times, Arc::make_mut(total));
         }
     }
 
@@ -198,14 +199,14 @@ impl ObservedProcess {
         self.identity = identity.map(|identity| identity.with_rank(rank, ranks));
     }
 
-    /// Takes in something that may tell one of its steps from the next.
-    pub(super) fn mark_step(&mut self, raw: &layout::StepMark, windows: &Windows) {
+    /// Adds an event that may separate two steps.
+    pub(super) fn add_step_mark(&mut self, raw: &layout::StepMark, launch_spans: &LaunchSpans) {
         let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
         let launches = if raw.launches == u16::MAX {
             Launches::Unknown
-        } else if windows.count_always_since(from_ns) || self.launches_unsampled() {
+        } else if launch_spans.are_permanent_since(from_ns) || self.launches_only_unsampled() {
             Launches::Counted(count)
-        } else if windows.hold(from_ns, raw.at_ns) {
+        } else if launch_spans.is_in_one_window(from_ns, raw.at_ns) {
             Launches::InWindow(count)
         } else {
             Launches::Unknown
@@ -222,21 +223,22 @@ impl ObservedProcess {
         }
     }
 
-    /// Functions that are sampled do not tell of every step.
-    pub(super) fn distrust_sampled_marks(&mut self) {
-        let is_sampled = |mark: &Mark| self.is_sampled_as(|symbol| symbol.mark == Some(*mark));
+    /// Tells the step detector which marks are sampled: they do not occur in every step.
+    pub(super) fn update_sampled_marks(&mut self) {
+        let is_sampled =
+            |mark: &Mark| self.calls_sampled_function(|symbol| symbol.mark == Some(*mark));
         let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
         self.steps.distrust(&sampled);
     }
 
-    /// Whether a function that it calls, and that is such a one, is sampled.
-    fn is_sampled_as(&self, wanted: impl Fn(&Symbol) -> bool) -> bool {
+    /// Whether it calls a sampled function that meets the condition.
+    fn calls_sampled_function(&self, wanted: impl Fn(&Symbol) -> bool) -> bool {
         let sampled = self.sampling.keys();
         let mut called = sampled.filter(|symbol| self.counters.contains_key(symbol));
         called.any(|symbol| wanted(&SYMBOLS[*symbol]))
     }
 
-    /// Looks up which devices it can use.
+    /// Looks up the devices that it can use.
     pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
         self.devices = match &self.identity {
             Some(identity) => VisibleDevices::for_process(identity, gpus),
@@ -244,7 +246,7 @@ impl ObservedProcess {
         };
     }
 
-    /// Falls back to an earlier identity: of a process that has exited, neither environment nor job can be read.
+    /// Falls back to an earlier identity if its environment could not be read, as after exit.
     pub(super) fn complete_identity(&mut self, earlier: Option<&Identity>) {
         let own = self.identity.as_ref();
         if !own.is_some_and(|identity| identity.environment_read)
@@ -254,7 +256,7 @@ impl ObservedProcess {
         }
     }
 
-    /// Takes in who it is now. The rank that it has shown stays.
+    /// Replaces its identity. A rank that is already known stays.
     pub(super) fn set_identity(&mut self, mut identity: Identity) {
         let known = self.identity.as_ref();
         if known.is_some_and(|known| known.environment_read) && !identity.environment_read {
@@ -267,7 +269,7 @@ impl ObservedProcess {
         self.identity = Some(identity);
     }
 
-    /// Takes the phases from the threads of the process that are there, and from those that were.
+    /// Sets the phases from its running and exited threads.
     pub(super) fn set_phases<'a>(
         &mut self,
         threads: impl Iterator<Item = &'a RawTaskState>,
@@ -279,11 +281,11 @@ impl ObservedProcess {
             known.iter().sum::<u64>()
         });
         let mut times = PhaseTimeAccumulator::default();
-        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.gone_phases_ns) {
+        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.exited_phases_ns) {
             times.record(phase, ns);
         }
         let Some(driver) = driver else {
-            // What a thread did that is just ending may be in neither place.
+            // The times of a thread that is exiting may be missing in both places.
             let before = self.phases.as_ref();
             if times.total_ns() > before.map_or(0, |before| before.times.total_ns()) {
                 let tid = before.map_or(self.pid, |phases| phases.tid);
@@ -307,7 +309,7 @@ impl ObservedProcess {
         });
     }
 
-    /// It has ended: what it held is free, and what is sampled goes up to its end.
+    /// Ends all sampling and frees its memory, because it exited.
     pub(super) fn end(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
         self.advance(ended_ns);
@@ -318,7 +320,7 @@ impl ObservedProcess {
         self.probes.exit();
     }
 
-    /// How long something took.
+    /// The durations of a family.
     #[must_use]
     pub fn duration(&self, family: Family) -> Option<&LatencyHistogram> {
         self.durations.get(&family).map(|(_, total)| &**total)
@@ -330,8 +332,7 @@ impl ObservedProcess {
         Some(SharedHistogram::clone(total))
     }
 
-    /// How long something took in all. If not all of it was timed, because it was sampled, what was stands for
-    /// the rest.
+    /// The total duration of a family. Calls that were not timed, because of sampling, count with the mean.
     #[must_use]
     pub fn total_ns(&self, family: Family) -> f64 {
         let Some(timed) = self.duration(family).filter(|times| times.count > 0) else {
@@ -344,22 +345,18 @@ impl ObservedProcess {
         timed.sum_ns as f64 * calls.max(timed.count) as f64 / timed.count as f64
     }
 
-    /// Every kind of duration that was observed.
+    /// All families with at least one duration.
     pub fn durations(&self) -> impl Iterator<Item = (Family, &LatencyHistogram)> {
         let durations = self.durations.iter();
         durations.map(|(family, (_, total))| (*family, &**total))
     }
 
-    /// How many threads call at once, as far as that makes a call dearer.
-    pub(super) fn threads(&self) -> usize {
-        if self.total_rate() > 1.5 * self.busiest_rate() {
-            2
-        } else {
-            1
-        }
+    /// Whether several threads call at once, which makes a probed call more expensive.
+    pub(super) fn is_contended(&self) -> bool {
+        self.total_rate() > 1.5 * self.busiest_rate()
     }
 
-    /// The share of its calls that its busiest thread makes, at most.
+    /// Upper bound of the share of its calls that its busiest thread makes.
     fn busiest_share(&self) -> f64 {
         let (busiest, total) = (self.busiest_rate(), self.total_rate());
         match busiest > 0.0 && total > 0.0 {
@@ -372,7 +369,7 @@ impl ObservedProcess {
         self.cost.busiest_calls_per_second
     }
 
-    /// Notes what it paid in the last `elapsed` seconds, and its rates.
+    /// Updates overhead and call rates after a round of `elapsed` seconds.
     pub(super) fn note_cost(&mut self, busiest: f64, ns_per_call: f64, elapsed: f64) {
         let calls = self.hits.saturating_sub(self.hits_before);
         self.hits_before = self.hits;
@@ -387,7 +384,7 @@ impl ObservedProcess {
             }
         }
         self.counters_before.clone_from(&self.counters);
-        // Windows make it jump: what matters is what it is on average.
+        // Smoothed, because windows make the overhead jump.
         let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
         self.cost = ProcessCost {
             busiest_calls_per_second: busiest,
@@ -396,7 +393,7 @@ impl ObservedProcess {
         };
     }
 
-    /// Notes what it paid since the last round: there will be no other.
+    /// Adds the overhead since the last round, after the process exited.
     pub(super) fn note_last_cost(&mut self, ns_per_call: f64) {
         let calls = self.hits.saturating_sub(self.hits_before);
         self.hits_before = self.hits;
@@ -408,7 +405,7 @@ impl ObservedProcess {
         self.rates.values().sum()
     }
 
-    /// Its functions with their calls per second in the last round, the most frequent first.
+    /// Wanted functions with their calls per second in the last round, most frequent first.
     pub(super) fn rates(&self, wanted: impl Fn(usize) -> bool) -> Vec<(usize, f64)> {
         let rates = self.rates.iter();
         let mut rates: Vec<(usize, f64)> = rates
@@ -419,44 +416,39 @@ impl ObservedProcess {
         rates
     }
 
-    /// What discovery knows it by.
+    /// Its key in discovery.
     pub(super) fn key(&self) -> ProcessKey {
         ProcessKey::new(self.pid, self.start_ns)
     }
 
-    /// It was there before the probes, so it cannot be said to be seen from its first call on.
-    pub(super) fn was_found_late(&mut self) {
-        self.missed = true;
-    }
-
-    /// It is not watched any more, or not all of it.
-    pub(super) fn lose_sight(&mut self, now_ns: u64) {
-        if self.seen == Seen::Complete {
-            self.seen = Seen::Since(now_ns);
+    /// Marks it as observed incompletely: some of its calls are not probed.
+    pub(super) fn mark_incomplete(&mut self, now_ns: u64) {
+        if self.coverage == Coverage::Complete {
+            self.coverage = Coverage::Since(now_ns);
         }
-        self.missed = true;
+        self.had_gap = true;
     }
 
-    /// It was not watched for a while.
-    pub(super) fn miss(&mut self, now_ns: u64) {
-        self.seen = Seen::Since(now_ns);
-        self.missed = true;
+    /// Starts its coverage anew after all probes were detached.
+    pub(super) fn resume(&mut self, now_ns: u64) {
+        self.coverage = Coverage::Since(now_ns);
+        self.had_gap = true;
         self.set_paused(false, now_ns);
         self.steps.gap(&MarkClass::ALL);
     }
 
-    /// Whether any of its functions is sampled, or was.
+    /// Whether any of its functions is or was sampled.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         !self.sampling.is_empty()
     }
 }
 
-/// Who a process is, unless its pid is another's by now.
-pub(super) fn identify_life(pid: u32, start_ns: u64) -> Option<Identity> {
+/// The identity of the process with this pid and start time; `None` if it exited, or its pid was reused.
+pub(super) fn identify_unless_reused(pid: u32, start_ns: u64) -> Option<Identity> {
     let identity = identify(pid).ok()?;
     let tick_ns = 1_000_000_000 / procfs::ticks_per_second();
-    // Both count from the boot, one of them in whole ticks.
+    // Both are times since boot, one of them in whole ticks.
     let is_same = (start_ns / tick_ns).abs_diff(identity.start_time) <= 1;
     is_same.then_some(identity)
 }

@@ -100,7 +100,7 @@ impl ProcessTable {
         let mut process = ObservedProcess::new(record);
         process.complete_identity(context.attachment.identity(process.key()));
         if context.attachment.was_found_running(process.key()) {
-            process.was_found_late();
+            process.mark_incomplete(monotonic_ns());
         }
         process.find_devices(context.gpus);
         let governor = context.governor;
@@ -112,7 +112,7 @@ impl ProcessTable {
     /// Reads the marks that separate steps.
     pub(super) fn read_step_marks(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
         for process in self.running.values_mut() {
-            process.distrust_sampled_marks();
+            process.update_sampled_marks();
         }
         let kernel = context.kernel;
         let marks: Vec<layout::StepMark> = kernel.step_marks.take()?.collect();
@@ -122,7 +122,7 @@ impl ProcessTable {
                 self.add_if_new(mark.process, &record, context);
             }
             if let Some(process) = self.running.get_mut(&mark.process) {
-                process.mark_step(&mark, &context.governor.windows);
+                process.add_step_mark(&mark, &context.governor.launch_spans);
             }
         }
         Ok(())
@@ -156,9 +156,9 @@ impl ProcessTable {
             process.read(kernel, index as usize, &record);
             if let Some(ended_ns) = process.ended_ns.filter(|_| governor.is_window_open()) {
                 let counters = kernel.counters.read(index as usize);
-                governor.have_window_taken(&mut process, &counters, ended_ns);
+                governor.close_window_of(&mut process, &counters, ended_ns);
             }
-            process.note_last_cost(governor.cost.of_call(process.threads()));
+            process.note_last_cost(governor.cost.call_ns(process.is_contended()));
             self.exited_ranks.add(&process, record.exit_code);
             process.end();
             self.exited.push(process);
@@ -207,7 +207,7 @@ impl ProcessTable {
         let mut last = None;
         for (index, process) in next {
             last = Some(*index);
-            if let Some(identity) = process::identify_life(process.pid, process.start_ns) {
+            if let Some(identity) = process::identify_unless_reused(process.pid, process.start_ns) {
                 process.set_identity(identity);
                 process.find_devices(gpus);
             }
@@ -216,10 +216,10 @@ impl ProcessTable {
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.
-    pub(super) fn lose_sight(&mut self, processes: &BTreeSet<ProcessKey>) {
+    pub(super) fn mark_incomplete(&mut self, processes: &BTreeSet<ProcessKey>) {
         let running = self.running.values_mut();
         for process in running.filter(|process| processes.contains(&process.key())) {
-            process.lose_sight(monotonic_ns());
+            process.mark_incomplete(monotonic_ns());
         }
     }
 

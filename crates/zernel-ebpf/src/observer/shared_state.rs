@@ -1,9 +1,8 @@
-//! The state of tasks, where a scheduler finds it.
+//! Pins the map of task states, so that a scheduler can read it.
 //!
-//! Observer and scheduler live and die apart. So the map of task states is pinned, under a name that
-//! says how its values are laid out, beside a heartbeat: without one, nobody writes the states any
-//! more, and they are to be taken for unknown. A map that an observer left behind when it was killed is
-//! taken over, because a scheduler may be reading it.
+//! Observer and scheduler start and stop independently. The name of the pin contains a hash of the layout of its
+//! values. A heartbeat is pinned beside it: when it stops, task states are stale and a scheduler must treat them as
+//! unknown. A map left behind by a killed observer is reused, because a scheduler may be reading it.
 
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
@@ -17,10 +16,10 @@ use super::monotonic_ns;
 use crate::capability::reason;
 use crate::probes::layout::Heartbeat;
 
-/// Where the maps are pinned.
+/// Default directory of the pins.
 pub(super) const DIRECTORY: &str = "/sys/fs/bpf/zernel";
-/// A heart that has not beaten for so long is dead.
-const DEAD_NS: u64 = 3_000_000_000;
+/// An observer whose heartbeat is older than this is not running.
+const HEARTBEAT_TIMEOUT_NS: u64 = 3_000_000_000;
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 /// The pins of this observer; dropping it removes them.
@@ -30,7 +29,7 @@ pub(super) struct SharedState {
 }
 
 impl SharedState {
-    /// Prepares an object that is not loaded yet to use what is pinned. An error says why nothing is
+    /// Makes an object that is not loaded yet reuse the pinned map, if there is one. An error says why nothing is
     /// shared.
     pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let parent = directory.parent().unwrap_or(directory);
@@ -41,13 +40,18 @@ impl SharedState {
         let shared = Self {
             directory: directory.to_owned(),
         };
-        if let Some(owner) = shared.living_owner() {
+        if let Some(owner) = shared.live_owner() {
             std::mem::forget(shared);
-            return Err(format!("another observer shares its own, pid {owner}"));
+            return Err(format!(
+                "another observer (pid {owner}) has pinned its task states"
+            ));
         }
         match fs::create_dir(directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(format!("{} cannot be made: {error}", directory.display()));
+                return Err(format!(
+                    "{} cannot be created: {error}",
+                    directory.display()
+                ));
             }
             _ => {}
         }
@@ -73,7 +77,7 @@ impl SharedState {
         Ok(())
     }
 
-    /// Where the states are.
+    /// Path of the pinned map of task states.
     pub(super) fn tasks(&self) -> PathBuf {
         self.directory.join(format!("tasks-{:08x}", layout_hash()))
     }
@@ -82,12 +86,12 @@ impl SharedState {
         self.directory.join("heartbeat")
     }
 
-    /// The pid of another observer that uses the directory, if its heart beats.
-    fn living_owner(&self) -> Option<u32> {
+    /// Pid of another running observer that uses the directory.
+    fn live_owner(&self) -> Option<u32> {
         let map = MapHandle::from_pinned_path(self.heartbeat()).ok()?;
         let value = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()??;
         let beat = Heartbeat::read_from_bytes(&value).ok()?;
-        let beats = monotonic_ns().saturating_sub(beat.beat_ns) < DEAD_NS;
+        let beats = monotonic_ns().saturating_sub(beat.beat_ns) < HEARTBEAT_TIMEOUT_NS;
         beats.then_some(beat.owner)
     }
 }
@@ -100,9 +104,9 @@ impl Drop for SharedState {
     }
 }
 
-/// Changes whenever a field of the state moves.
+/// A hash of the size and the field offsets of a task state.
 fn layout_hash() -> u32 {
-    let places = [
+    let offsets = [
         size_of::<RawTaskState>(),
         offset_of!(RawTaskState, phase_word),
         offset_of!(RawTaskState, last_gpu_sync_ns),
@@ -115,7 +119,7 @@ fn layout_hash() -> u32 {
         offset_of!(RawTaskState, tracker),
     ];
     // FNV-1a, over words.
-    places.iter().fold(0x811c_9dc5, |hash: u32, place| {
-        (hash ^ *place as u32).wrapping_mul(0x0100_0193)
+    offsets.iter().fold(0x811c_9dc5, |hash: u32, offset| {
+        (hash ^ *offset as u32).wrapping_mul(0x0100_0193)
     })
 }

@@ -1,4 +1,4 @@
-//! What tells the steps of processes apart, as the kernel tells it.
+//! Reads step marks: the events from which steps are detected.
 
 use std::sync::mpsc::{self, Receiver};
 
@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use crate::probes::layout;
 
-/// The ring buffer of marks. Nobody is woken for them: they are there when someone looks.
+/// The ring buffer of step marks. A new mark does not wake the observer.
 pub(crate) struct StepMarks {
     ring: RingBuffer<'static>,
     received: Receiver<layout::StepMark>,
@@ -19,7 +19,7 @@ impl StepMarks {
         let mut builder = RingBufferBuilder::new();
         builder.add(map, move |bytes| {
             if let Ok((mark, _)) = layout::StepMark::read_from_prefix(bytes) {
-                // Who receives it lives as long as the ring.
+                // The receiver lives as long as the ring.
                 let _ = sender.send(mark);
             }
             0
@@ -28,7 +28,7 @@ impl StepMarks {
         Ok(Self { ring, received })
     }
 
-    /// All that came since the last time, in the order in which it was told.
+    /// All marks since the last call, in the order of the kernel.
     pub(crate) fn take(&self) -> libbpf_rs::Result<impl Iterator<Item = layout::StepMark>> {
         self.ring.consume()?;
         Ok(self.received.try_iter())

@@ -245,7 +245,7 @@ impl Rounds {
     fn observe(&self, mut observer: Observer) -> Result<Observer, ObserveError> {
         let mut due = Due::new(self.interval);
         while !self.stop.load(Ordering::Relaxed) {
-            let turn = observer.next_window_turn();
+            let turn = observer.next_window_change();
             let until = due.read.min(due.govern);
             self.wait(turn.map_or(until, |turn| turn.min(until)));
             for loan in self.requests.try_iter() {
@@ -258,7 +258,7 @@ impl Rounds {
                 due.alarm = due.read + ALARM;
             }
             self.do_what_is_due(&mut observer, &mut due)?;
-            detach(observer.turn_window());
+            detach(observer.open_or_close_window());
         }
         detach(observer.close_window());
         Ok(observer)

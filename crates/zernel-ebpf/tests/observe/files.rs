@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags};
-use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Seen};
+use zernel_ebpf::observer::{Coverage, GovernorOptions, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
@@ -123,13 +123,13 @@ pub(crate) fn written_to_in_use() {
     target.step();
     observer.discover().expect("processes can be discovered");
     observer.read().expect("maps can be read");
-    assert_eq!(find(&observer, target.pid()).seen, Seen::Complete);
+    assert_eq!(find(&observer, target.pid()).coverage, Coverage::Complete);
     overwrite(&stage.library("libcuda.so.1"));
     observer.discover().expect("processes can be discovered");
     target.step();
     observer.read().expect("maps can be read");
-    let seen = find(&observer, target.pid()).seen;
-    assert!(matches!(seen, Seen::Since(_)), "{seen:?}");
+    let coverage = find(&observer, target.pid()).coverage;
+    assert!(matches!(coverage, Coverage::Since(_)), "{coverage:?}");
 }
 
 pub(crate) fn written_to_at_once() {

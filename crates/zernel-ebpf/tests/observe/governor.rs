@@ -218,7 +218,7 @@ pub(crate) fn detached_under_way() {
 pub(crate) fn above_the_ceiling() {
     let stage = Stage::alone(Prologue::Push);
     let governor = GovernorOptions {
-        rest: Duration::from_secs(2),
+        first_suspension: Duration::from_secs(2),
         ..GovernorOptions::default()
     };
     let watcher = Watcher::start(&Options {

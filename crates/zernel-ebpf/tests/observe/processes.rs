@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use zernel_ebpf::metrics::{self, TextFormat};
-use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen};
+use zernel_ebpf::observer::{Coverage, ObservedProcess, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{
@@ -179,9 +179,12 @@ pub(crate) fn execution() {
     let lives = lives(&observer, target.pid());
     let told: Vec<_> = lives
         .iter()
-        .map(|life| (launches_of(life), life.ended_ns.is_some(), life.seen))
+        .map(|life| (launches_of(life), life.ended_ns.is_some(), life.coverage))
         .collect();
-    let expected = [(11, false, Seen::Complete), (10, true, Seen::Complete)];
+    let expected = [
+        (11, false, Coverage::Complete),
+        (10, true, Coverage::Complete),
+    ];
     assert_eq!(told, expected);
     assert_told_once(&observer);
 }
@@ -355,7 +358,11 @@ pub(crate) fn late() {
     observer.read().expect("maps can be read");
     let process = find(&observer, target.pid());
     assert_eq!(launches_of(process), 10);
-    assert!(matches!(process.seen, Seen::Since(_)), "{:?}", process.seen);
+    assert!(
+        matches!(process.coverage, Coverage::Since(_)),
+        "{:?}",
+        process.coverage
+    );
 }
 
 /// What was done while observing was paused is missing, and makes no long step.

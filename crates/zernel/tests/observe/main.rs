@@ -270,7 +270,7 @@ fn a_paused_daemon_says_so() {
         (
             Signal::USR1,
             "HTTP/1.1 503",
-            &["observing is paused: all probes are off until SIGUSR2 comes"][..],
+            &["all probes are detached on request; send SIGUSR2 to attach them"][..],
         ),
         (Signal::USR2, "HTTP/1.1 200", &[]),
     ] {

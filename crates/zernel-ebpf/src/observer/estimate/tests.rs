@@ -5,7 +5,7 @@ use super::*;
 const MS: u64 = 1_000_000;
 const RUNS: usize = 200;
 
-/// One simulated run: what each step took and called.
+/// One simulated run: duration, launches and copies of each step.
 struct Run {
     steps: Vec<WindowStep>,
     copies: Vec<u32>,
@@ -24,7 +24,7 @@ impl Run {
     fn estimate(&self, windows: usize, length: Duration, random: &mut Rng) -> [CallEstimate; 3] {
         let length_ns = length.as_nanos() as u64;
         let all_ns: u64 = self.steps.iter().map(|step| step.duration_ns).sum();
-        let mut per_step = PerStep::default();
+        let mut per_step = LaunchesPerStep::default();
         let mut launches = SampledCalls::of_all_launches();
         let mut copies = SampledCalls::default();
         let mut timed = SampledCalls::default();
@@ -43,7 +43,7 @@ impl Run {
                 begin = end;
             }
             per_step.add_window(&whole, length);
-            let window = Window {
+            let window = WindowTotals {
                 seconds: length.as_secs_f64(),
                 launches: seen.round() as u64,
                 probe_seconds: 0.0,
@@ -65,7 +65,7 @@ impl Run {
     }
 }
 
-/// How good the estimates of many runs are.
+/// Quality of the estimates of many runs.
 #[derive(Default)]
 struct Quality {
     covered: usize,
@@ -116,7 +116,7 @@ fn alternating(random: &mut Rng, number: usize, _: &mut f64) -> (f64, f64) {
     }
 }
 
-/// Neighbours are alike: what a step launches moves by chance, and returns to 300.
+/// Neighbouring steps are alike: launches per step drift around 300.
 fn drifting(random: &mut Rng, _: usize, state: &mut f64) -> (f64, f64) {
     *state = 0.9 * *state + 0.436 * normal(random);
     let launches = 300.0 + 6.0 * *state;
@@ -137,8 +137,8 @@ fn run(make: MakeStep, random: &mut Rng) -> Run {
     Run { steps, copies }
 }
 
-/// A number of windows, and what is asked of estimates from them: runs in 100 within 5 % of the truth, and the largest
-/// median half width.
+/// Number of windows, and bounds for estimates from them: runs per 100 within 5 % of the truth, and the largest median
+/// half width.
 type Bound = (usize, usize, f64);
 
 fn assert_regime(name: &str, make: MakeStep, milliseconds: u64, bounds: [Bound; 3]) {
@@ -206,7 +206,7 @@ fn without_steps_the_rate_tells() {
 
 #[test]
 fn one_window_gives_no_interval() {
-    let mut per_step = PerStep::default();
+    let mut per_step = LaunchesPerStep::default();
     let step = WindowStep {
         duration_ns: 10 * MS,
         launches: 300,
@@ -219,14 +219,14 @@ fn one_window_gives_no_interval() {
     launches.advance(1.0, 100);
     let estimate = launches.estimate(Some(interval));
     assert!((estimate.error() - 30_000.0).abs() < 1e-6, "{estimate:?}");
-    assert_eq!(PerStep::default().interval(), None);
+    assert_eq!(LaunchesPerStep::default().interval(), None);
 }
 
 /// A program that calls as fast as it can is slower in windows.
 #[test]
 fn the_overhead_of_probes_is_part_of_the_error() {
     let mut calls = SampledCalls::default();
-    let window = Window {
+    let window = WindowTotals {
         seconds: 0.05,
         launches: 0,
         probe_seconds: 0.01,

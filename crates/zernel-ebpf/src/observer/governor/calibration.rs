@@ -1,4 +1,4 @@
-//! What a probed call costs on this machine, measured.
+//! Measures the cost of a probed call on this machine.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -12,33 +12,34 @@ use crate::observer::files::detach;
 use crate::observer::kernel::{Kernel, Target};
 use crate::probes::SYMBOLS;
 
-/// The function that calibration calls: begins like the functions of a driver.
+/// The function that calibration probes and calls. It begins like a function of the driver.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn calibration_target() {
     std::arch::naked_asm!("push rbp", "pop rbp", "ret");
 }
 
-/// How often it is called for one measurement.
+/// Calls per thread in one measurement.
 const CALIBRATION_CALLS: usize = 1500;
-/// What is touched between two calls, in cache lines of a buffer of this size, so that the kernel finds
-/// its own memory as cold as behind a real program.
+/// Memory touched between two calls, so that the kernel's memory is as cold in the caches as under a real program.
 const FOOTPRINT_BYTES: usize = 512 * 1024;
+/// Cache lines touched between two calls.
 const FOOTPRINT_LINES: usize = 1500;
-/// What a program pays for a trap in all, as a multiple of the trap's own time: it has to warm up its caches
-/// and branch predictors again. Steps of an eager training loop grew by 3.8 µs per probed call where
-/// the calls themselves took 1.4 to 1.9 µs longer.
-const IN_ALL: f64 = 2.2;
+/// Total cost of a trap as a multiple of its own time: the program has to warm up caches and branch predictors again.
+/// Steps of an eager training loop grew by 3.8 µs per probed call, while the calls themselves took 1.4 to 1.9 µs
+/// longer.
+const TOTAL_COST_FACTOR: f64 = 2.2;
 
-/// What a call is taken to cost where that cannot be measured, and the least that is believed.
-const PRESUMED_NS: f64 = 4000.0;
-const LEAST_NS: f64 = 400.0;
+/// Assumed cost of a call if it cannot be measured.
+const FALLBACK_NS: f64 = 4000.0;
+/// Lower bound of the measured cost.
+const MIN_NS: f64 = 400.0;
 
-/// What a probed call takes longer than one that is not.
+/// The cost of a probed call: how much longer it takes than a call without a probe.
 pub(super) fn measure(kernel: &Kernel) -> Cost {
     try_to_measure(kernel).unwrap_or(Cost {
-        ns_per_call: PRESUMED_NS,
-        ns_per_call_contended: PRESUMED_NS,
+        ns_per_call: FALLBACK_NS,
+        ns_per_call_contended: FALLBACK_NS,
         threads: 1,
         windows: 0,
     })
@@ -58,8 +59,9 @@ fn try_to_measure(kernel: &Kernel) -> Option<Cost> {
         .attach(Path::new("/proc/self/exe"), &[Target { offset, symbol }])
         .ok()?;
     let cost = Cost {
-        ns_per_call: (IN_ALL * (ns_per_call(1) - plain)).max(LEAST_NS),
-        ns_per_call_contended: (IN_ALL * (ns_per_call(threads) - plain_contended)).max(LEAST_NS),
+        ns_per_call: (TOTAL_COST_FACTOR * (ns_per_call(1) - plain)).max(MIN_NS),
+        ns_per_call_contended: (TOTAL_COST_FACTOR * (ns_per_call(threads) - plain_contended))
+            .max(MIN_NS),
         threads,
         windows: 0,
     };
@@ -67,7 +69,7 @@ fn try_to_measure(kernel: &Kernel) -> Option<Cost> {
     Some(cost)
 }
 
-/// The median time of a call, with so many threads calling.
+/// The median time of a call while `threads` threads call at once.
 fn ns_per_call(threads: usize) -> f64 {
     let barrier = Barrier::new(threads);
     let mut times: Vec<u64> = thread::scope(|scope| {
@@ -88,7 +90,7 @@ fn ns_per_call(threads: usize) -> f64 {
         .map_or(0.0, |median| *median as f64)
 }
 
-/// What a program does between two calls.
+/// The work of a program between two calls.
 struct Work {
     memory: Vec<u64>,
     place: usize,
@@ -105,7 +107,7 @@ impl Work {
     /// The time of one call, after some work.
     fn time(&mut self) -> u64 {
         for _ in 0..FOOTPRINT_LINES {
-            // Far apart, and each place known only from the one before.
+            // Each address depends on the one before and is far from it, so the CPU cannot prefetch.
             let step = 8 * 1021 * self.memory[self.place] as usize;
             self.place = (self.place + step) % self.memory.len();
         }

@@ -1,44 +1,45 @@
-//! What is counted of a sampled function, in windows and outside of them.
+//! The counts of one sampled function, in windows and outside.
 
 use zerocopy::FromZeros;
 
 use super::CallCount;
-use crate::observer::estimate::{Interval, SampledCalls, Window};
+use crate::observer::estimate::{Interval, SampledCalls, WindowTotals};
 use crate::probes::layout;
 
 /// Weight of the last window in the recent rate of a function: about three windows count.
-const LAST_WINDOW: f64 = 0.3;
+const LAST_WINDOW_WEIGHT: f64 = 0.3;
 
-/// A function, or all functions of one kind, that is sampled or was.
+/// A function, or all functions of one kind, that is or was sampled.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SampledFunctions {
     pub(super) is_sampled: bool,
-    /// The counter at the last look.
+    /// The counter at the last read.
     pub(super) last: layout::Counter,
     /// Counted while not sampled.
     exact: layout::Counter,
-    /// Counted at all, and in which time.
+    /// Counted in total, sampled or not.
     pub(super) counted: layout::Counter,
+    /// Time in which `counted` was counted.
     pub(super) counted_seconds: f64,
     /// The counter when the last window opened.
     pub(super) at_opening: layout::Counter,
     pub(super) calls: SampledCalls,
-    /// Bytes per call in windows need both.
+    /// Counted in windows, for the bytes per call.
     in_windows: layout::Counter,
     /// Calls per second in the last windows; `None` if there was no window since sampling began.
     pub(super) recent_rate: Option<f64>,
 }
 
-/// What happened to a process between two looks.
+/// Time and steps of a process between two reads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Passage {
+pub(super) struct Elapsed {
     pub(super) seconds: f64,
     pub(super) steps: u64,
     pub(super) is_in_window: bool,
 }
 
 impl SampledFunctions {
-    /// All calls so far are exact, and were counted in so many seconds.
+    /// A function that was not sampled so far: all its calls are exact.
     pub(super) fn new(calls: SampledCalls, counter: layout::Counter, counted_seconds: f64) -> Self {
         Self {
             is_sampled: false,
@@ -61,38 +62,33 @@ impl SampledFunctions {
         }
     }
 
-    /// Takes in what was counted since the last look. `counts_always`: the process calls none that is sampled.
-    pub(super) fn advance(
-        &mut self,
-        counter: layout::Counter,
-        passage: Passage,
-        counts_always: bool,
-    ) {
-        let more = less(counter, self.last);
+    /// Adds the calls since the last read. `is_exact`: the process calls no sampled function of this kind.
+    pub(super) fn advance(&mut self, counter: layout::Counter, elapsed: Elapsed, is_exact: bool) {
+        let more = difference(counter, self.last);
         self.last = counter;
         if self.is_sampled {
-            self.calls.advance(passage.seconds, passage.steps);
+            self.calls.advance(elapsed.seconds, elapsed.steps);
         } else {
             add(&mut self.exact, more);
         }
-        if self.is_sampled && passage.is_in_window {
+        if self.is_sampled && elapsed.is_in_window {
             add(&mut self.in_windows, more);
         }
-        if !self.is_sampled || passage.is_in_window || counts_always {
+        if !self.is_sampled || elapsed.is_in_window || is_exact {
             add(&mut self.counted, more);
-            self.counted_seconds += passage.seconds;
+            self.counted_seconds += elapsed.seconds;
         }
     }
 
-    pub(super) fn close_window(&mut self, window: &Window) {
+    pub(super) fn close_window(&mut self, window: &WindowTotals) {
         if !self.is_sampled || window.seconds <= 0.0 {
             return;
         }
-        let calls = less(self.last, self.at_opening).calls;
+        let calls = difference(self.last, self.at_opening).calls;
         self.calls.add_window(calls, window);
         let rate = calls as f64 / window.seconds;
         let before = self.recent_rate.unwrap_or(rate);
-        self.recent_rate = Some((1.0 - LAST_WINDOW) * before + LAST_WINDOW * rate);
+        self.recent_rate = Some((1.0 - LAST_WINDOW_WEIGHT) * before + LAST_WINDOW_WEIGHT * rate);
     }
 
     /// All calls: the exact ones, and an estimate of the others.
@@ -109,7 +105,7 @@ impl SampledFunctions {
     }
 }
 
-pub(super) fn less(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
+pub(super) fn difference(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
     layout::Counter {
         calls: counter.calls.saturating_sub(before.calls),
         failed: counter.failed.saturating_sub(before.failed),

@@ -1,43 +1,45 @@
-//! The sampled functions of one process: what is counted, what its windows show, and what is estimated from that.
+//! The sampled functions of one process: their counts, and the estimates from its windows.
 
 use std::time::Duration;
 
 use zernel_phase::steps::{Step, WindowStep};
 use zerocopy::FromZeros;
 
-use super::sampled_functions::{Passage, SampledFunctions, add, less};
+use super::sampled_functions::{Elapsed, SampledFunctions, add, difference};
 use super::{CallCount, ObservedProcess};
-use crate::observer::estimate::{Interval, SampledCalls, Window};
+use crate::observer::estimate::{Interval, SampledCalls, WindowTotals};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::observer::monotonic_ns;
 use crate::probes::{Counts, SYMBOLS, layout};
 use zernel_model::snapshot::CountedCalls;
 
 /// Window length in median steps. It holds at least three whole steps, wherever it opens.
-const MEDIAN_STEPS: f64 = 4.2;
+const MEDIAN_STEP_FACTOR: f64 = 4.2;
 /// Window length in steps of the ninth decile. Such a step lies whole in the window for 0.4 / 1.4 = 0.29 of all
 /// openings. If no window is that long, calls are estimated by time.
-const LONG_STEPS: f64 = 1.4;
-/// Relative error up to which launches per step are well known: what users ask for.
-const WELL_KNOWN: f64 = 0.05;
+const LONG_STEP_FACTOR: f64 = 1.4;
+/// Largest relative error of launches per step that counts as precise: within 5 %.
+const PRECISE_ERROR: f64 = 0.05;
 
-/// Up to when a process was looked at.
+/// Time and steps of a process up to the last read.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Clock {
+pub(super) struct Progress {
     at_ns: u64,
-    /// The series of its steps, and how many there were.
+    /// Series of steps: how often the detector has started to count anew.
     series: u32,
+    /// Steps in that series.
     steps: u64,
-    /// Since when that series is estimated, and whether there was a window since.
+    /// Since when that series is estimated.
     series_from_ns: u64,
+    /// Whether there was a window since.
     had_window: bool,
-    /// Seconds in which probes were attached to functions that are not sampled.
+    /// Seconds in which permanent probes were attached.
     attached_seconds: f64,
     is_paused: bool,
     is_in_window: bool,
 }
 
-impl Clock {
+impl Progress {
     pub(super) fn start(at_ns: u64) -> Self {
         Self {
             at_ns,
@@ -47,48 +49,48 @@ impl Clock {
     }
 }
 
-/// Functions that are also estimated as a whole: which of them was called is less well known than that one was.
+/// Whether all functions of a kind are also estimated together: their sum is more precise than each function.
 fn is_summed(kind: Counts) -> bool {
     matches!(kind, Counts::Launch | Counts::Copy(_))
 }
 
 impl ObservedProcess {
-    /// Takes in what was counted and which steps were made up to a moment. All else here relies on that.
+    /// Adds the calls and steps up to `now_ns` to the estimates, which rely on it being called before any change.
     pub(in crate::observer) fn advance(&mut self, now_ns: u64) {
-        let passed_ns = match self.clock.is_paused {
+        let passed_ns = match self.progress.is_paused {
             true => 0,
-            false => now_ns.saturating_sub(self.clock.at_ns),
+            false => now_ns.saturating_sub(self.progress.at_ns),
         };
-        let passage = Passage {
+        let elapsed = Elapsed {
             seconds: passed_ns as f64 / 1e9,
             steps: self.new_steps(),
-            is_in_window: self.clock.is_in_window,
+            is_in_window: self.progress.is_in_window,
         };
-        self.clock.at_ns = self.clock.at_ns.max(now_ns);
-        self.clock.attached_seconds += passage.seconds;
+        self.progress.at_ns = self.progress.at_ns.max(now_ns);
+        self.progress.attached_seconds += elapsed.seconds;
         let counters = &self.counters;
         for (symbol, functions) in &mut self.sampling {
             let counter = counters.get(symbol).copied();
-            functions.advance(counter.unwrap_or(functions.last), passage, false);
+            functions.advance(counter.unwrap_or(functions.last), elapsed, false);
         }
         let kinds = self.sampled_kinds.iter().map(|(kind, _)| *kind);
         let kinds: Vec<_> = kinds
             .map(|kind| (self.kind_counter(kind), !self.calls_sampled(kind)))
             .collect();
-        for ((_, functions), (counter, counts_always)) in self.sampled_kinds.iter_mut().zip(kinds) {
-            functions.advance(counter, passage, counts_always);
+        for ((_, functions), (counter, is_exact)) in self.sampled_kinds.iter_mut().zip(kinds) {
+            functions.advance(counter, elapsed, is_exact);
         }
     }
 
-    /// Steps since the last look. When they are counted anew, from another boundary, estimates begin anew as well.
+    /// Steps since the last read. When the detector counts steps anew, from another boundary, estimates begin anew too.
     fn new_steps(&mut self) -> u64 {
         let (series, steps) = (self.steps.restarts(), self.steps.count());
-        let before = (self.clock.series, self.clock.steps);
-        (self.clock.series, self.clock.steps) = (series, steps);
+        let before = (self.progress.series, self.progress.steps);
+        (self.progress.series, self.progress.steps) = (series, steps);
         if before.0 == series {
             return match before.1 {
                 // Steps are counted from the first one on, but only once it is clear what separates them.
-                0 => self.steps_after(self.clock.series_from_ns),
+                0 => self.steps_after(self.progress.series_from_ns),
                 before => steps.saturating_sub(before),
             };
         }
@@ -98,14 +100,14 @@ impl ObservedProcess {
             functions.calls.begin_series(launches_per_step);
         }
         self.launches_per_step = Default::default();
-        // Of a series without a window nothing was estimated: its time belongs to the new one.
-        if std::mem::take(&mut self.clock.had_window) {
-            self.clock.series_from_ns = self.clock.at_ns;
+        // A series without a window has no estimate, so its time belongs to the new series.
+        if std::mem::take(&mut self.progress.had_window) {
+            self.progress.series_from_ns = self.progress.at_ns;
         }
-        self.steps_after(self.clock.series_from_ns)
+        self.steps_after(self.progress.series_from_ns)
     }
 
-    /// Boundaries of steps after a moment that is not long ago.
+    /// Steps that ended after a recent time.
     fn steps_after(&self, at_ns: u64) -> u64 {
         let recent = self.steps.recent();
         if recent.front().is_none_or(|first| first.begin_ns > at_ns) {
@@ -124,7 +126,7 @@ impl ObservedProcess {
         sum
     }
 
-    /// Whether the process has called a function of this kind that is sampled, or was.
+    /// Whether the process has called a function of this kind that is or was sampled.
     pub(super) fn calls_sampled(&self, kind: Counts) -> bool {
         let mut called = self.sampling.keys();
         called.any(|symbol| SYMBOLS[*symbol].counts == kind && self.counters.contains_key(symbol))
@@ -143,7 +145,7 @@ impl ObservedProcess {
             .map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
     }
 
-    /// Calls and bytes of everything that counts as the same.
+    /// Calls and bytes of all functions whose kind meets the condition.
     #[must_use]
     pub fn count(&self, what: impl Fn(Counts) -> bool) -> CallCount {
         let mut sum = CallCount::default();
@@ -151,7 +153,7 @@ impl ObservedProcess {
             sum.calls += count.calls;
             sum.failed += count.failed;
             sum.bytes += count.bytes;
-            // Estimates come from the same windows: what one lacks, the other lacks too.
+            // Errors add up, because all estimates come from the same windows.
             sum.error += count.error;
         };
         let is_summed = |kind: Counts| self.sampled_kind(kind).is_some();
@@ -162,7 +164,7 @@ impl ObservedProcess {
         of_kind.for_each(|(_, count)| add(count));
         for (kind, functions) in &self.sampled_kinds {
             if what(*kind) && is_summed(*kind) {
-                add(functions.count(self.steps_to_extrapolate()));
+                add(functions.count(self.usable_launches_per_step()));
             }
         }
         sum
@@ -177,7 +179,7 @@ impl ObservedProcess {
 
     fn call_count(&self, symbol: usize, counter: &layout::Counter) -> CallCount {
         match self.sampling.get(&symbol) {
-            Some(functions) => functions.count(self.steps_to_extrapolate()),
+            Some(functions) => functions.count(self.usable_launches_per_step()),
             None => CallCount {
                 calls: counter.calls,
                 failed: counter.failed,
@@ -187,12 +189,12 @@ impl ObservedProcess {
         }
     }
 
-    /// Calls of a kind that were really counted: never an estimate, and never falling.
+    /// Counted calls of a kind. Unlike an estimate, this never falls.
     pub(crate) fn counted_of(&self, kind: Counts) -> CountedCalls {
         let known = self.sampled_kinds.iter().find(|(known, _)| *known == kind);
         let (counter, seconds) = match known {
             Some((_, functions)) => (functions.counted, functions.counted_seconds),
-            None => (self.kind_counter(kind), self.clock.attached_seconds),
+            None => (self.kind_counter(kind), self.progress.attached_seconds),
         };
         CountedCalls {
             calls: counter.calls,
@@ -202,7 +204,7 @@ impl ObservedProcess {
         }
     }
 
-    /// A function is sampled from now on; all calls so far are exact.
+    /// Samples a function from now on; all its calls so far are exact.
     pub(in crate::observer) fn begin_sampling(
         &mut self,
         symbol: usize,
@@ -211,12 +213,12 @@ impl ObservedProcess {
         self.set_counters(counters);
         let now_ns = monotonic_ns();
         self.advance(now_ns);
-        self.clock.series_from_ns = now_ns;
+        self.progress.series_from_ns = now_ns;
         let kind = SYMBOLS[symbol].counts;
         if kind == Counts::Launch && !self.has_sampled_launches() {
             self.add_window_before_sampling(now_ns);
         }
-        let seconds = self.clock.attached_seconds;
+        let seconds = self.progress.attached_seconds;
         let functions = self.sampling.entry(symbol).or_insert_with(|| {
             SampledFunctions::new(SampledCalls::default(), counters.of[symbol], seconds)
         });
@@ -234,7 +236,7 @@ impl ObservedProcess {
                 _ => SampledCalls::default(),
             };
             let counter = self.kind_counter(kind);
-            let seconds = self.clock.attached_seconds;
+            let seconds = self.progress.attached_seconds;
             let functions = SampledFunctions::new(calls, counter, seconds);
             self.sampled_kinds.push((kind, functions));
             self.sampled_kinds.len() - 1
@@ -244,14 +246,14 @@ impl ObservedProcess {
 
     /// The time just before launches are sampled is like a window: all launches were counted in it.
     fn add_window_before_sampling(&mut self, now_ns: u64) {
-        if let Some(length) = self.window_for_steps() {
+        if let Some(length) = self.window_length_for_steps() {
             let from_ns = now_ns.saturating_sub(length.as_nanos() as u64);
             let steps = self.counted_steps(from_ns, now_ns);
             self.launches_per_step.add_window(&steps, length);
         }
     }
 
-    /// Whole steps between two moments whose launches are counted all the time.
+    /// Whole steps between two times whose launches were all counted.
     fn counted_steps(&self, from_ns: u64, to_ns: u64) -> Vec<WindowStep> {
         let steps = self.steps.recent().iter();
         let whole = steps.filter(|step| step.begin_ns >= from_ns && step.end_ns <= to_ns);
@@ -264,9 +266,9 @@ impl ObservedProcess {
         counted.collect()
     }
 
-    /// The process begins while these functions are sampled.
+    /// Samples these functions from the start of the process.
     pub(in crate::observer) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
-        self.clock.is_in_window = is_in_window;
+        self.progress.is_in_window = is_in_window;
         for symbol in symbols {
             let zero = layout::Counter::new_zeroed();
             let mut functions = SampledFunctions::new(SampledCalls::default(), zero, 0.0);
@@ -279,7 +281,7 @@ impl ObservedProcess {
         }
     }
 
-    /// A function is counted exactly again.
+    /// Counts a function exactly again.
     pub(in crate::observer) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
         self.advance(now_ns);
         if let Some(functions) = self.sampling.get_mut(&symbol) {
@@ -296,17 +298,17 @@ impl ObservedProcess {
         }
     }
 
-    /// All probes are detached, or attached again.
+    /// Records that all probes are detached, or attached again.
     pub(in crate::observer) fn set_paused(&mut self, is_paused: bool, now_ns: u64) {
         self.advance(now_ns);
-        self.clock.is_paused = is_paused;
+        self.progress.is_paused = is_paused;
     }
 
-    /// A window opens.
+    /// Opens a window.
     pub(in crate::observer) fn open_window(&mut self, counters: &layout::Counters, now_ns: u64) {
         self.set_counters(counters);
         self.advance(now_ns);
-        self.clock.is_in_window = true;
+        self.progress.is_in_window = true;
         self.launches_at_opening = self.kind_counter(Counts::Launch).calls;
         let kinds = self.sampled_kinds.iter_mut().map(|(_, kind)| kind);
         for functions in self.sampling.values_mut().chain(kinds) {
@@ -316,7 +318,7 @@ impl ObservedProcess {
         self.steps.take_window_steps();
     }
 
-    /// A window closes. A call into a probe costs `cost_ns`.
+    /// Closes a window. A probed call costs `cost_ns`.
     pub(in crate::observer) fn close_window(
         &mut self,
         counters: &layout::Counters,
@@ -325,8 +327,8 @@ impl ObservedProcess {
     ) {
         self.set_counters(counters);
         self.advance(to_ns);
-        self.clock.is_in_window = false;
-        self.clock.had_window = true;
+        self.progress.is_in_window = false;
+        self.progress.had_window = true;
         // A process that began in the window saw the rest of it.
         let from_ns = from_ns.max(self.first_ns);
         let length = Duration::from_nanos(to_ns.saturating_sub(from_ns));
@@ -334,9 +336,11 @@ impl ObservedProcess {
         steps.extend(self.counted_steps(from_ns, to_ns));
         self.launches_per_step.add_window(&steps, length);
         let sampled = self.sampling.values().filter(|of| of.is_sampled);
-        let calls: u64 = sampled.map(|of| less(of.last, of.at_opening).calls).sum();
+        let calls: u64 = sampled
+            .map(|of| difference(of.last, of.at_opening).calls)
+            .sum();
         let launches = self.kind_counter(Counts::Launch).calls;
-        let window = Window {
+        let window = WindowTotals {
             seconds: length.as_secs_f64(),
             launches: launches.saturating_sub(self.launches_at_opening),
             probe_seconds: calls as f64 * self.busiest_share() * cost_ns / 1e9,
@@ -371,13 +375,13 @@ impl ObservedProcess {
     /// Whether no whole step lay in the open window yet, although steps are short enough.
     pub(in crate::observer) fn lacks_whole_step(&self) -> bool {
         self.calls_sampled(Counts::Launch)
-            && self.window_for_steps().is_some()
+            && self.window_length_for_steps().is_some()
             && self.steps.window_steps().is_empty()
     }
 
     /// Whether a function that the process calls has no interval yet: that takes two windows.
     pub(in crate::observer) fn lacks_interval(&self) -> bool {
-        let per_step = self.steps_to_extrapolate();
+        let per_step = self.usable_launches_per_step();
         let mut sampled = self.sampling.values().filter(|of| of.is_sampled);
         sampled.any(|of| {
             of.recent_rate.is_none_or(|rate| rate > 1.0)
@@ -385,29 +389,29 @@ impl ObservedProcess {
         })
     }
 
-    /// Whether launches per step are known to 5 %, and every sampled function that is called has an interval.
-    pub(in crate::observer) fn is_well_known(&self) -> bool {
-        let per_step = self.steps_to_extrapolate();
-        let error = per_step.and_then(|per_step| per_step.relative());
-        error.is_some_and(|error| error <= WELL_KNOWN) && !self.lacks_interval()
+    /// Whether launches per step are known within 5 %, and every sampled function that is called has an interval.
+    pub(in crate::observer) fn has_precise_estimates(&self) -> bool {
+        let per_step = self.usable_launches_per_step();
+        let error = per_step.and_then(|per_step| per_step.relative_error());
+        error.is_some_and(|error| error <= PRECISE_ERROR) && !self.lacks_interval()
     }
 
-    /// How long a window must be to show a few whole steps; `None` if the process makes no steps, or a tenth of them
-    /// are too long for any window.
-    pub(in crate::observer) fn window_for_steps(&self) -> Option<Duration> {
+    /// Window length that contains a few whole steps; `None` if the process makes no steps, or a tenth of them are too
+    /// long for any window.
+    pub(in crate::observer) fn window_length_for_steps(&self) -> Option<Duration> {
         let recent = self.steps.recent().iter();
         let mut lengths: Vec<u64> = recent.map(Step::duration_ns).collect();
         lengths.sort_unstable();
         let last = lengths.len().checked_sub(1)?;
         let of_steps = |ns: u64, times: f64| Duration::from_nanos(ns).mul_f64(times);
-        let long = of_steps(lengths[9 * last / 10], LONG_STEPS);
-        let usual = of_steps(lengths[last / 2], MEDIAN_STEPS).min(LONGEST_WINDOW);
+        let long = of_steps(lengths[9 * last / 10], LONG_STEP_FACTOR);
+        let usual = of_steps(lengths[last / 2], MEDIAN_STEP_FACTOR).min(LONGEST_WINDOW);
         (long <= LONGEST_WINDOW).then_some(usual.max(long))
     }
 
-    /// Launches per step as far as windows show, unless steps are too long for windows.
-    pub(super) fn steps_to_extrapolate(&self) -> Option<Interval> {
-        self.window_for_steps()?;
+    /// Launches per step from windows; `None` if steps are too long for windows, or no step lay in one.
+    pub(super) fn usable_launches_per_step(&self) -> Option<Interval> {
+        self.window_length_for_steps()?;
         self.launches_per_step.interval()
     }
 
@@ -415,7 +419,7 @@ impl ObservedProcess {
     #[must_use]
     pub fn launches_per_step(&self) -> Option<Interval> {
         if self.sampled_kind(Counts::Launch).is_some() {
-            return self.steps_to_extrapolate();
+            return self.usable_launches_per_step();
         }
         let steps = self.counted_steps(0, u64::MAX);
         let launches: f64 = steps.iter().map(|step| f64::from(step.launches)).sum();
@@ -427,7 +431,7 @@ impl ObservedProcess {
     }
 
     /// Whether windows have shown that the process launches only by functions that are not sampled.
-    pub(super) fn launches_unsampled(&self) -> bool {
+    pub(super) fn launches_only_unsampled(&self) -> bool {
         let mut kinds = self.sampled_kinds.iter();
         let had_window = |(kind, functions): &(Counts, SampledFunctions)| {
             *kind == Counts::Launch && functions.recent_rate.is_some()

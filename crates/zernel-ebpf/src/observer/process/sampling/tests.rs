@@ -119,7 +119,7 @@ fn a_process_that_only_launches_graphs_is_counted_exactly() {
     let kernel = symbol("cuLaunchKernel");
     trainer.process.join_sampling(&[kernel], false);
     trainer.windows(Mark::Backward);
-    assert!(trainer.process.launches_unsampled());
+    assert!(trainer.process.launches_only_unsampled());
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
     assert_eq!(trainer.launches().error, 0);
     assert_eq!(trainer.launches().calls, 2500);
@@ -147,7 +147,7 @@ fn a_pause_is_no_time_in_which_anything_was_counted() {
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
     trainer.process.set_paused(true, trainer.now_ns);
     trainer.now_ns += 1000 * MS;
-    trainer.process.miss(trainer.now_ns);
+    trainer.process.resume(trainer.now_ns);
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
     let counted = trainer.counted();
     assert!((counted.seconds - 0.2).abs() < 1e-9, "{counted:?}");
@@ -164,7 +164,7 @@ fn windows_hold_a_few_whole_steps_of_at_most_half_a_second() {
             let detector = &mut trainer.process.steps;
             detector.mark(Mark::Backward, trainer.now_ns, launches);
         }
-        let length = trainer.process.window_for_steps()?;
+        let length = trainer.process.window_length_for_steps()?;
         Some(length.as_millis())
     };
     assert_eq!(window(10, 10), Some(42));
