@@ -26,10 +26,10 @@ pub const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
 const DIRECTORY: &str = "ZERNEL_TARGET_DIRECTORY";
 
 /// What a target does with the libraries, in a number of rounds.
-pub type Role = fn(&Driver, u64);
+pub type TargetRole = fn(&Driver, u64);
 
 /// Plays the role that the environment names. `None` if this process is no target.
-pub fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
+pub fn act(roles: &[(&str, TargetRole)]) -> Option<ExitCode> {
     let wanted = env::var(ROLE).ok()?;
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted)?;
     let rounds = env::var(ROUNDS).ok()?.parse().ok()?;

@@ -395,7 +395,8 @@ impl Observer {
                 } => {
                     if let Some(number) = self.watch_file(*kind, &file.map_files, &file.path) {
                         let mapped = self.maps.entry(*process);
-                        let mapped = mapped.or_insert_with(|| MappedFiles::new(*process, BTreeSet::new()));
+                        let mapped =
+                            mapped.or_insert_with(|| MappedFiles::new(*process, BTreeSet::new()));
                         mapped.files.insert(number);
                     }
                 }

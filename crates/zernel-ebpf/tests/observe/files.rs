@@ -12,12 +12,12 @@ use zernel_ebpf::observer::{GovernorOptions, Observer, Options, Seen};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
-use zernel_testkit::target::{Driver, LIBRARIES, Role, Stage, Target, directory, pause};
+use zernel_testkit::target::{Driver, LIBRARIES, Stage, Target, TargetRole, directory, pause};
 
 use crate::counts::launches;
 use crate::harness::{assert_exact, find, functions_of, observe, seen_of, start};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("loads_and_launches", loads_and_launches),
     ("maps_garbage", maps_garbage),
 ];

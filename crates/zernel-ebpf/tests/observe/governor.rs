@@ -8,11 +8,11 @@ use zernel_ebpf::observer::{CallCount, GovernorOptions, ObservedProcess, Observe
 use zernel_ebpf::probes::Counts;
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Role, Stage, call, out};
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, out};
 
 use crate::harness::{Watcher, exact, find, functions_of, seen_of, truth_of};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("launches_for", launches_for),
     ("paced", paced),
     ("slow", slow_launches),

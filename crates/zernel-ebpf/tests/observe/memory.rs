@@ -9,11 +9,11 @@ use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause, try_call};
 
 use crate::harness::{Watcher, exact, find, observe};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("memory", memory),
     ("two_devices", two_devices),
     ("nested_contexts", nested_contexts),

@@ -16,11 +16,11 @@ use zernel_softgpu::truth::EventKind;
 use zernel_testkit::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
-use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause};
 
 use crate::harness::{Watcher, assert_exact, exact, find, observe, run, start};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("rank", rank),
     ("communicators", communicators),
     ("late_parts", late_parts),

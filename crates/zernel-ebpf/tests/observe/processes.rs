@@ -12,14 +12,14 @@ use zernel_ebpf::observer::{ObservedProcess, Observer, Options, Seen};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{
-    Driver, ROLE, ROUNDS, Role, Stage, Target, call, directory, pause, try_call,
+    Driver, ROLE, ROUNDS, Stage, Target, TargetRole, call, directory, pause, try_call,
 };
 use zernel_testkit::{Need, eventually};
 
 use crate::counts::launches;
 use crate::harness::{Watcher, exact, find, observe, seen_of, start};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("executes", executes),
     ("forks", forks),
     ("many_children", many_children),

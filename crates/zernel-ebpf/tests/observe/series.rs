@@ -8,13 +8,13 @@ use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::communicator::{RANK, join, own_rank};
-use zernel_testkit::target::{Driver, Role, Stage, Target, call};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call};
 
 use crate::counts::everything;
 use crate::harness::{observe, run};
 use crate::processes::{assert_told_once, fork_one_that_waits};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[("trainer", trainer)];
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trainer", trainer)];
 
 const RANKS: u64 = 8;
 const LOADERS: u64 = 8;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use zernel_ebpf::probes::BlockedBy;
 use zernel_testkit::communicator::{UniqueId, unique_id};
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Role, call};
+use zernel_testkit::target::{Driver, TargetRole, call};
 
 /// Where a target writes its report.
 const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -25,7 +25,7 @@ const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
 /// How long one of two loaders takes for a batch.
 const BATCH_MS: u64 = 20;
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("trains_with_busy_loaders", |driver, rounds| {
         train(driver, rounds, burn);
     }),

@@ -14,11 +14,11 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::communicator::{RANK, join, own_rank, stream};
 use zernel_testkit::daemon::Daemon;
 use zernel_testkit::eventually_ok;
-use zernel_testkit::target::{Driver, Role, Stage, Target, call, out};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
-pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("rank", rank)];
 
 pub(crate) const RANKS: u64 = 4;
 /// The rank that something happens to.

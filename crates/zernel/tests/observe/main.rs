@@ -14,13 +14,13 @@ use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::needs::bpf;
-use zernel_testkit::target::{self, Driver, Role, Stage, Target, call};
+use zernel_testkit::target::{self, Driver, Stage, Target, TargetRole, call};
 use zernel_testkit::{root, trial};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
 fn main() -> ExitCode {
-    let roles: &[(&str, Role)] = &[("launches", launches)];
+    let roles: &[(&str, TargetRole)] = &[("launches", launches)];
     if let Some(code) = target::act(roles) {
         return code;
     }
