@@ -122,11 +122,11 @@ mirrors! {
         } and {
             "ZERNEL_MARK_NONE" = 0,
         }
-        enum MarkClass = "zernel_mark_sort" {
+        enum MarkClass = "zernel_mark_class" {
             Training = "ZERNEL_MARKS_TRAINING",
-            GpuUse = "ZERNEL_MARKS_USE",
+            GpuUse = "ZERNEL_MARKS_GPU_USE",
         } and {
-            "ZERNEL_MARK_SORTS" = MarkClass::ALL.len(),
+            "ZERNEL_MARK_CLASSES" = MarkClass::ALL.len(),
         }
         enum Operation = "nccl_operation" {
             AllReduce = "NCCL_OP_ALL_REDUCE",

@@ -136,7 +136,7 @@ static __noinline __u8 block_reason_of_file(struct task_struct *task, unsigned i
 
 /*
  * Why a loader polls. A download usually waits for its socket with a timeout, by polling that
- * socket alone. Trainers poll all kinds of sockets, without end, so this is asked about loaders only.
+ * socket alone. Trainers poll all kinds of sockets, without end, so this is used for loaders only.
  */
 static __noinline __u8 block_reason_of_poll(struct task_struct *task)
 {
@@ -148,7 +148,7 @@ static __noinline __u8 block_reason_of_poll(struct task_struct *task)
 		return SCHED_BLOCKED_POLL;
 	bpf_probe_read_user(&number, sizeof(number), (void *)registers->rdi);
 	return block_reason_of_file(task, number) == SCHED_BLOCKED_NETWORK ? SCHED_BLOCKED_NETWORK :
-								    SCHED_BLOCKED_POLL;
+									     SCHED_BLOCKED_POLL;
 }
 
 /* Why the current task, which is being switched out, is blocked. */
