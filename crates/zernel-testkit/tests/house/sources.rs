@@ -1,4 +1,4 @@
-//! The source files of the product, without their tests, and what is measured in them.
+//! The source files of the product without their tests, and their measures.
 
 use std::collections::BTreeSet;
 use std::fs;

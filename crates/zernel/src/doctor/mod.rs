@@ -1,8 +1,7 @@
 //! `zernel doctor`: what this machine can and cannot do, and how to fix it.
 //!
-//! Each check looks at one thing and gives one [`Row`]. Nothing is concluded from a kernel version:
-//! what can be tried is tried. The verdict, whether `zernel observe` could work, is drawn from the
-//! rows that observing needs.
+//! Each check returns one [`Row`]. Checks test features instead of comparing kernel versions. The verdict says whether
+//! `zernel observe` works here.
 
 mod bpf;
 mod gpu;
@@ -35,7 +34,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Everything the doctor found.
+/// All findings.
 #[derive(Debug, Serialize)]
 struct Report {
     version: &'static str,
@@ -49,7 +48,7 @@ struct Verdict {
     possible: bool,
     /// The best working way to attach to functions of processes.
     rung: Option<&'static str>,
-    /// What is missing, by the rows' names.
+    /// Names of the missing requirements.
     blocked_by: Vec<&'static str>,
 }
 
@@ -59,7 +58,7 @@ struct Section {
     rows: Vec<Row>,
 }
 
-/// What came of trying each capability.
+/// The result of testing each capability.
 type Trials = Vec<(Capability, Result<(), Refusal>)>;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_observed_where_no_other_process_is_seen() {
+    fn without_access_to_other_processes_observing_is_impossible() {
         assert_eq!(
             verdict(&all_work(), &seen(0, 3), true).blocked_by,
             ["other processes"]
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_observed_without_privilege() {
+    fn without_privilege_observing_is_impossible() {
         assert_eq!(
             verdict(&all_work(), &seen(0, 0), false).blocked_by,
             ["privilege"]
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_observing_needs_decides() {
+    fn a_missing_requirement_makes_observing_impossible() {
         assert!(
             without(&[
                 Capability::Kprobe,
