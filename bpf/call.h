@@ -4,8 +4,7 @@
  *
  * A thread's open calls form a stack that is matched by the thread's stack pointer: a call that is
  * entered with the pointer at S returns with it at S + 8. So a call that was left by longjmp, or
- * whose probe was detached meanwhile, is recognised and dropped when the thread calls or returns
- * next.
+ * whose probe was detached meanwhile, is recognised and dropped at the thread's next call or return.
  */
 #ifndef ZERNEL_CALL_H
 #define ZERNEL_CALL_H
@@ -61,8 +60,8 @@ static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_th
 	return depth ? &thread->calls[(depth - 1) % ZERNEL_CALL_DEPTH] : NULL;
 }
 
-/* Drops the innermost call, which will not be seen to return. That is a loss unless its probe was
- * detached meanwhile. */
+/* Drops the innermost call, whose return was missed. That is a loss unless its probe was detached
+ * meanwhile. */
 static __always_inline void zernel_drop_call(struct zernel_thread *thread,
 					     const struct zernel_open_call *call)
 {

@@ -50,7 +50,7 @@ enum {
 	BPF_LOCAL_STORAGE_GET_F_CREATE = 1 << 0,
 };
 
-/* The registers of a thread in userspace: what an uprobe is given. An ABI, so nothing to relocate. */
+/* A thread's registers in userspace, the context of an uprobe. This is an ABI: no relocation. */
 struct pt_regs {
 	unsigned long r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8;
 	unsigned long rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss;

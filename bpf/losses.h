@@ -9,12 +9,12 @@
 struct zernel_losses {
 	__u64 processes; /* events of processes beyond ZERNEL_PROCESSES */
 	__u64 histograms; /* durations beyond ZERNEL_HISTOGRAMS */
-	__u64 calls; /* calls nested too deep, or that were never seen to return */
+	__u64 calls; /* calls nested too deep, or without a return */
 	__u64 allocations; /* allocations beyond the map of allocations */
 	__u64 memory_accounts; /* allocations of call sites beyond the map of accounts */
 	__u64 communicators; /* communicators beyond their map */
 	__u64 threads; /* events of threads that got no storage */
-	__u64 switches; /* context switches that neither an event nor the kernel's accounts show */
+	__u64 switches; /* context switches missing from both events and the kernel's accounts */
 	__u64 contexts; /* CUDA contexts pushed too deep */
 	__u64 collectives; /* collectives overwritten before their end was seen */
 };

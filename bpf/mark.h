@@ -21,12 +21,12 @@ enum zernel_mark {
 };
 ZERNEL_IN_BTF(enum, zernel_mark);
 
-enum zernel_mark_sort {
-	ZERNEL_MARKS_TRAINING, /* only training makes these calls */
-	ZERNEL_MARKS_USE, /* any use of a GPU does */
-	ZERNEL_MARK_SORTS, /* how many there are */
+enum zernel_mark_class {
+	ZERNEL_MARKS_TRAINING, /* calls that only training makes */
+	ZERNEL_MARKS_GPU_USE, /* calls that any program with a GPU makes */
+	ZERNEL_MARK_CLASSES, /* how many there are */
 };
-ZERNEL_IN_BTF(enum, zernel_mark_sort);
+ZERNEL_IN_BTF(enum, zernel_mark_class);
 
 /* A mark as userspace reads it from the ring buffer. */
 struct zernel_step_mark {
@@ -34,7 +34,7 @@ struct zernel_step_mark {
 	__u32 process; /* index */
 	__u16 launches; /* since the previous mark; 0xffff: at least that many */
 	__u8 mark; /* enum zernel_mark */
-	__u8 missing; /* bits of the sorts of which marks before this one are missing */
+	__u8 missing; /* bits of the classes with marks missing before this one */
 };
 ZERNEL_IN_BTF(struct, zernel_step_mark);
 
@@ -43,8 +43,8 @@ struct zernel_process_marks {
 	__u32 launches; /* since the last mark */
 	__u32 last; /* enum zernel_mark */
 	__u64 since_ns; /* start of the interval for which `count` counts */
-	__u32 count[ZERNEL_MARK_SORTS];
-	__u32 missing; /* bits of the sorts of which a mark was not reported since the last report */
+	__u32 count[ZERNEL_MARK_CLASSES];
+	__u32 missing; /* bits of the classes with unreported marks since the last report */
 	__u32 reserved;
 };
 

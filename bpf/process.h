@@ -2,7 +2,7 @@
 /*
  * Observed processes, in an array that userspace maps.
  *
- * A process gets its index with its first event and keeps it until userspace has read its end.
+ * A process gets its index with its first event and keeps it until userspace has read its exit.
  * Threads remember the index, so neither a reused pid nor an exec is mistaken for the process
  * before it. Index 0 means none.
  */
@@ -134,7 +134,7 @@ static __always_inline __u32 zernel_process_index(struct task_struct *task)
 	return index ? *index : zernel_admit(key.start_ns, key.pid);
 }
 
-/* The process no longer counts among its trainer's loaders. */
+/* Removes a process from its trainer's count of loaders. */
 static __always_inline void zernel_retire_loader(struct zernel_process *process)
 {
 	struct zernel_process *trainer;
@@ -146,8 +146,8 @@ static __always_inline void zernel_retire_loader(struct zernel_process *process)
 		__sync_fetch_and_add(&trainer->loaders, -1ULL);
 }
 
-/* The process trains: it was forked, but not to load data. */
-static __always_inline void zernel_is_trainer(struct zernel_process *process)
+/* Turns a loader into a trainer: the process was forked, but not to load data. */
+static __always_inline void zernel_make_trainer(struct zernel_process *process)
 {
 	zernel_retire_loader(process);
 	process->flags &= ~ZERNEL_IS_LOADER;

@@ -37,7 +37,7 @@ struct {
 /* The state of a task of an ML process, created if need be. */
 static __always_inline struct zernel_task_state *zernel_task(struct task_struct *task, __u64 now_ns)
 {
-	struct zernel_task_state *state = zernel_kept_of(&zernel_tasks, task, true);
+	struct zernel_task_state *state = zernel_task_storage(&zernel_tasks, task, true);
 
 	if (state && !state->phase_word) {
 		state->pid = task->pid;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Reports step marks to userspace, one by one, through a ring buffer that wakes nobody.
+ * Reports step marks to userspace, one by one, through a ring buffer. A mark does not wake the
+ * reader.
  */
 #ifndef ZERNEL_STEPS_H
 #define ZERNEL_STEPS_H
@@ -16,15 +17,15 @@ struct {
 	__uint(max_entries, 512 * 1024);
 } step_marks SEC(".maps");
 
-/* At most this many marks of a sort per interval: no training loop makes more, and no process may
+/* At most this many marks of a class per interval: no training loop makes more, and no process may
  * fill the ring buffer. */
 #define MARKS_MAX 1024
 #define MARKS_WINDOW_NS 250000000ULL
 
-/* Sorts have separate limits: copying a whole model to the host hides no optimizer step. */
-static __always_inline enum zernel_mark_sort sort_of(__u32 mark)
+/* Classes have separate limits, so that copying a whole model to the host hides no optimizer step. */
+static __always_inline enum zernel_mark_class class_of(__u32 mark)
 {
-	return mark <= ZERNEL_MARK_REDUCE ? ZERNEL_MARKS_TRAINING : ZERNEL_MARKS_USE;
+	return mark <= ZERNEL_MARK_REDUCE ? ZERNEL_MARKS_TRAINING : ZERNEL_MARKS_GPU_USE;
 }
 
 static __always_inline bool has_marks_left(struct zernel_process *process, __u32 mark, __u64 now_ns)
@@ -32,12 +33,12 @@ static __always_inline bool has_marks_left(struct zernel_process *process, __u32
 	if (now_ns > process->marks.since_ns + MARKS_WINDOW_NS) {
 		process->marks.since_ns = now_ns;
 		process->marks.count[ZERNEL_MARKS_TRAINING] = 0;
-		process->marks.count[ZERNEL_MARKS_USE] = 0;
+		process->marks.count[ZERNEL_MARKS_GPU_USE] = 0;
 	}
-	return process->marks.count[sort_of(mark)]++ < MARKS_MAX;
+	return process->marks.count[class_of(mark)]++ < MARKS_MAX;
 }
 
-/* An optimizer updates a model with many calls in a row; only the first is a mark. */
+/* Whether this is another call of the same optimizer step: an optimizer makes many in a row. */
 static __always_inline bool is_repeated(const struct zernel_process *process, __u32 mark)
 {
 	return mark == ZERNEL_MARK_OPTIMIZER && process->marks.last == mark;
@@ -53,7 +54,7 @@ __noinline int zernel_report_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 		return 0;
 	process->marks.last = mark;
 	if (!has_marks_left(process, mark, now_ns)) {
-		process->marks.missing |= 1 << sort_of(mark);
+		process->marks.missing |= 1 << class_of(mark);
 		return 0;
 	}
 	report.at_ns = now_ns;
@@ -63,9 +64,9 @@ __noinline int zernel_report_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 	report.mark = mark;
 	report.missing = process->marks.missing;
 	process->marks.missing = 0;
-	/* If the buffer is full, the next mark says that this one is missing. */
+	/* If the buffer is full, the next mark reports this one as missing. */
 	if (bpf_ringbuf_output(&step_marks, &report, sizeof(report), BPF_RB_NO_WAKEUP))
-		process->marks.missing = report.missing | 1 << sort_of(mark);
+		process->marks.missing = report.missing | 1 << class_of(mark);
 	else
 		__sync_fetch_and_add(&process->marks.launches, -launches);
 	return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Lookups in task storage from programs that can be preempted. A task that is preempted within the
- * lookup keeps every other task on its CPU from creating storage, at least up to 6.18. So these
+ * Lookups in task storage from programs that can be preempted. While a task is preempted within the
+ * lookup, no other task on its CPU can create storage (seen up to 6.18). So these
  * lookups run with preemption off where the kernel allows it (since 6.10).
  */
 #ifndef ZERNEL_STORAGE_H
@@ -13,7 +13,7 @@
 extern void bpf_preempt_disable(void) __weak __ksym;
 extern void bpf_preempt_enable(void) __weak __ksym;
 
-#define zernel_kept_of(map, task, create)                                                   \
+#define zernel_task_storage(map, task, create)                                              \
 	({                                                                                  \
 		void *kept;                                                                 \
 		if (bpf_ksym_exists(bpf_preempt_disable))                                   \

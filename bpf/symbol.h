@@ -13,10 +13,10 @@
 
 enum zernel_symbol_flags {
 	ZERNEL_HAS_RESULT = 1 << 0, /* returns a status; 0 is success */
-	ZERNEL_SAMPLED = 1 << 1, /* counts only while a sampling window is open */
+	ZERNEL_SAMPLED = 1 << 1, /* counted only while a sampling window is open */
 	ZERNEL_LAUNCHES = 1 << 2, /* launches work on the GPU */
 	ZERNEL_BEGINS_LAUNCHES =
-		1 << 7, /* while launches are sampled, they are presumed to begin here */
+		1 << 7, /* while launches are sampled, presumed to be followed by launches */
 };
 ZERNEL_IN_BTF(enum, zernel_symbol_flags);
 
@@ -27,7 +27,7 @@ struct zernel_symbol {
 	__u8 enter_event; /* enum zernel_event, or ZERNEL_NONE */
 	__u8 leave_event;
 	__u8 flags; /* enum zernel_symbol_flags */
-	__u8 bytes; /* which kept argument counts as bytes, from 1; 0: none */
+	__u8 bytes; /* place of the number of bytes among the kept arguments, from 1; 0: none */
 	__u8 mark; /* enum zernel_mark */
 	__u8 arguments[ZERNEL_ARGUMENTS]; /* which arguments are kept, from 1; 0: none */
 };

@@ -51,7 +51,7 @@ enum zernel_tracker_flags {
 	ZERNEL_LAUNCHED_SINCE_SYNC = 1 << 4,
 	ZERNEL_WAITING = 1 << 5, /* blocked */
 	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* blocked for data or for the backward pass */
-	ZERNEL_UNDECIDED = 1 << 7, /* such a wait is over; a copy would show that it was for data */
+	ZERNEL_UNDECIDED = 1 << 7, /* an undecided wait is over; a copy shows it was for data */
 	ZERNEL_DRIVES_STEPS = 1 << 8, /* a training thread: it copies, syncs or marks */
 	ZERNEL_MARKED = 1 << 9, /* has passed an optimizer marker */
 };

@@ -23,8 +23,7 @@ struct zernel_open_call {
 	__u64 since_ns;
 	__u64 caller; /* its return address, if its probe needs it */
 	__u64 arguments[ZERNEL_ARGUMENTS];
-	__u64 noted; /* two numbers that its probe keeps from entry to return */
-	__u64 noted_too;
+	__u64 scratch[2]; /* values that its probe keeps from entry to return */
 	__u32 symbol;
 	__u32 reserved;
 };
@@ -45,11 +44,11 @@ struct {
 	__type(value, struct zernel_thread);
 } threads SEC(".maps");
 
-/* The current thread, whose process is observed from now on. */
+/* The state of the current thread. Creates it, which makes the thread's process an observed one. */
 static __always_inline struct zernel_thread *zernel_current_thread(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct zernel_thread *thread = zernel_kept_of(&threads, task, true);
+	struct zernel_thread *thread = zernel_task_storage(&threads, task, true);
 
 	if (!thread) {
 		ZERNEL_LOST(threads);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How long several threads together have been at some work, threads still at it included, in one
- * word. The lower twelve bits count the threads at work now. The rest is the sum of their end times
- * less the sum of their start times. So a change is one atomic addition, and a reader adds "now"
- * once per thread still at work. Sums wrap; differences are right.
+ * Total time that several threads have spent on one kind of work, including threads still working,
+ * in one word. The lower twelve bits count the threads at work now. The rest is the sum of their
+ * end times less the sum of their start times. So a change is one atomic addition, and a reader
+ * adds "now" once per thread still at work. Sums wrap; differences are right.
  */
 #ifndef ZERNEL_WORK_H
 #define ZERNEL_WORK_H
@@ -11,7 +11,7 @@
 #include "kernel.h"
 #include "btf.h"
 
-/* The work of a thread that loads data. Waiting for a request is no work. */
+/* Kinds of work of a thread that loads data. Waiting for a request is not work. */
 enum zernel_work {
 	ZERNEL_PREPARES, /* on a CPU */
 	ZERNEL_FETCHES, /* blocked on a disk, the network or a page */
@@ -49,9 +49,9 @@ static inline void zernel_move_work(__u64 *from, __u64 *to, __u64 ns)
 static inline __u64 zernel_work_until(const __u64 *work, __u64 now_ns)
 {
 	__u64 seen = *(volatile const __u64 *)work;
-	__u64 at_it = seen & ((1ULL << ZERNEL_WORK_COUNT_BITS) - 1);
+	__u64 working = seen & ((1ULL << ZERNEL_WORK_COUNT_BITS) - 1);
 
-	return (seen >> ZERNEL_WORK_COUNT_BITS) + at_it * (now_ns >> ZERNEL_WORK_UNIT_SHIFT);
+	return (seen >> ZERNEL_WORK_COUNT_BITS) + working * (now_ns >> ZERNEL_WORK_UNIT_SHIFT);
 }
 
 static inline __u64 zernel_work_ns(__u64 before, __u64 after)

@@ -1,4 +1,5 @@
-//! Compares what Rust and C share with the BTF of the compiled objects: a change of one side alone fails here.
+//! Compares the Rust mirrors of shared types and constants with the BTF of the compiled objects. A change on one side
+//! alone fails these tests.
 
 use std::collections::BTreeMap;
 
@@ -86,7 +87,7 @@ fn constants(btf: &Btf<'_>, name: &str) -> Option<BTreeMap<String, i64>> {
 }
 
 #[test]
-fn mirrors_are_what_the_objects_were_compiled_with() {
+fn mirrors_match_the_btf_of_the_objects() {
     for_each_object(|btf, mirrors| {
         let structs = mirrors.iter().flat_map(|mirrors| mirrors.structs);
         let enums = mirrors.iter().flat_map(|mirrors| mirrors.enums);
@@ -99,7 +100,7 @@ fn mirrors_are_what_the_objects_were_compiled_with() {
 }
 
 #[test]
-fn probes_have_the_numbers_of_the_kernel() {
+fn probe_numbers_match_the_kernel() {
     let btf = Btf::from_raw("observe", observer::OBJECT).unwrap().unwrap();
     let ours = probes::PROBES.iter().map(|(folder, probe)| {
         let name = format!("ZERNEL_PROBE_{}", folder.to_uppercase());

@@ -4,48 +4,48 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 /// A capability that is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needed {
-    /// What people call it.
+pub struct NeededCapability {
+    /// Its name, as in `CAP_BPF`.
     pub name: &'static str,
-    /// Of these, one will do.
+    /// Capabilities of which one is enough.
     any: CapabilitySet,
 }
 
-/// To load BPF programs and attach them to functions of processes.
-pub const TO_LOAD: [Needed; 2] = [
+/// Capabilities to load BPF programs and attach them to functions of processes.
+pub const TO_LOAD: [NeededCapability; 2] = [
     or_admin("CAP_BPF", CapabilitySet::BPF),
     or_admin("CAP_PERFMON", CapabilitySet::PERFMON),
 ];
 
-/// To open the libraries of any process, which is to say `/proc/PID/map_files/…`.
-pub const TO_SEE: [Needed; 3] = [
-    Needed {
+/// Capabilities to open the libraries of any process through `/proc/PID/map_files/…`.
+pub const TO_SEE: [NeededCapability; 3] = [
+    NeededCapability {
         name: "CAP_SYS_PTRACE",
         any: CapabilitySet::SYS_PTRACE,
     },
-    Needed {
+    NeededCapability {
         name: "CAP_DAC_READ_SEARCH",
         any: CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
     },
     or_admin("CAP_CHECKPOINT_RESTORE", CapabilitySet::CHECKPOINT_RESTORE),
 ];
 
-const fn or_admin(name: &'static str, capability: CapabilitySet) -> Needed {
-    Needed {
+const fn or_admin(name: &'static str, capability: CapabilitySet) -> NeededCapability {
+    NeededCapability {
         name,
         any: capability.union(CapabilitySet::SYS_ADMIN),
     }
 }
 
-/// The capabilities that this thread can use.
+/// Capabilities that this thread can use.
 #[must_use]
 pub fn held() -> CapabilitySet {
     capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
 }
 
-/// The names of those that are needed and not held.
+/// Names of the needed capabilities that are not held.
 #[must_use]
-pub fn lacking(needed: &[Needed], held: CapabilitySet) -> Vec<&'static str> {
+pub fn lacking(needed: &[NeededCapability], held: CapabilitySet) -> Vec<&'static str> {
     let lacking = needed.iter().filter(|needed| !held.intersects(needed.any));
     lacking.map(|needed| needed.name).collect()
 }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_administrator_still_has_to_be_let_into_processes() {
+    fn sys_admin_alone_cannot_read_other_processes() {
         let admin = CapabilitySet::SYS_ADMIN;
         assert!(lacking(&TO_LOAD, admin).is_empty());
         assert_eq!(

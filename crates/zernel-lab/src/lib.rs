@@ -33,4 +33,4 @@ pub mod vm;
 pub use availability::{Unavailable, available};
 pub use initramfs::{Initramfs, InitramfsError};
 pub use kernel::{Kernel, KernelCache, KernelError, KernelRequest, KernelVersion};
-pub use vm::{Accelerator, CommandStatus, Outcome, Remains, VmError, VmSpec};
+pub use vm::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};

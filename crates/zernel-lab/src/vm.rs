@@ -79,7 +79,7 @@ impl fmt::Display for CommandStatus {
 
 /// A command that ran to its end.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct CommandOutcome {
     /// How it ended.
     pub status: CommandStatus,
     /// Every byte it, and what it started, wrote to stdout.
@@ -192,7 +192,11 @@ impl VmSpec {
     ///
     /// The program is one of the guest's files, or else an executable of this machine (a path, or a name
     /// on `PATH`), which is then copied in with what it needs. What it leaves running is killed.
-    pub fn run<I, A>(&self, program: impl AsRef<Path>, arguments: I) -> Result<Outcome, VmError>
+    pub fn run<I, A>(
+        &self,
+        program: impl AsRef<Path>,
+        arguments: I,
+    ) -> Result<CommandOutcome, VmError>
     where
         I: IntoIterator<Item = A>,
         A: AsRef<OsStr>,
@@ -214,7 +218,7 @@ impl VmSpec {
         programs: &Programs,
         folder: &RunFolder,
         ports: Ports,
-    ) -> Result<Outcome, VmError> {
+    ) -> Result<CommandOutcome, VmError> {
         let attempts = self.accelerator.attempts();
         for (index, &accelerator) in attempts.iter().enumerate() {
             let boots = index + 1;

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use zernel_lab::{
-    Accelerator, CommandStatus, Initramfs, KernelCache, KernelRequest, Outcome, VmError, VmSpec,
+    Accelerator, CommandOutcome, CommandStatus, Initramfs, KernelCache, KernelRequest, VmError,
+    VmSpec,
 };
 use zernel_testkit::{Need, eventually};
 
@@ -100,12 +101,12 @@ fn vm() -> Result<VmSpec, Box<dyn Error>> {
     Ok(VmSpec::new(kernel))
 }
 
-fn shell(vm: &VmSpec, script: &str) -> Result<Outcome, VmError> {
+fn shell(vm: &VmSpec, script: &str) -> Result<CommandOutcome, VmError> {
     vm.run("/bin/busybox", ["sh", "-c", script])
 }
 
 /// The error of a run that must not succeed.
-fn failure(result: Result<Outcome, VmError>) -> Result<VmError, Box<dyn Error>> {
+fn failure(result: Result<CommandOutcome, VmError>) -> Result<VmError, Box<dyn Error>> {
     match result {
         Ok(outcome) => Err(format!("the run succeeded: {}", outcome.status).into()),
         Err(error) => Ok(error),

@@ -8,7 +8,7 @@ use zernel_softgpu::clock::Waiting;
 use zernel_softgpu::config;
 use zernel_softgpu::device::Device;
 use zernel_softgpu::registry::{Registry, new_handle};
-use zernel_softgpu::stream::{ContextTails, Role, Stream};
+use zernel_softgpu::stream::{ContextTails, Stream, StreamRole};
 use zernel_softgpu::truth::{Call, Symbol};
 use zernel_softgpu::work::Work;
 
@@ -74,7 +74,12 @@ impl Context {
         let context = Arc::new_cyclic(|context| {
             let tails = Arc::<ContextTails>::default();
             let legacy = Arc::new(StreamObject {
-                stream: Stream::new(0, Role::Legacy, Arc::clone(&device), Arc::clone(&tails)),
+                stream: Stream::new(
+                    0,
+                    StreamRole::Legacy,
+                    Arc::clone(&device),
+                    Arc::clone(&tails),
+                ),
                 context: Weak::clone(context),
                 flags: 0,
                 priority: 0,
@@ -108,7 +113,7 @@ impl Context {
     pub(crate) fn new_stream(
         self: &Arc<Self>,
         handle: u64,
-        role: Role,
+        role: StreamRole,
         flags: u32,
         priority: i32,
     ) -> Arc<StreamObject> {
@@ -136,7 +141,7 @@ impl Context {
 
     fn deferred_blocking_streams(&self) -> Vec<Arc<Stream>> {
         let mut streams = self.streams();
-        streams.retain(|stream| stream.role() == Role::Blocking && stream.is_deferred());
+        streams.retain(|stream| stream.role() == StreamRole::Blocking && stream.is_deferred());
         streams
     }
 
@@ -191,18 +196,19 @@ impl StreamObject {
     /// Work whose end is known orders itself by it. Work whose end is not known has to be waited for.
     fn respect_legacy_rules(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
         let before = match self.stream.role() {
-            Role::NonBlocking => return Ok(()),
-            Role::Blocking => {
+            StreamRole::NonBlocking => return Ok(()),
+            StreamRole::Blocking => {
                 let legacy = Arc::clone(&self.context()?.legacy.stream);
                 if !legacy.is_deferred() {
                     return Ok(());
                 }
                 vec![legacy]
             }
-            Role::Legacy => {
+            StreamRole::Legacy => {
                 let streams = self.context()?.streams();
-                let captures =
-                    |stream: &Arc<Stream>| stream.role() == Role::Blocking && stream.is_capturing();
+                let captures = |stream: &Arc<Stream>| {
+                    stream.role() == StreamRole::Blocking && stream.is_capturing()
+                };
                 if streams.iter().any(captures) {
                     return Err(STREAM_CAPTURE_IMPLICIT);
                 }
@@ -230,7 +236,7 @@ impl StreamObject {
     /// Whether everything submitted so far is done.
     pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
         let others = match self.stream.role() {
-            Role::Legacy => self.context()?.deferred_blocking_streams(),
+            StreamRole::Legacy => self.context()?.deferred_blocking_streams(),
             _ => Vec::new(),
         };
         Ok(others.is_empty() && self.stream.is_idle())
@@ -345,7 +351,7 @@ fn own_stream() -> Result<Arc<StreamObject>, CudaError> {
         if let Some(stream) = known {
             return Arc::clone(stream);
         }
-        let stream = context.new_stream(STREAM_PER_THREAD, Role::Blocking, 0, 0);
+        let stream = context.new_stream(STREAM_PER_THREAD, StreamRole::Blocking, 0, 0);
         streams.push(Arc::clone(&stream));
         stream
     };

@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::thread::futex;
 use rustix::time::Timespec;
-use zernel_softgpu::process::Identity;
+use zernel_softgpu::process::ProcessIdentity;
 use zernel_softgpu::shared_memory::SharedMemory;
 
 use crate::status::NcclError;
@@ -109,8 +109,8 @@ impl UniqueId {
         self.cookie
     }
 
-    fn maker(&self) -> Identity {
-        Identity {
+    fn maker(&self) -> ProcessIdentity {
+        ProcessIdentity {
             pid: self.pid,
             start_time: self.start_time,
         }
@@ -124,7 +124,7 @@ static MADE: Mutex<Vec<(u64, OwnedFd)>> = Mutex::new(Vec::new());
 pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
     let file = memfd_create("softgpu-nccl", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, PAGE as u64)?;
-    let own = Identity::own();
+    let own = ProcessIdentity::own();
     let mut cookie = [0; 8];
     rustix::rand::getrandom(&mut cookie, rustix::rand::GetRandomFlags::empty())?;
     let id = UniqueId {
@@ -220,7 +220,7 @@ impl Segment {
         if first.is_err_and(|agreed| agreed != self.ranks as u64) {
             return Err(NcclError::InvalidArgument);
         }
-        let own = Identity::own();
+        let own = ProcessIdentity::own();
         let pid = self.word(self.rank, RankWord::Pid);
         if pid
             .compare_exchange(0, u64::from(own.pid), AcqRel, Acquire)
@@ -373,7 +373,7 @@ impl Segment {
 
     /// Whether a rank has left or died.
     pub(crate) fn is_lost(&self, rank: usize) -> bool {
-        let identity = Identity {
+        let identity = ProcessIdentity {
             pid: self.word(rank, RankWord::Pid).load(Relaxed) as u32,
             start_time: self.word(rank, RankWord::StartTime).load(Relaxed),
         };

@@ -7,7 +7,7 @@ use crate::work::Work;
 
 /// A node of a graph: work, and the earlier nodes it comes after.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct GraphNode {
     /// What to do.
     pub work: Work,
     /// The call that put it here.
@@ -20,7 +20,7 @@ pub struct Node {
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     /// The nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<GraphNode>,
 }
 
 impl Graph {
@@ -31,7 +31,7 @@ impl Graph {
     }
 
     /// Runs all nodes, the first at `start`, with `execute` for each, and returns the last end.
-    pub(crate) fn run(&self, start: u64, mut execute: impl FnMut(&Node, u64) -> u64) -> u64 {
+    pub(crate) fn run(&self, start: u64, mut execute: impl FnMut(&GraphNode, u64) -> u64) -> u64 {
         let mut ends = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
             let ready = node
@@ -84,7 +84,7 @@ impl CapturePoint {
         let mut graph = self.capture.lock();
         let index = graph.nodes.len();
         let after = std::mem::replace(&mut self.after, vec![index]);
-        graph.nodes.push(Node {
+        graph.nodes.push(GraphNode {
             work,
             symbol,
             after,

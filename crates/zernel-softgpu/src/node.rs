@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::busy::{BUSY_WORDS, BusyMeter};
 use crate::config;
-use crate::process::Identity;
+use crate::process::ProcessIdentity;
 use crate::shared_memory::SharedMemory;
 use crate::state_directory::{Afterwards, StateDirectory};
 
@@ -176,10 +176,10 @@ impl Node {
 
     /// Registers the calling process; once in each program that it runs.
     pub fn join(self: &Arc<Self>) -> io::Result<Membership> {
-        self.join_as(Identity::own())
+        self.join_as(ProcessIdentity::own())
     }
 
-    fn join_as(self: &Arc<Self>, own: Identity) -> io::Result<Membership> {
+    fn join_as(self: &Arc<Self>, own: ProcessIdentity) -> io::Result<Membership> {
         let _lock = self.lock();
         // What a program used that this process ran before is gone.
         let before_exec = slots(self.words()).filter(|slot| slot.identity() == own);
@@ -284,8 +284,8 @@ impl<'a> Slot<'a> {
         DeviceWords(&self.0[start..start + DEVICE_WORDS])
     }
 
-    fn identity(&self) -> Identity {
-        Identity {
+    fn identity(&self) -> ProcessIdentity {
+        ProcessIdentity {
             pid: self.0[0].load(Acquire) as u32,
             start_time: self.0[1].load(Relaxed),
         }
@@ -389,7 +389,7 @@ mod tests {
     fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
         let directory = TestDirectory::new("node-memory");
         let node = Node::open_in(directory.path(), HARDWARE).unwrap();
-        let parent = Identity::of(std::os::unix::process::parent_id()).unwrap();
+        let parent = ProcessIdentity::of(std::os::unix::process::parent_id()).unwrap();
         let (first, second) = (node.join_as(parent).unwrap(), node.join().unwrap());
         assert!(first.reserve(0, 600));
         assert!(!second.reserve(0, 500));

@@ -4,14 +4,14 @@ use rustix::process::{Pid, getpid};
 
 /// A process: its id alone may belong to another one tomorrow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub struct ProcessIdentity {
     /// Process id.
     pub pid: u32,
     /// Start in clock ticks after boot (`/proc/PID/stat`, field 22).
     pub start_time: u64,
 }
 
-impl Identity {
+impl ProcessIdentity {
     /// The calling process.
     #[must_use]
     pub fn own() -> Self {
@@ -103,9 +103,9 @@ mod tests {
 
     #[test]
     fn knows_the_living_from_the_dead_and_the_reused() {
-        let own = Identity::own();
+        let own = ProcessIdentity::own();
         assert!(own.is_alive());
-        let reused = Identity {
+        let reused = ProcessIdentity {
             start_time: own.start_time + 1,
             ..own
         };

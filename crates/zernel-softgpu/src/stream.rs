@@ -24,7 +24,7 @@ use crate::work::Work;
 
 /// How a stream relates to the context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum StreamRole {
     /// It is that stream: it waits for blocking streams, and they wait for it.
     Legacy,
     /// It waits for the legacy stream, and the legacy stream for it.
@@ -44,7 +44,7 @@ pub struct ContextTails {
 #[derive(Debug)]
 pub struct Stream {
     handle: u64,
-    role: Role,
+    role: StreamRole,
     device: Arc<Device>,
     tails: Arc<ContextTails>,
     state: Mutex<State>,
@@ -75,7 +75,7 @@ impl Stream {
     #[must_use]
     pub fn new(
         handle: u64,
-        role: Role,
+        role: StreamRole,
         device: Arc<Device>,
         tails: Arc<ContextTails>,
     ) -> Arc<Self> {
@@ -100,7 +100,7 @@ impl Stream {
 
     /// How it relates to the legacy default stream.
     #[must_use]
-    pub fn role(&self) -> Role {
+    pub fn role(&self) -> StreamRole {
         self.role
     }
 
@@ -140,18 +140,18 @@ impl Stream {
     /// What the legacy default stream's rules say about the earliest start.
     fn floor(&self) -> u64 {
         match self.role {
-            Role::Legacy => self.tails.blocking.load(Acquire),
-            Role::Blocking => self.tails.legacy.load(Acquire),
-            Role::NonBlocking => 0,
+            StreamRole::Legacy => self.tails.blocking.load(Acquire),
+            StreamRole::Blocking => self.tails.legacy.load(Acquire),
+            StreamRole::NonBlocking => 0,
         }
     }
 
     fn advance(&self, state: &mut State, end: u64) {
         state.tail = end;
         match self.role {
-            Role::Legacy => self.tails.legacy.fetch_max(end, Release),
-            Role::Blocking => self.tails.blocking.fetch_max(end, Release),
-            Role::NonBlocking => 0,
+            StreamRole::Legacy => self.tails.legacy.fetch_max(end, Release),
+            StreamRole::Blocking => self.tails.blocking.fetch_max(end, Release),
+            StreamRole::NonBlocking => 0,
         };
     }
 
@@ -243,8 +243,8 @@ impl Stream {
     /// stream does not wait for the legacy one as long as it has nothing to do.
     fn last_end(&self, state: &State) -> u64 {
         match self.role {
-            Role::Legacy => state.tail.max(self.floor()),
-            Role::Blocking | Role::NonBlocking => state.tail,
+            StreamRole::Legacy => state.tail.max(self.floor()),
+            StreamRole::Blocking | StreamRole::NonBlocking => state.tail,
         }
     }
 
@@ -308,7 +308,7 @@ mod tests {
             }
         }
 
-        fn stream(&self, role: Role) -> Arc<Stream> {
+        fn stream(&self, role: StreamRole) -> Arc<Stream> {
             Stream::new(9, role, Arc::clone(&self.device), Arc::clone(&self.tails))
         }
     }
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn work_starts_when_submitted_or_when_the_work_before_ends() {
-        let stream = Bench::new("stream-order").stream(Role::NonBlocking);
+        let stream = Bench::new("stream-order").stream(StreamRole::NonBlocking);
         kernel(&stream, 100, 50);
         assert_eq!(mark(&stream, 101).end(), Some(150));
         kernel(&stream, 120, 30);
@@ -338,8 +338,8 @@ mod tests {
     fn streams_overlap_unless_one_waits_for_the_other() {
         let bench = Bench::new("stream-wait");
         let (first, second) = (
-            bench.stream(Role::NonBlocking),
-            bench.stream(Role::NonBlocking),
+            bench.stream(StreamRole::NonBlocking),
+            bench.stream(StreamRole::NonBlocking),
         );
         kernel(&first, 100, 1000);
         kernel(&second, 110, 20);
@@ -355,9 +355,9 @@ mod tests {
     fn the_legacy_stream_is_a_barrier_for_blocking_streams_only() {
         let bench = Bench::new("stream-legacy");
         let (legacy, blocking, free) = (
-            bench.stream(Role::Legacy),
-            bench.stream(Role::Blocking),
-            bench.stream(Role::NonBlocking),
+            bench.stream(StreamRole::Legacy),
+            bench.stream(StreamRole::Blocking),
+            bench.stream(StreamRole::NonBlocking),
         );
         kernel(&blocking, 100, 100);
         kernel(&free, 100, 5000);
@@ -365,11 +365,11 @@ mod tests {
         assert_eq!(mark(&legacy, 101).end(), Some(210));
         kernel(&blocking, 102, 1);
         assert_eq!(mark(&blocking, 102).end(), Some(211));
-        let other = bench.stream(Role::Blocking);
+        let other = bench.stream(StreamRole::Blocking);
         kernel(&other, 103, 1);
         assert_eq!(mark(&other, 103).end(), Some(211));
         assert_eq!(mark(&free, 104).end(), Some(5100));
-        let idle = bench.stream(Role::Blocking);
+        let idle = bench.stream(StreamRole::Blocking);
         assert_eq!(idle.marker(&SYMBOL).end(), Some(0), "nothing to wait for");
         assert_eq!(
             legacy.marker(&SYMBOL).end(),
@@ -383,7 +383,7 @@ mod tests {
         extern "C" fn nap(_: *mut std::ffi::c_void) {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        let stream = Bench::new("stream-deferred").stream(Role::NonBlocking);
+        let stream = Bench::new("stream-deferred").stream(StreamRole::NonBlocking);
         let begin = clock::now();
         let function = HostFunction {
             function: nap,

@@ -17,4 +17,4 @@ mod reader;
 
 pub use call::{Call, Symbol};
 pub use log::{DeviceWork, device_work};
-pub use reader::{CallCount, Event, EventKind, ProcessTruth, TruthError, TruthLog};
+pub use reader::{Event, EventKind, ProcessTruth, ReturnedCalls, TruthError, TruthLog};

@@ -8,7 +8,7 @@ use support::libraries::{MILLISECOND, Program, got, ok};
 use support::{Stage, role};
 use zernel_softgpu::clock;
 use zernel_softgpu::config;
-use zernel_softgpu::truth::{CallCount, EventKind, TruthLog};
+use zernel_softgpu::truth::{EventKind, ReturnedCalls, TruthLog};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 50_000;
@@ -47,7 +47,7 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
     let calls = |symbol: &str, result| {
         totals
             .get(&(symbol.to_owned(), result))
-            .map_or(0, |count: &CallCount| count.calls)
+            .map_or(0, |count: &ReturnedCalls| count.calls)
     };
     let each = THREADS * ROUNDS;
     // The program's main thread makes each its own context current, and asks for it, once more.

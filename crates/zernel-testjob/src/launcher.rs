@@ -1,4 +1,4 @@
-//! The launcher: starts the ranks and what disturbs them, and waits for the ranks.
+//! The launcher: starts the ranks and the processes that disturb them, and waits for the ranks.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -21,9 +21,9 @@ pub(crate) fn launch(directory: &Path) -> io::Result<()> {
         .take(plan.ranks as usize)
         .collect();
     let mut spinners = Spinners(Vec::new());
-    // Whoever is to be disturbed has the rights of those who disturb.
+    // Disturbed processes get the same priority as the spinners that disturb them.
     if plan.stays_on_cpus {
-        sys::take_place(Priority::Usual);
+        sys::change_priority(Priority::Usual);
     }
     spinners.fork(&plan, &cpus)?;
     storage::serve(directory)?;
@@ -49,7 +49,7 @@ fn start(directory: &Path, plan: &Plan, rank: u32, cpu: Option<usize>) -> io::Re
     let Some(cpu) = cpu else {
         return command.spawn();
     };
-    // A child has the affinity of the thread that starts it, which must outlive it: so it is this one.
+    // A child inherits the affinity of the thread that starts it. That thread must outlive it, so it is this one.
     let allowed = rustix::thread::sched_getaffinity(None)?;
     sys::stay_on(cpu)?;
     let child = command.spawn();
@@ -57,7 +57,7 @@ fn start(directory: &Path, plan: &Plan, rank: u32, cpu: Option<usize>) -> io::Re
     child
 }
 
-/// Fails, and ends all, as soon as one rank fails: the others would wait for it for ever.
+/// Waits for all ranks. If one fails, kills the others, which would wait for it forever, and fails.
 fn wait_for(mut ranks: Vec<Child>) -> io::Result<()> {
     while !ranks.is_empty() {
         let mut failed = None;

@@ -1,12 +1,12 @@
-//! Training jobs whose bottleneck is known, to hold verdicts and step detection against.
+//! Training jobs with a known bottleneck, to test verdicts and step detection.
 //!
 //! A job is what `torchrun` would start: a launcher, a process for each rank, and loaders that the rank
 //! forks. A rank gets batches through pipes and shared memory, copies them to the software GPU, launches
-//! forward, backward and optimizer kernels, reads its loss back, and reduces its gradients with NCCL. What
-//! takes how long is drawn from a seed; what dominates is the [`Cause`]. Each rank notes when its steps
-//! began and ended.
+//! forward, backward and optimizer kernels, reads its loss back, and reduces its gradients with NCCL. The
+//! durations are drawn from a seed; the [`Cause`] determines which one dominates. Each rank records the start and the end
+//! of its steps.
 //!
-//! The program that runs a job is whoever uses this crate: it calls [`act`] first, which returns if the
+//! A program that uses this crate is also the program of the job. It calls [`act`] first, which returns `None` if the
 //! process is no part of a job.
 //!
 //! ```no_run
@@ -52,7 +52,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Installs the software GPU and writes down what is to be done.
+    /// Installs the software GPU and writes the plan.
     pub fn new(plan: Plan) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
         install(&directory.path().join("lib"), Prologue::Push)?;
@@ -60,7 +60,7 @@ impl Job {
         Ok(Self { directory, plan })
     }
 
-    /// What it does.
+    /// Its plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -72,14 +72,14 @@ impl Job {
         self.directory.path().join("lib").join(name)
     }
 
-    /// Starts it: this program again.
+    /// The command that starts the job: this program again.
     pub fn command(&self) -> io::Result<Command> {
         let mut command = Command::new(env::current_exe()?);
         self.environment(&mut command);
         Ok(command)
     }
 
-    /// Makes whatever `command` starts of this program the job.
+    /// Sets the environment that makes this program, started by `command`, the job.
     pub fn environment(&self, command: &mut Command) {
         let path = self.directory.path();
         command
@@ -93,14 +93,13 @@ impl Job {
             );
     }
 
-    /// Makes whatever `command` starts of this program the job, and has all that it starts come before
-    /// everybody else who is busy on this machine.
+    /// Like [`Self::environment`], and gives all processes of the job priority over other processes on this machine.
     pub fn alone(&self, command: &mut Command) {
         self.environment(command);
-        sys::come_before_others(command);
+        sys::prioritize(command);
     }
 
-    /// What a rank noted of its steps, after it has ended.
+    /// The stamps of a rank, after it has exited.
     pub fn stamps(&self, rank: u32) -> io::Result<Vec<Stamp>> {
         let noted = fs::read(stamps_path(self.directory.path(), rank))?;
         Ok(serde_json::from_slice(&noted)?)
@@ -111,18 +110,18 @@ fn stamps_path(directory: &Path, rank: u32) -> PathBuf {
     directory.join(format!("stamps-{rank}"))
 }
 
-/// Something that a rank did between two moments of `CLOCK_MONOTONIC`.
+/// A part of a rank's work, with its start and end on `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     /// What it did.
     pub part: Part,
-    /// When it began, before it asked for its batch.
+    /// Start, before it asked for its batch.
     pub start_ns: u64,
-    /// When it ended, after its last call.
+    /// End, after its last call.
     pub end_ns: u64,
 }
 
-/// What a rank does, seen from its training loop.
+/// Parts of a training loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Part {
     /// A slow step at the start.
@@ -131,11 +130,11 @@ pub enum Part {
     Step,
     /// Forward passes only.
     Evaluation,
-    /// The model is read back and written down.
+    /// A checkpoint: the model is copied to the host and written to a file.
     Checkpoint,
 }
 
-/// If this process is part of a job: does that part, and returns its exit code.
+/// Runs this process's part of a job, and returns its exit code; `None` if it is no part of a job.
 #[must_use]
 pub fn act() -> Option<u8> {
     let directory = PathBuf::from(env::var_os(DIRECTORY)?);

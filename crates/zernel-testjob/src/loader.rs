@@ -1,5 +1,5 @@
-//! Loaders as PyTorch's are: children of the rank, told by a pipe which batch to make, which they leave in
-//! shared memory and tell of by another pipe.
+//! Loaders like PyTorch's: children of the rank. A rank requests a batch through a pipe. The loader writes it to shared
+//! memory and announces it through another pipe.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::path::Path;
@@ -67,7 +67,7 @@ impl Loaders {
     }
 }
 
-/// What a loader does all its life.
+/// The main loop of a loader.
 fn work(
     directory: &Path,
     plan: &Plan,
@@ -76,7 +76,7 @@ fn work(
     mut orders: PipeReader,
     mut results: PipeWriter,
 ) -> io::Result<()> {
-    sys::take_place(Priority::Loader);
+    sys::change_priority(Priority::Loader);
     let mut source = Source::open(directory, plan.load)?;
     let mut random = Jitter::new(seed, plan.jitter);
     let mut slot = [0];

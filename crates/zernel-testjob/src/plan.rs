@@ -1,8 +1,8 @@
-//! What a job does, and how long everything takes.
+//! The plan of a job: its parts and their durations.
 
 use serde::{Deserialize, Serialize};
 
-/// What holds a job up.
+/// The bottleneck of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// Loaders compute longer for a batch than the step takes.
@@ -33,7 +33,7 @@ impl Cause {
         Self::Host,
     ];
 
-    /// What it is called on a command line.
+    /// Its name on a command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,15 +62,15 @@ pub enum Load {
 /// A rank that is slower than the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slow {
-    /// Which.
+    /// The rank.
     pub rank: u32,
-    /// In what.
+    /// The part of its work that is slower.
     pub how: Slowness,
     /// How long in each step; spinners on its CPU for [`Slowness::Delayed`].
     pub by_us: u64,
 }
 
-/// In what a rank is slower than the others.
+/// The part of a rank's work that is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Slowness {
     /// Its loaders compute longer.
@@ -96,12 +96,12 @@ impl Slowness {
     ];
 }
 
-/// A whole job. Times are means, around which each step's are drawn.
+/// A whole job. Times are means; the times of each step are drawn around them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What dominates.
+    /// The bottleneck.
     pub cause: Cause,
-    /// What everything else is drawn from.
+    /// The seed of all random choices.
     pub seed: u64,
     /// Ranks.
     pub ranks: u32,
@@ -139,7 +139,7 @@ pub struct Plan {
     pub pins: bool,
     /// Whether threads that wait for the GPU spin, as the driver's default is; else they sleep.
     pub spins: bool,
-    /// Threads of each rank that are always busy, and that nobody waits for.
+    /// Threads of each rank that are always busy and that no other thread waits for.
     pub busy_threads: u32,
     /// Processes on each of the job's CPUs that do nothing but spin.
     pub spinners: u32,

@@ -12,10 +12,10 @@ use crate::plan::Plan;
 use crate::sys::{self, Priority, now_ns};
 use crate::{Part, Stamp};
 
-/// Trains, and returns what was done when.
+/// Trains, and returns the stamps of all parts.
 pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<Stamp>> {
     sys::die_with_parent()?;
-    sys::take_place(Priority::Rank);
+    sys::change_priority(Priority::Rank);
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
     let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
     // The model comes to the GPU before the loaders are there.
@@ -48,7 +48,7 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     Ok(stamps)
 }
 
-/// Does what nobody waits for, as long as the process lives.
+/// Keeps a CPU busy until the process exits. No other thread waits for it.
 fn be_busy() {
     std::thread::spawn(|| {
         sys::set_priority(Priority::Last);

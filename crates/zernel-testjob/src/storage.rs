@@ -1,4 +1,4 @@
-//! Where batches come from: a disk, or a server that takes its time.
+//! Sources of batches: a disk, or a server with a given delay.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,8 +15,8 @@ use crate::sys::now_ns;
 const ADDRESS: &str = "storage";
 const ANSWER: usize = 4096;
 
-/// Serves the job in `directory` as long as this process lives: whoever says for how many microseconds gets
-/// an answer after that.
+/// Serves the job in `directory` until this process exits. A client sends a delay in microseconds and gets a response
+/// after it.
 pub(crate) fn serve(directory: &Path) -> io::Result<()> {
     let server = TcpListener::bind("127.0.0.1:0")?;
     fs::write(directory.join(ADDRESS), server.local_addr()?.to_string())?;

@@ -1,4 +1,4 @@
-//! What a job asks of the kernel.
+//! System calls of a job.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -49,22 +49,22 @@ pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
     }
 }
 
-/// Who gets a CPU first, among those who come before others.
+/// Scheduling priority of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Priority {
-    /// After everybody else.
+    /// Below all other processes.
     Last,
-    /// With everybody else.
+    /// Like all other processes.
     Usual,
-    /// Before everybody else.
+    /// Above all other processes.
     Loader,
-    /// Before the loaders too, which are to be ready when a step is.
+    /// Above the loaders as well.
     Rank,
-    /// Before the whole job: whoever observes it.
+    /// Above the whole job: its observer.
     Observer,
 }
 
-/// Sets the priority of this thread and of what it will start, as far as it may.
+/// Sets the priority of this thread and of processes that it starts, if permitted.
 pub(crate) fn set_priority(priority: Priority) {
     let (policy, sched_priority) = match priority {
         Priority::Last => (libc::SCHED_IDLE, 0),
@@ -78,22 +78,21 @@ pub(crate) fn set_priority(priority: Priority) {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }
 
-/// Takes a place among those who come before others, if this process is one of them.
-pub(crate) fn take_place(priority: Priority) {
+/// Sets the priority of this thread, if it is scheduled above other processes already.
+pub(crate) fn change_priority(priority: Priority) {
     // SAFETY: asks for the calling thread.
     if unsafe { libc::sched_getscheduler(0) } == libc::SCHED_RR {
         set_priority(priority);
     }
 }
 
-/// Has whatever `command` starts come before everybody else on the machine, as far as it may: what a job is
-/// held up by must not be who else is busy. Those of the job who share CPUs with each other get a
-/// session of their own, which the kernel schedules as one group, with the largest weight. All of it
-/// ends with the thread that starts it.
-pub(crate) fn come_before_others(command: &mut Command) {
+/// Gives all processes that `command` starts priority over other processes, if permitted: the load of the machine must
+/// not become the job's bottleneck. They get a session of their own, which the kernel schedules as one group, with the
+/// largest weight. They exit with the thread that starts them.
+pub(crate) fn prioritize(command: &mut Command) {
     let begin = || {
         rustix::process::setsid()?;
-        // Kernels without such groups have no such file.
+        // Kernels without autogroups do not have this file.
         let _ = std::fs::write("/proc/self/autogroup", "-20");
         set_priority(Priority::Observer);
         set_parent_process_death_signal(Some(Signal::TERM))?;

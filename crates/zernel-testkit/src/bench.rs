@@ -1,11 +1,11 @@
-//! Benchmarks that end in comparisons: several ways to do the same thing, timed in one run.
+//! Benchmarks that compare several ways to do the same thing in one run.
 
 use std::fmt::{self, Display};
 use std::time::Instant;
 
 use criterion::{Criterion, Throughput};
 
-/// Times ways to do things and remembers the median time of each, for ratios at the end.
+/// Times routines and keeps the median time of each, for ratios at the end.
 pub struct Comparison {
     criterion: Criterion,
     medians: Vec<(String, f64)>,
@@ -21,7 +21,7 @@ impl Comparison {
         }
     }
 
-    /// Times `routine`, one call of which does `operations` of what is to be compared.
+    /// Times `routine`. One call does `operations` operations.
     pub fn measure(&mut self, name: &str, operations: u64, mut routine: impl FnMut()) {
         let mut samples = Vec::new();
         let mut group = self.criterion.benchmark_group(name);
@@ -44,8 +44,7 @@ impl Comparison {
         }
     }
 
-    /// Prints how the two compare by their median time per operation; nothing if one was filtered
-    /// out.
+    /// Prints the ratio of the median times per operation; nothing if one of the two was filtered out.
     pub fn ratio(&self, name: &str, to: &str) {
         let median = |wanted| self.medians.iter().find(|(name, _)| name == wanted);
         if let (Some((_, this)), Some((_, that))) = (median(name), median(to)) {
@@ -57,8 +56,8 @@ impl Comparison {
     }
 }
 
-/// Several ways to do the same thing, timed in turns. What slows the machine down for a while slows down
-/// neighbours alike, so differences between neighbours show what is far smaller than such drift.
+/// Several ways (arms) to do the same thing, timed in turns. Drift of the machine's speed affects neighbouring turns
+/// alike, so differences between neighbours are visible even if they are far smaller than the drift.
 pub struct Turns<A> {
     arms: Vec<A>,
     /// The times of each arm, one per round.
@@ -90,7 +89,7 @@ impl<A: Copy + PartialEq + Display> Turns<A> {
         println!("{arm}: {:.1} ns", median(self.times(arm).to_vec()));
     }
 
-    /// Prints what an arm takes longer than another.
+    /// Prints the difference between the times of two arms.
     pub fn added(&self, arm: A, to: A) {
         println!("{arm}, less {to}: {}", self.difference(arm, to));
     }
@@ -106,10 +105,10 @@ impl<A: Copy + PartialEq + Display> Turns<A> {
     }
 }
 
-/// How often pairs are drawn anew for an interval.
+/// Bootstrap resamples for an interval.
 const RESAMPLES: usize = 10_000;
 
-/// The median of paired differences, and where it lies in 95 % of samples drawn from them.
+/// The median of paired differences, and its 95 % bootstrap interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Difference {
     median: f64,
@@ -153,7 +152,7 @@ impl Display for Difference {
     }
 }
 
-/// The middle one, or the mean of the two in the middle; not a number if there is none.
+/// The median; the mean of the two middle values for an even number, NaN for no value.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

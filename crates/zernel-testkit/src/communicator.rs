@@ -1,5 +1,5 @@
-//! Targets that are ranks of one NCCL communicator. The first rank makes the unique id and leaves it in
-//! the directory of the stage, and the others wait for it there, as ranks of a real job do.
+//! Targets that are ranks of one NCCL communicator. The first rank creates the unique id and stores it in the directory
+//! of the stage, where the other ranks wait for it.
 
 use std::{env, fs};
 
@@ -8,7 +8,7 @@ use libloading::Symbol;
 use crate::eventually;
 use crate::target::{Driver, call, directory, out};
 
-/// The variable that says which rank a target is.
+/// The variable with the rank of a target.
 pub const RANK: &str = "ZERNEL_TARGET_RANK";
 
 /// `ncclUniqueId`, which is passed by value.
@@ -21,7 +21,7 @@ pub fn own_rank() -> u64 {
     env::var(RANK).expect("set").parse().expect("a number")
 }
 
-/// The id of the communicator of the stage. The first rank makes it, the others wait for it.
+/// The unique id of the stage's communicator. The first rank creates it, the others wait for it.
 pub fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
     let path = directory().join("unique-id");
     let mut id = UniqueId([0; 128]);
@@ -58,7 +58,7 @@ impl Configuration {
     }
 }
 
-/// `ncclInProgress`, which is no error.
+/// `ncclInProgress`: not an error.
 pub const IN_PROGRESS: i32 = 7;
 
 /// Makes a communicator with the other targets of the stage.

@@ -1,5 +1,5 @@
-//! A `zernel observe` process that observes a stage, and its answers. The daemon serves on free ports and
-//! a socket of its own, counts every call, and is killed with its test.
+//! A `zernel observe` process that observes a stage, and its responses. The daemon serves on free ports and its own
+//! socket, counts every call, and is killed when its test ends.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::target::Stage;
 use crate::{eventually, eventually_ok};
 
-/// The command `zernel observe`. Only the tests of `zernel` know where its binary is:
+/// The command `zernel observe`. Only the tests of `zernel` know the path of its binary:
 /// `command(env!("CARGO_BIN_EXE_zernel"))`.
 pub fn command(zernel: &str) -> Command {
     let mut command = Command::new(zernel);
@@ -27,7 +27,7 @@ pub fn command(zernel: &str) -> Command {
 /// A daemon that observes the libraries of a stage.
 pub struct Daemon {
     child: Child,
-    /// Where it serves metrics.
+    /// The address that it serves metrics on.
     pub http: SocketAddr,
     /// Its unix socket.
     pub socket: PathBuf,
@@ -97,12 +97,12 @@ impl Daemon {
         });
     }
 
-    /// Sends it a signal.
+    /// Sends the daemon a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
-    /// Waits until the status line of its health begins like this.
+    /// Waits until the response of `/healthz` begins with `status`.
     pub fn wait_for_health(&self, status: &str) -> Answer {
         eventually_ok(status, || {
             let answer = self.get("/healthz");
@@ -123,7 +123,7 @@ impl Daemon {
         KernelObjects::of(self.pid())
     }
 
-    /// Sends a signal and waits until it exits. Returns its status and the rest of its standard error.
+    /// Sends a signal and waits until the daemon exits. Returns its exit status and the rest of its standard error.
     pub fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
         let status = self.child.wait().expect("our child");
@@ -210,7 +210,7 @@ impl KernelObjects {
         objects
     }
 
-    /// Waits until the kernel has freed all of them.
+    /// Waits until the kernel has freed all programs and links.
     pub fn wait_until_gone(&self) {
         eventually("the daemon's programs and links are freed", || {
             let programs = ProgInfoIter::default().map(|program| program.id);

@@ -1,4 +1,4 @@
-//! What tests of several crates share.
+//! Helpers for tests of several crates.
 //!
 //! Trials, needs, waiting and benchmarks come without features. The feature `softgpu` adds processes
 //! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines.

@@ -1,16 +1,16 @@
-//! What a trial needs from the machine: a name for `ZERNEL_REQUIRE` and a check that says why it is
-//! missing. A check runs once per process, however many trials share the need.
+//! Needs of trials: a name for `ZERNEL_REQUIRE`, and a check that returns why the need is unmet. A check runs once per
+//! process, however many trials share the need.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Something a trial needs from the machine.
+/// A requirement of a trial on the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
     /// The name that `ZERNEL_REQUIRE` uses.
     pub name: &'static str,
-    /// Says why it is missing.
+    /// Returns why the need is unmet.
     pub check: fn() -> Result<(), String>,
 }
 
@@ -37,7 +37,7 @@ pub fn root() -> Need {
     }
 }
 
-/// The need for a kernel that loads BPF programs for us. The caller passes the attempt, because this
+/// The need for a kernel that loads BPF programs for this process. The caller passes the attempt, because this
 /// crate has no BPF program: `bpf(|| Capability::BtfTracepoint.try_out())`. Only the first attempt of a
 /// process is made.
 pub fn bpf<E: Display>(attempt: impl FnOnce() -> Result<(), E>) -> Need {

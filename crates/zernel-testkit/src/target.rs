@@ -1,6 +1,6 @@
-//! Processes on the software GPU that play a role. A test starts its own program again, and the
-//! environment names the role; the process waits until the test lets it go, calls the software GPU's
-//! libraries, and reports that it is done. The truth log says what it really called.
+//! Targets: processes on the software GPU that a test observes. A test starts its own program again, and the environment
+//! names the role that the new process runs. It waits for the test, calls the software GPU's libraries, and reports
+//! that it is done. The truth log has all its calls.
 
 use std::ffi::{CString, c_void};
 use std::fs::File;
@@ -18,18 +18,18 @@ use zernel_softgpu::truth::TruthLog;
 
 /// The variable that names the role of a target.
 pub const ROLE: &str = "ZERNEL_TARGET_ROLE";
-/// The variable that says how many rounds the role takes.
+/// The variable with the number of rounds.
 pub const ROUNDS: &str = "ZERNEL_TARGET_ROUNDS";
 /// The variable that names the directory of the libraries.
 pub const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
 /// The variable that names the directory of the stage.
 const DIRECTORY: &str = "ZERNEL_TARGET_DIRECTORY";
 
-/// What a target does with the libraries, in a number of rounds.
-pub type Role = fn(&Driver, u64);
+/// Code that a target runs, with the number of rounds.
+pub type TargetRole = fn(&Driver, u64);
 
-/// Plays the role that the environment names. `None` if this process is no target.
-pub fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
+/// Runs the role that the environment names. `None` if this process is no target.
+pub fn act(roles: &[(&str, TargetRole)]) -> Option<ExitCode> {
     let wanted = env::var(ROLE).ok()?;
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted)?;
     let rounds = env::var(ROUNDS).ok()?.parse().ok()?;
@@ -44,7 +44,7 @@ pub fn act(roles: &[(&str, Role)]) -> Option<ExitCode> {
 
 fn wait_for_line() {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
-    // Byte by byte: what follows is for the program that this process may execute.
+    // Byte by byte: the rest of the input is for the program that this process may exec.
     let mut input = File::from(input.expect("a pipe"));
     let mut byte = [0];
     while byte != *b"\n" && input.read(&mut byte).expect("a pipe") > 0 {}
@@ -61,7 +61,8 @@ pub fn directory() -> PathBuf {
     PathBuf::from(env::var_os(DIRECTORY).expect("a target has a stage"))
 }
 
-/// An observer observes the whole machine, and the cost of one target changes the sampling of others.
+/// Held exclusively by tests whose targets would change the sampling of other tests: an observer observes the whole
+/// machine.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 #[allow(dead_code)] // held, not read
@@ -124,7 +125,7 @@ impl Stage {
         self.command_of(&program, role, rounds)
     }
 
-    /// The same with a copy of this program, or with a program that executes this one.
+    /// The command that starts a target with a copy of this program, or with a program that execs this one.
     pub fn command_of(&self, program: &Path, role: &str, rounds: u64) -> Command {
         let mut command = Command::new(program);
         command
@@ -159,32 +160,32 @@ impl Target {
         self.child.id()
     }
 
-    /// Lets it do its work, or the next part of it.
+    /// Starts its work, or the next part of it.
     pub fn go(&mut self) {
         let input = self.child.stdin.as_mut().expect("piped");
         input.write_all(b"go\n").expect("the target listens");
     }
 
-    /// Waits until its work is done. It stays until it is dropped.
+    /// Waits until its work is done. The process runs until it is dropped.
     pub fn wait_until_done(&mut self) {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("the target speaks");
         assert_eq!(line, "done\n", "the target did not finish its work");
     }
 
-    /// Lets it do the next part of its work, and waits until that is done.
+    /// Starts the next part of its work, and waits until that is done.
     pub fn step(&mut self) {
         self.go();
         self.wait_until_done();
     }
 
-    /// Lets it exit, and waits until it has.
+    /// Lets it exit, and waits for the exit.
     pub fn end(mut self) {
         self.go();
         assert!(self.wait().success());
     }
 
-    /// Kills it, and waits until it has exited.
+    /// Kills it, and waits for the exit.
     pub fn kill(mut self) {
         self.child.kill().expect("our child");
         self.wait();
@@ -262,7 +263,7 @@ impl Driver {
         self.open_device(0);
     }
 
-    /// The same with any device.
+    /// Opens any device and makes its context current.
     pub fn open_device(&self, device: u64) {
         let mut context = 0_u64;
         call!(self.cuda, "cuInit", 0);

@@ -1,5 +1,5 @@
-//! Tests that need more than a plain machine. They run where their needs are met and are visibly
-//! skipped elsewhere.
+//! Tests with needs: root, BPF, a virtual machine. They run on machines that meet their needs and are visibly skipped
+//! on others.
 //!
 //! A test file with `harness = false` lists its trials:
 //!
@@ -30,10 +30,10 @@ use crate::Need;
 /// The variable that names needs whose trials must not be skipped.
 pub const REQUIRE: &str = "ZERNEL_REQUIRE";
 
-/// What the kind of a skipped trial begins with; the reason follows.
+/// Prefix of the kind of a skipped trial; the reason follows.
 const SKIPPED: &str = "skipped: ";
 
-/// The needs there are. Of cgroups a machine may have one version or the other.
+/// Names of all needs. A machine has one version of cgroups.
 const NAMES: [&str; 10] = [
     "root",
     "bpf",
@@ -56,7 +56,7 @@ pub fn trial(name: &str, needs: &[Need], test: impl FnOnce() + Send + 'static) -
             test();
             Ok(())
         }),
-        // Fails when it is run in spite of being ignored.
+        // Fails if it is run with `--ignored`.
         Ok(Means::Lacking(why)) => Trial::test(name, {
             let why = why.clone();
             move || Err(why.into())
@@ -168,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_lacks_something_says_all_of_it() {
+    fn a_trial_lists_all_its_unmet_needs() {
         let lacking = Means::Lacking("needs bpf: not here; needs vm: nor this".into());
         assert_eq!(means(&[MET, UNMET, ALSO_UNMET], &["root"]), Ok(lacking));
     }
 
     #[test]
-    fn one_that_lacks_something_required_fails_wherever_it_stands() {
+    fn a_trial_with_an_unmet_required_need_fails() {
         let why = means(&[UNMET, ALSO_UNMET], &["vm"]).unwrap_err();
         assert!(
             why.contains("asks for vm") && why.contains("not here"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_requirement_is_no_requirement_met() {
+    fn a_misspelt_requirement_is_an_error() {
         assert_eq!(required(" root, vm,"), Ok(vec!["root", "vm"]));
         assert!(required("bfp").unwrap_err().contains("bfp"));
     }

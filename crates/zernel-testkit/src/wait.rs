@@ -1,13 +1,11 @@
-//! Waiting for a condition that comes true soon on any machine. Every wait of a test goes through
-//! here, so that a test on a machine that never gets there fails after a minute and names the
-//! condition, instead of running for ever.
+//! Waiting for a condition that soon holds on any machine. Every wait of a test uses this module: if the condition never
+//! holds, the test fails after a minute and names it.
 
 use std::fmt::Display;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a condition may take. A loaded machine is slow, a broken test is wrong: a minute tells them
-/// apart.
+/// Time limit of a condition. It is long enough for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause between two attempts starts here and doubles up to the longest. Quick conditions are seen
 /// quickly, and conditions that start a process do not load the machine.
@@ -19,7 +17,7 @@ pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
     eventually_within(PATIENCE, what, condition);
 }
 
-/// The same with another limit than a minute.
+/// Waits until a condition holds, with another limit than a minute.
 pub fn eventually_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let attempt = || condition().then_some(()).ok_or("the condition is false");
     retry::<_, &str>(limit, what, attempt);

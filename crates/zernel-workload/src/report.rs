@@ -66,14 +66,14 @@ pub struct WorkerReport {
     /// Settings that were asked for and refused.
     pub setting_errors: Vec<SettingError>,
     /// Of a training job: when this worker was in which phase.
-    pub phase_intervals: Vec<PhaseInterval>,
+    pub phase_intervals: Vec<WorkerPhaseInterval>,
     /// Intervals for which there was no room.
     pub lost_intervals: u64,
 }
 
 /// A time that a worker of a training job spent in one phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PhaseInterval {
+pub struct WorkerPhaseInterval {
     /// The step of a trainer, or the batch of a loader.
     pub step: u32,
     /// The phase's name, as the phase detector calls it.
@@ -206,10 +206,14 @@ fn cpus_used(record: &WorkerRecord) -> BTreeSet<usize> {
         .collect()
 }
 
-fn phase_intervals(handle: &WorkloadHandle, worker: usize, traced: u64) -> Vec<PhaseInterval> {
+fn phase_intervals(
+    handle: &WorkloadHandle,
+    worker: usize,
+    traced: u64,
+) -> Vec<WorkerPhaseInterval> {
     let entries = handle.shared.trace(&handle.plan.worker(worker).trace);
     let name = |phase: u32| PHASE_NAMES.get(phase as usize).unwrap_or(&PHASE_NAMES[0]);
-    let interval = |entry: &TraceEntry| PhaseInterval {
+    let interval = |entry: &TraceEntry| WorkerPhaseInterval {
         step: entry.step.load(Relaxed),
         phase: (*name(entry.phase.load(Relaxed))).to_owned(),
         start_ns: entry.start_ns.load(Relaxed),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::{Event, EventKind, TruthLog};
 use zernel_testkit::{eventually, trial};
-use zernel_workload::report::PhaseInterval;
+use zernel_workload::report::WorkerPhaseInterval;
 use zernel_workload::work::{GpuBackend, GpuWait, MlTraining};
 use zernel_workload::{CloneMode, Spec, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
 
@@ -116,7 +116,7 @@ fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
     reports
 }
 
-fn total_ns(intervals: &[PhaseInterval], phase: &str) -> u64 {
+fn total_ns(intervals: &[WorkerPhaseInterval], phase: &str) -> u64 {
     let of_phase = intervals.iter().filter(|interval| interval.phase == phase);
     of_phase
         .map(|interval| interval.end_ns - interval.start_ns)
@@ -350,7 +350,7 @@ fn calls<'a>(truth: &'a TruthLog, thread: i32, symbol: &str) -> Vec<&'a Event> {
     calls
 }
 
-fn collectives(trainer: &WorkerReport) -> Vec<&PhaseInterval> {
+fn collectives(trainer: &WorkerReport) -> Vec<&WorkerPhaseInterval> {
     let intervals = trainer.phase_intervals.iter();
     intervals
         .filter(|interval| interval.phase == "NcclCollective")

@@ -1,4 +1,4 @@
-//! The user's wish to stop.
+//! Signals that ask a command to stop.
 
 use std::io;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicBool;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// The exit code of what Ctrl-C ended.
+/// Exit code of a command that Ctrl-C ended.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// A flag that a signal to stop sets from now on, so that what was made can be removed first.
+/// A flag that SIGINT, SIGTERM and SIGHUP set from now on. The command can then clean up before it exits.
 pub(crate) fn flag() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {

@@ -1,4 +1,4 @@
-//! What a service manager is told: systemd's notification protocol, of which only readiness is used.
+//! Readiness notification to a service manager, by systemd's protocol.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells whoever started us, if they want to know, that the daemon serves. An error is theirs to notice: they wait.
+/// Notifies the service manager, if there is one, that the daemon serves.
 pub(crate) fn ready() -> io::Result<()> {
     match env::var_os("NOTIFY_SOCKET") {
         Some(socket) => notify(&socket),
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manager_is_told() {
+    fn a_service_manager_is_notified() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_may_have_an_abstract_name() {
+    fn an_abstract_socket_is_notified() {
         let name = format!("zernel-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let manager = UnixDatagram::bind_addr(&address).unwrap();
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_that_is_gone_is_an_error() {
+    fn a_missing_socket_is_an_error() {
         assert!(notify(OsStr::new("/nowhere/notify")).is_err());
     }
 

@@ -45,7 +45,7 @@ fn a_terminal_gets_colour() {
 }
 
 #[test]
-fn whoever_wants_none_gets_none() {
+fn no_color_is_respected() {
     for command in COMMANDS {
         let text = written(command, true, true);
         // Bold and underlined help is no colour, but no less in the way.
@@ -54,7 +54,7 @@ fn whoever_wants_none_gets_none() {
 }
 
 #[test]
-fn what_is_no_terminal_gets_none() {
+fn a_pipe_gets_no_colour() {
     for command in COMMANDS {
         let text = written(command, false, false);
         assert!(!text.contains('\x1b'), "{command:?}: {text:?}");

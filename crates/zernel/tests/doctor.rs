@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     zernel_testkit::main([
         trial("root_can_observe", &[root(), bpf], root_can_observe),
         trial(
-            "nobody_cannot_observe_and_is_told_why",
+            "an_unprivileged_user_cannot_observe_and_learns_why",
             &[root()],
             nobody_cannot_observe,
         ),

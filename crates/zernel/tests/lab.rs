@@ -16,9 +16,9 @@ fn main() -> ExitCode {
         trial("files_are_taken_along", &[vm], files_are_taken_along),
         trial("a_missing_file_is_named", &[vm], a_missing_file_is_named),
         trial(
-            "what_a_command_said_before_its_time_was_up_is_not_lost",
+            "output_before_a_timeout_is_kept",
             &[vm],
-            what_a_command_said_before_its_time_was_up_is_not_lost,
+            output_before_a_timeout_is_kept,
         ),
         trial(
             "an_interrupt_leaves_nothing_behind",
@@ -80,7 +80,7 @@ fn a_missing_file_is_named() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/file"));
 }
 
-fn what_a_command_said_before_its_time_was_up_is_not_lost() {
+fn output_before_a_timeout_is_kept() {
     let output = lab_run(&[
         "--timeout",
         "2",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * One small program per kind of attachment. Each is loaded and attached alone; it counts its runs
- * under its own index, so that userspace can tell "attached" from "works".
+ * One small program per kind of attachment. Each is loaded and attached alone and counts its runs
+ * under its own index: the count distinguishes a program that runs from one that is only attached.
  */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
@@ -27,7 +27,7 @@ enum capability {
 __u64 hits[CAPABILITIES];
 
 /* Puts the enum into BTF, where a test compares it with userspace's. Unlike ZERNEL_IN_BTF() it adds
- * no map, so that the programs need no more of the kernel than what they try. */
+ * no map, so each program needs only the kernel feature that it tests. */
 enum capability capability_in_btf;
 
 struct {

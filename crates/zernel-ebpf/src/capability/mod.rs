@@ -1,8 +1,8 @@
-//! Which kinds of BPF program and map this machine really accepts, found by trying.
+//! Tests which kinds of BPF programs and maps this machine accepts.
 //!
-//! Kernel versions say little: distributions backport, configurations leave things out, lockdown and
-//! capabilities forbid. So each [`Capability`] has a small program of its own that is loaded,
-//! attached, provoked, and must be seen to have run.
+//! The kernel version is no evidence: distributions backport features, configurations disable them, and lockdown and
+//! missing capabilities forbid them. So each [`Capability`] has a small program of its own. The test loads it, attaches
+//! it, triggers it, and checks that it ran.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
 
-/// Something BPF may be able to do here.
+/// A kind of BPF program or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Capability {
@@ -35,11 +35,11 @@ pub enum Capability {
     UprobeSession,
     /// Many function entries in one link.
     UprobeMulti,
-    /// One function per perf event: slow to attach and detach, but old.
+    /// One function per perf event: slow to attach and detach, but available on old kernels.
     UprobePerf,
     /// State kept by the kernel per task.
     TaskStorage,
-    /// Walks the mappings of every process: who uses which library.
+    /// Iterator over the mappings of every process: finds the processes that use a library.
     TaskVmaIterator,
     /// An event stream to userspace.
     RingBuffer,
@@ -75,7 +75,7 @@ zernel_phase::mirrors! {
 }
 
 impl Capability {
-    /// All of them.
+    /// All capabilities, in the order of their counters.
     pub const ALL: [Self; 12] = [
         Self::BtfTracepoint,
         Self::RawTracepoint,
@@ -91,13 +91,13 @@ impl Capability {
         Self::Kprobe,
     ];
 
-    /// The ways to attach to functions of processes, best first.
+    /// Ways to attach to functions of processes, best first.
     pub const UPROBE_LADDER: [Self; 3] = [Self::UprobeSession, Self::UprobeMulti, Self::UprobePerf];
 
-    /// What observing cannot do without, besides one rung of the ladder.
+    /// Capabilities that observing needs, besides one of [`Self::UPROBE_LADDER`].
     pub const OBSERVE_NEEDS: [Self; 3] = [Self::BtfTracepoint, Self::TaskStorage, Self::MmapArray];
 
-    /// The name people know it by.
+    /// Its usual name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -116,7 +116,7 @@ impl Capability {
         }
     }
 
-    /// Its program in the BPF object, and, with `_map` behind it, its map.
+    /// Name of its program in the BPF object. Its map, if any, has the same name followed by `_map`.
     fn program(self) -> &'static str {
         match self {
             Self::BtfTracepoint => "tp_btf",
@@ -134,7 +134,7 @@ impl Capability {
         }
     }
 
-    /// Loads, attaches and provokes the capability's program; nothing stays behind.
+    /// Loads, attaches and triggers the capability's program, and removes it again.
     pub fn try_out(self) -> Result<(), Refusal> {
         let object = self.load().map_err(Refusal::Load)?;
         let program = object
@@ -151,8 +151,8 @@ impl Capability {
         Err(Refusal::Silent)
     }
 
-    /// How often it is provoked at most. A probed call is there at once, or two beginnings would pass for one
-    /// call; a tracepoint of an emulated machine may take a moment.
+    /// Number of attempts to trigger it. A probed call is counted at once, so it gets one attempt: the entries of two
+    /// calls would pass for the entry and the return of one. A tracepoint on an emulated machine may take a moment.
     fn chances(self) -> u32 {
         if Self::UPROBE_LADDER.contains(&self) {
             1
@@ -161,7 +161,7 @@ impl Capability {
         }
     }
 
-    /// How often the program runs at least when it is provoked: a call has a beginning and an end.
+    /// Runs of the program per trigger: a call has an entry and a return.
     fn hits_of_one_call(self) -> u64 {
         if Self::UPROBE_LADDER.contains(&self) {
             2
@@ -207,7 +207,7 @@ impl Capability {
         })
     }
 
-    /// Does what should make the program run.
+    /// Does something that should make the program run.
     fn provoke(self, object: &Object, links: &[Link]) -> libbpf_rs::Result<()> {
         match self {
             Self::TaskVmaIterator => {
@@ -229,7 +229,7 @@ impl Capability {
         Ok(())
     }
 
-    /// How often the program ran.
+    /// Number of runs of the program.
     fn hits(self, object: &Object) -> u64 {
         let counters = object
             .maps()
@@ -246,25 +246,25 @@ impl Capability {
     }
 }
 
-/// Why a capability is not there.
+/// Why a capability is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The kernel refused the program or its map.
     #[error("the kernel does not load it ({})", reason(.0))]
     Load(#[source] libbpf_rs::Error),
-    /// It loaded, but could not be attached.
+    /// The program loaded but could not be attached.
     #[error("it loads but does not attach ({})", reason(.0))]
     Attach(#[source] libbpf_rs::Error),
-    /// It attached, but what should make it run failed.
+    /// The program attached but could not be triggered.
     #[error("it attaches but could not be tried ({})", reason(.0))]
     Provoke(#[source] libbpf_rs::Error),
-    /// It attached, but never ran.
+    /// The program attached but never ran.
     #[error("it attaches but never runs")]
     Silent,
 }
 
 impl Refusal {
-    /// Whether more privilege would help.
+    /// Whether missing privilege is the cause.
     #[must_use]
     pub fn is_permission(&self) -> bool {
         match self {
@@ -276,7 +276,7 @@ impl Refusal {
     }
 }
 
-/// The innermost cause: what the kernel said, without Rust's ` (os error N)`.
+/// Message of the innermost cause, without Rust's ` (os error N)`.
 pub(crate) fn reason(error: &libbpf_rs::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(deeper) = cause.source() {
@@ -315,7 +315,7 @@ fn attach_perf(program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Result<Li
 fn map_and_unmap(array: BorrowedFd<'_>) -> io::Result<()> {
     let size = rustix::param::page_size();
     // SAFETY: a fresh mapping at an address of the kernel's choice, never dereferenced, and unmapped
-    // before anyone learns of it.
+    // before its address is used.
     unsafe {
         let page = rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -330,9 +330,9 @@ fn map_and_unmap(array: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs `action` with libbpf's own messages off: a refusal is an answer here, not an error.
+/// Runs `action` without libbpf's messages: a refusal is a result here, not an error.
 pub(crate) fn quietly<T>(action: impl FnOnce() -> T) -> T {
-    // The printer belongs to the whole process: whoever changes it must be alone until it is restored.
+    // The printer is global to the process, so only one thread at a time may replace and restore it.
     static PRINTER: Mutex<()> = Mutex::new(());
     let _alone = PRINTER.lock().unwrap_or_else(PoisonError::into_inner);
     let print = libbpf_rs::set_print(None);
@@ -341,7 +341,7 @@ pub(crate) fn quietly<T>(action: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The function that uprobes are tried on.
+/// The function that uprobes are tested on.
 #[inline(never)]
 extern "C" fn probe_target(value: u64) -> u64 {
     black_box(value.wrapping_add(1))
@@ -349,12 +349,12 @@ extern "C" fn probe_target(value: u64) -> u64 {
 
 const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
-/// Where [`probe_target`] stands in this program's file.
+/// Offset of [`probe_target`] in this program's file.
 fn probe_target_offset() -> io::Result<usize> {
     own_offset(probe_target as *const ())
 }
 
-/// Where one of our own functions stands in this program's file.
+/// Offset of one of this program's functions in its file.
 pub(crate) fn own_offset(function: *const ()) -> io::Result<usize> {
     let address = function as u64;
     let maps = Process::myself().and_then(|process| process.maps());

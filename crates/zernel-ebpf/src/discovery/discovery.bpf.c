@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Says when a process may map other files than before: it executes a program, its dynamic loader
- * has loaded or unloaded something, it was forked from a process of interest, it is gone. Which
- * files these are is for userspace to look up.
+ * Reports when the mappings of a process may have changed: it called exec, its dynamic loader
+ * loaded or unloaded a library, a process of interest forked it, or it exited. Userspace then reads
+ * the mappings.
  */
 #include "kernel.h"
 #include <bpf/bpf_core_read.h>
@@ -22,7 +22,7 @@ enum event_kind {
 };
 ZERNEL_IN_BTF(enum, event_kind);
 
-/* An executable as one mount namespace shows it: this decides which loader it gets. */
+/* An executable in a mount namespace. Both together determine its loader. */
 struct executable {
 	__u64 inode;
 	__u32 device;
@@ -45,7 +45,7 @@ struct {
 	__uint(max_entries, 128 * 1024);
 } events SEC(".maps");
 
-/* Processes whose forks and death are reported: put in by userspace, and here for their children. */
+/* Processes whose forks and exits are reported. Userspace adds them, and this file their children. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -55,9 +55,9 @@ struct {
 } interesting SEC(".maps");
 
 /*
- * Processes with an EVENT_LOADED that userspace has not taken yet; it takes them out before it
- * looks. So a process that loads libraries in a loop costs one event at a time, and none is missed.
- * As many as the ring buffer holds are enough.
+ * Processes with an EVENT_LOADED that userspace has not handled yet. Userspace deletes the entry
+ * before it reads the mappings. So a process that loads libraries in a loop has one event in the
+ * ring buffer at a time, and no load is missed. The map has as many entries as the ring buffer.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -66,7 +66,8 @@ struct {
 	__type(value, __u8);
 } pending SEC(".maps");
 
-/* Executables whose loader is known: the thousandth `true` of a shell script needs no look. */
+/* Executables whose loader is known. Their exec is not reported: shell scripts run the same
+ * programs over and over. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -88,8 +89,8 @@ static bool emit(const struct event *event)
 }
 
 /*
- * Puts a key into a set; false if it was there already. Kernels before 6.4 return an int where the
- * helper says long: its upper half means nothing.
+ * Adds a key to a set; false if the set has it already. Kernels before 6.4 return an int although
+ * the helper declares a long, so the upper half is undefined.
  */
 static __always_inline bool put(void *set, const void *key)
 {
@@ -142,8 +143,8 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 }
 
 /*
- * The last thread to go takes the process with it. Two last ones may both see nobody alive: only
- * one of them finds the process in the map.
+ * The last thread that exits ends the process. Two threads that exit at once may both see no live
+ * thread: only one of them finds the process in the map.
  */
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(exited, struct task_struct *task)
@@ -161,7 +162,7 @@ int BPF_PROG(exited, struct task_struct *task)
 
 /*
  * The function that a loader calls for debuggers before and after it changes its list of objects.
- * The cookie is how far behind the probed instruction its state lies, zero where that is not known.
+ * The cookie is the distance from the probed instruction to the loader's state; 0: unknown.
  */
 static __always_inline int loader_called(struct pt_regs *ctx)
 {

@@ -1,4 +1,4 @@
-//! Which files are of interest, told by their names.
+//! Which files are of interest, by their names.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,17 +6,17 @@ use std::os::unix::ffi::OsStrExt;
 use zernel_elf::LibraryKind;
 use zernel_phase::mirrors;
 
-/// What the dynamic loader's file name begins with: glibc's, the one of glibc up to 2.33, musl's.
+/// Beginnings of the file names of dynamic loaders: glibc, glibc up to 2.33, musl.
 const LOADER_PREFIXES: [&[u8]; 4] = [b"ld-linux", b"ld64.so", b"ld-2.", b"ld-musl-"];
 
-/// The loader of Debian's musl, which other names are links to. Nothing may follow.
+/// The whole file name of the loader of Debian's musl; its other names are links to it.
 const LOADER_NAME: &[u8] = b"libc.so";
 
 /// Why a file is of interest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Subject {
     Library(LibraryKind),
-    /// The dynamic loader, which tells of every library it loads.
+    /// The dynamic loader. A probe on it reports every library it loads.
     Loader,
 }
 
@@ -37,7 +37,7 @@ mirrors! {
     #[cfg(test)]
     pub(super) const MIRRORS;
     structs {
-        /// The beginning of a name as a word, and which of its bytes count.
+        /// The beginning of a name as a 64-bit word, and a mask of its bytes.
         pub(super) struct Prefix = "prefix" {
             bytes: u64,
             mask: u64,
@@ -60,8 +60,8 @@ impl Prefix {
     }
 }
 
-/// What the kernel lets through. Only the first word of a name is compared there, so
-/// some names are let through that [`Subject::from_file_name`] then turns down.
+/// The prefixes that the kernel filters names by. It compares only the first 8 bytes of a name, so it passes some
+/// names that [`Subject::from_file_name`] then rejects.
 pub(super) fn prefixes() -> Vec<Prefix> {
     let mut loader_name = LOADER_NAME.to_vec();
     loader_name.push(0);
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loaders_are_known_too() {
+    fn loaders_are_recognised_by_name() {
         for name in [
             "ld-linux-x86-64.so.2",
             "ld-linux-aarch64.so.1",
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_lets_every_name_of_interest_through() {
+    fn the_kernel_filter_passes_every_name_of_interest() {
         let passes = |name: &str| {
             let mut word = [0; 8];
             let length = name.len().min(8);

@@ -1,4 +1,4 @@
-//! Dynamic loaders: the files that are attached to, to be told when a process loads a library.
+//! Dynamic loaders. A probe on a loader reports when a process loads a library.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use super::scan::Mapping;
 use super::trace::Trace;
 use crate::capability::reason;
 
-/// More different loaders than any machine has. Any user can name a file like a loader.
-const MOST: usize = 1024;
+/// The most loaders that are attached to: more than any machine has. Any user can name a file like a loader.
+const MAX_LOADERS: usize = 1024;
 
 /// A dynamic loader that some process uses.
 #[derive(Debug)]
@@ -24,10 +24,10 @@ pub struct Loader {
     pub inode: u64,
     /// Its path when it was found, as the process saw it.
     pub path: PathBuf,
-    /// Why it could not be attached to: libraries that its processes load after their start are
-    /// found only by scanning.
+    /// Why no probe is attached to it, if so. Libraries that its processes load after their start are then found only
+    /// by scanning.
     pub refusal: Option<String>,
-    /// Attached while this is held.
+    /// The probe; dropping it detaches.
     _link: Option<Link>,
 }
 
@@ -40,15 +40,15 @@ impl Loaders {
         self.0.values()
     }
 
-    /// Attaches to the loaders among the mappings that are new; gives whether there was one.
+    /// Attaches to the new loaders among the mappings. Returns whether there was one.
     pub(super) fn attach(&mut self, mappings: &[Mapping], trace: &Trace) -> bool {
         let mut attached = false;
         for mapping in mappings.iter().filter(|m| m.subject == Subject::Loader) {
             let file = (mapping.device, mapping.inode);
-            if self.0.contains_key(&file) || self.0.len() >= MOST {
+            if self.0.contains_key(&file) || self.0.len() >= MAX_LOADERS {
                 continue;
             }
-            // A process that is gone shows nothing; another one may show the same file.
+            // The file cannot be opened if the process has exited. Another process may map it too.
             if let Ok(loader) = attach(mapping, trace) {
                 attached |= loader.refusal.is_none();
                 self.0.insert(file, loader);
@@ -57,9 +57,9 @@ impl Loaders {
         attached
     }
 
-    /// Detaches from the loaders that no process uses, because an attached probe keeps their file
-    /// system; gives whether there was one.
-    pub(super) fn keep(&mut self, mappings: &[Mapping]) -> bool {
+    /// Detaches from the loaders that no process uses: an attached probe keeps their file system mounted. Returns
+    /// whether there was one.
+    pub(super) fn detach_unused(&mut self, mappings: &[Mapping]) -> bool {
         let before = self.0.len();
         let used = mappings.iter().filter(|m| m.subject == Subject::Loader);
         let used: HashSet<_> = used.map(|m| (m.device, m.inode)).collect();
@@ -79,7 +79,7 @@ fn attach(mapping: &Mapping, trace: &Trace) -> io::Result<Loader> {
         let link = trace.attach_loader(&file, symbols);
         link.map_err(|error| reason(&error))
     });
-    // A process that ended meanwhile is no fault of its loader.
+    // If the process has exited meanwhile, the loader is not to blame for the error.
     fs::read_link(&file)?;
     let (link, refusal) = match link {
         Ok(link) => (Some(link), None),

@@ -10,7 +10,8 @@
 
 #define PREFIXES 16
 
-/* What a name may begin with, as far as it fits into a word. A mask of zero ends the list. */
+/* The first 8 bytes of a name of interest, and a mask of the bytes to compare. A mask of 0 ends the
+ * list. */
 struct prefix {
 	__u64 bytes;
 	__u64 mask;
@@ -54,7 +55,7 @@ int mappings(struct bpf_iter__task_vma *ctx)
 
 	if (!task || !vma || !(vma->vm_flags & VM_EXEC))
 		return 0;
-	/* The leader stands for its threads, unless it is gone before them. */
+	/* Only the leader's mappings are reported, unless it has exited before its threads. */
 	if (task->pid != task->tgid && task->group_leader->mm)
 		return 0;
 	file = vma->vm_file;

@@ -1,17 +1,16 @@
-//! Which processes map which ML libraries, from when on.
+//! Finds the processes that map ML libraries, and reports when they do.
 //!
-//! [`Discovery`] says what is there; it attaches to no library. Four sources, each covering what the
-//! one before it cannot see:
+//! [`Discovery`] attaches to no ML library itself. It has four sources. Each covers what the one before it misses:
 //!
-//! - a scan of all mappings, by an iterator in the kernel or, where that is not accepted, by procfs;
+//! - a scan of all mappings, by an iterator in the kernel or, if the kernel refuses it, by procfs;
 //! - tracepoints on exec, and, for processes of interest, on fork and exit;
-//! - a probe on the function that every dynamic loader calls when it has loaded or unloaded something:
-//!   it covers libraries linked to a program as well as `dlopen` hours after its start. Loaders are
-//!   attached to by file, those in containers as they are discovered;
-//! - the same scan again, every few seconds, at the caller's pleasure: what only it finds is counted.
+//! - a probe on the function that every dynamic loader calls after it has loaded or unloaded a library: it covers
+//!   libraries linked to a program as well as `dlopen` hours after its start. Each loader file has its own probe;
+//!   loaders in containers get theirs when they are found;
+//! - the scan again, whenever the caller repeats it. Mappings that only the scan finds are counted.
 //!
-//! Events only say which process to look at, so losing one does no harm: it is counted, and the next
-//! poll scans everything.
+//! An event only names a process to look at. So a lost event does no harm: it is counted, and the next poll scans all
+//! processes.
 
 mod library;
 mod loader;
@@ -46,39 +45,38 @@ pub(crate) const BOUNDARY: [(&str, &[u8], &[Mirrors]); 2] = [
     ("mappings", scan::OBJECT, &[scan::MIRRORS, library::MIRRORS]),
 ];
 
-/// With more processes than this to look at, looking at all is cheaper.
-const FEW: usize = 32;
+/// With more processes than this to look at, a full scan is cheaper.
+const MAX_SINGLE_SCANS: usize = 32;
 
-/// Something that whoever attaches to libraries must know.
+/// A change in the processes that map ML libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A file that looks like a library of interest is mapped executable by a process. Reported once,
-    /// and again when the process maps it at another address.
+    /// A process maps a file, named like an ML library, as executable. Reported once, and again when the process maps
+    /// it at another address.
     Mapped {
-        /// By which process.
+        /// The process that maps it.
         process: ProcessKey,
-        /// What its name says it is.
+        /// The library, by its file name.
         kind: LibraryKind,
         /// The file and how to open it.
         file: MappedFile,
     },
-    /// The process executed another program, or has unmapped every library: all that it had mapped
-    /// is gone. What it maps now is reported after this.
+    /// A process called exec, or has unmapped every ML library. Its earlier mappings are void; its new ones are reported
+    /// after this.
     Executed {
-        /// Its pid and start are the same as before.
+        /// The process; exec keeps its pid and start time.
         process: ProcessKey,
     },
-    /// A process with libraries of interest, or a child of it, forked. What the child maps is reported
-    /// after this.
+    /// A process with ML libraries, or a child of one, forked. The mappings of the child are reported after this.
     Forked {
-        /// The one that was known.
+        /// The process that forked.
         parent: ProcessKey,
-        /// The new one.
+        /// The new process.
         child: ProcessKey,
     },
-    /// All threads of a process that was reported are gone.
+    /// All threads of a reported process have exited.
     Exited {
-        /// Which one.
+        /// The process.
         process: ProcessKey,
     },
 }
@@ -86,20 +84,21 @@ pub enum Event {
 /// Why discovery does not work here.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// BPF is not for us.
+    /// Capabilities that loading BPF programs needs are missing.
     #[error(
         "discovering processes needs more privilege ({}); run as root, or with CAP_BPF, CAP_PERFMON, \
          CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE",
         reason(.0)
     )]
     Privilege(#[source] libbpf_rs::Error),
-    /// The kernel would show nothing of what other users' processes map, and no error either.
+    /// Capabilities that opening other users' mappings needs are missing. The kernel would hide these mappings without
+    /// an error.
     #[error(
         "what other users' processes map cannot be seen without {0}; run as root with all capabilities, or with \
          CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE"
     )]
     Blind(String),
-    /// The kernel speaks of pids that are not ours.
+    /// This process is in another pid namespace than the pids that the kernel reports.
     #[error(
         "discovering processes needs the host's pids, but this is another pid namespace; run it on the \
          host, or in a container that shares the host's (hostPID: true, --pid=host)"
@@ -108,7 +107,7 @@ pub enum Error {
     /// The kernel refused the programs or their maps.
     #[error("the kernel does not load the programs that discover processes ({}); see zernel doctor", reason(.0))]
     Load(#[source] libbpf_rs::Error),
-    /// The kernel refused to attach them.
+    /// The kernel refused to attach the programs.
     #[error("the tracepoints on exec, fork and exit cannot be attached ({}); see zernel doctor", reason(.0))]
     Attach(#[source] libbpf_rs::Error),
     /// The ring buffer or a map failed.
@@ -117,7 +116,7 @@ pub enum Error {
     /// The iterator failed.
     #[error("the mappings of processes cannot be read by the kernel's iterator ({0})")]
     Iterate(#[source] io::Error),
-    /// So did procfs.
+    /// procfs could not be read.
     #[error("the processes cannot be listed ({0}); is /proc mounted?")]
     Procfs(#[source] procfs::ProcError),
 }
@@ -131,29 +130,29 @@ impl Error {
     }
 }
 
-/// A mapping as it is remembered: device, inode, first address.
-type Place = (u64, u64, u64);
+/// A known mapping: device, inode, first address.
+type MappingId = (u64, u64, u64);
 
-/// Watches the machine for processes with ML libraries. Dropping it detaches everything.
+/// Finds processes with ML libraries on this machine. Dropping it detaches everything.
 pub struct Discovery {
     loaders: Loaders,
     scanner: Scanner,
     trace: Trace,
-    /// The processes that were reported, and what they map.
-    known: HashMap<ProcessKey, HashSet<Place>>,
+    /// The reported processes and their known mappings.
+    known: HashMap<ProcessKey, HashSet<MappingId>>,
     lost_before: u64,
     missed_by_events: u64,
     scanned: bool,
 }
 
 impl Discovery {
-    /// Starts to watch. What is there already is told by the first [`Self::scan`].
+    /// Starts discovery. The first [`Self::scan`] reports processes that already run.
     pub fn start() -> Result<Self, Error> {
         Self::start_with(Scanner::new())
     }
 
-    /// The same without the kernel's iterator over mappings: slower, and on overlayfs with the
-    /// identity that `stat` shows. [`Self::start`] does this by itself where it must.
+    /// Starts discovery without the kernel's iterator over mappings. This is slower, and on overlayfs files have the
+    /// device and inode that `stat` shows. [`Self::start`] falls back to it if the kernel refuses the iterator.
     pub fn start_without_iterator() -> Result<Self, Error> {
         Self::start_with(Scanner::Procfs)
     }
@@ -161,7 +160,7 @@ impl Discovery {
     fn start_with(scanner: Scanner) -> Result<Self, Error> {
         require_initial_pid_namespace()?;
         let trace = Trace::start()?;
-        require_sight()?;
+        require_process_access()?;
         let mut loaders = Loaders::default();
         loaders.attach(&scanner.everything()?, &trace);
         Ok(Self {
@@ -175,8 +174,8 @@ impl Discovery {
         })
     }
 
-    /// Looks at every process. Call it once after the start, and then every few seconds: nothing
-    /// is missed for longer than that.
+    /// Scans all processes. Call it once after the start, and then every few seconds: no mapping is missed for longer
+    /// than that.
     pub fn scan(&mut self) -> Result<Vec<Event>, Error> {
         let mut events = self.poll(Duration::ZERO)?;
         let before = events.len();
@@ -191,16 +190,16 @@ impl Discovery {
             self.missed_by_events += missed.count() as u64;
         }
         self.scanned = true;
-        self.take(&late, &mut events)?;
+        self.handle(&late, &mut events)?;
         Ok(events)
     }
 
-    /// Waits until something happens to a process, `timeout` at most, and tells what it means. That
-    /// may be nothing: most processes are of no interest.
+    /// Waits for an event of a process, for at most `timeout`. Returns the changes; none if the process maps no ML
+    /// library, as most do.
     pub fn poll(&mut self, timeout: Duration) -> Result<Vec<Event>, Error> {
         let notices = self.trace.wait(timeout)?;
         let mut events = Vec::new();
-        self.take(&notices, &mut events)?;
+        self.handle(&notices, &mut events)?;
         let lost = self.trace.lost();
         if lost != self.lost_before {
             self.lost_before = lost;
@@ -215,38 +214,37 @@ impl Discovery {
         self.trace.file_descriptor()
     }
 
-    /// How many events were lost because they came faster than they were polled. Each loss is made
-    /// good by a scan.
+    /// Number of events lost because the ring buffer was full. After a loss, all processes are scanned.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.trace.lost()
     }
 
-    /// How many mappings only a scan found, the first one not counted: what events should have told.
+    /// Number of mappings that a scan found and no event had announced. The first scan does not count.
     #[must_use]
     pub fn missed_by_events(&self) -> u64 {
         self.missed_by_events
     }
 
-    /// How many processes are being followed.
+    /// Number of processes whose forks and exits are reported.
     #[must_use]
     pub fn followed(&self) -> usize {
         self.known.len()
     }
 
-    /// The dynamic loaders in use on this machine.
+    /// Dynamic loaders in use on this machine.
     pub fn loaders(&self) -> impl Iterator<Item = &Loader> {
         self.loaders.iter()
     }
 
-    /// Whether the kernel's iterator is used, or else procfs.
+    /// Whether mappings come from the kernel's iterator; otherwise they come from procfs.
     #[must_use]
     pub fn uses_iterator(&self) -> bool {
         matches!(self.scanner, Scanner::Iterator { .. })
     }
 
-    /// Makes events of notices.
-    fn take(&mut self, notices: &[Notice], events: &mut Vec<Event>) -> Result<(), Error> {
+    /// Turns notices into events.
+    fn handle(&mut self, notices: &[Notice], events: &mut Vec<Event>) -> Result<(), Error> {
         let mut changed = BTreeSet::new();
         let mut executables: HashMap<ProcessKey, Executable> = HashMap::new();
         for notice in notices {
@@ -274,8 +272,9 @@ impl Discovery {
                 Notice::Loaded(_) => {}
             }
         }
-        self.look_at(&changed, events)?;
-        // Whoever was gone before it was looked at has not shown its loader: ask for the next one.
+        self.scan_processes(&changed, events)?;
+        // The loader of a process that exited before it was looked at is unknown, so the next exec of its executable
+        // is to be reported too.
         for (process, executable) in executables {
             if !process.is_alive() {
                 self.trace.forget(&executable);
@@ -284,19 +283,19 @@ impl Discovery {
         Ok(())
     }
 
-    /// Looks at some processes.
-    fn look_at(
+    /// Reads the mappings of some processes.
+    fn scan_processes(
         &mut self,
         changed: &BTreeSet<ProcessKey>,
         events: &mut Vec<Event>,
     ) -> Result<(), Error> {
-        if changed.len() > FEW {
+        if changed.len() > MAX_SINGLE_SCANS {
             return self.scan_everything(events);
         }
         for process in changed {
             let mut mappings = self.scanner.process(process.pid)?;
             if self.loaders.attach(&mappings, &self.trace) {
-                // It may have loaded libraries while nobody was told.
+                // It may have loaded libraries before its loader had a probe.
                 mappings = self.scanner.process(process.pid)?;
             }
             self.update(&mappings, events);
@@ -308,14 +307,14 @@ impl Discovery {
         Ok(())
     }
 
-    /// Looks at all processes, and reports those that have gone unnoticed.
+    /// Scans all processes, and reports exits that no event announced.
     fn scan_everything(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let mut mappings = self.scanner.everything()?;
         if self.loaders.attach(&mappings, &self.trace) {
             mappings = self.scanner.everything()?;
         }
-        if self.loaders.keep(&mappings) {
-            // The next one may be for an executable that was seen before.
+        if self.loaders.detach_unused(&mappings) {
+            // An executable whose exec is no longer reported may use a detached loader again.
             self.trace.forget_all();
         }
         self.update(&mappings, events);
@@ -327,13 +326,13 @@ impl Discovery {
         let absent = |process: &&ProcessKey| !present.contains(process);
         let absent: Vec<_> = self.known.keys().filter(absent).copied().collect();
         for process in absent {
-            self.settle_absent(process, events);
+            self.forget_absent(process, events);
         }
         Ok(())
     }
 
-    /// A process that was known maps nothing of interest.
-    fn settle_absent(&mut self, process: ProcessKey, events: &mut Vec<Event>) {
+    /// Reports that a known process maps no ML library any more.
+    fn forget_absent(&mut self, process: ProcessKey, events: &mut Vec<Event>) {
         self.known.remove(&process);
         self.trace.unwatch(process);
         events.push(match process.is_alive() {
@@ -342,8 +341,7 @@ impl Discovery {
         });
     }
 
-    /// Reports what of these mappings was not known, and remembers them all. They must be complete
-    /// for each process that they name.
+    /// Reports the mappings that were unknown, and stores them all. They must be complete for each process in them.
     fn update(&mut self, mappings: &[Mapping], events: &mut Vec<Event>) {
         let mut by_process: BTreeMap<ProcessKey, Vec<(&Mapping, LibraryKind)>> = BTreeMap::new();
         for mapping in mappings {
@@ -353,7 +351,7 @@ impl Discovery {
             }
         }
         for (process, libraries) in by_process {
-            // Before the files are looked at: whoever still has them then will be seen to exit.
+            // Before its files are opened: if it still maps them then, its exit will be reported.
             self.trace.watch(process);
             let known = self.known.get(&process).cloned().unwrap_or_default();
             let mut places = HashSet::new();
@@ -386,7 +384,7 @@ impl Mapping {
 }
 
 impl Notice {
-    /// The process to look at.
+    /// The process whose mappings may have changed.
     fn process(&self) -> ProcessKey {
         match *self {
             Self::Executed(process, _) | Self::Exited(process) | Self::Loaded(process) => process,
@@ -395,7 +393,7 @@ impl Notice {
     }
 }
 
-/// `None` when the mapping is gone.
+/// The file of a mapping; `None` if it is no longer mapped.
 fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
     let map_files = mapping.map_files();
     Some(MappedFile {
@@ -409,7 +407,7 @@ fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
     })
 }
 
-fn require_sight() -> Result<(), Error> {
+fn require_process_access() -> Result<(), Error> {
     let lacking = privilege::lacking(&privilege::TO_SEE, privilege::held());
     match lacking.is_empty() {
         true => Ok(()),
@@ -417,7 +415,7 @@ fn require_sight() -> Result<(), Error> {
     }
 }
 
-/// The kernel numbers processes as the initial pid namespace does, which has a fixed number itself.
+/// Fails outside the initial pid namespace: the kernel reports pids of that namespace. Its inode number is fixed.
 fn require_initial_pid_namespace() -> Result<(), Error> {
     match fs::read_link("/proc/self/ns/pid") {
         Ok(name) if name.as_os_str() != "pid:[4026531836]" => Err(Error::PidNamespace),

@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use procfs::process::Process;
 use zernel_model::snapshot::START_UNIT_NS;
 
-/// A process, told from others that had the same pid before.
+/// A process. The start time tells it from earlier processes with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// Its pid in the initial pid namespace: the thread group.
     pub pid: u32,
-    /// When it was started, in ns since boot (suspended time included), rounded down to the 10 ms
-    /// that procfs shows.
+    /// Its start in nanoseconds since boot, suspended time included, rounded down to the 10 ms of procfs.
     pub start_ns: u64,
 }
 
@@ -25,42 +24,42 @@ impl ProcessKey {
         }
     }
 
-    /// From `/proc/PID/stat`; `None` when nothing of the process is left but its exit code.
-    pub(super) fn of(process: &Process) -> Option<Self> {
+    /// From `/proc/PID/stat`; `None` if the process is a zombie.
+    pub(super) fn from_procfs(process: &Process) -> Option<Self> {
         let stat = process.stat().ok()?;
         let is_dead = matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1;
         let pid = u32::try_from(stat.pid).ok()?;
         (!is_dead).then(|| Self::new(pid, stat.starttime.saturating_mul(START_UNIT_NS)))
     }
 
-    /// Whether the process is still there: not dead, and not another one of the same pid.
+    /// Whether the process still runs: it has not exited, and its pid was not reused.
     #[must_use]
     pub fn is_alive(self) -> bool {
         let pid = i32::try_from(self.pid).unwrap_or(i32::MAX);
         let process = Process::new(pid).ok();
-        process.and_then(|process| Self::of(&process)) == Some(self)
+        process.and_then(|process| Self::from_procfs(&process)) == Some(self)
     }
 }
 
 /// A file as a process maps it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MappedFile {
-    /// The device of the mapped inode, encoded as `stat` does it. On overlayfs and btrfs this and the inode are
-    /// not those that `stat` shows.
+    /// The device of the mapped inode, encoded as in `stat`. On overlayfs and btrfs, `stat` shows another device and
+    /// another inode.
     pub device: u64,
     /// The mapped inode: the one that a uprobe on the file is attached to.
     pub inode: u64,
-    /// The path as `/proc/PID/maps` shows it, perhaps with ` (deleted)` behind it. What it names in
-    /// our mount namespace may be something else.
+    /// The path as `/proc/PID/maps` shows it, possibly followed by ` (deleted)`. In this process's
+    /// mount namespace, it may name another file.
     pub path: PathBuf,
     /// `/proc/PID/map_files/START-END`: opens exactly the mapped file, whatever the mount namespace
     /// of the process, and also after it was deleted.
     pub map_files: PathBuf,
     /// The first address of the mapping.
     pub start: u64,
-    /// The address behind it.
+    /// The end of the mapping, exclusive.
     pub end: u64,
-    /// Where in the file the mapping starts, in bytes.
+    /// Offset of the mapping in the file, in bytes.
     pub offset: u64,
 }
 
@@ -69,8 +68,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_itself_and_not_its_successor() {
-        let own = ProcessKey::of(&Process::myself().unwrap()).unwrap();
+    fn a_reused_pid_is_another_process() {
+        let own = ProcessKey::from_procfs(&Process::myself().unwrap()).unwrap();
         assert_eq!(own.pid, std::process::id());
         assert!(own.is_alive());
         let predecessor = ProcessKey::new(own.pid, own.start_ns - 1);

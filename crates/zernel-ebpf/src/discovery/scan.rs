@@ -1,5 +1,4 @@
-//! What processes map now: by an iterator in the kernel, or, where that is not accepted, by
-//! reading procfs.
+//! Reads the mappings of processes: by an iterator in the kernel or, if the kernel refuses it, from procfs.
 
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -22,7 +21,7 @@ const PREFIX_MAP: &str = ".rodata.prefixes";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
     pub(super) process: ProcessKey,
-    /// The thread it was seen through: the leader, or, where that is gone, another one.
+    /// The thread it was read from: the leader or, if the leader has exited, another one.
     pub(super) tid: u32,
     pub(super) subject: Subject,
     pub(super) device: u64,
@@ -33,7 +32,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// How to open the mapped file.
+    /// Path that opens the mapped file.
     pub(super) fn map_files(&self) -> PathBuf {
         let (tid, start, end) = (self.tid, self.start, self.end);
         format!("/proc/{tid}/map_files/{start:x}-{end:x}").into()
@@ -60,7 +59,7 @@ mirrors! {
 }
 
 impl RawMapping {
-    /// `None` for a name that only began like one of interest.
+    /// `None` if the name only begins like one of interest.
     fn mapping(&self) -> Option<Mapping> {
         let name = self.name.split(|byte| *byte == 0).next()?;
         let device = rustix::fs::makedev(self.device >> 20, self.device & 0xf_ffff);
@@ -99,7 +98,7 @@ impl Scanner {
         }
     }
 
-    /// The mappings of one process, none if it is gone.
+    /// The mappings of one process; none if it has exited.
     pub(super) fn process(&self, pid: u32) -> Result<Vec<Mapping>, Error> {
         let Self::Iterator { object, .. } = self else {
             return Ok(one_process(pid));
@@ -185,9 +184,9 @@ fn one_process(pid: u32) -> Vec<Mapping> {
     process.map_or_else(Vec::new, |process| maps_of(&process))
 }
 
-/// Nothing for a process that is gone, a kernel thread, or one that may not be looked at.
+/// The mappings of a process; none if it has exited, is a kernel thread, or may not be read.
 fn maps_of(process: &Process) -> Vec<Mapping> {
-    let Some(key) = ProcessKey::of(process) else {
+    let Some(key) = ProcessKey::from_procfs(process) else {
         return Vec::new();
     };
     let of_thread = |thread: &Process| -> Vec<Mapping> {
@@ -199,7 +198,7 @@ fn maps_of(process: &Process) -> Vec<Mapping> {
     if !own.is_empty() || process.stat().is_ok_and(|stat| stat.state != 'Z') {
         return own;
     }
-    // The leader is gone before its threads: procfs has them under their own ids, too.
+    // The leader has exited before its threads. procfs lists each thread under its own id as well.
     let threads = process.tasks().into_iter().flatten().flatten();
     threads
         .filter_map(|thread| Process::new(thread.tid).ok())

@@ -1,5 +1,4 @@
-//! What libbpf-rs does not offer: an iterator over one process, and a ring buffer's descriptor as a
-//! type.
+//! Calls that libbpf-rs lacks: an iterator over one process, and a ring buffer's descriptor as a `BorrowedFd`.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -26,7 +25,7 @@ pub(super) fn attach_to_process(program: &ProgramMut<'_>, pid: u32) -> io::Resul
         )
     };
     let link = NonNull::new(link).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: libbpf made this link just now and nobody else has it.
+    // SAFETY: libbpf made this link just now, so there is no other owner.
     Ok(unsafe { Link::from_ptr(link) })
 }
 

@@ -1,4 +1,4 @@
-//! The events of `discovery.bpf.c`, and the probes on dynamic loaders that make some of them.
+//! The events of `discovery.bpf.c`, and the probes on dynamic loaders that raise some of them.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -29,16 +29,16 @@ const LONGEST_WAIT: Duration = Duration::from_millis(i32::MAX as u64);
 /// What happened to a process.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Notice {
-    /// It executes another program; it may have been of interest before.
+    /// It called exec. It may have been a process of interest before.
     Executed(ProcessKey, Executable),
     /// A process of interest forked.
     Forked {
         parent: ProcessKey,
         child: ProcessKey,
     },
-    /// A process of interest is gone.
+    /// A process of interest exited.
     Exited(ProcessKey),
-    /// Its loader loaded or unloaded something.
+    /// Its loader loaded or unloaded a library.
     Loaded(ProcessKey),
 }
 
@@ -124,7 +124,7 @@ impl Trace {
         })
     }
 
-    /// What happened since the last call; waits for something to happen, `timeout` at most.
+    /// Events since the last call. Waits for one, for at most `timeout`.
     pub(super) fn wait(&self, timeout: Duration) -> Result<Vec<Notice>, Error> {
         match self.ring.poll(timeout.min(LONGEST_WAIT)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
@@ -137,44 +137,43 @@ impl Trace {
         drop(queue);
         for notice in &notices {
             if let Notice::Loaded(process) = notice {
-                // Not there is what it shall be.
+                // If the entry is missing already, the call has nothing to do.
                 let _ = self.pending.delete(&process.pid.to_ne_bytes());
             }
         }
         Ok(notices)
     }
 
-    /// Readable when something has happened.
+    /// Readable when there are events.
     pub(super) fn file_descriptor(&self) -> BorrowedFd<'_> {
         sys::file_descriptor(&self.ring)
     }
 
-    /// How many events found the ring buffer full.
+    /// Number of events that found the ring buffer full.
     pub(super) fn lost(&self) -> u64 {
         let counters = self.counters.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY);
         let counters = counters.ok().flatten().unwrap_or_default();
         u64::read_from_prefix(&counters).map_or(0, |(lost, _)| lost)
     }
 
-    /// Reports forks and death of the process from now on. Where the table is full, only a full
-    /// scan will tell of its death.
+    /// Reports forks and the exit of the process from now on. If the table is full, only a full scan finds its exit.
     pub(super) fn watch(&self, process: ProcessKey) {
         let _ = self
             .interesting
             .update(&process.pid.to_ne_bytes(), &[1], MapFlags::ANY);
     }
 
-    /// Takes [`Self::watch`] back.
+    /// Undoes [`Self::watch`].
     pub(super) fn unwatch(&self, process: ProcessKey) {
         let _ = self.interesting.delete(&process.pid.to_ne_bytes());
     }
 
-    /// Reports the next execution of this executable as if it were the first.
+    /// Reports the next exec of this executable as if it were the first.
     pub(super) fn forget(&self, executable: &Executable) {
         let _ = self.seen.delete(executable.as_bytes());
     }
 
-    /// The same for every executable.
+    /// Reports the next exec of every executable as if it were the first.
     pub(super) fn forget_all(&self) {
         let executables: Vec<_> = self.seen.keys().collect();
         for executable in executables {
@@ -182,7 +181,7 @@ impl Trace {
         }
     }
 
-    /// Attaches to the function that the loader in `file` calls when it has loaded something.
+    /// Attaches to the function that the loader in `file` calls after it has loaded a library.
     pub(super) fn attach_loader(
         &self,
         file: &Path,
@@ -228,7 +227,7 @@ fn program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<ProgramMut<'
         .ok_or_else(|| std::io::Error::other(format!("no program {name}")).into())
 }
 
-/// The map whose name ends so: libbpf puts the object's name before `.bss`.
+/// The map whose name ends with `name`: libbpf puts the object's name before `.bss`.
 fn map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
     let map = object
         .maps()

@@ -1,5 +1,5 @@
-//! What all probes share with userspace, as the headers in `bpf/` lay it out. What a probe shares by itself is in its
-//! folder.
+//! Mirrors of the types and constants in `bpf/` that the kernel shares with userspace. Those of a single probe are in
+//! its folder.
 
 use zernel_phase::mirrors;
 use zernel_phase::steps::{Mark, MarkClass};
@@ -7,7 +7,7 @@ use zernel_phase::tracker::TrackerConfig;
 
 use super::{Family, Operation};
 
-/// How many buckets a histogram of the kernel has.
+/// Number of buckets of a histogram in the kernel.
 pub(crate) const BUCKETS: usize = H2_BUCKETS as usize;
 
 mirrors! {
@@ -122,11 +122,11 @@ mirrors! {
         } and {
             "ZERNEL_MARK_NONE" = 0,
         }
-        enum MarkClass = "zernel_mark_sort" {
+        enum MarkClass = "zernel_mark_class" {
             Training = "ZERNEL_MARKS_TRAINING",
-            GpuUse = "ZERNEL_MARKS_USE",
+            GpuUse = "ZERNEL_MARKS_GPU_USE",
         } and {
-            "ZERNEL_MARK_SORTS" = MarkClass::ALL.len(),
+            "ZERNEL_MARK_CLASSES" = MarkClass::ALL.len(),
         }
         enum Operation = "nccl_operation" {
             AllReduce = "NCCL_OP_ALL_REDUCE",

@@ -1,4 +1,4 @@
-//! The probes: which functions of which libraries are watched, and what is kept of their calls.
+//! The probes: the functions that are probed, and the data that the kernel and userspace keep about their calls.
 //!
 //! A probe is one folder:
 //!
@@ -6,10 +6,10 @@
 //! |---|---|
 //! | `mod.rs` | its functions as rows of data: name, role, arguments kept, events reported |
 //! | `layout.rs` | the types and numbers that its kernel side shares with userspace |
-//! | `<name>.bpf.h` | what the kernel does with its calls, beyond what all calls have in common (`observe.bpf.c`) |
-//! | `state.bpf.h` | what it keeps per process and per thread |
+//! | `<name>.bpf.h` | its kernel code; code that all calls run is in `observe.bpf.c` |
+//! | `state.bpf.h` | its kernel state per process and per thread |
+//! | `state.rs` | its userspace state per process, and its part of a snapshot |
 //! | `metrics.rs` | its metric families, written from a snapshot |
-//! | `state.rs` | what userspace keeps of it per process, and its part of a snapshot |
 //!
 //! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark` and
 //! `<name>_failed`, and a macro of the same name for each. `bpf/probes.rs` lists the probes. From that list the build script
@@ -36,10 +36,10 @@ macro_rules! declare_probes {
             $($(#[$doc])* $variant,)*
         }
 
-        /// All functions that are watched. The index of a function is its number in the kernel.
+        /// All probed functions. The index of a function is its number in the kernel.
         pub static SYMBOLS: LazyLock<Vec<Symbol>> = LazyLock::new(|| [$($name::SYMBOLS,)*].concat());
 
-        /// What the probes keep of one process in userspace.
+        /// Userspace state of all probes for one process.
         #[derive(Debug, Default)]
         #[allow(missing_docs)] // documented as probes
         pub struct ProbeStates {
@@ -52,7 +52,7 @@ macro_rules! declare_probes {
                 $(self.$part.read(record);)*
             }
 
-            /// Frees what a process holds until it exits.
+            /// Drops the state of resources that the process has released by exiting.
             pub(crate) fn exit(&mut self) {
                 $(self.$part.exit();)*
             }
@@ -78,7 +78,7 @@ macro_rules! declare_probes {
             Ok(())
         }
 
-        /// Deletes what the BPF maps of the probes keep of a process that has exited.
+        /// Deletes the entries of an exited process from the BPF maps of the probes.
         pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
             $($maps::forget(kernel, process)?;)*
             Ok(())
@@ -129,7 +129,7 @@ use crate::metrics::{MetricFamily, Scoped};
 use crate::observer::{Kernel, ObservedProcess};
 use gpu_mem::ProcessGpus;
 
-/// What a probe keeps of one process in userspace.
+/// Userspace state of a probe for one process.
 pub(crate) trait ProbeState {
     /// Its part of a snapshot.
     type Snapshot;
@@ -137,14 +137,14 @@ pub(crate) trait ProbeState {
     /// Reads its part of the kernel's record of the process.
     fn read(&mut self, _record: &layout::Process) {}
 
-    /// Frees what the process held until it exited.
+    /// Drops the state of resources that the process has released by exiting.
     fn exit(&mut self) {}
 
     /// Its part of a snapshot of `process`.
     fn snapshot(&self, process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Self::Snapshot;
 }
 
-/// A family of durations. A process has one distribution per family.
+/// What a duration measures. A process has one distribution per kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     /// A call that launches work on the GPU.
@@ -155,22 +155,22 @@ pub enum Family {
     EventWait,
     /// A wait for everything on a context.
     ContextWait,
-    /// A copy that returns when it is done, or may do so.
+    /// A call that copies, and returns only when the copy is done, or may do so.
     CopyWait,
     /// A trainer's wait for its next batch.
     Dataload,
     /// A wait for a peer.
     DistSync,
-    /// From being able to run to running.
+    /// Runnable but not running.
     RunDelay,
-    /// Handing a collective to the GPU.
+    /// A call that enqueues a collective on the GPU.
     Enqueue(Operation),
-    /// From handing over a collective to the end of the wait that shows it done.
+    /// From the call that enqueues a collective to the end of the wait that shows it done.
     UntilSync(Operation),
 }
 
 impl Family {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = 8 + 2 * Operation::ALL.len();
 
     /// Its number in the kernel.
@@ -190,7 +190,7 @@ impl Family {
         }
     }
 
-    /// The family with that number.
+    /// The kind with that number in the kernel.
     #[must_use]
     pub fn from_index(index: usize) -> Option<Self> {
         let simple = [
@@ -215,7 +215,7 @@ impl Family {
     }
 }
 
-/// What is communicated.
+/// An operation of NCCL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // NCCL's own names
 pub enum Operation {
@@ -234,7 +234,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them, by number.
+    /// All operations, by their numbers in the kernel.
     pub const ALL: [Self; 12] = [
         Self::AllReduce,
         Self::Broadcast,
@@ -279,7 +279,7 @@ pub enum Direction {
     DeviceToHost,
     /// Within a device or between devices.
     DeviceToDevice,
-    /// Only the addresses tell.
+    /// Between addresses of either kind: only the addresses determine the direction.
     Unified,
 }
 
@@ -296,7 +296,7 @@ impl Direction {
     }
 }
 
-/// What people count a call as.
+/// What a call counts as in reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
     /// A launch of work.
@@ -305,13 +305,13 @@ pub enum Counts {
     Copy(Direction),
     /// A wait.
     Wait,
-    /// Something communicated.
+    /// A collective or a message.
     Communication(Operation),
-    /// Nothing by itself.
+    /// Not reported.
     Nothing,
 }
 
-/// Functions that are sampled together: the calls of some of them mean little without those of the others.
+/// Functions that are sampled together, because the calls of one mean little without the calls of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SamplingGroup {
     /// Launches of kernels: a program may use any of these functions.
@@ -320,38 +320,38 @@ pub enum SamplingGroup {
     Pools,
 }
 
-/// A function to watch.
+/// A probed function, or several that are probed alike.
 #[derive(Debug, Clone, Copy)]
 pub struct Symbol {
     /// The library that exports it.
     pub library: LibraryKind,
-    /// The names it is exported under; the first is the one it is called by.
+    /// Its exported names. Reports use the first one.
     pub names: &'static [&'static str],
-    /// Whose it is.
+    /// The probe that it belongs to.
     pub probe: Probe,
     /// What a call counts as.
     pub counts: Counts,
-    /// Where its duration goes.
+    /// The distribution that gets its durations.
     pub family: Option<Family>,
     /// Whether a busy program calls it so often that it may have to be sampled.
     pub frequent: bool,
     /// The functions it is sampled together with.
     pub sampling_group: Option<SamplingGroup>,
-    /// Whether only its entry is probed: an exception that unwinds through a return probe kills the
-    /// process, so functions of C++ are never probed otherwise.
+    /// Whether only its entry is probed. This holds for all C++ functions: an exception that unwinds through a return
+    /// probe kills the process.
     pub entry_only: bool,
-    /// Whether the names are only how the exported names begin: mangled names end in argument types,
-    /// which differ between versions.
+    /// Whether `names` are prefixes of the exported names: mangled names end in argument types, which differ between
+    /// versions.
     pub by_prefix: bool,
     label: Option<&'static str>,
     role: u8,
     enter: Option<ThreadEvent>,
     leave: Option<ThreadEvent>,
-    /// Which arguments are kept, from 1.
+    /// Numbers of the arguments that are kept, from 1; 0: none.
     arguments: [u8; 4],
-    /// Which of the kept ones counts as bytes, from 1.
+    /// Place of the number of bytes among the kept arguments, from 1; 0: none.
     bytes: u8,
-    /// What it tells of steps.
+    /// The step mark that a call is, if any.
     pub mark: Option<Mark>,
 }
 
@@ -428,7 +428,7 @@ impl Symbol {
         self.frequent()
     }
 
-    /// A function of C++, whose mangled name begins with one of its names.
+    /// Makes it a C++ function whose mangled name begins with one of its names; reports use `label`.
     const fn of_cpp(mut self, label: &'static str) -> Self {
         self.entry_only = true;
         self.by_prefix = true;
@@ -436,13 +436,13 @@ impl Symbol {
         self
     }
 
-    /// What it is called in reports.
+    /// Its name in reports.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.label.unwrap_or(self.names[0])
     }
 
-    /// The row that the kernel gets.
+    /// Its row in the kernel's table of functions.
     pub(crate) fn raw(&self, sampled: bool) -> layout::Symbol {
         const NONE: u8 = layout::NONE as u8;
         let event =
@@ -471,7 +471,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_and_their_numbers_agree() {
+    fn duration_kinds_survive_the_trip_through_their_numbers() {
         for index in 0..Family::COUNT {
             assert_eq!(Family::from_index(index).map(Family::index), Some(index));
         }
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn every_function_is_listed_once_and_fits() {
+    fn every_function_is_listed_once_and_fits_the_kernels_table() {
         let mut names = BTreeSet::new();
         for symbol in SYMBOLS.iter() {
             for name in symbol.names {

@@ -20,7 +20,7 @@
 /* This many hits of a thread within that time exceed any budget. */
 #define HOT_HITS 2000
 
-/* Wakes userspace, which otherwise checks the overhead only now and then. */
+/* Wakes userspace, which otherwise checks the overhead at intervals. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -30,7 +30,8 @@ static __noinline int raise_alarm(struct zernel_process *process, __u64 elapsed_
 {
 	struct zernel_settings *set = zernel_settings();
 
-	/* A sampling window is short, and a long time without probes pays for it. */
+	/* A sampling window may exceed the budget: the time without probes after it makes up for
+	 * it. */
 	if (!set || set->window_open || !elapsed_ns)
 		return 0;
 	zernel_raise(&process->busiest_hits, HOT_HITS * 1000000000ULL / elapsed_ns);
@@ -57,15 +58,15 @@ static __always_inline void count_hit(struct zernel_thread *thread, struct zerne
 	thread->hits = 0;
 }
 
-/* Whether the function counts now: a sampled one only while a sampling window is open. */
-static __always_inline bool counts(const struct zernel_symbol *symbol)
+/* Whether calls are counted now. A sampled function is counted only in a sampling window. */
+static __always_inline bool is_counted(const struct zernel_symbol *symbol)
 {
 	struct zernel_settings *set = zernel_settings();
 
 	return set && (!(symbol->flags & ZERNEL_SAMPLED) || *(volatile __u32 *)&set->window_open);
 }
 
-/* The thread goes on, so its waits are over. */
+/* Ends the open waits of a thread that makes a probed call. */
 static __always_inline void end_waits(struct zernel_thread *thread, struct zernel_process *process,
 				      __u32 event, __u64 now_ns)
 {
@@ -75,8 +76,8 @@ static __always_inline void end_waits(struct zernel_thread *thread, struct zerne
 		end_peer_wait(thread);
 }
 
-static __always_inline void tell_event(struct zernel_thread *thread, struct zernel_process *process,
-				       __u32 event, __u64 now_ns)
+static __always_inline void observe_event(struct zernel_thread *thread,
+					  struct zernel_process *process, __u32 event, __u64 now_ns)
 {
 	end_waits(thread, process, event, now_ns);
 	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns));
@@ -94,7 +95,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	struct zernel_thread *thread;
 	__u64 registers[ZERNEL_REGISTERS];
 
-	if (!symbol || !counts(symbol))
+	if (!symbol || !is_counted(symbol))
 		return 1;
 	thread = zernel_current_thread();
 	if (!thread)
@@ -108,8 +109,8 @@ static __always_inline int enter(struct pt_regs *ctx)
 	if (!call)
 		return 1;
 	call->symbol = id;
-	call->noted = 0;
-	call->noted_too = 0;
+	call->scratch[0] = 0;
+	call->scratch[1] = 0;
 	call->caller = 0;
 	zernel_load_registers(ctx, registers);
 	for (int i = 0; i < ZERNEL_ARGUMENTS; i++) {
@@ -120,7 +121,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	probe_enter(symbol, thread, call);
 	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
-		tell_event(thread, process, symbol->enter_event, now_ns);
+		observe_event(thread, process, symbol->enter_event, now_ns);
 	/* The probe's own time is not part of the call. */
 	call->since_ns = bpf_ktime_get_ns();
 	return 0;
@@ -131,7 +132,8 @@ static __always_inline int leave(struct pt_regs *ctx)
 	__u64 now_ns = bpf_ktime_get_ns();
 	__u64 stack = PT_REGS_SP(ctx);
 	int result = PT_REGS_RC(ctx);
-	struct zernel_thread *thread = zernel_kept_of(&threads, bpf_get_current_task_btf(), false);
+	struct zernel_thread *thread =
+		zernel_task_storage(&threads, bpf_get_current_task_btf(), false);
 	const struct zernel_symbol *symbol;
 	struct zernel_open_call *call;
 	struct zernel_counter *counter;
@@ -158,12 +160,12 @@ static __always_inline int leave(struct pt_regs *ctx)
 		sync_left(thread->process, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
 		zernel_observe_event(now_ns, symbol->leave_event, burst_ns_of(thread, now_ns));
-	if (launches_begin(symbol, thread, call, now_ns))
+	if (presumes_launches(symbol, thread, call, now_ns))
 		zernel_observe_event(now_ns, ZERNEL_LAUNCH, burst_ns_of(thread, now_ns));
 	return 0;
 }
 
-/* A call of which only the entry is probed. */
+/* The entry of a function whose return is not probed. */
 static __always_inline int mark(struct pt_regs *ctx)
 {
 	__u32 id = bpf_get_attach_cookie(ctx);
@@ -173,7 +175,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	struct zernel_process *process;
 	struct zernel_counter *counter;
 
-	if (!symbol || !counts(symbol))
+	if (!symbol || !is_counted(symbol))
 		return 0;
 	thread = zernel_current_thread();
 	process = thread ? zernel_process(thread->process) : NULL;
@@ -187,7 +189,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		zernel_observe_event(now_ns, symbol->enter_event, burst_ns_of(thread, now_ns));
-	if (goes_backward(symbol, process, thread, now_ns))
+	if (presumes_launches_in_backward(symbol, process, thread, now_ns))
 		zernel_observe_event(now_ns, ZERNEL_LAUNCH, burst_ns_of(thread, now_ns));
 	return 0;
 }
@@ -244,7 +246,7 @@ ZERNEL_UPROBE("uprobe", call_mark_perf)
 }
 
 /* Adds the phases of an exiting training thread to those of its process. */
-static __always_inline void keep_phases(struct task_struct *task)
+static __always_inline void add_phases_to_process(struct task_struct *task)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0, 0);
@@ -253,7 +255,7 @@ static __always_inline void keep_phases(struct task_struct *task)
 	if (!state || !process || !(state->tracker.flags & ZERNEL_DRIVES_STEPS))
 		return;
 	zernel_transition(state, ZERNEL_UNKNOWN, bpf_ktime_get_ns());
-	/* First, so that no reader counts them twice. */
+	/* Before the sums, so that no reader counts the phases twice. */
 	state->tracker.flags &= ~ZERNEL_DRIVES_STEPS;
 	for (int phase = 0; phase < ZERNEL_PHASES; phase++)
 		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
@@ -265,7 +267,7 @@ int process_exit(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
 
-	keep_phases(bpf_get_current_task_btf());
+	add_phases_to_process(bpf_get_current_task_btf());
 	if (BPF_CORE_READ(task, signal, live.counter) == 0)
 		zernel_end_process(task);
 	return 0;
@@ -294,7 +296,7 @@ int dump_tasks(struct bpf_iter__task *ctx)
 
 	if (!task)
 		return 0;
-	state = zernel_kept_of(&zernel_tasks, task, false);
+	state = zernel_task_storage(&zernel_tasks, task, false);
 	if (state)
 		bpf_seq_write(ctx->meta->seq, state, sizeof(*state));
 	return 0;

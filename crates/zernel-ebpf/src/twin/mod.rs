@@ -1,8 +1,8 @@
-//! The kernel's copies of the phase rules, run on states of our choice.
+//! Runs the kernel's copies of the phase rules on given states.
 //!
-//! `bpf/phase_rule.h` and `bpf/phase_tracker.h` are what every BPF object uses; this loads programs
-//! made of nothing else and runs them with `BPF_PROG_TEST_RUN`. Tests compare their answers with
-//! [`zernel_phase`]'s, benchmarks time them.
+//! Every BPF object uses `bpf/phase_rule.h` and `bpf/phase_tracker.h`. This module loads programs that consist of these
+//! headers alone, and runs them with `BPF_PROG_TEST_RUN`. Tests compare their results with [`zernel_phase`];
+//! benchmarks time them.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 use zernel_phase::mirrors;
@@ -10,7 +10,7 @@ use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState};
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// How many states one run takes.
+/// Number of states in a batch.
 pub const BATCH: usize = 4096;
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/phase_twin.bpf.o"));
@@ -61,7 +61,7 @@ impl PhaseTwin {
         Ok(Self { object })
     }
 
-    /// The loaded object, for a look at its types.
+    /// The loaded object.
     #[must_use]
     pub fn object(&self) -> &Object {
         &self.object
@@ -91,18 +91,20 @@ impl PhaseTwin {
         let key = 0_u32.to_ne_bytes();
         map.update(&key, batch.as_bytes(), MapFlags::ANY)?;
         self.run_in_place(name)?;
-        let result = map.lookup(&key, MapFlags::ANY)?.ok_or_else(|| gone(name))?;
+        let result = map
+            .lookup(&key, MapFlags::ANY)?
+            .ok_or_else(|| missing(name))?;
         batch.as_mut_bytes().copy_from_slice(&result);
         Ok(())
     }
 
-    /// Runs the program `classify`, `detect` or `track` on what its map holds already.
+    /// Runs the program `classify`, `detect` or `track` on the current contents of its map.
     pub fn run_in_place(&self, name: &str) -> libbpf_rs::Result<()> {
         let program = self
             .object
             .progs_mut()
             .find(|program| program.name() == name)
-            .ok_or_else(|| gone(name))?;
+            .ok_or_else(|| missing(name))?;
         match program.test_run(ProgramInput::default())?.return_value as i32 {
             done if done == BATCH as i32 => Ok(()),
             done => Err(std::io::Error::other(format!(
@@ -115,10 +117,10 @@ impl PhaseTwin {
     fn map(&self, name: &str) -> libbpf_rs::Result<MapHandle> {
         let name = format!("{name}_map");
         let map = self.object.maps().find(|map| *map.name() == *name);
-        MapHandle::try_from(&map.ok_or_else(|| gone(&name))?)
+        MapHandle::try_from(&map.ok_or_else(|| missing(&name))?)
     }
 }
 
-fn gone(name: &str) -> libbpf_rs::Error {
+fn missing(name: &str) -> libbpf_rs::Error {
     std::io::Error::other(format!("the BPF object has no {name}")).into()
 }

@@ -1,4 +1,4 @@
-//! The process that is discovered: this test program, run again, doing what it is told.
+//! The process that is discovered: this test program, started again, which follows orders.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
@@ -34,7 +34,7 @@ impl Helper {
         command
     }
 
-    /// Runs a command that becomes a helper in the end; returns when it has.
+    /// Runs a command that execs a helper; returns when the helper runs.
     pub(crate) fn spawn_with(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();

@@ -1,4 +1,4 @@
-//! Discovery on the machine that runs the tests, with a process that does as it is told.
+//! Discovery on the machine that runs the tests, with a helper process that follows orders.
 
 mod helper;
 mod other_kernels;
@@ -31,15 +31,27 @@ fn main() -> ExitCode {
         check: || vm::kernel("7.2").map(drop),
     }];
     zernel_testkit::main([
-        trial("what_is_there_is_found", &needs, what_is_there_is_found),
-        trial("a_late_dlopen_is_told", &needs, a_late_dlopen_is_told),
         trial(
-            "a_preloaded_library_is_told",
+            "running_processes_are_found",
             &needs,
-            a_preloaded_library_is_told,
+            running_processes_are_found,
         ),
-        trial("forks_and_exits_are_told", &needs, forks_and_exits_are_told),
-        trial("an_execution_is_told", &needs, an_execution_is_told),
+        trial(
+            "a_late_dlopen_is_reported",
+            &needs,
+            a_late_dlopen_is_reported,
+        ),
+        trial(
+            "a_preloaded_library_is_reported",
+            &needs,
+            a_preloaded_library_is_reported,
+        ),
+        trial(
+            "forks_and_exits_are_reported",
+            &needs,
+            forks_and_exits_are_reported,
+        ),
+        trial("an_exec_is_reported", &needs, an_exec_is_reported),
         trial("threads_are_no_processes", &needs, threads_are_no_processes),
         trial(
             "a_replaced_file_is_another",
@@ -52,14 +64,14 @@ fn main() -> ExitCode {
             a_mount_namespace_hides_nothing,
         ),
         trial(
-            "on_overlayfs_the_real_file_is_told",
+            "the_file_under_overlayfs_is_reported",
             &[needs[0], needs[1], overlayfs()],
-            on_overlayfs_the_real_file_is_told,
+            the_file_under_overlayfs_is_reported,
         ),
         trial(
-            "a_loader_of_its_own_is_watched",
+            "a_private_loader_is_probed",
             &needs,
-            a_loader_of_its_own_is_watched,
+            a_private_loader_is_probed,
         ),
         trial(
             "a_process_without_leader_is_found",
@@ -67,25 +79,29 @@ fn main() -> ExitCode {
             a_process_without_leader_is_found,
         ),
         trial(
-            "procfs_says_what_the_iterator_says",
+            "procfs_and_iterator_agree",
             &needs,
-            procfs_says_what_the_iterator_says,
+            procfs_and_iterator_agree,
         ),
         trial(
             "a_thousand_short_processes_leave_nothing",
             &needs,
             a_thousand_short_processes,
         ),
-        trial("an_overflow_is_made_good", &needs, an_overflow_is_made_good),
+        trial(
+            "an_overflow_is_followed_by_a_scan",
+            &needs,
+            an_overflow_is_followed_by_a_scan,
+        ),
         trial(
             "loading_in_a_loop_loses_nothing",
             &needs,
             loading_in_a_loop_loses_nothing,
         ),
         trial(
-            "lacking_privilege_is_said",
+            "missing_privilege_is_reported",
             &needs,
-            lacking_privilege_is_said,
+            missing_privilege_is_reported,
         ),
         trial("all_this_holds_on_an_old_kernel", &oldest, || {
             other_kernels::run("6.1");
@@ -161,7 +177,7 @@ fn is_same(file: &MappedFile, library: &Path) {
     assert!(fs::read(&file.map_files).unwrap() == fs::read(library).unwrap());
 }
 
-fn what_is_there_is_found() {
+fn running_processes_are_found() {
     let libraries = Libraries::new();
     let mut helper = Helper::spawn();
     helper.load(&libraries.cuda());
@@ -176,7 +192,7 @@ fn what_is_there_is_found() {
     assert!(events.contains(&Event::Exited { process }), "{events:#?}");
 }
 
-fn a_late_dlopen_is_told() {
+fn a_late_dlopen_is_reported() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
@@ -188,7 +204,7 @@ fn a_late_dlopen_is_told() {
     assert_eq!(discovery.missed_by_events(), 0);
 }
 
-fn a_preloaded_library_is_told() {
+fn a_preloaded_library_is_reported() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let helper = Helper::spawn_with(Helper::command().env("LD_PRELOAD", libraries.cuda()));
@@ -196,7 +212,7 @@ fn a_preloaded_library_is_told() {
     is_same(&file, &libraries.cuda());
 }
 
-fn forks_and_exits_are_told() {
+fn forks_and_exits_are_reported() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
@@ -218,7 +234,7 @@ fn forks_and_exits_are_told() {
     });
 }
 
-fn an_execution_is_told() {
+fn an_exec_is_reported() {
     let libraries = Libraries::new();
     for order in ["execute", "execute-in-a-thread"] {
         let mut discovery = Discovery::start().unwrap();
@@ -303,7 +319,7 @@ fn a_mount_namespace_hides_nothing() {
 }
 
 /// Container images are layers: the probe goes on the file in its layer.
-fn on_overlayfs_the_real_file_is_told() {
+fn the_file_under_overlayfs_is_reported() {
     let libraries = Libraries::new();
     let lower = libraries.cuda();
     let place = tempfile::tempdir().unwrap();
@@ -335,7 +351,7 @@ fn overlayfs() -> Need {
     }
 }
 
-fn a_loader_of_its_own_is_watched() {
+fn a_private_loader_is_probed() {
     let libraries = Libraries::new();
     let loader = interpreter();
     let place = tempfile::tempdir().unwrap();
@@ -358,7 +374,7 @@ fn a_loader_of_its_own_is_watched() {
             let mount = mount.clone();
             thread::spawn(move || helper_in_namespace(&mount))
         };
-        // What its shell does is told before it becomes a helper.
+        // Events of its shell are handled before it execs the helper.
         while !starting.is_finished() {
             discovery.poll(Duration::from_millis(10)).unwrap();
         }
@@ -410,7 +426,7 @@ fn a_process_without_leader_is_found() {
     }
 }
 
-fn procfs_says_what_the_iterator_says() {
+fn procfs_and_iterator_agree() {
     let libraries = Libraries::new();
     let mut helper = Helper::spawn();
     let mut iterator = Discovery::start().unwrap();
@@ -446,7 +462,7 @@ fn a_thousand_short_processes() {
     poll_for(&mut discovery, &Event::Exited { process });
 }
 
-fn an_overflow_is_made_good() {
+fn an_overflow_is_followed_by_a_scan() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
@@ -456,11 +472,11 @@ fn an_overflow_is_made_good() {
         short_process();
         left -= 1;
     }
-    // Nobody can tell of this one.
+    // Its event is lost: the ring buffer is full.
     helper.load(&libraries.cuda());
     let events = discovery.poll(Duration::ZERO).unwrap();
     let (process, _) = cuda_of(&events, helper.pid()).unwrap();
-    // And from now on events tell again.
+    // From now on events arrive again.
     helper.load(&libraries.nccl());
     poll_until(&mut discovery, |events| {
         find_library(events, helper.pid(), LibraryKind::Nccl)
@@ -469,7 +485,7 @@ fn an_overflow_is_made_good() {
     poll_for(&mut discovery, &Event::Exited { process });
 }
 
-/// As long as nobody looks, one event says it all.
+/// Until userspace handles an event of a process, further ones of that process are not needed.
 fn loading_in_a_loop_loses_nothing() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
@@ -480,7 +496,7 @@ fn loading_in_a_loop_loses_nothing() {
     poll_for_cuda(&mut discovery, helper.pid());
 }
 
-fn lacking_privilege_is_said() {
+fn missing_privilege_is_reported() {
     let start = || {
         let none = CapabilitySets {
             effective: CapabilitySet::empty(),

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use zernel_ebpf::observer::{Coverage, Rung};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Role, Stage, call, out, try_call};
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, out, try_call};
 
 use crate::harness::{assert_exact, find, observe, observe_on, run, seen_of};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("everything", everything),
     ("launches", launches),
     ("launches_of_two_threads", launches_of_two_threads),

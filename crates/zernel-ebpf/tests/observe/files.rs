@@ -12,12 +12,12 @@ use zernel_ebpf::observer::{Coverage, GovernorOptions, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
-use zernel_testkit::target::{Driver, LIBRARIES, Role, Stage, Target, directory, pause};
+use zernel_testkit::target::{Driver, LIBRARIES, Stage, Target, TargetRole, directory, pause};
 
 use crate::counts::launches;
 use crate::harness::{assert_exact, find, functions_of, observe, seen_of, start};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("loads_and_launches", loads_and_launches),
     ("maps_garbage", maps_garbage),
 ];
@@ -46,7 +46,7 @@ fn maps_garbage(_driver: &Driver, _rounds: u64) {
     mapped.expect("a file can be mapped");
 }
 
-/// Knows no library before a process uses it.
+/// An observer that knows no library before a process maps it.
 fn observe_nothing_yet() -> Observer {
     start(&Options {
         governor: GovernorOptions::EXACT,
@@ -82,7 +82,7 @@ pub(crate) fn replaced() {
     assert_exact(&mut observer, &stage, &[before, after]);
 }
 
-/// Writing to a mapped library is a mistake; where its functions are now, nobody knows.
+/// Writing to a mapped library is a mistake: the addresses of its functions are then unknown.
 pub(crate) fn written_to() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
@@ -102,7 +102,7 @@ pub(crate) fn written_to() {
     assert!(!processes.any(|process| process.pid == target.pid()));
 }
 
-/// What the ledger says of why the launches of a library are not watched; `None` while they are.
+/// Reason in the ledger why the launches of a library are not probed; `None` if they are probed.
 fn why_not(observer: &Observer, library: &Path) -> Option<String> {
     let launch = functions_of(observer, &library.to_string_lossy())["cuLaunchKernel"].clone();
     (launch["state"] == "not attached").then(|| launch["reason"].to_string())
@@ -114,8 +114,7 @@ fn overwrite(library: &Path) {
     file.write_all(&content).expect("ours");
 }
 
-/// Nobody scans here.
-/// Who goes on with a library that was let go is no longer seen completely.
+/// A process that goes on with a detached library is no longer complete. This needs no scan.
 pub(crate) fn written_to_in_use() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
@@ -206,7 +205,7 @@ pub(crate) fn strip() -> Need {
     }
 }
 
-/// What a program is linked by stays.
+/// Stripping keeps the dynamic symbols.
 pub(crate) fn stripped() {
     let stage = Stage::new(Prologue::Push);
     for name in ["libcuda.so.1", "libnccl.so.2"] {

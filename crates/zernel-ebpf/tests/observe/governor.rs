@@ -1,4 +1,4 @@
-//! What observing costs stays within its budget, and the numbers say how good they are.
+//! The overhead stays within its budget, and estimates are within their intervals.
 
 use std::hint::spin_loop;
 use std::thread;
@@ -8,11 +8,11 @@ use zernel_ebpf::observer::{CallCount, GovernorOptions, ObservedProcess, Observe
 use zernel_ebpf::probes::Counts;
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Role, Stage, call, out};
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, out};
 
 use crate::harness::{Watcher, exact, find, functions_of, seen_of, truth_of};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("launches_for", launches_for),
     ("paced", paced),
     ("slow", slow_launches),
@@ -152,7 +152,7 @@ fn slow_launches(driver: &Driver, rounds: u64) {
     }
 }
 
-/// With the budget that everyone gets who asks for no other.
+/// Options with the default budget.
 fn governed(stage: &Stage) -> Options {
     Options {
         governor: GovernorOptions::default(),
@@ -160,7 +160,7 @@ fn governed(stage: &Stage) -> Options {
     }
 }
 
-/// With a larger one, for more windows in less time.
+/// Options with a larger budget, for more windows in less time.
 fn generous(stage: &Stage) -> Options {
     Options {
         governor: GovernorOptions::with_budget(0.03),
@@ -201,7 +201,7 @@ pub(crate) fn busy() {
     assert_eq!((launches.calls, launches.error), (1000, 0));
 }
 
-/// Who is in a sampled function when it is taken off was not lost, but left out.
+/// A call that is open when its probe is detached is left out; it is no loss.
 pub(crate) fn detached_under_way() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&generous(&stage));
@@ -214,7 +214,8 @@ pub(crate) fn detached_under_way() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// What tells phases is never sampled. Who calls that far too often is left alone, and so is everyone else for a while.
+/// Functions that determine phases are never sampled. If a process calls them far too often, all probes are detached for
+/// a while.
 pub(crate) fn above_the_ceiling() {
     let stage = Stage::alone(Prologue::Push);
     let governor = GovernorOptions {
@@ -248,7 +249,7 @@ pub(crate) fn above_the_ceiling() {
     assert_eq!(seen_of(process)["cuCtxSynchronize"].calls, 1);
 }
 
-/// Nobody pays far too much until costs happen to be looked at.
+/// A process far over the budget raises an alarm before the next check of the overhead.
 pub(crate) fn alarm() {
     let stage = Stage::alone(Prologue::Push);
     let mut observer = Observer::start(&governed(&stage)).expect("this machine can observe");
@@ -298,7 +299,7 @@ fn assert_near(launches: CallCount, truth: u64) {
     );
 }
 
-/// Waits for the end of a process, and tells how often it has launched, as far as windows show, and truly.
+/// Waits until a process exits. Returns its estimated and its true number of launches.
 fn estimated_and_true(watcher: Watcher, stage: &Stage, pid: u32) -> (CallCount, u64) {
     watcher.wait_until("its end is known", |observer| {
         find(observer, pid).ended_ns.is_some()
@@ -318,7 +319,7 @@ fn estimated_and_true(watcher: Watcher, stage: &Stage, pid: u32) -> (CallCount, 
     (launches, truth)
 }
 
-/// Of a training loop all steps are known, and so are its launches, however few windows there are.
+/// All steps of a training loop are known. So its launches can be estimated from few windows.
 pub(crate) fn estimate_by_steps() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&governed(&stage));
@@ -326,7 +327,7 @@ pub(crate) fn estimate_by_steps() {
     let pid = target.pid();
     target.go();
     watcher.wait_until("launches are sampled", is_sampled);
-    watcher.wait_until("they are told without waiting for a window", |observer| {
+    watcher.wait_until("they are reported before the next window", |observer| {
         let process = find(observer, pid);
         let steps = process.steps.count();
         steps > 50 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
@@ -385,7 +386,7 @@ pub(crate) fn estimate_by_few_windows() {
     assert_near(launches, truth);
 }
 
-/// Who begins while launches are sampled is not taken to launch nothing.
+/// A process that starts while launches are sampled does not count as one without launches.
 pub(crate) fn estimate_of_newcomer() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&governed(&stage));

@@ -1,4 +1,4 @@
-//! What the tests have in common: an observer, and the truth to hold it against.
+//! Shared code of the tests: an observer, and the truth to compare it with.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -79,7 +79,7 @@ pub(crate) fn run(targets: &mut [Target]) {
     }
 }
 
-/// What the software GPU says of a process, by the names we use.
+/// True calls of a process from the software GPU's log, by the names in reports.
 pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCount> {
     let names: BTreeMap<&str, &'static str> = SYMBOLS
         .iter()
@@ -103,7 +103,7 @@ pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCo
     calls
 }
 
-/// What was observed of a process.
+/// Observed calls of a process.
 pub(crate) fn seen_of(process: &ObservedProcess) -> BTreeMap<&'static str, CallCount> {
     process.calls().collect()
 }
@@ -114,7 +114,7 @@ pub(crate) fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
     found.expect("the process was observed")
 }
 
-/// Reads, and holds every target against the truth.
+/// Reads the maps, and compares every target with the truth.
 pub(crate) fn assert_exact(observer: &mut Observer, stage: &Stage, targets: &[Target]) {
     observer.read().expect("maps can be read");
     for target in targets {
@@ -124,7 +124,7 @@ pub(crate) fn assert_exact(observer: &mut Observer, stage: &Stage, targets: &[Ta
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// What the ledger says of the functions of a file, by name.
+/// Functions of a file in the ledger, by name.
 pub(crate) fn functions_of(observer: &Observer, file: &str) -> BTreeMap<String, Value> {
     let ledger = observer.snapshot().ledger_json(Scope::All);
     let files = ledger["files"].as_array().expect("a list").iter();

@@ -43,24 +43,24 @@ fn main() -> ExitCode {
         ("a_busy_function_is_sampled_until_it_calms", governor::busy),
         ("a_hot_function_raises_an_alarm", governor::alarm),
         (
-            "probes_that_cost_too_much_are_off_for_a_while",
+            "probes_over_the_ceiling_are_detached_for_a_while",
             governor::above_the_ceiling,
         ),
         (
-            "a_call_under_way_is_not_lost_when_its_function_is_taken_off",
+            "an_open_call_is_not_lost_when_its_probe_is_detached",
             governor::detached_under_way,
         ),
-        ("an_estimate_is_as_good_as_it_says", governor::estimate),
+        ("an_estimate_is_within_its_interval", governor::estimate),
         (
-            "steps_tell_how_often_a_sampled_function_was_called",
+            "launches_are_estimated_from_steps",
             governor::estimate_by_steps,
         ),
         (
-            "launches_are_told_by_few_windows",
+            "launches_are_estimated_from_few_windows",
             governor::estimate_by_few_windows,
         ),
         (
-            "who_begins_while_functions_are_sampled_is_estimated",
+            "a_process_that_starts_during_sampling_is_estimated",
             governor::estimate_of_newcomer,
         ),
         ("a_slow_program_is_counted_exactly", governor::slow),
@@ -69,10 +69,10 @@ fn main() -> ExitCode {
             governor::phases_while_sampled,
         ),
         (
-            "functions_that_begin_otherwise_are_counted",
+            "functions_with_other_prologues_are_counted",
             prologues::displaced,
         ),
-        ("what_would_be_stepped_often_is_refused", prologues::refused),
+        ("frequent_single_stepping_is_refused", prologues::refused),
         ("ranks_and_their_collectives_are_seen", nccl::ranks),
         ("many_communicators_are_all_seen", nccl::many),
         (
@@ -80,20 +80,20 @@ fn main() -> ExitCode {
             nccl::parts_that_are_stored_late,
         ),
         ("a_broadcast_by_either_name_is_one", nccl::once),
-        ("collectives_beyond_memory_are_lost_aloud", nccl::too_many),
+        ("lost_collectives_are_counted", nccl::too_many),
         (
-            "collectives_do_not_last_until_events_are_seen_again",
+            "collectives_are_not_timed_across_sampling_gaps",
             nccl::sampled_events,
         ),
         (
-            "a_wait_shows_what_it_covers_and_nothing_else",
+            "a_wait_ends_only_the_collectives_it_covers",
             nccl::side_by_side,
         ),
         (
             "collectives_stay_counted_when_ranks_are_forgotten",
             nccl::forgotten,
         ),
-        ("memory_is_accounted_to_whoever_asked", memory::accounts),
+        ("memory_is_accounted_to_its_caller", memory::accounts),
         ("memory_belongs_to_the_current_device", memory::devices),
         (
             "memory_belongs_to_the_device_that_is_current_again",
@@ -104,39 +104,39 @@ fn main() -> ExitCode {
             memory::mapped,
         ),
         ("memory_is_freed_with_its_context", memory::with_contexts),
-        (
-            "memory_from_pools_is_left_out_when_it_is_sampled",
-            memory::of_pools,
-        ),
+        ("sampled_pool_memory_is_left_out", memory::of_pools),
         (
             "memory_belongs_to_its_device_while_others_are_sampled",
             memory::of_restless_ones,
         ),
-        ("an_executed_program_is_a_new_process", processes::execution),
+        ("exec_starts_a_new_process", processes::execution),
         (
             "a_child_without_cuda_is_no_trainer",
             processes::child_without_cuda,
         ),
-        ("a_killed_process_is_told_of_for_a_while", processes::killed),
-        ("what_a_pause_hides_is_no_step", processes::paused),
-        ("who_was_found_late_is_not_complete", processes::late),
+        (
+            "a_killed_process_is_exported_for_a_while",
+            processes::killed,
+        ),
+        ("a_pause_of_observing_is_no_step", processes::paused),
+        ("a_process_found_late_is_not_complete", processes::late),
         (
             "thousands_of_short_processes_are_counted",
             processes::thousands_of_short_ones,
         ),
         (
-            "ending_while_being_attached_to_is_no_error",
+            "an_exit_during_attaching_is_no_error",
             processes::gone_meanwhile,
         ),
-        ("a_whole_node_is_told_in_few_series", series::whole_node),
+        ("a_whole_node_has_few_series", series::whole_node),
         ("a_replaced_library_is_attached_to_anew", files::replaced),
-        ("a_library_that_was_written_to_is_let_go", files::written_to),
+        ("a_written_library_is_detached", files::written_to),
         (
-            "who_uses_a_library_that_is_let_go_is_not_complete",
+            "a_process_with_a_detached_library_is_not_complete",
             files::written_to_in_use,
         ),
         (
-            "a_library_that_is_being_written_to_is_let_go_at_once",
+            "a_library_is_detached_as_soon_as_it_is_written",
             files::written_to_at_once,
         ),
         ("garbage_is_refused_and_disturbs_nothing", files::garbage),
@@ -146,9 +146,9 @@ fn main() -> ExitCode {
     ];
     let more: [(&str, Need, fn()); 4] = [
         (
-            "a_pid_used_again_is_another_process",
+            "a_reused_pid_is_another_process",
             processes::next_pid(),
-            processes::a_pid_used_again,
+            processes::a_reused_pid,
         ),
         (
             "a_stripped_library_is_counted",
@@ -156,7 +156,7 @@ fn main() -> ExitCode {
             files::stripped,
         ),
         (
-            "a_library_in_a_layer_that_is_written_to_is_let_go_at_once",
+            "a_library_in_a_layer_is_detached_as_soon_as_it_is_written",
             files::overlayfs(),
             files::written_to_in_a_layer,
         ),

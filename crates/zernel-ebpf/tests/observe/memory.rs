@@ -1,4 +1,4 @@
-//! GPU memory: who asked for how much, on which device.
+//! GPU memory by process, device and calling library.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -9,11 +9,11 @@ use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause, try_call};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause, try_call};
 
 use crate::harness::{Watcher, exact, find, observe};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("memory", memory),
     ("two_devices", two_devices),
     ("nested_contexts", nested_contexts),
@@ -300,7 +300,7 @@ pub(crate) fn devices() {
     assert_eq!(in_use, BTreeMap::from([(0, 1300), (1, 2040)]));
 }
 
-/// What tells devices apart is not sampled, whatever else is.
+/// Functions that determine the current device are not sampled.
 pub(crate) fn of_restless_ones() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&Options {
@@ -320,7 +320,7 @@ pub(crate) fn of_restless_ones() {
     assert_eq!(in_use, BTreeMap::from([(0, 1000), (1, 300)]));
 }
 
-/// Who takes memory from a pool all the time is not left alone for that; that memory is not told of any more.
+/// A process that allocates from a pool all the time is still observed. Only its pool memory is no longer exported.
 pub(crate) fn of_pools() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&Options {
@@ -353,7 +353,7 @@ pub(crate) fn of_pools() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// Whoever resets its device, or destroys a context, has freed what was in it.
+/// Resetting a device or destroying a context frees the memory in it.
 pub(crate) fn with_contexts() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
@@ -377,7 +377,7 @@ fn in_use_by_device(observer: &Observer, target: &Target) -> BTreeMap<u32, u64> 
         .collect()
 }
 
-/// What is left on each device after [`nested_contexts`].
+/// Memory in use on each device after [`nested_contexts`].
 fn nested(observer: &mut Observer, stage: &Stage, depth: u64) -> BTreeMap<u32, u64> {
     let mut target = stage.target("nested_contexts", depth);
     target.step();
@@ -406,7 +406,7 @@ pub(crate) fn nested_devices() {
     assert_eq!(observer.losses().contexts, 2);
 }
 
-/// Who releases memory that is mapped still has it.
+/// Memory whose handle was released stays in use while it is mapped.
 pub(crate) fn mapped() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);

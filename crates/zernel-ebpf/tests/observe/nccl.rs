@@ -16,11 +16,11 @@ use zernel_softgpu::truth::EventKind;
 use zernel_testkit::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
-use zernel_testkit::target::{Driver, Role, Stage, Target, call, out, pause};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause};
 
 use crate::harness::{Watcher, assert_exact, exact, find, observe, run, start};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("rank", rank),
     ("communicators", communicators),
     ("late_parts", late_parts),
@@ -274,7 +274,7 @@ fn two_streams(driver: &Driver, _rounds: u64) {
     call!(cuda, "cuStreamSynchronize", long);
 }
 
-/// A wait shows those done that it covers, and no others that were begun before.
+/// A wait ends the collectives that it covers, and no others that were enqueued before.
 pub(crate) fn side_by_side() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
@@ -324,7 +324,7 @@ fn waits_late(driver: &Driver, rounds: u64) {
     call!(driver.cuda(), "cuStreamSynchronize", stream);
 }
 
-/// More than can be remembered are not lost in silence.
+/// Collectives beyond the kernel's memory are counted as lost.
 pub(crate) fn too_many() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
@@ -370,7 +370,7 @@ fn records(driver: &Driver, milliseconds: u64) {
     }
 }
 
-/// Where events are seen now and then, so is how long collectives take; none seems to last until the next time.
+/// While event functions are sampled, collectives are timed in windows only. None is timed across a gap between windows.
 pub(crate) fn sampled_events() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&Options {
@@ -493,7 +493,7 @@ pub(crate) fn ranks() {
     }
 }
 
-/// What is told of all ranks together does not fall when one of them is forgotten: that would look like a restart.
+/// Counters over all ranks do not fall when an exited rank is removed: that would look like a restart.
 pub(crate) fn forgotten() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start(&Options {

@@ -12,14 +12,14 @@ use zernel_ebpf::observer::{Coverage, ObservedProcess, Observer, Options};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{
-    Driver, ROLE, ROUNDS, Role, Stage, Target, call, directory, pause, try_call,
+    Driver, ROLE, ROUNDS, Stage, Target, TargetRole, call, directory, pause, try_call,
 };
 use zernel_testkit::{Need, eventually};
 
 use crate::counts::launches;
 use crate::harness::{Watcher, exact, find, observe, seen_of, start};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("executes", executes),
     ("forks", forks),
     ("many_children", many_children),
@@ -148,7 +148,7 @@ fn expect_success(child: i32) {
     assert_eq!((waited, status), (child, 0));
 }
 
-/// Every life that was observed of a pid, the living one first.
+/// All observed processes with a pid, the running one first.
 fn lives(observer: &Observer, pid: u32) -> Vec<&ObservedProcess> {
     let processes = observer.processes();
     processes.filter(|process| process.pid == pid).collect()
@@ -158,8 +158,8 @@ fn launches_of(process: &ObservedProcess) -> u64 {
     seen_of(process)["cuLaunchKernel"].calls
 }
 
-/// No series may be told twice: a scrape with such a pair is refused as a whole.
-pub(crate) fn assert_told_once(observer: &Observer) {
+/// Checks that no series is exported twice: Prometheus refuses a scrape with duplicates.
+pub(crate) fn assert_exported_once(observer: &Observer) {
     let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let mut told = BTreeSet::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -186,7 +186,7 @@ pub(crate) fn execution() {
         (10, true, Coverage::Complete),
     ];
     assert_eq!(told, expected);
-    assert_told_once(&observer);
+    assert_exported_once(&observer);
 }
 
 pub(crate) fn child_without_cuda() {
@@ -209,7 +209,7 @@ pub(crate) fn child_without_cuda() {
     target.step();
 }
 
-/// Killed as hard as can be: what it did is told until the grace is over.
+/// A process killed by SIGKILL is exported until its grace period is over.
 pub(crate) fn killed() {
     let stage = Stage::new(Prologue::Push);
     let mut patient = observe(&stage);
@@ -240,7 +240,7 @@ pub(crate) fn killed() {
     assert_eq!(lives(&hasty, pid).len(), 0);
 }
 
-/// The need for a kernel that lets us say which pid comes next.
+/// The need for a kernel on which the next pid can be set.
 pub(crate) fn next_pid() -> Need {
     Need {
         name: "next-pid",
@@ -253,14 +253,14 @@ pub(crate) fn next_pid() -> Need {
 
 const NEXT_PID: &str = "/proc/sys/kernel/ns_last_pid";
 
-/// Held by who sets the next pid, and by who counts on pids not coming twice.
+/// Held by tests that set the next pid, and by tests that need unique pids.
 static PIDS: Mutex<()> = Mutex::new(());
 
 fn alone_with_pids() -> MutexGuard<'static, ()> {
     PIDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a target with a pid that somebody had before. Others start processes, too.
+/// Starts a target with a reused pid. Retries, because other programs start processes too.
 fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
     let mut found = None;
     eventually("the same pid again", || {
@@ -272,25 +272,25 @@ fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
     found.expect("it was found")
 }
 
-pub(crate) fn a_pid_used_again() {
+pub(crate) fn a_reused_pid() {
     let _alone = alone_with_pids();
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
     let mut first = stage.target("launches", 10);
     let pid = first.pid();
     first.step();
-    // Not read in between: the kernel itself must tell them apart.
+    // Not read in between: the kernel side must distinguish them.
     first.end();
     let mut second = start_as(&stage, pid, 7);
     second.step();
     observer.read().expect("maps can be read");
     let launches: Vec<_> = lives(&observer, pid).into_iter().map(launches_of).collect();
     assert_eq!(launches, [7, 10]);
-    assert_told_once(&observer);
+    assert_exported_once(&observer);
 }
 
-/// More than there are places for at once: they are given back. Nobody attached before, so that many of
-/// them end while that is done.
+/// More processes than the kernel has indices for: indices are reused. The probes are attached while they run, so many
+/// of them exit meanwhile.
 pub(crate) fn thousands_of_short_ones() {
     let _alone = alone_with_pids();
     const COUNT: u64 = 2100;
@@ -348,7 +348,7 @@ pub(crate) fn gone_meanwhile() {
     assert_eq!(refused, serde_json::json!([]));
 }
 
-/// Only who was seen to initialise the driver before anything else was seen from its first call on.
+/// A process is complete only if its initialisation of the driver was observed before any other call.
 pub(crate) fn late() {
     let stage = Stage::new(Prologue::Push);
     let mut target = stage.target("initialises_again", 10);
@@ -365,7 +365,7 @@ pub(crate) fn late() {
     );
 }
 
-/// What was done while observing was paused is missing, and makes no long step.
+/// Work during a pause of observing is missing, and makes no long step.
 pub(crate) fn paused() {
     let stage = Stage::alone(Prologue::Push);
     let mut observer = start(&exact(&stage));

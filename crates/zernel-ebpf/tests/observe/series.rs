@@ -1,4 +1,4 @@
-//! How much is told of a node, and that it is told as documented.
+//! The number of series of a node, and that all are documented.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,13 @@ use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::communicator::{RANK, join, own_rank};
-use zernel_testkit::target::{Driver, Role, Stage, Target, call};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call};
 
 use crate::counts::everything;
 use crate::harness::{observe, run};
-use crate::processes::{assert_told_once, fork_one_that_waits};
+use crate::processes::{assert_exported_once, fork_one_that_waits};
 
-pub(crate) const ROLES: &[(&str, Role)] = &[("trainer", trainer)];
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trainer", trainer)];
 
 const RANKS: u64 = 8;
 const LOADERS: u64 = 8;
@@ -115,7 +115,7 @@ pub(crate) fn whole_node() {
     observer.discover().expect("processes can be discovered");
     observer.read().expect("maps can be read");
     let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
-    // Those of other people's processes do not count.
+    // Series of processes outside of this test do not count.
     let trainers: Vec<u32> = targets.iter().map(Target::pid).collect();
     let is_own = |process: &&ObservedProcess| {
         let of = process.loads_for.unwrap_or(process.pid);
@@ -138,7 +138,7 @@ pub(crate) fn whole_node() {
         );
         assert!(text.contains(&told), "{told}");
     }
-    assert_told_once(&observer);
+    assert_exported_once(&observer);
     assert_as_documented(&text);
     eprintln!("{series} series of {RANKS} ranks with {LOADERS} loaders each");
 }

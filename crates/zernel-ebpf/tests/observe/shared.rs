@@ -1,4 +1,4 @@
-//! The states of tasks, where a scheduler finds them.
+//! Task states in pinned maps, for a scheduler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use zernel_testkit::target::Stage;
 
 use crate::harness::{exact, start};
 
-/// A bpffs that is gone with it.
+/// A bpffs that is unmounted on drop.
 struct Bpffs(PathBuf);
 
 impl Bpffs {

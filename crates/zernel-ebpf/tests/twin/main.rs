@@ -1,5 +1,5 @@
-//! The phase rule in the kernel against the phase rule in userspace: on the same states they must
-//! say the same, bit for bit, and a change to either must be noticed here.
+//! Compares the phase rules in the kernel with those in userspace: on the same states the results must be equal, bit for
+//! bit. Mutants show that a change to the C rules is noticed.
 
 mod mutants;
 mod states;
@@ -83,7 +83,7 @@ fn twin() -> PhaseTwin {
     PhaseTwin::load().unwrap()
 }
 
-/// Classifies random states on both sides; gives how often each phase came up.
+/// Classifies random states on both sides. Returns the number of states per phase.
 fn classify_alike(twin: &PhaseTwin, batches: usize) -> Result<[usize; 5], String> {
     let mut rng = rng();
     let mut coverage = [0; 5];
@@ -109,7 +109,7 @@ fn classify_alike(twin: &PhaseTwin, batches: usize) -> Result<[usize; 5], String
     Ok(coverage)
 }
 
-/// Samples the same tasks round after round on both sides; gives the number of transitions.
+/// Samples the same tasks round after round on both sides. Returns the number of transitions.
 fn detect_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     let mut rng = rng();
     // The kernel's fractions have 16 bits; a threshold that has no more can be met exactly.
@@ -156,7 +156,7 @@ fn detect_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     Ok(detector.transition_count)
 }
 
-/// Feeds the same threads event after event on both sides; gives the number of intervals closed.
+/// Feeds the same threads event after event on both sides. Returns the number of closed intervals.
 fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     let mut rng = rng();
     let mut batch = TrackBatch::new_box_zeroed().unwrap();
@@ -217,7 +217,7 @@ impl Extend<PhaseInterval> for RoundedSums {
     }
 }
 
-/// What must be equal after each event: phase, deadline, and everything that was wrong so far.
+/// Values that must be equal after each event: phase, deadline and faults.
 fn tracked(task: &RawTaskState) -> (WorkloadPhase, u64, TrackerFaults) {
     let tracker = &task.tracker;
     let faults = TrackerFaults {

@@ -5,7 +5,7 @@ use std::{env, fs};
 
 use libbpf_cargo::SkeletonBuilder;
 
-/// Small mistakes in the C headers: header, what it says, what it would say instead.
+/// Small mistakes in the C headers: header, its text, the mutated text.
 pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),

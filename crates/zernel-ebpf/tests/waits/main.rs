@@ -1,4 +1,4 @@
-//! What threads wait for, held against what the observed programs measured themselves.
+//! Compares observed waits with the waits that the observed programs measured themselves.
 
 mod kernels;
 mod roles;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
             downloading_loaders,
         ),
         trial("a_loading_thread_is_waited_for", &needs, loading_thread),
-        trial("who_loads_alone_waits_too", &needs, alone),
+        trial("a_trainer_without_loaders_waits_for_data", &needs, alone),
         trial(
             "a_training_jobs_waits_for_data_are_its_own",
             &needs,
@@ -51,13 +51,9 @@ fn main() -> ExitCode {
         ),
         trial("ranks_wait_for_the_slowest", &needs, ranks),
         trial("blocks_are_told_apart", &needs, blocks),
-        trial(
-            "threads_that_were_there_before_are_adopted",
-            &needs,
-            adoption,
-        ),
+        trial("older_threads_are_adopted", &needs, adoption),
         trial("preemption_is_not_a_block", &needs, preemption),
-        trial("children_are_loaders_until_they_execute", &needs, children),
+        trial("children_are_loaders_until_exec", &needs, children),
         trial("other_processes_get_no_state", &needs, others),
         trial("torch_loaders_are_waited_for", &with_torch, torch::loaders),
         trial("torch_loading_alone", &with_torch, torch::alone),
@@ -68,7 +64,7 @@ fn main() -> ExitCode {
         ),
         trial("torch_models_are_waited_for", &with_torch, torch::model),
         trial(
-            "nobody_waits_where_a_backward_pass_ends_on_a_gpu",
+            "the_end_of_a_backward_pass_on_a_gpu_is_no_wait",
             &with_torch,
             torch::model_on_gpu,
         ),
@@ -93,7 +89,7 @@ fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
     found.expect("the process was observed")
 }
 
-/// Runs a target and returns what was seen of it while it is still there.
+/// Runs a target, and checks its observed state before it exits.
 fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, Report)) {
     let stage = Stage::new(Prologue::Push);
     let mut observer = watch(&stage);
@@ -212,7 +208,7 @@ fn loads_alone(role: &str) {
     });
 }
 
-/// One after the other: each wants to run before all others.
+/// One after the other: each needs the highest priority.
 fn alone() {
     loads_alone("trains_alone");
     loads_alone("trains_alone_beside_a_helper");
@@ -260,7 +256,7 @@ fn check_task_state(observer: &Observer, pid: u32) {
         let state = observer.task_state(pid).expect("readable");
         state.expect("an ML process")
     };
-    // Having said that it is done, it waits to be told to end.
+    // After its report, it waits for the order to exit.
     eventually("it is blocked", || state().cpu_burst_ns == 0);
     // It did I/O for 0.4 s of a second, and half of the last whole second counts.
     let io_wait = f64::from(state().io_wait_q16) / 65536.0;

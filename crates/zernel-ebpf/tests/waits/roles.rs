@@ -1,4 +1,4 @@
-//! What the observed programs do, and what they say they did.
+//! The observed programs, and their reports of their own waits.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use zernel_ebpf::probes::BlockedBy;
 use zernel_testkit::communicator::{UniqueId, unique_id};
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Role, call};
+use zernel_testkit::target::{Driver, TargetRole, call};
 
 /// Where a target writes its report.
 const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
@@ -25,7 +25,7 @@ const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
 /// How long one of two loaders takes for a batch.
 const BATCH_MS: u64 = 20;
 
-pub(crate) const ROLES: &[(&str, Role)] = &[
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("trains_with_busy_loaders", |driver, rounds| {
         train(driver, rounds, burn);
     }),
@@ -55,7 +55,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("idles", |_, _| write(&Report::default())),
 ];
 
-/// What a target says of itself.
+/// A target's own measurements.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// How long it waited for data, and how often.
@@ -132,7 +132,7 @@ fn wait_until_readable(file: &impl AsRawFd) {
     assert_eq!(unsafe { libc::poll(&raw mut polled, 1, -1) }, 1);
 }
 
-/// Waits for somebody else to send something, as with a time after which it would give up.
+/// Waits with a timeout for another process to send something.
 fn download(how_long: Duration) {
     let server = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let mut client = TcpStream::connect(server.local_addr().expect("bound")).expect("it listens");
@@ -147,7 +147,7 @@ fn download(how_long: Duration) {
     client.read_exact(&mut [0]).expect("sent");
 }
 
-/// Waits on a futex that nobody wakes.
+/// Waits on a futex until the timeout.
 fn wait_on(futex: &AtomicU32, how_long: Duration) {
     let timeout = libc::timespec {
         tv_sec: 0,
@@ -179,7 +179,7 @@ impl Loader {
         // SAFETY: this program has one thread, so its child may do whatever it could.
         if unsafe { libc::fork() } == 0 {
             drop((ask, given));
-            // Who reads makes its file first.
+            // A loader that reads creates its file first.
             work(Duration::ZERO);
             let mut order = [0];
             while asked.read_exact(&mut order).is_ok() {
@@ -262,8 +262,8 @@ fn train_alone(driver: &Driver, rounds: u64) {
     write(&report);
 }
 
-/// Never waits for the GPU, and is handed its batches by a thread: only the copy that follows tells its
-/// waits from those for a backward pass.
+/// Never waits for the GPU, and gets its batches from a thread. Only the copy that follows distinguishes its waits for
+/// data from waits for a backward pass.
 fn train_with_a_thread(driver: &Driver, rounds: u64) {
     let mut report = Report::default();
     driver.open();
@@ -335,7 +335,7 @@ fn rank(driver: &Driver, rounds: u64, rank: i32) {
     write(&report);
 }
 
-/// What somebody else does at the other end, every `BATCH_MS`.
+/// A process at the other end that sends every `BATCH_MS`.
 struct Feeder {
     pipe: PipeReader,
     polled: PipeReader,
@@ -344,7 +344,7 @@ struct Feeder {
 }
 
 impl Feeder {
-    /// Forks a process that nobody observes.
+    /// Forks a process that is not observed.
     fn fork() -> Self {
         let (pipe, mut pipe_end) = std::io::pipe().expect("a pipe");
         let (polled, mut polled_end) = std::io::pipe().expect("a pipe");

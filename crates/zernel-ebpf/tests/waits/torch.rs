@@ -54,7 +54,7 @@ fn observer_on(rungs: &[Rung], driver: Option<&Path>) -> Observer {
     Observer::start(&options).expect("this machine can observe")
 }
 
-/// A script that speaks and listens.
+/// A script that writes to stdout and reads orders from stdin.
 struct Script {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -74,7 +74,7 @@ impl Script {
         Self { child, output }
     }
 
-    /// What it says next.
+    /// Its next line of output.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("it speaks");
@@ -86,7 +86,7 @@ impl Script {
         input.write_all(b"go\n").expect("it listens");
     }
 
-    /// The numbers that it says next.
+    /// The numbers in its next line of output.
     fn numbers(&mut self) -> Vec<u64> {
         let line = self.line();
         let numbers = line.split_whitespace().map(|number| number.parse().ok());
@@ -167,7 +167,7 @@ fn wait_sum(observer: &mut Observer, pid: u32, family: Family) -> (u64, u64) {
     waits.map_or((0, 0), |waits| (waits.sum_ns, waits.count))
 }
 
-/// What was seen of a script that loads, once it was told to go.
+/// Observed and true waits of a script that loads data, from its start order on.
 struct Loaded {
     observer: Observer,
     script: Script,
@@ -296,7 +296,7 @@ pub(crate) fn model() {
     assert_about("waits for a peer's gradients", seen, truth);
 }
 
-/// Then it is not the training loop's thread that ends a backward pass, and that one idles afterwards.
+/// With a GPU, another thread than the training thread ends a backward pass, and idles afterwards. That is no wait.
 pub(crate) fn model_on_gpu() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     install(folder.path(), Prologue::Push).expect("the software GPU is built");

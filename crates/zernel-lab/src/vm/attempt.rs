@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::guest::{self, Progress};
 use crate::qemu::{self, Programs, Qemu};
 
-use super::{Accelerator, CommandStatus, Outcome, Remains, VmError};
+use super::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError};
 
 /// How often the guest's progress is looked at.
 const POLL: Duration = Duration::from_millis(10);
@@ -102,11 +102,11 @@ impl Attempt {
         folder: &RunFolder,
         accelerator: Accelerator,
         boots: usize,
-    ) -> Result<Outcome, VmError> {
+    ) -> Result<CommandOutcome, VmError> {
         let remains = folder.remains()?;
         let message = folder.text(qemu::LOG)?.trim().to_owned();
         match self.ending {
-            Ending::Finished(status) => Ok(Outcome {
+            Ending::Finished(status) => Ok(CommandOutcome {
                 status,
                 stdout: remains.stdout,
                 stderr: remains.stderr,

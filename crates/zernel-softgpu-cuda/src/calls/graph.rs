@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zernel_softgpu::abi::{In, Out};
 use zernel_softgpu::completion::Completion;
 use zernel_softgpu::exports;
-use zernel_softgpu::graph::{CapturePoint, Graph, Node};
+use zernel_softgpu::graph::{CapturePoint, Graph, GraphNode};
 use zernel_softgpu::registry::{Registry, new_handle};
-use zernel_softgpu::stream::Role;
+use zernel_softgpu::stream::StreamRole;
 use zernel_softgpu::truth::Symbol;
 use zernel_softgpu::work::Work;
 
@@ -73,7 +73,7 @@ impl GraphObject {
 
 impl NamedGraph {
     fn add(&mut self, work: Work, after: Vec<usize>, symbol: &'static Symbol) -> u64 {
-        self.graph.nodes.push(Node {
+        self.graph.nodes.push(GraphNode {
             work,
             symbol,
             after,
@@ -144,7 +144,7 @@ exports! { "cuda" =>
         if !(0..=2).contains(&mode) {
             return Err(INVALID_VALUE);
         }
-        if stream.stream.role() == Role::Legacy {
+        if stream.stream.role() == StreamRole::Legacy {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         stream.stream.with_capture(|capture| match capture {

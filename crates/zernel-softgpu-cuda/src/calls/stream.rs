@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zernel_softgpu::abi::Out;
 use zernel_softgpu::exports;
 use zernel_softgpu::registry::new_handle;
-use zernel_softgpu::stream::Role;
+use zernel_softgpu::stream::StreamRole;
 use zernel_softgpu::work::{HostFunction, Work};
 
 use super::event::EVENTS;
@@ -21,8 +21,8 @@ const NON_BLOCKING: u32 = 1;
 fn create(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, CudaError> {
     let context = current()?;
     let role = match flags {
-        0 => Role::Blocking,
-        NON_BLOCKING => Role::NonBlocking,
+        0 => StreamRole::Blocking,
+        NON_BLOCKING => StreamRole::NonBlocking,
         _ => return Err(INVALID_VALUE),
     };
     let new = new_handle();

@@ -99,7 +99,7 @@ fn give_up(directory: &Path, error: &io::Error) -> ! {
 
 impl Log {
     fn create(directory: &Path, library: &str) -> io::Result<Self> {
-        let process = process::Identity::own();
+        let process = process::ProcessIdentity::own();
         std::fs::create_dir_all(directory)?;
         // The time tells the programs apart that one process runs one after the other.
         let (pid, start_time, now) = (process.pid, process.start_time, clock::now());

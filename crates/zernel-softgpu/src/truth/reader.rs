@@ -25,14 +25,14 @@ pub struct ProcessTruth {
     /// How often each thread entered each function, by thread id and symbol.
     pub entered: BTreeMap<(u32, String), u64>,
     /// What returned, by thread id, symbol and result.
-    pub returned: BTreeMap<(u32, String, i32), CallCount>,
+    pub returned: BTreeMap<(u32, String, i32), ReturnedCalls>,
     /// Every call and device work, by start; empty unless events were logged.
     pub events: Vec<Event>,
 }
 
 /// A number of calls and the bytes they were about.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct CallCount {
+pub struct ReturnedCalls {
     /// Calls that returned.
     pub calls: u64,
     /// Sum of their bytes.
@@ -129,8 +129,8 @@ impl TruthLog {
 
     /// Returns of all threads of all processes, by symbol and result.
     #[must_use]
-    pub fn totals(&self) -> BTreeMap<(String, i32), CallCount> {
-        let mut totals = BTreeMap::<_, CallCount>::new();
+    pub fn totals(&self) -> BTreeMap<(String, i32), ReturnedCalls> {
+        let mut totals = BTreeMap::<_, ReturnedCalls>::new();
         for ((_, symbol, result), count) in
             self.processes.iter().flat_map(|process| &process.returned)
         {

@@ -1,4 +1,4 @@
-//! The dependencies between crates of the workspace. Dependencies of tests are free.
+//! The dependencies between crates of the workspace. Dev-dependencies are not restricted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -66,7 +66,7 @@ fn workspace() -> Graph {
     graph(&metadata)
 }
 
-/// Dependencies on other crates of the workspace, which have a path, and none of tests.
+/// Dependencies on other crates of the workspace (those with a path), without dev-dependencies.
 fn graph(metadata: &Value) -> Graph {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let name = |value: &Value| value["name"].as_str().expect("a name").to_owned();
@@ -92,7 +92,7 @@ fn graph_of(arrows: &[(&str, &[&str])]) -> Graph {
     arrows.collect()
 }
 
-/// All that a crate reaches by arrows. A circle reaches its own beginning.
+/// All crates that a crate depends on, directly or not. In a circle, a crate reaches itself.
 fn reached(graph: &Graph, from: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut open: Vec<&str> = vec![from];
@@ -106,7 +106,7 @@ fn reached(graph: &Graph, from: &str) -> BTreeSet<String> {
     reached
 }
 
-/// Crates that depend on themselves, by whatever detour.
+/// Crates that depend on themselves, directly or not.
 fn circles(graph: &Graph) -> Vec<&String> {
     let names = graph.keys();
     names

@@ -1,5 +1,5 @@
-//! The house rules that a machine can check: which crate builds on which, how long files and functions
-//! are, and that a public name means one type in the whole workspace.
+//! Checks house rules: the dependencies between crates, the length of files and functions, and that every public type of
+//! the workspace has a name of its own.
 
 mod arrows;
 mod exceptions;
@@ -23,8 +23,8 @@ fn workspace() -> PathBuf {
     folder.canonicalize().expect("two folders up")
 }
 
-/// Holds offenders against the exceptions: no offender without an exception, no exception without an
-/// offender. `found` maps offenders to what is to be printed with them.
+/// Compares offenders with the exceptions. An offender without an exception is an error, and so is an exception without
+/// an offender. `found` maps each offender to its description.
 fn compare(
     rule: &str,
     found: &BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! The source files of the product, without their tests, and what is measured in them.
+//! The source files of the product without their tests, and their measures.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -158,11 +158,13 @@ impl Source {
         }
     }
 
-    /// Names of `pub struct`, `pub enum`, `pub trait` and `pub union`.
+    /// Names of `pub struct`, `pub enum`, `pub trait` and `pub union`. A macro that declares `pub struct $name` names
+    /// no type itself.
     pub(crate) fn public_types(&self) -> Vec<String> {
         let names = self.tokens.windows(3).filter_map(|window| {
             let is_type = ["struct", "enum", "trait", "union"].contains(&&*window[1].text);
-            (window[0].text == "pub" && is_type).then(|| window[2].text.clone())
+            let is_public_type = window[0].text == "pub" && is_type && window[2].text != "$";
+            is_public_type.then(|| window[2].text.clone())
         });
         names.collect()
     }
@@ -251,7 +253,7 @@ mod tests {
 
     #[test]
     fn only_public_types_are_listed() {
-        let text = "pub(crate) struct A; struct B; pub enum C {} pub trait D {} pub fn struct_e() {} pub union E {}";
+        let text = "pub(crate) struct A; struct B; pub enum C {} pub trait D {} pub fn struct_e() {} pub union E {} pub struct $name;";
         assert_eq!(Source::parse("a.rs", text).public_types(), ["C", "D", "E"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What BPF accepts here.
+//! BPF capabilities of this machine.
 
 use zernel_ebpf::capability::{Capability, Refusal};
 

@@ -36,11 +36,11 @@ fn nvml() -> Row {
         NvmlUnavailable::NoLibrary(_) => {
             "install the NVIDIA driver, if this machine has such a GPU"
         }
-        NvmlUnavailable::NotAnswering(_) => "see whether nvidia-smi works",
+        NvmlUnavailable::NotAnswering(_) => "check whether nvidia-smi works",
     })
 }
 
-/// How many there are, and what to say of them.
+/// The number of GPUs, and their description.
 fn describe(gpus: &Gpus) -> (u32, String) {
     let (count, driver) = (gpus.count(), gpus.driver_version());
     let mut names: Vec<_> = gpus.facts().into_iter().map(|gpu| gpu.name).collect();
@@ -73,9 +73,8 @@ fn library(kind: LibraryKind, source: &str) -> Row {
     }
 }
 
-/// Everywhere the library is: what running processes map, what the linker knows, what Python has.
-///
-/// What processes map is named as they see it, which in a container is not as we do.
+/// Paths of the library in mappings of running processes, in the linker's cache and in Python packages. A path from a
+/// process in a container is as that process sees it.
 fn find_library(kind: LibraryKind) -> BTreeSet<PathBuf> {
     let is_one =
         |path: &PathBuf| path.file_name().and_then(LibraryKind::from_file_name) == Some(kind);

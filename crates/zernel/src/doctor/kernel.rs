@@ -1,4 +1,4 @@
-//! The kernel, and what we may do to it.
+//! The kernel, and the privilege of this process.
 
 use std::fs;
 use std::io;
@@ -50,7 +50,7 @@ fn version() -> Row {
     }
 }
 
-/// What this process may do, as far as the kernel as a whole is concerned.
+/// Capabilities of this process in the initial user namespace.
 pub(super) struct Privilege {
     held: CapabilitySet,
 }
@@ -58,7 +58,7 @@ pub(super) struct Privilege {
 impl Privilege {
     pub(super) fn own() -> Self {
         Self {
-            // In a user namespace of its own a process holds everything, and may do nothing.
+            // Capabilities in another user namespace have no effect on BPF and on other processes.
             held: if in_initial_namespace("user") {
                 privilege::held()
             } else {
@@ -75,7 +75,7 @@ impl Privilege {
         privilege::lacking(&privilege::TO_LOAD, self.held).is_empty()
     }
 
-    /// The capabilities that observing needs and that are not held.
+    /// Names of the capabilities that observing needs and this process lacks.
     pub(super) fn lacking(&self) -> Vec<&'static str> {
         let needed = [&privilege::TO_LOAD[..], &privilege::TO_SEE].concat();
         privilege::lacking(&needed, self.held)
@@ -88,7 +88,7 @@ fn in_initial_namespace(kind: &str) -> bool {
         "pid" => 0xEFFF_FFFC,
         _ => 0xEFFF_FFFD, // user
     };
-    // A kernel without such namespaces has only the one.
+    // Without the file, the kernel has no namespaces of this kind.
     fs::metadata(format!("/proc/self/ns/{kind}"))
         .map_or(true, |namespace| namespace.ino() == initial)
 }
@@ -103,10 +103,10 @@ fn privilege() -> Row {
     }
     let finding = match in_initial_namespace("user") {
         true => format!("uid {user} without {}", lacking.join(", ")),
-        false => format!("uid {user} in a user namespace, which counts for nothing here"),
+        false => format!("uid {user} in a user namespace, whose capabilities have no effect here"),
     };
     let consequence = match privilege.can_load_bpf() {
-        true => "the libraries of others' processes are not found",
+        true => "libraries of other users' processes are not found",
         false => "no BPF program can be loaded by this user",
     };
     Row::missing(name, finding, consequence).remedy(
@@ -117,13 +117,13 @@ fn privilege() -> Row {
 pub(super) const PRIVILEGE: &str = "privilege";
 pub(super) const OTHER_PROCESSES: &str = "other processes";
 
-/// Which of the other processes can be looked into.
+/// Which other processes can be read.
 #[derive(Default)]
 pub(super) struct Visibility {
     pub(super) others: usize,
-    /// Those that cannot, and why not.
+    /// Processes that cannot be read, each with the reason.
     pub(super) unseen: Vec<String>,
-    /// In a pid namespace of its own: there are more processes than it knows.
+    /// Whether this process is in another pid namespace than the initial one, and cannot see processes outside it.
     pub(super) in_container: bool,
 }
 
@@ -151,23 +151,23 @@ impl Visibility {
         }
     }
 
-    /// Others are there, and none can be looked into.
+    /// Whether there are other processes, and none can be read.
     pub(super) fn is_blind(&self) -> bool {
         self.others > 0 && self.unseen.len() == self.others
     }
 }
 
-/// How many processes that cannot be seen are named.
+/// Number of unreadable processes that are named.
 const NAMED: usize = 3;
 
-/// What can be seen of others, where these capabilities are not held.
+/// Whether other processes can be read. `lacking` are the missing capabilities.
 fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
     let Visibility { others, unseen, .. } = processes;
     let mut finding = format!(
         "the libraries of {} of {others} can be seen",
         others - unseen.len()
     );
-    // Who lacks capabilities sees nobody else's: there is no use in naming them.
+    // Without the capabilities no other user's process can be read, so naming some would not help.
     let remedy = match lacking.is_empty() {
         true => {
             let named = unseen.iter().take(NAMED).map(String::as_str);
@@ -184,12 +184,7 @@ fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
         false => format!("run with {}", lacking.join(", ")),
     };
     if processes.is_blind() {
-        Row::missing(
-            OTHER_PROCESSES,
-            finding,
-            "there is nothing that could be observed",
-        )
-        .remedy(remedy)
+        Row::missing(OTHER_PROCESSES, finding, "no process can be observed").remedy(remedy)
     } else if processes.in_container {
         Row::degraded(
             OTHER_PROCESSES,
@@ -201,7 +196,7 @@ fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
         Row::degraded(
             OTHER_PROCESSES,
             finding,
-            "what the rest does is not observed",
+            "the other processes are not observed",
         )
         .remedy(remedy)
     } else {
@@ -209,7 +204,7 @@ fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
     }
 }
 
-/// Only where the kernel tells: the file is there when lockdown is built in and securityfs mounted.
+/// Lockdown mode; `None` unless lockdown is built in and securityfs is mounted.
 fn lockdown() -> Option<Row> {
     let modes = fs::read_to_string("/sys/kernel/security/lockdown").ok()?;
     let (_, rest) = modes.split_once('[')?;
@@ -232,8 +227,7 @@ fn is_kernel_thread(process: &Process) -> bool {
         .is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
 }
 
-/// Tries to reach a file that a process maps as it sees it, through its own name for it. One that maps none hides
-/// nothing.
+/// Tries to open a file that a process maps, through `/proc/PID/map_files`. Succeeds if the process maps no file.
 fn follow_maps(pid: i32) -> io::Result<()> {
     for entry in fs::read_dir(format!("/proc/{pid}/map_files"))? {
         match fs::metadata(entry?.path()) {
@@ -294,7 +288,7 @@ fn perf_events() -> Row {
         Err(error) => Row::missing(
             "perf events",
             os_message(&error),
-            "nothing can be said of them",
+            "it is unknown whether perf events work",
         ),
     }
 }
@@ -323,29 +317,29 @@ mod tests {
     }
 
     #[test]
-    fn who_has_all_capabilities_is_not_told_to_be_root() {
-        let told = row(1, &[]);
-        let remedy = told.remedy.expect("a remedy");
+    fn with_all_capabilities_the_remedy_is_not_root() {
+        let found = row(1, &[]);
+        let remedy = found.remedy.expect("a remedy");
         assert!(!remedy.contains("root"), "{remedy}");
         assert!(remedy.contains("no capability is missing"), "{remedy}");
         let finding = "the libraries of 8 of 9 can be seen; not those of 1 init: Permission denied";
-        assert_eq!(told.finding, finding);
-        let told = row(5, &[]).finding;
+        assert_eq!(found.finding, finding);
+        let found = row(5, &[]).finding;
         assert!(
-            told.ends_with("3 init: Permission denied and 2 more"),
-            "{told}"
+            found.ends_with("3 init: Permission denied and 2 more"),
+            "{found}"
         );
         assert_eq!(row(0, &[]).remedy, None);
     }
 
     #[test]
-    fn who_lacks_capabilities_is_told_which() {
+    fn missing_capabilities_are_named() {
         for unseen in [8, 9] {
-            let told = row(unseen, &["CAP_SYS_PTRACE"]);
-            let remedy = told.remedy.expect("a remedy");
+            let found = row(unseen, &["CAP_SYS_PTRACE"]);
+            let remedy = found.remedy.expect("a remedy");
             assert!(remedy.contains("CAP_SYS_PTRACE"), "{remedy}");
             assert!(!remedy.contains("CHECKPOINT"), "{remedy}");
-            assert!(!told.finding.contains("init"), "{}", told.finding);
+            assert!(!found.finding.contains("init"), "{}", found.finding);
         }
     }
 }

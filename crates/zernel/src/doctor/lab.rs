@@ -1,4 +1,4 @@
-//! What the lab needs to boot kernels in virtual machines.
+//! Requirements for booting kernels in virtual machines.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;

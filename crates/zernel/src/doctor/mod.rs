@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_observed_where_no_other_process_is_seen() {
+    fn without_access_to_other_processes_observing_is_impossible() {
         assert_eq!(
             verdict(&all_work(), &seen(0, 3), true).blocked_by,
             ["other processes"]
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_observed_without_privilege() {
+    fn without_privilege_observing_is_impossible() {
         assert_eq!(
             verdict(&all_work(), &seen(0, 0), false).blocked_by,
             ["privilege"]
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_observing_needs_decides() {
+    fn a_missing_requirement_makes_observing_impossible() {
         assert!(
             without(&[
                 Capability::Kprobe,

@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 use super::row::{Row, Status};
 use super::{Report, Verdict};
 
-/// Wide enough for every name.
+/// Width of the column of names.
 const NAME_WIDTH: usize = 20;
 
 pub(super) fn table(out: &mut impl Write, report: &Report) -> io::Result<()> {

@@ -2,18 +2,17 @@
 
 use serde::Serialize;
 
-/// How well something is.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
     Ok,
-    /// There, but not as good as it could be, or not certain.
+    /// Available with limits, or uncertain.
     Degraded,
     Missing,
 }
 
-/// One thing the doctor looked at. A row that is not ok says what follows, and what would help where
-/// something would.
+/// Result of one check. A row that is not ok states the consequence, and the remedy if there is one.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) name: &'static str,

@@ -1,4 +1,4 @@
-//! sched_ext and cgroups: what there is to act with.
+//! sched_ext and cgroups.
 
 use std::fs;
 
@@ -34,7 +34,7 @@ fn sched_ext() -> Row {
     }
 }
 
-/// The controllers that workloads and scheduler comparisons make use of.
+/// Controllers that workloads and scheduler comparisons use.
 const CONTROLLERS: [&str; 2] = ["cpu", "cpuset"];
 
 fn cgroups() -> Row {

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         ("a_running_job_does_not_hang", a_running_job_does_not_hang),
         ("a_slow_job_does_not_hang", a_slow_job_does_not_hang),
         ("a_slow_rank_is_late", a_slow_rank_is_late),
-        ("others_are_told_nothing", others_are_told_nothing),
+        ("other_users_see_nothing", other_users_see_nothing),
         (
             "a_rank_of_another_pid_namespace_is_named",
             a_rank_of_another_pid_namespace_is_named,
@@ -76,7 +76,7 @@ fn a_stopped_rank_is_named() {
     let found = only_finding(&job, &told);
     assert_eq!(found["doing"]["state"], "stopped");
     job.signal_unlucky(Signal::CONT);
-    job.wait_until_told(|told| told["verdict"] == "nothing-hangs");
+    job.wait_until_reported(|told| told["verdict"] == "nothing-hangs");
 }
 
 fn a_rank_on_a_cpu_is_named() {
@@ -91,7 +91,7 @@ fn a_rank_on_a_cpu_is_named() {
     assert_eq!(found["bytes"], 4000);
     assert_eq!(found["doing"]["tid"], job.unlucky());
     // On a busy machine it may not get a CPU now and then.
-    job.wait_until_told(|told| only_finding(&job, told)["doing"]["state"] == "on-cpu");
+    job.wait_until_reported(|told| only_finding(&job, told)["doing"]["state"] == "on-cpu");
 }
 
 fn a_rank_at_a_lock_is_named() {
@@ -102,7 +102,7 @@ fn a_rank_at_a_lock_is_named() {
 }
 
 /// Tells of a job whose unlucky rank has to do with a disk that does not answer.
-fn told_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
+fn report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
     let stage = Stage::new(Prologue::Push);
     let directory = stage.path().join("disk");
     fs::create_dir(&directory).expect("our directory");
@@ -119,7 +119,7 @@ fn told_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
 }
 
 fn a_rank_at_a_dead_disk_is_named() {
-    told_of_a_dead_disk("read", |doing| {
+    report_of_a_dead_disk("read", |doing| {
         assert_eq!(doing["state"], "io", "{doing:#}");
         let path = doing["path"].as_str().expect("a path");
         assert!(path.ends_with("disk/batch"), "{path}");
@@ -128,7 +128,7 @@ fn a_rank_at_a_dead_disk_is_named() {
 
 /// As when a loader reads for a rank.
 fn a_child_at_a_dead_disk_is_named() {
-    told_of_a_dead_disk("wait for a reader", |doing| {
+    report_of_a_dead_disk("wait for a reader", |doing| {
         assert_eq!(doing["state"], "waits", "{doing:#}");
         let child = doing["meanwhile"][0].as_str().expect("a sentence");
         assert!(child.starts_with("its child cat"), "{child}");
@@ -219,12 +219,12 @@ fn a_slow_rank_is_late() {
 
 const NOBODY: u32 = 65534;
 
-/// Users see their own ranks, and are told of no others, be they there or gone.
-fn others_are_told_nothing() {
+/// Users see only their own ranks, running or exited.
+fn other_users_see_nothing() {
     let job = Job::start("none");
     job.wait_for_collective(1);
     job.signal_unlucky(Signal::KILL);
-    job.wait_until_told(|told| {
+    job.wait_until_reported(|told| {
         !told["communicators"][0]["members"][2]["ended_seconds_ago"].is_null()
     });
     let open = || Permissions::from_mode(0o755);
@@ -247,7 +247,7 @@ fn others_are_told_nothing() {
     assert_eq!(told["pids_without_communicator"], json!([]));
 }
 
-/// Pids are told as the machine counts, whatever a container calls them.
+/// Reported pids are those of the initial pid namespace, not those of a container.
 fn a_rank_of_another_pid_namespace_is_named() {
     let job = Job::start_in_a_pid_namespace("spin");
     let told = job.wait_for_a_hang();
@@ -263,12 +263,12 @@ fn a_rank_of_another_pid_namespace_is_named() {
         process.status().expect("ours").nspid.map(|pids| pids.len()),
         Some(2)
     );
-    job.wait_until_told(|told| {
+    job.wait_until_reported(|told| {
         told["communicators"][0]["findings"][0]["doing"]["state"] == "on-cpu"
     });
 }
 
-/// Another job than the one asked for does not count, and one that is not there cannot be told of.
+/// Only the selected job is reported. A job that does not exist is an error.
 fn a_job_is_selected() {
     let job = Job::start("exit");
     job.wait_for_a_hang();
@@ -296,7 +296,7 @@ fn a_rank_that_takes_no_part_is_named() {
         let mut communicators = communicators.unwrap_or_default().into_iter();
         communicators.find_map(|made| made["findings"].get(0).cloned())
     };
-    job.wait_until_told(|told| found(told).is_some());
+    job.wait_until_reported(|told| found(told).is_some());
     let found = found(&job.told().1).expect("it does not join later");
     assert_eq!(found["problem"], "not-joined");
     assert_eq!(found["pid"], job.unlucky());
@@ -305,7 +305,9 @@ fn a_rank_that_takes_no_part_is_named() {
 /// Programs begin at different times, so it is only late for a minute, unless seconds are asked for.
 fn a_rank_that_does_not_join_is_named() {
     let job = Job::start("absent");
-    job.wait_until_told(|told| told["communicators"][0]["findings"][0]["waited_seconds"].is_f64());
+    job.wait_until_reported(|told| {
+        told["communicators"][0]["findings"][0]["waited_seconds"].is_f64()
+    });
     let (code, told) = job.told();
     assert_eq!(code, Some(0), "{told:#}");
     let findings = &told["communicators"][0]["findings"];

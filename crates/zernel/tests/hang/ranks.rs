@@ -14,11 +14,11 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::communicator::{RANK, join, own_rank, stream};
 use zernel_testkit::daemon::Daemon;
 use zernel_testkit::eventually_ok;
-use zernel_testkit::target::{Driver, Role, Stage, Target, call, out};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
-pub(crate) const ROLES: &[(&str, Role)] = &[("rank", rank)];
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("rank", rank)];
 
 pub(crate) const RANKS: u64 = 4;
 /// The rank that something happens to.
@@ -229,8 +229,8 @@ impl Job {
         (output.status.code(), told)
     }
 
-    /// Waits until what is told is as expected.
-    pub(crate) fn wait_until_told(&self, is_expected: impl Fn(&Value) -> bool) {
+    /// Waits until the report is as expected.
+    pub(crate) fn wait_until_reported(&self, is_expected: impl Fn(&Value) -> bool) {
         eventually_ok("zernel hang reports what is expected", || {
             let told = self.told().1;
             match is_expected(&told) {
@@ -240,9 +240,9 @@ impl Job {
         });
     }
 
-    /// Waits until all ranks have come so far.
+    /// Waits until all ranks have reached a collective.
     pub(crate) fn wait_for_collective(&self, sequence: u64) {
-        self.wait_until_told(|told| {
+        self.wait_until_reported(|told| {
             let members = told["communicators"][0]["members"].as_array();
             members.is_some_and(|members| {
                 let far = |member: &Value| member["sequence"].as_u64() >= Some(sequence);
@@ -251,9 +251,9 @@ impl Job {
         });
     }
 
-    /// Waits until a hang is told, and returns what is. When others have waited for ten seconds, it must be.
+    /// Waits until a hang is reported, and returns the report. It must come once other ranks have waited for ten seconds.
     pub(crate) fn wait_for_a_hang(&self) -> Value {
-        self.wait_until_told(|told| {
+        self.wait_until_reported(|told| {
             let is_told = told["verdict"] == "hang";
             let found = &told["communicators"][0]["findings"][0];
             let in_time = found["waited_seconds"].as_f64() < Some(10.0);

@@ -14,19 +14,22 @@ use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::needs::bpf;
-use zernel_testkit::target::{self, Driver, Role, Stage, Target, call};
+use zernel_testkit::target::{self, Driver, Stage, Target, TargetRole, call};
 use zernel_testkit::{StoppedThread, root, trial};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
 fn main() -> ExitCode {
-    let roles: &[(&str, Role)] = &[("launches", launches)];
+    let roles: &[(&str, TargetRole)] = &[("launches", launches)];
     if let Some(code) = target::act(roles) {
         return code;
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let trials: &[(&str, fn())] = &[
-        ("what_a_program_does_is_told", what_a_program_does_is_told),
+        (
+            "metrics_of_a_program_are_served",
+            metrics_of_a_program_are_served,
+        ),
         ("open_metrics_has_an_end", open_metrics_has_an_end),
         ("a_port_in_use_is_named", a_port_in_use_is_named),
         ("two_daemons_see_the_same", two_daemons_see_the_same),
@@ -58,8 +61,8 @@ fn main() -> ExitCode {
             service::each_capability_is_needed,
         ),
         (
-            "lacking_privilege_is_said",
-            users::lacking_privilege_is_said,
+            "missing_privilege_is_reported",
+            users::missing_privilege_is_reported,
         ),
     ];
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
@@ -108,7 +111,7 @@ fn told_launches(pid: u32, launches: u64) -> String {
     format!("zernel_cuda_launches_total{{pid=\"{pid}\"}} {launches}")
 }
 
-fn what_a_program_does_is_told() {
+fn metrics_of_a_program_are_served() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL, &stage);
     let target = launched(&stage, 123);

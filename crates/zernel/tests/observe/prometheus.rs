@@ -1,4 +1,4 @@
-//! What Prometheus itself makes of what the daemon tells.
+//! The daemon's metrics, scraped by Prometheus itself.
 
 use std::collections::BTreeSet;
 use std::io::Write;

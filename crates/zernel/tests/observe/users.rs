@@ -87,7 +87,7 @@ pub(crate) fn users_see_their_own_processes() {
     assert!(told.contains(&of_root) && told.contains(&of_nobody));
 }
 
-pub(crate) fn lacking_privilege_is_said() {
+pub(crate) fn missing_privilege_is_reported() {
     let stage = Stage::new(Prologue::Push);
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let mut command = Command::new(zernel);

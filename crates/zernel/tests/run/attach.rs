@@ -1,4 +1,4 @@
-//! Jobs that run already, and jobs that somebody else observes.
+//! Jobs that run already, and jobs that a daemon observes.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -63,7 +63,7 @@ pub(crate) fn nothing_to_attach_to() {
     }
 }
 
-/// A signal ends observing and nothing else; what was seen until then is told.
+/// A signal ends observing, not the job. The report covers the time until then.
 pub(crate) fn a_signal_ends_it_with_a_report() {
     let job = Job::new(2, 60_000);
     let mut running = job.start();

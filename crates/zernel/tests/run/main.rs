@@ -52,7 +52,7 @@ fn main() -> ExitCode {
             without_privilege,
         ),
         trial(
-            "what_trains_nothing_cannot_be_told",
+            "a_program_without_training_has_no_verdict",
             &observing,
             what_trains_nothing,
         ),

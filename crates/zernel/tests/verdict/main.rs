@@ -1,5 +1,4 @@
-//! The verdict of `zernel run`, held against jobs whose bottleneck is known, and against programs that
-//! have none.
+//! Compares the verdict of `zernel run` with the known bottlenecks of jobs, and with programs that do not train.
 
 mod other;
 mod steps;
@@ -36,15 +35,19 @@ fn main() -> ExitCode {
         })
     });
     let more = [
-        trial("a_job_with_pauses_is_told", &observing, || {
+        trial("a_job_with_pauses_gets_its_verdict", &observing, || {
             is_told(with_pauses(&Plan::new(Cause::Gpu, 0)));
         }),
         trial(
-            "threads_that_nobody_waits_for_hold_nobody_up",
+            "busy_background_threads_are_no_bottleneck",
             &observing,
             threads_that_nobody_waits_for,
         ),
-        trial("what_overlaps_is_said", &observing, what_overlaps_is_said),
+        trial(
+            "overlapping_collectives_are_mentioned",
+            &observing,
+            overlapping_collectives_are_mentioned,
+        ),
     ];
     let other = other::trials(&observing).into_iter();
     let other = other.chain(steps::trials(&observing));
@@ -128,8 +131,8 @@ fn with_pauses(plan: &Plan) -> Plan {
     }
 }
 
-/// What a GPU does in a wait is not seen, so that it may have been collectives has to be said.
-fn what_overlaps_is_said() {
+/// The work of a GPU during a wait is unknown, so the verdict must mention that it may be collectives.
+fn overlapping_collectives_are_mentioned() {
     let plan = Plan {
         overlaps: true,
         ..Plan::new(Cause::Communication, 0)
@@ -145,7 +148,7 @@ fn what_overlaps_is_said() {
     );
 }
 
-/// What bounds a job, and in what.
+/// The expected bottleneck of a job, and its detail.
 fn expected(plan: &Plan) -> (&'static str, &'static str) {
     let loading = |load| match load {
         Load::Burn => "prepare",

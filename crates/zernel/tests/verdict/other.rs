@@ -23,13 +23,13 @@ pub(crate) fn trials(observing: &[Need]) -> [Trial; 3] {
     };
     let and = |need: Need| [observing, &[need]].concat();
     [
-        trial("an_idle_python_cannot_be_told", &and(python), idle_python),
+        trial("an_idle_python_has_no_verdict", &and(python), idle_python),
         trial(
-            "an_idle_python_with_cuda_cannot_be_told",
+            "an_idle_python_with_cuda_has_no_verdict",
             &and(python),
             idle_python_with_cuda,
         ),
-        trial("a_compiler_cannot_be_told", &and(compiler), compiler_runs),
+        trial("a_compiler_has_no_verdict", &and(compiler), compiler_runs),
     ]
 }
 

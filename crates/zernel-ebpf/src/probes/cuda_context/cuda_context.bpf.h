@@ -83,7 +83,7 @@ __noinline int open_context(__u32 index, __u64 context, __u32 device, __u32 kind
 		return 0;
 	bpf_map_update_elem(&contexts, &key, &known, BPF_ANY);
 	if (process->flags & ZERNEL_IS_LOADER)
-		zernel_is_trainer(process);
+		zernel_make_trainer(process);
 	if (process->device == ZERNEL_NO_GPU)
 		process->device = device;
 	else if (process->device != device)

@@ -1,4 +1,4 @@
-//! What the cuda_context probe shares with userspace.
+//! Mirrors of the types and constants of the cuda_context probe.
 
 use zernel_phase::mirrors;
 

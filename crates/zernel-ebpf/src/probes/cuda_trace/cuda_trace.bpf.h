@@ -73,12 +73,13 @@ static __always_inline void cuda_trace_enter(const struct zernel_symbol *symbol,
 
 /*
  * While launches are sampled, a thread is presumed to launch from the end of the copy of its batch.
- * A copy of pageable memory is waited for at once: then from the end of that wait. A thread that
- * copies nothing launches from the end of its wait for the last step.
+ * After a copy of pageable memory, which is waited for at once, it is presumed to launch from the
+ * end of that wait. A thread that copies nothing launches from the end of its wait for the last
+ * step.
  */
-static __always_inline bool launches_begin(const struct zernel_symbol *symbol,
-					   struct zernel_thread *thread,
-					   const struct zernel_open_call *call, __u64 now_ns)
+static __always_inline bool presumes_launches(const struct zernel_symbol *symbol,
+					      struct zernel_thread *thread,
+					      const struct zernel_open_call *call, __u64 now_ns)
 {
 	struct cuda_trace_thread *trace = &thread->cuda_trace;
 
@@ -92,19 +93,20 @@ static __always_inline bool launches_begin(const struct zernel_symbol *symbol,
 	       (trace->copied_ns && call->since_ns - trace->copied_ns < COPY_WAIT_NS);
 }
 
-/* A backward pass begins while the thread launches. A thread without a copy since its last backward
- * pass has its batches on the GPU already. */
-static __always_inline bool goes_backward(const struct zernel_symbol *symbol,
-					  const struct zernel_process *process,
-					  struct zernel_thread *thread, __u64 now_ns)
+/* Whether a call begins a backward pass, in which the thread is presumed to launch. A thread
+ * without a copy since its last backward pass has its batches on the GPU already. */
+static __always_inline bool presumes_launches_in_backward(const struct zernel_symbol *symbol,
+							  const struct zernel_process *process,
+							  struct zernel_thread *thread,
+							  __u64 now_ns)
 {
 	bool presumes = symbol->flags & ZERNEL_BEGINS_LAUNCHES && process->device != ZERNEL_NO_GPU;
 	struct cuda_trace_thread *trace = &thread->cuda_trace;
 
 	if (symbol->mark != ZERNEL_MARK_BACKWARD)
 		return false;
-	trace->copies_nothing = presumes && trace->copied_ns < trace->went_backward_ns;
-	trace->went_backward_ns = presumes ? now_ns : 0;
+	trace->copies_nothing = presumes && trace->copied_ns < trace->backward_ns;
+	trace->backward_ns = presumes ? now_ns : 0;
 	return presumes;
 }
 

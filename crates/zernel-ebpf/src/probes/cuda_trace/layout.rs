@@ -1,4 +1,4 @@
-//! What the cuda_trace probe shares with userspace.
+//! Mirrors of the types and constants of the cuda_trace probe.
 
 use zernel_phase::mirrors;
 

@@ -31,7 +31,7 @@ const fn launches_kernels(names: &'static [&'static str]) -> Symbol {
     launches(names).sampled_with(SamplingGroup::Kernels)
 }
 
-/// Its third argument is how many bytes.
+/// A copy whose third argument is the number of bytes.
 const fn copies(direction: Direction, names: &'static [&'static str]) -> Symbol {
     let symbol = trace(CALL, names)
         .counts(Counts::Copy(direction))
@@ -53,7 +53,7 @@ const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) 
     symbol
 }
 
-/// A copy from wherever to wherever its description says.
+/// A copy whose source and destination are in a struct, which its first argument points to.
 const fn describes_copy(role: u8, names: &'static [&'static str]) -> Symbol {
     trace(role, names)
         .counts(Counts::Copy(Direction::Unified))
@@ -103,7 +103,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         Direction::DeviceToHost,
         &["cuMemcpyDtoH_v2", "cuMemcpyDtoH_v2_ptds"],
     ),
-    // To memory that is not pinned, it returns when it is done, too.
+    // To memory that is not pinned, this call too returns only when the copy is done.
     copies(
         Direction::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
@@ -177,7 +177,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     .frequent(),
 ];
 
-/// Whether a function tells what an event follows, and so which collectives a wait shows done.
+/// Whether a function orders events and streams. These calls determine which collectives a wait covers.
 pub(crate) fn tells_of_events(symbol: &Symbol) -> bool {
     symbol.probe == Probe::CudaTrace && matches!(symbol.role, EVENT_RECORD | STREAM_WAITS_FOR_EVENT)
 }

@@ -7,7 +7,7 @@
 
 struct cuda_trace_thread {
 	__u64 copied_ns; /* end of the last copy after which launches are presumed */
-	__u64 went_backward_ns; /* start of the last backward pass; 0: launches are not presumed */
+	__u64 backward_ns; /* start of the last backward pass; 0: launches are not presumed */
 	__u64 copies_nothing; /* no copy between the last two backward passes */
 };
 

@@ -2,13 +2,13 @@
 /*
  * How long a training thread waits for its next batch, and what its loaders did meanwhile.
  *
- * A batch seldom takes a single block: a poll shows that it is there, then descriptors are passed
- * and memory is mapped. So blocks with less than a millisecond of CPU time between them are one
- * wait.
+ * A thread seldom gets a batch in a single block: a poll shows that the batch is ready, then
+ * descriptors are passed and memory is mapped. So blocks with less than a millisecond of CPU time
+ * between them are one wait.
  *
  * Loaders are processes. Without any, the threads of the process itself count as loaders, the
- * waiting thread included. They also do when the training thread reads its data itself: then the
- * processes it forked do something else.
+ * waiting thread included. They also count when the training thread reads its data itself: then
+ * the processes it forked do something else.
  */
 #ifndef DATALOAD_BPF_H
 #define DATALOAD_BPF_H
@@ -26,15 +26,15 @@
 
 #define WAIT_MERGE_NS 1000000ULL
 
-/* Reads the sums of the work that explains a wait. */
+/* Stores the sums of the work that explains a wait. */
 static __always_inline void note_work(struct zernel_process *process, struct dataload_thread *wait,
-				      __u64 *noted, __u64 now_ns)
+				      __u64 *sums, __u64 now_ns)
 {
 	__u64 *work = wait->is_by_loaders ? process->dataload.loader_work :
 					    process->dataload.own_work;
 
 	for (int i = 0; i < ZERNEL_WORKS; i++)
-		noted[i] = zernel_work_until(&work[i], now_ns);
+		sums[i] = zernel_work_until(&work[i], now_ns);
 }
 
 /* ns * part / whole, without overflow. */
@@ -89,13 +89,14 @@ static __always_inline void give_up_data_wait(struct zernel_thread *thread,
 		end_data_wait(thread, process);
 }
 
-/* The thread runs a training loop. So its process is no loader, whoever forked it. */
-static __always_inline void runs_training_loop(struct zernel_thread *thread,
+/* Marks a thread that runs a training loop. Its process is then no loader, even if a trainer forked
+ * it. */
+static __always_inline void mark_training_loop(struct zernel_thread *thread,
 					       struct zernel_process *process)
 {
 	thread->dataload.runs_training_loop = true;
 	if (process->flags & ZERNEL_IS_LOADER)
-		zernel_is_trainer(process);
+		zernel_make_trainer(process);
 }
 
 /* Whether the thread takes batches although its process has no GPU: it runs the training loop, or
@@ -113,23 +114,24 @@ enum data_wait {
 	SURE_DATA_WAIT,
 };
 
-/* Whether a block is for data. The tracker has already been told of the block. */
-static __always_inline enum data_wait is_data_wait(struct zernel_thread *thread,
-						   struct zernel_process *process,
-						   struct zernel_task_state *state, __u8 reason)
+/* Whether a block is a wait for data. The tracker has already seen the block. */
+static __always_inline enum data_wait classify_data_wait(struct zernel_thread *thread,
+							 struct zernel_process *process,
+							 struct zernel_task_state *state,
+							 __u8 reason)
 {
 	struct zernel_tracker *tracker = &state->tracker;
-	bool asks_somebody = reason == SCHED_BLOCKED_POLL || reason == SCHED_BLOCKED_IPC;
+	bool waits_for_ipc = reason == SCHED_BLOCKED_POLL || reason == SCHED_BLOCKED_IPC;
 
 	if (zernel_in_call(tracker))
 		return NO_DATA_WAIT;
 	if (steps_without_gpu(thread, process, state->pid == state->tgid))
-		return reason == SCHED_BLOCKED_IO || (asks_somebody && process->loaders) ?
+		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loaders) ?
 			       SURE_DATA_WAIT :
 			       NO_DATA_WAIT;
 	if (!(tracker->flags & ZERNEL_DRIVES_STEPS))
 		return NO_DATA_WAIT;
-	if (asks_somebody && process->loaders)
+	if (waits_for_ipc && process->loaders)
 		return SURE_DATA_WAIT;
 	if (tracker->activity == ZERNEL_LOADING && reason != SCHED_BLOCKED_OTHER)
 		return SURE_DATA_WAIT;
@@ -143,12 +145,12 @@ static __always_inline bool is_for_loaders(const struct zernel_process *process,
 	       reason != SCHED_BLOCKED_FAULT;
 }
 
-/* The thread blocks. The tracker has already been told. */
+/* The thread blocks. The tracker has already seen the block. */
 static __noinline int data_block(struct zernel_thread *thread, struct zernel_process *process,
 				 struct zernel_task_state *state, __u64 now_ns)
 {
 	struct dataload_thread *wait = &thread->dataload;
-	enum data_wait kind = is_data_wait(thread, process, state, thread->sched.reason);
+	enum data_wait kind = classify_data_wait(thread, process, state, thread->sched.reason);
 	bool by_loaders = is_for_loaders(process, thread->sched.reason);
 	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
 	bool goes_on = wait->cpu_ns <= WAIT_MERGE_NS ||
@@ -171,7 +173,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 	return 0;
 }
 
-/* A block for data ends: the batch may be there. */
+/* A block for data ends: the batch may be ready. */
 static __always_inline void data_until(struct zernel_thread *thread, struct zernel_process *process,
 				       __u64 now_ns)
 {
@@ -182,7 +184,7 @@ static __always_inline void data_until(struct zernel_thread *thread, struct zern
 	note_work(process, wait, wait->work_after, now_ns);
 }
 
-/* The thread uses the GPU while a wait is open: the batch is there. */
+/* The thread uses the GPU while a wait is open: it has got its batch. */
 static __noinline int data_used(struct zernel_thread *thread, struct zernel_process *process,
 				__u32 event, __u64 now_ns)
 {

@@ -1,4 +1,4 @@
-//! What the dataload probe shares with userspace.
+//! Mirrors of the types and constants of the dataload probe.
 
 use zernel_phase::mirrors;
 

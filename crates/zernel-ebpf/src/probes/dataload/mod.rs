@@ -8,5 +8,5 @@ pub use state::DataloadCauses;
 
 use super::Symbol;
 
-/// Waits for data show in how threads block: no function is probed for them.
+/// No function is probed: the scheduler's tracepoints show waits for data.
 pub(super) const SYMBOLS: &[Symbol] = &[];

@@ -17,7 +17,7 @@ pub struct DataloadCauses {
     pub fetch_ns: u64,
     /// Loaders were runnable without a CPU.
     pub sched_ns: u64,
-    /// None of these.
+    /// Loaders did none of these.
     pub other_ns: u64,
 }
 

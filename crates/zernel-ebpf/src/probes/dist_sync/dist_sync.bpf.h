@@ -68,11 +68,11 @@ static __always_inline bool peer_block(struct zernel_thread *thread)
 	return true;
 }
 
-/* The current thread leaves a GPU sync. The tracker has not been told yet. */
+/* The current thread leaves a GPU sync. The tracker has not seen that yet. */
 static __noinline int sync_left(__u32 process, __u64 now_ns)
 {
 	struct zernel_task_state *state =
-		zernel_kept_of(&zernel_tasks, bpf_get_current_task_btf(), false);
+		zernel_task_storage(&zernel_tasks, bpf_get_current_task_btf(), false);
 	struct zernel_tracker *tracker;
 
 	if (!state)
@@ -93,7 +93,7 @@ static __always_inline void dist_sync_mark(const struct zernel_symbol *symbol,
 	 * thread that idles afterwards, not the training thread. */
 	if (symbol->role == SYNC_AWAIT_GRADIENTS && process->device != ZERNEL_NO_GPU)
 		return;
-	runs_training_loop(thread, process);
+	mark_training_loop(thread, process);
 	await_peers(thread, now_ns);
 }
 

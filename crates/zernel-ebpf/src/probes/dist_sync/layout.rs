@@ -1,4 +1,4 @@
-//! What the dist_sync probe shares with userspace.
+//! Mirrors of the types and constants of the dist_sync probe.
 
 use zernel_phase::mirrors;
 

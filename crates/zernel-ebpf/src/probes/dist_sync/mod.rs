@@ -25,7 +25,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "_ZN4c10d16ProcessGroupGloo8SendWork4waitE",
         ],
     ),
-    // Where a model waits for its gradients to be reduced; the waits themselves are inlined.
+    // In this function a model waits for the reduction of its gradients; the waits themselves are inlined.
     waits(
         AWAIT_GRADIENTS,
         "c10d::Reducer::finalize_backward",

@@ -6,7 +6,7 @@ use crate::observer::ObservedProcess;
 use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::{Family, ProbeState};
 
-/// Waits of a process for other ranks. Their durations are all that is known of them, and the process keeps those.
+/// Waits of a process for other ranks. Only their durations are known, and the process keeps all durations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PeerWaits;
 

@@ -33,7 +33,7 @@ enum gpu_mem_role {
 	MEMORY_RELEASE, /* argument: the handle */
 	MEMORY_MAP, /* arguments: the address, bytes, the handle */
 	MEMORY_UNMAP, /* arguments: the address, bytes */
-	MEMORY_ALLOCATE_POOLED, /* arguments: as of MEMORY_ALLOCATE */
+	MEMORY_ALLOCATE_POOLED, /* arguments: those of MEMORY_ALLOCATE */
 };
 ZERNEL_IN_BTF(enum, gpu_mem_role);
 
@@ -136,8 +136,9 @@ __noinline int book_free(__u32 process, __u32 device, __u64 caller, __u64 bytes)
 	return 0;
 }
 
-static __always_inline void allocated(struct zernel_thread *thread, struct zernel_open_call *call,
-				      __u32 kind, __u32 device, __u64 bytes)
+static __always_inline void record_allocation(struct zernel_thread *thread,
+					      struct zernel_open_call *call, __u32 kind,
+					      __u32 device, __u64 bytes)
 {
 	struct allocation_key key = { .process = thread->process, .kind = kind };
 	struct allocation allocation = {
@@ -162,7 +163,7 @@ static __always_inline void allocated(struct zernel_thread *thread, struct zerne
 	}
 }
 
-static __always_inline void freed(__u32 process, const struct allocation *allocation)
+static __always_inline void record_free(__u32 process, const struct allocation *allocation)
 {
 	__u64 caller = allocation->caller & ~MEMORY_POOLED;
 
@@ -175,14 +176,14 @@ static __always_inline void freed(__u32 process, const struct allocation *alloca
 }
 
 /* A context that is destroyed or emptied. */
-struct ending {
+struct context_end {
 	__u64 context; /* 0: the primary context of the device */
 	__u32 process;
 	__u32 device;
 };
 
 static long free_with_context(void *map, struct allocation_key *key, struct allocation *found,
-			      struct ending *ending)
+			      struct context_end *ending)
 {
 	struct context_key of = { .context = found->context, .process = key->process };
 	struct allocation gone = *found;
@@ -197,13 +198,13 @@ static long free_with_context(void *map, struct allocation_key *key, struct allo
 					(ending->device | CONTEXT_IS_PRIMARY))
 		return 0;
 	if (!bpf_map_delete_elem(&allocations, key))
-		freed(ending->process, &gone);
+		record_free(ending->process, &gone);
 	return 0;
 }
 
 __noinline int free_context(__u32 process, __u64 context, __u32 device)
 {
-	struct ending ending = { .context = context, .process = process, .device = device };
+	struct context_end ending = { .context = context, .process = process, .device = device };
 
 	bpf_for_each_map_elem(&allocations, free_with_context, &ending, 0);
 	return 0;
@@ -232,7 +233,7 @@ static __always_inline void change_references(__u32 process, __u64 handle, __s32
 		return;
 	gone = *found;
 	if (!bpf_map_delete_elem(&allocations, &key))
-		freed(process, &gone);
+		record_free(process, &gone);
 }
 
 struct unmapping {
@@ -308,12 +309,12 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 	found = bpf_map_lookup_elem(&allocations, &key);
 	if (!found)
 		return;
-	call->noted = found->bytes;
-	call->noted_too = found->device;
+	call->scratch[0] = found->bytes;
+	call->scratch[1] = found->device;
 	call->caller = found->caller;
 	call->arguments[1] = found->context;
 	if (bpf_map_delete_elem(&allocations, &key))
-		call->noted = 0;
+		call->scratch[0] = 0;
 }
 
 static __always_inline void free_leave(struct zernel_thread *thread, struct zernel_open_call *call,
@@ -325,20 +326,20 @@ static __always_inline void free_leave(struct zernel_thread *thread, struct zern
 		.kind = MEMORY_ADDRESS,
 	};
 	struct allocation allocation = {
-		.bytes = call->noted,
+		.bytes = call->scratch[0],
 		.caller = call->caller,
 		.context = call->arguments[1],
-		.device = call->noted_too,
+		.device = call->scratch[1],
 		.references = 1,
 	};
 
-	call->arguments[3] = call->noted;
-	if (!call->noted)
+	call->arguments[3] = call->scratch[0];
+	if (!call->scratch[0])
 		return;
 	if (failed)
 		bpf_map_update_elem(&allocations, &key, &allocation, BPF_NOEXIST);
 	else
-		freed(thread->process, &allocation);
+		record_free(thread->process, &allocation);
 }
 
 #define gpu_mem_leave gpu_mem_leave
@@ -363,16 +364,18 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 		call->caller |= MEMORY_POOLED;
 		/* fallthrough */
 	case MEMORY_ALLOCATE:
-		allocated(thread, call, MEMORY_ADDRESS, current_device(thread), call->arguments[1]);
+		record_allocation(thread, call, MEMORY_ADDRESS, current_device(thread),
+				  call->arguments[1]);
 		break;
 	case MEMORY_ALLOCATE_PITCHED:
 		bpf_probe_read_user(&pitch, sizeof(pitch), (void *)call->arguments[1]);
 		call->arguments[3] = pitch * call->arguments[2];
-		allocated(thread, call, MEMORY_ADDRESS, current_device(thread), call->arguments[3]);
+		record_allocation(thread, call, MEMORY_ADDRESS, current_device(thread),
+				  call->arguments[3]);
 		break;
 	case MEMORY_CREATE:
 		if (created_on(call->arguments[2], &device))
-			allocated(thread, call, MEMORY_HANDLE, device, call->arguments[1]);
+			record_allocation(thread, call, MEMORY_HANDLE, device, call->arguments[1]);
 		break;
 	case MEMORY_RETAIN:
 		bpf_probe_read_user(&handle, sizeof(handle), (void *)call->arguments[0]);

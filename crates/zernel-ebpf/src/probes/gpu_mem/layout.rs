@@ -1,4 +1,4 @@
-//! What the gpu_mem probe shares with userspace.
+//! Mirrors of the types and constants of the gpu_mem probe.
 
 use zernel_phase::mirrors;
 

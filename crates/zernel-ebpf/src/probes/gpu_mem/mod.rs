@@ -19,12 +19,12 @@ const fn memory(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Cuda, Probe::GpuMem, role, names)
 }
 
-/// Stores an address, takes a size next.
+/// A function that stores the address of new memory; its second argument is the size.
 const fn allocates(names: &'static [&'static str]) -> Symbol {
     memory(ALLOCATE, names).keeps([1, 2, 0, 0]).bytes(2)
 }
 
-/// The same from a pool, which a program may do for each of its tensors.
+/// An allocation from a memory pool. A program may make one per tensor, so these are sampled.
 const fn allocates_pooled(names: &'static [&'static str]) -> Symbol {
     memory(ALLOCATE_POOLED, names)
         .keeps([1, 2, 0, 0])
@@ -32,7 +32,7 @@ const fn allocates_pooled(names: &'static [&'static str]) -> Symbol {
         .sampled_with(SamplingGroup::Pools)
 }
 
-/// What was freed is noted in the fourth place.
+/// A function that frees an address. The kernel stores the freed bytes as the fourth argument.
 const fn frees(names: &'static [&'static str]) -> Symbol {
     memory(FREE, names).keeps([1, 0, 0, 0]).bytes(4)
 }

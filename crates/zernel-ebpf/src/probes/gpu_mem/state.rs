@@ -18,7 +18,7 @@ use crate::probes::{ProbeState, SamplingGroup};
 pub struct GpuMemory {
     /// Memory by CUDA's device number.
     pub by_device: BTreeMap<u32, MemoryUse>,
-    /// The part of it that came from memory pools.
+    /// The part of `by_device` that came from memory pools.
     pooled: BTreeMap<u32, MemoryUse>,
     callers: Callers,
 }
@@ -26,9 +26,9 @@ pub struct GpuMemory {
 /// GPU memory of a process on one device.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryUse {
-    /// All of it.
+    /// Memory of all callers.
     pub total: GpuMemMetrics,
-    /// By the return address of the allocating call.
+    /// Memory by the return address of the allocating call.
     pub by_caller: BTreeMap<u64, GpuMemMetrics>,
 }
 
@@ -242,9 +242,9 @@ mod tests {
         }
     }
 
-    /// A program may choose its GPU after its start.
+    /// `CUDA_VISIBLE_DEVICES` may change after the start, so NVML's answer has priority.
     #[test]
-    fn nvml_knows_the_gpu_of_a_process_that_uses_one() {
+    fn nvml_decides_which_gpu_a_process_with_one_gpu_uses() {
         let gpus: Vec<GpuFacts> = (0..4).map(gpu).collect();
         let devices = VisibleDevices::parse(None, &gpus);
         let seen = |only_gpu, memory: &GpuMemory| {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_nothing_names_is_unknown() {
+    fn a_device_without_evidence_is_unknown() {
         let gpus: Vec<GpuFacts> = (0..4).map(gpu).collect();
         let index = |devices: &VisibleDevices, ordinal| {
             let process = ProcessGpus {

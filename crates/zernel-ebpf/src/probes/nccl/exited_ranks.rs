@@ -1,4 +1,4 @@
-//! Ranks that exited while others still hold a communicator with them. Those may wait for them forever.
+//! Ranks that exited while other ranks still hold a communicator with them. The other ranks may wait for them forever.
 
 use std::collections::BTreeSet;
 
@@ -26,9 +26,9 @@ pub struct ExitedRank {
 /// How a process exited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(u8),
-    /// By this signal.
+    /// This signal killed it.
     Signal(u8),
 }
 

@@ -1,4 +1,4 @@
-//! What the nccl probe shares with userspace.
+//! Mirrors of the types and constants of the nccl probe.
 
 use zernel_phase::mirrors;
 

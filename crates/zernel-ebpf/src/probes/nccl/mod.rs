@@ -24,7 +24,7 @@ const fn nccl(role: u8, names: &'static [&'static str]) -> Symbol {
     Symbol::new(Nccl, Probe::Nccl, role, names)
 }
 
-/// `arguments` are those of the elements, their type, the communicator and the stream.
+/// `arguments` are the numbers of these arguments: elements, type of an element, communicator, stream.
 const fn communicates(
     role: u8,
     operation: Operation,
@@ -56,14 +56,14 @@ const fn message(
 }
 
 pub(super) const SYMBOLS: &[Symbol] = &[
-    // Since 2.32 each has a second form, which is told more and takes the same arguments first.
+    // Since 2.32 each collective has a second form with more arguments after the same first ones.
     collective(
         Operation::AllReduce,
         &["ncclAllReduce", "ncclAllReduceConfig"],
         [3, 4, 6, 7],
     )
     .marks(Mark::Reduce),
-    // ncclBcast calls it.
+    // ncclBcast calls ncclBroadcast, so it needs no probe.
     collective(
         Operation::Broadcast,
         &["ncclBroadcast", "ncclBroadcastConfig"],
@@ -110,7 +110,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     nccl(INIT_SCALABLE, &["ncclCommInitRankScalable"]).keeps([1, 2, 3, 5]),
     nccl(INIT_ALL, &["ncclCommInitAll"]).keeps([1, 2, 0, 0]),
     nccl(SPLIT, &["ncclCommSplit"]).keeps([1, 2, 3, 4]),
-    // Those that are left have one color.
+    // The remaining ranks have one color.
     nccl(SPLIT, &["ncclCommShrink"]).keeps([1, 0, 0, 4]),
     nccl(RANK, &["ncclCommUserRank"]).keeps([1, 2, 0, 0]),
     nccl(RANKS, &["ncclCommCount"]).keeps([1, 2, 0, 0]),

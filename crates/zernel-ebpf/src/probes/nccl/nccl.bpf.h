@@ -47,10 +47,10 @@ ZERNEL_IN_BTF(enum, nccl_no_rank);
 #define NCCL_NO_COLOR 0xffffffffU
 /* ncclInProgress: a communicator that does not block has begun the operation. */
 #define NCCL_IN_PROGRESS 7
-#define NCCL_RANKS_OF_ALL 16 /* ncclCommInitAll makes one rank per device of the process */
+#define NCCL_INIT_ALL_RANKS 16 /* ncclCommInitAll makes one rank per device of the process */
 
 struct communicator_key {
-	__u64 communicator; /* its handle; while it is being made, the address of the handle */
+	__u64 communicator; /* its handle; while it is being created, the address of the handle */
 	__u32 process;
 	__u32 is_being_made;
 };
@@ -77,10 +77,10 @@ struct {
 	__type(value, struct communicator);
 } communicators SEC(".maps");
 
-/* Communicators that were not stored yet when the call that makes them returned. */
+/* Communicators whose handle was not stored yet when the call that creates them returned. */
 struct expected {
 	__u64 count; /* all so far */
-	struct expected_one {
+	struct expected_communicator {
 		__u64 stored_at; /* 0: unused */
 		__u64 hash;
 		__u32 rank;
@@ -118,7 +118,7 @@ struct {
 
 /* The pending collectives that a wait for a stream or an event covers. */
 struct covered {
-	__u64 entered; /* struct pending's count when this was noted */
+	__u64 entered; /* `entered` of struct pending when this was stored */
 	__u64 which; /* bits of their places in struct pending */
 };
 
@@ -193,8 +193,9 @@ __noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, _
 	return 0;
 }
 
-/* Remembers a communicator that is not stored yet, in place of the oldest remembered one. */
-static __always_inline void expect_communicator(__u32 process, const struct expected_one *one)
+/* Remembers a communicator whose handle is not stored yet, in place of the oldest one. */
+static __always_inline void expect_communicator(__u32 process,
+						const struct expected_communicator *one)
 {
 	struct expected *expected = bpf_map_lookup_elem(&expected_communicators, &process);
 
@@ -221,7 +222,7 @@ __noinline int add_expected(__u32 process, __u64 used)
 	if (!expected)
 		return 0;
 	for (int i = 0; i < NCCL_EXPECTED; i++) {
-		struct expected_one *one = &expected->last[i];
+		struct expected_communicator *one = &expected->last[i];
 		__u64 handle = one->stored_at ? read_handle(one->stored_at) : 0;
 
 		if (!handle || (used ? handle != used : !one->is_grouped))
@@ -234,14 +235,14 @@ __noinline int add_expected(__u32 process, __u64 used)
 
 /* Adds a communicator now, or once it is stored: one that is split off in a group or without
  * blocking is stored later. */
-static __always_inline void made_communicator(__u32 process, __u64 stored_at, __u64 hash,
-					      __u32 rank, __u32 ranks, int result)
+static __always_inline void add_or_expect_communicator(__u32 process, __u64 stored_at, __u64 hash,
+						       __u32 rank, __u32 ranks, int result)
 {
-	struct expected_one one = { .stored_at = stored_at,
-				    .hash = hash,
-				    .rank = rank,
-				    .ranks = ranks,
-				    .is_grouped = result != NCCL_IN_PROGRESS };
+	struct expected_communicator one = { .stored_at = stored_at,
+					     .hash = hash,
+					     .rank = rank,
+					     .ranks = ranks,
+					     .is_grouped = result != NCCL_IN_PROGRESS };
 	__u64 handle = read_handle(stored_at);
 
 	if (handle)
@@ -250,9 +251,9 @@ static __always_inline void made_communicator(__u32 process, __u64 stored_at, __
 		expect_communicator(process, &one);
 }
 
-/* Where the call stores the communicator it makes; 0 if it makes none. */
-static __always_inline __u64 made_at(const struct zernel_symbol *symbol,
-				     const struct zernel_open_call *call)
+/* Where a call stores the handle of the communicator it creates; 0 if it creates none. */
+static __always_inline __u64 new_communicator_address(const struct zernel_symbol *symbol,
+						      const struct zernel_open_call *call)
 {
 	switch (symbol->role) {
 	case NCCL_INIT_RANK:
@@ -266,8 +267,8 @@ static __always_inline __u64 made_at(const struct zernel_symbol *symbol,
 }
 
 /* A rank waits for the others to join. Until its call returns, this entry shows that it waits. */
-static __always_inline void begin_to_join(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
-					  __u32 ranks)
+static __always_inline void begin_join(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
+				       __u32 ranks)
 {
 	struct communicator_key key = { .communicator = stored_at,
 					.process = process,
@@ -279,11 +280,11 @@ static __always_inline void begin_to_join(__u32 process, __u64 stored_at, __u64 
 		ZERNEL_LOST(communicators);
 }
 
-/* The call has returned, with or without success. */
-static __always_inline void end_to_join(const struct zernel_symbol *symbol, __u32 process,
-					const struct zernel_open_call *call)
+/* Deletes the entry of begin_join(): the call has returned, with or without success. */
+static __always_inline void end_join(const struct zernel_symbol *symbol, __u32 process,
+				     const struct zernel_open_call *call)
 {
-	struct communicator_key key = { .communicator = made_at(symbol, call),
+	struct communicator_key key = { .communicator = new_communicator_address(symbol, call),
 					.process = process,
 					.is_being_made = 1 };
 
@@ -315,7 +316,7 @@ __noinline __u64 covered_by(__u32 process, __u64 object)
 	return covered ? still_covered(covered, pending->entered) : 0;
 }
 
-/* From now on, a wait for the object covers exactly these. */
+/* Sets the collectives that a wait for the object covers. */
 __noinline int cover(__u32 process, __u64 object, __u64 which)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
@@ -329,7 +330,7 @@ __noinline int cover(__u32 process, __u64 object, __u64 which)
 	return 0;
 }
 
-/* Notes a collective on a stream, until a wait covers it. */
+/* Adds a pending collective on a stream. */
 __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
 {
 	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
@@ -420,14 +421,14 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 		break;
 	case NCCL_INIT_RANK:
 		/* The unique id, 128 bytes passed by value, lies above the return address. */
-		call->noted = hash_unique_id(call->stack + 8);
-		begin_to_join(thread->process, call->arguments[0], call->noted, call->arguments[2],
-			      call->arguments[1]);
+		call->scratch[0] = hash_unique_id(call->stack + 8);
+		begin_join(thread->process, call->arguments[0], call->scratch[0],
+			   call->arguments[2], call->arguments[1]);
 		break;
 	case NCCL_INIT_SCALABLE:
-		call->noted = hash_unique_id(call->arguments[3]);
-		begin_to_join(thread->process, call->arguments[0], call->noted, call->arguments[2],
-			      call->arguments[1]);
+		call->scratch[0] = hash_unique_id(call->arguments[3]);
+		begin_join(thread->process, call->arguments[0], call->scratch[0],
+			   call->arguments[2], call->arguments[1]);
 		break;
 	case NCCL_SPLIT:
 		communicator = find_communicator(thread->process, call->arguments[0]);
@@ -435,9 +436,9 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 			break;
 		/* All ranks split in the same order, and all wait, whatever their color. */
 		communicator->splits++;
-		call->noted = hash_word(communicator->hash, communicator->splits);
-		begin_to_join(thread->process, call->arguments[3], call->noted, communicator->rank,
-			      communicator->ranks);
+		call->scratch[0] = hash_word(communicator->hash, communicator->splits);
+		begin_join(thread->process, call->arguments[3], call->scratch[0],
+			   communicator->rank, communicator->ranks);
 		break;
 	case NCCL_DESTROY:
 		/* At the entry: once the call returns, another communicator may have the same
@@ -449,12 +450,12 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 	}
 }
 
-static __always_inline void communicators_of_all(struct zernel_thread *thread,
-						 struct zernel_open_call *call, __u64 now_ns)
+static __always_inline void add_all_communicators(struct zernel_thread *thread,
+						  struct zernel_open_call *call, __u64 now_ns)
 {
 	__u32 ranks = call->arguments[1];
 
-	for (__u32 rank = 0; rank < NCCL_RANKS_OF_ALL && rank < ranks; rank++)
+	for (__u32 rank = 0; rank < NCCL_INIT_ALL_RANKS && rank < ranks; rank++)
 		add_communicator(thread->process, read_handle(call->arguments[0] + 8 * rank),
 				 now_ns, rank, ranks);
 }
@@ -473,7 +474,7 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 	struct communicator *communicator;
 	__u32 color;
 
-	end_to_join(symbol, thread->process, call);
+	end_join(symbol, thread->process, call);
 	if (failed)
 		return;
 	switch (symbol->role) {
@@ -488,17 +489,18 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 		break;
 	case NCCL_INIT_RANK:
 	case NCCL_INIT_SCALABLE:
-		made_communicator(thread->process, call->arguments[0], call->noted,
-				  call->arguments[2], call->arguments[1], result);
+		add_or_expect_communicator(thread->process, call->arguments[0], call->scratch[0],
+					   call->arguments[2], call->arguments[1], result);
 		break;
 	case NCCL_INIT_ALL:
-		communicators_of_all(thread, call, now_ns);
+		add_all_communicators(thread, call, now_ns);
 		break;
 	case NCCL_SPLIT:
 		color = call->arguments[1];
-		if (call->noted && color != NCCL_NO_COLOR)
-			made_communicator(thread->process, call->arguments[3],
-					  hash_word(call->noted, color), NCCL_NO_RANK, 0, result);
+		if (call->scratch[0] && color != NCCL_NO_COLOR)
+			add_or_expect_communicator(thread->process, call->arguments[3],
+						   hash_word(call->scratch[0], color), NCCL_NO_RANK,
+						   0, result);
 		break;
 	case NCCL_GROUP:
 		add_expected(thread->process, 0);

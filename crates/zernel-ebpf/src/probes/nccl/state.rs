@@ -41,7 +41,7 @@ pub struct Communicator {
     pub entered_ns: u64,
     /// When the latest call returned; 0 while it has not.
     pub left_ns: u64,
-    /// Whether the call that creates the communicator has not returned. It was then entered when that call was.
+    /// Whether the call that creates the communicator has not returned yet. `entered_ns` is then the entry of that call.
     pub is_being_made: bool,
     /// Longest time between the entries of two successive collectives.
     pub longest_gap_ns: u64,

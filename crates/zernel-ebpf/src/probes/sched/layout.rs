@@ -1,4 +1,4 @@
-//! What the sched probe shares with userspace.
+//! Mirrors of the types and constants of the sched probe.
 
 use zernel_phase::mirrors;
 

@@ -8,30 +8,30 @@ pub use state::Scheduling;
 
 use super::Symbol;
 
-/// The scheduler's tracepoints show all of it: no function is probed.
+/// No function is probed: the scheduler's tracepoints show everything.
 pub(super) const SYMBOLS: &[Symbol] = &[];
 
-/// What a thread is blocked by.
+/// What a blocked thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockedBy {
     /// A disk, or a file system.
     Io,
-    /// A socket of the network.
+    /// A network socket.
     Network,
     /// A pipe, a unix socket or an eventfd.
     Ipc,
     /// A futex: another thread.
     Futex,
-    /// Nothing in particular: it polls.
+    /// File descriptors that it polls.
     Poll,
-    /// A page that is not there.
+    /// A page that is not in memory.
     PageFault,
     /// Anything else, such as a sleep.
     Other,
 }
 
 impl BlockedBy {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 7] = [
         Self::Io,
         Self::Network,
@@ -42,7 +42,7 @@ impl BlockedBy {
         Self::Other,
     ];
 
-    /// What a thread is blocked by while it fetches.
+    /// Reasons that count as fetching data.
     pub const FETCHING: [Self; 3] = [Self::Io, Self::Network, Self::PageFault];
 
     /// The value of the label `reason`.

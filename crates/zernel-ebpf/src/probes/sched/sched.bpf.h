@@ -26,6 +26,7 @@
 #include "losses.h"
 #include "phase_tracker.h"
 #include "process.h"
+#include "sched/block_reason.bpf.h"
 #include "sched/state.bpf.h"
 #include "settings.h"
 #include "shared_state.h"
@@ -37,154 +38,10 @@
 #define TASK_DEAD 0x80
 #define RECENT_NS (1ULL << 30)
 #define CALLING_NS (60 * RECENT_NS)
-#define NOT_A_SYSCALL (~0UL)
-
-enum {
-	S_IFMT = 0170000,
-	S_IFSOCK = 0140000,
-	S_IFREG = 0100000,
-	S_IFBLK = 0060000,
-	S_IFDIR = 0040000,
-	S_IFCHR = 0020000,
-};
-
-enum {
-	AF_UNIX = 1,
-	AF_INET = 2,
-	AF_INET6 = 10,
-};
 
 /* How far the scheduler's clock is ahead of bpf_ktime_get_ns(), as last seen: the two drift apart
  * slowly. */
 static volatile __u64 scheduler_clock_ahead_ns;
-
-/* Why the caller of a system call is blocked; numbers are those of x86-64. */
-static __always_inline __u8 why_by_call(unsigned long call, bool *has_file)
-{
-	switch (call) {
-	case 0: /* read */
-	case 1: /* write */
-	case 17: /* pread64 */
-	case 18: /* pwrite64 */
-	case 19: /* readv */
-	case 20: /* writev */
-	case 40: /* sendfile */
-	case 42: /* connect */
-	case 43: /* accept */
-	case 44: /* sendto */
-	case 45: /* recvfrom */
-	case 46: /* sendmsg */
-	case 47: /* recvmsg */
-	case 275: /* splice */
-	case 288: /* accept4 */
-	case 295: /* preadv */
-	case 296: /* pwritev */
-	case 299: /* recvmmsg */
-	case 307: /* sendmmsg */
-	case 327: /* preadv2 */
-	case 328: /* pwritev2 */
-		*has_file = true;
-		return SCHED_BLOCKED_OTHER;
-	case 2: /* open */
-	case 4: /* stat */
-	case 5: /* fstat */
-	case 6: /* lstat */
-	case 21: /* access */
-	case 26: /* msync */
-	case 74: /* fsync */
-	case 75: /* fdatasync */
-	case 208: /* io_getevents */
-	case 217: /* getdents64 */
-	case 257: /* openat */
-	case 262: /* newfstatat */
-	case 269: /* faccessat */
-	case 277: /* sync_file_range */
-	case 326: /* copy_file_range */
-	case 332: /* statx */
-	case 333: /* io_pgetevents */
-	case 426: /* io_uring_enter */
-	case 437: /* openat2 */
-	case 439: /* faccessat2 */
-		return SCHED_BLOCKED_IO;
-	case 202: /* futex */
-	case 449: /* futex_waitv */
-	case 455: /* futex_wait */
-		return SCHED_BLOCKED_FUTEX;
-	case 7: /* poll */
-	case 23: /* select */
-	case 232: /* epoll_wait */
-	case 270: /* pselect6 */
-	case 271: /* ppoll */
-	case 281: /* epoll_pwait */
-	case 441: /* epoll_pwait2 */
-		return SCHED_BLOCKED_POLL;
-	case NOT_A_SYSCALL:
-		return SCHED_BLOCKED_FAULT;
-	default:
-		return SCHED_BLOCKED_OTHER;
-	}
-}
-
-static __noinline __u8 why_by_file(struct task_struct *task, unsigned int number)
-{
-	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
-	struct file **files, *file = NULL;
-	struct socket *socket;
-	__u16 family;
-
-	if (!table || number >= BPF_CORE_READ(table, max_fds))
-		return SCHED_BLOCKED_OTHER;
-	files = BPF_CORE_READ(table, fd);
-	bpf_probe_read_kernel(&file, sizeof(file), files + number);
-	if (!file)
-		return SCHED_BLOCKED_OTHER;
-	switch (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) {
-	case S_IFREG:
-	case S_IFBLK:
-	case S_IFDIR:
-		return SCHED_BLOCKED_IO;
-	case S_IFCHR:
-		return SCHED_BLOCKED_OTHER;
-	case S_IFSOCK:
-		socket = BPF_CORE_READ(file, private_data);
-		family = BPF_CORE_READ(socket, sk, __sk_common.skc_family);
-		return family == AF_INET || family == AF_INET6 ? SCHED_BLOCKED_NETWORK :
-								 SCHED_BLOCKED_IPC;
-	default: /* a pipe, or a file without a name, such as an eventfd */
-		return SCHED_BLOCKED_IPC;
-	}
-}
-
-/*
- * Why a loader polls. A download usually waits for its socket with a timeout, by polling that
- * socket alone. Trainers poll all kinds of sockets, without end, so this is asked of loaders only.
- */
-static __noinline __u8 why_by_poll(struct task_struct *task)
-{
-	struct pt_regs *registers = (struct pt_regs *)bpf_task_pt_regs(task);
-	unsigned long call = registers->orig_rax;
-	int number = -1;
-
-	if ((call != 7 && call != 271) || registers->rsi != 1)
-		return SCHED_BLOCKED_POLL;
-	bpf_probe_read_user(&number, sizeof(number), (void *)registers->rdi);
-	return why_by_file(task, number) == SCHED_BLOCKED_NETWORK ? SCHED_BLOCKED_NETWORK :
-								    SCHED_BLOCKED_POLL;
-}
-
-/* Why the current task, which is being switched out, is blocked. */
-static __always_inline __u8 why_blocked(struct task_struct *task)
-{
-	struct pt_regs *registers;
-	bool has_file = false;
-	__u8 reason;
-
-	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
-		return SCHED_BLOCKED_IO;
-	registers = (struct pt_regs *)bpf_task_pt_regs(task);
-	reason = why_by_call(registers->orig_rax, &has_file);
-	return has_file ? why_by_file(task, registers->rdi) : reason;
-}
 
 /* How long the current thread has been on a CPU since it last blocked. */
 static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u64 now_ns)
@@ -211,7 +68,7 @@ static __always_inline __u8 event_of_block(__u8 reason)
 	}
 }
 
-/* The work of a thread, taken as a loader; ZERNEL_WORKS for none. */
+/* What a thread's run state counts as if it loads data; ZERNEL_WORKS: no work. */
 static __always_inline __u32 work_of(const struct sched_thread *run)
 {
 	switch (run->state) {
@@ -230,8 +87,8 @@ static __always_inline __u32 work_of(const struct sched_thread *run)
 }
 
 /* Moves the thread to another run state. */
-static __noinline int turn_run(struct zernel_thread *thread, struct zernel_process *process,
-			       __u8 state, __u64 now_ns)
+static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_process *process,
+				    __u8 state, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
 	struct zernel_process *trainer = zernel_process(run->trainer);
@@ -258,17 +115,17 @@ static __noinline int turn_run(struct zernel_thread *thread, struct zernel_proce
 }
 
 /* Moves part of a block, in which the thread was runnable, to ZERNEL_QUEUES. */
-static __always_inline void queue_instead(__u64 *of, __u32 work, __u64 ns)
+static __always_inline void move_to_queued(__u64 *works, __u32 work, __u64 ns)
 {
 	if (work == ZERNEL_FETCHES)
-		zernel_move_work(&of[ZERNEL_FETCHES], &of[ZERNEL_QUEUES], ns);
+		zernel_move_work(&works[ZERNEL_FETCHES], &works[ZERNEL_QUEUES], ns);
 	else
-		__sync_fetch_and_add(&of[ZERNEL_QUEUES], zernel_work_moment(ns));
+		__sync_fetch_and_add(&works[ZERNEL_QUEUES], zernel_work_moment(ns));
 }
 
 /* Recent values are running averages: half of the last second, half of the average before. */
-static __always_inline void keep_recent(struct sched_thread *run, struct zernel_task_state *state,
-					__u64 now_ns)
+static __always_inline void update_recent(struct sched_thread *run, struct zernel_task_state *state,
+					  __u64 now_ns)
 {
 	__u64 elapsed_ns = now_ns - run->recent_since_ns;
 	__u64 io_q16;
@@ -290,7 +147,7 @@ static __always_inline void keep_recent(struct sched_thread *run, struct zernel_
 	run->recent_futex_waits = 0;
 }
 
-static __noinline int tell_tracker(struct zernel_task_state *state, __u64 now_ns, __u32 event)
+static __noinline int track_event(struct zernel_task_state *state, __u64 now_ns, __u32 event)
 {
 	struct zernel_settings *set = zernel_settings();
 
@@ -299,27 +156,27 @@ static __noinline int tell_tracker(struct zernel_task_state *state, __u64 now_ns
 	return 0;
 }
 
-/* The thread has blocked: feeds the tracker and the probes that measure waits. */
-static __noinline int tell_block(struct zernel_thread *thread, struct zernel_process *process,
-				 struct zernel_task_state *state, __u64 now_ns)
+/* Passes a block to the tracker and to the probes that measure waits. */
+static __noinline int track_block(struct zernel_thread *thread, struct zernel_process *process,
+				  struct zernel_task_state *state, __u64 now_ns)
 {
 	thread->sched.awaits = SCHED_AWAITS_NOTHING;
 	if (peer_block(thread)) {
-		tell_tracker(state, now_ns, ZERNEL_COLLECTIVE_ENTER);
-		tell_tracker(state, now_ns, ZERNEL_BLOCK_FUTEX);
+		track_event(state, now_ns, ZERNEL_COLLECTIVE_ENTER);
+		track_event(state, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	tell_tracker(state, now_ns, event_of_block(thread->sched.reason));
+	track_event(state, now_ns, event_of_block(thread->sched.reason));
 	data_block(thread, process, state, now_ns);
 	return 0;
 }
 
-static __noinline int tell_unblock(struct zernel_thread *thread, struct zernel_process *process,
-				   struct zernel_task_state *state, __u64 now_ns)
+static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,
+				    struct zernel_task_state *state, __u64 now_ns)
 {
-	tell_tracker(state, now_ns, ZERNEL_UNBLOCK);
+	track_event(state, now_ns, ZERNEL_UNBLOCK);
 	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
-		tell_tracker(state, now_ns, ZERNEL_COLLECTIVE_LEAVE);
+		track_event(state, now_ns, ZERNEL_COLLECTIVE_LEAVE);
 		thread->dist_sync.until_ns = now_ns;
 		thread->dist_sync.cpu_ns = 0;
 	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
@@ -351,7 +208,7 @@ static __always_inline bool makes_calls(const struct zernel_thread *thread, __u6
 	return thread->window_ns && now_ns - thread->window_ns < CALLING_NS;
 }
 
-/* The thread was off its CPU; for `delay_ns` of that time it was runnable. */
+/* Records a thread's time off its CPU; for `delay_ns` of it the thread was runnable. */
 static __noinline int end_absence(struct zernel_thread *thread, struct zernel_process *process,
 				  __u64 delay_ns, __u64 now_ns)
 {
@@ -372,9 +229,9 @@ static __noinline int end_absence(struct zernel_thread *thread, struct zernel_pr
 		__sync_fetch_and_add(&process->sched.blocked_ns[reason], blocked_ns);
 	if (reason == SCHED_BLOCKED_IO)
 		run->recent_io_ns += blocked_ns;
-	queue_instead(process->dataload.own_work, work, delay_ns);
+	move_to_queued(process->dataload.own_work, work, delay_ns);
 	if (trainer)
-		queue_instead(trainer->dataload.loader_work, work, delay_ns);
+		move_to_queued(trainer->dataload.loader_work, work, delay_ns);
 	return 0;
 }
 
@@ -391,13 +248,13 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 		ZERNEL_LOST(switches);
 	else if (run->state != SCHED_NOT_SEEN)
 		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
-	turn_run(thread, process, SCHED_ON_CPU, now_ns);
+	set_run_state(thread, process, SCHED_ON_CPU, now_ns);
 	if (!state)
 		return 0;
 	state->cpu_burst_ns = run->burst_ns + 1;
-	keep_recent(run, state, now_ns);
+	update_recent(run, state, now_ns);
 	if (run->has_blocked)
-		tell_unblock(thread, process, state, now_ns);
+		track_unblock(thread, process, state, now_ns);
 	run->has_blocked = false;
 	return 0;
 }
@@ -406,7 +263,7 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
  * A thread that is being switched out was on a CPU, even if its switch in was not seen: some kernels
  * raise no event for switches away from some threads. The kernel's own account shows since when.
  */
-static __always_inline void make_good_arrival(struct task_struct *task,
+static __always_inline void recover_switch_in(struct task_struct *task,
 					      struct zernel_thread *thread, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
@@ -430,7 +287,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 
 	if (!process)
 		return;
-	make_good_arrival(task, thread, now_ns);
+	recover_switch_in(task, thread, now_ns);
 	if (run->state == SCHED_ON_CPU) {
 		__u64 stretch_ns = now_ns - run->since_ns;
 
@@ -446,7 +303,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	if (state)
 		state->cpu_burst_ns = 0;
 	if (!blocks) {
-		turn_run(thread, process, is_dead ? SCHED_NOT_SEEN : SCHED_RUNNABLE, now_ns);
+		set_run_state(thread, process, is_dead ? SCHED_NOT_SEEN : SCHED_RUNNABLE, now_ns);
 		if (is_dead && thread->dataload.since_ns)
 			give_up_data_wait(thread, process);
 		if (is_dead)
@@ -455,15 +312,15 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	}
 	run->burst_ns = 0;
 	run->delayed_ns = task->sched_info.run_delay;
-	run->reason = why_blocked(task);
+	run->reason = block_reason(task);
 	if (run->reason == SCHED_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
-		run->reason = why_by_poll(task);
+		run->reason = block_reason_of_poll(task);
 	run->has_blocked = true;
-	turn_run(thread, process, SCHED_BLOCKED, now_ns);
+	set_run_state(thread, process, SCHED_BLOCKED, now_ns);
 	if (run->reason == SCHED_BLOCKED_FUTEX)
 		run->recent_futex_waits++;
 	if (state)
-		tell_block(thread, process, state, now_ns);
+		track_block(thread, process, state, now_ns);
 }
 
 /* The storage of an observed thread. Most threads have no task storage at all; the pointer shows
@@ -510,7 +367,7 @@ static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked
 
 static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 index)
 {
-	struct zernel_thread *thread = zernel_kept_of(&threads, task, true);
+	struct zernel_thread *thread = zernel_task_storage(&threads, task, true);
 
 	if (!thread) {
 		ZERNEL_LOST(threads);
@@ -521,7 +378,7 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 	return thread;
 }
 
-/* The current thread is no longer observed. */
+/* Stops observing the current thread. */
 static __always_inline void forget_thread(void)
 {
 	struct zernel_thread *thread =
@@ -529,7 +386,7 @@ static __always_inline void forget_thread(void)
 	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
 
 	if (process)
-		turn_run(thread, process, SCHED_NOT_SEEN, bpf_ktime_get_ns());
+		set_run_state(thread, process, SCHED_NOT_SEEN, bpf_ktime_get_ns());
 }
 
 SEC("tp_btf/sched_process_fork")
@@ -553,12 +410,12 @@ int process_fork(__u64 *ctx)
 	process = zernel_process(index);
 	thread = process ? give_storage(child, index) : NULL;
 	if (thread)
-		turn_run(thread, process, SCHED_RUNNABLE, bpf_ktime_get_ns());
+		set_run_state(thread, process, SCHED_RUNNABLE, bpf_ktime_get_ns());
 	return 0;
 }
 
 /* Whether two tasks run the same program: one forked the other, and neither called exec since. */
-static __always_inline bool run_the_same(struct task_struct *one, struct task_struct *other)
+static __always_inline bool run_same_program(struct task_struct *one, struct task_struct *other)
 {
 	return BPF_CORE_READ(one, mm, exe_file, f_inode) ==
 	       BPF_CORE_READ(other, mm, exe_file, f_inode);
@@ -574,7 +431,7 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 
 	if (!task || !task->mm)
 		return 0;
-	thread = zernel_kept_of(&threads, task, false);
+	thread = zernel_task_storage(&threads, task, false);
 	if (thread && thread->process) {
 		zernel_task(task, bpf_ktime_get_ns());
 		return 0;
@@ -582,7 +439,7 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 	index = zernel_known_process(task);
 	if (!index) {
 		parent = task->real_parent;
-		if (!parent || task->vfork_done || !run_the_same(task, parent))
+		if (!parent || task->vfork_done || !run_same_program(task, parent))
 			return 0;
 		index = zernel_known_process(parent);
 		if (index)

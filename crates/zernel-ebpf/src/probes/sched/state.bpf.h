@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* State of the sched probe: where threads are, and where they have been. */
+/* State of the sched probe: run states of threads, and times of processes by run state. */
 #ifndef SCHED_STATE_BPF_H
 #define SCHED_STATE_BPF_H
 
@@ -18,7 +18,7 @@ enum sched_block_reason {
 };
 ZERNEL_IN_BTF(enum, sched_block_reason);
 
-/* Of all threads of a process. */
+/* Sums over all threads of a process. */
 struct sched_process {
 	__u64 on_cpu_ns;
 	__u64 run_delay_ns; /* runnable and not running */
@@ -52,7 +52,7 @@ struct sched_thread {
 	__u32 trainer; /* index of the process whose loader_work counts it now, or 0 */
 	__u8 state; /* enum sched_run_state */
 	__u8 reason; /* enum sched_block_reason of the last block */
-	__u8 has_blocked; /* and was not yet seen on a CPU again */
+	__u8 has_blocked; /* it blocked and has not been seen on a CPU since */
 	__u8 awaits; /* enum sched_awaited of the last block */
 	__u8 reserved[4];
 };

@@ -7,7 +7,7 @@ use crate::observer::ObservedProcess;
 use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::{ProbeState, layout};
 
-/// Times of the threads of a process, summed over threads. A thread's current state counts once it has left it.
+/// Times of the threads of a process, summed over threads. Time in a thread's current state is not included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scheduling {
     /// On a CPU.

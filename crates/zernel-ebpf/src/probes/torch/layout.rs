@@ -1,4 +1,4 @@
-//! What the torch probe shares with userspace.
+//! Mirrors of the types and constants of the torch probe.
 
 use zernel_phase::mirrors;
 

@@ -31,9 +31,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     )
     .tells(OptimizerMarker)
     .marks(Mark::Optimizer),
-    // Optimizers that update tensor by tensor, or all of them operation by operation. Of all that they
-    // call, these are called by little else: `lerp` by averages of models, which are made after steps, but not
-    // after all of them.
+    // Optimizers that update tensor by tensor, or all tensors operation by operation. Little else calls these
+    // functions. Averages of models call `lerp`, after some steps only, so it is no step mark.
     torch(
         OPTIMIZER,
         "at::_ops::_foreach_addcdiv_::call",

@@ -24,7 +24,7 @@ static __always_inline void torch_mark(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_process *process,
 				       __u64 now_ns)
 {
-	runs_training_loop(thread, process);
+	mark_training_loop(thread, process);
 }
 
 #endif
