@@ -68,7 +68,7 @@ static __always_inline void zernel_drop_call(struct zernel_thread *thread,
 	struct zernel_settings *set = zernel_settings();
 
 	thread->depth--;
-	if (set && call->since_ns > set->taken_off_ns)
+	if (set && call->since_ns > set->detached_ns)
 		ZERNEL_LOST(calls);
 }
 

@@ -14,7 +14,7 @@ struct zernel_counter {
 };
 
 struct zernel_counters {
-	struct zernel_counter of[ZERNEL_SYMBOLS];
+	struct zernel_counter functions[ZERNEL_SYMBOLS];
 };
 
 struct {
@@ -36,7 +36,7 @@ static __always_inline struct zernel_counter *zernel_counter(__u32 process, __u3
 		return NULL;
 	/* Keeps the compiler from moving the arithmetic before the check. */
 	barrier_var(own);
-	return &own->of[row];
+	return &own->functions[row];
 }
 
 #endif

@@ -188,7 +188,7 @@ static inline void zernel_block(const struct zernel_tracker_config *config,
 	tracker->wait_activity_until_ns = tracker->activity_until_ns;
 	if (!in_call && zernel_waits_for_data(tracker, event))
 		zernel_turn_to(config, tracker, ZERNEL_LOADING);
-	else if (after_launches && !(tracker->flags & ZERNEL_DRIVES_STEPS))
+	else if (after_launches && !(tracker->flags & ZERNEL_TRAINING_THREAD))
 		zernel_turn_to(config, tracker, ZERNEL_IDLE);
 }
 
@@ -271,7 +271,7 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE && !(tracker->flags & ZERNEL_COLLECTIVE_LAUNCHED))
 		return;
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
-	tracker->flags |= ZERNEL_DRIVES_STEPS;
+	tracker->flags |= ZERNEL_TRAINING_THREAD;
 	if (tracker->flags & ZERNEL_UNDECIDED)
 		zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns);
 	zernel_turn_to(config, tracker, ZERNEL_LOADING);
@@ -288,7 +288,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 		tracker->sync_since_ns = tracker->now_ns;
 		if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
 			tracker->call_shown_ns = tracker->now_ns;
-		tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_DRIVES_STEPS;
+		tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_TRAINING_THREAD;
 		tracker->flags &= ~ZERNEL_UNDECIDED;
 		break;
 	case ZERNEL_GPU_SYNC_LEAVE:
@@ -312,7 +312,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 		break;
 	case ZERNEL_OPTIMIZER_MARKER:
 		zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
-		tracker->flags |= ZERNEL_MARKED | ZERNEL_DRIVES_STEPS;
+		tracker->flags |= ZERNEL_MARKED | ZERNEL_TRAINING_THREAD;
 		tracker->last_marker_ns = tracker->now_ns;
 		zernel_turn_to(config, tracker, ZERNEL_UPDATING);
 		break;

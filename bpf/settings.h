@@ -11,7 +11,7 @@ struct zernel_settings {
 	struct zernel_tracker_config tracker;
 	__u32 window_open; /* a sampling window is open: sampled functions are counted */
 	__u32 reserved;
-	__u64 taken_off_ns; /* when probes were last detached: the return of earlier calls may not
+	__u64 detached_ns; /* when probes were last detached: the return of earlier calls may not
 			       be seen */
 	__u64 events_from_ns; /* since when functions that record or wait for CUDA events are probed
 			       */

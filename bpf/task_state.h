@@ -52,7 +52,7 @@ enum zernel_tracker_flags {
 	ZERNEL_WAITING = 1 << 5, /* blocked */
 	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* blocked for data or for the backward pass */
 	ZERNEL_UNDECIDED = 1 << 7, /* an undecided wait is over; a copy shows it was for data */
-	ZERNEL_DRIVES_STEPS = 1 << 8, /* a training thread: it copies, syncs or marks */
+	ZERNEL_TRAINING_THREAD = 1 << 8, /* a training thread: it copies, syncs or marks */
 	ZERNEL_MARKED = 1 << 9, /* has passed an optimizer marker */
 };
 

@@ -13,7 +13,7 @@ use libbpf_rs::{Link, ObjectBuilder};
 use libloading::{Library, Symbol};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use zernel_ebpf::observer::{Observer, Options};
+use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::bench::{Turns, median};
 
@@ -48,7 +48,7 @@ impl Display for Arm {
 }
 
 fn main() {
-    if let Err(error) = Observer::start(&Options::default()) {
+    if let Err(error) = Observer::start(&ObserverOptions::default()) {
         println!("skipped: {error}");
         return;
     }
@@ -96,9 +96,9 @@ fn programs_on_switches() -> usize {
 
 /// Observes as the daemon does; two players are observed, an ML process and its loader.
 fn observing(driver: &Path, measure: impl FnOnce(&mut Players) -> f64) -> f64 {
-    let options = Options {
+    let options = ObserverOptions {
         libraries: vec![driver.to_owned()],
-        ..Options::default()
+        ..ObserverOptions::default()
     };
     let mut observer = Observer::start(&options).expect("it just worked");
     let mut observed = Players::fork(|| call_driver(driver));

@@ -137,7 +137,7 @@ crate::mirrors! {
     flags {
         impl RawTracker: u16 = "zernel_tracker_flags", "ZERNEL_" {
             /// Flag: the thread copies, syncs or marks, so it is a training thread.
-            DRIVES_STEPS = 1 << 8,
+            TRAINING_THREAD = 1 << 8,
         }
         impl PhaseWord: u32 = "zernel_word_bits", "ZERNEL_WORD_" {
             /// Bits of the phase.

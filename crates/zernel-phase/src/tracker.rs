@@ -204,7 +204,7 @@ pub struct PhaseTracker {
     last_marker_ns: Option<u64>,
     /// Whether the thread copies, syncs or passes markers. It is then a training thread, not one
     /// that only launches on behalf of another.
-    drives_steps: bool,
+    is_training_thread: bool,
     launched_since_sync: bool,
     /// Whether only a collective was enqueued since the last sync.
     collective_queued: bool,
@@ -231,7 +231,7 @@ impl PhaseTracker {
             wait: None,
             undecided_since_ns: None,
             last_marker_ns: None,
-            drives_steps: false,
+            is_training_thread: false,
             launched_since_sync: false,
             collective_queued: false,
             collective_launched: false,
@@ -339,7 +339,7 @@ impl PhaseTracker {
         if self.collective_since_ns.is_none() {
             self.call_shown_ns = self.now_ns;
         }
-        self.drives_steps = true;
+        self.is_training_thread = true;
         self.undecided_since_ns = None;
     }
 
@@ -405,7 +405,7 @@ impl PhaseTracker {
             self.end_collective_without_leave();
         }
         self.end_sync_without_leave();
-        self.drives_steps = true;
+        self.is_training_thread = true;
         if let Some(since_ns) = self.undecided_since_ns.take() {
             self.close(since_ns, WorkloadPhase::DataLoading, closed);
         }
@@ -415,7 +415,7 @@ impl PhaseTracker {
     fn pass_marker(&mut self) {
         self.end_sync_without_leave();
         self.end_collective_without_leave();
-        self.drives_steps = true;
+        self.is_training_thread = true;
         self.last_marker_ns = Some(self.now_ns);
         self.set_activity(Activity::Updating);
     }
@@ -432,7 +432,7 @@ impl PhaseTracker {
         });
         if !self.is_in_call() && self.waits_for_data(reason) {
             self.set_activity(Activity::Loading);
-        } else if after_launches && !self.drives_steps {
+        } else if after_launches && !self.is_training_thread {
             self.set_activity(Activity::Idle);
         }
     }

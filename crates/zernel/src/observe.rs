@@ -141,11 +141,11 @@ fn pause_on_signals(observer: ObserverRequests) -> std::io::Result<Handle> {
     Ok(handle)
 }
 
-fn observer_options(options: &Options) -> observer::Options {
-    observer::Options {
+fn observer_options(options: &Options) -> observer::ObserverOptions {
+    observer::ObserverOptions {
         libraries: options.libraries.clone(),
         governor: GovernorOptions::with_budget(options.budget),
-        ..observer::Options::default()
+        ..observer::ObserverOptions::default()
     }
 }
 

@@ -50,7 +50,7 @@ const MAX_SINGLE_SCANS: usize = 32;
 
 /// A change in the processes that map ML libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum ProcessEvent {
     /// A process maps a file, named like an ML library, as executable. Reported once, and again when the process maps
     /// it at another address.
     Mapped {
@@ -83,7 +83,7 @@ pub enum Event {
 
 /// Why discovery does not work here.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum DiscoveryError {
     /// Capabilities that loading BPF programs needs are missing.
     #[error(
         "discovering processes needs more privilege ({}); run as root, or with CAP_BPF, CAP_PERFMON, \
@@ -121,7 +121,7 @@ pub enum Error {
     Procfs(#[source] procfs::ProcError),
 }
 
-impl Error {
+impl DiscoveryError {
     fn load(error: libbpf_rs::Error) -> Self {
         match error.kind() {
             libbpf_rs::ErrorKind::PermissionDenied => Self::Privilege(error),
@@ -147,17 +147,17 @@ pub struct Discovery {
 
 impl Discovery {
     /// Starts discovery. The first [`Self::scan`] reports processes that already run.
-    pub fn start() -> Result<Self, Error> {
+    pub fn start() -> Result<Self, DiscoveryError> {
         Self::start_with(Scanner::new())
     }
 
     /// Starts discovery without the kernel's iterator over mappings. This is slower, and on overlayfs files have the
     /// device and inode that `stat` shows. [`Self::start`] falls back to it if the kernel refuses the iterator.
-    pub fn start_without_iterator() -> Result<Self, Error> {
+    pub fn start_without_iterator() -> Result<Self, DiscoveryError> {
         Self::start_with(Scanner::Procfs)
     }
 
-    fn start_with(scanner: Scanner) -> Result<Self, Error> {
+    fn start_with(scanner: Scanner) -> Result<Self, DiscoveryError> {
         require_initial_pid_namespace()?;
         let trace = Trace::start()?;
         require_process_access()?;
@@ -176,7 +176,7 @@ impl Discovery {
 
     /// Scans all processes. Call it once after the start, and then every few seconds: no mapping is missed for longer
     /// than that.
-    pub fn scan(&mut self) -> Result<Vec<Event>, Error> {
+    pub fn scan(&mut self) -> Result<Vec<ProcessEvent>, DiscoveryError> {
         let mut events = self.poll(Duration::ZERO)?;
         let before = events.len();
         self.scan_everything(&mut events)?;
@@ -184,7 +184,7 @@ impl Discovery {
         let told: HashSet<_> = late.iter().map(|notice| notice.process().pid).collect();
         if self.scanned {
             let missed = events[before..].iter().filter(|event| match event {
-                Event::Mapped { process, .. } => !told.contains(&process.pid),
+                ProcessEvent::Mapped { process, .. } => !told.contains(&process.pid),
                 _ => false,
             });
             self.missed_by_events += missed.count() as u64;
@@ -196,7 +196,7 @@ impl Discovery {
 
     /// Waits for an event of a process, for at most `timeout`. Returns the changes; none if the process maps no ML
     /// library, as most do.
-    pub fn poll(&mut self, timeout: Duration) -> Result<Vec<Event>, Error> {
+    pub fn poll(&mut self, timeout: Duration) -> Result<Vec<ProcessEvent>, DiscoveryError> {
         let notices = self.trace.wait(timeout)?;
         let mut events = Vec::new();
         self.handle(&notices, &mut events)?;
@@ -244,7 +244,11 @@ impl Discovery {
     }
 
     /// Turns notices into events.
-    fn handle(&mut self, notices: &[Notice], events: &mut Vec<Event>) -> Result<(), Error> {
+    fn handle(
+        &mut self,
+        notices: &[Notice],
+        events: &mut Vec<ProcessEvent>,
+    ) -> Result<(), DiscoveryError> {
         let mut changed = BTreeSet::new();
         let mut executables: HashMap<ProcessKey, Executable> = HashMap::new();
         for notice in notices {
@@ -254,19 +258,19 @@ impl Discovery {
                 Notice::Executed(_, executable) => {
                     executables.insert(process, executable);
                     if self.known.remove(&process).is_some() {
-                        events.push(Event::Executed { process });
+                        events.push(ProcessEvent::Executed { process });
                     }
                 }
                 Notice::Forked { parent, child } => {
                     if self.known.contains_key(&parent) {
                         self.known.entry(child).or_default();
-                        events.push(Event::Forked { parent, child });
+                        events.push(ProcessEvent::Forked { parent, child });
                     }
                 }
                 Notice::Exited(_) => {
                     changed.remove(&process);
                     if self.known.remove(&process).is_some() {
-                        events.push(Event::Exited { process });
+                        events.push(ProcessEvent::Exited { process });
                     }
                 }
                 Notice::Loaded(_) => {}
@@ -287,8 +291,8 @@ impl Discovery {
     fn scan_processes(
         &mut self,
         changed: &BTreeSet<ProcessKey>,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Error> {
+        events: &mut Vec<ProcessEvent>,
+    ) -> Result<(), DiscoveryError> {
         if changed.len() > MAX_SINGLE_SCANS {
             return self.scan_everything(events);
         }
@@ -308,7 +312,7 @@ impl Discovery {
     }
 
     /// Scans all processes, and reports exits that no event announced.
-    fn scan_everything(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn scan_everything(&mut self, events: &mut Vec<ProcessEvent>) -> Result<(), DiscoveryError> {
         let mut mappings = self.scanner.everything()?;
         if self.loaders.attach(&mappings, &self.trace) {
             mappings = self.scanner.everything()?;
@@ -332,17 +336,17 @@ impl Discovery {
     }
 
     /// Reports that a known process maps no ML library any more.
-    fn forget_absent(&mut self, process: ProcessKey, events: &mut Vec<Event>) {
+    fn forget_absent(&mut self, process: ProcessKey, events: &mut Vec<ProcessEvent>) {
         self.known.remove(&process);
         self.trace.unwatch(process);
         events.push(match process.is_alive() {
-            true => Event::Executed { process },
-            false => Event::Exited { process },
+            true => ProcessEvent::Executed { process },
+            false => ProcessEvent::Exited { process },
         });
     }
 
     /// Reports the mappings that were unknown, and stores them all. They must be complete for each process in them.
-    fn update(&mut self, mappings: &[Mapping], events: &mut Vec<Event>) {
+    fn update(&mut self, mappings: &[Mapping], events: &mut Vec<ProcessEvent>) {
         let mut by_process: BTreeMap<ProcessKey, Vec<(&Mapping, LibraryKind)>> = BTreeMap::new();
         for mapping in mappings {
             if let Subject::Library(kind) = mapping.subject {
@@ -361,7 +365,7 @@ impl Discovery {
                     places.insert(place);
                 } else if let Some(file) = mapped_file(mapping) {
                     places.insert(place);
-                    events.push(Event::Mapped {
+                    events.push(ProcessEvent::Mapped {
                         process,
                         kind,
                         file,
@@ -407,18 +411,18 @@ fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
     })
 }
 
-fn require_process_access() -> Result<(), Error> {
+fn require_process_access() -> Result<(), DiscoveryError> {
     let lacking = privilege::lacking(&privilege::TO_SEE, privilege::held());
     match lacking.is_empty() {
         true => Ok(()),
-        false => Err(Error::Blind(lacking.join(" and "))),
+        false => Err(DiscoveryError::Blind(lacking.join(" and "))),
     }
 }
 
 /// Fails outside the initial pid namespace: the kernel reports pids of that namespace. Its inode number is fixed.
-fn require_initial_pid_namespace() -> Result<(), Error> {
+fn require_initial_pid_namespace() -> Result<(), DiscoveryError> {
     match fs::read_link("/proc/self/ns/pid") {
-        Ok(name) if name.as_os_str() != "pid:[4026531836]" => Err(Error::PidNamespace),
+        Ok(name) if name.as_os_str() != "pid:[4026531836]" => Err(DiscoveryError::PidNamespace),
         _ => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::library::{Subject, prefixes};
 use super::process::ProcessKey;
-use super::{Error, sys};
+use super::{DiscoveryError, sys};
 use crate::capability::quietly;
 
 pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mappings.bpf.o"));
@@ -91,21 +91,21 @@ impl Scanner {
     }
 
     /// The mappings of all processes.
-    pub(super) fn everything(&self) -> Result<Vec<Mapping>, Error> {
+    pub(super) fn everything(&self) -> Result<Vec<Mapping>, DiscoveryError> {
         match self {
-            Self::Iterator { everything, .. } => read(everything).map_err(Error::Iterate),
+            Self::Iterator { everything, .. } => read(everything).map_err(DiscoveryError::Iterate),
             Self::Procfs => every_process(),
         }
     }
 
     /// The mappings of one process; none if it has exited.
-    pub(super) fn process(&self, pid: u32) -> Result<Vec<Mapping>, Error> {
+    pub(super) fn process(&self, pid: u32) -> Result<Vec<Mapping>, DiscoveryError> {
         let Self::Iterator { object, .. } = self else {
             return Ok(one_process(pid));
         };
-        let program = program(object).map_err(Error::Iterate)?;
+        let program = program(object).map_err(DiscoveryError::Iterate)?;
         match quietly(|| sys::attach_to_process(&program, pid)) {
-            Ok(link) => read(&link).map_err(Error::Iterate),
+            Ok(link) => read(&link).map_err(DiscoveryError::Iterate),
             Err(_) => Ok(one_process(pid)),
         }
     }
@@ -169,8 +169,8 @@ fn read(link: &Link) -> io::Result<Vec<Mapping>> {
     Ok(mappings)
 }
 
-fn every_process() -> Result<Vec<Mapping>, Error> {
-    let processes = procfs::process::all_processes().map_err(Error::Procfs)?;
+fn every_process() -> Result<Vec<Mapping>, DiscoveryError> {
+    let processes = procfs::process::all_processes().map_err(DiscoveryError::Procfs)?;
     Ok(processes
         .flatten()
         .flat_map(|process| maps_of(&process))

@@ -12,7 +12,7 @@ use libbpf_rs::{
 use zernel_phase::mirrors;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Error;
+use super::DiscoveryError;
 use super::process::ProcessKey;
 use super::sys;
 use crate::capability::quietly;
@@ -103,32 +103,33 @@ pub(super) struct Trace {
 
 impl Trace {
     /// Loads and attaches everything but the probes on loaders.
-    pub(super) fn start() -> Result<Self, Error> {
-        let object = quietly(|| load(true).or_else(|_| load(false))).map_err(Error::load)?;
+    pub(super) fn start() -> Result<Self, DiscoveryError> {
+        let object =
+            quietly(|| load(true).or_else(|_| load(false))).map_err(DiscoveryError::load)?;
         let tracepoints = TRACEPOINTS
             .map(|name| program(&object, name).and_then(|program| program.attach()))
             .into_iter()
             .collect::<Result<_, _>>()
-            .map_err(Error::Attach)?;
+            .map_err(DiscoveryError::Attach)?;
         let queue = Arc::default();
-        let ring = ring(&object, &queue).map_err(Error::Ring)?;
+        let ring = ring(&object, &queue).map_err(DiscoveryError::Ring)?;
         Ok(Self {
             _tracepoints: tracepoints,
             ring,
             queue,
-            interesting: map(&object, "interesting").map_err(Error::Ring)?,
-            pending: map(&object, "pending").map_err(Error::Ring)?,
-            seen: map(&object, "seen").map_err(Error::Ring)?,
-            counters: map(&object, ".bss").map_err(Error::Ring)?,
+            interesting: map(&object, "interesting").map_err(DiscoveryError::Ring)?,
+            pending: map(&object, "pending").map_err(DiscoveryError::Ring)?,
+            seen: map(&object, "seen").map_err(DiscoveryError::Ring)?,
+            counters: map(&object, ".bss").map_err(DiscoveryError::Ring)?,
             object,
         })
     }
 
     /// Events since the last call. Waits for one, for at most `timeout`.
-    pub(super) fn wait(&self, timeout: Duration) -> Result<Vec<Notice>, Error> {
+    pub(super) fn wait(&self, timeout: Duration) -> Result<Vec<Notice>, DiscoveryError> {
         match self.ring.poll(timeout.min(LONGEST_WAIT)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
-                return Err(Error::Ring(error));
+                return Err(DiscoveryError::Ring(error));
             }
             _ => {}
         }

@@ -16,7 +16,7 @@ use super::files::{self, AttachMode, AttachedFile};
 use super::governor::Governor;
 use super::kernel::Kernel;
 use super::process;
-use crate::discovery::{Event, ProcessKey};
+use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::probes::SYMBOLS;
 
 /// The library files that probes are attached to, and the processes that map them.
@@ -138,10 +138,10 @@ impl Attachment {
     }
 
     /// Follows what happened to processes: attaches to the libraries that they map.
-    pub(super) fn follow(&mut self, events: &[Event], context: AttachContext<'_>) {
+    pub(super) fn follow(&mut self, events: &[ProcessEvent], context: AttachContext<'_>) {
         for event in events {
             match event {
-                Event::Mapped {
+                ProcessEvent::Mapped {
                     process,
                     kind,
                     file,
@@ -153,14 +153,14 @@ impl Attachment {
                         mapped.or_insert_with(new).files.insert(number);
                     }
                 }
-                Event::Executed { process } | Event::Exited { process } => {
+                ProcessEvent::Executed { process } | ProcessEvent::Exited { process } => {
                     let mapped = self.mapped.remove(process);
                     let identity = mapped.and_then(|mapped| mapped.identity);
                     let exited = identity.map(|identity| (*process, identity));
                     self.exited_identities.extend(exited);
                     self.found_running.remove(process);
                 }
-                Event::Forked { parent, child } => {
+                ProcessEvent::Forked { parent, child } => {
                     if let Some(parent) = self.mapped.get(parent) {
                         let mapped = MappedFiles::new(*child, parent.files.clone());
                         self.mapped.insert(*child, mapped);

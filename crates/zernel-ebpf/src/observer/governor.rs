@@ -20,7 +20,7 @@ pub(super) use self::windows::LaunchSpans;
 use super::files::detach;
 use super::kernel::Kernel;
 use super::{ObservedProcess, Observer, monotonic_ns};
-use crate::probes::{Counts, Probe, SYMBOLS, SamplingGroup, cuda_trace, layout};
+use crate::probes::{CallKind, Probe, SYMBOLS, SamplingGroup, cuda_trace, layout};
 
 /// Budget and ceiling of the overhead.
 #[derive(Debug, Clone, Copy)]
@@ -128,7 +128,7 @@ fn sets_device(symbol: usize) -> bool {
 
 /// Whether CUDA events cannot be followed while a function is not probed.
 fn defines_events(symbol: usize) -> bool {
-    cuda_trace::tells_of_events(&SYMBOLS[symbol])
+    cuda_trace::orders_events(&SYMBOLS[symbol])
 }
 
 /// These functions and all that are sampled together with one of them.
@@ -221,7 +221,7 @@ impl Governor {
     /// Whether a function that launches is sampled.
     pub(super) fn samples_launches(&self) -> bool {
         let mut sampled = self.sampled.keys();
-        sampled.any(|symbol| SYMBOLS[*symbol].counts == Counts::Launch)
+        sampled.any(|symbol| SYMBOLS[*symbol].kind == CallKind::Launch)
     }
 
     /// Whether a function that CUDA events depend on is sampled.
@@ -411,7 +411,7 @@ impl Observer {
             self.restart_event_tracking();
         }
         self.bring_window_forward();
-        if SYMBOLS[symbol].counts == Counts::Launch {
+        if SYMBOLS[symbol].kind == CallKind::Launch {
             self.governor.launch_spans.permanent_since_ns = None;
         }
         self.update_launch_assumption();

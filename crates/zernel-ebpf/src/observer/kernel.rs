@@ -24,7 +24,7 @@ use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
 use crate::capability::{Capability, quietly};
-use crate::probes::{self, Counts, Direction, SYMBOLS, layout};
+use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
@@ -162,7 +162,7 @@ impl Kernel {
             tracker: *tracker,
             window_open: 0,
             reserved: 0,
-            taken_off_ns: 0,
+            detached_ns: 0,
             events_from_ns: 0,
             events_sampled: 0,
         };
@@ -235,7 +235,7 @@ impl Kernel {
 
     /// Records that probes were detached: calls in progress may return unseen, and do not count as lost.
     pub(crate) fn note_detached(&self) {
-        let offset = offset_of!(layout::Settings, taken_off_ns);
+        let offset = offset_of!(layout::Settings, detached_ns);
         let word = self.settings.word(0, offset);
         word.store(monotonic_ns(), Ordering::Release);
     }
@@ -485,7 +485,7 @@ const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 /// Whether launches usually follow a call of this function.
 fn begins_launches(symbol: usize) -> bool {
     let symbol = &SYMBOLS[symbol];
-    symbol.counts == Counts::Copy(Direction::HostToDevice) || symbol.mark == Some(Mark::Backward)
+    symbol.kind == CallKind::Copy(Direction::HostToDevice) || symbol.mark == Some(Mark::Backward)
 }
 
 fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {

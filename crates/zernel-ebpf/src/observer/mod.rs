@@ -53,7 +53,7 @@ use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
-use crate::discovery::{self, Discovery};
+use crate::discovery::{Discovery, DiscoveryError};
 use crate::probes::ExitedRank;
 use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{GpuFacts, Gpus};
@@ -98,12 +98,12 @@ pub enum ObserveError {
     NotReturned,
     /// Processes cannot be discovered.
     #[error(transparent)]
-    Discovery(#[from] discovery::Error),
+    Discovery(#[from] DiscoveryError),
 }
 
 /// How to observe.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ObserverOptions {
     /// Kinds of uprobes to try, best first.
     pub rungs: Vec<Rung>,
     /// Libraries to attach to at the start, before any process maps them.
@@ -116,7 +116,7 @@ pub struct Options {
     pub pins: PathBuf,
 }
 
-impl Default for Options {
+impl Default for ObserverOptions {
     fn default() -> Self {
         Self {
             rungs: Rung::LADDER.to_vec(),
@@ -128,8 +128,8 @@ impl Default for Options {
     }
 }
 
-impl Options {
-    /// Counts every call without a budget, with probes on these libraries from the start.
+impl ObserverOptions {
+    /// CallKind every call without a budget, with probes on these libraries from the start.
     pub fn exact(libraries: impl IntoIterator<Item = PathBuf>) -> Self {
         Self {
             libraries: libraries.into_iter().collect(),
@@ -191,7 +191,7 @@ pub struct Observer {
 
 impl Observer {
     /// Loads the probes, measures the cost of a probed call, and attaches to installed and mapped libraries.
-    pub fn start(options: &Options) -> Result<Self, ObserveError> {
+    pub fn start(options: &ObserverOptions) -> Result<Self, ObserveError> {
         // First, because its error names the privilege that is missing.
         let discovery = Discovery::start()?;
         let tracker = TrackerConfig::default();

@@ -15,7 +15,9 @@ use super::estimate::LaunchesPerStep;
 use super::governor::{LaunchSpans, ProcessCost};
 use super::kernel::Kernel;
 use crate::discovery::ProcessKey;
-use crate::probes::{Counts, Family, ProbeStates, SYMBOLS, SamplingGroup, Symbol, layout};
+use crate::probes::{
+    CallKind, DurationKind, ProbeStates, ProbedFunction, SYMBOLS, SamplingGroup, layout,
+};
 use sampled_functions::SampledFunctions;
 use sampling::Progress;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
@@ -106,14 +108,14 @@ pub struct ObservedProcess {
     /// Functions that are or were sampled.
     sampling: BTreeMap<usize, SampledFunctions>,
     /// All launches, and all copies of one direction, if some of them are or were sampled.
-    sampled_kinds: Vec<(Counts, SampledFunctions)>,
+    sampled_kinds: Vec<(CallKind, SampledFunctions)>,
     /// Launches per step, estimated from windows.
     launches_per_step: LaunchesPerStep,
     progress: Progress,
     launches_at_opening: u64,
     /// Time of the last step mark.
     last_mark_ns: u64,
-    durations: BTreeMap<Family, (HistogramReader, SharedHistogram)>,
+    durations: BTreeMap<DurationKind, (HistogramReader, SharedHistogram)>,
 }
 
 impl ObservedProcess {
@@ -171,7 +173,7 @@ impl ObservedProcess {
         self.probes.read(raw);
         self.set_counters(&kernel.counters.read(index));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
-            let Some(family) = Family::from_index(number).filter(|_| slot != 0) else {
+            let Some(family) = DurationKind::from_index(number).filter(|_| slot != 0) else {
                 continue;
             };
             let (reader, total) = self.durations.entry(family).or_default();
@@ -181,7 +183,7 @@ impl ObservedProcess {
     }
 
     fn set_counters(&mut self, counters: &layout::Counters) {
-        let counters = counters.of.iter().enumerate();
+        let counters = counters.functions.iter().enumerate();
         let called = counters.filter(|(_, counter)| counter.calls > 0);
         self.counters
             .extend(called.map(|(symbol, counter)| (symbol, *counter)));
@@ -232,7 +234,7 @@ impl ObservedProcess {
     }
 
     /// Whether it calls a sampled function that meets the condition.
-    fn calls_sampled_function(&self, wanted: impl Fn(&Symbol) -> bool) -> bool {
+    fn calls_sampled_function(&self, wanted: impl Fn(&ProbedFunction) -> bool) -> bool {
         let sampled = self.sampling.keys();
         let mut called = sampled.filter(|symbol| self.counters.contains_key(symbol));
         called.any(|symbol| wanted(&SYMBOLS[*symbol]))
@@ -275,7 +277,7 @@ impl ObservedProcess {
         threads: impl Iterator<Item = &'a RawTaskState>,
         now_ns: u64,
     ) {
-        let drives = |state: &&RawTaskState| state.tracker.flags & RawTracker::DRIVES_STEPS != 0;
+        let drives = |state: &&RawTaskState| state.tracker.flags & RawTracker::TRAINING_THREAD != 0;
         let driver = threads.filter(drives).max_by_key(|state| {
             let known = &state.phase_ns[1..];
             known.iter().sum::<u64>()
@@ -322,31 +324,31 @@ impl ObservedProcess {
 
     /// The durations of a family.
     #[must_use]
-    pub fn duration(&self, family: Family) -> Option<&LatencyHistogram> {
+    pub fn duration(&self, family: DurationKind) -> Option<&LatencyHistogram> {
         self.durations.get(&family).map(|(_, total)| &**total)
     }
 
     /// The durations of a family, shared with a snapshot.
-    pub(crate) fn shared_duration(&self, family: Family) -> Option<SharedHistogram> {
+    pub(crate) fn shared_duration(&self, family: DurationKind) -> Option<SharedHistogram> {
         let (_, total) = self.durations.get(&family)?;
         Some(SharedHistogram::clone(total))
     }
 
     /// The total duration of a family. Calls that were not timed, because of sampling, count with the mean.
     #[must_use]
-    pub fn total_ns(&self, family: Family) -> f64 {
+    pub fn total_ns(&self, family: DurationKind) -> f64 {
         let Some(timed) = self.duration(family).filter(|times| times.count > 0) else {
             return 0.0;
         };
         let of_family = self
             .counted()
-            .filter(|(symbol, _)| SYMBOLS[*symbol].family == Some(family));
+            .filter(|(symbol, _)| SYMBOLS[*symbol].duration == Some(family));
         let calls: u64 = of_family.map(|(_, count)| count.calls).sum();
         timed.sum_ns as f64 * calls.max(timed.count) as f64 / timed.count as f64
     }
 
     /// All families with at least one duration.
-    pub fn durations(&self) -> impl Iterator<Item = (Family, &LatencyHistogram)> {
+    pub fn durations(&self) -> impl Iterator<Item = (DurationKind, &LatencyHistogram)> {
         let durations = self.durations.iter();
         durations.map(|(family, (_, total))| (*family, &**total))
     }

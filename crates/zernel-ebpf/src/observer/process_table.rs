@@ -14,7 +14,7 @@ use super::monotonic_ns;
 use super::process::{self, ObservedProcess};
 use crate::discovery::ProcessKey;
 use crate::probes::nccl::ExitedRanks;
-use crate::probes::{self, Family, layout};
+use crate::probes::{self, DurationKind, layout};
 
 /// In how many rounds the identities of all processes are read anew: 20 s at two rounds per second.
 const IDENTITY_ROUNDS: usize = 40;
@@ -26,7 +26,7 @@ pub(super) struct ProcessTable {
     /// Exited processes, until their grace period is over.
     exited: Vec<ObservedProcess>,
     /// Durations of collectives of processes whose grace period is over, by user.
-    past: BTreeMap<(Option<u32>, Family), SharedHistogram>,
+    past: BTreeMap<(Option<u32>, DurationKind), SharedHistogram>,
     /// Exited ranks that others may wait for.
     pub(super) exited_ranks: ExitedRanks,
     /// Indices of exited processes that loaders still write to.
@@ -191,7 +191,10 @@ impl ProcessTable {
         for process in self.exited.extract_if(.., is_over) {
             let user = process.identity.as_ref().map(|identity| identity.uid);
             for (family, histogram) in process.durations() {
-                if matches!(family, Family::Enqueue(_) | Family::UntilSync(_)) {
+                if matches!(
+                    family,
+                    DurationKind::Enqueue(_) | DurationKind::UntilSync(_)
+                ) {
                     let past = self.past.entry((user, family)).or_default();
                     Arc::make_mut(past).merge(histogram);
                 }
@@ -228,8 +231,8 @@ impl ProcessTable {
         let past = self.past.iter().filter_map(|((uid, family), times)| {
             let times = Some(SharedHistogram::clone(times));
             let (operation, enqueue_times, until_sync_times) = match family {
-                Family::Enqueue(operation) => (operation, times, None),
-                Family::UntilSync(operation) => (operation, None, times),
+                DurationKind::Enqueue(operation) => (operation, times, None),
+                DurationKind::UntilSync(operation) => (operation, None, times),
                 _ => return None,
             };
             Some(ExitedRankTimes {

@@ -5,7 +5,7 @@ use zernel_phase::mirrors;
 use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
-use super::{Family, Operation};
+use super::{DurationKind, Operation};
 
 /// Number of buckets of a histogram in the kernel.
 pub(crate) const BUCKETS: usize = H2_BUCKETS as usize;
@@ -30,7 +30,7 @@ mirrors! {
             tracker: TrackerConfig,
             window_open: u32,
             reserved: u32,
-            taken_off_ns: u64,
+            detached_ns: u64,
             events_from_ns: u64,
             events_sampled: u64,
         }
@@ -42,7 +42,7 @@ mirrors! {
         }
 
         pub(crate) struct Counters = "zernel_counters" {
-            of: [Counter; SYMBOLS],
+            functions: [Counter; SYMBOLS],
         }
 
         pub(crate) struct ProcessMarks = "zernel_process_marks" {
@@ -147,17 +147,17 @@ mirrors! {
     }
     numbers {
         "zernel_family" {
-            "ZERNEL_LAUNCH_CALL" = Family::Launch.index(),
-            "ZERNEL_STREAM_WAIT" = Family::StreamWait.index(),
-            "ZERNEL_EVENT_WAIT" = Family::EventWait.index(),
-            "ZERNEL_CONTEXT_WAIT" = Family::ContextWait.index(),
-            "ZERNEL_COPY_WAIT" = Family::CopyWait.index(),
-            "ZERNEL_DATALOAD" = Family::Dataload.index(),
-            "ZERNEL_DIST_SYNC" = Family::DistSync.index(),
-            "ZERNEL_RUN_DELAY" = Family::RunDelay.index(),
-            "ZERNEL_COLLECTIVE_ENQUEUE" = Family::Enqueue(Operation::AllReduce).index(),
-            "ZERNEL_COLLECTIVE_UNTIL_SYNC" = Family::UntilSync(Operation::AllReduce).index(),
-            "ZERNEL_FAMILIES" = Family::COUNT,
+            "ZERNEL_LAUNCH_CALL" = DurationKind::Launch.index(),
+            "ZERNEL_STREAM_WAIT" = DurationKind::StreamWait.index(),
+            "ZERNEL_EVENT_WAIT" = DurationKind::EventWait.index(),
+            "ZERNEL_CONTEXT_WAIT" = DurationKind::ContextWait.index(),
+            "ZERNEL_COPY_WAIT" = DurationKind::CopyWait.index(),
+            "ZERNEL_DATALOAD" = DurationKind::Dataload.index(),
+            "ZERNEL_DIST_SYNC" = DurationKind::DistSync.index(),
+            "ZERNEL_RUN_DELAY" = DurationKind::RunDelay.index(),
+            "ZERNEL_COLLECTIVE_ENQUEUE" = DurationKind::Enqueue(Operation::AllReduce).index(),
+            "ZERNEL_COLLECTIVE_UNTIL_SYNC" = DurationKind::UntilSync(Operation::AllReduce).index(),
+            "ZERNEL_FAMILIES" = DurationKind::COUNT,
         }
     }
 }
@@ -179,7 +179,7 @@ macro_rules! mirror_process {
                     flags: u32,
                     device: u32,
                     trainer: u32,
-                    histograms: [u32; Family::COUNT],
+                    histograms: [u32; DurationKind::COUNT],
                     loaders: u64,
                     phase_ns: [u64; zernel_phase::WorkloadPhase::ALL.len()],
                     exit_code: u64,

@@ -37,7 +37,7 @@ macro_rules! declare_probes {
         }
 
         /// All probed functions. The index of a function is its number in the kernel.
-        pub static SYMBOLS: LazyLock<Vec<Symbol>> = LazyLock::new(|| [$($name::SYMBOLS,)*].concat());
+        pub static SYMBOLS: LazyLock<Vec<ProbedFunction>> = LazyLock::new(|| [$($name::SYMBOLS,)*].concat());
 
         /// Userspace state of all probes for one process.
         #[derive(Debug, Default)]
@@ -146,7 +146,7 @@ pub(crate) trait ProbeState {
 
 /// What a duration measures. A process has one distribution per kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
+pub enum DurationKind {
     /// A call that launches work on the GPU.
     Launch,
     /// A wait for a stream.
@@ -169,7 +169,7 @@ pub enum Family {
     UntilSync(Operation),
 }
 
-impl Family {
+impl DurationKind {
     /// Number of kinds.
     pub const COUNT: usize = 8 + 2 * Operation::ALL.len();
 
@@ -298,7 +298,7 @@ impl Direction {
 
 /// What a call counts as in reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counts {
+pub enum CallKind {
     /// A launch of work.
     Launch,
     /// A copy.
@@ -322,7 +322,7 @@ pub enum SamplingGroup {
 
 /// A probed function, or several that are probed alike.
 #[derive(Debug, Clone, Copy)]
-pub struct Symbol {
+pub struct ProbedFunction {
     /// The library that exports it.
     pub library: LibraryKind,
     /// Its exported names. Reports use the first one.
@@ -330,9 +330,9 @@ pub struct Symbol {
     /// The probe that it belongs to.
     pub probe: Probe,
     /// What a call counts as.
-    pub counts: Counts,
+    pub kind: CallKind,
     /// The distribution that gets its durations.
-    pub family: Option<Family>,
+    pub duration: Option<DurationKind>,
     /// Whether a busy program calls it so often that it may have to be sampled.
     pub frequent: bool,
     /// The functions it is sampled together with.
@@ -355,7 +355,7 @@ pub struct Symbol {
     pub mark: Option<Mark>,
 }
 
-impl Symbol {
+impl ProbedFunction {
     const fn new(
         library: LibraryKind,
         probe: Probe,
@@ -366,8 +366,8 @@ impl Symbol {
             library,
             names,
             probe,
-            counts: Counts::Nothing,
-            family: None,
+            kind: CallKind::Nothing,
+            duration: None,
             frequent: false,
             sampling_group: None,
             entry_only: false,
@@ -382,7 +382,7 @@ impl Symbol {
         }
     }
 
-    const fn keeps(mut self, arguments: [u8; 4]) -> Self {
+    const fn arguments(mut self, arguments: [u8; 4]) -> Self {
         self.arguments = arguments;
         self
     }
@@ -392,28 +392,28 @@ impl Symbol {
         self
     }
 
-    const fn counts(mut self, counts: Counts) -> Self {
-        self.counts = counts;
+    const fn kind(mut self, kind: CallKind) -> Self {
+        self.kind = kind;
         self
     }
 
-    const fn lasts(mut self, family: Family) -> Self {
-        self.family = Some(family);
+    const fn duration(mut self, kind: DurationKind) -> Self {
+        self.duration = Some(kind);
         self
     }
 
-    const fn tells(mut self, enter: ThreadEvent) -> Self {
+    const fn event(mut self, enter: ThreadEvent) -> Self {
         self.enter = Some(enter);
         self
     }
 
-    const fn tells_until(mut self, enter: ThreadEvent, leave: ThreadEvent) -> Self {
+    const fn events(mut self, enter: ThreadEvent, leave: ThreadEvent) -> Self {
         self.enter = Some(enter);
         self.leave = Some(leave);
         self
     }
 
-    const fn marks(mut self, mark: Mark) -> Self {
+    const fn step_mark(mut self, mark: Mark) -> Self {
         self.mark = Some(mark);
         self
     }
@@ -429,7 +429,7 @@ impl Symbol {
     }
 
     /// Makes it a C++ function whose mangled name begins with one of its names; reports use `label`.
-    const fn of_cpp(mut self, label: &'static str) -> Self {
+    const fn cpp_function(mut self, label: &'static str) -> Self {
         self.entry_only = true;
         self.by_prefix = true;
         self.label = Some(label);
@@ -451,12 +451,12 @@ impl Symbol {
         layout::Symbol {
             probe: self.probe as u8,
             role: self.role,
-            family: self.family.map_or(NONE, |family| family.index() as u8),
+            family: self.duration.map_or(NONE, |family| family.index() as u8),
             enter_event: event(self.enter),
             leave_event: event(self.leave),
             flags: layout::Symbol::HAS_RESULT
                 | flag(layout::Symbol::SAMPLED, sampled)
-                | flag(layout::Symbol::LAUNCHES, self.counts == Counts::Launch),
+                | flag(layout::Symbol::LAUNCHES, self.kind == CallKind::Launch),
             bytes: self.bytes,
             mark: self.mark.map_or(0, |mark| mark as u8),
             arguments: self.arguments,
@@ -472,10 +472,13 @@ mod tests {
 
     #[test]
     fn duration_kinds_survive_the_trip_through_their_numbers() {
-        for index in 0..Family::COUNT {
-            assert_eq!(Family::from_index(index).map(Family::index), Some(index));
+        for index in 0..DurationKind::COUNT {
+            assert_eq!(
+                DurationKind::from_index(index).map(DurationKind::index),
+                Some(index)
+            );
         }
-        assert_eq!(Family::from_index(Family::COUNT), None);
+        assert_eq!(DurationKind::from_index(DurationKind::COUNT), None);
     }
 
     #[test]

@@ -252,11 +252,11 @@ static __always_inline void add_phases_to_process(struct task_struct *task)
 	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0, 0);
 	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
 
-	if (!state || !process || !(state->tracker.flags & ZERNEL_DRIVES_STEPS))
+	if (!state || !process || !(state->tracker.flags & ZERNEL_TRAINING_THREAD))
 		return;
 	zernel_transition(state, ZERNEL_UNKNOWN, bpf_ktime_get_ns());
 	/* Before the sums, so that no reader counts the phases twice. */
-	state->tracker.flags &= ~ZERNEL_DRIVES_STEPS;
+	state->tracker.flags &= ~ZERNEL_TRAINING_THREAD;
 	for (int phase = 0; phase < ZERNEL_PHASES; phase++)
 		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
 }

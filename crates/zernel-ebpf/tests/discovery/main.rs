@@ -12,7 +12,7 @@ use std::{env, fs, thread};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use tempfile::TempDir;
 use zernel_ebpf::capability::Capability;
-use zernel_ebpf::discovery::{Discovery, Event, MappedFile, ProcessKey};
+use zernel_ebpf::discovery::{Discovery, MappedFile, ProcessEvent, ProcessKey};
 use zernel_elf::LibraryKind;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::needs::bpf;
@@ -137,12 +137,12 @@ impl Libraries {
 
 /// A library that a process was reported to map.
 fn find_library(
-    events: &[Event],
+    events: &[ProcessEvent],
     pid: u32,
     wanted: LibraryKind,
 ) -> Option<(ProcessKey, MappedFile)> {
     events.iter().find_map(|event| match event {
-        Event::Mapped {
+        ProcessEvent::Mapped {
             process,
             kind,
             file,
@@ -151,12 +151,12 @@ fn find_library(
     })
 }
 
-fn cuda_of(events: &[Event], pid: u32) -> Option<(ProcessKey, MappedFile)> {
+fn cuda_of(events: &[ProcessEvent], pid: u32) -> Option<(ProcessKey, MappedFile)> {
     find_library(events, pid, LibraryKind::Cuda)
 }
 
 /// Polls until `wanted` finds something among all events so far.
-fn poll_until<T>(discovery: &mut Discovery, wanted: impl Fn(&[Event]) -> Option<T>) -> T {
+fn poll_until<T>(discovery: &mut Discovery, wanted: impl Fn(&[ProcessEvent]) -> Option<T>) -> T {
     let mut events = Vec::new();
     eventually_ok("the event comes", || {
         events.extend(discovery.poll(Duration::from_millis(100)).unwrap());
@@ -168,7 +168,7 @@ fn poll_for_cuda(discovery: &mut Discovery, pid: u32) -> (ProcessKey, MappedFile
     poll_until(discovery, |events| cuda_of(events, pid))
 }
 
-fn poll_for(discovery: &mut Discovery, wanted: &Event) {
+fn poll_for(discovery: &mut Discovery, wanted: &ProcessEvent) {
     poll_until(discovery, |events| events.contains(wanted).then_some(()));
 }
 
@@ -189,7 +189,10 @@ fn running_processes_are_found() {
     helper.kill();
     assert!(!process.is_alive());
     let events = discovery.scan().unwrap();
-    assert!(events.contains(&Event::Exited { process }), "{events:#?}");
+    assert!(
+        events.contains(&ProcessEvent::Exited { process }),
+        "{events:#?}"
+    );
 }
 
 fn a_late_dlopen_is_reported() {
@@ -221,7 +224,7 @@ fn forks_and_exits_are_reported() {
     helper.tell("fork");
     let child = poll_until(&mut discovery, |events| {
         let child = events.iter().find_map(|event| match event {
-            Event::Forked { parent: p, child } if *p == parent => Some(*child),
+            ProcessEvent::Forked { parent: p, child } if *p == parent => Some(*child),
             _ => None,
         })?;
         cuda_of(events, child.pid)
@@ -229,7 +232,7 @@ fn forks_and_exits_are_reported() {
     is_same(&child.1, &libraries.cuda());
     helper.kill();
     poll_until(&mut discovery, |events| {
-        let gone = |process| events.contains(&Event::Exited { process });
+        let gone = |process| events.contains(&ProcessEvent::Exited { process });
         (gone(parent) && gone(child.0)).then_some(())
     });
 }
@@ -242,7 +245,7 @@ fn an_exec_is_reported() {
         helper.load(&libraries.cuda());
         let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
         helper.order(order);
-        poll_for(&mut discovery, &Event::Executed { process });
+        poll_for(&mut discovery, &ProcessEvent::Executed { process });
         assert!(process.is_alive());
         let events = discovery.scan().unwrap();
         assert_eq!(cuda_of(&events, process.pid), None);
@@ -258,9 +261,9 @@ fn threads_are_no_processes() {
     helper.tell("end-a-thread");
     helper.load(&libraries.nccl());
     poll_until(&mut discovery, |events| {
-        let of_thread = |event: &&Event| match event {
-            Event::Forked { parent, .. } => *parent == process,
-            event => **event == Event::Exited { process },
+        let of_thread = |event: &&ProcessEvent| match event {
+            ProcessEvent::Forked { parent, .. } => *parent == process,
+            event => **event == ProcessEvent::Exited { process },
         };
         assert_eq!(events.iter().find(of_thread), None);
         find_library(events, process.pid, LibraryKind::Nccl)
@@ -459,7 +462,7 @@ fn a_thousand_short_processes() {
     helper.load(&libraries.cuda());
     let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
     helper.kill();
-    poll_for(&mut discovery, &Event::Exited { process });
+    poll_for(&mut discovery, &ProcessEvent::Exited { process });
 }
 
 fn an_overflow_is_followed_by_a_scan() {
@@ -482,7 +485,7 @@ fn an_overflow_is_followed_by_a_scan() {
         find_library(events, helper.pid(), LibraryKind::Nccl)
     });
     helper.kill();
-    poll_for(&mut discovery, &Event::Exited { process });
+    poll_for(&mut discovery, &ProcessEvent::Exited { process });
 }
 
 /// Until userspace handles an event of a process, further ones of that process are not needed.

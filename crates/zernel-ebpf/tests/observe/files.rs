@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags};
-use zernel_ebpf::observer::{Coverage, GovernorOptions, Observer, Options};
+use zernel_ebpf::observer::{Coverage, GovernorOptions, Observer, ObserverOptions};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
@@ -48,9 +48,9 @@ fn maps_garbage(_driver: &Driver, _rounds: u64) {
 
 /// An observer that knows no library before a process maps it.
 fn observe_nothing_yet() -> Observer {
-    start(&Options {
+    start(&ObserverOptions {
         governor: GovernorOptions::EXACT,
-        ..Options::default()
+        ..ObserverOptions::default()
     })
 }
 

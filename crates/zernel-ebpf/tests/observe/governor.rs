@@ -4,8 +4,10 @@ use std::hint::spin_loop;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zernel_ebpf::observer::{CallCount, GovernorOptions, ObservedProcess, Observer, Options};
-use zernel_ebpf::probes::Counts;
+use zernel_ebpf::observer::{
+    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions,
+};
+use zernel_ebpf::probes::CallKind;
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{Driver, Stage, TargetRole, call, out};
@@ -153,16 +155,16 @@ fn slow_launches(driver: &Driver, rounds: u64) {
 }
 
 /// Options with the default budget.
-fn governed(stage: &Stage) -> Options {
-    Options {
+fn governed(stage: &Stage) -> ObserverOptions {
+    ObserverOptions {
         governor: GovernorOptions::default(),
         ..exact(stage)
     }
 }
 
 /// Options with a larger budget, for more windows in less time.
-fn generous(stage: &Stage) -> Options {
-    Options {
+fn generous(stage: &Stage) -> ObserverOptions {
+    ObserverOptions {
         governor: GovernorOptions::with_budget(0.03),
         ..exact(stage)
     }
@@ -222,7 +224,7 @@ pub(crate) fn above_the_ceiling() {
         first_suspension: Duration::from_secs(2),
         ..GovernorOptions::default()
     };
-    let watcher = Watcher::start(&Options {
+    let watcher = Watcher::start(&ObserverOptions {
         governor,
         ..exact(&stage)
     });
@@ -374,7 +376,7 @@ pub(crate) fn estimate_by_few_windows() {
         find(observer, pid).ended_ns.is_some()
     });
     let observer = watcher.stop();
-    let launches = find(&observer, pid).count(|what| what == Counts::Launch);
+    let launches = find(&observer, pid).count(|what| what == CallKind::Launch);
     let truth = truth_of(&stage, pid);
     let truth = truth["cuLaunchKernel"].calls + truth["cuLaunchCooperativeKernel"].calls;
     eprintln!(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use zernel_ebpf::observer::Options;
+use zernel_ebpf::observer::ObserverOptions;
 use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::target::Stage;
@@ -56,7 +56,7 @@ fn spawn(stage: &Stage, program: &Path, libraries: &Path) -> Child {
 
 /// Attaches to a program and detaches from it, over and over.
 fn bother(stage: &Stage, program: &Path, libraries: &Path) {
-    let mut observer = start(&Options {
+    let mut observer = start(&ObserverOptions {
         libraries: vec![libraries.join("libcuda.so.1")],
         ..exact(stage)
     });

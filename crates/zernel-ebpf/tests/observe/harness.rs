@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use zernel_ebpf::observer::{
-    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverThread, Options, Rung,
+    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions, ObserverThread, Rung,
 };
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::Scope;
@@ -15,11 +15,11 @@ use zernel_testkit::eventually;
 use zernel_testkit::target::{Stage, Target};
 
 /// Options that count everything, with the libraries of a stage attached before anyone uses them.
-pub(crate) fn exact(stage: &Stage) -> Options {
-    Options {
+pub(crate) fn exact(stage: &Stage) -> ObserverOptions {
+    ObserverOptions {
         libraries: libraries(stage),
         governor: GovernorOptions::EXACT,
-        ..Options::default()
+        ..ObserverOptions::default()
     }
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn libraries(stage: &Stage) -> Vec<PathBuf> {
     names.map(|name| stage.library(name)).to_vec()
 }
 
-pub(crate) fn start(options: &Options) -> Observer {
+pub(crate) fn start(options: &ObserverOptions) -> Observer {
     Observer::start(options).expect("this machine can observe")
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn observe(stage: &Stage) -> Observer {
 }
 
 pub(crate) fn observe_on(stage: &Stage, rung: Rung) -> Observer {
-    start(&Options {
+    start(&ObserverOptions {
         rungs: vec![rung],
         ..exact(stage)
     })
@@ -47,7 +47,7 @@ pub(crate) fn observe_on(stage: &Stage, rung: Rung) -> Observer {
 pub(crate) struct Watcher(ObserverThread);
 
 impl Watcher {
-    pub(crate) fn start(options: &Options) -> Self {
+    pub(crate) fn start(options: &ObserverOptions) -> Self {
         let round = Duration::from_millis(500);
         Self(ObserverThread::start(start(options), round).expect("it runs"))
     }

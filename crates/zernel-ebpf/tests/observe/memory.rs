@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use zernel_ebpf::metrics::{self, TextFormat};
-use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
+use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
@@ -303,7 +303,7 @@ pub(crate) fn devices() {
 /// Functions that determine the current device are not sampled.
 pub(crate) fn of_restless_ones() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&Options {
+    let watcher = Watcher::start(&ObserverOptions {
         governor: GovernorOptions {
             budget: 0.0001,
             ..GovernorOptions::default()
@@ -323,7 +323,7 @@ pub(crate) fn of_restless_ones() {
 /// A process that allocates from a pool all the time is still observed. Only its pool memory is no longer exported.
 pub(crate) fn of_pools() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&Options {
+    let watcher = Watcher::start(&ObserverOptions {
         governor: GovernorOptions::default(),
         ..exact(&stage)
     });

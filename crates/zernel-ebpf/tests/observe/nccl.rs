@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use libloading::Symbol;
 use zernel_ebpf::metrics::{self, TextFormat};
-use zernel_ebpf::observer::{GovernorOptions, Observer, Options};
+use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions};
 use zernel_ebpf::probes::Communicator;
-use zernel_ebpf::probes::{Family, Operation};
+use zernel_ebpf::probes::{DurationKind, Operation};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
@@ -155,7 +155,7 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
         (Operation::Send, "ncclSend"),
     ] {
         let seen = process
-            .duration(Family::UntilSync(operation))
+            .duration(DurationKind::UntilSync(operation))
             .expect(symbol);
         let truth = truth_until_sync(stage, pid, symbol);
         assert_eq!(seen.count, rounds, "{symbol}");
@@ -290,7 +290,7 @@ pub(crate) fn side_by_side() {
     for target in &targets {
         let process = find(&observer, target.pid());
         let until_sync = |operation| {
-            let seen = process.duration(Family::UntilSync(operation));
+            let seen = process.duration(DurationKind::UntilSync(operation));
             seen.map(|seen| (seen.count, seen.sum_ns)).expect("it ran")
         };
         let (long, short) = (
@@ -332,7 +332,7 @@ pub(crate) fn too_many() {
     target.step();
     observer.read().expect("maps can be read");
     let process = find(&observer, target.pid());
-    let seen = process.duration(Family::UntilSync(Operation::AllReduce));
+    let seen = process.duration(DurationKind::UntilSync(Operation::AllReduce));
     assert_eq!(seen.map(|seen| seen.count), Some(64));
     assert_eq!(observer.losses().collectives, 36);
 }
@@ -373,7 +373,7 @@ fn records(driver: &Driver, milliseconds: u64) {
 /// While event functions are sampled, collectives are timed in windows only. None is timed across a gap between windows.
 pub(crate) fn sampled_events() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&Options {
+    let watcher = Watcher::start(&ObserverOptions {
         governor: GovernorOptions::with_budget(0.03),
         ..exact(&stage)
     });
@@ -386,7 +386,7 @@ pub(crate) fn sampled_events() {
     });
     let observer = watcher.stop();
     let process = find(&observer, pid);
-    let seen = process.duration(Family::UntilSync(Operation::AllReduce));
+    let seen = process.duration(DurationKind::UntilSync(Operation::AllReduce));
     let seen = seen.expect("some were seen whole");
     assert!(
         seen.p50_ns() < 50_000_000 && seen.mean_ns() < 50_000_000.0,
@@ -496,7 +496,7 @@ pub(crate) fn ranks() {
 /// Counters over all ranks do not fall when an exited rank is removed: that would look like a restart.
 pub(crate) fn forgotten() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = start(&Options {
+    let mut observer = start(&ObserverOptions {
         grace: Duration::ZERO,
         ..exact(&stage)
     });

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use zernel_ebpf::metrics::{self, TextFormat};
-use zernel_ebpf::observer::{Coverage, ObservedProcess, Observer, Options};
+use zernel_ebpf::observer::{Coverage, ObservedProcess, Observer, ObserverOptions};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{
@@ -213,7 +213,7 @@ pub(crate) fn child_without_cuda() {
 pub(crate) fn killed() {
     let stage = Stage::new(Prologue::Push);
     let mut patient = observe(&stage);
-    let mut hasty = start(&Options {
+    let mut hasty = start(&ObserverOptions {
         grace: Duration::ZERO,
         ..exact(&stage)
     });
@@ -295,7 +295,7 @@ pub(crate) fn thousands_of_short_ones() {
     let _alone = alone_with_pids();
     const COUNT: u64 = 2100;
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&Options {
+    let watcher = Watcher::start(&ObserverOptions {
         libraries: Vec::new(),
         ..exact(&stage)
     });
@@ -333,7 +333,7 @@ pub(crate) fn thousands_of_short_ones() {
 
 /// Processes that end while their libraries are being attached to.
 pub(crate) fn gone_meanwhile() {
-    let watcher = Watcher::start(&Options::default());
+    let watcher = Watcher::start(&ObserverOptions::default());
     for _ in 0..10 {
         // Each has files of its own.
         let stage = Stage::new(Prologue::Push);

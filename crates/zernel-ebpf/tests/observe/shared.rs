@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use libbpf_rs::{MapCore, MapHandle, MapType};
-use zernel_ebpf::observer::{Observer, Options};
+use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::Stage;
 
@@ -36,7 +36,7 @@ fn pinned_id(path: &Path) -> u32 {
 }
 
 fn observe(stage: &Stage, pins: &Path) -> Observer {
-    start(&Options {
+    start(&ObserverOptions {
         pins: pins.to_owned(),
         ..exact(stage)
     })

@@ -187,7 +187,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ),
     (
         "phase_tracker.h",
-        "after_launches && !(tracker->flags & ZERNEL_DRIVES_STEPS)",
+        "after_launches && !(tracker->flags & ZERNEL_TRAINING_THREAD)",
         "after_launches",
     ),
     (

@@ -3,12 +3,12 @@
 use std::env;
 use std::time::Duration;
 
-use zernel_ebpf::observer::{Observer, Options};
+use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_lab::VmSpec;
 use zernel_testkit::vm;
 
 pub(crate) fn load_here() {
-    let mut observer = Observer::start(&Options::default()).expect("the probes load");
+    let mut observer = Observer::start(&ObserverOptions::default()).expect("the probes load");
     observer.adopt().expect("the iterator runs");
     observer.read().expect("maps can be read");
     assert_eq!(observer.losses(), Default::default());

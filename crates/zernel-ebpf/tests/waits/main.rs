@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use roles::Report;
 use zernel_ebpf::capability::Capability;
-use zernel_ebpf::observer::{ObservedProcess, Observer, Options};
-use zernel_ebpf::probes::{BlockedBy, Family};
+use zernel_ebpf::observer::{ObservedProcess, Observer, ObserverOptions};
+use zernel_ebpf::probes::{BlockedBy, DurationKind};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Stage, Target};
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 
 fn watch(stage: &Stage) -> Observer {
     let libraries = ["libcuda.so.1", "libnccl.so.2"].map(|name| stage.library(name));
-    Observer::start(&Options::exact(libraries)).expect("this machine can observe")
+    Observer::start(&ObserverOptions::exact(libraries)).expect("this machine can observe")
 }
 
 fn read_report(stage: &Stage, target: &Target) -> Report {
@@ -128,7 +128,7 @@ fn assert_ratio(what: &str, seen: u64, truth: u64, expected: RangeInclusive<f64>
 /// Checks the waits of a trainer, and returns the shares of their causes: prepare, fetch, other. On a
 /// crowded machine loaders also wait for a CPU, for any share of the time. The shares leave that out.
 fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 3] {
-    let waits = process.duration(Family::Dataload).expect("it waited");
+    let waits = process.duration(DurationKind::Dataload).expect("it waited");
     let causes = process.probes.dataload;
     let explained = (causes.total_ns() - causes.sched_ns) as f64;
     let shares = [causes.prepare_ns, causes.fetch_ns, causes.other_ns];
@@ -222,7 +222,7 @@ fn ranks() {
     ranks.iter_mut().for_each(Target::wait_until_done);
     observer.read().expect("maps can be read");
     let report = read_report(&stage, &ranks[1]);
-    let waits = find(&observer, ranks[1].pid()).duration(Family::DistSync);
+    let waits = find(&observer, ranks[1].pid()).duration(DurationKind::DistSync);
     let waits = waits.expect("it waited");
     assert_eq!(waits.count, report.waits);
     assert_close("waits for a rank", waits.sum_ns, report.waited_ns);
@@ -295,7 +295,7 @@ fn preemption() {
             blocked_ns > 1_000_000 && blocked_ns < 50_000_000,
             "{blocked_ns}"
         );
-        let delays = process.duration(Family::RunDelay).expect("it waited");
+        let delays = process.duration(DurationKind::RunDelay).expect("it waited");
         assert_eq!(delays.sum_ns, seen.run_delay_ns);
         // The kernel also counts delays before the first call. 95.5 % to 100.0 % were measured.
         let pid = target.pid();

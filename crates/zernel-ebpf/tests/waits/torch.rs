@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
-use zernel_ebpf::observer::{Observer, Options, Rung};
-use zernel_ebpf::probes::{DataloadCauses, Family};
+use zernel_ebpf::observer::{Observer, ObserverOptions, Rung};
+use zernel_ebpf::probes::{DataloadCauses, DurationKind};
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
 
@@ -47,9 +47,9 @@ fn observer() -> Observer {
 /// Watches torch, and a driver if there is one.
 fn observer_on(rungs: &[Rung], driver: Option<&Path>) -> Observer {
     let torch = library().expect("checked");
-    let options = Options {
+    let options = ObserverOptions {
         rungs: rungs.to_vec(),
-        ..Options::exact([torch].into_iter().chain(driver).map(Path::to_owned))
+        ..ObserverOptions::exact([torch].into_iter().chain(driver).map(Path::to_owned))
     };
     Observer::start(&options).expect("this machine can observe")
 }
@@ -161,7 +161,7 @@ print(waited, waits, flush=True)
 sys.stdin.readline()
 "#;
 
-fn wait_sum(observer: &mut Observer, pid: u32, family: Family) -> (u64, u64) {
+fn wait_sum(observer: &mut Observer, pid: u32, family: DurationKind) -> (u64, u64) {
     observer.read().expect("maps can be read");
     let waits = find(observer, pid).duration(family);
     waits.map_or((0, 0), |waits| (waits.sum_ns, waits.count))
@@ -183,11 +183,11 @@ fn load(workers: &str) -> Loaded {
     assert_eq!(script.line(), "ready");
     observer.adopt().expect("the iterator runs");
     let pid = script.child.id();
-    let (sum_before, count_before) = wait_sum(&mut observer, pid, Family::Dataload);
+    let (sum_before, count_before) = wait_sum(&mut observer, pid, DurationKind::Dataload);
     let before = find(&observer, pid).probes.dataload;
     script.go();
     let numbers = script.numbers();
-    let (sum, count) = wait_sum(&mut observer, pid, Family::Dataload);
+    let (sum, count) = wait_sum(&mut observer, pid, DurationKind::Dataload);
     eprintln!("{} waits seen of {}", count - count_before, numbers[1]);
     Loaded {
         observer,
@@ -278,10 +278,10 @@ fn await_peer(how: &str, driver: Option<&Path>) -> (u64, u64) {
         assert_eq!(rank.line(), "ready");
     }
     let fast = ranks[1].child.id();
-    let (before, count_before) = wait_sum(&mut observer, fast, Family::DistSync);
+    let (before, count_before) = wait_sum(&mut observer, fast, DurationKind::DistSync);
     ranks.iter_mut().for_each(Script::go);
     let truths: Vec<u64> = ranks.iter_mut().map(|rank| rank.numbers()[0]).collect();
-    let (after, count) = wait_sum(&mut observer, fast, Family::DistSync);
+    let (after, count) = wait_sum(&mut observer, fast, DurationKind::DistSync);
     eprintln!("{} waits seen, truths {truths:?}", count - count_before);
     (after - before, truths[1])
 }

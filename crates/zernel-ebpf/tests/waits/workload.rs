@@ -1,6 +1,6 @@
 //! A training job of zernel-workload on the software GPU, and the phases it notes itself.
 
-use zernel_ebpf::probes::Family;
+use zernel_ebpf::probes::DurationKind;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
 use zernel_testkit::target::Stage;
@@ -42,6 +42,6 @@ pub(crate) fn waits() {
         .map(|interval| interval.end_ns - interval.start_ns)
         .sum();
     let process = find(&observer, trainer.pid as u32);
-    let seen = process.duration(Family::Dataload).expect("it waited");
+    let seen = process.duration(DurationKind::Dataload).expect("it waited");
     assert_close("waits of a training job", seen.sum_ns, truth);
 }

@@ -10,4 +10,4 @@ pub(crate) const LONG_FUNCTIONS: &[&str] = &[];
 
 /// Names that several public types share.
 // To be removed.
-pub(crate) const SHARED_NAMES: &[&str] = &["Error", "Event", "Options", "Symbol"];
+pub(crate) const SHARED_NAMES: &[&str] = &[];

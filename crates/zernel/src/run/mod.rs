@@ -105,10 +105,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
 
 impl ReportOptions {
     fn start(&self, root: Root) -> Recorder {
-        let options = observer::Options {
+        let options = observer::ObserverOptions {
             libraries: self.libraries.clone(),
             governor: GovernorOptions::with_budget(self.budget),
-            ..observer::Options::default()
+            ..observer::ObserverOptions::default()
         };
         Recorder::start(&options, root, &self.socket)
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use procfs::process::Process;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity};
-use zernel_ebpf::observer::{Observer, ObserverThread, Options};
+use zernel_ebpf::observer::{Observer, ObserverOptions, ObserverThread};
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::{Observation, Record};
 
@@ -70,7 +70,7 @@ enum Ancestry {
 
 impl Recorder {
     /// Starts observing in this process, or through the daemon if that is not possible.
-    pub(super) fn start(options: &Options, root: Root, socket: &Socket) -> Self {
+    pub(super) fn start(options: &ObserverOptions, root: Root, socket: &Socket) -> Self {
         let observer = Observer::start(options);
         match observer.and_then(|observer| ObserverThread::start(observer, SNAPSHOT_INTERVAL)) {
             Ok(observer) => Self::record_from(Source::Local(observer), root),

@@ -10,7 +10,7 @@ use super::{CallCount, ObservedProcess};
 use crate::observer::estimate::{Interval, SampledCalls, WindowTotals};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::observer::monotonic_ns;
-use crate::probes::{Counts, SYMBOLS, layout};
+use crate::probes::{CallKind, SYMBOLS, layout};
 use zernel_model::snapshot::CountedCalls;
 
 /// Window length in median steps. It holds at least three whole steps, wherever it opens.
@@ -50,8 +50,8 @@ impl Progress {
 }
 
 /// Whether all functions of a kind are also estimated together: their sum is more precise than each function.
-fn is_summed(kind: Counts) -> bool {
-    matches!(kind, Counts::Launch | Counts::Copy(_))
+fn is_summed(kind: CallKind) -> bool {
+    matches!(kind, CallKind::Launch | CallKind::Copy(_))
 }
 
 impl ObservedProcess {
@@ -117,23 +117,23 @@ impl ObservedProcess {
     }
 
     /// The sum of all functions of a kind.
-    fn kind_counter(&self, kind: Counts) -> layout::Counter {
+    fn kind_counter(&self, kind: CallKind) -> layout::Counter {
         let mut sum = layout::Counter::new_zeroed();
         let counters = self.counters.iter();
-        for (_, counter) in counters.filter(|(symbol, _)| SYMBOLS[**symbol].counts == kind) {
+        for (_, counter) in counters.filter(|(symbol, _)| SYMBOLS[**symbol].kind == kind) {
             add(&mut sum, *counter);
         }
         sum
     }
 
     /// Whether the process has called a function of this kind that is or was sampled.
-    pub(super) fn calls_sampled(&self, kind: Counts) -> bool {
+    pub(super) fn calls_sampled(&self, kind: CallKind) -> bool {
         let mut called = self.sampling.keys();
-        called.any(|symbol| SYMBOLS[*symbol].counts == kind && self.counters.contains_key(symbol))
+        called.any(|symbol| SYMBOLS[*symbol].kind == kind && self.counters.contains_key(symbol))
     }
 
     /// The estimate of all functions of a kind, if the process calls some that are sampled.
-    pub(super) fn sampled_kind(&self, kind: Counts) -> Option<&SampledFunctions> {
+    pub(super) fn sampled_kind(&self, kind: CallKind) -> Option<&SampledFunctions> {
         let mut kinds = self.sampled_kinds.iter();
         let (_, functions) = kinds.find(|(known, _)| *known == kind)?;
         self.calls_sampled(kind).then_some(functions)
@@ -147,7 +147,7 @@ impl ObservedProcess {
 
     /// Calls and bytes of all functions whose kind meets the condition.
     #[must_use]
-    pub fn count(&self, what: impl Fn(Counts) -> bool) -> CallCount {
+    pub fn count(&self, what: impl Fn(CallKind) -> bool) -> CallCount {
         let mut sum = CallCount::default();
         let mut add = |count: CallCount| {
             sum.calls += count.calls;
@@ -156,10 +156,10 @@ impl ObservedProcess {
             // Errors add up, because all estimates come from the same windows.
             sum.error += count.error;
         };
-        let is_summed = |kind: Counts| self.sampled_kind(kind).is_some();
+        let is_summed = |kind: CallKind| self.sampled_kind(kind).is_some();
         let of_kind = self
             .counted()
-            .map(|(symbol, count)| (SYMBOLS[symbol].counts, count))
+            .map(|(symbol, count)| (SYMBOLS[symbol].kind, count))
             .filter(|(kind, _)| what(*kind) && !is_summed(*kind));
         of_kind.for_each(|(_, count)| add(count));
         for (kind, functions) in &self.sampled_kinds {
@@ -190,7 +190,7 @@ impl ObservedProcess {
     }
 
     /// Counted calls of a kind. Unlike an estimate, this never falls.
-    pub(crate) fn counted_of(&self, kind: Counts) -> CountedCalls {
+    pub(crate) fn counted_of(&self, kind: CallKind) -> CountedCalls {
         let known = self.sampled_kinds.iter().find(|(known, _)| *known == kind);
         let (counter, seconds) = match known {
             Some((_, functions)) => (functions.counted, functions.counted_seconds),
@@ -214,13 +214,13 @@ impl ObservedProcess {
         let now_ns = monotonic_ns();
         self.advance(now_ns);
         self.progress.series_from_ns = now_ns;
-        let kind = SYMBOLS[symbol].counts;
-        if kind == Counts::Launch && !self.has_sampled_launches() {
+        let kind = SYMBOLS[symbol].kind;
+        if kind == CallKind::Launch && !self.has_sampled_launches() {
             self.add_window_before_sampling(now_ns);
         }
         let seconds = self.progress.attached_seconds;
         let functions = self.sampling.entry(symbol).or_insert_with(|| {
-            SampledFunctions::new(SampledCalls::default(), counters.of[symbol], seconds)
+            SampledFunctions::new(SampledCalls::default(), counters.functions[symbol], seconds)
         });
         functions.begin();
         if is_summed(kind) {
@@ -228,11 +228,11 @@ impl ObservedProcess {
         }
     }
 
-    fn sampled_kind_mut(&mut self, kind: Counts) -> &mut SampledFunctions {
+    fn sampled_kind_mut(&mut self, kind: CallKind) -> &mut SampledFunctions {
         let known = self.sampled_kinds.iter().position(|(of, _)| *of == kind);
         let place = known.unwrap_or_else(|| {
             let calls = match kind {
-                Counts::Launch => SampledCalls::of_all_launches(),
+                CallKind::Launch => SampledCalls::of_all_launches(),
                 _ => SampledCalls::default(),
             };
             let counter = self.kind_counter(kind);
@@ -274,22 +274,22 @@ impl ObservedProcess {
             let mut functions = SampledFunctions::new(SampledCalls::default(), zero, 0.0);
             functions.begin();
             self.sampling.insert(*symbol, functions);
-            let kind = SYMBOLS[*symbol].counts;
+            let kind = SYMBOLS[*symbol].kind;
             if is_summed(kind) {
                 self.sampled_kind_mut(kind).begin();
             }
         }
     }
 
-    /// Counts a function exactly again.
+    /// CallKind a function exactly again.
     pub(in crate::observer) fn end_sampling(&mut self, symbol: usize, now_ns: u64) {
         self.advance(now_ns);
         if let Some(functions) = self.sampling.get_mut(&symbol) {
             functions.is_sampled = false;
         }
-        let kind = SYMBOLS[symbol].counts;
+        let kind = SYMBOLS[symbol].kind;
         let mut sampled = self.sampling.iter().filter(|(_, of)| of.is_sampled);
-        if sampled.any(|(symbol, _)| SYMBOLS[*symbol].counts == kind) {
+        if sampled.any(|(symbol, _)| SYMBOLS[*symbol].kind == kind) {
             return;
         }
         let kinds = self.sampled_kinds.iter_mut();
@@ -309,7 +309,7 @@ impl ObservedProcess {
         self.set_counters(counters);
         self.advance(now_ns);
         self.progress.is_in_window = true;
-        self.launches_at_opening = self.kind_counter(Counts::Launch).calls;
+        self.launches_at_opening = self.kind_counter(CallKind::Launch).calls;
         let kinds = self.sampled_kinds.iter_mut().map(|(_, kind)| kind);
         for functions in self.sampling.values_mut().chain(kinds) {
             functions.at_opening = functions.last;
@@ -339,7 +339,7 @@ impl ObservedProcess {
         let calls: u64 = sampled
             .map(|of| difference(of.last, of.at_opening).calls)
             .sum();
-        let launches = self.kind_counter(Counts::Launch).calls;
+        let launches = self.kind_counter(CallKind::Launch).calls;
         let window = WindowTotals {
             seconds: length.as_secs_f64(),
             launches: launches.saturating_sub(self.launches_at_opening),
@@ -354,7 +354,7 @@ impl ObservedProcess {
     /// Whether a function that launches is sampled now.
     pub(in crate::observer) fn has_sampled_launches(&self) -> bool {
         let mut kinds = self.sampled_kinds.iter();
-        kinds.any(|(kind, functions)| *kind == Counts::Launch && functions.is_sampled)
+        kinds.any(|(kind, functions)| *kind == CallKind::Launch && functions.is_sampled)
     }
 
     /// Calls per second of a sampled function in the last windows.
@@ -374,7 +374,7 @@ impl ObservedProcess {
 
     /// Whether no whole step lay in the open window yet, although steps are short enough.
     pub(in crate::observer) fn lacks_whole_step(&self) -> bool {
-        self.calls_sampled(Counts::Launch)
+        self.calls_sampled(CallKind::Launch)
             && self.window_length_for_steps().is_some()
             && self.steps.window_steps().is_empty()
     }
@@ -418,7 +418,7 @@ impl ObservedProcess {
     /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
     #[must_use]
     pub fn launches_per_step(&self) -> Option<Interval> {
-        if self.sampled_kind(Counts::Launch).is_some() {
+        if self.sampled_kind(CallKind::Launch).is_some() {
             return self.usable_launches_per_step();
         }
         let steps = self.counted_steps(0, u64::MAX);
@@ -433,12 +433,12 @@ impl ObservedProcess {
     /// Whether windows have shown that the process launches only by functions that are not sampled.
     pub(super) fn launches_only_unsampled(&self) -> bool {
         let mut kinds = self.sampled_kinds.iter();
-        let had_window = |(kind, functions): &(Counts, SampledFunctions)| {
-            *kind == Counts::Launch && functions.recent_rate.is_some()
+        let had_window = |(kind, functions): &(CallKind, SampledFunctions)| {
+            *kind == CallKind::Launch && functions.recent_rate.is_some()
         };
         kinds.any(had_window)
-            && !self.calls_sampled(Counts::Launch)
-            && self.kind_counter(Counts::Launch).calls > 0
+            && !self.calls_sampled(CallKind::Launch)
+            && self.kind_counter(CallKind::Launch).calls > 0
     }
 }
 

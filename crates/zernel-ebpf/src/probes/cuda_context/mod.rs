@@ -4,26 +4,26 @@ pub(super) mod layout;
 
 use layout::{CREATE, DESTROY, INIT, OPEN, POP, PUSH, RESET, SET};
 
-use super::{Probe, Symbol};
+use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::Cuda;
 
-const fn context(role: u8, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(Cuda, Probe::CudaContext, role, names)
+const fn context(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+    ProbedFunction::new(Cuda, Probe::CudaContext, role, names)
 }
 
-pub(super) const SYMBOLS: &[Symbol] = &[
+pub(super) const SYMBOLS: &[ProbedFunction] = &[
     context(INIT, &["cuInit"]),
-    context(OPEN, &["cuDevicePrimaryCtxRetain"]).keeps([1, 2, 0, 0]),
-    context(CREATE, &["cuCtxCreate_v2"]).keeps([1, 3, 0, 0]),
-    context(CREATE, &["cuCtxCreate_v3"]).keeps([1, 5, 0, 0]),
-    context(CREATE, &["cuCtxCreate_v4"]).keeps([1, 4, 0, 0]),
+    context(OPEN, &["cuDevicePrimaryCtxRetain"]).arguments([1, 2, 0, 0]),
+    context(CREATE, &["cuCtxCreate_v2"]).arguments([1, 3, 0, 0]),
+    context(CREATE, &["cuCtxCreate_v3"]).arguments([1, 5, 0, 0]),
+    context(CREATE, &["cuCtxCreate_v4"]).arguments([1, 4, 0, 0]),
     context(SET, &["cuCtxSetCurrent"])
-        .keeps([1, 0, 0, 0])
+        .arguments([1, 0, 0, 0])
         .frequent(),
     context(PUSH, &["cuCtxPushCurrent_v2"])
-        .keeps([1, 0, 0, 0])
+        .arguments([1, 0, 0, 0])
         .frequent(),
     context(POP, &["cuCtxPopCurrent_v2"]).frequent(),
-    context(DESTROY, &["cuCtxDestroy_v2"]).keeps([1, 0, 0, 0]),
-    context(RESET, &["cuDevicePrimaryCtxReset_v2"]).keeps([1, 0, 0, 0]),
+    context(DESTROY, &["cuCtxDestroy_v2"]).arguments([1, 0, 0, 0]),
+    context(RESET, &["cuDevicePrimaryCtxReset_v2"]).arguments([1, 0, 0, 0]),
 ];

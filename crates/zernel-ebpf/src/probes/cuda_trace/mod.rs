@@ -13,64 +13,64 @@ use layout::{
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
 
-use super::{Counts, Direction, Family, Probe, SamplingGroup, Symbol};
+use super::{CallKind, Direction, DurationKind, Probe, ProbedFunction, SamplingGroup};
 use zernel_elf::LibraryKind::Cuda;
 
-const fn trace(role: u8, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(Cuda, Probe::CudaTrace, role, names)
+const fn trace(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+    ProbedFunction::new(Cuda, Probe::CudaTrace, role, names)
 }
 
-const fn launches(names: &'static [&'static str]) -> Symbol {
+const fn launches(names: &'static [&'static str]) -> ProbedFunction {
     trace(CALL, names)
-        .counts(Counts::Launch)
-        .lasts(Family::Launch)
-        .tells(Launch)
+        .kind(CallKind::Launch)
+        .duration(DurationKind::Launch)
+        .event(Launch)
 }
 
-const fn launches_kernels(names: &'static [&'static str]) -> Symbol {
+const fn launches_kernels(names: &'static [&'static str]) -> ProbedFunction {
     launches(names).sampled_with(SamplingGroup::Kernels)
 }
 
 /// A copy whose third argument is the number of bytes.
-const fn copies(direction: Direction, names: &'static [&'static str]) -> Symbol {
+const fn copies(direction: Direction, names: &'static [&'static str]) -> ProbedFunction {
     let symbol = trace(CALL, names)
-        .counts(Counts::Copy(direction))
-        .keeps([3, 0, 0, 0])
+        .kind(CallKind::Copy(direction))
+        .arguments([3, 0, 0, 0])
         .bytes(1);
     match direction {
-        Direction::HostToDevice => symbol.tells(CopyToDevice).marks(Mark::CopyIn),
-        Direction::DeviceToHost => symbol.marks(Mark::CopyOut).frequent(),
+        Direction::HostToDevice => symbol.event(CopyToDevice).step_mark(Mark::CopyIn),
+        Direction::DeviceToHost => symbol.step_mark(Mark::CopyOut).frequent(),
         _ => symbol.frequent(),
     }
 }
 
 /// A copy that returns when it is done.
-const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) -> Symbol {
-    let mut symbol = copies(direction, names).lasts(Family::CopyWait);
+const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) -> ProbedFunction {
+    let mut symbol = copies(direction, names).duration(DurationKind::CopyWait);
     if let Direction::DeviceToHost = direction {
-        symbol = symbol.tells_until(GpuSyncEnter, GpuSyncLeave);
+        symbol = symbol.events(GpuSyncEnter, GpuSyncLeave);
     }
     symbol
 }
 
 /// A copy whose source and destination are in a struct, which its first argument points to.
-const fn describes_copy(role: u8, names: &'static [&'static str]) -> Symbol {
+const fn describes_copy(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     trace(role, names)
-        .counts(Counts::Copy(Direction::Unified))
-        .keeps([1, 0, 0, 0])
+        .kind(CallKind::Copy(Direction::Unified))
+        .arguments([1, 0, 0, 0])
         .bytes(2)
 }
 
-const fn waits(role: u8, family: Family, names: &'static [&'static str]) -> Symbol {
+const fn waits(role: u8, family: DurationKind, names: &'static [&'static str]) -> ProbedFunction {
     trace(role, names)
-        .keeps([1, 0, 0, 0])
-        .counts(Counts::Wait)
-        .lasts(family)
-        .tells_until(GpuSyncEnter, GpuSyncLeave)
-        .marks(Mark::Wait)
+        .arguments([1, 0, 0, 0])
+        .kind(CallKind::Wait)
+        .duration(family)
+        .events(GpuSyncEnter, GpuSyncLeave)
+        .step_mark(Mark::Wait)
 }
 
-pub(super) const SYMBOLS: &[Symbol] = &[
+pub(super) const SYMBOLS: &[ProbedFunction] = &[
     launches_kernels(&["cuLaunchKernel", "cuLaunchKernel_ptsz"]),
     launches_kernels(&["cuLaunchKernelEx", "cuLaunchKernelEx_ptsz"]),
     launches_kernels(&[
@@ -78,17 +78,17 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         "cuLaunchCooperativeKernel_ptsz",
     ]),
     launches(&["cuGraphLaunch", "cuGraphLaunch_ptsz"])
-        .marks(Mark::Graph)
+        .step_mark(Mark::Graph)
         .frequent(),
     waits(
         STREAM_WAIT,
-        Family::StreamWait,
+        DurationKind::StreamWait,
         &["cuStreamSynchronize", "cuStreamSynchronize_ptsz"],
     ),
-    waits(EVENT_WAIT, Family::EventWait, &["cuEventSynchronize"]),
+    waits(EVENT_WAIT, DurationKind::EventWait, &["cuEventSynchronize"]),
     waits(
         CONTEXT_WAIT,
-        Family::ContextWait,
+        DurationKind::ContextWait,
         &["cuCtxSynchronize", "cuCtxSynchronize_v2"],
     ),
     copies_and_waits(
@@ -108,7 +108,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         Direction::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
     )
-    .lasts(Family::CopyWait),
+    .duration(DurationKind::CopyWait),
     copies(
         Direction::DeviceToDevice,
         &["cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds"],
@@ -126,7 +126,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "cuMemcpyPeerAsync_ptsz",
         ],
     )
-    .keeps([5, 0, 0, 0]),
+    .arguments([5, 0, 0, 0]),
     copies(Direction::Unified, &["cuMemcpy", "cuMemcpy_ptds"]),
     copies(Direction::Unified, &["cuMemcpyAsync", "cuMemcpyAsync_ptsz"]),
     describes_copy(
@@ -167,17 +167,17 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "cuEventRecordWithFlags_ptsz",
         ],
     )
-    .keeps([1, 2, 0, 0])
+    .arguments([1, 2, 0, 0])
     .frequent(),
     trace(
         STREAM_WAITS_FOR_EVENT,
         &["cuStreamWaitEvent", "cuStreamWaitEvent_ptsz"],
     )
-    .keeps([1, 2, 0, 0])
+    .arguments([1, 2, 0, 0])
     .frequent(),
 ];
 
 /// Whether a function orders events and streams. These calls determine which collectives a wait covers.
-pub(crate) fn tells_of_events(symbol: &Symbol) -> bool {
+pub(crate) fn orders_events(symbol: &ProbedFunction) -> bool {
     symbol.probe == Probe::CudaTrace && matches!(symbol.role, EVENT_RECORD | STREAM_WAITS_FOR_EVENT)
 }

@@ -4,7 +4,7 @@ use zernel_model::snapshot::{CudaSnapshot, WaitTimes};
 
 use crate::observer::ObservedProcess;
 use crate::probes::gpu_mem::ProcessGpus;
-use crate::probes::{Counts, Direction, Family, ProbeState};
+use crate::probes::{CallKind, Direction, DurationKind, ProbeState};
 
 const DIRECTIONS: [Direction; 4] = [
     Direction::HostToDevice,
@@ -13,11 +13,11 @@ const DIRECTIONS: [Direction; 4] = [
     Direction::Unified,
 ];
 
-const WAIT_KINDS: [(Family, &str); 4] = [
-    (Family::StreamWait, "stream"),
-    (Family::EventWait, "event"),
-    (Family::ContextWait, "context"),
-    (Family::CopyWait, "copy"),
+const WAIT_KINDS: [(DurationKind, &str); 4] = [
+    (DurationKind::StreamWait, "stream"),
+    (DurationKind::EventWait, "event"),
+    (DurationKind::ContextWait, "context"),
+    (DurationKind::CopyWait, "copy"),
 ];
 
 /// Launches, copies and GPU waits of a process. Their counts and durations are kept like those of all calls.
@@ -28,22 +28,22 @@ impl ProbeState for CudaCalls {
     type Snapshot = CudaSnapshot;
 
     fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> CudaSnapshot {
-        let launches = process.count(|what| what == Counts::Launch);
-        let copies = process.count(|what| matches!(what, Counts::Copy(_)));
+        let launches = process.count(|what| what == CallKind::Launch);
+        let copies = process.count(|what| matches!(what, CallKind::Copy(_)));
         let per_step = process.launches_per_step();
         let counted_copies = DIRECTIONS.iter().map(|direction| {
-            let counted = process.counted_of(Counts::Copy(*direction));
+            let counted = process.counted_of(CallKind::Copy(*direction));
             (direction.name(), counted)
         });
         let wait_times = WAIT_KINDS.iter().filter_map(|(family, kind)| {
             let times = process.shared_duration(*family)?;
             Some(WaitTimes { kind, times })
         });
-        let wait_ns = |(family, _): &(Family, _)| process.total_ns(*family);
+        let wait_ns = |(family, _): &(DurationKind, _)| process.total_ns(*family);
         CudaSnapshot {
             gpu_wait_seconds: WAIT_KINDS.iter().map(wait_ns).sum::<f64>() / 1e9,
-            gpu_waits: process.count(|what| what == Counts::Wait).calls,
-            launch_seconds: process.total_ns(Family::Launch) / 1e9,
+            gpu_waits: process.count(|what| what == CallKind::Wait).calls,
+            launch_seconds: process.total_ns(DurationKind::Launch) / 1e9,
             launches: launches.calls,
             launches_error: launches.error,
             launches_per_step: per_step.map(|interval| interval.mean),
@@ -51,11 +51,11 @@ impl ProbeState for CudaCalls {
             copies: copies.calls,
             copies_error: copies.error,
             copied_bytes: copies.bytes,
-            counted_launches: process.counted_of(Counts::Launch),
+            counted_launches: process.counted_of(CallKind::Launch),
             counted_copies: counted_copies
                 .filter(|(_, counted)| counted.calls > 0)
                 .collect(),
-            launch_times: process.shared_duration(Family::Launch),
+            launch_times: process.shared_duration(DurationKind::Launch),
             wait_times: wait_times.collect(),
         }
     }

@@ -129,7 +129,7 @@ static __always_inline enum data_wait classify_data_wait(struct zernel_thread *t
 		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loaders) ?
 			       SURE_DATA_WAIT :
 			       NO_DATA_WAIT;
-	if (!(tracker->flags & ZERNEL_DRIVES_STEPS))
+	if (!(tracker->flags & ZERNEL_TRAINING_THREAD))
 		return NO_DATA_WAIT;
 	if (waits_for_ipc && process->loaders)
 		return SURE_DATA_WAIT;

@@ -6,7 +6,7 @@ mod state;
 
 pub use state::DataloadCauses;
 
-use super::Symbol;
+use super::ProbedFunction;
 
 /// No function is probed: the scheduler's tracepoints show waits for data.
-pub(super) const SYMBOLS: &[Symbol] = &[];
+pub(super) const SYMBOLS: &[ProbedFunction] = &[];

@@ -5,7 +5,7 @@ use zernel_model::snapshot::{DataWaits, DataloadSnapshot};
 use super::layout::{FETCHES, PREPARES, QUEUES, WORKS};
 use crate::observer::ObservedProcess;
 use crate::probes::gpu_mem::ProcessGpus;
-use crate::probes::{Family, ProbeState, layout};
+use crate::probes::{DurationKind, ProbeState, layout};
 
 /// Waits of a process for data, by what the loaders did meanwhile: its loader processes, or if it has none, its own
 /// threads.
@@ -51,7 +51,7 @@ impl ProbeState for DataloadCauses {
                 sched: seconds(self.sched_ns),
                 other: seconds(self.other_ns),
             },
-            wait_times: process.shared_duration(Family::Dataload),
+            wait_times: process.shared_duration(DurationKind::Dataload),
         }
     }
 }

@@ -7,14 +7,14 @@ pub use state::PeerWaits;
 
 use layout::{AWAIT_GRADIENTS, AWAIT_PEERS};
 
-use super::{Probe, Symbol};
+use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::TorchCpu;
 
-const fn waits(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(TorchCpu, Probe::DistSync, role, names).of_cpp(label)
+const fn waits(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
+    ProbedFunction::new(TorchCpu, Probe::DistSync, role, names).cpp_function(label)
 }
 
-pub(super) const SYMBOLS: &[Symbol] = &[
+pub(super) const SYMBOLS: &[ProbedFunction] = &[
     waits(
         AWAIT_PEERS,
         "c10d::Work::wait",

@@ -12,46 +12,48 @@ use layout::{
     ALLOCATE, ALLOCATE_PITCHED, ALLOCATE_POOLED, CREATE, FREE, MAP, RELEASE, RETAIN, UNMAP,
 };
 
-use super::{Probe, SamplingGroup, Symbol};
+use super::{Probe, ProbedFunction, SamplingGroup};
 use zernel_elf::LibraryKind::Cuda;
 
-const fn memory(role: u8, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(Cuda, Probe::GpuMem, role, names)
+const fn memory(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+    ProbedFunction::new(Cuda, Probe::GpuMem, role, names)
 }
 
 /// A function that stores the address of new memory; its second argument is the size.
-const fn allocates(names: &'static [&'static str]) -> Symbol {
-    memory(ALLOCATE, names).keeps([1, 2, 0, 0]).bytes(2)
+const fn allocates(names: &'static [&'static str]) -> ProbedFunction {
+    memory(ALLOCATE, names).arguments([1, 2, 0, 0]).bytes(2)
 }
 
 /// An allocation from a memory pool. A program may make one per tensor, so these are sampled.
-const fn allocates_pooled(names: &'static [&'static str]) -> Symbol {
+const fn allocates_pooled(names: &'static [&'static str]) -> ProbedFunction {
     memory(ALLOCATE_POOLED, names)
-        .keeps([1, 2, 0, 0])
+        .arguments([1, 2, 0, 0])
         .bytes(2)
         .sampled_with(SamplingGroup::Pools)
 }
 
 /// A function that frees an address. The kernel stores the freed bytes as the fourth argument.
-const fn frees(names: &'static [&'static str]) -> Symbol {
-    memory(FREE, names).keeps([1, 0, 0, 0]).bytes(4)
+const fn frees(names: &'static [&'static str]) -> ProbedFunction {
+    memory(FREE, names).arguments([1, 0, 0, 0]).bytes(4)
 }
 
-pub(super) const SYMBOLS: &[Symbol] = &[
+pub(super) const SYMBOLS: &[ProbedFunction] = &[
     allocates(&["cuMemAlloc_v2"]),
     allocates_pooled(&["cuMemAllocAsync", "cuMemAllocAsync_ptsz"]),
     allocates_pooled(&["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"]),
     allocates(&["cuMemAllocManaged"]),
     memory(ALLOCATE_PITCHED, &["cuMemAllocPitch_v2"])
-        .keeps([1, 2, 4, 0])
+        .arguments([1, 2, 4, 0])
         .bytes(4),
     frees(&["cuMemFree_v2"]),
     frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).sampled_with(SamplingGroup::Pools),
     memory(CREATE, &["cuMemCreate"])
-        .keeps([1, 2, 3, 0])
+        .arguments([1, 2, 3, 0])
         .bytes(2),
-    memory(RETAIN, &["cuMemRetainAllocationHandle"]).keeps([1, 0, 0, 0]),
-    memory(RELEASE, &["cuMemRelease"]).keeps([1, 0, 0, 0]),
-    memory(MAP, &["cuMemMap"]).keeps([1, 2, 4, 0]).bytes(2),
-    memory(UNMAP, &["cuMemUnmap"]).keeps([1, 2, 0, 0]).bytes(2),
+    memory(RETAIN, &["cuMemRetainAllocationHandle"]).arguments([1, 0, 0, 0]),
+    memory(RELEASE, &["cuMemRelease"]).arguments([1, 0, 0, 0]),
+    memory(MAP, &["cuMemMap"]).arguments([1, 2, 4, 0]).bytes(2),
+    memory(UNMAP, &["cuMemUnmap"])
+        .arguments([1, 2, 0, 0])
+        .bytes(2),
 ];

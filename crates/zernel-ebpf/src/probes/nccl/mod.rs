@@ -17,11 +17,11 @@ use layout::{
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{CollectiveEnter, CollectiveLeave};
 
-use super::{Counts, Family, Operation, Probe, Symbol};
+use super::{CallKind, DurationKind, Operation, Probe, ProbedFunction};
 use zernel_elf::LibraryKind::Nccl;
 
-const fn nccl(role: u8, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(Nccl, Probe::Nccl, role, names)
+const fn nccl(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+    ProbedFunction::new(Nccl, Probe::Nccl, role, names)
 }
 
 /// `arguments` are the numbers of these arguments: elements, type of an element, communicator, stream.
@@ -30,20 +30,20 @@ const fn communicates(
     operation: Operation,
     names: &'static [&'static str],
     arguments: [u8; 4],
-) -> Symbol {
+) -> ProbedFunction {
     nccl(role, names)
-        .keeps(arguments)
+        .arguments(arguments)
         .bytes(1)
-        .counts(Counts::Communication(operation))
-        .lasts(Family::Enqueue(operation))
-        .tells_until(CollectiveEnter, CollectiveLeave)
+        .kind(CallKind::Communication(operation))
+        .duration(DurationKind::Enqueue(operation))
+        .events(CollectiveEnter, CollectiveLeave)
 }
 
 const fn collective(
     operation: Operation,
     names: &'static [&'static str],
     arguments: [u8; 4],
-) -> Symbol {
+) -> ProbedFunction {
     communicates(COLLECTIVE, operation, names, arguments)
 }
 
@@ -51,18 +51,18 @@ const fn message(
     operation: Operation,
     names: &'static [&'static str],
     arguments: [u8; 4],
-) -> Symbol {
+) -> ProbedFunction {
     communicates(POINT_TO_POINT, operation, names, arguments)
 }
 
-pub(super) const SYMBOLS: &[Symbol] = &[
+pub(super) const SYMBOLS: &[ProbedFunction] = &[
     // Since 2.32 each collective has a second form with more arguments after the same first ones.
     collective(
         Operation::AllReduce,
         &["ncclAllReduce", "ncclAllReduceConfig"],
         [3, 4, 6, 7],
     )
-    .marks(Mark::Reduce),
+    .step_mark(Mark::Reduce),
     // ncclBcast calls ncclBroadcast, so it needs no probe.
     collective(
         Operation::Broadcast,
@@ -84,7 +84,7 @@ pub(super) const SYMBOLS: &[Symbol] = &[
         &["ncclReduceScatter", "ncclReduceScatterConfig"],
         [3, 4, 6, 7],
     )
-    .marks(Mark::Reduce),
+    .step_mark(Mark::Reduce),
     collective(
         Operation::AllToAll,
         &["ncclAlltoAll", "ncclAlltoAllConfig"],
@@ -104,19 +104,19 @@ pub(super) const SYMBOLS: &[Symbol] = &[
     message(Operation::Recv, &["ncclRecv"], [2, 3, 5, 6]),
     nccl(GROUP, &["ncclGroupStart"]),
     nccl(GROUP, &["ncclGroupEnd"])
-        .lasts(Family::Enqueue(Operation::Group))
-        .tells_until(CollectiveEnter, CollectiveLeave),
-    nccl(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"]).keeps([1, 2, 3, 0]),
-    nccl(INIT_SCALABLE, &["ncclCommInitRankScalable"]).keeps([1, 2, 3, 5]),
-    nccl(INIT_ALL, &["ncclCommInitAll"]).keeps([1, 2, 0, 0]),
-    nccl(SPLIT, &["ncclCommSplit"]).keeps([1, 2, 3, 4]),
+        .duration(DurationKind::Enqueue(Operation::Group))
+        .events(CollectiveEnter, CollectiveLeave),
+    nccl(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"]).arguments([1, 2, 3, 0]),
+    nccl(INIT_SCALABLE, &["ncclCommInitRankScalable"]).arguments([1, 2, 3, 5]),
+    nccl(INIT_ALL, &["ncclCommInitAll"]).arguments([1, 2, 0, 0]),
+    nccl(SPLIT, &["ncclCommSplit"]).arguments([1, 2, 3, 4]),
     // The remaining ranks have one color.
-    nccl(SPLIT, &["ncclCommShrink"]).keeps([1, 0, 0, 4]),
-    nccl(RANK, &["ncclCommUserRank"]).keeps([1, 2, 0, 0]),
-    nccl(RANKS, &["ncclCommCount"]).keeps([1, 2, 0, 0]),
+    nccl(SPLIT, &["ncclCommShrink"]).arguments([1, 0, 0, 4]),
+    nccl(RANK, &["ncclCommUserRank"]).arguments([1, 2, 0, 0]),
+    nccl(RANKS, &["ncclCommCount"]).arguments([1, 2, 0, 0]),
     nccl(
         DESTROY,
         &["ncclCommDestroy", "ncclCommAbort", "ncclCommFinalize"],
     )
-    .keeps([1, 0, 0, 0]),
+    .arguments([1, 0, 0, 0]),
 ];

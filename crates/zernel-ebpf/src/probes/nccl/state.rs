@@ -8,7 +8,7 @@ use zernel_model::snapshot::{CollectiveTotals, CommunicatorSnapshot, NcclSnapsho
 use super::layout;
 use crate::observer::{Kernel, ObservedProcess, seconds_ago};
 use crate::probes::gpu_mem::ProcessGpus;
-use crate::probes::{Counts, Family, Operation, ProbeState};
+use crate::probes::{CallKind, DurationKind, Operation, ProbeState};
 
 /// Number of operations that a communicator remembers.
 const REMEMBERED_OPERATIONS: u64 = 16;
@@ -149,9 +149,9 @@ impl ProbeState for Communicators {
 
 /// All collectives of one operation; `None` if the process made none.
 fn collective_totals(process: &ObservedProcess, operation: Operation) -> Option<CollectiveTotals> {
-    let count = process.count(|what| what == Counts::Communication(operation));
-    let enqueue_times = process.shared_duration(Family::Enqueue(operation));
-    let until_sync_times = process.shared_duration(Family::UntilSync(operation));
+    let count = process.count(|what| what == CallKind::Communication(operation));
+    let enqueue_times = process.shared_duration(DurationKind::Enqueue(operation));
+    let until_sync_times = process.shared_duration(DurationKind::UntilSync(operation));
     if count.calls == 0 && enqueue_times.is_none() && until_sync_times.is_none() {
         return None;
     }

@@ -6,10 +6,10 @@ mod state;
 
 pub use state::Scheduling;
 
-use super::Symbol;
+use super::ProbedFunction;
 
 /// No function is probed: the scheduler's tracepoints show everything.
-pub(super) const SYMBOLS: &[Symbol] = &[];
+pub(super) const SYMBOLS: &[ProbedFunction] = &[];
 
 /// What a blocked thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

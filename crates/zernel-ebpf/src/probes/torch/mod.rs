@@ -6,20 +6,20 @@ use layout::{BACKWARD, OPTIMIZER};
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::OptimizerMarker;
 
-use super::{Probe, Symbol};
+use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::TorchCpu;
 
-const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> Symbol {
-    Symbol::new(TorchCpu, Probe::Torch, role, names).of_cpp(label)
+const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
+    ProbedFunction::new(TorchCpu, Probe::Torch, role, names).cpp_function(label)
 }
 
-pub(super) const SYMBOLS: &[Symbol] = &[
+pub(super) const SYMBOLS: &[ProbedFunction] = &[
     torch(
         BACKWARD,
         "torch::autograd::Engine::execute",
         &["_ZN5torch8autograd6Engine7executeE"],
     )
-    .marks(Mark::Backward),
+    .step_mark(Mark::Backward),
     torch(
         OPTIMIZER,
         "at::_ops::_fused_adam_::call",
@@ -29,8 +29,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "_ZN2at4_ops11_fused_sgd_4callE",
         ],
     )
-    .tells(OptimizerMarker)
-    .marks(Mark::Optimizer),
+    .event(OptimizerMarker)
+    .step_mark(Mark::Optimizer),
     // Optimizers that update tensor by tensor, or all tensors operation by operation. Little else calls these
     // functions. Averages of models call `lerp`, after some steps only, so it is no step mark.
     torch(
@@ -42,8 +42,8 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "_ZN2at4_ops24_foreach_addcdiv__Tensor4callE",
         ],
     )
-    .tells(OptimizerMarker)
-    .marks(Mark::Optimizer)
+    .event(OptimizerMarker)
+    .step_mark(Mark::Optimizer)
     .frequent(),
     torch(
         OPTIMIZER,
@@ -53,14 +53,14 @@ pub(super) const SYMBOLS: &[Symbol] = &[
             "_ZN2at4_ops21_foreach_lerp__Scalar4callE",
         ],
     )
-    .tells(OptimizerMarker)
+    .event(OptimizerMarker)
     .frequent(),
     torch(
         OPTIMIZER,
         "at::_ops::addcdiv_::call",
         &["_ZN2at4_ops8addcdiv_4callE"],
     )
-    .tells(OptimizerMarker)
-    .marks(Mark::Optimizer)
+    .event(OptimizerMarker)
+    .step_mark(Mark::Optimizer)
     .frequent(),
 ];

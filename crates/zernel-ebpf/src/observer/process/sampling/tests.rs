@@ -47,7 +47,7 @@ impl Trainer {
             }
             self.process.steps.mark(mark, self.now_ns, launches);
             if launches != Launches::Unknown {
-                self.counters.of[self.launch].calls += 100;
+                self.counters.functions[self.launch].calls += 100;
             }
         }
         self.process.set_counters(&self.counters);
@@ -67,11 +67,11 @@ impl Trainer {
     }
 
     fn launches(&self) -> CallCount {
-        self.process.count(|kind| kind == Counts::Launch)
+        self.process.count(|kind| kind == CallKind::Launch)
     }
 
     fn counted(&self) -> CountedCalls {
-        self.process.counted_of(Counts::Launch)
+        self.process.counted_of(CallKind::Launch)
     }
 }
 
