@@ -7,29 +7,14 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
+use zernel_model::h2::{self, BucketRange};
 
-const GROUPING: u32 = 4;
+/// The largest value with a bucket of its own range: 18 minutes. Larger ones share its bucket.
 const LARGEST: u64 = (1 << 40) - 1;
-const BUCKETS: usize = index_of(LARGEST) + 1;
+const BUCKETS: usize = bucket_of(LARGEST) + 1;
 
-const fn index_of(value: u64) -> usize {
-    let value = if value > LARGEST { LARGEST } else { value };
-    if value < 1 << (GROUPING + 1) {
-        return value as usize;
-    }
-    let shift = value.ilog2() - GROUPING;
-    ((shift as usize) << GROUPING) + (value >> shift) as usize
-}
-
-/// The largest value that falls into a bucket.
-fn upper_bound(index: usize) -> u64 {
-    let group = index >> GROUPING;
-    if group < 2 {
-        return index as u64;
-    }
-    let shift = group - 1;
-    let first = ((1 << GROUPING) + (index & ((1 << GROUPING) - 1)) as u64) << shift;
-    first + (1 << shift) - 1
+const fn bucket_of(ns: u64) -> usize {
+    h2::index(if ns > LARGEST { LARGEST } else { ns })
 }
 
 /// A histogram in shared memory. One worker writes it; anyone may read it meanwhile.
@@ -56,7 +41,7 @@ impl SharedHistogram {
         if ns > self.max_ns.load(Relaxed) {
             self.max_ns.store(ns, Relaxed);
         }
-        let bucket = &self.buckets[index_of(ns)];
+        let bucket = &self.buckets[bucket_of(ns)];
         bucket.store(bucket.load(Relaxed).saturating_add(1), Relaxed);
     }
 
@@ -65,7 +50,7 @@ impl SharedHistogram {
         let filled = |(index, count): (usize, &AtomicU32)| {
             let count = u64::from(count.load(Relaxed));
             (count > 0).then(|| Bucket {
-                up_to_ns: upper_bound(index),
+                up_to_ns: BucketRange::of(index).last(),
                 count,
             })
         };
@@ -149,13 +134,13 @@ mod tests {
         for value in (0..4096)
             .chain((12..40).flat_map(|power| [(1 << power) - 1, 1 << power, (1 << power) + 1]))
         {
-            let bound = upper_bound(index_of(value));
+            let bound = BucketRange::of(bucket_of(value)).last();
             assert!(
                 bound >= value && bound - value <= value / 16,
                 "{value} fell into a bucket up to {bound}"
             );
         }
-        assert_eq!(index_of(u64::MAX), BUCKETS - 1);
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Reads duration histograms from the kernel, as increments.
 
 use zernel_model::aggregation::LatencyHistogram;
+use zernel_model::h2;
 
-use crate::probes::layout::{
-    BUCKETS, H2_GROUPING as GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram,
-};
+use crate::probes::layout::{BUCKETS, H2_GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram};
+
+// The kernel's buckets are those of userspace, for durations in units of 16 ns and up to 266 s.
+const _: () = assert!(H2_GROUPING == h2::GROUPING);
 
 /// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's counters may
 /// wrap.
@@ -66,15 +68,8 @@ fn bucket_middle(bucket: usize) -> u64 {
     if bucket == BUCKETS - 1 {
         return u64::MAX;
     }
-    let (low, width) = match bucket >> GROUPING {
-        0 | 1 => (bucket as u64, 1),
-        group => {
-            let shift = group - 1;
-            let within = (bucket & ((1 << GROUPING) - 1)) as u64 | 1 << GROUPING;
-            (within << shift, 1 << shift)
-        }
-    };
-    (low << UNIT_SHIFT) + (width << UNIT_SHIFT) / 2
+    let units = h2::BucketRange::of(bucket);
+    (units.first << UNIT_SHIFT) + (units.width << UNIT_SHIFT) / 2
 }
 
 #[cfg(test)]
@@ -83,13 +78,7 @@ mod tests {
 
     /// The bucket of a duration, as `zernel_h2_bucket` computes it.
     fn bucket_of(ns: u64) -> usize {
-        let units = ns >> UNIT_SHIFT;
-        let power = (units | 1).ilog2();
-        let bucket = match power.checked_sub(GROUPING) {
-            None | Some(0) => units as usize,
-            Some(shift) => ((shift as usize) << GROUPING) + (units >> shift) as usize,
-        };
-        bucket.min(BUCKETS - 1)
+        h2::index(ns >> UNIT_SHIFT).min(BUCKETS - 1)
     }
 
     #[test]

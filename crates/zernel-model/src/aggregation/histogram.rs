@@ -2,14 +2,7 @@
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-/// Buckets of equal width per power of two.
-const BUCKETS_PER_POWER: usize = 1 << BUCKET_BITS;
-const BUCKET_BITS: u32 = 4;
-/// Below this duration, each value has its own bucket.
-const FIRST_LOG_BUCKET_NS: u64 = 2 * BUCKETS_PER_POWER as u64;
-/// Number of buckets for all values of `u64`.
-#[cfg(test)]
-const BUCKETS: usize = (64 - BUCKET_BITS as usize + 1) * BUCKETS_PER_POWER;
+use crate::h2::{self, BucketRange};
 
 /// Histogram of durations in nanoseconds, over the whole range of `u64`.
 ///
@@ -30,7 +23,7 @@ pub struct LatencyHistogram {
     /// Maximum; 0 without durations.
     pub max_ns: u64,
     /// First duration that [`record`](Self::record) counts on its fast path: between minimum and
-    /// maximum, in a logarithmic bucket. 0 without durations.
+    /// maximum, in a bucket of several values. 0 without durations.
     fast_path_from: u64,
     /// Number of duration values on the fast path.
     fast_path_width: u64,
@@ -41,7 +34,7 @@ pub struct LatencyHistogram {
 
 impl LatencyHistogram {
     /// Largest relative error of a quantile: half a bucket.
-    pub const MAX_ERROR: f64 = 0.5 / BUCKETS_PER_POWER as f64;
+    pub const MAX_ERROR: f64 = 0.5 / h2::PER_POWER as f64;
 
     /// Records one duration.
     #[inline]
@@ -50,7 +43,7 @@ impl LatencyHistogram {
         if ns.wrapping_sub(self.fast_path_from) >= self.fast_path_width {
             return self.record_slow(ns);
         }
-        let bucket = log_bucket_index(ns).wrapping_sub(self.first);
+        let bucket = h2::shared_index(ns).wrapping_sub(self.first);
         let Some(in_bucket) = self.buckets.get_mut(bucket) else {
             return self.record_slow(ns);
         };
@@ -59,10 +52,10 @@ impl LatencyHistogram {
         self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated_sum);
     }
 
-    /// Records a duration that is a new minimum or maximum, or below the logarithmic buckets.
+    /// Records a duration that is a new minimum or maximum, or has a bucket of its own.
     #[cold]
     fn record_slow(&mut self, ns: u64) {
-        *self.bucket_mut(bucket_index(ns)) += 1;
+        *self.bucket_mut(h2::index(ns)) += 1;
         self.account(ns, ns, ns);
         self.count += 1;
     }
@@ -87,7 +80,7 @@ impl LatencyHistogram {
     /// minimum and maximum.
     pub fn record_about(&mut self, ns: u64, count: u64) {
         self.count += count;
-        *self.bucket_mut(bucket_index(ns)) += count;
+        *self.bucket_mut(h2::index(ns)) += count;
     }
 
     /// Adds the sum, minimum and maximum of durations that [`Self::record_about`] counted.
@@ -98,7 +91,7 @@ impl LatencyHistogram {
             _ => self.min_ns.min(min_ns),
         };
         self.max_ns = self.max_ns.max(max_ns);
-        self.fast_path_from = self.min_ns.max(FIRST_LOG_BUCKET_NS);
+        self.fast_path_from = self.min_ns.max(h2::FIRST_SHARED);
         self.fast_path_width = match self.max_ns.checked_sub(self.fast_path_from) {
             Some(distance) => distance + 1,
             None => 0,
@@ -142,7 +135,9 @@ impl LatencyHistogram {
         for (offset, count) in self.buckets.iter().enumerate() {
             below += count;
             if below >= rank {
-                return bucket_middle(self.first + offset).clamp(self.min_ns, self.max_ns);
+                return BucketRange::of(self.first + offset)
+                    .middle()
+                    .clamp(self.min_ns, self.max_ns);
             }
         }
         0
@@ -163,7 +158,7 @@ impl LatencyHistogram {
         let mut below = 0;
         let mut next = 0;
         powers.map(|power| {
-            let edge = bucket_index(1 << power).saturating_sub(self.first);
+            let edge = h2::index(1 << power).saturating_sub(self.first);
             let edge = edge.min(self.buckets.len());
             below += self.buckets[next..edge].iter().sum::<u64>();
             next = edge;
@@ -176,32 +171,6 @@ impl LatencyHistogram {
 #[cold]
 fn saturated_sum() -> u64 {
     u64::MAX
-}
-
-/// Returns the index of a duration's bucket.
-fn bucket_index(ns: u64) -> usize {
-    match ns {
-        0..FIRST_LOG_BUCKET_NS => ns as usize,
-        _ => log_bucket_index(ns),
-    }
-}
-
-/// Returns the index of a bucket for a duration of at least [`FIRST_LOG_BUCKET_NS`].
-#[inline]
-fn log_bucket_index(ns: u64) -> usize {
-    // `ns >> shift` keeps the top five bits. The leading one counts as one more power of two.
-    let shift = (ns | 1).ilog2() - BUCKET_BITS;
-    (shift as usize * BUCKETS_PER_POWER) + (ns >> shift) as usize
-}
-
-/// Returns the middle of a bucket, rounded down.
-fn bucket_middle(index: usize) -> u64 {
-    if index < 2 * BUCKETS_PER_POWER {
-        return index as u64;
-    }
-    let shift = index / BUCKETS_PER_POWER - 1;
-    let low = ((index % BUCKETS_PER_POWER + BUCKETS_PER_POWER) as u64) << shift;
-    low + (1 << shift) / 2
 }
 
 impl Serialize for LatencyHistogram {
@@ -223,22 +192,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn buckets_cover_all_durations_without_gap() {
-        assert_eq!(bucket_index(0), 0);
-        assert_eq!(bucket_index(u64::MAX), BUCKETS - 1);
-        for power in 0..64 {
-            let edge = 1_u64 << power;
-            assert_eq!(
-                bucket_index(edge),
-                bucket_index(edge - 1) + 1,
-                "at 2^{power}"
-            );
-        }
-    }
-
-    #[test]
     fn the_largest_histogram_takes_at_most_8_kib() {
-        let size = size_of::<LatencyHistogram>() + BUCKETS * size_of::<u64>();
+        let size = size_of::<LatencyHistogram>() + h2::BUCKETS * size_of::<u64>();
         assert!(size <= 8 * 1024, "{size} bytes");
     }
 

@@ -27,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("zernel-scheduler", &["zernel-phase"]),
     ("zernel-elf", &[]),
     ("zernel-phase", &[]),
-    ("zernel-workload", &[]),
+    ("zernel-workload", &["zernel-model"]),
     ("zernel-lab", &[]),
     ("zernel-softgpu", &[]),
     ("zernel-softgpu-cuda", &["zernel-softgpu"]),
