@@ -115,8 +115,8 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
         probes: process.probes.snapshots(process, gpus),
         calls: describe_calls(process),
         cost: ObservingCost {
-            busiest_thread_ratio: process.cost.busiest_thread,
-            seconds: process.cost.seconds,
+            busiest_thread_ratio: process.cost().busiest_thread,
+            seconds: process.cost().seconds,
         },
         sampled: process.is_sampled(),
     }

@@ -31,7 +31,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    fn exactly(mean: f64) -> Self {
+    pub(super) fn exactly(mean: f64) -> Self {
         let half_width = Some(0.0);
         Self { mean, half_width }
     }
@@ -167,38 +167,39 @@ pub(super) struct WindowTotals {
     pub(super) probe_seconds: f64,
 }
 
-/// The calls of one function, or of all functions of one kind, while it was sampled.
+/// Estimates the calls of a function, or of all functions of one kind, while it was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct SampledCalls {
+pub(super) struct CallEstimator {
     /// Whether these are all launches: then the calls per launch are 1 by definition.
     are_all_launches: bool,
     per_launch: Ratio,
     per_second: Ratio,
     probe_seconds: f64,
-    /// Time and steps while sampled.
+    /// Time and steps while sampled. Of the step in which sampling began only the rest counts.
     seconds: f64,
-    steps: u64,
+    steps: f64,
     /// Number of times sampling began.
     sampling_starts: u32,
     /// The calls before steps were last counted anew, from another boundary.
     earlier: CallEstimate,
 }
 
-impl SampledCalls {
-    pub(super) fn of_all_launches() -> Self {
+impl CallEstimator {
+    pub(super) fn new(are_all_launches: bool) -> Self {
         Self {
-            are_all_launches: true,
+            are_all_launches,
             ..Self::default()
         }
     }
 
-    /// Begins sampling.
-    pub(super) fn begin(&mut self) {
+    /// Begins sampling, after this share of a step: the calls of that share were counted.
+    pub(super) fn begin(&mut self, begun_share: f64) {
         self.sampling_starts += 1;
+        self.steps -= begun_share;
     }
 
     /// Adds time and steps while sampled.
-    pub(super) fn advance(&mut self, seconds: f64, steps: u64) {
+    pub(super) fn advance(&mut self, seconds: f64, steps: f64) {
         self.seconds += seconds;
         self.steps += steps;
     }
@@ -246,10 +247,11 @@ impl SampledCalls {
     /// Estimate by steps. The error has three parts: both factors, and the steps in which sampling begins and ends.
     fn by_steps(&self, per_step: Interval, per_launch: Interval) -> CallEstimate {
         let calls_per_step = per_step.mean * per_launch.mean;
-        let calls = calls_per_step * self.steps as f64;
+        let steps = self.steps.max(0.0);
+        let calls = calls_per_step * steps;
         let relative = per_step.relative_error().zip(per_launch.half_width);
         let half_width = relative.map(|(of_step, of_launch)| {
-            let of_launch = of_launch * per_step.mean * self.steps as f64;
+            let of_launch = of_launch * per_step.mean * steps;
             (of_step * calls).hypot(of_launch) + calls_per_step * f64::from(self.sampling_starts)
         });
         CallEstimate { calls, half_width }

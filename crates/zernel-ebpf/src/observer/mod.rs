@@ -36,16 +36,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use libbpf_rs::Link;
+
 use attachment::{AttachContext, Attachment};
 pub use estimate::Interval;
 pub use files::AttachMode;
-use governor::Governor;
-pub use governor::{Cost, GovernorOptions, ProcessCost};
+pub use governor::{Cost, GovernorOptions};
+use governor::{Governed, Governor};
 pub(crate) use kernel::Kernel;
 #[cfg(test)]
 pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
-pub use process::{CallCount, Coverage, ObservedProcess, Phases};
+pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
 use suspension::{Suspension, SuspensionBackoff};
 pub use thread::{ObserverRequests, ObserverThread, Published};
@@ -54,7 +56,7 @@ use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
 use crate::discovery::{Discovery, DiscoveryError};
-use crate::probes::ExitedRank;
+use crate::probes::{ExitedRank, SYMBOLS};
 use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{GpuFacts, Gpus};
 
@@ -77,6 +79,19 @@ macro_rules! read_context {
             governor: &$observer.governor,
             attachment: &$observer.attachment,
             gpus: &$observer.gpu_facts,
+        }
+    };
+}
+
+/// Builds a [`Governed`]. A macro, because it borrows fields beside the governor.
+macro_rules! governed {
+    ($observer:ident) => {
+        &mut Governed {
+            kernel: &$observer.kernel,
+            attachment: &mut $observer.attachment,
+            processes: &mut $observer.processes,
+            gpus: &$observer.gpu_facts,
+            is_off: $observer.suspension.is_some(),
         }
     };
 }
@@ -129,7 +144,7 @@ impl Default for ObserverOptions {
 }
 
 impl ObserverOptions {
-    /// CallKind every call without a budget, with probes on these libraries from the start.
+    /// Counts every call without a budget, with probes on these libraries from the start.
     pub fn exact(libraries: impl IntoIterator<Item = PathBuf>) -> Self {
         Self {
             libraries: libraries.into_iter().collect(),
@@ -316,6 +331,39 @@ impl Observer {
 
     fn refresh_identities(&mut self) {
         self.processes.refresh_identities(&self.gpu_facts);
+    }
+
+    /// Measures the overhead of every process, changes which functions are sampled, and detaches all probes for a while if
+    /// a process stays above the ceiling.
+    pub fn govern(&mut self) {
+        let over_ceiling = self.governor.govern(governed!(self));
+        if let Some(pid) = over_ceiling {
+            self.suspend_over_ceiling(pid);
+        }
+        self.end_expired_suspension();
+    }
+
+    /// Opens or closes a sampling window if it is due. Returns the links of a closed one: dropping them detaches, which
+    /// takes a while.
+    fn open_or_close_window(&mut self) -> Vec<Link> {
+        self.governor.open_or_close_window(governed!(self))
+    }
+
+    /// Closes the sampling window, if one is open.
+    fn close_window(&mut self) -> Vec<Link> {
+        self.governor.close_window(governed!(self))
+    }
+
+    /// The measured cost of a probed call, and the number of sampling windows so far.
+    #[must_use]
+    pub fn cost(&self) -> Cost {
+        self.governor.cost
+    }
+
+    /// Names of the functions that are sampled now.
+    pub fn sampled(&self) -> impl Iterator<Item = &'static str> {
+        let sampled = self.governor.symbols().into_iter();
+        sampled.map(|symbol| SYMBOLS[symbol].name())
     }
 
     /// When a sampling window opens or closes next.

@@ -1,7 +1,8 @@
 //! One observed process, as read from the kernel.
 
-mod sampled_functions;
-mod sampling;
+mod call_counts;
+mod overhead;
+mod sampled_calls;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,19 +12,20 @@ use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::durations::HistogramReader;
-use super::estimate::LaunchesPerStep;
-use super::governor::{LaunchSpans, ProcessCost};
+use super::estimate::Interval;
+use super::governor::LaunchSpans;
 use super::kernel::Kernel;
 use crate::discovery::ProcessKey;
-use crate::probes::{
-    CallKind, DurationKind, ProbeStates, ProbedFunction, SYMBOLS, SamplingGroup, layout,
-};
-use sampled_functions::SampledFunctions;
-use sampling::Progress;
+use crate::probes::{CallKind, DurationKind, ProbeStates, SYMBOLS, SamplingGroup, layout};
+pub use call_counts::CallCount;
+use call_counts::CallCounts;
+pub(super) use call_counts::window_length_for_steps;
+use overhead::Overhead;
+pub use overhead::ProcessCost;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
 use zernel_identity::{Identity, identify};
 use zernel_model::aggregation::LatencyHistogram;
-use zernel_model::snapshot::SharedHistogram;
+use zernel_model::snapshot::{CountedCalls, SharedHistogram};
 
 /// How much of the life of a process was observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,19 +34,6 @@ pub enum Coverage {
     Complete,
     /// Everything since this time, in nanoseconds of CLOCK_MONOTONIC.
     Since(u64),
-}
-
-/// Calls of one function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CallCount {
-    /// Calls that returned.
-    pub calls: u64,
-    /// Calls that returned an error.
-    pub failed: u64,
-    /// Bytes of the calls that succeeded.
-    pub bytes: u64,
-    /// Half width of the 95 % interval of `calls`; 0 unless the function was sampled.
-    pub error: u64,
 }
 
 /// The phases of the training thread of a process.
@@ -85,8 +74,10 @@ pub struct ObservedProcess {
     pub phases: Option<Phases>,
     /// The steps of its training loop.
     pub steps: StepDetector,
-    /// Its overhead.
-    pub cost: ProcessCost,
+    /// Its calls.
+    pub(super) counts: CallCounts,
+    /// The overhead of its probes.
+    pub(super) overhead: Overhead,
     /// Devices that it can use. Stored, because the lookup is slow and impossible after exit.
     pub(crate) devices: VisibleDevices,
     /// Kernel index of the process that it loads data for, or 0.
@@ -95,24 +86,8 @@ pub struct ObservedProcess {
     exited_phases_ns: [u64; 5],
     /// Whether some of its calls were not observed.
     had_gap: bool,
-    /// Overhead of permanent probes on its busiest thread, as a share of its time.
-    pub(super) permanent_cost: f64,
     /// Probed calls so far.
     hits: u64,
-    hits_before: u64,
-    /// Counters of the functions that it has called. They are few, and summed often.
-    counters: BTreeMap<usize, layout::Counter>,
-    counters_before: BTreeMap<usize, layout::Counter>,
-    /// Calls per second in the last round.
-    rates: BTreeMap<usize, f64>,
-    /// Functions that are or were sampled.
-    sampling: BTreeMap<usize, SampledFunctions>,
-    /// All launches, and all copies of one direction, if some of them are or were sampled.
-    sampled_kinds: Vec<(CallKind, SampledFunctions)>,
-    /// Launches per step, estimated from windows.
-    launches_per_step: LaunchesPerStep,
-    progress: Progress,
-    launches_at_opening: u64,
     /// Time of the last step mark.
     last_mark_ns: u64,
     durations: BTreeMap<DurationKind, (HistogramReader, SharedHistogram)>,
@@ -134,21 +109,12 @@ impl ObservedProcess {
             phases: None,
             exited_phases_ns: [0; 5],
             steps: StepDetector::default(),
-            cost: ProcessCost::default(),
+            counts: CallCounts::new(raw.first_ns),
+            overhead: Overhead::default(),
             devices: VisibleDevices::default(),
             trainer: 0,
             had_gap: false,
-            permanent_cost: 0.0,
             hits: 0,
-            hits_before: 0,
-            counters: BTreeMap::new(),
-            counters_before: BTreeMap::new(),
-            rates: BTreeMap::new(),
-            sampling: BTreeMap::new(),
-            sampled_kinds: Vec::new(),
-            launches_per_step: LaunchesPerStep::default(),
-            progress: Progress::start(raw.first_ns),
-            launches_at_opening: 0,
             last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
         }
@@ -171,7 +137,7 @@ impl ObservedProcess {
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
         self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
         self.probes.read(raw);
-        self.set_counters(&kernel.counters.read(index));
+        self.counts.read(&kernel.counters.read(index));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = DurationKind::from_index(number).filter(|_| slot != 0) else {
                 continue;
@@ -182,17 +148,10 @@ impl ObservedProcess {
         }
     }
 
-    fn set_counters(&mut self, counters: &layout::Counters) {
-        let counters = counters.functions.iter().enumerate();
-        let called = counters.filter(|(_, counter)| counter.calls > 0);
-        self.counters
-            .extend(called.map(|(symbol, counter)| (symbol, *counter)));
-    }
-
     /// Whether a function of a sampling group is or was sampled.
     pub(crate) fn is_group_sampled(&self, group: SamplingGroup) -> bool {
-        let mut sampled = self.sampling.keys();
-        sampled.any(|symbol| SYMBOLS[*symbol].sampling_group == Some(group))
+        self.counts
+            .samples(|function| function.sampling_group == Some(group))
     }
 
     /// Adopts the rank that the process passed to NCCL.
@@ -206,7 +165,8 @@ impl ObservedProcess {
         let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
         let launches = if raw.launches == u16::MAX {
             Launches::Unknown
-        } else if launch_spans.are_permanent_since(from_ns) || self.launches_only_unsampled() {
+        } else if launch_spans.are_permanent_since(from_ns) || self.counts.launches_only_unsampled()
+        {
             Launches::Counted(count)
         } else if launch_spans.is_in_one_window(from_ns, raw.at_ns) {
             Launches::InWindow(count)
@@ -227,17 +187,12 @@ impl ObservedProcess {
 
     /// Tells the step detector which marks are sampled: they do not occur in every step.
     pub(super) fn update_sampled_marks(&mut self) {
-        let is_sampled =
-            |mark: &Mark| self.calls_sampled_function(|symbol| symbol.mark == Some(*mark));
+        let is_sampled = |mark: &Mark| {
+            self.counts
+                .calls_sampled(|function| function.mark == Some(*mark))
+        };
         let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
         self.steps.distrust(&sampled);
-    }
-
-    /// Whether it calls a sampled function that meets the condition.
-    fn calls_sampled_function(&self, wanted: impl Fn(&ProbedFunction) -> bool) -> bool {
-        let sampled = self.sampling.keys();
-        let mut called = sampled.filter(|symbol| self.counters.contains_key(symbol));
-        called.any(|symbol| wanted(&SYMBOLS[*symbol]))
     }
 
     /// Looks up the devices that it can use.
@@ -314,11 +269,7 @@ impl ObservedProcess {
     /// Ends all sampling and frees its memory, because it exited.
     pub(super) fn end(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
-        self.advance(ended_ns);
-        let sampled: Vec<usize> = self.sampling.keys().copied().collect();
-        for symbol in sampled {
-            self.end_sampling(symbol, ended_ns);
-        }
+        self.counts.end(ended_ns, &self.steps);
         self.probes.exit();
     }
 
@@ -341,7 +292,8 @@ impl ObservedProcess {
             return 0.0;
         };
         let of_family = self
-            .counted()
+            .counts
+            .by_function(&self.steps)
             .filter(|(symbol, _)| SYMBOLS[*symbol].duration == Some(family));
         let calls: u64 = of_family.map(|(_, count)| count.calls).sum();
         timed.sum_ns as f64 * calls.max(timed.count) as f64 / timed.count as f64
@@ -353,74 +305,75 @@ impl ObservedProcess {
         durations.map(|(family, (_, total))| (*family, &**total))
     }
 
-    /// Whether several threads call at once, which makes a probed call more expensive.
-    pub(super) fn is_contended(&self) -> bool {
-        self.total_rate() > 1.5 * self.busiest_rate()
+    /// Calls of every function that was called, by name.
+    pub fn calls(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
+        let counts = self.counts.by_function(&self.steps);
+        counts.map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
     }
 
-    /// Upper bound of the share of its calls that its busiest thread makes.
-    fn busiest_share(&self) -> f64 {
-        let (busiest, total) = (self.busiest_rate(), self.total_rate());
-        match busiest > 0.0 && total > 0.0 {
-            true => (busiest / total).min(1.0),
-            false => 1.0,
-        }
+    /// Calls and bytes of all functions whose kind meets the condition.
+    #[must_use]
+    pub fn count(&self, what: impl Fn(CallKind) -> bool) -> CallCount {
+        self.counts.count(what, &self.steps)
     }
 
-    fn busiest_rate(&self) -> f64 {
-        self.cost.busiest_calls_per_second
+    /// Counted calls of a kind. Unlike an estimate, this never falls.
+    pub(crate) fn counted_of(&self, kind: CallKind) -> CountedCalls {
+        self.counts.counted_of(kind)
     }
 
-    /// Updates overhead and call rates after a round of `elapsed` seconds.
-    pub(super) fn note_cost(&mut self, busiest: f64, ns_per_call: f64, elapsed: f64) {
-        let calls = self.hits.saturating_sub(self.hits_before);
-        self.hits_before = self.hits;
-        self.rates.clear();
-        for (symbol, now) in &self.counters {
-            let before = self.counters_before.get(symbol);
-            let calls = now
-                .calls
-                .wrapping_sub(before.map_or(0, |before| before.calls));
-            if calls > 0 && elapsed > 0.0 {
-                self.rates.insert(*symbol, calls as f64 / elapsed);
-            }
-        }
-        self.counters_before.clone_from(&self.counters);
-        // Smoothed, because windows make the overhead jump.
-        let share = busiest.min(self.total_rate()) * ns_per_call / 1e9;
-        self.cost = ProcessCost {
-            busiest_calls_per_second: busiest,
-            busiest_thread: 0.9 * self.cost.busiest_thread + 0.1 * share,
-            seconds: self.cost.seconds + calls as f64 * ns_per_call / 1e9,
-        };
+    /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
+    #[must_use]
+    pub fn launches_per_step(&self) -> Option<Interval> {
+        self.counts.launches_per_step(&self.steps)
+    }
+
+    /// Samples these functions from the start of the process.
+    pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
+        self.counts.join_sampling(symbols, is_in_window);
+    }
+
+    /// Closes a window. A probed call costs `cost_ns`.
+    pub(super) fn close_window(
+        &mut self,
+        counters: &layout::Counters,
+        (from_ns, to_ns): (u64, u64),
+        cost_ns: f64,
+    ) {
+        // A process that began in the window saw the rest of it.
+        let span = (from_ns.max(self.first_ns), to_ns);
+        let cost_ns = self.overhead.busiest_share() * cost_ns;
+        self.counts
+            .close_window(counters, span, cost_ns, &mut self.steps);
+    }
+
+    /// Measures overhead and call rates of a round of `elapsed` seconds.
+    pub(super) fn measure_overhead(&mut self, busiest: f64, ns_per_call: f64, elapsed: f64) {
+        let counters = &self.counts.counters;
+        self.overhead
+            .measure(counters, self.hits, busiest, ns_per_call, elapsed);
     }
 
     /// Adds the overhead since the last round, after the process exited.
-    pub(super) fn note_last_cost(&mut self, ns_per_call: f64) {
-        let calls = self.hits.saturating_sub(self.hits_before);
-        self.hits_before = self.hits;
-        self.cost.seconds += calls as f64 * ns_per_call / 1e9;
+    pub(super) fn measure_last_overhead(&mut self, ns_per_call: f64) {
+        self.overhead.add_hits(self.hits, ns_per_call);
     }
 
-    /// Probed calls per second of all its threads in the last round.
-    pub(super) fn total_rate(&self) -> f64 {
-        self.rates.values().sum()
-    }
-
-    /// Wanted functions with their calls per second in the last round, most frequent first.
-    pub(super) fn rates(&self, wanted: impl Fn(usize) -> bool) -> Vec<(usize, f64)> {
-        let rates = self.rates.iter();
-        let mut rates: Vec<(usize, f64)> = rates
-            .filter(|(symbol, _)| wanted(**symbol))
-            .map(|(symbol, rate)| (*symbol, *rate))
-            .collect();
-        rates.sort_by(|a, b| b.1.total_cmp(&a.1));
-        rates
+    /// Its overhead.
+    #[must_use]
+    pub fn cost(&self) -> ProcessCost {
+        self.overhead.cost
     }
 
     /// Its key in discovery.
     pub(super) fn key(&self) -> ProcessKey {
         ProcessKey::new(self.pid, self.start_ns)
+    }
+
+    /// Records that all probes are detached.
+    pub(super) fn suspend(&mut self, now_ns: u64) {
+        self.counts.set_paused(true, now_ns, &self.steps);
+        self.mark_incomplete(now_ns);
     }
 
     /// Marks it as observed incompletely: some of its calls are not probed.
@@ -435,14 +388,14 @@ impl ObservedProcess {
     pub(super) fn resume(&mut self, now_ns: u64) {
         self.coverage = Coverage::Since(now_ns);
         self.had_gap = true;
-        self.set_paused(false, now_ns);
+        self.counts.set_paused(false, now_ns, &self.steps);
         self.steps.gap(&MarkClass::ALL);
     }
 
     /// Whether any of its functions is or was sampled.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
-        !self.sampling.is_empty()
+        self.counts.samples(|_| true)
     }
 }
 

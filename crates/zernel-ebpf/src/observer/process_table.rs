@@ -85,7 +85,7 @@ impl ProcessTable {
         self.read_step_marks(context)?;
         let now_ns = monotonic_ns();
         for process in self.running.values_mut() {
-            process.advance(now_ns);
+            process.counts.advance(now_ns, &process.steps);
         }
         probes::read_maps(kernel, &mut self.running)?;
         self.read_phases(kernel)?;
@@ -158,7 +158,7 @@ impl ProcessTable {
                 let counters = kernel.counters.read(index as usize);
                 governor.close_window_of(&mut process, &counters, ended_ns);
             }
-            process.note_last_cost(governor.cost.call_ns(process.is_contended()));
+            process.measure_last_overhead(governor.call_ns(&process));
             self.exited_ranks.add(&process, record.exit_code);
             process.end();
             self.exited.push(process);

@@ -105,10 +105,9 @@ impl Observer {
         let now_ns = monotonic_ns();
         for process in self.processes.running.values_mut() {
             for symbol in self.governor.symbols() {
-                process.end_sampling(symbol, now_ns);
+                process.counts.end_sampling(symbol, now_ns, &process.steps);
             }
-            process.set_paused(true, now_ns);
-            process.mark_incomplete(now_ns);
+            process.suspend(now_ns);
         }
         self.suspension = Some(suspension);
         for file in &mut self.attachment.files {
@@ -126,12 +125,16 @@ impl Observer {
         for file in &mut self.attachment.files {
             file.resume(&self.kernel);
         }
-        self.restart_event_tracking();
+        self.governor.restart_event_tracking(&self.kernel);
         for (index, process) in &mut self.processes.running {
-            process.resume(monotonic_ns());
+            let now_ns = monotonic_ns();
+            process.resume(now_ns);
             let counters = self.kernel.counters.read(*index as usize);
             for symbol in self.governor.symbols() {
-                process.begin_sampling(symbol, &counters);
+                let steps = &process.steps;
+                process
+                    .counts
+                    .begin_sampling(symbol, &counters, now_ns, steps);
             }
         }
     }

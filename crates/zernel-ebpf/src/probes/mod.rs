@@ -297,7 +297,7 @@ impl Direction {
 }
 
 /// What a call counts as in reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallKind {
     /// A launch of work.
     Launch,

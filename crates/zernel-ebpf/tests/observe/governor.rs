@@ -184,7 +184,7 @@ pub(crate) fn busy() {
     watcher.wait_until("there are windows", |observer| observer.cost().windows > 0);
     let ceiling = GovernorOptions::default().ceiling;
     watcher.wait_until("the cost is below the ceiling", |observer| {
-        find(observer, pid).cost.busiest_thread < ceiling
+        find(observer, pid).cost().busiest_thread < ceiling
     });
     target.kill();
     let mut observer = watcher.stop();

@@ -25,9 +25,9 @@ impl Run {
         let length_ns = length.as_nanos() as u64;
         let all_ns: u64 = self.steps.iter().map(|step| step.duration_ns).sum();
         let mut per_step = LaunchesPerStep::default();
-        let mut launches = SampledCalls::of_all_launches();
-        let mut copies = SampledCalls::default();
-        let mut timed = SampledCalls::default();
+        let mut launches = CallEstimator::new(true);
+        let mut copies = CallEstimator::new(false);
+        let mut timed = CallEstimator::new(false);
         for _ in 0..windows {
             let opens = random.u64(0..all_ns - length_ns);
             let (mut begin, mut whole, mut seen, mut seen_copies) = (0, Vec::new(), 0.0, 0.0);
@@ -53,8 +53,8 @@ impl Run {
             timed.add_window(seen_copies.round() as u64, &window);
         }
         for calls in [&mut launches, &mut copies, &mut timed] {
-            calls.begin();
-            calls.advance(all_ns as f64 / 1e9, self.steps.len() as u64);
+            calls.begin(0.0);
+            calls.advance(all_ns as f64 / 1e9, self.steps.len() as f64);
         }
         let per_step = per_step.interval();
         [
@@ -214,9 +214,9 @@ fn one_window_gives_no_interval() {
     per_step.add_window(&[step; 4], Duration::from_millis(50));
     let interval = per_step.interval().expect("there were steps");
     assert!((interval.mean - 300.0).abs() < 1e-9 && interval.half_width.is_none());
-    let mut launches = SampledCalls::of_all_launches();
-    launches.begin();
-    launches.advance(1.0, 100);
+    let mut launches = CallEstimator::new(true);
+    launches.begin(0.0);
+    launches.advance(1.0, 100.0);
     let estimate = launches.estimate(Some(interval));
     assert!((estimate.error() - 30_000.0).abs() < 1e-6, "{estimate:?}");
     assert_eq!(LaunchesPerStep::default().interval(), None);
@@ -225,15 +225,15 @@ fn one_window_gives_no_interval() {
 /// A program that calls as fast as it can is slower in windows.
 #[test]
 fn the_overhead_of_probes_is_part_of_the_error() {
-    let mut calls = SampledCalls::default();
+    let mut calls = CallEstimator::new(false);
     let window = WindowTotals {
         seconds: 0.05,
         launches: 0,
         probe_seconds: 0.01,
     };
     (0..10).for_each(|_| calls.add_window(400, &window));
-    calls.begin();
-    calls.advance(10.0, 0);
+    calls.begin(0.0);
+    calls.advance(10.0, 0.0);
     let estimate = calls.estimate(None);
     assert!((estimate.calls - 80_000.0).abs() < 1e-6);
     assert!((estimate.error() - 20_000.0).abs() < 1.0);

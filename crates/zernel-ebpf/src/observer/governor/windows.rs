@@ -6,9 +6,73 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::Link;
 
-use super::{MAX_DUTY, PERMANENT_SHARE, PRECISE_PAUSE_FACTOR, SHORTEST_WINDOW, duty};
+use super::choice::{MAX_DUTY, PERMANENT_SHARE, duty};
+use super::{Governed, Governor};
 use crate::observer::files::AttachedFile;
-use crate::observer::{ObservedProcess, Observer, monotonic_ns};
+use crate::observer::monotonic_ns;
+use crate::observer::process::{ObservedProcess, window_length_for_steps};
+use crate::observer::process_table::ProcessTable;
+use crate::probes::layout;
+
+/// The shortest window: attaching and detaching takes milliseconds, so shorter ones would do little else.
+const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
+/// The longest window: it shows two whole steps of a training loop with two steps per second or more.
+pub(in crate::observer) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
+/// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
+const CREDIT: Duration = Duration::from_secs(5);
+/// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
+const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
+/// Factor by which pauses between windows grow once the estimates of every process are precise.
+const PRECISE_PAUSE_FACTOR: f64 = 5.0;
+
+/// When windows open and close.
+#[derive(Debug)]
+pub(super) struct WindowSchedule {
+    next: Option<Instant>,
+    /// Earliest start of the next window, whatever credit there is.
+    earliest: Instant,
+    /// When the budget will have paid for all windows so far.
+    paid_at: Instant,
+    /// When the open window closes.
+    closes: Option<Instant>,
+    /// When the last window opened, in nanoseconds of CLOCK_MONOTONIC.
+    from_ns: u64,
+}
+
+impl WindowSchedule {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            next: None,
+            earliest: now,
+            paid_at: now,
+            closes: None,
+            from_ns: 0,
+        }
+    }
+
+    /// Opens the first window at once.
+    pub(super) fn open_first(&mut self) {
+        self.next.get_or_insert_with(Instant::now);
+    }
+
+    /// Opens the next window as soon as the budget allows with this credit, if that is earlier than planned.
+    fn bring_forward(&mut self, credit: Duration) {
+        let on_credit = self.paid_at.checked_sub(credit);
+        let earliest = on_credit.map_or(self.earliest, |on| on.max(self.earliest));
+        self.next = self.next.map(|next| next.min(earliest));
+    }
+
+    /// Plans the next window after one of this length. `duty` is the share of the time that windows may be open.
+    fn plan(&mut self, length: Duration, duty: f64) {
+        // Random, so that windows do not follow the rhythm of the program.
+        let jitter = 0.5 + fastrand::f64();
+        let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
+        let now = Instant::now();
+        self.paid_at = self.paid_at.max(now) + pause(duty);
+        self.earliest = now + pause(MAX_DUTY);
+        self.next = Some(now + pause(duty).mul_f64(PRECISE_PAUSE_FACTOR));
+    }
+}
 
 /// The time spans in which all launches are counted: since permanent probes were attached, and in the last windows.
 #[derive(Debug)]
@@ -56,111 +120,147 @@ impl LaunchSpans {
     }
 }
 
-impl Observer {
+impl Governor {
+    pub(in crate::observer) fn is_window_open(&self) -> bool {
+        self.windows.closes.is_some()
+    }
+
+    /// When the next window opens, or the one that is open closes.
+    pub(in crate::observer) fn next_window_change(&self) -> Option<Instant> {
+        let next = self.windows.next.filter(|_| !self.sampled.is_empty());
+        self.windows.closes.or(next)
+    }
+
     /// Opens or closes a window if it is due. Returns the links of a closed window, to be dropped.
-    pub(in crate::observer) fn open_or_close_window(&mut self) -> Vec<Link> {
+    pub(in crate::observer) fn open_or_close_window(
+        &mut self,
+        governed: &mut Governed<'_>,
+    ) -> Vec<Link> {
         let is_due = |turn: Instant| Instant::now() >= turn;
-        if !self.governor.next_window_change().is_some_and(is_due) {
+        if !self.next_window_change().is_some_and(is_due) {
             return Vec::new();
         }
-        if !self.governor.is_window_open() {
-            self.open_window();
+        if !self.is_window_open() {
+            self.open_window(governed);
             return Vec::new();
         }
         // Step times may be known only now, and steps are slower while probed. So the length is computed again.
-        let _ = self.read_step_marks();
-        let open_for = Duration::from_nanos(monotonic_ns() - self.governor.window_from_ns);
-        let length = self.window_length();
-        let mut processes = self.processes.running.values();
-        let lacks_step = processes.any(ObservedProcess::lacks_whole_step);
+        self.read_step_marks(governed);
+        let open_for = Duration::from_nanos(monotonic_ns() - self.windows.from_ns);
+        let length = window_length(governed.processes);
+        let mut processes = governed.processes.running.values();
+        let lacks_step = processes.any(|one| one.counts.lacks_whole_step(&one.steps));
         if open_for < length || (open_for < 2 * length && lacks_step) {
-            self.governor.window = Some(Instant::now() + length / 4);
+            self.windows.closes = Some(Instant::now() + length / 4);
             return Vec::new();
         }
-        self.close_window()
+        self.close_window(governed)
     }
 
     /// Opens a window: attaches probes to all sampled functions.
-    fn open_window(&mut self) {
-        if self.is_off() {
-            self.governor.next_window = Some(Instant::now() + SHORTEST_WINDOW.div_f64(MAX_DUTY));
+    fn open_window(&mut self, governed: &mut Governed<'_>) {
+        if governed.is_off {
+            self.windows.next = Some(Instant::now() + SHORTEST_WINDOW.div_f64(MAX_DUTY));
             return;
         }
-        for file in &mut self.attachment.files {
-            if let Err(problem) = file.open_window(&self.kernel) {
+        let kernel = governed.kernel;
+        for file in &mut governed.attachment.files {
+            if let Err(problem) = file.open_window(kernel) {
                 file.detach(&problem);
             }
         }
-        let _ = self.read_step_marks();
+        self.read_step_marks(governed);
         let now_ns = monotonic_ns();
-        for (index, process) in &mut self.processes.running {
-            let counters = self.kernel.counters.read(*index as usize);
-            process.open_window(&counters, now_ns);
+        for (index, process) in &mut governed.processes.running {
+            let counters = kernel.counters.read(*index as usize);
+            let steps = &mut process.steps;
+            process.counts.open_window(&counters, now_ns, steps);
         }
-        self.governor.window_from_ns = monotonic_ns();
-        self.kernel.open_window(true);
-        if self.governor.samples_events() {
-            self.restart_event_tracking();
+        self.windows.from_ns = monotonic_ns();
+        kernel.open_window(true);
+        if self.samples_events() {
+            self.restart_event_tracking(kernel);
         }
-        self.governor.launch_spans.open(monotonic_ns());
-        self.governor.window = Some(Instant::now() + self.window_length());
-    }
-
-    /// Window length that contains a few whole steps of every process.
-    fn window_length(&self) -> Duration {
-        let processes = self.processes.running.values();
-        let launching = processes.filter(|process| process.has_sampled_launches());
-        let lengths = launching.filter_map(ObservedProcess::window_length_for_steps);
-        lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
+        self.launch_spans.open(monotonic_ns());
+        self.windows.closes = Some(Instant::now() + window_length(governed.processes));
     }
 
     /// Closes the window, if one is open. Returns its links: dropping them detaches, which takes a while.
-    pub(in crate::observer) fn close_window(&mut self) -> Vec<Link> {
-        if !self.governor.is_window_open() {
+    pub(in crate::observer) fn close_window(&mut self, governed: &mut Governed<'_>) -> Vec<Link> {
+        if !self.is_window_open() {
             return Vec::new();
         }
-        self.governor.launch_spans.close(monotonic_ns());
-        self.kernel.open_window(false);
+        let kernel = governed.kernel;
+        self.launch_spans.close(monotonic_ns());
+        kernel.open_window(false);
         let to_ns = monotonic_ns();
         // Steps of every process up to the end of the window.
-        let _ = self.read_step_marks();
-        self.governor.window = None;
-        self.governor.cost.windows += 1;
-        for (index, process) in &mut self.processes.running {
-            let counters = self.kernel.counters.read(*index as usize);
-            self.governor.close_window_of(process, &counters, to_ns);
+        self.read_step_marks(governed);
+        self.windows.closes = None;
+        self.cost.windows += 1;
+        for (index, process) in &mut governed.processes.running {
+            let counters = kernel.counters.read(*index as usize);
+            self.close_window_of(process, &counters, to_ns);
         }
-        let length = Duration::from_nanos(to_ns - self.governor.window_from_ns);
-        self.plan_next_window(length);
-        let windows = self.attachment.files.iter_mut();
-        windows.flat_map(AttachedFile::close_window).collect()
+        let length = Duration::from_nanos(to_ns - self.windows.from_ns);
+        self.windows.plan(length, self.duty(governed.processes));
+        self.bring_window_forward(governed.processes);
+        let files = governed.attachment.files.iter_mut();
+        files.flat_map(AttachedFile::close_window).collect()
     }
 
-    /// Plans the next window after one of this length, late enough that the busiest thread stays within the budget.
-    fn plan_next_window(&mut self, length: Duration) {
-        let budget = self.governor.options.budget;
-        let costs = self.processes.running.values().map(|process| {
-            let ns = self.governor.cost.call_ns(process.is_contended());
-            let calls: f64 = self
-                .governor
-                .sampled
-                .keys()
-                .map(|symbol| process.sampled_rate(*symbol))
-                .sum();
-            let left = (budget - process.permanent_cost).max(budget * (1.0 - PERMANENT_SHARE));
-            duty(calls * ns / 1e9, left)
-        });
-        let duty = costs.fold(MAX_DUTY, f64::min);
-        // Random, so that windows do not follow the rhythm of the program.
-        let jitter = 0.5 + fastrand::f64();
-        let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
-        let now = Instant::now();
-        let paid_at = self.governor.paid_at.max(now) + pause(duty);
-        self.governor.paid_at = paid_at;
-        self.governor.earliest_window = now + pause(MAX_DUTY);
-        self.governor.next_window = Some(now + pause(duty).mul_f64(PRECISE_PAUSE_FACTOR));
-        self.bring_window_forward();
+    /// Closes the window of one process, and adds its counts to the estimates.
+    pub(in crate::observer) fn close_window_of(
+        &self,
+        process: &mut ObservedProcess,
+        counters: &layout::Counters,
+        to_ns: u64,
+    ) {
+        let from_ns = self.windows.from_ns;
+        if to_ns > from_ns {
+            let cost_ns = self.call_ns(process);
+            process.close_window(counters, (from_ns, to_ns), cost_ns);
+        }
     }
+
+    /// The share of the time that windows may be open, so that the busiest thread stays within the budget.
+    fn duty(&self, processes: &ProcessTable) -> f64 {
+        let budget = self.options.budget;
+        let duties = processes.running.values().map(|process| {
+            let sampled = self.sampled.keys();
+            let calls: f64 = sampled
+                .map(|symbol| process.counts.sampled_rate(*symbol))
+                .sum();
+            let left = budget - process.overhead.permanent;
+            let left = left.max(budget * (1.0 - PERMANENT_SHARE));
+            duty(calls * self.call_ns(process) / 1e9, left)
+        });
+        duties.fold(MAX_DUTY, f64::min)
+    }
+
+    /// Opens the next window soon if the estimates of some process are not precise yet.
+    pub(super) fn bring_window_forward(&mut self, processes: &ProcessTable) {
+        let watched: Vec<&ObservedProcess> = processes
+            .running
+            .values()
+            .filter(|one| one.counts.needs_windows(&one.steps))
+            .collect();
+        let lacks_interval = |one: &&ObservedProcess| one.counts.lacks_interval(&one.steps);
+        let is_precise = |one: &&ObservedProcess| one.counts.has_precise_estimates(&one.steps);
+        if watched.iter().any(lacks_interval) {
+            self.windows.bring_forward(CREDIT_FOR_INTERVAL);
+        } else if !watched.iter().all(is_precise) {
+            self.windows.bring_forward(CREDIT);
+        }
+    }
+}
+
+/// Window length that contains a few whole steps of every process.
+fn window_length(processes: &ProcessTable) -> Duration {
+    let processes = processes.running.values();
+    let launching = processes.filter(|process| process.counts.has_sampled_launches());
+    let lengths = launching.filter_map(|process| window_length_for_steps(&process.steps));
+    lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
 }
 
 #[cfg(test)]

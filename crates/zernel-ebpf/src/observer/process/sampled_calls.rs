@@ -1,20 +1,20 @@
-//! The counts of one sampled function, in windows and outside.
+//! The counts of a sampled function, in windows and outside.
 
 use zerocopy::FromZeros;
 
-use super::CallCount;
-use crate::observer::estimate::{Interval, SampledCalls, WindowTotals};
+use super::call_counts::CallCount;
+use crate::observer::estimate::{CallEstimator, Interval, WindowTotals};
 use crate::probes::layout;
 
 /// Weight of the last window in the recent rate of a function: about three windows count.
 const LAST_WINDOW_WEIGHT: f64 = 0.3;
 
-/// A function, or all functions of one kind, that is or was sampled.
+/// The calls of a function, or of all functions of one kind, that is or was sampled.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SampledFunctions {
+pub(super) struct SampledCalls {
     pub(super) is_sampled: bool,
     /// The counter at the last read.
-    pub(super) last: layout::Counter,
+    last: layout::Counter,
     /// Counted while not sampled.
     exact: layout::Counter,
     /// Counted in total, sampled or not.
@@ -22,8 +22,8 @@ pub(super) struct SampledFunctions {
     /// Time in which `counted` was counted.
     pub(super) counted_seconds: f64,
     /// The counter when the last window opened.
-    pub(super) at_opening: layout::Counter,
-    pub(super) calls: SampledCalls,
+    at_opening: layout::Counter,
+    pub(super) estimator: CallEstimator,
     /// Counted in windows, for the bytes per call.
     in_windows: layout::Counter,
     /// Calls per second in the last windows; `None` if there was no window since sampling began.
@@ -34,13 +34,17 @@ pub(super) struct SampledFunctions {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Elapsed {
     pub(super) seconds: f64,
-    pub(super) steps: u64,
+    pub(super) steps: f64,
     pub(super) is_in_window: bool,
 }
 
-impl SampledFunctions {
+impl SampledCalls {
     /// A function that was not sampled so far: all its calls are exact.
-    pub(super) fn new(calls: SampledCalls, counter: layout::Counter, counted_seconds: f64) -> Self {
+    pub(super) fn new(
+        estimator: CallEstimator,
+        counter: layout::Counter,
+        counted_seconds: f64,
+    ) -> Self {
         Self {
             is_sampled: false,
             last: counter,
@@ -48,17 +52,18 @@ impl SampledFunctions {
             counted: counter,
             counted_seconds,
             at_opening: counter,
-            calls,
+            estimator,
             in_windows: FromZeros::new_zeroed(),
             recent_rate: None,
         }
     }
 
-    pub(super) fn begin(&mut self) {
+    /// Begins sampling, after this share of a step.
+    pub(super) fn begin(&mut self, begun_share: f64) {
         if !self.is_sampled {
             self.is_sampled = true;
             self.recent_rate = None;
-            self.calls.begin();
+            self.estimator.begin(begun_share);
         }
     }
 
@@ -67,7 +72,7 @@ impl SampledFunctions {
         let more = difference(counter, self.last);
         self.last = counter;
         if self.is_sampled {
-            self.calls.advance(elapsed.seconds, elapsed.steps);
+            self.estimator.advance(elapsed.seconds, elapsed.steps);
         } else {
             add(&mut self.exact, more);
         }
@@ -80,12 +85,21 @@ impl SampledFunctions {
         }
     }
 
+    pub(super) fn open_window(&mut self) {
+        self.at_opening = self.last;
+    }
+
+    /// Calls since the window opened.
+    pub(super) fn calls_in_window(&self) -> u64 {
+        difference(self.last, self.at_opening).calls
+    }
+
     pub(super) fn close_window(&mut self, window: &WindowTotals) {
         if !self.is_sampled || window.seconds <= 0.0 {
             return;
         }
-        let calls = difference(self.last, self.at_opening).calls;
-        self.calls.add_window(calls, window);
+        let calls = self.calls_in_window();
+        self.estimator.add_window(calls, window);
         let rate = calls as f64 / window.seconds;
         let before = self.recent_rate.unwrap_or(rate);
         self.recent_rate = Some((1.0 - LAST_WINDOW_WEIGHT) * before + LAST_WINDOW_WEIGHT * rate);
@@ -93,7 +107,7 @@ impl SampledFunctions {
 
     /// All calls: the exact ones, and an estimate of the others.
     pub(super) fn count(&self, launches_per_step: Option<Interval>) -> CallCount {
-        let estimate = self.calls.estimate(launches_per_step);
+        let estimate = self.estimator.estimate(launches_per_step);
         let calls = estimate.calls.max(self.in_windows.calls as f64);
         let bytes_per_call = self.in_windows.bytes as f64 / self.in_windows.calls.max(1) as f64;
         CallCount {
@@ -105,7 +119,7 @@ impl SampledFunctions {
     }
 }
 
-pub(super) fn difference(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
+fn difference(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
     layout::Counter {
         calls: counter.calls.saturating_sub(before.calls),
         failed: counter.failed.saturating_sub(before.failed),

@@ -1,6 +1,8 @@
 use zernel_phase::steps::{Launches, Mark};
 
 use super::*;
+use crate::observer::monotonic_ns;
+use crate::observer::process::ObservedProcess;
 
 const MS: u64 = 1_000_000;
 
@@ -50,8 +52,9 @@ impl Trainer {
                 self.counters.functions[self.launch].calls += 100;
             }
         }
-        self.process.set_counters(&self.counters);
-        self.process.advance(self.now_ns);
+        self.process.counts.read(&self.counters);
+        let steps = &self.process.steps;
+        self.process.counts.advance(self.now_ns, steps);
     }
 
     /// Three windows with five steps each, and ten steps before each of them.
@@ -59,11 +62,23 @@ impl Trainer {
         for _ in 0..3 {
             self.steps(10, mark, Launches::Unknown);
             let from_ns = self.now_ns;
-            self.process.open_window(&self.counters, from_ns);
+            let steps = &mut self.process.steps;
+            let counts = &mut self.process.counts;
+            counts.open_window(&self.counters, from_ns, steps);
             self.steps(5, mark, Launches::InWindow(100));
             let window = (from_ns, self.now_ns);
             self.process.close_window(&self.counters, window, 0.0);
         }
+    }
+
+    fn begin_sampling(&mut self) {
+        let counts = &mut self.process.counts;
+        counts.begin_sampling(
+            self.launch,
+            &self.counters,
+            self.now_ns,
+            &self.process.steps,
+        );
     }
 
     fn launches(&self) -> CallCount {
@@ -85,9 +100,7 @@ fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
     );
     let before = trainer.counted();
     assert!(!before.was_sampled && (before.seconds - 0.2).abs() < 1e-9);
-    trainer
-        .process
-        .begin_sampling(trainer.launch, &trainer.counters);
+    trainer.begin_sampling();
     trainer.windows(Mark::Backward);
     // 45 steps were made while launches were sampled, 15 of them in windows.
     let all = trainer.launches();
@@ -97,10 +110,25 @@ fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
     assert!((counted.seconds - 0.35).abs() < 1e-3, "{counted:?}");
     let per_step = trainer.process.launches_per_step().expect("steps");
     assert!((per_step.mean - 100.0).abs() < 1e-9);
-    trainer.process.end_sampling(trainer.launch, trainer.now_ns);
+    let counts = &mut trainer.process.counts;
+    counts.end_sampling(trainer.launch, trainer.now_ns, &trainer.process.steps);
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
     assert_eq!(trainer.launches().calls, 2000 + 4500 + 1000);
     assert_eq!(trainer.counted().calls, 2000 + 1500 + 1000);
+}
+
+/// Sampling begins at any moment of a step. The calls of that step up to then were counted, so only the rest is estimated.
+#[test]
+fn the_step_in_which_sampling_begins_is_not_counted_twice() {
+    let mut trainer = Trainer::new("cuLaunchKernel");
+    trainer.steps(20, Mark::Backward, Launches::Counted(100));
+    let step_began_ns = trainer.now_ns;
+    trainer.counters.functions[trainer.launch].calls += 70;
+    trainer.now_ns += 7 * MS;
+    trainer.begin_sampling();
+    trainer.now_ns = step_began_ns;
+    trainer.windows(Mark::Backward);
+    assert_eq!(trainer.launches().calls, 2000 + 4500);
 }
 
 #[test]
@@ -119,7 +147,7 @@ fn a_process_that_only_launches_graphs_is_counted_exactly() {
     let kernel = symbol("cuLaunchKernel");
     trainer.process.join_sampling(&[kernel], false);
     trainer.windows(Mark::Backward);
-    assert!(trainer.process.launches_only_unsampled());
+    assert!(trainer.process.counts.launches_only_unsampled());
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
     assert_eq!(trainer.launches().error, 0);
     assert_eq!(trainer.launches().calls, 2500);
@@ -145,7 +173,7 @@ fn launches_of_an_earlier_boundary_are_kept() {
 fn a_pause_is_no_time_in_which_anything_was_counted() {
     let mut trainer = Trainer::new("cuLaunchKernel");
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
-    trainer.process.set_paused(true, trainer.now_ns);
+    trainer.process.suspend(trainer.now_ns);
     trainer.now_ns += 1000 * MS;
     trainer.process.resume(trainer.now_ns);
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
@@ -164,7 +192,7 @@ fn windows_hold_a_few_whole_steps_of_at_most_half_a_second() {
             let detector = &mut trainer.process.steps;
             detector.mark(Mark::Backward, trainer.now_ns, launches);
         }
-        let length = trainer.process.window_length_for_steps()?;
+        let length = window_length_for_steps(&trainer.process.steps)?;
         Some(length.as_millis())
     };
     assert_eq!(window(10, 10), Some(42));

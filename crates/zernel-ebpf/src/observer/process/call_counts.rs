@@ -1,0 +1,540 @@
+//! The calls of one process: exact counts, and estimates of the functions that are sampled.
+//!
+//! Estimates rely on steps, which the process detects beside its calls, so most methods take its [`StepDetector`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use zernel_model::snapshot::CountedCalls;
+use zernel_phase::steps::{Step, StepDetector, WindowStep};
+use zerocopy::FromZeros;
+
+use super::sampled_calls::{Elapsed, SampledCalls, add};
+use crate::observer::estimate::{CallEstimator, Interval, LaunchesPerStep, WindowTotals};
+use crate::observer::governor::LONGEST_WINDOW;
+use crate::probes::{CallKind, ProbedFunction, SYMBOLS, layout};
+
+/// Window length in median steps. It holds at least three whole steps, wherever it opens.
+const MEDIAN_STEP_FACTOR: f64 = 4.2;
+/// Window length in steps of the ninth decile. Such a step lies whole in the window for 0.4 / 1.4 = 0.29 of all
+/// openings. If no window is that long, calls are estimated by time.
+const LONG_STEP_FACTOR: f64 = 1.4;
+/// Largest relative error of launches per step that counts as precise: within 5 %.
+const PRECISE_ERROR: f64 = 0.05;
+
+/// Counters of the functions that a process has called. They are few, and summed often.
+pub(super) type Counters = BTreeMap<usize, layout::Counter>;
+
+/// Calls of one function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CallCount {
+    /// Calls that returned.
+    pub calls: u64,
+    /// Calls that returned an error.
+    pub failed: u64,
+    /// Bytes of the calls that succeeded.
+    pub bytes: u64,
+    /// Half width of the 95 % interval of `calls`; 0 unless the function was sampled.
+    pub error: u64,
+}
+
+/// The calls that one estimate is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    Function(usize),
+    /// All functions of a kind: their sum is more precise than each of them.
+    Kind(CallKind),
+}
+
+impl Subject {
+    /// A function, and its kind if the functions of that kind are also estimated together.
+    fn of(symbol: usize) -> impl Iterator<Item = Self> {
+        let kind = SYMBOLS[symbol].kind;
+        let is_summed = matches!(kind, CallKind::Launch | CallKind::Copy(_));
+        [Self::Function(symbol)]
+            .into_iter()
+            .chain(is_summed.then_some(Self::Kind(kind)))
+    }
+
+    fn includes(self, symbol: usize) -> bool {
+        match self {
+            Self::Function(function) => function == symbol,
+            Self::Kind(kind) => SYMBOLS[symbol].kind == kind,
+        }
+    }
+
+    fn counter(self, counters: &Counters) -> layout::Counter {
+        let mut sum = layout::Counter::new_zeroed();
+        let included = counters
+            .iter()
+            .filter(|(symbol, _)| self.includes(**symbol));
+        included.for_each(|(_, counter)| add(&mut sum, *counter));
+        sum
+    }
+}
+
+/// Time and steps of a process up to the last read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    at_ns: u64,
+    /// Series of steps: how often the detector has started to count anew.
+    series: u32,
+    /// Steps in that series.
+    steps: u64,
+    /// Since when that series is estimated.
+    series_from_ns: u64,
+    /// Whether there was a window since.
+    had_window: bool,
+    /// Seconds in which permanent probes were attached.
+    attached_seconds: f64,
+    is_paused: bool,
+    is_in_window: bool,
+}
+
+/// The calls of one process.
+#[derive(Debug)]
+pub(in crate::observer) struct CallCounts {
+    pub(super) counters: Counters,
+    /// The functions and kinds that are or were sampled.
+    sampled: BTreeMap<Subject, SampledCalls>,
+    launches_per_step: LaunchesPerStep,
+    launches_at_opening: u64,
+    progress: Progress,
+}
+
+impl CallCounts {
+    /// The calls of a process that began at this time.
+    pub(super) fn new(at_ns: u64) -> Self {
+        Self {
+            counters: Counters::new(),
+            sampled: BTreeMap::new(),
+            launches_per_step: LaunchesPerStep::default(),
+            launches_at_opening: 0,
+            progress: Progress {
+                at_ns,
+                series_from_ns: at_ns,
+                ..Progress::default()
+            },
+        }
+    }
+
+    /// Takes over the kernel's counters.
+    pub(super) fn read(&mut self, counters: &layout::Counters) {
+        let counters = counters.functions.iter().enumerate();
+        let called = counters.filter(|(_, counter)| counter.calls > 0);
+        self.counters
+            .extend(called.map(|(symbol, counter)| (symbol, *counter)));
+    }
+
+    /// Adds the calls and steps up to `now_ns` to the estimates, which rely on it being called before any change.
+    pub(in crate::observer) fn advance(&mut self, now_ns: u64, steps: &StepDetector) {
+        let passed_ns = match self.progress.is_paused {
+            true => 0,
+            false => now_ns.saturating_sub(self.progress.at_ns),
+        };
+        let elapsed = Elapsed {
+            seconds: passed_ns as f64 / 1e9,
+            steps: self.new_steps(steps),
+            is_in_window: self.progress.is_in_window,
+        };
+        self.progress.at_ns = self.progress.at_ns.max(now_ns);
+        self.progress.attached_seconds += elapsed.seconds;
+        let calls_sampled: Vec<CallKind> = self.called_and_sampled().map(|row| row.kind).collect();
+        for (subject, calls) in &mut self.sampled {
+            let is_exact = matches!(subject, Subject::Kind(kind) if !calls_sampled.contains(kind));
+            calls.advance(subject.counter(&self.counters), elapsed, is_exact);
+        }
+    }
+
+    /// Steps since the last read. When the detector counts steps anew, from another boundary, estimates begin anew too.
+    fn new_steps(&mut self, steps: &StepDetector) -> f64 {
+        let (series, count) = (steps.restarts(), steps.count());
+        let before = (self.progress.series, self.progress.steps);
+        (self.progress.series, self.progress.steps) = (series, count);
+        if before.0 == series {
+            return match before.1 {
+                // Steps are counted from the first one on, but only once it is clear what separates them.
+                0 => steps_after(steps, self.progress.series_from_ns),
+                before => count.saturating_sub(before) as f64,
+            };
+        }
+        let launches_per_step = self.launches_per_step.interval();
+        for calls in self.sampled.values_mut() {
+            calls.estimator.begin_series(launches_per_step);
+        }
+        self.launches_per_step = LaunchesPerStep::default();
+        // A series without a window has no estimate, so its time belongs to the new series.
+        if std::mem::take(&mut self.progress.had_window) {
+            self.progress.series_from_ns = self.progress.at_ns;
+        }
+        steps_after(steps, self.progress.series_from_ns)
+    }
+
+    /// The sampled functions that the process has called.
+    fn called_and_sampled(&self) -> impl Iterator<Item = &'static ProbedFunction> {
+        let called = self.sampled_functions().map(|(symbol, _)| symbol);
+        called
+            .filter(|symbol| self.counters.contains_key(symbol))
+            .map(|symbol| &SYMBOLS[symbol])
+    }
+
+    /// Functions that are or were sampled.
+    fn sampled_functions(&self) -> impl Iterator<Item = (usize, &SampledCalls)> {
+        let subjects = self.sampled.iter();
+        subjects.filter_map(|(subject, calls)| match subject {
+            Subject::Function(symbol) => Some((*symbol, calls)),
+            Subject::Kind(_) => None,
+        })
+    }
+
+    /// The functions that are sampled now.
+    fn sampled_now(&self) -> impl Iterator<Item = (usize, &SampledCalls)> {
+        let functions = self.sampled_functions();
+        functions.filter(|(_, calls)| calls.is_sampled)
+    }
+
+    /// Whether a function that meets the condition is or was sampled.
+    pub(in crate::observer) fn samples(&self, wanted: impl Fn(&ProbedFunction) -> bool) -> bool {
+        let mut functions = self.sampled_functions();
+        functions.any(|(symbol, _)| wanted(&SYMBOLS[symbol]))
+    }
+
+    /// Whether the process has called a function that meets the condition and is or was sampled.
+    pub(in crate::observer) fn calls_sampled(
+        &self,
+        wanted: impl Fn(&ProbedFunction) -> bool,
+    ) -> bool {
+        self.called_and_sampled().any(wanted)
+    }
+
+    /// The estimate of all functions of a kind, if the process calls some that are sampled.
+    fn sampled_kind(&self, kind: CallKind) -> Option<&SampledCalls> {
+        let calls = self.sampled.get(&Subject::Kind(kind))?;
+        self.calls_sampled(|row| row.kind == kind).then_some(calls)
+    }
+
+    /// Calls and bytes of all functions whose kind meets the condition.
+    pub(super) fn count(&self, what: impl Fn(CallKind) -> bool, steps: &StepDetector) -> CallCount {
+        let mut sum = CallCount::default();
+        let mut add = |count: CallCount| {
+            sum.calls += count.calls;
+            sum.failed += count.failed;
+            sum.bytes += count.bytes;
+            // Errors add up, because all estimates come from the same windows.
+            sum.error += count.error;
+        };
+        let per_step = self.usable_launches_per_step(steps);
+        for subject in self.sampled.keys() {
+            if let Subject::Kind(kind) = subject
+                && what(*kind)
+                && let Some(calls) = self.sampled_kind(*kind)
+            {
+                add(calls.count(per_step));
+            }
+        }
+        let of_kind = self
+            .by_function(steps)
+            .map(|(symbol, count)| (SYMBOLS[symbol].kind, count))
+            .filter(|(kind, _)| what(*kind) && self.sampled_kind(*kind).is_none());
+        of_kind.for_each(|(_, count)| add(count));
+        sum
+    }
+
+    /// Calls of every function that was called.
+    pub(super) fn by_function(
+        &self,
+        steps: &StepDetector,
+    ) -> impl Iterator<Item = (usize, CallCount)> {
+        let per_step = self.usable_launches_per_step(steps);
+        let counts = self.counters.iter().map(move |(symbol, counter)| {
+            let sampled = self.sampled.get(&Subject::Function(*symbol));
+            let exact = || CallCount {
+                calls: counter.calls,
+                failed: counter.failed,
+                bytes: counter.bytes,
+                error: 0,
+            };
+            (
+                *symbol,
+                sampled.map_or_else(exact, |calls| calls.count(per_step)),
+            )
+        });
+        counts.filter(|(_, count)| count.calls > 0)
+    }
+
+    /// Counted calls of a kind. Unlike an estimate, this never falls.
+    pub(super) fn counted_of(&self, kind: CallKind) -> CountedCalls {
+        let subject = Subject::Kind(kind);
+        let known = self.sampled.get(&subject);
+        let (counter, seconds) = match known {
+            Some(calls) => (calls.counted, calls.counted_seconds),
+            None => (
+                subject.counter(&self.counters),
+                self.progress.attached_seconds,
+            ),
+        };
+        CountedCalls {
+            calls: counter.calls,
+            bytes: counter.bytes,
+            seconds,
+            was_sampled: known.is_some(),
+        }
+    }
+
+    fn launches(&self) -> u64 {
+        Subject::Kind(CallKind::Launch)
+            .counter(&self.counters)
+            .calls
+    }
+
+    /// Samples a function from now on; all its calls so far are exact.
+    pub(in crate::observer) fn begin_sampling(
+        &mut self,
+        symbol: usize,
+        counters: &layout::Counters,
+        now_ns: u64,
+        steps: &StepDetector,
+    ) {
+        self.read(counters);
+        self.advance(now_ns, steps);
+        self.progress.series_from_ns = now_ns;
+        if SYMBOLS[symbol].kind == CallKind::Launch && !self.has_sampled_launches() {
+            self.add_window_before_sampling(now_ns, steps);
+        }
+        self.begin(
+            symbol,
+            self.progress.attached_seconds,
+            begun_share(steps, now_ns),
+        );
+    }
+
+    /// Samples these functions from the start of the process.
+    pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
+        self.progress.is_in_window = is_in_window;
+        for symbol in symbols {
+            self.begin(*symbol, 0.0, 0.0);
+        }
+    }
+
+    fn begin(&mut self, symbol: usize, counted_seconds: f64, begun_share: f64) {
+        for subject in Subject::of(symbol) {
+            let calls = self.sampled.entry(subject).or_insert_with(|| {
+                let estimator = CallEstimator::new(subject == Subject::Kind(CallKind::Launch));
+                SampledCalls::new(estimator, subject.counter(&self.counters), counted_seconds)
+            });
+            calls.begin(begun_share);
+        }
+    }
+
+    /// The time just before launches are sampled is like a window: all launches were counted in it.
+    fn add_window_before_sampling(&mut self, now_ns: u64, steps: &StepDetector) {
+        if let Some(length) = window_length_for_steps(steps) {
+            let from_ns = now_ns.saturating_sub(length.as_nanos() as u64);
+            let steps = counted_steps(steps, from_ns, now_ns);
+            self.launches_per_step.add_window(&steps, length);
+        }
+    }
+
+    /// Counts a function exactly again.
+    pub(in crate::observer) fn end_sampling(
+        &mut self,
+        symbol: usize,
+        now_ns: u64,
+        steps: &StepDetector,
+    ) {
+        self.advance(now_ns, steps);
+        for subject in Subject::of(symbol) {
+            let goes_on = self
+                .sampled_now()
+                .any(|(other, _)| other != symbol && subject.includes(other));
+            if let Some(calls) = self.sampled.get_mut(&subject) {
+                calls.is_sampled &= goes_on;
+            }
+        }
+    }
+
+    /// Ends all sampling.
+    pub(super) fn end(&mut self, now_ns: u64, steps: &StepDetector) {
+        self.advance(now_ns, steps);
+        for calls in self.sampled.values_mut() {
+            calls.is_sampled = false;
+        }
+    }
+
+    /// Records that all probes are detached, or attached again.
+    pub(super) fn set_paused(&mut self, is_paused: bool, now_ns: u64, steps: &StepDetector) {
+        self.advance(now_ns, steps);
+        self.progress.is_paused = is_paused;
+    }
+
+    /// Opens a window.
+    pub(in crate::observer) fn open_window(
+        &mut self,
+        counters: &layout::Counters,
+        now_ns: u64,
+        steps: &mut StepDetector,
+    ) {
+        self.read(counters);
+        self.advance(now_ns, steps);
+        self.progress.is_in_window = true;
+        self.launches_at_opening = self.launches();
+        self.sampled
+            .values_mut()
+            .for_each(SampledCalls::open_window);
+        // Steps of an earlier window that were reported too late.
+        steps.take_window_steps();
+    }
+
+    /// Closes a window. A probed call costs the busiest thread `cost_ns`.
+    pub(super) fn close_window(
+        &mut self,
+        counters: &layout::Counters,
+        (from_ns, to_ns): (u64, u64),
+        cost_ns: f64,
+        steps: &mut StepDetector,
+    ) {
+        self.read(counters);
+        self.advance(to_ns, steps);
+        self.progress.is_in_window = false;
+        self.progress.had_window = true;
+        let length = Duration::from_nanos(to_ns.saturating_sub(from_ns));
+        let mut whole_steps = steps.take_window_steps();
+        whole_steps.extend(counted_steps(steps, from_ns, to_ns));
+        self.launches_per_step.add_window(&whole_steps, length);
+        let calls: u64 = self.sampled_now().map(|(_, it)| it.calls_in_window()).sum();
+        let window = WindowTotals {
+            seconds: length.as_secs_f64(),
+            launches: self.launches().saturating_sub(self.launches_at_opening),
+            probe_seconds: calls as f64 * cost_ns / 1e9,
+        };
+        for calls in self.sampled.values_mut() {
+            calls.close_window(&window);
+        }
+    }
+
+    /// Whether a function that launches is sampled now.
+    pub(in crate::observer) fn has_sampled_launches(&self) -> bool {
+        let launches = self.sampled.get(&Subject::Kind(CallKind::Launch));
+        launches.is_some_and(|calls| calls.is_sampled)
+    }
+
+    /// Calls per second of a sampled function in the last windows.
+    pub(in crate::observer) fn sampled_rate(&self, symbol: usize) -> f64 {
+        let sampled = self.sampled.get(&Subject::Function(symbol));
+        let sampled = sampled.filter(|calls| calls.is_sampled);
+        sampled.and_then(|calls| calls.recent_rate).unwrap_or(0.0)
+    }
+
+    /// Whether the process calls functions that are sampled, or may do so: it makes steps, and has seen no window yet.
+    pub(in crate::observer) fn needs_windows(&self, steps: &StepDetector) -> bool {
+        self.sampled_now()
+            .any(|(symbol, calls)| match calls.recent_rate {
+                Some(rate) => rate > 1.0,
+                None => steps.count() > 0 || self.counters.contains_key(&symbol),
+            })
+    }
+
+    /// Whether no whole step lay in the open window yet, although steps are short enough.
+    pub(in crate::observer) fn lacks_whole_step(&self, steps: &StepDetector) -> bool {
+        self.calls_sampled(|row| row.kind == CallKind::Launch)
+            && window_length_for_steps(steps).is_some()
+            && steps.window_steps().is_empty()
+    }
+
+    /// Whether a function that the process calls has no interval yet: that takes two windows.
+    pub(in crate::observer) fn lacks_interval(&self, steps: &StepDetector) -> bool {
+        let per_step = self.usable_launches_per_step(steps);
+        self.sampled_now().any(|(_, calls)| {
+            calls.recent_rate.is_none_or(|rate| rate > 1.0)
+                && !calls.estimator.estimate(per_step).has_interval()
+        })
+    }
+
+    /// Whether launches per step are known within 5 %, and every sampled function that is called has an interval.
+    pub(in crate::observer) fn has_precise_estimates(&self, steps: &StepDetector) -> bool {
+        let per_step = self.usable_launches_per_step(steps);
+        let error = per_step.and_then(|per_step| per_step.relative_error());
+        error.is_some_and(|error| error <= PRECISE_ERROR) && !self.lacks_interval(steps)
+    }
+
+    /// Launches per step from windows; `None` if steps are too long for windows, or no step lay in one.
+    fn usable_launches_per_step(&self, steps: &StepDetector) -> Option<Interval> {
+        window_length_for_steps(steps)?;
+        self.launches_per_step.interval()
+    }
+
+    /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
+    pub(super) fn launches_per_step(&self, steps: &StepDetector) -> Option<Interval> {
+        if self.sampled_kind(CallKind::Launch).is_some() {
+            return self.usable_launches_per_step(steps);
+        }
+        let counted = counted_steps(steps, 0, u64::MAX);
+        let launches: f64 = counted.iter().map(|step| f64::from(step.launches)).sum();
+        let is_known = launches > 0.0 && counted.len() == steps.recent().len();
+        is_known.then(|| Interval::exactly(launches / counted.len() as f64))
+    }
+
+    /// Whether windows have shown that the process launches only by functions that are not sampled.
+    pub(super) fn launches_only_unsampled(&self) -> bool {
+        let launches = self.sampled.get(&Subject::Kind(CallKind::Launch));
+        launches.is_some_and(|calls| calls.recent_rate.is_some())
+            && !self.calls_sampled(|row| row.kind == CallKind::Launch)
+            && self.launches() > 0
+    }
+}
+
+/// Window length that contains a few whole steps; `None` if the process makes no steps, or a tenth of them are too long
+/// for any window.
+pub(in crate::observer) fn window_length_for_steps(steps: &StepDetector) -> Option<Duration> {
+    let of_steps = |ns: u64, times: f64| Duration::from_nanos(ns).mul_f64(times);
+    let long = of_steps(step_quantile_ns(steps, 9, 10)?, LONG_STEP_FACTOR);
+    let usual = of_steps(step_quantile_ns(steps, 1, 2)?, MEDIAN_STEP_FACTOR);
+    (long <= LONGEST_WINDOW).then_some(usual.min(LONGEST_WINDOW).max(long))
+}
+
+/// The quantile `part` / `of` of the lengths of the last steps.
+fn step_quantile_ns(steps: &StepDetector, part: usize, of: usize) -> Option<u64> {
+    let mut lengths: Vec<u64> = steps.recent().iter().map(Step::duration_ns).collect();
+    lengths.sort_unstable();
+    let last = lengths.len().checked_sub(1)?;
+    Some(lengths[part * last / of])
+}
+
+/// Whole steps between two times whose launches were all counted.
+fn counted_steps(steps: &StepDetector, from_ns: u64, to_ns: u64) -> Vec<WindowStep> {
+    let steps = steps.recent().iter();
+    let whole = steps.filter(|step| step.begin_ns >= from_ns && step.end_ns <= to_ns);
+    let counted = whole.filter_map(|step| {
+        Some(WindowStep {
+            duration_ns: step.duration_ns(),
+            launches: step.launches?,
+        })
+    });
+    counted.collect()
+}
+
+/// Steps after a recent time. Of the step in which it lies only the rest counts.
+fn steps_after(steps: &StepDetector, at_ns: u64) -> f64 {
+    let recent = steps.recent();
+    if recent.front().is_none_or(|first| first.begin_ns > at_ns) {
+        return steps.count() as f64;
+    }
+    let rest = |step: &Step| {
+        let after_ns = step.end_ns.saturating_sub(at_ns.max(step.begin_ns));
+        after_ns as f64 / step.duration_ns().max(1) as f64
+    };
+    recent.iter().map(rest).sum()
+}
+
+/// The share of the current step that is over, judged by the median length of a step.
+fn begun_share(steps: &StepDetector, now_ns: u64) -> f64 {
+    let last = steps.recent().back();
+    last.zip(step_quantile_ns(steps, 1, 2))
+        .map_or(0.0, |(last, usual_ns)| {
+            let passed_ns = now_ns.saturating_sub(last.end_ns);
+            (passed_ns as f64 / usual_ns.max(1) as f64).min(1.0)
+        })
+}
+
+#[cfg(test)]
+mod tests;
