@@ -4,11 +4,12 @@ use zernel_phase::steps::{Mark, Step};
 
 use super::html;
 
-use crate::parts::{Part, RankTimes};
-use crate::process::{Phases, ProcessReport, Times, Training};
+use crate::phases::Phases;
+use crate::process::{ProcessReport, Training};
 use crate::record::Sample;
 use crate::report::{Ended, ObservationReport, Report};
 use crate::steps::{Interruption, StepReport};
+use crate::times::{Part, RankTimes, Times};
 use crate::verdict::{Bound, Evidence, Remedy, Slowest, Straggler, TotalTime, Verdict, judge};
 
 const SECOND: u64 = 1_000_000_000;

@@ -21,7 +21,7 @@ use super::{
     Verdict,
     slowest::{peers, slowest},
 };
-use crate::parts::{Part, Parts, RankTimes};
+use crate::times::{Part, Parts, RankTimes};
 
 /// Seconds that the longest rank must have been observed for. Anything shorter is start-up.
 pub(super) const SHORTEST: f64 = 1.0;

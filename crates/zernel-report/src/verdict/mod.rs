@@ -17,7 +17,7 @@ mod wording;
 
 use serde::{Serialize, Serializer};
 
-use super::parts::Part;
+use super::times::Part;
 pub(crate) use judge::judge;
 pub(crate) use slowest::{Slowest, slowest};
 

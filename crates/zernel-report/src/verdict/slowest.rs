@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::parts::{Part, Parts, RankTimes};
+use crate::times::{Part, Parts, RankTimes};
 
 /// Share of its time by which a rank must wait less than its peers to count as the slowest.
 const STANDS_OUT: f64 = 0.05;

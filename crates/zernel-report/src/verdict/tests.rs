@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::parts::{Parts, RankTimes};
+use crate::times::{Parts, RankTimes};
 
 /// A rank that waits for its GPU.
 const RANK: RankTimes = RankTimes {

@@ -5,7 +5,7 @@ use super::{
     Bound, Evidence, GpuActivity, Inconclusive, Remedy, Resource, Slowest, Straggler, TotalTime,
     Verdict,
 };
-use crate::parts::Part;
+use crate::times::Part;
 
 impl Verdict {
     /// The verdict as a title.
