@@ -272,7 +272,8 @@ struct Remaining(f64);
 
 impl Remaining {
     fn take(&mut self, seconds: f64) -> f64 {
-        let taken = seconds.clamp(0.0, self.0);
+        // Unlike clamp(), this takes nothing if `seconds` is not a number.
+        let taken = seconds.max(0.0).min(self.0);
         self.0 -= taken;
         taken
     }
@@ -389,5 +390,17 @@ mod tests {
         assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);
         assert_eq!(of_first(&[may_use(0..4), may_use(4..8)]), 4.0);
         assert_eq!(of_first(&[may_use(0..0), may_use(0..8)]), f64::INFINITY);
+    }
+
+    #[test]
+    fn a_time_that_is_not_a_number_counts_as_none() {
+        let parts = Parts::new(&RankTimes {
+            wall: 10.0,
+            data_waits: f64::NAN,
+            gpu_waits: 4.0,
+            ..RankTimes::default()
+        });
+        assert_eq!(parts.seconds_in(Part::Gpu), 4.0);
+        assert_eq!(parts.total(), 4.0);
     }
 }
