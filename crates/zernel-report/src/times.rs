@@ -242,11 +242,6 @@ impl Part {
         Self::Gpu,
         Self::Host,
     ];
-
-    /// Whether this is a wait for data.
-    pub(crate) fn is_data_wait(self) -> bool {
-        matches!(self, Self::Prepare | Self::Fetch | Self::OtherData)
-    }
 }
 
 /// The parts of a rank's time. Time in none of them is unknown.
