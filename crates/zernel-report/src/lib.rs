@@ -3,21 +3,22 @@
 //! | module | subject |
 //! |---|---|
 //! | `record`, `steps` | samples and steps of one process over time |
-//! | `process` | totals of one process |
-//! | `parts` | a rank's time, split into parts that do not overlap |
+//! | `process`, `phases` | totals of one process |
+//! | `times` | the times of a process, the figures of a rank that the verdict uses, and their split into parts |
 //! | `verdict` | what bounds the run |
 //! | `report` | the whole report as data; its JSON form |
 //! | `render`, `html` | the report as text and as an HTML page |
 //! | [`text`] | formatting of sizes, times and lines, for every command |
 
 mod html;
-mod parts;
+mod phases;
 mod process;
 mod record;
 mod render;
 mod report;
 mod steps;
 pub mod text;
+mod times;
 mod verdict;
 
 pub use html::html;

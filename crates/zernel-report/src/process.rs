@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use rustix::thread::CpuSet;
 use serde::Serialize;
-use zernel_model::snapshot::{self, CollectiveTotals, DataWaits, Role};
-use zernel_phase::task_state::WorkloadPhase;
+use zernel_model::snapshot::{self, CollectiveTotals, Role};
 
 use super::record::Sample;
 use super::steps::StepReport;
+use super::times::Times;
 
 /// Shortest start-up that the report shows, in seconds.
 const MIN_START_UP: f64 = 0.1;
@@ -67,50 +67,6 @@ pub(crate) struct Training {
     pub(crate) begin_seconds: f64,
     #[serde(flatten)]
     pub(crate) times: Times,
-}
-
-/// Times of a process, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
-pub(crate) struct Times {
-    pub(crate) wall_seconds: f64,
-    pub(crate) phases: Phases,
-    pub(crate) data_waits: DataWaits,
-    /// Waits for other ranks, in any library.
-    pub(crate) peer_wait_seconds: f64,
-    /// In calls that wait for the GPU.
-    pub(crate) gpu_wait_seconds: f64,
-    /// Number of those calls.
-    pub(crate) gpu_waits: f64,
-    /// In launch calls. An estimate if they were sampled.
-    pub(crate) launch_seconds: f64,
-    /// Number of launches.
-    #[serde(skip)]
-    pub(crate) launches: f64,
-    /// CPU time of all threads.
-    pub(crate) cpu_seconds: f64,
-    /// Time in which threads were runnable without a CPU.
-    pub(crate) run_delay_seconds: f64,
-    /// CPU time of the threads that make probed calls: the training threads.
-    pub(crate) calling_cpu_seconds: f64,
-    /// Time in which those threads were runnable without a CPU.
-    pub(crate) calling_run_delay_seconds: f64,
-    /// Time in which threads waited for disk, network or pages.
-    pub(crate) fetch_seconds: f64,
-    /// Time in which its GPUs were busy, for any process. `None`: NVML reports no utilization.
-    pub(crate) gpu_busy_seconds: Option<f64>,
-}
-
-/// Seconds of the training thread in each phase.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
-pub(crate) struct Phases {
-    pub(crate) data_loading: f64,
-    pub(crate) gpu_compute: f64,
-    pub(crate) nccl_collective: f64,
-    pub(crate) optimizer_step: f64,
-    /// No evidence, or no training thread.
-    pub(crate) unknown: f64,
-    /// Time beyond the wall time, because there were several training threads.
-    pub(crate) more_than_wall: f64,
 }
 
 impl ProcessReport {
@@ -212,126 +168,9 @@ fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
     process.calls.keys().any(|name| name.starts_with("cu"))
 }
 
-impl Times {
-    /// Time in collectives: the phase, or the waits for peers if those are longer.
-    pub(crate) fn communication_seconds(&self) -> f64 {
-        self.phases.nccl_collective.max(self.peer_wait_seconds)
-    }
-
-    pub(crate) fn new(process: &snapshot::ProcessSnapshot) -> Self {
-        let wall_seconds = process.observed_seconds;
-        Self {
-            wall_seconds,
-            phases: Phases::new(process, wall_seconds),
-            data_waits: process.probes.dataload.data_waits,
-            peer_wait_seconds: process.probes.dist_sync.peer_wait_seconds,
-            gpu_wait_seconds: process.probes.cuda_trace.gpu_wait_seconds,
-            gpu_waits: process.probes.cuda_trace.gpu_waits as f64,
-            launch_seconds: process.probes.cuda_trace.launch_seconds,
-            launches: process.probes.cuda_trace.launches as f64,
-            cpu_seconds: process.probes.sched.cpu_seconds,
-            run_delay_seconds: process.probes.sched.run_delay_seconds,
-            calling_cpu_seconds: process.probes.sched.calling_cpu_seconds,
-            calling_run_delay_seconds: process.probes.sched.calling_run_delay_seconds,
-            fetch_seconds: process.probes.sched.fetch_seconds,
-            gpu_busy_seconds: None,
-        }
-    }
-
-    /// Combines two of them number by number with `combine_one`. The phases add up to the wall time again.
-    pub(crate) fn combine(&self, other: &Self, combine_one: impl Fn(f64, f64) -> f64) -> Self {
-        let phases = [&self.phases, &other.phases];
-        let data = [&self.data_waits, &other.data_waits];
-        let wall_seconds = combine_one(self.wall_seconds, other.wall_seconds);
-        let mut combined = Phases {
-            data_loading: combine_one(phases[0].data_loading, phases[1].data_loading),
-            gpu_compute: combine_one(phases[0].gpu_compute, phases[1].gpu_compute),
-            nccl_collective: combine_one(phases[0].nccl_collective, phases[1].nccl_collective),
-            optimizer_step: combine_one(phases[0].optimizer_step, phases[1].optimizer_step),
-            unknown: 0.0,
-            more_than_wall: 0.0,
-        };
-        combined.fill_unknown(wall_seconds);
-        Self {
-            wall_seconds,
-            phases: combined,
-            data_waits: DataWaits {
-                prepare: combine_one(data[0].prepare, data[1].prepare),
-                fetch: combine_one(data[0].fetch, data[1].fetch),
-                sched: combine_one(data[0].sched, data[1].sched),
-                other: combine_one(data[0].other, data[1].other),
-            },
-            peer_wait_seconds: combine_one(self.peer_wait_seconds, other.peer_wait_seconds),
-            gpu_wait_seconds: combine_one(self.gpu_wait_seconds, other.gpu_wait_seconds),
-            gpu_waits: combine_one(self.gpu_waits, other.gpu_waits),
-            launch_seconds: combine_one(self.launch_seconds, other.launch_seconds),
-            launches: combine_one(self.launches, other.launches),
-            cpu_seconds: combine_one(self.cpu_seconds, other.cpu_seconds),
-            run_delay_seconds: combine_one(self.run_delay_seconds, other.run_delay_seconds),
-            calling_cpu_seconds: combine_one(self.calling_cpu_seconds, other.calling_cpu_seconds),
-            calling_run_delay_seconds: combine_one(
-                self.calling_run_delay_seconds,
-                other.calling_run_delay_seconds,
-            ),
-            fetch_seconds: combine_one(self.fetch_seconds, other.fetch_seconds),
-            gpu_busy_seconds: (self.gpu_busy_seconds.zip(other.gpu_busy_seconds))
-                .map(|(own, others)| combine_one(own, others)),
-        }
-    }
-}
-
-impl Phases {
-    fn new(process: &snapshot::ProcessSnapshot, wall: f64) -> Self {
-        let times = process.phases.phase_times.as_ref();
-        let seconds_in = |phase| times.map_or(0.0, |times| times.phase_ns(phase) as f64 / 1e9);
-        let mut phases = Self {
-            data_loading: seconds_in(WorkloadPhase::DataLoading),
-            gpu_compute: seconds_in(WorkloadPhase::GpuCompute),
-            nccl_collective: seconds_in(WorkloadPhase::NcclCollective),
-            optimizer_step: seconds_in(WorkloadPhase::OptimizerStep),
-            unknown: seconds_in(WorkloadPhase::Unknown),
-            more_than_wall: 0.0,
-        };
-        phases.fill_unknown(wall);
-        phases
-    }
-
-    /// Counts the rest of the wall time as unknown.
-    fn fill_unknown(&mut self, wall: f64) {
-        let difference = wall - self.total();
-        self.unknown += difference.max(0.0);
-        self.more_than_wall = (-difference).max(0.0);
-    }
-
-    pub(crate) fn total(&self) -> f64 {
-        self.by_name().iter().map(|(_, seconds)| seconds).sum()
-    }
-
-    pub(crate) fn by_name(&self) -> [(&'static str, f64); 5] {
-        [
-            ("DataLoading", self.data_loading),
-            ("GpuCompute", self.gpu_compute),
-            ("NcclCollective", self.nccl_collective),
-            ("OptimizerStep", self.optimizer_step),
-            ("Unknown", self.unknown),
-        ]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn phases_add_up_to_the_wall_time() {
-        let mut phases = Phases {
-            gpu_compute: 3.0,
-            unknown: 0.5,
-            ..Phases::default()
-        };
-        phases.fill_unknown(5.0);
-        assert_eq!((phases.total(), phases.unknown), (5.0, 2.0));
-    }
 
     #[test]
     fn completeness_is_unknown_without_cuda_calls() {
@@ -350,33 +189,5 @@ mod tests {
         for before in [process(true, "cuInit"), process(false, "ncclAllReduce")] {
             assert_eq!(before.clone().since(&before).complete, Some(false));
         }
-    }
-
-    #[test]
-    fn phases_of_several_threads_exceed_the_wall_time() {
-        let mut phases = Phases {
-            gpu_compute: 7.0,
-            ..Phases::default()
-        };
-        phases.fill_unknown(5.0);
-        assert_eq!((phases.unknown, phases.more_than_wall), (0.0, 2.0));
-    }
-
-    #[test]
-    fn combined_phases_add_up_to_the_wall_time() {
-        let times = |wall_seconds, gpu_compute| {
-            let mut phases = Phases {
-                gpu_compute,
-                ..Phases::default()
-            };
-            phases.fill_unknown(wall_seconds);
-            Times {
-                wall_seconds,
-                phases,
-                ..Times::default()
-            }
-        };
-        let part = times(9.0, 6.0).combine(&times(4.0, 2.0), |to, from| to - from);
-        assert_eq!(part, times(5.0, 4.0));
     }
 }

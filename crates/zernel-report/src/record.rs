@@ -5,8 +5,9 @@ use std::cmp::Ordering;
 use rustix::thread::CpuSet;
 use zernel_model::snapshot;
 
-use super::process::{ProcessReport, Times, Training};
+use super::process::{ProcessReport, Training};
 use super::steps::StepLog;
+use super::times::Times;
 
 /// Most samples kept. Beyond that, every second one is dropped.
 const MAX_SAMPLES: usize = 1024;

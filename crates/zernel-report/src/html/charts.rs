@@ -6,7 +6,8 @@ use zernel_phase::steps::Step;
 
 use super::markup::{Coordinate, percent, seconds, share, tick_time, time};
 use super::plot::{Drawing, LEFT, RIGHT, TimeAxis, ValueAxis};
-use crate::process::{Phases, ProcessReport};
+use crate::phases::Phases;
+use crate::process::ProcessReport;
 use crate::record::Sample;
 use crate::render::rank_name;
 use crate::steps::{Interruption, StepReport};
@@ -132,7 +133,7 @@ fn start_of(first: &Sample) -> Sample {
     let wall_ns = (1e9 * first.times.wall_seconds.max(0.0)) as u64;
     Sample {
         at_ns: first.at_ns.saturating_sub(wall_ns),
-        times: crate::process::Times::default(),
+        times: crate::times::Times::default(),
         memory_bytes: 0,
     }
 }
@@ -437,7 +438,7 @@ pub(crate) fn memory(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Times;
+    use crate::times::Times;
 
     #[test]
     fn thinning_keeps_the_extremes() {

@@ -121,8 +121,8 @@ fn header(out: &mut String, report: &Report, command: &str) {
 }
 
 fn verdict(out: &mut String, report: &Report) {
-    let verdict = &report.verdict;
-    let class = match verdict.at_most_seconds() {
+    let verdict = report.verdict.describe();
+    let class = match verdict.at_most_seconds {
         Some(_) => "verdict",
         None => "verdict open",
     };
@@ -130,13 +130,13 @@ fn verdict(out: &mut String, report: &Report) {
         out,
         format_args!(
             "<section class=\"{class}\"><div class=\"why\"><p class=\"kicker\">Verdict</p><h2>{}</h2><p>{}</p>",
-            Escaped(verdict.name()),
-            Escaped(&evidence(report))
+            Escaped(verdict.title),
+            Escaped(&evidence(report, &verdict))
         ),
     );
-    if let Some(remedy) = verdict.remedy() {
-        let remedy = Escaped(remedy.text());
-        push(out, format_args!("<p><strong>Try:</strong> {remedy}</p>"));
+    if let Some(helps) = verdict.helps {
+        let helps = Escaped(helps);
+        push(out, format_args!("<p><strong>Try:</strong> {helps}</p>"));
     }
     if let Some(slowest) = slowest(report) {
         push(
@@ -153,7 +153,7 @@ fn verdict(out: &mut String, report: &Report) {
         );
     }
     out.push_str("</div>");
-    if let Some(seconds) = verdict.at_most_seconds() {
+    if let Some(seconds) = verdict.at_most_seconds {
         let part = percent(share(seconds, report.wall_seconds.max(seconds)));
         push(
             out,

@@ -4,12 +4,14 @@ use zernel_phase::steps::{Mark, Step};
 
 use super::html;
 
-use crate::parts::{Part, RankTimes};
-use crate::process::{Phases, ProcessReport, Times, Training};
+use crate::phases::Phases;
+use crate::process::{ProcessReport, Training};
 use crate::record::Sample;
 use crate::report::{Ended, ObservationReport, Report};
 use crate::steps::{Interruption, StepReport};
-use crate::verdict::{Bound, Evidence, Remedy, Slowest, Straggler, TotalTime, Verdict, judge};
+use crate::times::{Part, RankTimes, Times};
+use crate::verdict::tests::{gpu_rank, no_communication, waiting_rank};
+use crate::verdict::{Slowest, judge};
 
 const SECOND: u64 = 1_000_000_000;
 const BEGIN_NS: u64 = 77 * SECOND;
@@ -282,18 +284,7 @@ fn a_rank_is_complete_only_if_all_of_it_was_observed() {
 #[test]
 fn a_straggler_is_named() {
     let mut report = report_on(ranks(4, 200));
-    report.verdict = Verdict::Straggler(Straggler {
-        slowest: Slowest {
-            index: 3,
-            seconds: 1.5,
-            reason: Some(Part::Gpu),
-            more_seconds: 1.25,
-        },
-        waited_seconds: 1.0,
-        peer_wall_seconds: 5.0,
-        share: 0.15,
-        remedy: Remedy::FasterGpu,
-    });
+    report.verdict = judge(&[waiting_rank(), waiting_rank(), waiting_rank(), gpu_rank()]);
     assert!(checked(&report).contains("rank 3: its peers waited for it"));
 }
 
@@ -330,17 +321,7 @@ fn a_run_of_no_length_has_a_page() {
         };
         let mut report = report_on(vec![process.clone(), ProcessReport { pid: 1, ..process }]);
         report.wall_seconds = 0.0;
-        report.verdict = Verdict::Bound(Bound {
-            evidence: Evidence::Communication,
-            seconds: 0.0,
-            total: TotalTime {
-                ranks: 2,
-                wall_seconds: 1.0,
-            },
-            others: Vec::new(),
-            remedy: Remedy::OverlapCollectives,
-            at_most_seconds: 0.0,
-        });
+        report.verdict = no_communication();
         checked(&report);
     }
 }

@@ -1,10 +1,11 @@
 use super::*;
 use zernel_model::snapshot::{CollectiveTotals, DataWaits};
 
-use crate::parts::{Part, RankTimes};
-use crate::process::{Phases, ProcessReport, Times, Training};
+use crate::phases::Phases;
+use crate::process::{ProcessReport, Training};
 use crate::report::ObservationReport;
 use crate::steps::StepReport;
+use crate::times::{Part, RankTimes, Times};
 use crate::verdict::{Slowest, judge};
 
 fn rank(number: u32) -> ProcessReport {

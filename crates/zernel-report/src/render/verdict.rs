@@ -3,19 +3,19 @@
 use super::{Page, paragraph, rank_name};
 use crate::report::Report;
 use crate::text::unbroken;
-use crate::verdict::Slowest;
+use crate::verdict::{Description, Slowest};
 
 /// Smallest share of a rank's time in collectives from which the slowest rank can be judged.
 const MIN_COLLECTIVE_SHARE: f64 = 0.01;
 
 pub(super) fn write_verdict(out: &mut Page, report: &Report) -> std::fmt::Result {
-    let verdict = &report.verdict;
-    let text = format!("{}: {}", verdict.name(), evidence(report));
+    let verdict = report.verdict.describe();
+    let text = format!("{}: {}", verdict.title, evidence(report, &verdict));
     paragraph(out, "verdict", &text)?;
-    if let (Some(remedy), Some(seconds)) = (verdict.remedy(), verdict.at_most_seconds()) {
+    if let (Some(helps), Some(seconds)) = (verdict.helps, verdict.at_most_seconds) {
         let share = 100.0 * seconds / report.wall_seconds.max(seconds);
         let at_most = unbroken(&format!("saves at most {seconds:.1} s ({share:.0} %)"));
-        paragraph(out, "try", &format!("{}; {at_most}", remedy.text()))?;
+        paragraph(out, "try", &format!("{helps}; {at_most}"))?;
     }
     match slowest(report) {
         Some(text) => paragraph(out, "slowest", &text),
@@ -24,12 +24,10 @@ pub(super) fn write_verdict(out: &mut Page, report: &Report) -> std::fmt::Result
 }
 
 /// The evidence of the verdict, after the name of the straggler if there is one.
-pub(crate) fn evidence(report: &Report) -> String {
-    let verdict = &report.verdict;
-    let straggler = verdict.straggler();
-    let straggler = straggler.and_then(|index| report.ranks.get(index));
+pub(crate) fn evidence(report: &Report, verdict: &Description) -> String {
+    let straggler = verdict.straggler.and_then(|index| report.ranks.get(index));
     let straggler = straggler.map_or(String::new(), |rank| format!("{}: ", rank_name(rank)));
-    format!("{straggler}{}", verdict.evidence())
+    format!("{straggler}{}", verdict.evidence)
 }
 
 /// The rank that the others wait for. `None` if there is only one rank.

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::parts::{Part, Parts, RankTimes};
+use super::resource::Resource;
+use crate::times::{Part, Parts, RankTimes};
 
 /// Share of its time by which a rank must wait less than its peers to count as the slowest.
 const STANDS_OUT: f64 = 0.05;
@@ -18,6 +19,14 @@ pub(crate) struct Slowest {
     pub(crate) reason: Option<Part>,
     /// How much more time that was. 0: its peers spent as much in everything.
     pub(crate) more_seconds: f64,
+}
+
+impl Slowest {
+    /// What the rank spent more time in than its peers: the end of the sentence "it spent 1 s more".
+    pub(crate) fn excess_text(&self) -> &'static str {
+        let text = self.reason.and_then(Resource::excess_text);
+        text.unwrap_or("blocked for an unknown reason")
+    }
 }
 
 /// Finds the rank that waits least in collectives: peers that are ready wait for the one that is not. `None` if no rank
@@ -65,4 +74,20 @@ fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<Part>, f6
 pub(super) fn peers<T>(ranks: &[T], except: usize) -> impl Iterator<Item = &T> {
     let ranks = ranks.iter().enumerate();
     ranks.filter_map(move |(index, rank)| (index != except).then_some(rank))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::tests::{gpu_rank, waiting_rank};
+
+    #[test]
+    fn the_slowest_rank_waits_least_in_collectives() {
+        let found = slowest(&[waiting_rank(), gpu_rank(), waiting_rank()]).unwrap();
+        assert_eq!((found.index, found.seconds), (1, 42.0));
+        assert_eq!((found.reason, found.more_seconds), (Some(Part::Gpu), 42.0));
+        assert_eq!(slowest(&[gpu_rank(), gpu_rank()]), None);
+        assert_eq!(slowest(&[gpu_rank()]), None);
+        assert_eq!(slowest(&[]), None);
+    }
 }

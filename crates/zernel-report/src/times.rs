@@ -1,0 +1,401 @@
+//! The times of a process: as recorded, the figures of a rank that the verdict uses, and their split into parts.
+//!
+//! A new figure needs a field in [`RankTimes`], and in [`Times`] if it is a time that is not recorded yet. A part of its
+//! own needs a variant of [`Part`] and its place in [`Parts::new`]. All of that is in this file.
+
+use rustix::thread::CpuSet;
+use serde::Serialize;
+use zernel_model::snapshot::{self, DataWaits};
+
+use super::phases::Phases;
+use super::process::ProcessReport;
+
+/// Shortest lifetime of a loader that counts, as a share of its rank's time.
+const MIN_LOADER_LIFETIME: f64 = 0.2;
+/// Longest launch, in seconds, that does not wait for room in the GPU's queue.
+const LONGEST_LAUNCH: f64 = 50e-6;
+/// Busy share from which a GPU counts as never idle.
+const NEVER_IDLE: f64 = 0.9;
+
+/// Times of a process, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
+pub(crate) struct Times {
+    pub(crate) wall_seconds: f64,
+    pub(crate) phases: Phases,
+    pub(crate) data_waits: DataWaits,
+    /// Waits for other ranks, in any library.
+    pub(crate) peer_wait_seconds: f64,
+    /// In calls that wait for the GPU.
+    pub(crate) gpu_wait_seconds: f64,
+    /// Number of those calls.
+    pub(crate) gpu_waits: f64,
+    /// In launch calls. An estimate if they were sampled.
+    pub(crate) launch_seconds: f64,
+    /// Number of launches.
+    #[serde(skip)]
+    pub(crate) launches: f64,
+    /// CPU time of all threads.
+    pub(crate) cpu_seconds: f64,
+    /// Time in which threads were runnable without a CPU.
+    pub(crate) run_delay_seconds: f64,
+    /// CPU time of the threads that make probed calls: the training threads.
+    pub(crate) calling_cpu_seconds: f64,
+    /// Time in which those threads were runnable without a CPU.
+    pub(crate) calling_run_delay_seconds: f64,
+    /// Time in which threads waited for disk, network or pages.
+    pub(crate) fetch_seconds: f64,
+    /// Time in which its GPUs were busy, for any process. `None`: NVML reports no utilization.
+    pub(crate) gpu_busy_seconds: Option<f64>,
+}
+
+impl Times {
+    /// Time in collectives: the phase, or the waits for peers if those are longer.
+    pub(crate) fn communication_seconds(&self) -> f64 {
+        self.phases.nccl_collective.max(self.peer_wait_seconds)
+    }
+
+    pub(crate) fn new(process: &snapshot::ProcessSnapshot) -> Self {
+        let wall_seconds = process.observed_seconds;
+        Self {
+            wall_seconds,
+            phases: Phases::new(process, wall_seconds),
+            data_waits: process.probes.dataload.data_waits,
+            peer_wait_seconds: process.probes.dist_sync.peer_wait_seconds,
+            gpu_wait_seconds: process.probes.cuda_trace.gpu_wait_seconds,
+            gpu_waits: process.probes.cuda_trace.gpu_waits as f64,
+            launch_seconds: process.probes.cuda_trace.launch_seconds,
+            launches: process.probes.cuda_trace.launches as f64,
+            cpu_seconds: process.probes.sched.cpu_seconds,
+            run_delay_seconds: process.probes.sched.run_delay_seconds,
+            calling_cpu_seconds: process.probes.sched.calling_cpu_seconds,
+            calling_run_delay_seconds: process.probes.sched.calling_run_delay_seconds,
+            fetch_seconds: process.probes.sched.fetch_seconds,
+            gpu_busy_seconds: None,
+        }
+    }
+
+    /// Combines two of them number by number with `combine_one`. The phases add up to the wall time again.
+    pub(crate) fn combine(&self, other: &Self, combine_one: impl Fn(f64, f64) -> f64) -> Self {
+        let data = [&self.data_waits, &other.data_waits];
+        let wall_seconds = combine_one(self.wall_seconds, other.wall_seconds);
+        Self {
+            wall_seconds,
+            phases: (self.phases).combine(&other.phases, wall_seconds, &combine_one),
+            data_waits: DataWaits {
+                prepare: combine_one(data[0].prepare, data[1].prepare),
+                fetch: combine_one(data[0].fetch, data[1].fetch),
+                sched: combine_one(data[0].sched, data[1].sched),
+                other: combine_one(data[0].other, data[1].other),
+            },
+            peer_wait_seconds: combine_one(self.peer_wait_seconds, other.peer_wait_seconds),
+            gpu_wait_seconds: combine_one(self.gpu_wait_seconds, other.gpu_wait_seconds),
+            gpu_waits: combine_one(self.gpu_waits, other.gpu_waits),
+            launch_seconds: combine_one(self.launch_seconds, other.launch_seconds),
+            launches: combine_one(self.launches, other.launches),
+            cpu_seconds: combine_one(self.cpu_seconds, other.cpu_seconds),
+            run_delay_seconds: combine_one(self.run_delay_seconds, other.run_delay_seconds),
+            calling_cpu_seconds: combine_one(self.calling_cpu_seconds, other.calling_cpu_seconds),
+            calling_run_delay_seconds: combine_one(
+                self.calling_run_delay_seconds,
+                other.calling_run_delay_seconds,
+            ),
+            fetch_seconds: combine_one(self.fetch_seconds, other.fetch_seconds),
+            gpu_busy_seconds: (self.gpu_busy_seconds.zip(other.gpu_busy_seconds))
+                .map(|(own, others)| combine_one(own, others)),
+        }
+    }
+}
+
+/// Measured times of one rank, in seconds. They may overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct RankTimes {
+    pub(crate) wall: f64,
+    /// In phase NcclCollective, or in waits for peers if those are longer.
+    pub(crate) communication: f64,
+    /// In calls that wait for the GPU.
+    pub(crate) gpu_waits: f64,
+    /// The part of `gpu_waits` in which only collectives were pending.
+    pub(crate) peer_waits: f64,
+    /// From the call of a collective to the end of the wait that covers it, without overlaps.
+    pub(crate) until_sync: f64,
+    /// In launch calls.
+    pub(crate) launching: f64,
+    /// Number of launches.
+    pub(crate) launches: f64,
+    /// In phase Unknown.
+    pub(crate) unknown: f64,
+    /// In waits for data.
+    pub(crate) data_waits: f64,
+    /// The part of `data_waits` in which loaders ran on CPUs.
+    pub(crate) data_prepare: f64,
+    /// The part of `data_waits` in which loaders waited for disk or network.
+    pub(crate) data_fetch: f64,
+    /// The part of `data_waits` in which loaders were runnable without a CPU.
+    pub(crate) data_sched: f64,
+    /// Its training threads ran on CPUs.
+    pub(crate) cpu: f64,
+    /// Its training threads were runnable without a CPU.
+    pub(crate) run_delay: f64,
+    /// Its GPUs were busy. `None`: NVML reports no utilization.
+    pub(crate) gpu_busy: Option<f64>,
+    /// Share of the time in which its busiest loader worked. `None`: it has no loaders.
+    pub(crate) loader_busy: Option<f64>,
+    /// Whether it has as many loaders as CPUs.
+    pub(crate) loaders_fill_cpus: bool,
+}
+
+impl RankTimes {
+    /// Takes the figures of a rank from what was recorded of it, of all ranks and of all processes.
+    pub(crate) fn new(
+        rank: &ProcessReport,
+        ranks: &[ProcessReport],
+        processes: &[ProcessReport],
+    ) -> Self {
+        let times = rank.training_times();
+        let collectives = rank.collectives.iter();
+        // Collectives that one wait covers overlap, so at most one counts per wait.
+        let until_sync = collectives.map(|collective| {
+            let waits = times.gpu_waits.min(collective.calls as f64);
+            waits * collective.until_sync_mean_seconds.unwrap_or(0.0)
+        });
+        Self {
+            wall: times.wall_seconds,
+            communication: times.communication_seconds(),
+            gpu_waits: times.gpu_wait_seconds,
+            peer_waits: times.peer_wait_seconds,
+            until_sync: until_sync.fold(0.0, f64::max),
+            launching: times.launch_seconds,
+            launches: times.launches,
+            unknown: times.phases.unknown,
+            data_waits: times.data_waits.total(),
+            data_prepare: times.data_waits.prepare,
+            data_fetch: times.data_waits.fetch,
+            data_sched: times.data_waits.sched,
+            cpu: times.calling_cpu_seconds,
+            run_delay: times.calling_run_delay_seconds,
+            gpu_busy: times.gpu_busy_seconds,
+            loader_busy: loader_busy(rank, processes),
+            loaders_fill_cpus: loader_count(rank, processes) >= cpu_count(rank, ranks),
+        }
+    }
+}
+
+/// Busy share of the busiest loader of a rank. `None`: it has no loaders.
+fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64> {
+    let own = processes.iter().filter(|process| {
+        let is_short =
+            process.times.wall_seconds < MIN_LOADER_LIFETIME * rank.training_times().wall_seconds;
+        process.loads_for == Some(rank.pid) && !is_short
+    });
+    let shares =
+        own.map(|loader| loader.loading_seconds() / loader.times.wall_seconds.max(f64::EPSILON));
+    shares.max_by(f64::total_cmp).map(|share| share.min(1.0))
+}
+
+/// Number of loaders that a rank has at a time. Some programs start new ones for every epoch.
+fn loader_count(rank: &ProcessReport, processes: &[ProcessReport]) -> f64 {
+    let wall = rank.training_times().wall_seconds.max(f64::EPSILON);
+    let own = processes
+        .iter()
+        .filter(|process| process.loads_for == Some(rank.pid));
+    let shares = own.map(|loader| (loader.times.wall_seconds / wall).min(1.0));
+    shares.sum::<f64>().round()
+}
+
+/// Number of CPUs of a rank, if ranks share CPUs evenly. Infinite if its affinity mask is unknown.
+fn cpu_count(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
+    if rank.cpus.count() == 0 {
+        return f64::INFINITY;
+    }
+    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| rank.cpus.is_set(*cpu));
+    let users = |cpu| ranks.iter().filter(|other| other.cpus.is_set(cpu)).count();
+    cpus.map(|cpu| 1.0 / users(cpu).max(1) as f64).sum()
+}
+
+/// A part of a rank's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Part {
+    /// Waiting for data while loaders ran on CPUs.
+    Prepare,
+    /// Waiting for data while loaders waited for disk or network.
+    Fetch,
+    /// Waiting for data while loaders did neither.
+    OtherData,
+    /// Runnable without a CPU: its training threads, or the loaders that it waited for.
+    CpuDelay,
+    /// Waiting for peers.
+    Communication,
+    /// Waiting for the GPU.
+    Gpu,
+    /// Running on a CPU.
+    Host,
+}
+
+impl Part {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Prepare,
+        Self::Fetch,
+        Self::OtherData,
+        Self::CpuDelay,
+        Self::Communication,
+        Self::Gpu,
+        Self::Host,
+    ];
+}
+
+/// The parts of a rank's time. Time in none of them is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Parts {
+    seconds: [f64; Part::ALL.len()],
+    /// The loaders' share of [`Part::CpuDelay`].
+    pub(crate) data_delay: f64,
+    /// Host work that counts as [`Part::Gpu`], because the GPU was never idle.
+    pub(crate) ahead_of_gpu: f64,
+    /// Busy share of its GPUs. `None`: NVML reports no utilization.
+    pub(crate) gpu_busy: Option<f64>,
+    /// Whether it launched on a GPU or waited for one.
+    pub(crate) uses_gpu: bool,
+    /// Whether it has as many loaders as CPUs.
+    pub(crate) loaders_fill_cpus: bool,
+    /// Waits for the GPU in which collectives may have run.
+    pub(crate) shared_with_collectives: f64,
+}
+
+/// The time of a rank that no part has taken yet.
+struct Remaining(f64);
+
+impl Remaining {
+    fn take(&mut self, seconds: f64) -> f64 {
+        // Unlike clamp(), this takes nothing if `seconds` is not a number.
+        let taken = seconds.max(0.0).min(self.0);
+        self.0 -= taken;
+        taken
+    }
+}
+
+impl Parts {
+    /// Splits a rank's time. Waits come first, because a thread waits for one thing at a time. CPU delay and host work
+    /// get what remains, up to what was measured.
+    pub(crate) fn new(rank: &RankTimes) -> Self {
+        let mut remaining = Remaining(rank.wall.max(0.0));
+        let mut parts = Self::default();
+        let prepare = remaining.take(rank.data_prepare);
+        let fetch = remaining.take(rank.data_fetch);
+        let data_delay = remaining.take(rank.data_sched);
+        let explained = rank.data_prepare + rank.data_fetch + rank.data_sched;
+        let other = remaining.take(rank.data_waits - explained);
+        let communication = remaining.take(rank.communication);
+        let blocked_launches = rank.launching - LONGEST_LAUNCH * rank.launches;
+        let gpu =
+            remaining.take((rank.gpu_waits - rank.peer_waits).max(0.0) + blocked_launches.max(0.0));
+        let delay = remaining.take(rank.run_delay);
+        let uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
+        // Without a GPU almost all time is in phase Unknown, although the CPU time is known.
+        let unknown = if uses_gpu { rank.unknown } else { 0.0 };
+        // A thread may spin while it waits. That time was taken by a wait above.
+        let host = remaining.take((remaining.0 - unknown).min(rank.cpu));
+        // A rank that keeps its GPU busy all the time is limited by it, even if it waits elsewhere or not at all.
+        let is_ahead = rank.gpu_busy >= Some(NEVER_IDLE * rank.wall) && rank.wall > 0.0;
+        let ahead_of_gpu = if is_ahead { host } else { 0.0 };
+        let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
+        for (part, seconds) in [
+            (Part::Prepare, prepare),
+            (Part::Fetch, fetch),
+            (Part::OtherData, other),
+            (Part::CpuDelay, data_delay + delay),
+            (Part::Communication, communication),
+            (Part::Gpu, gpu),
+            (Part::Host, host),
+        ] {
+            parts.seconds[part as usize] = seconds;
+        }
+        parts.data_delay = data_delay;
+        parts.ahead_of_gpu = ahead_of_gpu;
+        parts.gpu_busy = rank.gpu_busy.map(|busy| busy / rank.wall.max(f64::EPSILON));
+        parts.uses_gpu = uses_gpu;
+        parts.loaders_fill_cpus = rank.loaders_fill_cpus;
+        parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
+        parts
+    }
+
+    /// Seconds in a part.
+    pub(crate) fn seconds_in(&self, part: Part) -> f64 {
+        self.seconds[part as usize]
+    }
+
+    pub(crate) fn total(&self) -> f64 {
+        self.seconds.iter().sum()
+    }
+
+    /// Moves time from [`Part::Communication`] to another part.
+    pub(crate) fn reassign_communication(&mut self, part: Part, seconds: f64) {
+        let taken = seconds.clamp(0.0, self.seconds_in(Part::Communication));
+        self.seconds[Part::Communication as usize] -= taken;
+        self.seconds[part as usize] += taken;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lived(pid: u32, wall_seconds: f64) -> ProcessReport {
+        let times = Times {
+            wall_seconds,
+            ..Times::default()
+        };
+        ProcessReport {
+            pid,
+            times,
+            ..ProcessReport::default()
+        }
+    }
+
+    fn may_use(cpus: std::ops::Range<usize>) -> ProcessReport {
+        let mut rank = lived(1, 10.0);
+        cpus.for_each(|cpu| rank.cpus.set(cpu));
+        rank
+    }
+
+    #[test]
+    fn consecutive_loaders_count_as_one() {
+        let rank = lived(1, 10.0);
+        let loader = |loads_for, wall_seconds| ProcessReport {
+            is_loader: true,
+            loads_for: Some(loads_for),
+            ..lived(7, wall_seconds)
+        };
+        let count = |walls: &[f64]| {
+            let own = walls.iter().map(|wall| loader(1, *wall));
+            let others = loader(2, 10.0);
+            loader_count(&rank, &own.chain([others]).collect::<Vec<_>>())
+        };
+        assert_eq!(count(&[]), 0.0);
+        assert_eq!(count(&[9.6, 9.7]), 2.0);
+        // Loaders that started before the first step live longer than the training.
+        assert_eq!(count(&[13.0, 13.0]), 2.0);
+        assert_eq!(count(&[4.8, 4.8, 4.9, 4.9]), 2.0);
+    }
+
+    #[test]
+    fn ranks_share_cpus_evenly() {
+        let of_first = |ranks: &[ProcessReport]| cpu_count(&ranks[0], ranks);
+        assert_eq!(of_first(&[may_use(0..8)]), 8.0);
+        assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);
+        assert_eq!(of_first(&[may_use(0..4), may_use(4..8)]), 4.0);
+        assert_eq!(of_first(&[may_use(0..0), may_use(0..8)]), f64::INFINITY);
+    }
+
+    #[test]
+    fn a_time_that_is_not_a_number_counts_as_none() {
+        let parts = Parts::new(&RankTimes {
+            wall: 10.0,
+            data_waits: f64::NAN,
+            gpu_waits: 4.0,
+            ..RankTimes::default()
+        });
+        assert_eq!(parts.seconds_in(Part::Gpu), 4.0);
+        assert_eq!(parts.total(), 4.0);
+    }
+}

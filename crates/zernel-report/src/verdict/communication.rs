@@ -1,0 +1,60 @@
+//! Communication-bound: the ranks wait for each other in collectives.
+
+use super::resource::{Resource, ResourceTime};
+use super::{Description, Verdict};
+use crate::times::Part;
+
+pub(super) static RESOURCE: Resource = Resource {
+    key: "communication",
+    title: "communication-bound",
+    time: "collectives",
+    parts: &[(Part::Communication, "in collectives")],
+    remedy: |_, _| REMEDY,
+    verdict: |time, _| Verdict::Communication(CommunicationBound { time }),
+};
+
+const REMEDY: &str = "overlapping collectives with the backward pass, or fewer bytes";
+
+/// The ranks wait for each other in collectives.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CommunicationBound {
+    time: ResourceTime,
+}
+
+impl CommunicationBound {
+    pub(super) fn describe(&self) -> Description {
+        let evidence = format!("collectives took {}", self.time.share_text());
+        (self.time).describe(&RESOURCE, Part::Communication, evidence, REMEDY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::times::RankTimes;
+    use crate::verdict::tests::{assert_bound, assert_json, gpu_rank, waiting_rank};
+
+    #[test]
+    fn long_collectives_bound_a_job() {
+        assert_bound(
+            "communication",
+            &[(
+                "waits for peers",
+                RankTimes {
+                    communication: 55.0,
+                    peer_waits: 55.0,
+                    ..gpu_rank()
+                },
+            )],
+        );
+    }
+
+    #[test]
+    fn the_json_keeps_its_values() {
+        assert_json(
+            &[waiting_rank()],
+            &json!(["communication", "communication", null, 0.5, 50.0]),
+        );
+    }
+}

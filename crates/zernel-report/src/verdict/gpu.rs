@@ -1,0 +1,156 @@
+//! GPU-bound: the ranks wait for their GPUs.
+
+use super::resource::{MENTIONED, Resource, ResourceTime};
+use super::{Description, Verdict};
+use crate::times::{Part, Parts};
+
+pub(super) static RESOURCE: Resource = Resource {
+    key: "gpu",
+    title: "GPU-bound",
+    time: "waits for the GPU",
+    parts: &[(Part::Gpu, "waiting for its GPU")],
+    remedy: |_, _| FASTER_GPU,
+    verdict,
+};
+
+const FASTER_GPU: &str = "faster kernels or GPUs";
+const FASTER_GPU_OR_FEWER_BYTES: &str =
+    "faster kernels or GPUs, or fewer bytes in collectives; a GPU profile shows which";
+
+/// The ranks wait for their GPUs.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct GpuBound {
+    time: ResourceTime,
+    /// Waits for the GPU in which collectives may have run.
+    collectives: f64,
+    /// Host work that counts as waiting, because the GPU was never idle.
+    ahead: f64,
+}
+
+fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
+    Verdict::Gpu(GpuBound {
+        time,
+        collectives: ranks.iter().map(|rank| rank.shared_with_collectives).sum(),
+        ahead: ranks.iter().map(|rank| rank.ahead_of_gpu).sum(),
+    })
+}
+
+impl GpuBound {
+    pub(super) fn describe(&self) -> Description {
+        let (seconds, collectives, ahead) = (self.time.seconds, self.collectives, self.ahead);
+        let collectives_text = match collectives > MENTIONED * seconds {
+            true => format!(", of which up to {collectives:.1} s may be collectives"),
+            false => String::new(),
+        };
+        let ahead_text = match ahead > 0.0 {
+            true => format!(
+                "; this includes {ahead:.1} s of host work, because the GPU was never idle (NVML)"
+            ),
+            false => String::new(),
+        };
+        let share = self.time.share_text();
+        let evidence = format!("waits for the GPU took {share}{collectives_text}{ahead_text}");
+        let remedy = match 2.0 * collectives > seconds {
+            true => FASTER_GPU_OR_FEWER_BYTES,
+            false => FASTER_GPU,
+        };
+        self.time.describe(&RESOURCE, Part::Gpu, evidence, remedy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::times::RankTimes;
+    use crate::verdict::judge;
+    use crate::verdict::tests::{
+        assert_bound, assert_json, bound_of, gpu_rank, remedy_of, starved_rank,
+    };
+
+    #[test]
+    fn long_waits_for_the_gpu_bound_a_job() {
+        assert_bound(
+            "gpu",
+            &[
+                ("waits for its GPU", gpu_rank()),
+                (
+                    "waits for loaders that rest, and longer for the GPU",
+                    RankTimes {
+                        loader_busy: Some(0.3),
+                        ..starved_rank()
+                    },
+                ),
+                (
+                    "waits in launches, because the queue is full",
+                    RankTimes {
+                        gpu_waits: 10.0,
+                        launching: 70.0,
+                        cpu: 90.0,
+                        ..gpu_rank()
+                    },
+                ),
+                (
+                    "spins while it waits",
+                    RankTimes {
+                        cpu: 99.0,
+                        ..gpu_rank()
+                    },
+                ),
+            ],
+        );
+    }
+
+    #[test]
+    fn waits_for_the_gpu_and_for_collectives_count_once() {
+        let parts = Parts::new(&gpu_rank());
+        assert_eq!(parts.seconds_in(Part::Gpu), 72.0);
+        assert_eq!(parts.seconds_in(Part::Communication), 8.0);
+        let overlaps = RankTimes {
+            communication: 0.0,
+            peer_waits: 0.0,
+            until_sync: 70.0,
+            ..gpu_rank()
+        };
+        let verdict = judge(&[overlaps; 2]);
+        assert_eq!(bound_of(&verdict), "gpu");
+        assert!(remedy_of(&verdict).contains("fewer bytes"));
+        assert!(
+            verdict.describe().evidence.contains("may be collectives"),
+            "{}",
+            verdict.describe().evidence
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_is_never_idle_bounds_the_job() {
+        let works = RankTimes {
+            gpu_waits: 5.0,
+            cpu: 100.0,
+            ..gpu_rank()
+        };
+        assert_eq!(bound_of(&judge(&[works])), "host");
+        let is_ahead = RankTimes {
+            gpu_busy: Some(97.0),
+            ..works
+        };
+        let verdict = judge(&[is_ahead]);
+        assert_eq!(bound_of(&verdict), "gpu");
+        assert!(
+            verdict.describe().evidence.contains("NVML"),
+            "{}",
+            verdict.describe().evidence
+        );
+        let has_gaps = RankTimes {
+            gpu_busy: Some(70.0),
+            ..works
+        };
+        assert_eq!(bound_of(&judge(&[has_gaps])), "host");
+    }
+
+    #[test]
+    fn the_json_keeps_its_values() {
+        assert_json(&[gpu_rank()], &json!(["gpu", "gpu", null, 0.72, 72.0]));
+    }
+}

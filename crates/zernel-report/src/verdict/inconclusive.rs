@@ -1,0 +1,182 @@
+//! Can't tell: the evidence does not point at one cause.
+
+use super::job::{Job, TotalTime};
+use super::resource::{DOMINANT, list, mentioned};
+use super::{Description, Verdict};
+use crate::times::Parts;
+
+/// Seconds that the longest rank must have been observed for. Anything shorter is start-up.
+const SHORTEST: f64 = 1.0;
+/// Largest share of unknown time that allows a verdict.
+const UNKNOWN: f64 = 0.5;
+
+/// Why the evidence does not point at one cause.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Inconclusive {
+    NotObserved,
+    NoRanks,
+    TooShort {
+        longest_seconds: f64,
+    },
+    MostlyUnknown {
+        unknown_seconds: f64,
+        total: TotalTime,
+    },
+    /// No resource has a dominant share.
+    NothingDominates {
+        /// The resources with a share worth mentioning, largest first.
+        shares: Vec<(&'static str, f64)>,
+        total: TotalTime,
+    },
+}
+
+/// Rule: there are no ranks, they ran for less than [`SHORTEST`], or more than [`UNKNOWN`] of their time is unknown.
+pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
+    if job.ranks.is_empty() {
+        return Some(Verdict::CannotTell(Inconclusive::NoRanks));
+    }
+    let walls = job.ranks.iter().map(|rank| rank.wall);
+    let longest_seconds = walls.fold(0.0, f64::max);
+    if longest_seconds < SHORTEST {
+        let reason = Inconclusive::TooShort { longest_seconds };
+        return Some(Verdict::CannotTell(reason));
+    }
+    let total = job.total;
+    let known: f64 = job.parts.iter().map(Parts::total).sum();
+    let unknown_seconds = total.wall_seconds - known;
+    let reason = Inconclusive::MostlyUnknown {
+        unknown_seconds,
+        total,
+    };
+    (unknown_seconds > UNKNOWN * total.wall_seconds).then_some(Verdict::CannotTell(reason))
+}
+
+/// The verdict if no rule applies.
+pub(super) fn nothing_dominates(job: &Job) -> Verdict {
+    Verdict::CannotTell(Inconclusive::NothingDominates {
+        shares: mentioned(job, None),
+        total: job.total,
+    })
+}
+
+impl Inconclusive {
+    pub(super) fn describe(&self) -> Description {
+        Description {
+            title: "can't tell",
+            bound: "cannot-tell",
+            cause: None,
+            straggler: None,
+            evidence: self.evidence(),
+            helps: None,
+            share: None,
+            at_most_seconds: None,
+        }
+    }
+
+    fn evidence(&self) -> String {
+        match self {
+            Self::NotObserved => "nothing was observed".to_owned(),
+            Self::NoRanks => "no training process was observed".to_owned(),
+            Self::TooShort { longest_seconds } => format!(
+                "no rank was observed for longer than {longest_seconds:.2} s; a verdict needs at least {SHORTEST} s"
+            ),
+            Self::MostlyUnknown {
+                unknown_seconds,
+                total,
+            } => format!(
+                "the cause of waiting is unknown for {}",
+                total.share_text(*unknown_seconds)
+            ),
+            Self::NothingDominates { shares, total } => format!(
+                "no resource took {:.0} % of {:.1} s: {}",
+                100.0 * DOMINANT,
+                total.wall_seconds,
+                list(shares)
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::times::RankTimes;
+    use crate::verdict::judge;
+    use crate::verdict::tests::{assert_bound, assert_json, bound_of, gpu_rank};
+
+    #[test]
+    fn little_or_mixed_evidence_gives_no_cause() {
+        assert_bound(
+            "cannot-tell",
+            &[
+                (
+                    "sleeps for an unknown reason",
+                    RankTimes {
+                        gpu_waits: 10.0,
+                        cpu: 10.0,
+                        ..gpu_rank()
+                    },
+                ),
+                (
+                    "mostly unknown",
+                    RankTimes {
+                        unknown: 90.0,
+                        gpu_waits: 8.0,
+                        cpu: 90.0,
+                        ..gpu_rank()
+                    },
+                ),
+                (
+                    "a bit of everything",
+                    RankTimes {
+                        gpu_waits: 33.0,
+                        peer_waits: 8.0,
+                        communication: 8.0,
+                        data_waits: 20.0,
+                        data_prepare: 20.0,
+                        data_fetch: 0.0,
+                        data_sched: 0.0,
+                        loader_busy: None,
+                        run_delay: 15.0,
+                        cpu: 25.0,
+                        ..gpu_rank()
+                    },
+                ),
+                (
+                    "too short",
+                    RankTimes {
+                        wall: 0.3,
+                        gpu_waits: 0.3,
+                        ..gpu_rank()
+                    },
+                ),
+            ],
+        );
+    }
+
+    #[test]
+    fn processes_that_do_not_train_have_no_verdict() {
+        let verdict = judge(&[]);
+        assert_eq!(bound_of(&verdict), "cannot-tell");
+        assert!(
+            verdict
+                .describe()
+                .evidence
+                .contains("no training process was observed")
+        );
+        // A process that initialises CUDA and sleeps has only unknown time.
+        let idle = RankTimes {
+            wall: 60.0,
+            unknown: 60.0,
+            cpu: 0.1,
+            ..RankTimes::default()
+        };
+        assert_eq!(bound_of(&judge(&[idle])), "cannot-tell");
+    }
+
+    #[test]
+    fn the_json_keeps_its_values() {
+        assert_json(&[], &json!(["cannot-tell", null, null, null, null]));
+    }
+}

@@ -1,0 +1,163 @@
+//! Input-bound: the ranks wait for data.
+
+use super::job::{Job, WASTE};
+use super::resource::{Resource, ResourceTime, sum_of_part};
+use super::{Description, Verdict, cpu_scheduler};
+use crate::times::{Part, Parts};
+
+/// Busy share from which loaders count as never resting. The rest is handing over requests and batches.
+const NEVER_RESTS: f64 = 0.75;
+
+pub(super) static RESOURCE: Resource = Resource {
+    key: "input",
+    title: "input-bound",
+    time: "waits for data",
+    parts: &[
+        (Part::Prepare, "waiting while loaders prepared data"),
+        (Part::Fetch, "waiting while loaders fetched data"),
+        (Part::OtherData, "waiting for data that no loader worked on"),
+    ],
+    remedy,
+    verdict,
+};
+
+/// The ranks wait for data.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct InputBound {
+    time: ResourceTime,
+    /// Loaders ran on CPUs meanwhile.
+    prepare: f64,
+    /// Loaders waited for disk or network meanwhile.
+    fetch: f64,
+    /// Loaders did neither.
+    other: f64,
+    /// The largest of the three.
+    cause: Part,
+    remedy: &'static str,
+}
+
+/// Rule: the loaders never rest, and the ranks wait for them for [`WASTE`] of the time. Loaders work in parallel to the
+/// steps, so a faster step does not make such a job faster. The loaders may lack CPUs; then the CPU scheduler bounds it.
+pub(super) fn loaders_are_saturated(job: &Job) -> Option<Verdict> {
+    let mut ranks = job.ranks.iter();
+    let never_rest = ranks.all(|rank| rank.loader_busy >= Some(NEVER_RESTS));
+    let parts = &job.parts_by_cause;
+    let delays: f64 = parts.iter().map(|rank| rank.data_delay).sum();
+    let data_waits = RESOURCE.seconds(parts);
+    if !never_rest || data_waits + delays < WASTE * job.total.wall_seconds {
+        return None;
+    }
+    let lack_cpus = cpu_scheduler::RESOURCE.seconds(parts) > data_waits;
+    let resource = match lack_cpus {
+        true => &cpu_scheduler::RESOURCE,
+        false => &RESOURCE,
+    };
+    Some(resource.bounds(job))
+}
+
+fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
+    let prepare = sum_of_part(ranks, Part::Prepare);
+    let fetch = sum_of_part(ranks, Part::Fetch);
+    let other = sum_of_part(ranks, Part::OtherData);
+    let (part, most) = match fetch >= prepare {
+        true => (Part::Fetch, fetch),
+        false => (Part::Prepare, prepare),
+    };
+    let cause = if other >= most { Part::OtherData } else { part };
+    Verdict::Input(InputBound {
+        time,
+        prepare,
+        fetch,
+        other,
+        cause,
+        remedy: remedy(cause, ranks),
+    })
+}
+
+fn remedy(part: Part, ranks: &[Parts]) -> &'static str {
+    let loaders_fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
+    match part {
+        Part::Fetch => "faster storage or network, or deeper prefetching",
+        Part::OtherData => {
+            "checking the data source: no process that the ranks started worked on the data"
+        }
+        _ if loaders_fill_cpus => {
+            "cheaper preprocessing; there are already as many loaders as CPUs"
+        }
+        _ => "more loaders if CPUs are free, or cheaper preprocessing",
+    }
+}
+
+impl InputBound {
+    pub(super) fn describe(&self) -> Description {
+        let evidence = format!(
+            "waits for data took {}: loaders prepared for {:.1} s, fetched for {:.1} s, did neither for {:.1} s",
+            self.time.share_text(),
+            self.prepare,
+            self.fetch,
+            self.other
+        );
+        (self.time).describe(&RESOURCE, self.cause, evidence, self.remedy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::times::RankTimes;
+    use crate::verdict::judge;
+    use crate::verdict::tests::{
+        assert_bound, assert_json, bound_of, gpu_rank, remedy_of, starved_rank,
+    };
+
+    #[test]
+    fn waits_for_busy_loaders_or_long_waits_for_data_bound_a_job() {
+        assert_bound(
+            "input",
+            &[
+                ("waits for saturated loaders", starved_rank()),
+                (
+                    "loads data itself most of the time",
+                    RankTimes {
+                        data_waits: 60.0,
+                        data_prepare: 50.0,
+                        gpu_waits: 30.0,
+                        loader_busy: None,
+                        ..gpu_rank()
+                    },
+                ),
+            ],
+        );
+    }
+
+    #[test]
+    fn the_gain_is_at_most_the_time_of_the_worst_rank() {
+        let verdict = judge(&[starved_rank(), starved_rank()]);
+        assert_eq!(bound_of(&verdict), "input");
+        assert_eq!(verdict.describe().at_most_seconds, Some(29.5));
+        assert_eq!(verdict.describe().share, Some(0.295));
+    }
+
+    #[test]
+    fn more_loaders_are_a_remedy_only_if_cpus_are_free() {
+        let full = RankTimes {
+            loaders_fill_cpus: true,
+            ..starved_rank()
+        };
+        let helps = |ranks: &[RankTimes]| remedy_of(&judge(ranks));
+        assert!(helps(&[starved_rank()]).contains("more loaders"));
+        assert!(helps(&[full, starved_rank()]).contains("more loaders"));
+        let advice = helps(&[full, full]);
+        assert!(!advice.contains("more loaders"), "{advice}");
+        assert!(advice.contains("as many loaders as CPUs"), "{advice}");
+    }
+
+    #[test]
+    fn the_json_keeps_its_values() {
+        assert_json(
+            &[starved_rank()],
+            &json!(["input", "prepare", null, 0.295, 29.5]),
+        );
+    }
+}

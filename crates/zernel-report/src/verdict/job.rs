@@ -1,0 +1,69 @@
+//! The times of all ranks of a job, as the rules use them.
+
+use super::slowest::{Slowest, slowest};
+use crate::times::{Part, Parts, RankTimes};
+
+/// Share of the time that a wait must take to bound a job that nothing else can speed up.
+pub(super) const WASTE: f64 = 0.15;
+
+/// The job that the rules judge.
+pub(super) struct Job<'a> {
+    pub(super) ranks: &'a [RankTimes],
+    pub(super) total: TotalTime,
+    pub(super) slowest: Option<Slowest>,
+    /// The parts of each rank's time.
+    pub(super) parts: Vec<Parts>,
+    /// The same, but waits for the slowest rank count as the part that makes it slow.
+    pub(super) parts_by_cause: Vec<Parts>,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(ranks: &'a [RankTimes]) -> Self {
+        let parts: Vec<Parts> = ranks.iter().map(Parts::new).collect();
+        let slowest = slowest(ranks);
+        let mut parts_by_cause = parts.clone();
+        if let Some(slowest) = slowest {
+            charge_waits_for_slowest(&mut parts_by_cause, slowest);
+        }
+        let total = TotalTime {
+            ranks: ranks.len(),
+            wall_seconds: ranks.iter().map(|rank| rank.wall).sum(),
+        };
+        Self {
+            ranks,
+            total,
+            slowest,
+            parts,
+            parts_by_cause,
+        }
+    }
+}
+
+/// Counts waits for the slowest rank as the part that makes it slow.
+fn charge_waits_for_slowest(parts: &mut [Parts], slowest: Slowest) {
+    let Some(reason) = slowest.reason else { return };
+    let least = parts[slowest.index].seconds_in(Part::Communication);
+    for rank in parts {
+        rank.reassign_communication(reason, rank.seconds_in(Part::Communication) - least);
+    }
+}
+
+/// Wall time of all ranks together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct TotalTime {
+    pub(super) ranks: usize,
+    pub(super) wall_seconds: f64,
+}
+
+impl TotalTime {
+    /// A time of all ranks as part of this one.
+    pub(super) fn share_text(&self, seconds: f64) -> String {
+        let wall = self.wall_seconds;
+        let ranks = match self.ranks {
+            0 | 1 => String::new(),
+            ranks => format!(", sum of {ranks} ranks"),
+        };
+        let percent = 100.0 * seconds / wall;
+        format!("{seconds:.1} s of {wall:.1} s ({percent:.0} %{ranks})")
+    }
+}

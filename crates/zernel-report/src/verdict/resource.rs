@@ -1,0 +1,174 @@
+//! The verdicts that one resource takes the time of all ranks: what they share, and their rule.
+
+use std::slice;
+
+use super::job::{Job, TotalTime};
+use super::{Description, RESOURCES, Verdict};
+use crate::times::{Part, Parts};
+
+/// Share of the time that a resource must take to bound a job.
+pub(super) const DOMINANT: f64 = 0.35;
+/// Smallest share of the time that the evidence mentions.
+pub(super) const MENTIONED: f64 = 0.05;
+
+/// A resource that a job waits for or works with.
+pub(super) struct Resource {
+    /// Value of the JSON key `bound`.
+    pub(super) key: &'static str,
+    /// Title of the verdict.
+    pub(super) title: &'static str,
+    /// Name of its time in a list.
+    pub(super) time: &'static str,
+    /// The parts of a rank's time that it takes, with the end of the sentence "it spent 1 s more".
+    pub(super) parts: &'static [(Part, &'static str)],
+    /// What makes a part of these ranks' time shorter.
+    pub(super) remedy: fn(Part, &[Parts]) -> &'static str,
+    /// The verdict that the resource bounds a job, from the parts of its ranks.
+    pub(super) verdict: fn(ResourceTime, &[Parts]) -> Verdict,
+}
+
+impl Resource {
+    /// The resource that takes a part.
+    pub(super) fn that_takes(part: Part) -> Option<&'static Self> {
+        let mut resources = RESOURCES.iter().copied();
+        resources.find(|resource| resource.takes(part))
+    }
+
+    /// The end of the sentence "it spent 1 s more" for a part.
+    pub(super) fn excess_text(part: Part) -> Option<&'static str> {
+        let mut parts = Self::that_takes(part)?.parts.iter();
+        let (_, text) = parts.find(|(own, _)| *own == part)?;
+        Some(text)
+    }
+
+    pub(super) fn takes(&self, part: Part) -> bool {
+        self.parts.iter().any(|(own, _)| *own == part)
+    }
+
+    /// Seconds of all ranks that it takes.
+    pub(super) fn seconds(&self, ranks: &[Parts]) -> f64 {
+        let parts = self.parts.iter();
+        parts.map(|(part, _)| sum_of_part(ranks, *part)).sum()
+    }
+
+    /// The verdict that it bounds the job.
+    pub(super) fn bounds(&self, job: &Job) -> Verdict {
+        let ranks = &job.parts_by_cause;
+        let of_rank = |rank: &Parts| self.seconds(slice::from_ref(rank));
+        let time = ResourceTime {
+            seconds: self.seconds(ranks),
+            total: job.total,
+            others: mentioned(job, Some(self)),
+            at_most_seconds: ranks.iter().map(of_rank).fold(0.0, f64::max),
+        };
+        (self.verdict)(time, ranks)
+    }
+}
+
+/// Seconds of all ranks in a part.
+pub(super) fn sum_of_part(ranks: &[Parts], part: Part) -> f64 {
+    ranks.iter().map(|rank| rank.seconds_in(part)).sum()
+}
+
+/// Rule: one resource takes [`DOMINANT`] of the time. The parts follow one another, so the time of each is what it can
+/// save.
+pub(super) fn one_resource_dominates(job: &Job) -> Option<Verdict> {
+    let (resource, seconds) = by_size(job)[0];
+    (seconds >= DOMINANT * job.total.wall_seconds).then(|| resource.bounds(job))
+}
+
+/// The resources with their seconds, largest first.
+fn by_size(job: &Job) -> Vec<(&'static Resource, f64)> {
+    let seconds = |resource: &Resource| resource.seconds(&job.parts_by_cause);
+    let resources = RESOURCES.iter().copied();
+    let mut resources: Vec<_> = resources.map(|each| (each, seconds(each))).collect();
+    resources.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    resources
+}
+
+/// Names and seconds of the resources with a share worth mentioning, largest first, without `except`.
+pub(super) fn mentioned(job: &Job, except: Option<&Resource>) -> Vec<(&'static str, f64)> {
+    let others = by_size(job).into_iter().filter(|(resource, seconds)| {
+        let is_excepted = except.is_some_and(|except| except.key == resource.key);
+        *seconds >= MENTIONED * job.total.wall_seconds && !is_excepted
+    });
+    let named = others.map(|(resource, seconds)| (resource.time, seconds));
+    named.collect()
+}
+
+/// Names and seconds as a list.
+pub(super) fn list(times: &[(&str, f64)]) -> String {
+    let texts = times
+        .iter()
+        .map(|(name, seconds)| format!("{name} {seconds:.1} s"));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+/// The time that a resource takes. Seconds are sums over all ranks, unless stated otherwise.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ResourceTime {
+    pub(super) seconds: f64,
+    pub(super) total: TotalTime,
+    /// The other resources with a share worth mentioning, largest first.
+    pub(super) others: Vec<(&'static str, f64)>,
+    /// By how much the job can get shorter at most: the largest time of one rank.
+    pub(super) at_most_seconds: f64,
+}
+
+impl ResourceTime {
+    /// The time as part of the time of all ranks.
+    pub(super) fn share_text(&self) -> String {
+        self.total.share_text(self.seconds)
+    }
+
+    /// The description of the verdict that `resource` bounds the job. Its evidence gets the other resources added.
+    pub(super) fn describe(
+        &self,
+        resource: &Resource,
+        cause: Part,
+        evidence: String,
+        helps: &'static str,
+    ) -> Description {
+        let others = match self.others.is_empty() {
+            true => String::new(),
+            false => format!("; also {}", list(&self.others)),
+        };
+        Description {
+            title: resource.title,
+            bound: resource.key,
+            cause: Some(cause),
+            straggler: None,
+            evidence: evidence + &others,
+            helps: Some(helps),
+            share: Some(self.seconds / self.total.wall_seconds),
+            at_most_seconds: Some(self.at_most_seconds),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_part_belongs_to_one_resource() {
+        for part in Part::ALL {
+            let takes = RESOURCES.iter().filter(|resource| resource.takes(part));
+            assert_eq!(takes.count(), 1, "{part:?}");
+        }
+    }
+
+    #[test]
+    fn every_resource_has_its_own_names() {
+        for name in [
+            |resource: &Resource| resource.key,
+            |resource: &Resource| resource.title,
+            |resource: &Resource| resource.time,
+        ] {
+            let names: BTreeSet<&str> = RESOURCES.iter().map(|each| name(each)).collect();
+            assert_eq!(names.len(), RESOURCES.len(), "{names:?}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Straggler-bound: one rank keeps its peers waiting.
+
+use std::slice;
+
+use super::job::{Job, WASTE};
+use super::resource::Resource;
+use super::slowest::{Slowest, peers};
+use super::{Description, Verdict, input};
+use crate::times::{Part, Parts, RankTimes};
+
+/// The remedy if nothing that was measured makes the rank slow.
+const DUMP_STACK: &str = "a stack dump of that rank, for example with `py-spy dump --pid`";
+
+/// One rank that keeps its peers waiting.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Straggler {
+    slowest: Slowest,
+    /// Time that a peer waits for it, on average. The job can get shorter by this at most.
+    waited_seconds: f64,
+    /// Wall time of a peer, on average.
+    peer_wall_seconds: f64,
+    /// Share of the time of all ranks that the peers wait.
+    share: f64,
+    remedy: &'static str,
+}
+
+/// Rule: the peers of one rank wait for it for [`WASTE`] of their time, and would not wait even longer for their own
+/// loaders if that rank were faster.
+pub(super) fn one_rank_is_slow(job: &Job) -> Option<Verdict> {
+    let slowest = job.slowest?;
+    let (ranks, parts) = (job.ranks, &job.parts);
+    let count = (ranks.len() - 1) as f64;
+    let peer_mean = |measure: &dyn Fn(&RankTimes, &Parts) -> f64| {
+        let both: Vec<(&RankTimes, &Parts)> = ranks.iter().zip(parts).collect();
+        let peers = peers(&both, slowest.index).map(|(rank, parts)| measure(rank, parts));
+        peers.sum::<f64>() / count
+    };
+    let slow = &parts[slowest.index];
+    let least = slow.seconds_in(Part::Communication);
+    let is_for_data = is_slowed_by_loaders(slowest.reason, slow);
+    // A peer with loaders that hardly rest would soon wait for them instead.
+    let busy =
+        |rank: &RankTimes| rank.wall * rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
+    let waited = |parts: &Parts| (parts.seconds_in(Part::Communication) - least).max(0.0);
+    let gain = peer_mean(&|rank, parts| waited(parts).min(rank.wall - busy(rank)));
+    let hidden = peer_mean(&|rank, parts| busy(rank) - (parts.total() - waited(parts)));
+    let input = peer_mean(&|_, parts| input::RESOURCE.seconds(slice::from_ref(parts)));
+    let delay = peer_mean(&|_, parts| parts.seconds_in(Part::CpuDelay));
+    let peer_wall_seconds = peer_mean(&|rank, _| rank.wall);
+    let is_explained = slowest.more_seconds > 0.0;
+    let is_enough = gain >= WASTE * peer_wall_seconds && gain >= input.max(delay).max(hidden);
+    if !is_explained || !is_enough {
+        return None;
+    }
+    Some(Verdict::Straggler(Straggler {
+        slowest,
+        waited_seconds: gain,
+        peer_wall_seconds,
+        share: gain * count / job.total.wall_seconds,
+        remedy: remedy(slowest.reason, slow),
+    }))
+}
+
+/// Whether a rank is slow because of its loaders: they work, or most of its CPU delay is theirs.
+fn is_slowed_by_loaders(reason: Option<Part>, slow: &Parts) -> bool {
+    let loaders_lack_cpus =
+        reason == Some(Part::CpuDelay) && 2.0 * slow.data_delay > slow.seconds_in(Part::CpuDelay);
+    reason.is_some_and(|part| input::RESOURCE.takes(part)) || loaders_lack_cpus
+}
+
+/// What makes the slow rank faster: the remedy for the part that makes it slow.
+fn remedy(reason: Option<Part>, slow: &Parts) -> &'static str {
+    let resource = reason.and_then(|part| Some((part, Resource::that_takes(part)?)));
+    resource.map_or(DUMP_STACK, |(part, resource)| {
+        (resource.remedy)(part, slice::from_ref(slow))
+    })
+}
+
+impl Straggler {
+    pub(super) fn describe(&self) -> Description {
+        let evidence = format!(
+            "its peers waited for it for {:.1} s of {:.1} s ({:.0} %, mean); it spent {:.1} s more {} than they did",
+            self.waited_seconds,
+            self.peer_wall_seconds,
+            100.0 * self.waited_seconds / self.peer_wall_seconds,
+            self.slowest.more_seconds,
+            self.slowest.excess_text()
+        );
+        Description {
+            title: "straggler-bound",
+            bound: "straggler",
+            cause: self.slowest.reason,
+            straggler: Some(self.slowest.index),
+            evidence,
+            helps: Some(self.remedy),
+            share: Some(self.share),
+            at_most_seconds: Some(self.waited_seconds),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::verdict::judge;
+    use crate::verdict::tests::{assert_json, bound_of, gpu_rank, starved_rank, waiting_rank};
+
+    #[test]
+    fn one_slow_rank_is_a_straggler_for_every_cause() {
+        let slow = RankTimes {
+            gpu_waits: 38.0,
+            ..gpu_rank()
+        };
+        let cases = [
+            (gpu_rank(), Part::Gpu),
+            (RankTimes { cpu: 90.0, ..slow }, Part::Host),
+            (
+                RankTimes {
+                    run_delay: 45.0,
+                    ..slow
+                },
+                Part::CpuDelay,
+            ),
+            (
+                RankTimes {
+                    data_waits: 50.0,
+                    data_fetch: 45.0,
+                    loader_busy: Some(0.95),
+                    ..slow
+                },
+                Part::Fetch,
+            ),
+        ];
+        for (rank, cause) in cases {
+            for peers in [1, 7] {
+                let mut ranks = vec![waiting_rank(); peers];
+                ranks.push(rank);
+                let verdict = judge(&ranks);
+                assert_eq!(
+                    bound_of(&verdict),
+                    "straggler",
+                    "{}",
+                    verdict.describe().evidence
+                );
+                assert_eq!(
+                    verdict.describe().cause,
+                    Some(cause),
+                    "{}",
+                    verdict.describe().evidence
+                );
+                assert_eq!(verdict.describe().straggler, Some(peers));
+                assert_eq!(verdict.describe().at_most_seconds, Some(42.0));
+            }
+        }
+    }
+
+    /// It sleeps or waits for a lock, which no probe reports, while its peers wait for it.
+    #[test]
+    fn a_straggler_may_be_blocked_for_an_unknown_reason() {
+        let asleep = RankTimes {
+            gpu_waits: 8.0,
+            cpu: 10.0,
+            ..gpu_rank()
+        };
+        let ranks = [waiting_rank(), asleep, waiting_rank(), waiting_rank()];
+        let verdict = judge(&ranks);
+        assert_eq!(
+            bound_of(&verdict),
+            "straggler",
+            "{}",
+            verdict.describe().evidence
+        );
+        assert_eq!(
+            (verdict.describe().cause, verdict.describe().straggler),
+            (None, Some(1))
+        );
+        assert!(
+            verdict
+                .describe()
+                .evidence
+                .contains("blocked for an unknown reason"),
+            "{}",
+            verdict.describe().evidence
+        );
+    }
+
+    /// If loaders hold up all ranks, one rank is always the slowest and hides the waits of the others.
+    #[test]
+    fn the_slowest_of_many_starved_ranks_is_no_straggler() {
+        let ahead = RankTimes {
+            data_waits: 3.0,
+            data_prepare: 3.0,
+            communication: 35.0,
+            peer_waits: 35.0,
+            gpu_waits: 87.0,
+            loader_busy: Some(0.95),
+            ..gpu_rank()
+        };
+        let mut ranks = vec![ahead; 7];
+        ranks.push(starved_rank());
+        let verdict = judge(&ranks);
+        assert_eq!(
+            bound_of(&verdict),
+            "input",
+            "{}",
+            verdict.describe().evidence
+        );
+        assert_eq!(verdict.describe().cause, Some(Part::Prepare));
+        // Nor is a rank a straggler if its peers would wait longer for their own loaders than they gain.
+        let lacks_cpus = RankTimes {
+            data_waits: 77.0,
+            data_prepare: 4.0,
+            data_fetch: 0.0,
+            data_sched: 73.0,
+            communication: 5.0,
+            peer_waits: 5.0,
+            gpu_waits: 10.0,
+            run_delay: 5.0,
+            cpu: 3.0,
+            loader_busy: Some(0.99),
+            ..gpu_rank()
+        };
+        let ahead = RankTimes {
+            data_waits: 0.0,
+            data_prepare: 0.0,
+            data_sched: 0.0,
+            communication: 80.0,
+            peer_waits: 80.0,
+            gpu_waits: 85.0,
+            loader_busy: Some(0.75),
+            ..lacks_cpus
+        };
+        let verdict = judge(&[ahead, lacks_cpus]);
+        assert_eq!(
+            bound_of(&verdict),
+            "cpu-scheduler",
+            "{}",
+            verdict.describe().evidence
+        );
+    }
+
+    #[test]
+    fn the_json_keeps_its_values() {
+        let blocked = RankTimes {
+            gpu_waits: 8.0,
+            cpu: 10.0,
+            ..gpu_rank()
+        };
+        assert_json(
+            &[waiting_rank(), gpu_rank()],
+            &json!(["straggler", "gpu", 1, 0.21, 42.0]),
+        );
+        assert_json(
+            &[waiting_rank(), blocked],
+            &json!(["straggler", null, 1, 0.21, 42.0]),
+        );
+    }
+}
