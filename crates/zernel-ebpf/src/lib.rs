@@ -15,6 +15,7 @@
 #[cfg(test)]
 mod boundary;
 pub mod capability;
+mod child_task;
 pub mod discovery;
 pub mod metrics;
 pub mod observer;

@@ -1,0 +1,400 @@
+//! Work on files of other users, in a child process with a deadline.
+//!
+//! A file may be on a file system that never answers: FUSE, or NFS with a dead server. A thread that waits for such a file
+//! cannot be killed. While it waits, its process cannot exit, and the probes of its process stay attached. So work that
+//! opens, reads, closes or attaches to a file of another user runs in a child process. The child has none of its parent's
+//! descriptors but those that the work needs, and a limit on its memory. If it misses its deadline it is killed. If the
+//! kernel does not let it die, it is left behind, and holds nothing that matters.
+
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::{self, AssertUnwindSafe};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Memory that a child may allocate.
+const MAX_MEMORY: u64 = 256 << 20;
+/// Largest result.
+const MAX_RESULT: usize = 16 << 20;
+/// Descriptors per message. The kernel passes at most 253.
+const MAX_DESCRIPTORS: usize = 128;
+
+/// The byte that lets a child begin. Before that the parent opens a handle of it, which it could not do if the child had
+/// ended and SIGCHLD is ignored.
+const BEGIN: u8 = 1;
+
+/// Why a task has no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TaskError {
+    /// The child was killed at its deadline.
+    #[error("its file system did not answer within {} s", .0.as_secs())]
+    TimedOut(Duration),
+    /// The child died, for example because its memory is limited.
+    #[error("the process that read it died")]
+    Died,
+}
+
+/// What a task returns: a value, and descriptors that the child opened.
+#[derive(Debug)]
+pub(crate) struct Outcome<T> {
+    pub(crate) value: T,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Work that runs in a child process.
+#[derive(Debug)]
+pub(crate) struct ChildTask<T> {
+    child: Child,
+    socket: OwnedFd,
+    received: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+    started: Instant,
+    limit: Duration,
+    result: PhantomData<fn() -> T>,
+}
+
+impl<T: Serialize + DeserializeOwned> ChildTask<T> {
+    /// Runs `work` in a child process, which is killed after `limit`. The child keeps the descriptors `kept` and closes all
+    /// others but stderr.
+    pub(crate) fn start(
+        limit: Duration,
+        kept: &[BorrowedFd<'_>],
+        work: impl FnOnce() -> Outcome<T>,
+    ) -> io::Result<Self> {
+        let (socket, remote) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let mut kept: Vec<i32> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+        kept.extend([remote.as_raw_fd(), io::stderr().as_raw_fd()]);
+        let started = Instant::now();
+        // SAFETY: the child shares no memory with this process. It has only this thread; locks of the C library are usable
+        // in it, because `fork` takes care of them. A lock of another owner may stay locked in the child: then it waits
+        // until it is killed at its deadline, which is an error that callers handle.
+        let pid = match unsafe { libc::fork() } {
+            -1 => return Err(io::Error::last_os_error()),
+            0 => run_and_exit(&remote, &kept, work),
+            pid => Pid::from_raw(pid).ok_or(io::ErrorKind::Other)?,
+        };
+        drop(remote);
+        let child = Child::new(pid)?;
+        rustix::io::write(&socket, &[BEGIN])?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self {
+            child,
+            socket,
+            received: Vec::new(),
+            descriptors: Vec::new(),
+            started,
+            limit,
+            result: PhantomData,
+        })
+    }
+
+    /// The result, if there is one by now.
+    pub(crate) fn poll(&mut self) -> Option<Result<Outcome<T>, TaskError>> {
+        match self.receive() {
+            Ok(true) => Some(self.outcome().ok_or(TaskError::Died)),
+            Ok(false) if self.started.elapsed() < self.limit => None,
+            Ok(false) => Some(Err(TaskError::TimedOut(self.limit))),
+            Err(_) => Some(Err(TaskError::Died)),
+        }
+    }
+
+    /// Waits for the result for at most `patience`.
+    pub(crate) fn wait(&mut self, patience: Duration) -> Option<Result<Outcome<T>, TaskError>> {
+        let until = (Instant::now() + patience).min(self.started + self.limit);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let result = self.poll();
+            if result.is_some() || left.is_zero() {
+                return result;
+            }
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            // A signal ends the wait early, and the loop goes on.
+            let _ = poll(
+                &mut [PollFd::new(&self.socket, PollFlags::IN)],
+                Some(&timeout),
+            );
+        }
+    }
+
+    /// Reads what the child has sent; true if that was all.
+    fn receive(&mut self) -> io::Result<bool> {
+        let mut bytes = vec![0; 64 * 1024];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        loop {
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let length = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
+                Ok(message) => message.bytes,
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    self.descriptors.extend(descriptors);
+                }
+            }
+            self.received.extend_from_slice(&bytes[..length]);
+            if length == 0 {
+                return Ok(true);
+            }
+            if self.received.len() > MAX_RESULT {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+        }
+    }
+
+    fn outcome(&mut self) -> Option<Outcome<T>> {
+        // The bytes that carried descriptors come first, one for each message.
+        let start = self.received.iter().position(|byte| *byte != 0)?;
+        let value = serde_json::from_slice(&self.received[start..]).ok()?;
+        Some(Outcome {
+            value,
+            descriptors: std::mem::take(&mut self.descriptors),
+        })
+    }
+}
+
+impl<T> ChildTask<T> {
+    /// Ends the task, and returns its process, which may take a while to die.
+    pub(crate) fn into_child(self) -> Child {
+        self.child.kill();
+        self.child
+    }
+}
+
+impl<T> AsFd for ChildTask<T> {
+    /// Readable when there may be a result.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A child process. Dropping it kills it, and does not wait for its end.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pid: Pid,
+    handle: OwnedFd,
+    is_reaped: bool,
+}
+
+impl Child {
+    fn new(pid: Pid) -> io::Result<Self> {
+        let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(Self {
+            pid,
+            handle,
+            is_reaped: false,
+        })
+    }
+
+    fn kill(&self) {
+        // It may have exited already.
+        let _ = rustix::process::pidfd_send_signal(&self.handle, Signal::KILL);
+    }
+
+    /// Whether it has ended. A child that waits for a file system may live long after it was killed.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        if !self.is_reaped {
+            let ended = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG);
+            self.is_reaped = !matches!(ended, Ok(None));
+        }
+        self.is_reaped
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+        if !self.has_ended() {
+            // Most children die at once. Whoever remains is reaped by the system when this process ends.
+            let handle = PollFd::new(&self.handle, PollFlags::IN);
+            let patience = Timespec {
+                tv_sec: 0,
+                tv_nsec: 10_000_000,
+            };
+            let _ = poll(&mut [handle], Some(&patience));
+            self.has_ended();
+        }
+    }
+}
+
+/// The life of the child.
+fn run_and_exit<T: Serialize>(
+    socket: &OwnedFd,
+    kept: &[i32],
+    work: impl FnOnce() -> Outcome<T>,
+) -> ! {
+    let run = AssertUnwindSafe(|| {
+        confine(kept);
+        let mut begin = [0];
+        if rustix::io::read(socket, &mut begin)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let outcome = work();
+        send(socket, &outcome)
+    });
+    let is_sent = matches!(panic::catch_unwind(run), Ok(Ok(())));
+    // SAFETY: ends this process at once. Destructors and handlers belong to the parent.
+    unsafe { libc::_exit(i32::from(!is_sent)) }
+}
+
+/// Gives up what the work does not need.
+fn confine(kept: &[i32]) {
+    close_all_but(kept);
+    // None of these can fail in a way that the work could make better.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    if let Some(limit) = memory_limit() {
+        let _ = rustix::process::setrlimit(Resource::As, limit);
+    }
+}
+
+/// The address space of this process and [`MAX_MEMORY`].
+fn memory_limit() -> Option<Rlimit> {
+    let sizes = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = sizes.split(' ').next()?.parse().ok()?;
+    let bytes = pages * rustix::param::page_size() as u64 + MAX_MEMORY;
+    Some(Rlimit {
+        current: Some(bytes),
+        maximum: Some(bytes),
+    })
+}
+
+/// Closes all descriptors but these.
+fn close_all_but(kept: &[i32]) {
+    let mut kept: Vec<u32> = kept.iter().map(|kept| kept.cast_unsigned()).collect();
+    kept.sort_unstable();
+    let mut next = 0;
+    for descriptor in kept.into_iter().chain([u32::MAX]) {
+        if descriptor > next {
+            // SAFETY: the child does not use the descriptors that this closes.
+            unsafe { libc::close_range(next, descriptor - 1, 0) };
+        }
+        next = next.max(descriptor.saturating_add(1));
+    }
+}
+
+/// Sends a result to the parent: descriptors with one zero byte per message, then the value as JSON.
+fn send<T: Serialize>(socket: &OwnedFd, outcome: &Outcome<T>) -> io::Result<()> {
+    for descriptors in outcome.descriptors.chunks(MAX_DESCRIPTORS) {
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        sendmsg(
+            socket,
+            &[IoSlice::new(&[0])],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
+    }
+    let value = serde_json::to_vec(&outcome.value)?;
+    let mut stream = std::os::unix::net::UnixStream::from(socket.try_clone()?);
+    stream.write_all(&value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::thread::sleep;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn value<T>(value: T) -> Outcome<T> {
+        Outcome {
+            value,
+            descriptors: Vec::new(),
+        }
+    }
+
+    fn run<T: Serialize + DeserializeOwned>(
+        work: impl FnOnce() -> Outcome<T>,
+    ) -> Result<Outcome<T>, TaskError> {
+        let mut task = ChildTask::start(LONG, &[], work).unwrap();
+        task.wait(LONG).unwrap()
+    }
+
+    #[test]
+    fn a_result_comes_back_with_its_descriptors() {
+        let outcome = run(|| Outcome {
+            value: "x".repeat(300_000),
+            descriptors: (0..300)
+                .map(|_| File::open("/proc/version").unwrap().into())
+                .collect(),
+        });
+        let outcome = outcome.unwrap();
+        assert_eq!(outcome.value.len(), 300_000);
+        assert_eq!(outcome.descriptors.len(), 300);
+        let mut text = String::new();
+        let last = outcome.descriptors.into_iter().next_back().unwrap();
+        File::from(last).read_to_string(&mut text).unwrap();
+        assert!(!text.is_empty());
+    }
+
+    #[test]
+    fn a_task_that_does_not_end_is_killed_at_its_deadline() {
+        let limit = Duration::from_millis(100);
+        let mut task = ChildTask::start(limit, &[], || {
+            sleep(LONG);
+            value(())
+        })
+        .unwrap();
+        assert!(task.poll().is_none());
+        assert_eq!(
+            task.wait(LONG).unwrap().unwrap_err(),
+            TaskError::TimedOut(limit)
+        );
+        let mut child = task.into_child();
+        zernel_testkit::eventually("the child ends", || child.has_ended());
+    }
+
+    #[test]
+    fn a_task_that_panics_or_takes_too_much_memory_is_an_error() {
+        panic::set_hook(Box::new(|_| {}));
+        let panics = run(|| -> Outcome<()> { panic!("on purpose") });
+        assert_eq!(panics.unwrap_err(), TaskError::Died);
+        let greedy = run(|| value(vec![1_u8; 2 * MAX_MEMORY as usize].len()));
+        assert_eq!(greedy.unwrap_err(), TaskError::Died);
+        let _ = panic::take_hook();
+    }
+
+    #[test]
+    fn a_child_has_only_the_descriptors_it_needs() {
+        let secret = File::open("/proc/self/stat").unwrap();
+        let needed = File::open("/proc/self/status").unwrap();
+        let (secret_number, needed_number) = (secret.as_raw_fd(), needed.as_raw_fd());
+        let mut task = ChildTask::start(LONG, &[needed.as_fd()], || {
+            let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")
+                .unwrap()
+                .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+                .collect();
+            value(open)
+        })
+        .unwrap();
+        let open = task.wait(LONG).unwrap().unwrap().value;
+        assert!(open.contains(&needed_number), "{open:?}");
+        assert!(!open.contains(&secret_number), "{open:?}");
+    }
+}
