@@ -3,6 +3,7 @@
 //! Trials, needs, waiting and benchmarks come without features. The feature `softgpu` adds processes
 //! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines.
 
+pub mod allocation;
 pub mod bench;
 #[cfg(feature = "softgpu")]
 pub mod communicator;
