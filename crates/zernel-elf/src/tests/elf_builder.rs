@@ -1,30 +1,32 @@
 //! Builds minimal ELF libraries for tests.
 
+use std::borrow::Cow;
+
 use tempfile::NamedTempFile;
 
 use crate::{Library, LibraryError};
 
 /// File offset and address of [`Elf::code`].
-pub(super) const CODE_OFFSET: u64 = 0x200;
-pub(super) const CODE_ADDRESS: u64 = 0x1200;
+pub(crate) const CODE_OFFSET: u64 = 0x200;
+pub(crate) const CODE_ADDRESS: u64 = 0x1200;
 
-pub(super) const FUNCTION: u8 = 2;
-pub(super) const INDIRECT_FUNCTION: u8 = 10;
+pub(crate) const FUNCTION: u8 = 2;
+pub(crate) const INDIRECT_FUNCTION: u8 = 10;
 const GLOBAL: u8 = 1 << 4;
 
 /// A symbol: its name, type and binding, address and size.
-pub(super) struct Symbol {
-    pub(super) name: &'static str,
-    pub(super) info: u8,
-    pub(super) address: u64,
-    pub(super) size: u64,
-    pub(super) version: u16,
+pub(crate) struct Symbol {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) info: u8,
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) version: u16,
 }
 
 /// Returns a global function of this size at the start of the code.
-pub(super) fn function(name: &'static str, size: u64) -> Symbol {
+pub(crate) fn function(name: impl Into<Cow<'static, str>>, size: u64) -> Symbol {
     Symbol {
-        name,
+        name: name.into(),
         info: GLOBAL | FUNCTION,
         address: CODE_ADDRESS,
         size,
@@ -33,14 +35,14 @@ pub(super) fn function(name: &'static str, size: u64) -> Symbol {
 }
 
 /// A library with one code segment.
-pub(super) struct Elf {
-    pub(super) machine: u16,
-    pub(super) code: Vec<u8>,
-    pub(super) symbols: Vec<Symbol>,
+pub(crate) struct Elf {
+    pub(crate) machine: u16,
+    pub(crate) code: Vec<u8>,
+    pub(crate) symbols: Vec<Symbol>,
 }
 
 impl Elf {
-    pub(super) fn new(code: &[u8], symbols: Vec<Symbol>) -> Self {
+    pub(crate) fn new(code: &[u8], symbols: Vec<Symbol>) -> Self {
         Self {
             machine: 62,
             code: code.to_vec(),
@@ -50,7 +52,7 @@ impl Elf {
 
     /// Returns the file: file header, program header, code, symbols, names, versions, section
     /// headers.
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut strings = vec![0];
         let mut symbols = vec![0; 24];
         let mut versions = vec![0; 2];
@@ -80,6 +82,11 @@ impl Elf {
         bytes
     }
 
+    /// Returns the file offset of the symbols.
+    pub(crate) fn symbols_offset(&self) -> usize {
+        CODE_OFFSET as usize + self.code.len()
+    }
+
     fn headers(&self) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
         bytes.resize(16, 0);
@@ -99,7 +106,7 @@ impl Elf {
 }
 
 /// Returns the header of a code segment.
-pub(super) fn segment(offset: u64, address: u64, size: u64) -> Vec<u8> {
+pub(crate) fn segment(offset: u64, address: u64, size: u64) -> Vec<u8> {
     let mut header = [1_u32, 5].map(u32::to_le_bytes).concat();
     header.extend(
         [offset, address, address, size, size, 1]
@@ -121,9 +128,14 @@ fn section(kind: u32, link: u32, offset: usize, size: usize) -> Vec<u8> {
     header
 }
 
-/// Writes `content` to a file and opens it as a library.
-pub(super) fn open(content: &[u8]) -> Result<Library, LibraryError> {
+/// Writes `content` to a file.
+pub(crate) fn write(content: &[u8]) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), content).unwrap();
-    Library::open(file.path())
+    file
+}
+
+/// Writes `content` to a file and opens it as a library.
+pub(crate) fn open(content: &[u8]) -> Result<Library, LibraryError> {
+    Library::open(write(content).path())
 }
