@@ -86,8 +86,10 @@ impl LoaderSymbols {
 
 #[cfg(test)]
 mod tests {
+    use zernel_testkit::elf_builder::{CODE_OFFSET, ElfBuilder, function};
+
     use super::*;
-    use crate::tests::elf_builder::{CODE_OFFSET, Elf, function, write};
+    use crate::tests::write;
 
     #[test]
     fn a_file_without_the_loader_hook_is_refused() {
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_hook_of_a_minimal_loader_is_found() {
-        let mut elf = Elf::new(&[0xc3], vec![function(HOOK_SYMBOL, 1)]);
+        let mut elf = ElfBuilder::new(&[0xc3], vec![function(HOOK_SYMBOL, 1)]);
         let file = write(&elf.bytes());
         let expected = LoaderSymbols {
             offset: CODE_OFFSET as usize,

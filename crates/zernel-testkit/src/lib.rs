@@ -9,6 +9,7 @@ pub mod bench;
 pub mod communicator;
 #[cfg(feature = "daemon")]
 pub mod daemon;
+pub mod elf_builder;
 pub mod fuzz;
 pub mod needs;
 #[cfg(feature = "daemon")]

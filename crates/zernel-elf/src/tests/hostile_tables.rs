@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 
 use tempfile::NamedTempFile;
 use zernel_testkit::allocation::{CountingAllocator, peak_bytes};
+use zernel_testkit::elf_builder::{CODE_ADDRESS, ElfBuilder, ElfSymbol, function};
 
-use super::bytes_read_by;
-use super::elf_builder::{CODE_ADDRESS, Elf, Symbol, function, write};
+use super::{bytes_read_by, write};
 use crate::limits::{
     MAX_CODE_BYTES, MAX_FUNCTION_BYTES, MAX_MATCHES_PER_NAME, MAX_NAME_BYTES, MAX_STRING_BYTES,
     MAX_SYMBOLS,
@@ -48,8 +48,8 @@ fn limit_of(result: Result<Vec<MatchedSites>, LibraryError>) -> LibraryLimit {
 }
 
 fn with_symbols(names: impl Iterator<Item = String>) -> NamedTempFile {
-    let symbols: Vec<Symbol> = names.map(|name| function(name, 7)).collect();
-    write(&Elf::new(&ENDBR_PUSH, symbols).bytes())
+    let symbols: Vec<ElfSymbol> = names.map(|name| function(name, 7)).collect();
+    write(&ElfBuilder::new(&ENDBR_PUSH, symbols).bytes())
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn long_unique_names_are_read_once() {
 
 /// Returns a file in which every symbol names another place within one string.
 fn with_overlapping_names() -> NamedTempFile {
-    let mut elf = Elf::new(&ENDBR_PUSH, vec![function("x".repeat(1 << 20), 7)]);
+    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![function("x".repeat(1 << 20), 7)]);
     elf.symbols
         .extend((0..200_000).map(|_| function(String::new(), 7)));
     let mut bytes = elf.bytes();
@@ -157,7 +157,7 @@ fn too_much_code_is_refused() {
         let names: Vec<String> = (0..count).map(|number| format!("f{number}")).collect();
         let symbols = names.iter();
         let symbols = symbols.map(|name| function(name.clone(), MAX_FUNCTION_BYTES));
-        let file = write(&Elf::new(&code, symbols.collect()).bytes());
+        let file = write(&ElfBuilder::new(&code, symbols.collect()).bytes());
         let names: Vec<_> = names.iter().map(|it| FunctionName::Exact(it)).collect();
         Library::open(file.path()).unwrap().find(&names)
     };
@@ -169,7 +169,7 @@ fn too_much_code_is_refused() {
 /// Returns a file whose section in header `header` is this long. Nothing is written there, so the
 /// file takes no room on a disk.
 fn with_section_length(header: usize, length: u64) -> NamedTempFile {
-    let bytes = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+    let bytes = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
     let headers = bytes.len() - 4 * 64;
     let file = write(&bytes);
     let writer = OpenOptions::new().write(true).open(file.path()).unwrap();
@@ -200,9 +200,9 @@ fn tables_that_are_too_large_are_refused() {
 
 #[test]
 fn the_largest_table_takes_bounded_memory() {
-    let mut elf = Elf::new(&ENDBR_PUSH, vec![function("f", 7)]);
+    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]);
     elf.symbols
-        .extend((1..MAX_SYMBOLS - 1).map(|number| Symbol {
+        .extend((1..MAX_SYMBOLS - 1).map(|number| ElfSymbol {
             address: CODE_ADDRESS + number,
             ..function("", 1)
         }));

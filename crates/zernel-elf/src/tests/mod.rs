@@ -1,4 +1,3 @@
-pub(crate) mod elf_builder;
 mod hostile_tables;
 mod malformed_files;
 mod real_libraries;
@@ -6,10 +5,10 @@ mod real_libraries;
 use std::cell::Cell;
 use std::path::PathBuf;
 
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 use zernel_softgpu::install::{Prologue, install};
 
-use crate::{FunctionName, Library, Site, SiteError};
+use crate::{FunctionName, Library, LibraryError, Site, SiteError};
 
 thread_local! {
     static BYTES_READ: Cell<u64> = const { Cell::new(0) };
@@ -50,4 +49,16 @@ fn softgpu(prologue: Prologue) -> TempDir {
 
 fn cuda(directory: &TempDir) -> PathBuf {
     directory.path().join("libcuda.so.1")
+}
+
+/// Writes `content` to a file.
+pub(crate) fn write(content: &[u8]) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), content).unwrap();
+    file
+}
+
+/// Writes `content` to a file and opens it as a library.
+fn open(content: &[u8]) -> Result<Library, LibraryError> {
+    Library::open(write(content).path())
 }
