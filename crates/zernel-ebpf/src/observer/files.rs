@@ -339,3 +339,6 @@ pub(crate) fn identity_at(access: &Path) -> io::Result<FileIdentity> {
     let file = rustix::fs::open(access, flags, Mode::empty())?;
     FileIdentity::read(&File::from(file))
 }
+
+#[cfg(test)]
+mod tests;
