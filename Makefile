@@ -1,4 +1,4 @@
-.PHONY: run check test lint bench dist softgpu setup setup-check setup-test
+.PHONY: run check test fuzz lint bench dist softgpu setup setup-check setup-test
 .NOTPARALLEL:
 
 # A training job on simulated GPUs, observed. Only observing needs root; the target never asks for it.
@@ -18,6 +18,12 @@ check: setup-check lint
 test: setup-test lint
 	cargo test --workspace
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+# Fuzzes every parser of foreign input for this many minutes. A failure prints a seed, which replays it:
+# ZERNEL_FUZZ_SEED=SEED cargo test -p CRATE fuzz_TARGET
+MINUTES ?= 5
+fuzz: setup-test
+	ZERNEL_FUZZ_SECONDS=$$(($(MINUTES) * 60)) cargo test --workspace --lib --test fuzz fuzz_ -- --nocapture
 
 lint:
 	cargo fmt --all --check

@@ -1,40 +1,58 @@
 //! Finds the hook of a dynamic loader. A probe there shows when a process loads a library.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
-use object::{Object, ObjectSegment, ObjectSymbol};
 use thiserror::Error;
+
+use crate::elf_image::{Image, ImageError};
+use crate::{FunctionName, LibraryLimit, open_regular};
 
 /// The function that a loader calls before and after it changes its list of objects, as a
 /// breakpoint for debuggers.
-const HOOK_SYMBOL: &[u8] = b"_dl_debug_state";
+const HOOK_SYMBOL: &str = "_dl_debug_state";
 /// The `struct r_debug` of glibc's loader.
-const STATE_SYMBOL: &[u8] = b"_r_debug";
+const STATE_SYMBOL: &str = "_r_debug";
 /// Offset of `r_state` in `struct r_debug`, on 64 bits.
 const STATE_FIELD_OFFSET: u64 = 24;
-/// Above the size of any loader with debug information. Any user can name a file like a loader.
-const MAX_FILE_BYTES: u64 = 32 << 20;
 
 /// The reason why a file cannot be used as a loader.
 #[derive(Debug, Error)]
 pub enum LoaderError {
     /// The file cannot be read.
     #[error("it cannot be read: {0}")]
-    Unreadable(#[from] io::Error),
-    /// The file is larger than any loader.
-    #[error("it is larger than any loader, more than {MAX_FILE_BYTES} bytes")]
-    TooLarge,
-    /// The file is not an ELF file.
-    #[error("it is not an ELF file: {0}")]
-    NotElf(#[from] object::Error),
+    Unreadable(io::Error),
+    /// The path is a directory, a pipe or a device.
+    #[error("it is not a regular file")]
+    NotAFile,
+    /// The file is not an ELF file with symbols.
+    #[error("{0}")]
+    NotElf(&'static str),
+    /// The file exceeds a limit on what is read of a library.
+    #[error("it has more than any known library: {0}")]
+    OverLimit(LibraryLimit),
     /// The file does not export the hook.
     #[error("it does not export _dl_debug_state")]
     NoHook,
-    /// The hook is in no segment of the file.
-    #[error("its _dl_debug_state is in no segment")]
-    HookOutsideFile,
+    /// The hook is in no code segment of the file.
+    #[error("its _dl_debug_state is in no code segment")]
+    HookOutsideCode,
+}
+
+impl From<io::Error> for LoaderError {
+    fn from(error: io::Error) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+impl From<ImageError> for LoaderError {
+    fn from(error: ImageError) -> Self {
+        match error {
+            ImageError::Unreadable(error) => Self::Unreadable(error),
+            ImageError::Malformed(reason) => Self::NotElf(reason),
+            ImageError::OverLimit(limit) => Self::OverLimit(limit),
+        }
+    }
 }
 
 /// The symbols of a dynamic loader that its probe needs.
@@ -48,37 +66,18 @@ pub struct LoaderSymbols {
 }
 
 impl LoaderSymbols {
-    /// Reads the symbols of the file at `path`. At most 32 MiB are read, even if the
-    /// file grows during the read.
+    /// Reads the symbols of the file at `path`, with the limits of a library.
     pub fn read(path: &Path) -> Result<Self, LoaderError> {
-        let mut bytes = Vec::new();
-        File::open(path)?
-            .take(MAX_FILE_BYTES + 1)
-            .read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > MAX_FILE_BYTES {
-            return Err(LoaderError::TooLarge);
-        }
-        Self::parse(&bytes)
-    }
-
-    /// Finds the symbols in the content of a loader.
-    pub fn parse(loader: &[u8]) -> Result<Self, LoaderError> {
-        let file = object::File::parse(loader)?;
-        let address = |name| {
-            let mut symbols = file.dynamic_symbols();
-            let symbol = symbols.find(|symbol| symbol.name_bytes() == Ok(name));
-            symbol.map(|symbol| symbol.address())
-        };
-        let hook = address(HOOK_SYMBOL).ok_or(LoaderError::NoHook)?;
-        let offset = file.segments().find_map(|segment| {
-            let within = hook.checked_sub(segment.address())?;
-            let (start, size) = segment.file_range();
-            let offset = start.checked_add(within).filter(|_| within < size)?;
-            usize::try_from(offset).ok()
-        });
+        let file = open_regular(path)?.ok_or(LoaderError::NotAFile)?;
+        let image = Image::read(&file)?;
+        let names = [HOOK_SYMBOL, STATE_SYMBOL].map(FunctionName::Exact);
+        let found = image.find_symbols(&file, &names)?;
+        let address = |number: usize| Some(found[number].first()?.symbol.address);
+        let hook = address(0).ok_or(LoaderError::NoHook)?;
+        let code = image.code_at(hook).ok_or(LoaderError::HookOutsideCode)?;
         Ok(Self {
-            offset: offset.ok_or(LoaderError::HookOutsideFile)?,
-            state_distance: address(STATE_SYMBOL).map_or(0, |state| {
+            offset: usize::try_from(code.start).map_err(|_| LoaderError::HookOutsideCode)?,
+            state_distance: address(1).map_or(0, |state| {
                 state.wrapping_add(STATE_FIELD_OFFSET).wrapping_sub(hook)
             }),
         })
@@ -87,11 +86,15 @@ impl LoaderSymbols {
 
 #[cfg(test)]
 mod tests {
+    use zernel_testkit::elf_builder::{CODE_OFFSET, ElfBuilder, function};
+
     use super::*;
+    use crate::tests::write;
 
     #[test]
     fn a_file_without_the_loader_hook_is_refused() {
-        let garbage = LoaderSymbols::parse(b"no ELF");
+        let garbage = write(b"no ELF");
+        let garbage = LoaderSymbols::read(garbage.path());
         assert!(
             matches!(garbage, Err(LoaderError::NotElf(_))),
             "{garbage:?}"
@@ -100,10 +103,27 @@ mod tests {
         assert!(matches!(program, Err(LoaderError::NoHook)), "{program:?}");
     }
 
+    #[test]
+    fn the_hook_of_a_minimal_loader_is_found() {
+        let mut elf = ElfBuilder::new(&[0xc3], vec![function(HOOK_SYMBOL, 1)]);
+        let file = write(&elf.bytes());
+        let expected = LoaderSymbols {
+            offset: CODE_OFFSET as usize,
+            state_distance: 0,
+        };
+        assert_eq!(LoaderSymbols::read(file.path()).unwrap(), expected);
+        elf.symbols[0].address = 1;
+        let outside = LoaderSymbols::read(write(&elf.bytes()).path());
+        assert!(
+            matches!(outside, Err(LoaderError::HookOutsideCode)),
+            "{outside:?}"
+        );
+    }
+
     /// `/dev/zero` has a length of 0 and never ends.
     #[test]
-    fn a_file_larger_than_any_loader_is_refused() {
+    fn a_file_that_is_not_regular_is_refused() {
         let endless = LoaderSymbols::read(Path::new("/dev/zero"));
-        assert!(matches!(endless, Err(LoaderError::TooLarge)), "{endless:?}");
+        assert!(matches!(endless, Err(LoaderError::NotAFile)), "{endless:?}");
     }
 }

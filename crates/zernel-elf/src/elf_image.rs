@@ -1,9 +1,9 @@
-//! Parser of the segments and symbol tables of untrusted ELF files.
+//! Parser of the headers of untrusted ELF files: code segments and the places of symbol tables.
 //!
 //! The file is read with `pread` and never mapped: a mapping of a file that is truncated kills the
-//! reader. Every count is checked against a limit before memory is allocated for it.
+//! reader. Every count is checked against a limit and against the length of the file before memory
+//! is allocated for it.
 
-use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
@@ -13,18 +13,14 @@ use std::os::unix::fs::FileExt;
 use object::LittleEndian as LE;
 use object::elf::{
     ELFMAG, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PF_X, PN_XNUM, PT_INTERP, PT_LOAD,
-    ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_GNU_VERSYM, SHT_STRTAB, SHT_SYMTAB, STB_LOCAL,
-    STT_FUNC, STT_GNU_IFUNC, SectionHeader64, Sym64, Versym,
+    ProgramHeader64, SHT_DYNSYM, SHT_GNU_VERSYM, SHT_STRTAB, SHT_SYMTAB, SectionHeader64, Sym64,
+    Versym,
 };
 use object::pod::{self, Pod};
 use object::read::elf::FileHeader;
 use thiserror::Error;
 
-/// Limits above any real library. The largest of `PyTorch` have a few hundred thousand symbols.
-const MAX_SYMBOLS: u64 = 4 << 20;
-const MAX_STRING_BYTES: u64 = 256 << 20;
-/// Longest name returned. Names of C++ templates may be longer, but no probe needs them.
-const MAX_NAME_BYTES: usize = 4096;
+use crate::limits::{LibraryLimit, MAX_STRING_BYTES, MAX_SYMBOLS};
 
 /// The reason why a file cannot be parsed.
 #[derive(Debug, Error)]
@@ -33,14 +29,18 @@ pub(super) enum ImageError {
     Unreadable(io::Error),
     #[error("{0}")]
     Malformed(&'static str),
+    #[error("{0}")]
+    OverLimit(LibraryLimit),
 }
 
-use ImageError::Malformed;
+use ImageError::{Malformed, OverLimit};
+
+const ENDS_EARLY: &str = "it ends before the data that its headers point to";
 
 impl From<io::Error> for ImageError {
     fn from(error: io::Error) -> Self {
         if is_past_end_of_file(&error) {
-            Malformed("it ends before the data that its headers point to")
+            Malformed(ENDS_EARLY)
         } else {
             Self::Unreadable(error)
         }
@@ -61,31 +61,13 @@ struct CodeSegment {
     file_offset: u64,
 }
 
-/// An exported symbol.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Symbol {
-    pub(super) kind: SymbolKind,
-    pub(super) address: u64,
-    /// Size in bytes; zero if unknown.
-    pub(super) size: u64,
-    /// Whether it is the default version of its name.
-    pub(super) is_default: bool,
-}
-
-/// The type of a symbol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SymbolKind {
-    Function,
-    IndirectFunction,
-    Other,
-}
-
 /// The parts of an ELF file that are needed to find functions.
 #[derive(Debug)]
 pub(super) struct Image {
     pub(super) is_x86_64: bool,
+    /// Code segments that are not empty, by address.
     code: Vec<CodeSegment>,
-    tables: Vec<SymbolTable>,
+    pub(super) tables: Vec<TablePlace>,
 }
 
 impl Image {
@@ -99,86 +81,31 @@ impl Image {
         Ok(Self {
             is_x86_64: header.e_machine.get(LE) == EM_X86_64,
             code: code_segments(segments.as_slice())?,
-            tables: read_tables(file, &header, is_program)?,
+            tables: find_tables(file, &header, is_program)?,
         })
-    }
-
-    /// Returns all exported symbols. The name is `None` if it is longer than `max_name_bytes`.
-    pub(super) fn symbols(
-        &self,
-        max_name_bytes: usize,
-    ) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
-        self.tables
-            .iter()
-            .flat_map(move |table| table.symbols(max_name_bytes))
-    }
-
-    /// Returns the names of all exported functions.
-    pub(super) fn functions(&self) -> impl Iterator<Item = &str> {
-        self.symbols(MAX_NAME_BYTES)
-            .filter(|(_, symbol)| symbol.kind == SymbolKind::Function)
-            .filter_map(|(name, _)| str::from_utf8(name?).ok())
-    }
-
-    /// Whether a symbol has one of these addresses.
-    pub(super) fn has_symbol_in(&self, addresses: &Range<u64>) -> bool {
-        self.symbols(0)
-            .any(|(_, symbol)| addresses.contains(&symbol.address))
     }
 
     /// Returns the file range from the code at `address` to the end of its segment.
     pub(super) fn code_at(&self, address: u64) -> Option<Range<u64>> {
-        let segment = self
+        let after = self
             .code
-            .iter()
-            .find(|segment| segment.addresses.contains(&address))?;
+            .partition_point(|segment| segment.addresses.start <= address);
+        let segment = &self.code[after.checked_sub(1)?];
+        if !segment.addresses.contains(&address) {
+            return None;
+        }
         let length = segment.addresses.end - segment.addresses.start;
         let start = segment.file_offset + (address - segment.addresses.start);
         Some(start..segment.file_offset + length)
     }
 }
 
-/// A symbol table with its names and, if present, its versions.
+/// Where a symbol table, its names and its versions are in the file.
 #[derive(Debug)]
-struct SymbolTable {
-    symbols: Array<Sym64<LE>>,
-    strings: Array<u8>,
-    versions: Option<Array<Versym<LE>>>,
-}
-
-impl SymbolTable {
-    fn symbols(&self, max_name_bytes: usize) -> impl Iterator<Item = (Option<&[u8]>, Symbol)> {
-        let versions = self.versions.as_ref().map_or(&[][..], Array::as_slice);
-        let symbols = self.symbols.as_slice().iter().enumerate();
-        symbols.filter_map(move |(index, symbol)| {
-            if symbol.st_bind() == STB_LOCAL || symbol.st_shndx.get(LE) == SHN_UNDEF {
-                return None;
-            }
-            let kind = match symbol.st_type() {
-                STT_FUNC => SymbolKind::Function,
-                STT_GNU_IFUNC => SymbolKind::IndirectFunction,
-                _ => SymbolKind::Other,
-            };
-            let symbol_of_name = Symbol {
-                kind,
-                address: symbol.st_value.get(LE),
-                size: symbol.st_size.get(LE),
-                is_default: !versions
-                    .get(index)
-                    .is_some_and(|version| version.0.get(LE).is_hidden()),
-            };
-            let name = self.name(symbol.st_name.get(LE), max_name_bytes);
-            Some((name, symbol_of_name))
-        })
-    }
-
-    /// Returns the name at `offset` if it has at most `longest` bytes. The bound keeps a table of a
-    /// million unterminated names from taking hours.
-    fn name(&self, offset: u32, longest: usize) -> Option<&[u8]> {
-        let rest = self.strings.as_slice().get(offset as usize..)?;
-        let rest = rest.get(..=longest).unwrap_or(rest);
-        CStr::from_bytes_until_nul(rest).ok().map(CStr::to_bytes)
-    }
+pub(super) struct TablePlace {
+    pub(super) symbols: Records<Sym64<LE>>,
+    pub(super) strings: Records<u8>,
+    pub(super) versions: Option<Records<Versym<LE>>>,
 }
 
 fn read_header(file: &File) -> Result<FileHeader64<LE>, ImageError> {
@@ -217,7 +144,7 @@ fn read_segments(
 /// Returns the code segments. Overlapping segments are an error, because an address would then mean
 /// two file offsets.
 fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, ImageError> {
-    let mut code = Vec::new();
+    let mut code: Vec<CodeSegment> = Vec::new();
     let mut extents = Vec::new();
     let loaded = headers
         .iter()
@@ -241,20 +168,21 @@ fn code_segments(headers: &[ProgramHeader64<LE>]) -> Result<Vec<CodeSegment>, Im
     }
     extents.retain(|extent| !extent.is_empty());
     extents.sort_unstable_by_key(|extent| extent.start);
-    if extents.is_sorted_by(|one, next| one.end <= next.start) {
-        Ok(code)
-    } else {
-        Err(Malformed("its segments overlap"))
+    if !extents.is_sorted_by(|one, next| one.end <= next.start) {
+        return Err(Malformed("its segments overlap"));
     }
+    code.retain(|segment| !segment.addresses.is_empty());
+    code.sort_unstable_by_key(|segment| segment.addresses.start);
+    Ok(code)
 }
 
-/// Reads the table of exported symbols. A program need not export the functions linked into it, so
-/// its full symbol table is read too, if present.
-fn read_tables(
+/// Finds the table of exported symbols. A program need not export the functions linked into it, so
+/// its full symbol table is used too, if present.
+fn find_tables(
     file: &File,
     header: &FileHeader64<LE>,
     is_program: bool,
-) -> Result<Vec<SymbolTable>, ImageError> {
+) -> Result<Vec<TablePlace>, ImageError> {
     let count = header.e_shnum.get(LE);
     if count > 0 && usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LE>>() {
         return Err(Malformed("its section headers have an unknown format"));
@@ -271,17 +199,26 @@ fn read_tables(
     if exported.or(full).is_none() {
         return Err(Malformed("it has no symbol table"));
     }
+    let file_length = file.metadata()?.len();
     let tables = exported.into_iter().chain(full);
-    tables
-        .map(|table| read_table(file, sections, table))
-        .collect()
+    let tables = tables.map(|table| find_table(file_length, sections, table));
+    let tables: Vec<TablePlace> = tables.collect::<Result<_, _>>()?;
+    let symbols: u64 = tables.iter().map(|table| table.symbols.count).sum();
+    if symbols > MAX_SYMBOLS {
+        return Err(OverLimit(LibraryLimit::Symbols));
+    }
+    let string_bytes: u64 = tables.iter().map(|table| table.strings.count).sum();
+    if string_bytes > MAX_STRING_BYTES {
+        return Err(OverLimit(LibraryLimit::StringBytes));
+    }
+    Ok(tables)
 }
 
-fn read_table(
-    file: &File,
+fn find_table(
+    file_length: u64,
     sections: &[SectionHeader64<LE>],
     index: usize,
-) -> Result<SymbolTable, ImageError> {
+) -> Result<TablePlace, ImageError> {
     let table = &sections[index];
     let strings = sections
         .get(table.sh_link.get(LE) as usize)
@@ -290,45 +227,60 @@ fn read_table(
     let versions = sections.iter().find(|section| {
         section.sh_type.get(LE) == SHT_GNU_VERSYM && section.sh_link.get(LE) as usize == index
     });
-    Ok(SymbolTable {
-        symbols: read_section(file, table, MAX_SYMBOLS)?,
-        strings: read_section(file, strings, MAX_STRING_BYTES)?,
+    Ok(TablePlace {
+        symbols: Records::new(table, file_length)?,
+        strings: Records::new(strings, file_length)?,
         versions: versions
-            .map(|section| read_section(file, section, MAX_SYMBOLS))
+            .map(|section| Records::new(section, file_length))
             .transpose()?,
     })
 }
 
-fn read_section<T: Pod>(
-    file: &File,
-    section: &SectionHeader64<LE>,
-    limit: u64,
-) -> Result<Array<T>, ImageError> {
-    let count = section.sh_size.get(LE) / size_of::<T>() as u64;
-    if count > limit {
-        return Err(Malformed(
-            "its headers claim more symbols than any library has",
-        ));
+/// Where records of one type are in a file. All of them are within the file's length at the time
+/// of opening.
+#[derive(Debug)]
+pub(super) struct Records<T> {
+    file_offset: u64,
+    pub(super) count: u64,
+    record: PhantomData<T>,
+}
+
+impl<T: Pod> Records<T> {
+    fn new(section: &SectionHeader64<LE>, file_length: u64) -> Result<Self, ImageError> {
+        let (file_offset, length) = (section.sh_offset.get(LE), section.sh_size.get(LE));
+        let end = file_offset.checked_add(length);
+        if end.is_none_or(|end| end > file_length) {
+            return Err(Malformed(ENDS_EARLY));
+        }
+        Ok(Self {
+            file_offset,
+            count: length / size_of::<T>() as u64,
+            record: PhantomData,
+        })
     }
-    Ok(Array::read(
-        file,
-        section.sh_offset.get(LE),
-        count as usize,
-    )?)
+
+    /// Reads at most `limit` records from `first` on: fewer at the end of the table.
+    pub(super) fn read(&self, file: &File, first: u64, limit: usize) -> io::Result<Array<T>> {
+        let count = self.count.saturating_sub(first).min(limit as u64);
+        let offset = self.file_offset + first.min(self.count) * size_of::<T>() as u64;
+        Array::read(file, offset, count as usize)
+    }
 }
 
 /// Records of a file, in memory that is aligned for them.
 #[derive(Debug)]
-struct Array<T> {
+pub(super) struct Array<T> {
     words: Vec<u64>,
     count: usize,
     record: PhantomData<T>,
 }
 
 impl<T: Pod> Array<T> {
-    fn read(file: &File, offset: u64, count: usize) -> io::Result<Self> {
+    pub(super) fn read(file: &File, offset: u64, count: usize) -> io::Result<Self> {
         const { assert!(align_of::<T>() <= align_of::<u64>()) };
         let bytes = count * size_of::<T>();
+        #[cfg(test)]
+        crate::tests::count_read(bytes);
         let mut words = vec![0; bytes.div_ceil(size_of::<u64>())];
         file.read_exact_at(&mut pod::bytes_of_slice_mut(&mut words)[..bytes], offset)?;
         Ok(Self {
@@ -338,7 +290,7 @@ impl<T: Pod> Array<T> {
         })
     }
 
-    fn as_slice(&self) -> &[T] {
+    pub(super) fn as_slice(&self) -> &[T] {
         // Cannot fail: the memory is aligned and large enough for `count` records.
         pod::slice_from_bytes(pod::bytes_of_slice(&self.words), self.count)
             .map_or(&[], |(records, _)| records)

@@ -6,18 +6,22 @@
 //! equivalent to the entry, also for return probes.
 //!
 //! The files belong to the observed processes: they may be damaged, huge, replaced or written to
-//! during the read, or not regular files. Each of these cases has its own error.
+//! during the read, or not regular files. Each of these cases has its own error. Reading a file
+//! takes time in proportion to its symbol tables, and both time and memory have limits: see
+//! [`LibraryLimit`].
 
 mod dynamic_loader;
 mod elf_image;
 mod file_identity;
 mod installed_libraries;
 mod library_kind;
+mod limits;
 mod probe_instruction;
+mod symbol_search;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -28,12 +32,13 @@ use rustix::fs::{Mode, OFlags};
 use thiserror::Error;
 
 pub use dynamic_loader::{LoaderError, LoaderSymbols};
-use elf_image::{Image, ImageError, Symbol, SymbolKind, is_past_end_of_file};
+use elf_image::{Image, ImageError, is_past_end_of_file};
 pub use file_identity::FileIdentity;
 pub use library_kind::LibraryKind;
-
-/// Largest function that is searched for branches to its own start.
-const MAX_FUNCTION_BYTES: u64 = 1 << 20;
+pub use limits::LibraryLimit;
+use limits::{MAX_CODE_BYTES, MAX_FUNCTION_BYTES};
+pub use symbol_search::FunctionName;
+use symbol_search::{NamedSymbol, Symbol, SymbolKind};
 
 /// The reason why a file cannot be used as a library.
 #[derive(Debug, Error)]
@@ -59,6 +64,14 @@ pub enum LibraryError {
         path: PathBuf,
         /// What is wrong with the content.
         reason: &'static str,
+    },
+    /// The file exceeds a limit on what is read of a library.
+    #[error("{path} has more than any known library: {limit}", path = path.display())]
+    OverLimit {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        limit: LibraryLimit,
     },
     /// The file was written to during the read.
     #[error("{path} changed while it was read; open it again", path = path.display())]
@@ -120,12 +133,6 @@ pub enum SiteError {
         /// The system's error.
         source: io::Error,
     },
-    /// The file was written to after it was opened.
-    #[error("the library changed while {symbol} was looked up; open it again")]
-    Changed {
-        /// The requested symbol.
-        symbol: String,
-    },
 }
 
 /// Cost of a probe hit.
@@ -150,19 +157,21 @@ pub struct Site {
     pub trap: TrapCost,
 }
 
-/// An open library.
-///
-/// It keeps its symbol tables in memory, tens of megabytes for the largest libraries. Look up the
-/// needed functions, then drop it.
+/// An open library. It keeps no symbols in memory.
 #[derive(Debug)]
 pub struct Library {
+    path: PathBuf,
     file: File,
     identity: FileIdentity,
     image: Image,
 }
 
+/// The probe sites of the functions that one [`FunctionName`] matches. Without a match it is one
+/// error.
+pub type MatchedSites = Vec<Result<Site, SiteError>>;
+
 impl Library {
-    /// Opens a library and reads its symbols.
+    /// Opens a library and reads its headers.
     ///
     /// The path may be `/proc/PID/map_files/START-END`, which opens the file that a process has
     /// mapped even after its deletion. It may also go through `/proc/PID/root`, but absolute
@@ -178,19 +187,8 @@ impl Library {
         })?;
         let identity = FileIdentity::read(&file).map_err(unreadable)?;
         let image = Image::read(&file);
-        if FileIdentity::read(&file).map_err(unreadable)? != identity {
-            return Err(LibraryError::Changed {
-                path: path.to_owned(),
-            });
-        }
-        let image = image.map_err(|error| match error {
-            ImageError::Unreadable(source) => unreadable(source),
-            ImageError::Malformed(reason) => LibraryError::NotALibrary {
-                path: path.to_owned(),
-                reason,
-            },
-        })?;
-        Ok(Self {
+        unless_changed(path, &file, identity, image).map(|image| Self {
+            path: path.to_owned(),
             file,
             identity,
             image,
@@ -203,138 +201,214 @@ impl Library {
         self.identity
     }
 
-    /// Drops the symbols and returns the open file.
+    /// Returns the open file.
     #[must_use]
     pub fn into_file(self) -> (File, FileIdentity) {
         (self.file, self.identity)
     }
 
-    /// Returns the mangled names of all exported functions. A function with several versions is
-    /// repeated.
-    pub fn functions(&self) -> impl Iterator<Item = &str> {
-        self.image.functions()
+    /// Returns the probe sites of functions, in the order of `names`. Reads the symbol tables
+    /// twice at most, so look up all functions at once.
+    pub fn find(&self, names: &[FunctionName<'_>]) -> Result<Vec<MatchedSites>, LibraryError> {
+        let found = self.find_sites(names);
+        unless_changed(&self.path, &self.file, self.identity, found)
     }
 
-    /// Returns the probe site of one function. For several functions, [`sites`](Self::sites) is
-    /// faster.
-    pub fn site(&self, name: &str) -> Result<Site, SiteError> {
-        self.probe_site(name, self.find(&[name]).get(name))
-    }
-
-    /// Returns the probe site of each function, in the order of `names`.
-    #[must_use]
-    pub fn sites(&self, names: &[&str]) -> Vec<Result<Site, SiteError>> {
-        let found = self.find(names);
-        names
+    fn find_sites(&self, names: &[FunctionName<'_>]) -> Result<Vec<MatchedSites>, ImageError> {
+        let found = self.image.find_symbols(&self.file, names)?;
+        let entries: Vec<Vec<_>> = found
             .iter()
-            .map(|name| self.probe_site(name, found.get(name)))
-            .collect()
-    }
-
-    /// Looks up symbols by name. Of several versions the default one wins, else the first.
-    fn find<'a>(&self, names: &[&'a str]) -> HashMap<&'a str, Symbol> {
-        let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
-        let wanted: HashMap<&[u8], &str> =
-            names.iter().map(|name| (name.as_bytes(), *name)).collect();
-        let mut found: HashMap<&str, Symbol> = HashMap::new();
-        for (name, symbol) in self.image.symbols(longest) {
-            let Some(name) = name.and_then(|name| wanted.get(name)) else {
-                continue;
-            };
-            found
-                .entry(name)
-                .and_modify(|known| {
-                    if symbol.is_default && !known.is_default {
-                        *known = symbol;
-                    }
-                })
-                .or_insert(symbol);
+            .map(|symbols| symbols.iter().map(|it| self.read_entry(it)).collect())
+            .collect();
+        let skipped = entries.iter().flatten().flatten();
+        let skipped: HashSet<u64> = skipped.flat_map(Entry::skipped_addresses).collect();
+        let other_entries = match skipped.is_empty() {
+            true => HashSet::new(),
+            false => self.image.addresses_of_symbols(&self.file, &skipped)?,
+        };
+        let mut code_bytes = 0;
+        let mut sites = Vec::with_capacity(names.len());
+        for (name, entries) in names.iter().zip(entries) {
+            let mut matched = MatchedSites::new();
+            for entry in entries {
+                matched.push(match entry {
+                    Ok(entry) => self.choose_site(&entry, &other_entries, &mut code_bytes)?,
+                    Err(error) => Err(error),
+                });
+            }
+            if matched.is_empty() {
+                let symbol = name.text().to_owned();
+                matched.push(Err(SiteError::NotExported { symbol }));
+            }
+            sites.push(matched);
         }
-        found
+        Ok(sites)
     }
 
-    fn probe_site(&self, name: &str, symbol: Option<&Symbol>) -> Result<Site, SiteError> {
-        let name = || name.to_owned();
-        let symbol = symbol.ok_or_else(|| SiteError::NotExported { symbol: name() })?;
+    /// Reads the first instructions of a function.
+    fn read_entry<'a>(&self, found: &'a NamedSymbol) -> Result<Entry<'a>, SiteError> {
+        let NamedSymbol { name, symbol } = found;
         match symbol.kind {
             SymbolKind::Function => {}
             SymbolKind::IndirectFunction => {
-                return Err(SiteError::IndirectFunction { symbol: name() });
+                return Err(SiteError::IndirectFunction {
+                    symbol: name.clone(),
+                });
             }
-            SymbolKind::Other => return Err(SiteError::NotAFunction { symbol: name() }),
+            SymbolKind::Other => {
+                return Err(SiteError::NotAFunction {
+                    symbol: name.clone(),
+                });
+            }
         }
-        let outside = || SiteError::OutsideCode {
-            symbol: name(),
-            address: symbol.address,
-        };
-        let unreadable = |source| SiteError::Unreadable {
-            symbol: name(),
-            source,
-        };
-        let code = self.image.code_at(symbol.address).ok_or_else(outside)?;
-        let site = self.choose_site(symbol, code.start, code.end - code.start);
-        if FileIdentity::read(&self.file).map_err(unreadable)? != self.identity {
-            return Err(SiteError::Changed { symbol: name() });
-        }
-        site.map_err(|error| match error {
-            error if is_past_end_of_file(&error) => outside(),
-            error => unreadable(error),
-        })
-    }
-
-    /// Chooses the cheapest instruction of a function whose entry is at `file_offset`, with
-    /// `available` bytes of code from there on.
-    fn choose_site(&self, symbol: &Symbol, file_offset: u64, available: u64) -> io::Result<Site> {
-        let at = |displacement: usize, trap| Site {
-            file_offset: file_offset + displacement as u64,
-            displacement: displacement as u8,
-            trap,
-        };
-        let own = match symbol.size {
+        let code = self.image.code_at(symbol.address);
+        let code = code.ok_or_else(|| outside_code(name, symbol))?;
+        let available = code.end - code.start;
+        let length = match symbol.size {
             0 => available,
             size => size.min(available),
         };
-        let window = self.read(file_offset, own.min(probe_instruction::ENTRY_BYTES as u64))?;
-        if !self.image.is_x86_64 {
-            return Ok(at(0, TrapCost::Unknown));
-        }
-        match probe_instruction::first_emulated_instruction(&window) {
-            Some(0) => Ok(at(0, TrapCost::Emulated)),
-            Some(displacement)
-                if self.is_executed_once_per_call(symbol, file_offset, own, displacement)? =>
-            {
-                Ok(at(displacement, TrapCost::Emulated))
-            }
-            _ => Ok(at(0, TrapCost::SingleStepped)),
-        }
+        let window = length.min(probe_instruction::ENTRY_BYTES as u64);
+        let window = self
+            .read(code.start, window)
+            .map_err(|error| unreadable_code(name, symbol, error))?;
+        Ok(Entry {
+            name,
+            symbol,
+            file_offset: code.start,
+            length,
+            emulated: match self.image.is_x86_64 {
+                true => probe_instruction::first_emulated_instruction(&window),
+                false => None,
+            },
+        })
     }
 
-    /// Whether every call executes the instruction at `displacement` exactly once, and only calls
-    /// do: no symbol and no branch leads between the entry and the instruction. False for a
-    /// function of unknown or excessive size.
-    fn is_executed_once_per_call(
+    /// Chooses the cheapest instruction of a function. `other_entries` contains the addresses
+    /// between an entry and a probed instruction that another symbol has. `code_bytes` counts the
+    /// code that is decoded.
+    fn choose_site(
         &self,
-        symbol: &Symbol,
-        file_offset: u64,
-        length: u64,
-        displacement: usize,
-    ) -> io::Result<bool> {
-        let skipped = symbol.address + 1..symbol.address + displacement as u64 + 1;
-        if symbol.size == 0 || length > MAX_FUNCTION_BYTES || self.image.has_symbol_in(&skipped) {
-            return Ok(false);
+        entry: &Entry<'_>,
+        other_entries: &HashSet<u64>,
+        code_bytes: &mut u64,
+    ) -> Result<Result<Site, SiteError>, ImageError> {
+        let at = |displacement: usize, trap| Site {
+            file_offset: entry.file_offset + displacement as u64,
+            displacement: displacement as u8,
+            trap,
+        };
+        if !self.image.is_x86_64 {
+            return Ok(Ok(at(0, TrapCost::Unknown)));
         }
-        let function = self.read(file_offset, length)?;
-        Ok(probe_instruction::is_executed_once_per_call(
-            &function,
-            displacement,
-        ))
+        let mut skipped = entry.skipped_addresses();
+        let displacement = match entry.emulated {
+            Some(0) => return Ok(Ok(at(0, TrapCost::Emulated))),
+            Some(displacement)
+                if entry.has_known_size()
+                    && !skipped.any(|address| other_entries.contains(&address)) =>
+            {
+                displacement
+            }
+            _ => return Ok(Ok(at(0, TrapCost::SingleStepped))),
+        };
+        *code_bytes += entry.length;
+        if *code_bytes > MAX_CODE_BYTES {
+            return Err(ImageError::OverLimit(LibraryLimit::CodeBytes));
+        }
+        let function = match self.read(entry.file_offset, entry.length) {
+            Ok(function) => function,
+            Err(error) => return Ok(Err(unreadable_code(entry.name, entry.symbol, error))),
+        };
+        let once = probe_instruction::is_executed_once_per_call(&function, displacement);
+        Ok(Ok(match once {
+            true => at(displacement, TrapCost::Emulated),
+            false => at(0, TrapCost::SingleStepped),
+        }))
     }
 
     fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length as usize];
+        #[cfg(test)]
+        tests::count_read(bytes.len());
         self.file.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
     }
+}
+
+/// The start of a function.
+struct Entry<'a> {
+    name: &'a str,
+    symbol: &'a Symbol,
+    file_offset: u64,
+    /// Bytes of its code in the file.
+    length: u64,
+    /// Displacement of its first emulated instruction.
+    emulated: Option<usize>,
+}
+
+impl Entry<'_> {
+    /// Returns the addresses after the entry, up to and including the emulated instruction. Calls
+    /// execute that instruction exactly once only if no symbol and no branch leads there.
+    fn skipped_addresses(&self) -> impl Iterator<Item = u64> + use<> {
+        let displacement = match self.has_known_size() {
+            true => self.emulated.unwrap_or(0),
+            false => 0,
+        };
+        let address = self.symbol.address;
+        (1..=displacement as u64).map(move |distance| address + distance)
+    }
+
+    /// Whether the whole function can be searched for branches.
+    fn has_known_size(&self) -> bool {
+        self.symbol.size > 0 && self.length <= MAX_FUNCTION_BYTES
+    }
+}
+
+fn outside_code(name: &str, symbol: &Symbol) -> SiteError {
+    SiteError::OutsideCode {
+        symbol: name.to_owned(),
+        address: symbol.address,
+    }
+}
+
+fn unreadable_code(name: &str, symbol: &Symbol, error: io::Error) -> SiteError {
+    match is_past_end_of_file(&error) {
+        true => outside_code(name, symbol),
+        false => SiteError::Unreadable {
+            symbol: name.to_owned(),
+            source: error,
+        },
+    }
+}
+
+/// Returns what was read of a file, or the reason why it could not be read. A write to the file
+/// during the read explains any result.
+fn unless_changed<T>(
+    path: &Path,
+    file: &File,
+    identity: FileIdentity,
+    read: Result<T, ImageError>,
+) -> Result<T, LibraryError> {
+    let path = || path.to_owned();
+    let unreadable = |source| LibraryError::Unreadable {
+        path: path(),
+        source,
+    };
+    if FileIdentity::read(file).map_err(unreadable)? != identity {
+        return Err(LibraryError::Changed { path: path() });
+    }
+    read.map_err(|error| match error {
+        ImageError::Unreadable(source) => unreadable(source),
+        ImageError::Malformed(reason) => LibraryError::NotALibrary {
+            path: path(),
+            reason,
+        },
+        ImageError::OverLimit(limit) => LibraryError::OverLimit {
+            path: path(),
+            limit,
+        },
+    })
 }
 
 /// Opens a regular file; returns `None` for anything else.

@@ -62,11 +62,20 @@ impl Environment {
     /// `procfs` is not used, because it keeps the whole environment and the last of duplicate
     /// variables. Programs see the first.
     pub(super) fn read(process: &Process) -> ProcResult<Self> {
+        Self::read_from(process.open_relative("environ")?)
+    }
+
+    /// Reads an environment up to the limit. A variable that the limit cuts is left out: part of a
+    /// number is another number.
+    fn read_from(file: impl Read) -> ProcResult<Self> {
         let mut bytes = Vec::new();
-        let file = process.open_relative("environ")?;
-        file.take(MAX_ENVIRONMENT_BYTES)
+        file.take(MAX_ENVIRONMENT_BYTES + 1)
             .read_to_end(&mut bytes)
             .map_err(ProcError::from)?;
+        if bytes.len() as u64 > MAX_ENVIRONMENT_BYTES {
+            let end = bytes.iter().rposition(|byte| *byte == 0);
+            bytes.truncate(end.unwrap_or(0));
+        }
         Ok(Self::parse(&bytes))
     }
 
@@ -272,6 +281,26 @@ mod tests {
             kept.rank();
             prop_assert!(kept.variables.len() <= VARIABLES.len() + DEVICE_LISTS.len());
             prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= MAX_LIST_BYTES));
+        }
+    }
+
+    #[test]
+    fn a_variable_at_the_limit_is_whole_or_missing() {
+        let rank_ending_at = |end: u64| {
+            let mut bytes = vec![b'x'; end as usize];
+            let rank = b"\0RANK=123\0";
+            let start = bytes.len() - rank.len();
+            bytes[start..].copy_from_slice(rank);
+            bytes.extend(b"WORLD_SIZE=4");
+            let environment = Environment::read_from(&*bytes).unwrap();
+            environment.rank().map(|rank| (rank.rank, rank.world_size))
+        };
+        let limit = MAX_ENVIRONMENT_BYTES;
+        assert_eq!(rank_ending_at(limit - 100), None, "123 of 4 ranks");
+        assert_eq!(rank_ending_at(limit), Some((123, None)));
+        assert_eq!(rank_ending_at(limit + 1), Some((123, None)));
+        for cut in 2..9 {
+            assert_eq!(rank_ending_at(limit + cut), None, "{cut}");
         }
     }
 

@@ -9,6 +9,8 @@
 
 mod cgroup;
 mod environment;
+#[cfg(test)]
+mod fuzz;
 pub mod gpu;
 mod printable_text;
 

@@ -1,13 +1,16 @@
 //! Helpers for tests of several crates.
 //!
-//! Trials, needs, waiting and benchmarks come without features. The feature `softgpu` adds processes
+//! Trials, needs, waiting, fuzzing and benchmarks come without features. The feature `softgpu` adds processes
 //! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines.
 
+pub mod allocation;
 pub mod bench;
 #[cfg(feature = "softgpu")]
 pub mod communicator;
 #[cfg(feature = "daemon")]
 pub mod daemon;
+pub mod elf_builder;
+pub mod fuzz;
 pub mod needs;
 #[cfg(feature = "daemon")]
 mod stopped_thread;

@@ -1,14 +1,15 @@
 //! The library files that probes are attached to, and the processes that map them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use zernel_elf::LibraryKind;
+use zernel_elf::{FileIdentity, LibraryError, LibraryKind};
 use zernel_model::identity::Identity;
 use zernel_model::snapshot::{
-    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusedFile,
+    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusalCause, RefusedFile,
+    RefusedFiles,
 };
 
 use super::changes::Changes;
@@ -23,7 +24,9 @@ use crate::probes::SYMBOLS;
 pub(super) struct Attachment {
     pub(super) files: Vec<AttachedFile>,
     /// Files that no probe can be attached to.
-    refused: Arc<Vec<RefusedFile>>,
+    refused: Arc<RefusedFiles>,
+    /// Files whose content was refused last. They are not read again until they change.
+    refused_contents: VecDeque<(LibraryKind, FileIdentity)>,
     changes: Changes,
     /// Files by process.
     mapped: BTreeMap<ProcessKey, MappedFiles>,
@@ -66,6 +69,7 @@ impl Attachment {
         Ok(Self {
             files: Vec::new(),
             refused: Arc::default(),
+            refused_contents: VecDeque::new(),
             changes: Changes::new()?,
             mapped: BTreeMap::new(),
             exited_identities: BTreeMap::new(),
@@ -83,7 +87,10 @@ impl Attachment {
             Some(kind) => {
                 self.attach(kind, path, path, context);
             }
-            None => self.refuse(path, "its name is not that of a known library".to_owned()),
+            None => {
+                let reason = "its name is not that of a known library".to_owned();
+                self.refuse(path, RefusalCause::UnknownName, reason);
+            }
         }
     }
 
@@ -103,6 +110,9 @@ impl Attachment {
         if let Some(known) = self.files.iter().find(|file| file.identity() == identity) {
             return Some(known.number);
         }
+        if self.refused_contents.contains(&(kind, identity)) {
+            return None;
+        }
         let number = self.last_number + 1;
         let is_sampled = |symbol| context.governor.is_sampled(symbol);
         match AttachedFile::attach(context.kernel, kind, access, path, number, is_sampled) {
@@ -121,18 +131,24 @@ impl Attachment {
             }
             Err(error) if error.is_not_found() => None,
             Err(error) => {
-                self.refuse(path, error.to_string());
+                let cause = refusal_cause(&error);
+                if matches!(cause, RefusalCause::NotALibrary | RefusalCause::OverLimit) {
+                    self.refused_contents.push_back((kind, identity));
+                    if self.refused_contents.len() > RefusedFiles::KEPT {
+                        self.refused_contents.pop_front();
+                    }
+                }
+                self.refuse(path, cause, error.to_string());
                 None
             }
         }
     }
 
     /// Records why no probe can be attached to a file.
-    fn refuse(&mut self, path: &Path, reason: String) {
-        let refused = Arc::make_mut(&mut self.refused);
-        refused.retain(|refused| refused.path != path);
-        refused.push(RefusedFile {
+    fn refuse(&mut self, path: &Path, cause: RefusalCause, reason: String) {
+        Arc::make_mut(&mut self.refused).add(RefusedFile {
             path: path.to_owned(),
+            cause,
             reason,
         });
     }
@@ -253,6 +269,16 @@ impl AsFd for Attachment {
     /// Readable when a file was written to or removed.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.changes.as_fd()
+    }
+}
+
+fn refusal_cause(error: &LibraryError) -> RefusalCause {
+    match error {
+        LibraryError::Unreadable { .. } => RefusalCause::Unreadable,
+        LibraryError::NotAFile { .. } => RefusalCause::NotAFile,
+        LibraryError::NotALibrary { .. } => RefusalCause::NotALibrary,
+        LibraryError::OverLimit { .. } => RefusalCause::OverLimit,
+        LibraryError::Changed { .. } => RefusalCause::Changed,
     }
 }
 

@@ -17,7 +17,7 @@ use super::changes::{Changes, WatchId};
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
 use crate::probes::SYMBOLS;
-use zernel_elf::{FileIdentity, Library, LibraryError, LibraryKind, Site, TrapCost};
+use zernel_elf::{FileIdentity, FunctionName, Library, LibraryError, LibraryKind, Site, TrapCost};
 
 /// Why probes are detached from a file that was written to.
 pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were attached";
@@ -72,7 +72,7 @@ impl AttachedFile {
         is_sampled: impl Fn(usize) -> bool,
     ) -> Result<Self, LibraryError> {
         let library = Library::open(access)?;
-        let functions = find_functions(kind, &library);
+        let functions = find_functions(kind, &library)?;
         let (file, identity) = library.into_file();
         let mut attached = Self {
             number,
@@ -267,46 +267,36 @@ pub(crate) fn detach(links: Vec<Link>) {
     });
 }
 
-/// The functions of a library in [`SYMBOLS`], with their sites in the file.
-fn find_functions(kind: LibraryKind, library: &Library) -> Vec<Function> {
-    let wanted = wanted_names(kind, library);
-    let names: Vec<&str> = wanted.iter().map(|(.., exported)| &**exported).collect();
-    let mut functions: Vec<Function> = wanted
+/// The functions of a library in [`SYMBOLS`], with their sites in the file. A prefix that matches no export is reported
+/// as missing.
+fn find_functions(kind: LibraryKind, library: &Library) -> Result<Vec<Function>, LibraryError> {
+    let rows = SYMBOLS.iter().enumerate();
+    let rows = rows.filter(|(_, row)| row.library == kind);
+    let wanted: Vec<(usize, &'static str)> = rows
+        .flat_map(|(symbol, row)| row.names.iter().map(move |name| (symbol, *name)))
+        .collect();
+    let names: Vec<FunctionName<'_>> = wanted
         .iter()
-        .zip(library.sites(&names))
-        .map(|((symbol, name, _), site)| Function {
+        .map(|(symbol, name)| match SYMBOLS[*symbol].by_prefix {
+            true => FunctionName::Prefix(name),
+            false => FunctionName::Exact(name),
+        })
+        .collect();
+    let mut functions = Vec::new();
+    for ((symbol, name), sites) in wanted.into_iter().zip(library.find(&names)?) {
+        functions.extend(sites.into_iter().map(|site| Function {
             name,
-            symbol: *symbol,
+            symbol,
             mode: match &site {
                 Ok(_) => AttachMode::Permanent,
                 Err(error) => AttachMode::NotAttached(error.to_string()),
             },
             site: site.ok(),
-        })
-        .collect();
+        }));
+    }
     refuse_aliases(&mut functions);
     refuse_single_stepped(&mut functions);
-    functions
-}
-
-/// Index in [`SYMBOLS`], name there, and exported name of every function to probe. A prefix that matches no export
-/// stands for itself, so that it is reported as missing.
-fn wanted_names(kind: LibraryKind, library: &Library) -> Vec<(usize, &'static str, String)> {
-    let rows = SYMBOLS.iter().enumerate();
-    let mut wanted = Vec::new();
-    for (symbol, row) in rows.filter(|(_, row)| row.library == kind) {
-        for name in row.names {
-            let before = wanted.len();
-            if row.by_prefix {
-                let exported = library.functions().filter(|other| other.starts_with(name));
-                wanted.extend(exported.map(|exported| (symbol, *name, exported.to_owned())));
-            }
-            if wanted.len() == before {
-                wanted.push((symbol, *name, (*name).to_owned()));
-            }
-        }
-    }
-    wanted
+    Ok(functions)
 }
 
 /// Refuses the second name of a function at the same offset: its calls would count twice.
@@ -349,3 +339,6 @@ pub(crate) fn identity_at(access: &Path) -> io::Result<FileIdentity> {
     let file = rustix::fs::open(access, flags, Mode::empty())?;
     FileIdentity::read(&File::from(file))
 }
+
+#[cfg(test)]
+mod tests;

@@ -221,6 +221,27 @@ fn cut(path: &Path, to: &Path) {
     fs::write(to, &whole[..whole.len() / 3]).expect("ours");
 }
 
+/// Copies a library and claims in its headers that it has names of 300 MB.
+fn inflate(path: &Path, to: &Path) {
+    const SECTIONS_FIELD: usize = 40;
+    const LENGTH_FIELD: usize = 32;
+    let mut content = fs::read(path).expect("it is there");
+    let number = |content: &[u8], at: usize, length: usize| {
+        let mut bytes = [0; 8];
+        bytes[..length].copy_from_slice(&content[at..at + length]);
+        u64::from_le_bytes(bytes) as usize
+    };
+    let sections = number(&content, SECTIONS_FIELD, 8);
+    let table = (sections..content.len()).step_by(64);
+    let symbols = table.clone().find(|at| number(&content, at + 4, 4) == 11);
+    let names = sections + 64 * number(&content, symbols.expect("it has exports") + 40, 4);
+    let length = 300_000_000_u64;
+    content[names + LENGTH_FIELD..][..8].copy_from_slice(&length.to_le_bytes());
+    fs::write(to, &content).expect("ours");
+    let file = OpenOptions::new().write(true).open(to).expect("ours");
+    file.set_len(length + content.len() as u64).expect("ours");
+}
+
 pub(crate) fn garbage() {
     let stage = Stage::new(Prologue::Push);
     let library = stage.path().join("garbage/libcuda.so.1");
@@ -229,11 +250,14 @@ pub(crate) fn garbage() {
     let noise: Vec<u8> = (0..20_000_u32)
         .map(|number| ((number * 31) >> 3) as u8)
         .collect();
-    for truncated in [false, true] {
-        match truncated {
-            true => cut(&stage.library("libcuda.so.1"), &library),
-            false => fs::write(&library, &noise).expect("ours"),
-        }
+    let real = stage.library("libcuda.so.1");
+    let make: [(&dyn Fn(), &str); 3] = [
+        (&|| fs::write(&library, &noise).expect("ours"), "ELF magic"),
+        (&|| cut(&real, &library), "ends before"),
+        (&|| inflate(&real, &library), "268435456 bytes of names"),
+    ];
+    for (make, expected) in make {
+        make();
         let mut holder = stage.target("maps_garbage", 0);
         holder.step();
         observer.scan().expect("processes can be scanned");
@@ -241,7 +265,8 @@ pub(crate) fn garbage() {
         let entry = refused.as_array().expect("a list").iter();
         let mut entry = entry.filter(|entry| entry["path"].as_str() == library.to_str());
         let reason = entry.next().expect("the file is refused")["reason"].clone();
-        assert!(reason.as_str().is_some_and(|reason| !reason.is_empty()));
+        let reason = reason.as_str().expect("text");
+        assert!(reason.contains(expected), "{reason}");
         assert!(entry.next().is_none(), "refused once");
         let mut targets = [stage.target("everything", 10)];
         targets[0].step();

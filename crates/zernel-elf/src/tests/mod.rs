@@ -1,11 +1,44 @@
-mod elf_builder;
+mod hostile_tables;
 mod malformed_files;
 mod real_libraries;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 use zernel_softgpu::install::{Prologue, install};
+
+use crate::{FunctionName, Library, LibraryError, Site, SiteError};
+
+thread_local! {
+    static BYTES_READ: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts bytes that this thread has read from a file.
+pub(crate) fn count_read(bytes: usize) {
+    BYTES_READ.set(BYTES_READ.get() + bytes as u64);
+}
+
+/// Runs `work` and returns its result with the number of bytes that it read from files.
+fn bytes_read_by<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let before = BYTES_READ.get();
+    let result = work();
+    (result, BYTES_READ.get() - before)
+}
+
+impl Library {
+    /// Looks up one function.
+    fn site(&self, name: &str) -> Result<Site, SiteError> {
+        self.sites(&[name]).remove(0)
+    }
+
+    /// Looks up functions by their exact names.
+    fn sites(&self, names: &[&str]) -> Vec<Result<Site, SiteError>> {
+        let names: Vec<_> = names.iter().copied().map(FunctionName::Exact).collect();
+        let sites = self.find(&names).unwrap();
+        sites.into_iter().flatten().collect()
+    }
+}
 
 /// Installs the software GPU's libraries with this prologue.
 fn softgpu(prologue: Prologue) -> TempDir {
@@ -16,4 +49,16 @@ fn softgpu(prologue: Prologue) -> TempDir {
 
 fn cuda(directory: &TempDir) -> PathBuf {
     directory.path().join("libcuda.so.1")
+}
+
+/// Writes `content` to a file.
+pub(crate) fn write(content: &[u8]) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), content).unwrap();
+    file
+}
+
+/// Writes `content` to a file and opens it as a library.
+fn open(content: &[u8]) -> Result<Library, LibraryError> {
+    Library::open(write(content).path())
 }

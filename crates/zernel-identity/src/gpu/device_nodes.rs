@@ -1,38 +1,74 @@
 //! Finds the GPU device nodes that a process can see. In a container these are its assigned GPUs.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 
 use procfs::process::{MountInfo, Process};
 
 use crate::{Identity, is_alive};
 
+/// Bytes read of a process's list of mounts. Any user can make a namespace with 100,000 mounts at
+/// paths of 4 KiB; the host of many containers has some thousands with up to 2 KiB.
+const MAX_MOUNT_BYTES: u64 = 16 << 20;
+/// Entries read of a process's `/dev`. Machines with many disks have some thousands.
+const MAX_DEVICE_NODES: usize = 1 << 16;
+
 /// Returns the minor numbers of `/dev/nvidia0` and so on in the process's `/dev`. `None` if they
-/// cannot be read, or if the driver created no nodes.
+/// cannot be read, if there is more to read than on any machine, or if the driver created no nodes.
 pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
     let process = Process::new(i32::try_from(identity.pid).ok()?).ok()?;
-    let mounts = process.mountinfo().ok()?;
-    if !is_kernel_dev(&mounts.0) {
+    if !is_kernel_dev(process.open_relative("mountinfo").ok()?) {
         return None;
     }
     let folder = fs::read_dir(format!("/proc/{}/root/dev", identity.pid)).ok()?;
-    let minors: Vec<u32> = folder
-        .filter_map(|entry| minor(entry.ok()?.file_name().to_str()?))
-        .collect();
+    let minors = minors(folder.map(|entry| Some(entry.ok()?.file_name())))?;
     // The path contains the pid, which may have been reused.
     (!minors.is_empty() && is_alive(identity)).then_some(minors)
 }
 
-/// Whether `/dev` is a kernel file system. Reading a FUSE file system, which a process serves,
-/// might never return.
-fn is_kernel_dev(mounts: &[MountInfo]) -> bool {
-    // The last of several mounts at one path is visible.
-    let kind = |place: &str| {
-        let mut seen = mounts.iter().rev();
-        seen.find(|mount| mount.mount_point.as_os_str() == place)
-            .map(|mount| mount.fs_type.as_str())
-    };
-    kind("/").is_some_and(|kind| !kind.starts_with("fuse"))
-        && matches!(kind("/dev"), Some("tmpfs" | "devtmpfs"))
+/// Returns the minor numbers of GPUs among the entries of a folder. `None` if there are too many.
+fn minors(entries: impl Iterator<Item = Option<OsString>>) -> Option<Vec<u32>> {
+    let mut minors = Vec::new();
+    for (count, entry) in entries.enumerate() {
+        if count == MAX_DEVICE_NODES {
+            return None;
+        }
+        minors.extend(entry.and_then(|name| minor(name.to_str()?)));
+    }
+    Some(minors)
+}
+
+/// Whether `/dev` is a kernel file system, by a list of mounts. Reading a FUSE file system, which a
+/// process serves, might never return. False if the list is too long.
+fn is_kernel_dev(mounts: impl Read) -> bool {
+    let mut lines = BufReader::new(mounts.take(MAX_MOUNT_BYTES + 1));
+    let (mut root, mut dev) = (None, None);
+    let (mut line, mut total) = (Vec::new(), 0);
+    loop {
+        line.clear();
+        match lines.read_until(b'\n', &mut line) {
+            Ok(0) => break,
+            Ok(length) => total += length as u64,
+            Err(_) => return false,
+        }
+        // The last of several mounts at one path is visible.
+        let text = String::from_utf8_lossy(&line);
+        match text.split(' ').nth(4) {
+            Some("/") => root = kind(&text),
+            Some("/dev") => dev = kind(&text),
+            _ => {}
+        }
+    }
+    total <= MAX_MOUNT_BYTES
+        && root.is_some_and(|kind| !kind.starts_with("fuse"))
+        && matches!(dev.as_deref(), Some("tmpfs" | "devtmpfs"))
+}
+
+/// Returns the type of file system of a mount.
+fn kind(line: &str) -> Option<String> {
+    let mount = MountInfo::from_line(line.trim_end_matches('\n')).ok()?;
+    Some(mount.fs_type)
 }
 
 fn minor(name: &str) -> Option<u32> {
@@ -78,11 +114,28 @@ mod tests {
             (&[ROOT], false),
         ];
         for (lines, expected) in cases {
-            let mounts: Vec<_> = lines
-                .iter()
-                .map(|line| MountInfo::from_line(line).unwrap())
-                .collect();
-            assert_eq!(is_kernel_dev(&mounts), expected, "{lines:?}");
+            let text = lines.join("\n");
+            assert_eq!(is_kernel_dev(text.as_bytes()), expected, "{lines:?}");
         }
+    }
+
+    #[test]
+    fn a_list_of_mounts_that_is_too_long_is_refused() {
+        let head = b"1 0 0:50 / / rw,relatime - overlay overlay rw\n\
+            2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755\n";
+        assert!(is_kernel_dev(&head[..]));
+        assert!(!is_kernel_dev(head.chain(std::io::repeat(b'x'))));
+        let other = b"3 1 0:52 / /mnt rw - tmpfs tmpfs rw\n";
+        let list = [&head[..], &other.repeat(500_000)].concat();
+        assert!(is_kernel_dev(&list[..MAX_MOUNT_BYTES as usize]));
+        assert!(!is_kernel_dev(&list[..=MAX_MOUNT_BYTES as usize]));
+    }
+
+    #[test]
+    fn a_folder_with_too_many_entries_is_refused() {
+        let entries = |count| (0..count).map(|number| Some(format!("nvidia{number}").into()));
+        let minors_of = |count| minors(entries(count)).map(|minors| minors.len());
+        assert_eq!(minors_of(MAX_DEVICE_NODES), Some(MAX_DEVICE_NODES));
+        assert_eq!(minors_of(MAX_DEVICE_NODES + 1), None);
     }
 }

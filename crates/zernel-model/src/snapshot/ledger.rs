@@ -1,6 +1,6 @@
 //! Which functions are probed in which library file, and which processes map it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Ledger {
     /// The processes that map one of them.
     pub mapped_by: Vec<MappedBy>,
     /// Files that no probe can be attached to.
-    pub refused: Arc<Vec<RefusedFile>>,
+    pub refused: Arc<RefusedFiles>,
 }
 
 /// A library file.
@@ -77,8 +77,77 @@ pub struct MappedBy {
 pub struct RefusedFile {
     /// Its path.
     pub path: PathBuf,
-    /// Why.
+    /// The kind of the reason.
+    pub cause: RefusalCause,
+    /// Why, in words.
     pub reason: String,
+}
+
+/// The kind of reason why no probe can be attached to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RefusalCause {
+    /// Its name is not that of a known library.
+    UnknownName,
+    /// It cannot be read.
+    Unreadable,
+    /// It is a directory, a pipe or a device.
+    NotAFile,
+    /// Its content is not that of a library.
+    NotALibrary,
+    /// It exceeds a limit on what is read of a library.
+    OverLimit,
+    /// It was written to while it was read.
+    Changed,
+}
+
+impl RefusalCause {
+    /// Its name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::UnknownName => "unknown name",
+            Self::Unreadable => "unreadable",
+            Self::NotAFile => "not a file",
+            Self::NotALibrary => "not a library",
+            Self::OverLimit => "over a limit",
+            Self::Changed => "changed",
+        }
+    }
+}
+
+/// The files that were refused last. Any user can have files refused, so only some are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RefusedFiles {
+    newest: VecDeque<RefusedFile>,
+    left_out: BTreeMap<RefusalCause, u64>,
+}
+
+impl RefusedFiles {
+    /// Number of files that are kept: more than a person reads.
+    pub const KEPT: usize = 256;
+
+    /// Adds a file. It replaces an earlier entry with the same path. The oldest entry beyond [`Self::KEPT`] is left
+    /// out and counted.
+    pub fn add(&mut self, file: RefusedFile) {
+        self.newest.retain(|known| known.path != file.path);
+        self.newest.push_back(file);
+        if self.newest.len() > Self::KEPT
+            && let Some(oldest) = self.newest.pop_front()
+        {
+            *self.left_out.entry(oldest.cause).or_default() += 1;
+        }
+    }
+
+    /// The newest entries, oldest first.
+    pub fn newest(&self) -> impl Iterator<Item = &RefusedFile> {
+        self.newest.iter()
+    }
+
+    /// Number of entries that were left out, by cause.
+    #[must_use]
+    pub fn left_out(&self) -> &BTreeMap<RefusalCause, u64> {
+        &self.left_out
+    }
 }
 
 impl Snapshot {
@@ -104,9 +173,13 @@ impl Snapshot {
         let mut value = json!({ "rung": self.rung, "processes": processes });
         if scope == Scope::All {
             value["files"] = ledger.files.iter().map(|file| file.to_json(None)).collect();
-            let refused = ledger.refused.iter();
+            let refused = ledger.refused.newest();
             value["refused"] = refused
                 .map(|file| json!({ "path": file.path, "reason": file.reason }))
+                .collect();
+            let left_out = ledger.refused.left_out().iter();
+            value["refused_left_out"] = left_out
+                .map(|(cause, count)| (cause.name().to_owned(), json!(count)))
                 .collect();
         }
         value
@@ -141,5 +214,55 @@ impl LibraryFile {
             })
             .collect();
         json!({ "path": self.path, "kind": self.kind, "functions": functions })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(number: usize, cause: RefusalCause) -> RefusedFile {
+        RefusedFile {
+            path: format!("/home/mallory/{number}/libcuda.so.1").into(),
+            cause,
+            reason: format!("number {number}"),
+        }
+    }
+
+    #[test]
+    fn the_newest_refused_files_are_kept_and_the_others_counted() {
+        let mut files = RefusedFiles::default();
+        for number in 0..20_000 {
+            let cause = match number % 4 {
+                0 => RefusalCause::OverLimit,
+                _ => RefusalCause::NotALibrary,
+            };
+            files.add(refused(number, cause));
+        }
+        let kept: Vec<_> = files.newest().map(|file| file.reason.clone()).collect();
+        assert_eq!(kept.len(), RefusedFiles::KEPT);
+        assert_eq!(kept.last().map(String::as_str), Some("number 19999"));
+        assert_eq!(files.left_out()[&RefusalCause::OverLimit], 4936);
+        assert_eq!(files.left_out()[&RefusalCause::NotALibrary], 14_808);
+
+        let mut snapshot = Snapshot::default();
+        snapshot.ledger.refused = Arc::new(files);
+        let json = snapshot.ledger_json(Scope::All);
+        assert_eq!(json["refused"].as_array().unwrap().len(), 256);
+        let left_out = json!({ "not a library": 14_808, "over a limit": 4936 });
+        assert_eq!(json["refused_left_out"], left_out);
+        let own = snapshot.ledger_json(Scope::User(1000));
+        assert!(own.get("refused").is_none() && own.get("refused_left_out").is_none());
+    }
+
+    #[test]
+    fn a_file_that_is_refused_again_has_one_entry() {
+        let mut files = RefusedFiles::default();
+        for _ in 0..1000 {
+            files.add(refused(1, RefusalCause::Changed));
+            files.add(refused(2, RefusalCause::NotAFile));
+        }
+        assert_eq!(files.newest().count(), 2);
+        assert!(files.left_out().is_empty());
     }
 }

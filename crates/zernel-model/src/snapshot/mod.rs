@@ -37,7 +37,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use ledger::{
-    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusedFile, START_UNIT_NS,
+    AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusalCause, RefusedFile,
+    RefusedFiles, START_UNIT_NS,
 };
 pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
 pub use wire::{is_late, lateness};

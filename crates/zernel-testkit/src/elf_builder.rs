@@ -1,30 +1,37 @@
 //! Builds minimal ELF libraries for tests.
 
-use tempfile::NamedTempFile;
+use std::borrow::Cow;
 
-use crate::{Library, LibraryError};
+/// File offset of [`ElfBuilder::code`].
+pub const CODE_OFFSET: u64 = 0x200;
+/// Address of [`ElfBuilder::code`].
+pub const CODE_ADDRESS: u64 = 0x1200;
 
-/// File offset and address of [`Elf::code`].
-pub(super) const CODE_OFFSET: u64 = 0x200;
-pub(super) const CODE_ADDRESS: u64 = 0x1200;
-
-pub(super) const FUNCTION: u8 = 2;
-pub(super) const INDIRECT_FUNCTION: u8 = 10;
+/// Type of a function.
+pub const FUNCTION: u8 = 2;
+/// Type of an indirect function.
+pub const INDIRECT_FUNCTION: u8 = 10;
 const GLOBAL: u8 = 1 << 4;
 
-/// A symbol: its name, type and binding, address and size.
-pub(super) struct Symbol {
-    pub(super) name: &'static str,
-    pub(super) info: u8,
-    pub(super) address: u64,
-    pub(super) size: u64,
-    pub(super) version: u16,
+/// A symbol.
+#[derive(Debug, Clone)]
+pub struct ElfSymbol {
+    /// Its name.
+    pub name: Cow<'static, str>,
+    /// Its type, and its binding in the upper half.
+    pub info: u8,
+    /// Its address.
+    pub address: u64,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its version; the highest bit marks one that is not the default.
+    pub version: u16,
 }
 
 /// Returns a global function of this size at the start of the code.
-pub(super) fn function(name: &'static str, size: u64) -> Symbol {
-    Symbol {
-        name,
+pub fn function(name: impl Into<Cow<'static, str>>, size: u64) -> ElfSymbol {
+    ElfSymbol {
+        name: name.into(),
         info: GLOBAL | FUNCTION,
         address: CODE_ADDRESS,
         size,
@@ -33,14 +40,20 @@ pub(super) fn function(name: &'static str, size: u64) -> Symbol {
 }
 
 /// A library with one code segment.
-pub(super) struct Elf {
-    pub(super) machine: u16,
-    pub(super) code: Vec<u8>,
-    pub(super) symbols: Vec<Symbol>,
+#[derive(Debug, Clone)]
+pub struct ElfBuilder {
+    /// Number of its architecture; x86-64 unless changed.
+    pub machine: u16,
+    /// The content of the segment.
+    pub code: Vec<u8>,
+    /// Its exported symbols.
+    pub symbols: Vec<ElfSymbol>,
 }
 
-impl Elf {
-    pub(super) fn new(code: &[u8], symbols: Vec<Symbol>) -> Self {
+impl ElfBuilder {
+    /// A library for x86-64.
+    #[must_use]
+    pub fn new(code: &[u8], symbols: Vec<ElfSymbol>) -> Self {
         Self {
             machine: 62,
             code: code.to_vec(),
@@ -50,7 +63,8 @@ impl Elf {
 
     /// Returns the file: file header, program header, code, symbols, names, versions, section
     /// headers.
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
         let mut strings = vec![0];
         let mut symbols = vec![0; 24];
         let mut versions = vec![0; 2];
@@ -80,6 +94,12 @@ impl Elf {
         bytes
     }
 
+    /// Returns the file offset of the symbols.
+    #[must_use]
+    pub fn symbols_offset(&self) -> usize {
+        CODE_OFFSET as usize + self.code.len()
+    }
+
     fn headers(&self) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
         bytes.resize(16, 0);
@@ -99,7 +119,8 @@ impl Elf {
 }
 
 /// Returns the header of a code segment.
-pub(super) fn segment(offset: u64, address: u64, size: u64) -> Vec<u8> {
+#[must_use]
+pub fn segment(offset: u64, address: u64, size: u64) -> Vec<u8> {
     let mut header = [1_u32, 5].map(u32::to_le_bytes).concat();
     header.extend(
         [offset, address, address, size, size, 1]
@@ -119,11 +140,4 @@ fn section(kind: u32, link: u32, offset: usize, size: usize) -> Vec<u8> {
     header.extend([link, 0].into_iter().flat_map(u32::to_le_bytes));
     header.extend([1_u64, 0].into_iter().flat_map(u64::to_le_bytes));
     header
-}
-
-/// Writes `content` to a file and opens it as a library.
-pub(super) fn open(content: &[u8]) -> Result<Library, LibraryError> {
-    let file = NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), content).unwrap();
-    Library::open(file.path())
 }

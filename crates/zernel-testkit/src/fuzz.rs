@@ -1,0 +1,330 @@
+//! A small fuzzer: mutates the inputs of a corpus and checks a parser with each of them.
+//!
+//! Every input is made from one number, its seed. A run uses consecutive seeds, so a failure is replayed by the seed
+//! that it prints. Mutations know nothing of the format; a corpus of valid inputs and a dictionary of its words make up
+//! for that.
+//!
+//! A test binary with fuzz tests declares [`CountingAllocator`](crate::allocation::CountingAllocator) as its global
+//! allocator. Its tests are named `fuzz_…`, so that `make fuzz` finds them.
+
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{env, fs, io};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::allocation::peak_bytes;
+
+/// Environment variable with the first seed.
+pub const SEED: &str = "ZERNEL_FUZZ_SEED";
+/// Environment variable with the duration of each target in seconds, instead of its number of rounds. Without a seed,
+/// such a run starts at the time of day.
+pub const SECONDS: &str = "ZERNEL_FUZZ_SECONDS";
+
+/// CPU time that one input may take. A debug build on a busy machine stays far below it.
+const MAX_CPU_TIME: Duration = Duration::from_secs(1);
+/// Memory that one input may take.
+const MAX_MEMORY: usize = 64 << 20;
+/// Size that mutations let an input grow to.
+const MAX_INPUT_BYTES: usize = 1 << 20;
+
+/// A parser to fuzz.
+#[derive(Debug)]
+pub struct FuzzTarget<'a> {
+    name: &'a str,
+    corpus: Vec<Vec<u8>>,
+    dictionary: Vec<Vec<u8>>,
+    rounds: u64,
+}
+
+/// What a run did.
+#[derive(Debug, Clone, Copy)]
+pub struct FuzzOutcome {
+    /// Number of inputs.
+    pub inputs: u64,
+    /// The most CPU time that one input took.
+    pub most_cpu_time: Duration,
+    /// The most memory that one input took.
+    pub most_memory: usize,
+}
+
+/// What is wrong with a parser's reaction to an input.
+#[derive(Debug, PartialEq, Eq)]
+enum Fault {
+    Panicked,
+    CpuTime(Duration),
+    Memory(usize),
+}
+
+impl<'a> FuzzTarget<'a> {
+    /// A target that runs `rounds` inputs, unless [`SECONDS`] is set.
+    #[must_use]
+    pub fn new(name: &'a str, rounds: u64) -> Self {
+        Self {
+            name,
+            corpus: Vec::new(),
+            dictionary: Vec::new(),
+            rounds,
+        }
+    }
+
+    /// Adds an input to the corpus.
+    #[must_use]
+    pub fn input(mut self, input: impl Into<Vec<u8>>) -> Self {
+        self.corpus.push(input.into());
+        self
+    }
+
+    /// Adds the files of a folder to the corpus, in the order of their names. Fails if there are none.
+    #[must_use]
+    pub fn folder(mut self, folder: &Path) -> Self {
+        let entries = fs::read_dir(folder).expect("the folder of the corpus exists");
+        let mut files: Vec<PathBuf> = entries
+            .map(|entry| entry.expect("readable").path())
+            .collect();
+        files.sort();
+        assert!(!files.is_empty(), "{} is empty", folder.display());
+        let inputs = files.iter().map(|file| fs::read(file).expect("readable"));
+        self.corpus.extend(inputs);
+        self
+    }
+
+    /// Adds words that mutations insert.
+    #[must_use]
+    pub fn words<'w>(mut self, words: impl IntoIterator<Item = &'w str>) -> Self {
+        let words = words.into_iter().map(|word| word.as_bytes().to_vec());
+        self.dictionary.extend(words);
+        self
+    }
+
+    /// Checks the corpus, then mutations of it. Panics at the first input that makes `check` panic, take too much CPU
+    /// time or allocate too much memory. The message contains the seed; the input is written to a file.
+    pub fn run(self, mut check: impl FnMut(&[u8])) -> FuzzOutcome {
+        let seconds = env_number(SECONDS).map(Duration::from_secs);
+        let first = env_number(SEED).unwrap_or_else(|| match seconds {
+            Some(_) => time_of_day(),
+            None => 1,
+        });
+        println!("fuzz {}: {SEED}={first}", self.name);
+        let mut outcome = FuzzOutcome {
+            inputs: 0,
+            most_cpu_time: Duration::ZERO,
+            most_memory: 0,
+        };
+        for (number, input) in self.corpus.iter().enumerate() {
+            if let Err(fault) = run_one(input, &mut check, &mut outcome) {
+                self.fail(input, &fault, &format!("input {number} of the corpus"));
+            }
+        }
+        let start = Instant::now();
+        for round in 0.. {
+            let ended = match seconds {
+                Some(seconds) => start.elapsed() >= seconds,
+                None => round == self.rounds,
+            };
+            if ended {
+                break;
+            }
+            let seed = first.wrapping_add(round);
+            let input = self.mutated(seed);
+            if let Err(fault) = run_one(&input, &mut check, &mut outcome) {
+                self.fail(&input, &fault, &format!("{SEED}={seed}"));
+            }
+        }
+        println!("fuzz {}: {outcome:?}", self.name);
+        outcome
+    }
+
+    /// Returns the input of a seed.
+    fn mutated(&self, seed: u64) -> Vec<u8> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut input = random.choice(&self.corpus).cloned().unwrap_or_default();
+        // In binary formats a change of length moves what headers point to, and little of the parser is reached.
+        let mutations = match random.bool() {
+            true => 0..4,
+            false => 0..10,
+        };
+        for _ in 0..1 << random.u32(0..5) {
+            self.mutate(&mut input, random.u32(mutations.clone()), &mut random);
+            input.truncate(MAX_INPUT_BYTES);
+        }
+        input
+    }
+
+    /// Applies a mutation. The first four replace bytes; the others also change the length.
+    fn mutate(&self, input: &mut Vec<u8>, mutation: u32, random: &mut fastrand::Rng) {
+        let at = random.usize(0..=input.len());
+        let range = at..at + random.usize(0..=(input.len() - at).min(64));
+        match mutation {
+            0 => flip_bit(input, random),
+            1 => overwrite(input, at, &interesting_integer(random)),
+            2 => overwrite(input, at, &[random.u8(..)]),
+            3 => overwrite(input, at, &self.word(random)),
+            4 => drop(input.splice(at..at, interesting_integer(random))),
+            5 => drop(input.splice(at..at, self.word(random))),
+            6 => input.truncate(at),
+            7 => drop(input.drain(range)),
+            8 => {
+                let repeated = input[range].repeat(1 << random.u32(0..8));
+                input.splice(at..at, repeated);
+            }
+            _ => {
+                let other = random.choice(&self.corpus).map_or(&[][..], Vec::as_slice);
+                let from = random.usize(0..=other.len());
+                let to = random.usize(from..=other.len());
+                input.splice(at..at, other[from..to].iter().copied());
+            }
+        }
+    }
+
+    /// Returns a word of the dictionary.
+    fn word(&self, random: &mut fastrand::Rng) -> Vec<u8> {
+        let word = random.choice(&self.dictionary);
+        word.cloned().unwrap_or_default()
+    }
+
+    fn fail(&self, input: &[u8], fault: &Fault, replay: &str) -> ! {
+        let mut message = format!("{}: {fault:?} with {replay}", self.name);
+        match write_input(self.name, input) {
+            Ok(path) => _ = write!(message, "; the input is in {}", path.display()),
+            Err(error) => _ = write!(message, "; the input cannot be written: {error}"),
+        }
+        panic!("{message}");
+    }
+}
+
+fn run_one(
+    input: &[u8],
+    check: &mut impl FnMut(&[u8]),
+    outcome: &mut FuzzOutcome,
+) -> Result<(), Fault> {
+    let before = cpu_time();
+    let (result, memory) = peak_bytes(|| catch_unwind(AssertUnwindSafe(|| check(input))));
+    let cpu_time = cpu_time() - before;
+    outcome.inputs += 1;
+    outcome.most_cpu_time = outcome.most_cpu_time.max(cpu_time);
+    outcome.most_memory = outcome.most_memory.max(memory);
+    match result {
+        Err(_) => Err(Fault::Panicked),
+        Ok(()) if cpu_time > MAX_CPU_TIME => Err(Fault::CpuTime(cpu_time)),
+        Ok(()) if memory > MAX_MEMORY => Err(Fault::Memory(memory)),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+fn flip_bit(input: &mut [u8], random: &mut fastrand::Rng) {
+    if !input.is_empty() {
+        input[random.usize(0..input.len())] ^= 1 << random.u32(0..8);
+    }
+}
+
+/// Replaces bytes from `at` on, and appends those that reach beyond the end.
+fn overwrite(input: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+    let end = input.len().min(at + bytes.len());
+    input.splice(at..end, bytes.iter().copied());
+}
+
+/// Returns an integer near a limit of some width, in either byte order.
+fn interesting_integer(random: &mut fastrand::Rng) -> Vec<u8> {
+    let power = 1_u64 << random.u32(0..64);
+    let near = *random
+        .choice(&[0, 1, power, power - 1, power + 1, power.wrapping_neg()])
+        .expect("not empty");
+    let width = 1 << random.usize(0..4);
+    match random.bool() {
+        true => near.to_le_bytes()[..width].to_vec(),
+        false => near.to_be_bytes()[8 - width..].to_vec(),
+    }
+}
+
+fn env_number(name: &str) -> Option<u64> {
+    let text = env::var(name).ok()?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
+fn time_of_day() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_epoch.map_or(1, |since| since.as_nanos() as u64)
+}
+
+/// Writes an input to the system's temporary folder.
+fn write_input(name: &str, input: &[u8]) -> io::Result<PathBuf> {
+    let path = env::temp_dir().join(format!("zernel-fuzz-{name}-{}", std::process::id()));
+    fs::write(&path, input)?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message_of(name: &str, check: impl FnMut(&[u8])) -> String {
+        let target = FuzzTarget::new(name, 100_000)
+            .input(*b"some text")
+            .words(["needle"]);
+        let run = catch_unwind(AssertUnwindSafe(|| target.run(check)));
+        *run.expect_err("it fails")
+            .downcast::<String>()
+            .expect("text")
+    }
+
+    #[test]
+    fn a_panic_is_found_and_its_seed_replays_it() {
+        let has_needle = |input: &[u8]| input.windows(6).any(|window| window == b"needle");
+        let message = message_of("needle", |input| assert!(!has_needle(input)));
+        let (_, seed) = message.split_once(&format!("{SEED}=")).expect("a seed");
+        let seed = seed.split(';').next().and_then(|seed| seed.parse().ok());
+        let target = FuzzTarget::new("self-test", 1)
+            .input(*b"some text")
+            .words(["needle"]);
+        let input = target.mutated(seed.expect("a number"));
+        assert!(has_needle(&input), "{input:?}");
+        let (_, path) = message.split_once("is in ").expect("a path");
+        assert_eq!(fs::read(path).expect("written"), input);
+        fs::remove_file(path).expect("ours");
+    }
+
+    #[test]
+    fn too_much_cpu_time_and_memory_are_found() {
+        let slow = message_of("slow", |_| {
+            let start = cpu_time();
+            while cpu_time() - start <= MAX_CPU_TIME {}
+        });
+        assert!(slow.contains("CpuTime"), "{slow}");
+        let large = message_of("large", |_| {
+            drop(std::hint::black_box(vec![0_u8; MAX_MEMORY + 1]));
+        });
+        assert!(large.contains("Memory"), "{large}");
+        for message in [slow, large] {
+            let (_, path) = message.split_once("is in ").expect("a path");
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    #[test]
+    fn every_mutation_changes_inputs() {
+        let target = FuzzTarget::new("self-test", 1).input(*b"some text");
+        let inputs: std::collections::BTreeSet<_> =
+            (0..1000).map(|seed| target.mutated(seed)).collect();
+        assert!(inputs.len() > 800, "{}", inputs.len());
+        assert!(inputs.iter().any(|input| input.len() > 1000));
+        assert!(inputs.iter().any(Vec::is_empty));
+    }
+
+    #[test]
+    fn a_run_without_faults_counts_its_inputs() {
+        if env::var_os(SECONDS).is_none() {
+            let outcome = FuzzTarget::new("self-test", 50).input(*b"x").run(|_| ());
+            assert_eq!(outcome.inputs, 51);
+        }
+    }
+}
