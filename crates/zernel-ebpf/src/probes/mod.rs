@@ -23,7 +23,7 @@ pub(crate) mod layout;
 /// Declares the modules of the probes, their numbers, their functions and their userspace parts.
 macro_rules! declare_probes {
     (all { $($(#[$doc:meta])* $variant:ident = $name:ident,)* }
-     process { $($process:ident),* }
+     process { $($process:ident: $mirror:ident),* }
      thread { $($thread:ident),* }
      snapshot { $($part:ident: $state:ident => $snapshot:ident,)* }
      maps { $($maps:ident),* }
@@ -47,9 +47,9 @@ macro_rules! declare_probes {
         }
 
         impl ProbeStates {
-            /// Reads the kernel's record of the process.
+            /// Copies the states that the kernel's record of the process holds.
             pub(crate) fn read(&mut self, record: &layout::Process) {
-                $(self.$part.read(record);)*
+                $(self.$process = record.$process;)*
             }
 
             /// Drops the state of resources that the process has released by exiting.
@@ -97,7 +97,7 @@ macro_rules! declare_probes {
         /// All types and numbers that the kernel shares with this module.
         #[cfg(test)]
         pub(crate) const MIRRORS: &[Mirrors] =
-            &[layout::MIRRORS, layout::PROCESS_MIRRORS, $($name::layout::MIRRORS,)*];
+            &[layout::MIRRORS, layout::PROCESS_MIRRORS, $($name::MIRRORS,)*];
 
         /// The folders and numbers of the probes.
         #[cfg(test)]
@@ -133,9 +133,6 @@ use gpu_mem::ProcessGpus;
 pub(crate) trait ProbeState {
     /// Its part of a snapshot.
     type Snapshot;
-
-    /// Reads its part of the kernel's record of the process.
-    fn read(&mut self, _record: &layout::Process) {}
 
     /// Drops the state of resources that the process has released by exiting.
     fn exit(&mut self) {}
