@@ -18,6 +18,7 @@
 
 include!("../../../../bpf/probes.rs");
 
+mod counter;
 pub(crate) mod layout;
 
 /// Declares the modules of the probes, their numbers, their functions and their userspace parts.
@@ -67,6 +68,13 @@ macro_rules! declare_probes {
                     $($part: self.$part.snapshot(process, gpus),)*
                 }
             }
+
+            /// The names and values of all counters that are exported as the states hold them.
+            pub(crate) fn counters(&self) -> Vec<(&'static str, f64)> {
+                let mut counters = Vec::new();
+                $(counters.extend(counter::values(&self.$part));)*
+                counters
+            }
         }
 
         /// Reads the BPF maps of the probes into the processes.
@@ -86,12 +94,16 @@ macro_rules! declare_probes {
 
         /// The metric families of all probes, in the order of the text.
         pub(crate) fn families() -> Vec<MetricFamily> {
-            [$($metrics::metrics::FAMILIES,)*].concat()
+            let mut families = Vec::new();
+            $(families.extend(counter::families(|states| &states.$metrics));
+            families.extend($metrics::metrics::FAMILIES);)*
+            families
         }
 
         /// Writes the metric families of all probes.
         pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-            $($metrics::metrics::expose(out, scoped);)*
+            $(counter::expose(out, scoped, |states| &states.$metrics);
+            $metrics::metrics::expose(out, scoped);)*
         }
 
         /// All types and numbers that the kernel shares with this module.
@@ -127,10 +139,14 @@ use zernel_model::snapshot::ProbeSnapshots;
 
 use crate::metrics::{MetricFamily, Scoped};
 use crate::observer::{Kernel, ObservedProcess};
+use counter::ProcessCounter;
 use gpu_mem::ProcessGpus;
 
 /// Userspace state of a probe for one process.
-pub(crate) trait ProbeState {
+pub(crate) trait ProbeState: Sized + 'static {
+    /// Its counters that are exported as they are.
+    const COUNTERS: &'static [ProcessCounter<Self>] = &[];
+
     /// Its part of a snapshot.
     type Snapshot;
 
@@ -488,5 +504,14 @@ mod tests {
             assert!(usize::from(symbol.bytes) <= symbol.arguments.len());
         }
         assert!(SYMBOLS.len() <= layout::SYMBOLS);
+    }
+
+    /// A probe that has rows only must also be in the list `metrics`.
+    #[test]
+    fn every_counter_is_exported() {
+        let exported: BTreeSet<_> = families().iter().map(|family| family.name).collect();
+        for (name, _) in ProbeStates::default().counters() {
+            assert!(exported.contains(name), "{name}");
+        }
     }
 }

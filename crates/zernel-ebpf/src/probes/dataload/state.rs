@@ -5,6 +5,7 @@ use zernel_model::snapshot::{DataWaits, DataloadSnapshot};
 use zernel_phase::mirrors;
 
 use crate::observer::ObservedProcess;
+use crate::probes::counter::seconds;
 use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::{DurationKind, ProbeState};
 
@@ -70,7 +71,6 @@ impl ProbeState for DataloadCauses {
     type Snapshot = DataloadSnapshot;
 
     fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> DataloadSnapshot {
-        let seconds = |ns: u64| ns as f64 / 1e9;
         DataloadSnapshot {
             data_waits: DataWaits {
                 prepare: seconds(self.prepare_ns()),

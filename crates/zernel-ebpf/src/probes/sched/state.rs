@@ -7,6 +7,7 @@ use zernel_phase::mirrors;
 use super::BlockedBy;
 use crate::observer::ObservedProcess;
 use crate::probes::ProbeState;
+use crate::probes::counter::{ProcessCounter, seconds};
 use crate::probes::gpu_mem::ProcessGpus;
 
 mirrors! {
@@ -53,15 +54,27 @@ impl Scheduling {
     }
 
     fn blocked_seconds(&self, by: BlockedBy) -> f64 {
-        self.blocked_ns(by) as f64 / 1e9
+        seconds(self.blocked_ns(by))
     }
 }
 
 impl ProbeState for Scheduling {
+    const COUNTERS: &'static [ProcessCounter<Self>] = &[
+        ProcessCounter::new(
+            "zernel_cpu_seconds_total",
+            "Time that the threads of a process have spent on CPUs.",
+            |state| seconds(state.on_cpu_ns),
+        ),
+        ProcessCounter::new(
+            "zernel_run_delay_seconds_total",
+            "Time that the threads of a process were runnable without a CPU.",
+            |state| seconds(state.run_delay_ns),
+        ),
+    ];
+
     type Snapshot = SchedSnapshot;
 
     fn snapshot(&self, _process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> SchedSnapshot {
-        let seconds = |ns: u64| ns as f64 / 1e9;
         let fetching = BlockedBy::FETCHING.iter();
         let reasons = BlockedBy::ALL.iter();
         SchedSnapshot {
