@@ -40,7 +40,8 @@ macro_rules! for_each_probe {
             }
             // Probes with BPF maps of their own that userspace reads: `read_maps` and `forget`.
             maps { gpu_mem, nccl }
-            // Probes with metric families of their own, in metrics.rs, in the order of the text.
+            // Probes with metric families of their own, in the order of the text: the rows `COUNTERS` of their state, then the
+            // families of their metrics.rs.
             metrics { cuda_trace, nccl, gpu_mem, sched, dataload }
         }
     };

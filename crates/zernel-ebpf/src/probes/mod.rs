@@ -5,16 +5,21 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | its functions as rows of data: name, role, arguments kept, events reported |
-//! | `layout.rs` | the types and numbers that its kernel side shares with userspace |
+//! | `layout.rs` | the types and numbers that its kernel side shares with userspace, unless `state.rs` mirrors them |
 //! | `<name>.bpf.h` | its kernel code; code that all calls run is in `observe.bpf.c` |
 //! | `state.bpf.h` | its kernel state per process and per thread |
-//! | `state.rs` | its userspace state per process, and its part of a snapshot |
-//! | `metrics.rs` | its metric families, written from a snapshot |
+//! | `state.rs` | its userspace state per process, its part of a snapshot, and its counters that are exported as they are |
+//! | `metrics.rs` | its other metric families, written from a snapshot |
 //!
 //! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark` and
 //! `<name>_failed`, and a macro of the same name for each. `bpf/probes.rs` lists the probes. From that list the build script
 //! generates the dispatch to the hooks, and this module declares the folders. Adding a probe
 //! takes its folder, the list, and the file of its part of a snapshot in `zernel-model`.
+//!
+//! If the kernel keeps state per process, the mirror of that struct in `state.rs` is the userspace state. So a counter per
+//! process takes three files: `state.bpf.h` has the field, `<name>.bpf.h` updates it, and `state.rs` mirrors the field and
+//! makes it a metric with a row of `COUNTERS`. A metric with labels besides `pid`, or one that some processes do not have, is
+//! a family of `metrics.rs`, and its value a field of the probe's part of a snapshot.
 
 include!("../../../../bpf/probes.rs");
 
