@@ -81,7 +81,7 @@ macro_rules! mirrors {
                 ::zerocopy::KnownLayout
             )]
             #[repr(C)]
-            #[allow(missing_docs)] // the C header documents every field
+            #[allow(missing_docs)] // otherwise documented in the C header
             $visibility struct $name { $($(#[$field_attribute])* pub $field: $type,)* }
         )*)?
 

@@ -516,7 +516,10 @@ mod tests {
     fn every_counter_is_exported() {
         let exported: BTreeSet<_> = families().iter().map(|family| family.name).collect();
         for (name, _) in ProbeStates::default().counters() {
-            assert!(exported.contains(name), "{name}");
+            assert!(
+                exported.contains(name),
+                "{name}: list its probe in `metrics`"
+            );
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Waits of a process for data, and the work that explains them.
 
 use zernel_model::snapshot::{DataWaits, DataloadSnapshot};
-
 use zernel_phase::mirrors;
 
 use crate::observer::ObservedProcess;

@@ -1,4 +1,4 @@
-//! Families of threads off CPUs.
+//! Families of blocked threads.
 
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::Role;

@@ -1,7 +1,6 @@
 //! Times of the threads of a process, on and off CPUs.
 
 use zernel_model::snapshot::SchedSnapshot;
-
 use zernel_phase::mirrors;
 
 use super::BlockedBy;
