@@ -23,8 +23,9 @@ macro_rules! for_each_probe {
                 /// Threads on and off their CPUs.
                 Sched = sched,
             }
-            // Probes that keep state in `struct zernel_process`: `struct <name>_process` of their state.bpf.h.
-            process { sched, dataload }
+            // Probes that keep state in `struct zernel_process`: `struct <name>_process` of their state.bpf.h. The type is its
+            // mirror in state.rs, and also the state of the probe in userspace.
+            process { sched: Scheduling, dataload: DataloadCauses }
             // Probes that keep state in `struct zernel_thread`: `struct <name>_thread` of their state.bpf.h.
             thread { sched, dataload, dist_sync, cuda_trace, cuda_context }
             // Probes whose userspace part keeps state per process and describes it in a snapshot: the type of the state, and
@@ -39,7 +40,8 @@ macro_rules! for_each_probe {
             }
             // Probes with BPF maps of their own that userspace reads: `read_maps` and `forget`.
             maps { gpu_mem, nccl }
-            // Probes with metric families of their own, in metrics.rs, in the order of the text.
+            // Probes with metric families of their own, in the order of the text: the rows `COUNTERS` of their state, then the
+            // families of their metrics.rs.
             metrics { cuda_trace, nccl, gpu_mem, sched, dataload }
         }
     };

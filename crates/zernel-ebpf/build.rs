@@ -22,7 +22,7 @@ include!("../../bpf/probes.rs");
 /// Turns the list of probes into names of folders.
 macro_rules! name_probes {
     (all { $($(#[$doc:meta])* $variant:ident = $name:ident,)* }
-     process { $($process:ident),* }
+     process { $($process:ident: $state:ident),* }
      thread { $($thread:ident),* }
      $($rest:tt)*) => {
         const PROBES: &[&str] = &[$(stringify!($name)),*];

@@ -37,7 +37,7 @@ pub struct Mirrors {
 
 /// Declares mirrors of C types and a [`Mirrors`](crate::mirror::Mirrors) list of them. Every section may be left out.
 ///
-/// - `structs`: structs of plain integers without padding.
+/// - `structs`: structs of plain integers without padding. Attributes and doc comments of structs and fields are kept.
 /// - `constants`: constants of the module, named like those of the C enum less a prefix.
 /// - `flags`: the same as associated constants of a type; constants that only the kernel uses may be left out.
 /// - `variants`: enums that are declared elsewhere. Each variant has its C constant; other C constants follow in
@@ -49,7 +49,7 @@ macro_rules! mirrors {
         $(#[$list_attribute:meta])* $list_visibility:vis const $list:ident;
         $(structs { $(
             $(#[$attribute:meta])* $visibility:vis struct $name:ident = $kernel:literal {
-                $($field:ident: $type:ty,)*
+                $($(#[$field_attribute:meta])* $field:ident: $type:ty,)*
             }
         )* })?
         $(constants { $(
@@ -81,8 +81,8 @@ macro_rules! mirrors {
                 ::zerocopy::KnownLayout
             )]
             #[repr(C)]
-            #[allow(missing_docs)] // documented field by field in the C header
-            $visibility struct $name { $(pub $field: $type,)* }
+            #[allow(missing_docs)] // otherwise documented in the C header
+            $visibility struct $name { $($(#[$field_attribute])* pub $field: $type,)* }
         )*)?
 
         $($($(

@@ -113,6 +113,7 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
             recent: process.steps.recent().iter().copied().collect(),
         },
         probes: process.probes.snapshots(process, gpus),
+        counters: process.probes.counters(),
         calls: describe_calls(process),
         cost: ObservingCost {
             busiest_thread_ratio: process.cost().busiest_thread,

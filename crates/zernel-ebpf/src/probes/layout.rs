@@ -164,7 +164,7 @@ mirrors! {
 
 /// Declares the mirror of a process, which has a part of each probe that keeps state per process.
 macro_rules! mirror_process {
-    (all { $($all:tt)* } process { $($probe:ident),* } $($rest:tt)*) => {
+    (all { $($all:tt)* } process { $($probe:ident: $state:ident),* } $($rest:tt)*) => {
         mirrors! {
             #[cfg(test)]
             pub(crate) const PROCESS_MIRRORS;
@@ -184,7 +184,7 @@ macro_rules! mirror_process {
                     phase_ns: [u64; zernel_phase::WorkloadPhase::ALL.len()],
                     exit_code: u64,
                     marks: ProcessMarks,
-                    $($probe: super::$probe::layout::ProcessState,)*
+                    $($probe: super::$probe::$state,)*
                 }
             }
             flags {

@@ -5,25 +5,31 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | its functions as rows of data: name, role, arguments kept, events reported |
-//! | `layout.rs` | the types and numbers that its kernel side shares with userspace |
+//! | `layout.rs` | the types and numbers that its kernel side shares with userspace, unless `state.rs` mirrors them |
 //! | `<name>.bpf.h` | its kernel code; code that all calls run is in `observe.bpf.c` |
 //! | `state.bpf.h` | its kernel state per process and per thread |
-//! | `state.rs` | its userspace state per process, and its part of a snapshot |
-//! | `metrics.rs` | its metric families, written from a snapshot |
+//! | `state.rs` | its userspace state per process, its part of a snapshot, and its counters that are exported as they are |
+//! | `metrics.rs` | its other metric families, written from a snapshot |
 //!
 //! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark` and
 //! `<name>_failed`, and a macro of the same name for each. `bpf/probes.rs` lists the probes. From that list the build script
 //! generates the dispatch to the hooks, and this module declares the folders. Adding a probe
 //! takes its folder, the list, and the file of its part of a snapshot in `zernel-model`.
+//!
+//! If the kernel keeps state per process, the mirror of that struct in `state.rs` is the userspace state. So a counter per
+//! process takes three files: `state.bpf.h` has the field, `<name>.bpf.h` updates it, and `state.rs` mirrors the field and
+//! makes it a metric with a row of `COUNTERS`. A metric with labels besides `pid`, or one that some processes do not have, is
+//! a family of `metrics.rs`, and its value a field of the probe's part of a snapshot.
 
 include!("../../../../bpf/probes.rs");
 
+mod counter;
 pub(crate) mod layout;
 
 /// Declares the modules of the probes, their numbers, their functions and their userspace parts.
 macro_rules! declare_probes {
     (all { $($(#[$doc:meta])* $variant:ident = $name:ident,)* }
-     process { $($process:ident),* }
+     process { $($process:ident: $mirror:ident),* }
      thread { $($thread:ident),* }
      snapshot { $($part:ident: $state:ident => $snapshot:ident,)* }
      maps { $($maps:ident),* }
@@ -47,9 +53,9 @@ macro_rules! declare_probes {
         }
 
         impl ProbeStates {
-            /// Reads the kernel's record of the process.
+            /// Copies the states that the kernel's record of the process holds.
             pub(crate) fn read(&mut self, record: &layout::Process) {
-                $(self.$part.read(record);)*
+                $(self.$process = record.$process;)*
             }
 
             /// Drops the state of resources that the process has released by exiting.
@@ -66,6 +72,13 @@ macro_rules! declare_probes {
                 ProbeSnapshots {
                     $($part: self.$part.snapshot(process, gpus),)*
                 }
+            }
+
+            /// The names and values of all counters that are exported as the states hold them.
+            pub(crate) fn counters(&self) -> Vec<(&'static str, f64)> {
+                let mut counters = Vec::new();
+                $(counters.extend(counter::values(&self.$part));)*
+                counters
             }
         }
 
@@ -86,18 +99,22 @@ macro_rules! declare_probes {
 
         /// The metric families of all probes, in the order of the text.
         pub(crate) fn families() -> Vec<MetricFamily> {
-            [$($metrics::metrics::FAMILIES,)*].concat()
+            let mut families = Vec::new();
+            $(families.extend(counter::families(|states| &states.$metrics));
+            families.extend($metrics::metrics::FAMILIES);)*
+            families
         }
 
         /// Writes the metric families of all probes.
         pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-            $($metrics::metrics::expose(out, scoped);)*
+            $(counter::expose(out, scoped, |states| &states.$metrics);
+            $metrics::metrics::expose(out, scoped);)*
         }
 
         /// All types and numbers that the kernel shares with this module.
         #[cfg(test)]
         pub(crate) const MIRRORS: &[Mirrors] =
-            &[layout::MIRRORS, layout::PROCESS_MIRRORS, $($name::layout::MIRRORS,)*];
+            &[layout::MIRRORS, layout::PROCESS_MIRRORS, $($name::MIRRORS,)*];
 
         /// The folders and numbers of the probes.
         #[cfg(test)]
@@ -127,15 +144,16 @@ use zernel_model::snapshot::ProbeSnapshots;
 
 use crate::metrics::{MetricFamily, Scoped};
 use crate::observer::{Kernel, ObservedProcess};
+use counter::ProcessCounter;
 use gpu_mem::ProcessGpus;
 
 /// Userspace state of a probe for one process.
-pub(crate) trait ProbeState {
+pub(crate) trait ProbeState: Sized + 'static {
+    /// Its counters that are exported as they are.
+    const COUNTERS: &'static [ProcessCounter<Self>] = &[];
+
     /// Its part of a snapshot.
     type Snapshot;
-
-    /// Reads its part of the kernel's record of the process.
-    fn read(&mut self, _record: &layout::Process) {}
 
     /// Drops the state of resources that the process has released by exiting.
     fn exit(&mut self) {}
@@ -491,5 +509,17 @@ mod tests {
             assert!(usize::from(symbol.bytes) <= symbol.arguments.len());
         }
         assert!(SYMBOLS.len() <= layout::SYMBOLS);
+    }
+
+    /// A probe that has rows only must also be in the list `metrics`.
+    #[test]
+    fn every_counter_is_exported() {
+        let exported: BTreeSet<_> = families().iter().map(|family| family.name).collect();
+        for (name, _) in ProbeStates::default().counters() {
+            assert!(
+                exported.contains(name),
+                "{name}: list its probe in `metrics`"
+            );
+        }
     }
 }

@@ -130,10 +130,10 @@ fn assert_ratio(what: &str, seen: u64, truth: u64, expected: RangeInclusive<f64>
 fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 3] {
     let waits = process.duration(DurationKind::Dataload).expect("it waited");
     let causes = process.probes.dataload;
-    let explained = (causes.total_ns() - causes.sched_ns) as f64;
-    let shares = [causes.prepare_ns, causes.fetch_ns, causes.other_ns];
+    let explained = (causes.total_ns() - causes.sched_ns()) as f64;
+    let shares = [causes.prepare_ns(), causes.fetch_ns(), causes.other_ns()];
     let shares = shares.map(|share| share as f64 / explained);
-    let sched = causes.sched_ns as f64 / causes.total_ns() as f64;
+    let sched = causes.sched_ns() as f64 / causes.total_ns() as f64;
     eprintln!(
         "{} waits of {}, {} ns of {}, {shares:.3?}, scheduler {sched:.2}",
         waits.count, report.waits, waits.sum_ns, report.waited_ns

@@ -212,7 +212,7 @@ pub(crate) fn loaders() {
     let (before, after) = (loaded.before, process.probes.dataload);
     eprintln!("{before:?} {after:?}");
     // Its loaders compute: they were on CPUs, or could have been.
-    let computed = |causes: DataloadCauses| causes.prepare_ns + causes.sched_ns;
+    let computed = |causes: DataloadCauses| causes.prepare_ns() + causes.sched_ns();
     assert!(computed(after) - computed(before) > loaded.seen_ns / 2);
 }
 

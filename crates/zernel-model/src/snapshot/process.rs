@@ -49,6 +49,9 @@ pub struct ProcessSnapshot {
     /// What the probes describe.
     #[serde(flatten)]
     pub probes: ProbeSnapshots,
+    /// Counters that are exported as they are: the name of the metric, and the value.
+    #[serde(skip)]
+    pub counters: Vec<(&'static str, f64)>,
     /// Calls of every probed function that it called.
     pub calls: BTreeMap<Cow<'static, str>, Calls>,
     /// Overhead of being observed.
@@ -153,6 +156,15 @@ impl ProcessSnapshot {
     #[must_use]
     pub fn job(&self) -> Option<&str> {
         self.identity.as_ref()?.job.as_deref()
+    }
+
+    /// The value of the counter with this metric name.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> Option<f64> {
+        let mut counters = self.counters.iter();
+        counters
+            .find(|(it, _)| *it == name)
+            .map(|(_, value)| *value)
     }
 
     /// Its rank in the job.

@@ -1,7 +1,9 @@
 //! The device that a thread works on.
 
-pub(super) mod layout;
+mod layout;
 
+#[cfg(test)]
+pub(super) use layout::MIRRORS;
 use layout::{CREATE, DESTROY, INIT, OPEN, POP, PUSH, RESET, SET};
 
 use super::{Probe, ProbedFunction};

@@ -1,11 +1,13 @@
 //! Launches, copies and waits.
 
-pub(super) mod layout;
+mod layout;
 pub(crate) mod metrics;
 mod state;
 
 pub use state::CudaCalls;
 
+#[cfg(test)]
+pub(super) use layout::MIRRORS;
 use layout::{
     CALL, CONTEXT_WAIT, COPY_2D, COPY_3D, EVENT_RECORD, EVENT_WAIT, STREAM_WAIT,
     STREAM_WAITS_FOR_EVENT,

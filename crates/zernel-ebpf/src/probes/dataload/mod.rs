@@ -1,10 +1,11 @@
 //! Waits for data.
 
-pub(super) mod layout;
 pub(crate) mod metrics;
 mod state;
 
 pub use state::DataloadCauses;
+#[cfg(test)]
+pub(super) use state::MIRRORS;
 
 use super::ProbedFunction;
 

@@ -1,10 +1,12 @@
 //! Waits for peers.
 
-pub(super) mod layout;
+mod layout;
 mod state;
 
 pub use state::PeerWaits;
 
+#[cfg(test)]
+pub(super) use layout::MIRRORS;
 use layout::{AWAIT_GRADIENTS, AWAIT_PEERS};
 
 use super::{Probe, ProbedFunction};

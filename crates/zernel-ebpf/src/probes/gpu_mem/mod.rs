@@ -1,13 +1,15 @@
 //! GPU memory: how much each process holds, by device and by calling library.
 
 mod callers;
-pub(super) mod layout;
+mod layout;
 pub(crate) mod metrics;
 mod state;
 
 pub use state::{GpuMemory, MemoryUse};
 pub(crate) use state::{ProcessGpus, forget, read_maps};
 
+#[cfg(test)]
+pub(super) use layout::MIRRORS;
 use layout::{
     ALLOCATE, ALLOCATE_PITCHED, ALLOCATE_POOLED, CREATE, FREE, MAP, RELEASE, RETAIN, UNMAP,
 };

@@ -1,7 +1,7 @@
 //! Collectives and messages: operations, bytes, and the progress of every rank.
 
 mod exited_ranks;
-pub(super) mod layout;
+mod layout;
 pub(crate) mod metrics;
 mod state;
 
@@ -10,6 +10,8 @@ pub use exited_ranks::{ExitedRank, ProcessExit};
 pub use state::{Communicator, Communicators};
 pub(crate) use state::{forget, read_maps};
 
+#[cfg(test)]
+pub(super) use layout::MIRRORS;
 use layout::{
     COLLECTIVE, DESTROY, GROUP, INIT_ALL, INIT_RANK, INIT_SCALABLE, POINT_TO_POINT, RANK, RANKS,
     SPLIT,

@@ -1,4 +1,4 @@
-//! Families of threads on and off CPUs.
+//! Families of blocked threads.
 
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::Role;
@@ -7,21 +7,11 @@ use super::BlockedBy;
 use crate::metrics::{Scoped, families, series};
 
 families! {
-    CPU = Counter "zernel_cpu_seconds_total" ["pid"]
-        "Time that the threads of a process have spent on CPUs.";
-    RUN_DELAY = Counter "zernel_run_delay_seconds_total" ["pid"]
-        "Time that the threads of a process were runnable without a CPU.";
     BLOCKED = Counter "zernel_blocked_seconds_total" ["pid", "reason"]
         "Time that the threads of a process were blocked, by reason; for loaders only io, network and page_fault.";
 }
 
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-    series(out, &CPU, scoped, |process, add| {
-        add(&[], process.probes.sched.cpu_seconds);
-    });
-    series(out, &RUN_DELAY, scoped, |process, add| {
-        add(&[], process.probes.sched.run_delay_seconds);
-    });
     series(out, &BLOCKED, scoped, |process, add| {
         // A node has many loaders, and most of the time they wait for work.
         let is_listed = |reason: &str| {

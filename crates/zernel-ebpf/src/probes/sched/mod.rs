@@ -1,9 +1,10 @@
 //! Threads on and off their CPUs.
 
-pub(super) mod layout;
 pub(crate) mod metrics;
 mod state;
 
+#[cfg(test)]
+pub(super) use state::MIRRORS;
 pub use state::Scheduling;
 
 use super::ProbedFunction;

@@ -1,26 +1,48 @@
 //! Times of the threads of a process, on and off CPUs.
 
 use zernel_model::snapshot::SchedSnapshot;
+use zernel_phase::mirrors;
 
 use super::BlockedBy;
 use crate::observer::ObservedProcess;
+use crate::probes::ProbeState;
+use crate::probes::counter::{ProcessCounter, seconds};
 use crate::probes::gpu_mem::ProcessGpus;
-use crate::probes::{ProbeState, layout};
 
-/// Times of the threads of a process, summed over threads. Time in a thread's current state is not included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Scheduling {
-    /// On a CPU.
-    pub on_cpu_ns: u64,
-    /// Runnable without a CPU.
-    pub run_delay_ns: u64,
-    /// On a CPU, of the threads that make probed calls. Other threads do not hold up steps.
-    pub calling_on_cpu_ns: u64,
-    /// Runnable without a CPU, of the same threads.
-    pub calling_run_delay_ns: u64,
-    /// How often a thread left its CPU.
-    pub switches: u64,
-    blocked_ns: [u64; BlockedBy::ALL.len()],
+mirrors! {
+    #[cfg(test)]
+    pub(crate) const MIRRORS;
+    structs {
+        /// Times of the threads of a process, summed over threads. Time in a thread's current state is not included.
+        #[derive(Default)]
+        pub struct Scheduling = "sched_process" {
+            /// On a CPU.
+            on_cpu_ns: u64,
+            /// Runnable without a CPU.
+            run_delay_ns: u64,
+            /// On a CPU, of the threads that make probed calls. Other threads do not hold up steps.
+            calling_on_cpu_ns: u64,
+            /// Runnable without a CPU, of the same threads.
+            calling_run_delay_ns: u64,
+            /// How often a thread left its CPU.
+            switches: u64,
+            /// Blocked, by the number of the reason.
+            blocked_ns: [u64; BlockedBy::ALL.len()],
+        }
+    }
+    variants {
+        enum BlockedBy = "sched_block_reason" {
+            Io = "SCHED_BLOCKED_IO",
+            Network = "SCHED_BLOCKED_NETWORK",
+            Ipc = "SCHED_BLOCKED_IPC",
+            Futex = "SCHED_BLOCKED_FUTEX",
+            Poll = "SCHED_BLOCKED_POLL",
+            PageFault = "SCHED_BLOCKED_FAULT",
+            Other = "SCHED_BLOCKED_OTHER",
+        } and {
+            "SCHED_BLOCK_REASONS" = BlockedBy::ALL.len(),
+        }
+    }
 }
 
 impl Scheduling {
@@ -31,27 +53,27 @@ impl Scheduling {
     }
 
     fn blocked_seconds(&self, by: BlockedBy) -> f64 {
-        self.blocked_ns(by) as f64 / 1e9
+        seconds(self.blocked_ns(by))
     }
 }
 
 impl ProbeState for Scheduling {
+    const COUNTERS: &'static [ProcessCounter<Self>] = &[
+        ProcessCounter::new(
+            "zernel_cpu_seconds_total",
+            "Time that the threads of a process have spent on CPUs.",
+            |state| seconds(state.on_cpu_ns),
+        ),
+        ProcessCounter::new(
+            "zernel_run_delay_seconds_total",
+            "Time that the threads of a process were runnable without a CPU.",
+            |state| seconds(state.run_delay_ns),
+        ),
+    ];
+
     type Snapshot = SchedSnapshot;
 
-    fn read(&mut self, record: &layout::Process) {
-        let record = &record.sched;
-        *self = Self {
-            on_cpu_ns: record.on_cpu_ns,
-            run_delay_ns: record.run_delay_ns,
-            calling_on_cpu_ns: record.calling_on_cpu_ns,
-            calling_run_delay_ns: record.calling_run_delay_ns,
-            switches: record.switches,
-            blocked_ns: record.blocked_ns,
-        };
-    }
-
     fn snapshot(&self, _process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> SchedSnapshot {
-        let seconds = |ns: u64| ns as f64 / 1e9;
         let fetching = BlockedBy::FETCHING.iter();
         let reasons = BlockedBy::ALL.iter();
         SchedSnapshot {

@@ -1,7 +1,9 @@
 //! Calls that only a training loop makes.
 
-pub(super) mod layout;
+mod layout;
 
+#[cfg(test)]
+pub(super) use layout::MIRRORS;
 use layout::{BACKWARD, OPTIMIZER};
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::OptimizerMarker;

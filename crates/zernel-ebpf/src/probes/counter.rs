@@ -1,0 +1,108 @@
+//! Counters of a process that are exported as its state holds them: one series per process.
+//!
+//! A probe declares them as rows beside its state. Their values travel in a list of the snapshot, so a new row changes
+//! neither the snapshot nor the code that writes the text.
+
+use zernel_model::aggregation::exposition::{Exposition, Kind};
+
+use super::{ProbeState, ProbeStates};
+use crate::metrics::{MetricFamily, Scoped, series};
+
+/// A counter whose value is a function of a probe's state.
+pub(crate) struct ProcessCounter<State> {
+    family: MetricFamily,
+    value: fn(&State) -> f64,
+}
+
+impl<State> ProcessCounter<State> {
+    /// A counter with the label `pid`. By convention its name ends in `_total`, and in `_seconds_total` if it is a time.
+    pub(crate) const fn new(
+        name: &'static str,
+        help: &'static str,
+        value: fn(&State) -> f64,
+    ) -> Self {
+        let family = MetricFamily {
+            name,
+            kind: Kind::Counter,
+            labels: &["pid"],
+            help,
+        };
+        Self { family, value }
+    }
+}
+
+/// Nanoseconds as seconds.
+pub(crate) fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// The names and values of the counters of a state.
+pub(super) fn values<State: ProbeState>(
+    state: &State,
+) -> impl Iterator<Item = (&'static str, f64)> {
+    let rows = State::COUNTERS.iter();
+    rows.map(|row| (row.family.name, (row.value)(state)))
+}
+
+/// Selects the state of one probe. Only its type is used: rows belong to a type of state.
+type SelectState<State> = fn(&ProbeStates) -> &State;
+
+/// The families of the counters of a state.
+pub(super) fn families<State: ProbeState>(
+    _state: SelectState<State>,
+) -> impl Iterator<Item = MetricFamily> {
+    State::COUNTERS.iter().map(|row| row.family)
+}
+
+/// Writes the families of the counters of a state.
+pub(super) fn expose<State: ProbeState>(
+    out: &mut Exposition,
+    scoped: &Scoped<'_>,
+    state: SelectState<State>,
+) {
+    for family in families(state) {
+        series(out, &family, scoped, |process, add| {
+            if let Some(value) = process.counter(family.name) {
+                add(&[], value);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zernel_model::snapshot::{ProcessSnapshot, Scope, Snapshot};
+
+    use super::*;
+    use crate::metrics::{TextFormat, text};
+    use crate::probes::Scheduling;
+
+    #[test]
+    fn a_row_becomes_a_series_per_process() {
+        let process = |pid, on_cpu_ns| {
+            let sched = Scheduling {
+                on_cpu_ns,
+                ..Scheduling::default()
+            };
+            let states = ProbeStates {
+                sched,
+                ..ProbeStates::default()
+            };
+            ProcessSnapshot {
+                pid,
+                counters: states.counters(),
+                ..ProcessSnapshot::default()
+            }
+        };
+        let snapshot = Snapshot {
+            observed: vec![process(7, 1_500_000_000), process(8, 0)],
+            ..Snapshot::default()
+        };
+        let text = text(&snapshot, Scope::All, TextFormat::Prometheus);
+        let head = "# TYPE zernel_cpu_seconds_total counter\n";
+        let (_, samples) = text.split_once(head).expect("the head of the family");
+        let expected =
+            "zernel_cpu_seconds_total{pid=\"7\"} 1.5\nzernel_cpu_seconds_total{pid=\"8\"} 0\n#";
+        assert!(samples.starts_with(expected), "{samples}");
+    }
+}
