@@ -4,13 +4,15 @@
 //! cannot be killed. While it waits, its process cannot exit, and the probes of its process stay attached. So work that
 //! opens, reads, closes or attaches to a file of another user runs in a child process. The child has none of its parent's
 //! descriptors but those that the work needs, and a limit on its memory. If it misses its deadline it is killed. If the
-//! kernel does not let it die, it is left behind, and holds nothing that matters.
+//! kernel does not let it die, it is left behind and holds nothing that matters. A user whose files leave too many of them
+//! behind gets no more.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,6 +35,27 @@ const MAX_DESCRIPTORS: usize = 128;
 /// ended and SIGCHLD is ignored.
 const BEGIN: u8 = 1;
 
+/// Children of one user's files that may be left behind.
+const MAX_LEFT_BEHIND: usize = 4;
+/// A child counts as left behind if it has not died this long after it was killed, or has sent its result.
+const DYING: Duration = Duration::from_secs(1);
+
+/// Children that were killed, or have sent their results, and have not ended.
+static ENDING: Mutex<Vec<EndingChild>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct EndingChild {
+    child: Child,
+    /// The user whose file it works on.
+    user: u32,
+    since: Instant,
+}
+
+const NOW: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
 /// Why a task has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TaskError {
@@ -42,6 +65,12 @@ pub(crate) enum TaskError {
     /// The child died, for example because its memory is limited.
     #[error("the process that read it died")]
     Died,
+    /// The user's files have left too many children behind.
+    #[error("other files of its user are on a file system that does not answer")]
+    TooManyLeftBehind,
+    /// The system has no room for another process.
+    #[error("no process could be started to read it")]
+    NotStarted,
 }
 
 /// What a task returns: a value, and descriptors that the child opened.
@@ -54,7 +83,8 @@ pub(crate) struct Outcome<T> {
 /// Work that runs in a child process.
 #[derive(Debug)]
 pub(crate) struct ChildTask<T> {
-    child: Child,
+    child: Option<Child>,
+    user: u32,
     socket: OwnedFd,
     received: Vec<u8>,
     descriptors: Vec<OwnedFd>,
@@ -64,9 +94,22 @@ pub(crate) struct ChildTask<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> ChildTask<T> {
-    /// Runs `work` in a child process, which is killed after `limit`. The child keeps the descriptors `kept` and closes all
-    /// others but stderr.
+    /// Runs `work` on a file of `user` in a child process, which is killed after `limit`. The child keeps the descriptors
+    /// `kept` and closes all others but stderr.
     pub(crate) fn start(
+        user: u32,
+        limit: Duration,
+        kept: &[BorrowedFd<'_>],
+        work: impl FnOnce() -> Outcome<T>,
+    ) -> Result<Self, TaskError> {
+        if left_behind(user) >= MAX_LEFT_BEHIND {
+            return Err(TaskError::TooManyLeftBehind);
+        }
+        Self::fork(user, limit, kept, work).map_err(|_| TaskError::NotStarted)
+    }
+
+    fn fork(
+        user: u32,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce() -> Outcome<T>,
@@ -93,7 +136,8 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         rustix::io::write(&socket, &[BEGIN])?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self {
-            child,
+            child: Some(child),
+            user,
             socket,
             received: Vec::new(),
             descriptors: Vec::new(),
@@ -171,12 +215,34 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     }
 }
 
-impl<T> ChildTask<T> {
-    /// Ends the task, and returns its process, which may take a while to die.
-    pub(crate) fn into_child(self) -> Child {
-        self.child.kill();
-        self.child
+impl<T> Drop for ChildTask<T> {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        child.kill();
+        if !child.has_ended() {
+            ending().push(EndingChild {
+                child,
+                user: self.user,
+                since: Instant::now(),
+            });
+        }
     }
+}
+
+/// Children that have not ended, without those that have by now.
+fn ending() -> MutexGuard<'static, Vec<EndingChild>> {
+    let mut ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    ending.retain_mut(|ending| !ending.child.has_ended());
+    ending
+}
+
+/// Number of children that the files of a user have left behind.
+fn left_behind(user: u32) -> usize {
+    let ending = ending();
+    let of_user = ending.iter().filter(|ending| ending.user == user);
+    of_user.filter(|it| it.since.elapsed() > DYING).count()
 }
 
 impl<T> AsFd for ChildTask<T> {
@@ -186,22 +252,17 @@ impl<T> AsFd for ChildTask<T> {
     }
 }
 
-/// A child process. Dropping it kills it, and does not wait for its end.
+/// A child process.
 #[derive(Debug)]
-pub(crate) struct Child {
+struct Child {
     pid: Pid,
     handle: OwnedFd,
-    is_reaped: bool,
 }
 
 impl Child {
     fn new(pid: Pid) -> io::Result<Self> {
         let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-        Ok(Self {
-            pid,
-            handle,
-            is_reaped: false,
-        })
+        Ok(Self { pid, handle })
     }
 
     fn kill(&self) {
@@ -210,28 +271,14 @@ impl Child {
     }
 
     /// Whether it has ended. A child that waits for a file system may live long after it was killed.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        if !self.is_reaped {
-            let ended = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG);
-            self.is_reaped = !matches!(ended, Ok(None));
+    fn has_ended(&mut self) -> bool {
+        let mut handle = [PollFd::new(&self.handle, PollFlags::IN)];
+        let is_running = matches!(poll(&mut handle, Some(&NOW)), Ok(0));
+        if !is_running {
+            // Fails if the system reaps children by itself.
+            let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG);
         }
-        self.is_reaped
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.kill();
-        if !self.has_ended() {
-            // Most children die at once. Whoever remains is reaped by the system when this process ends.
-            let handle = PollFd::new(&self.handle, PollFlags::IN);
-            let patience = Timespec {
-                tv_sec: 0,
-                tv_nsec: 10_000_000,
-            };
-            let _ = poll(&mut [handle], Some(&patience));
-            self.has_ended();
-        }
+        !is_running
     }
 }
 
@@ -321,6 +368,7 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(30);
+    const NOBODY: u32 = 65534;
 
     fn value<T>(value: T) -> Outcome<T> {
         Outcome {
@@ -332,7 +380,7 @@ mod tests {
     fn run<T: Serialize + DeserializeOwned>(
         work: impl FnOnce() -> Outcome<T>,
     ) -> Result<Outcome<T>, TaskError> {
-        let mut task = ChildTask::start(LONG, &[], work).unwrap();
+        let mut task = ChildTask::start(NOBODY, LONG, &[], work).unwrap();
         task.wait(LONG).unwrap()
     }
 
@@ -355,8 +403,8 @@ mod tests {
 
     #[test]
     fn a_task_that_does_not_end_is_killed_at_its_deadline() {
-        let limit = Duration::from_millis(100);
-        let mut task = ChildTask::start(limit, &[], || {
+        let (user, limit) = (1, Duration::from_millis(100));
+        let mut task = ChildTask::start(user, limit, &[], || {
             sleep(LONG);
             value(())
         })
@@ -366,8 +414,10 @@ mod tests {
             task.wait(LONG).unwrap().unwrap_err(),
             TaskError::TimedOut(limit)
         );
-        let mut child = task.into_child();
-        zernel_testkit::eventually("the child ends", || child.has_ended());
+        drop(task);
+        zernel_testkit::eventually("the child ends", || {
+            ending().iter().all(|it| it.user != user)
+        });
     }
 
     #[test]
@@ -385,7 +435,7 @@ mod tests {
         let secret = File::open("/proc/self/stat").unwrap();
         let needed = File::open("/proc/self/status").unwrap();
         let (secret_number, needed_number) = (secret.as_raw_fd(), needed.as_raw_fd());
-        let mut task = ChildTask::start(LONG, &[needed.as_fd()], || {
+        let mut task = ChildTask::start(NOBODY, LONG, &[needed.as_fd()], || {
             let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")
                 .unwrap()
                 .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())

@@ -29,6 +29,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use dynamic_loader::{LoaderError, LoaderSymbols};
@@ -136,7 +137,7 @@ pub enum SiteError {
 }
 
 /// Cost of a probe hit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TrapCost {
     /// One trap: the kernel emulates the instruction, in about a microsecond.
     Emulated,
@@ -147,7 +148,7 @@ pub enum TrapCost {
 }
 
 /// A probe site: the instruction at which to probe a function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Site {
     /// File offset of the instruction.
     pub file_offset: u64,

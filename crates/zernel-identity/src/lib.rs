@@ -99,6 +99,12 @@ fn try_identify(pid: u32) -> ProcResult<Identity> {
     }
 }
 
+/// The user who runs a process: its real user id. The owner of `/proc/PID` may be root instead.
+pub fn uid_of(pid: u32) -> Result<u32, IdentityError> {
+    let read = || Ok(open(pid)?.0.status()?.ruid);
+    read().map_err(|error| IdentityError::new(pid, error))
+}
+
 /// Builds an identity from the process's own entries in `/proc`.
 fn assemble(
     stat: &Stat,

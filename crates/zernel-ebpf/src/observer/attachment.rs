@@ -1,11 +1,14 @@
 //! The library files that probes are attached to, and the processes that map them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use zernel_elf::{FileIdentity, LibraryError, LibraryKind};
+use rustix::event::epoll;
+use zernel_elf::{FileIdentity, LibraryKind};
 use zernel_model::identity::Identity;
 use zernel_model::snapshot::{
     AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusalCause, RefusedFile,
@@ -13,16 +16,24 @@ use zernel_model::snapshot::{
 };
 
 use super::changes::Changes;
-use super::files::{self, AttachMode, AttachedFile};
+use super::file_task::{AttachPlan, FileTask};
+use super::files::{self, AttachedFile};
+use super::foreign_file::ForeignFile;
+use super::functions::AttachMode;
 use super::governor::Governor;
 use super::kernel::Kernel;
 use super::process;
+use super::shares::Shares;
 use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::probes::SYMBOLS;
 
 /// The library files that probes are attached to, and the processes that map them.
 pub(super) struct Attachment {
     pub(super) files: Vec<AttachedFile>,
+    /// Files that child processes attach to.
+    pending: Vec<PendingFile>,
+    /// Readable when a file was written to or removed, or a child process has a result.
+    events: OwnedFd,
     /// Files that no probe can be attached to.
     refused: Arc<RefusedFiles>,
     /// Files whose content was refused last. They are not read again until they change.
@@ -64,13 +75,79 @@ pub(super) struct AttachContext<'a> {
     pub(super) is_off: bool,
 }
 
+impl AttachContext<'_> {
+    fn plan(&self) -> AttachPlan {
+        AttachPlan {
+            sampled: self.governor.symbols().into_iter().collect(),
+            is_off: self.is_off,
+        }
+    }
+}
+
+/// How long the loop waits for child processes when processes have mapped new files. Most need less, and then the first
+/// calls of a process are counted.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Files that may be probed at once. Each takes some 30 descriptors.
+const FILE_SHARES: Shares = Shares {
+    capacity: 512,
+    reserve: 128,
+    minimum: 8,
+};
+
+/// A file that a child process attaches to.
+struct PendingFile {
+    task: FileTask,
+    /// The processes that map it.
+    processes: BTreeSet<ProcessKey>,
+    is_kept: bool,
+}
+
+/// For whom a file is attached to.
+#[derive(Clone, Copy)]
+struct User<'a> {
+    /// The process that maps it; `None` if it is installed.
+    process: Option<ProcessKey>,
+    uid: u32,
+    /// Where the file was found.
+    access: &'a Path,
+}
+
+impl<'a> User<'a> {
+    fn of(process: ProcessKey, access: &'a Path) -> Self {
+        Self {
+            process: Some(process),
+            uid: zernel_identity::uid_of(process.pid).unwrap_or(0),
+            access,
+        }
+    }
+
+    /// The whole machine.
+    fn of_machine(access: &'a Path) -> Self {
+        Self {
+            process: None,
+            uid: 0,
+            access,
+        }
+    }
+}
+
+fn has_functions(kind: LibraryKind) -> bool {
+    SYMBOLS.iter().any(|symbol| symbol.library == kind)
+}
+
 impl Attachment {
     pub(super) fn new() -> rustix::io::Result<Self> {
+        let changes = Changes::new()?;
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&events, &changes, data, epoll::EventFlags::IN)?;
         Ok(Self {
             files: Vec::new(),
+            pending: Vec::new(),
+            events,
             refused: Arc::default(),
             refused_contents: VecDeque::new(),
-            changes: Changes::new()?,
+            changes,
             mapped: BTreeMap::new(),
             exited_identities: BTreeMap::new(),
             found_running: BTreeSet::new(),
@@ -84,9 +161,7 @@ impl Attachment {
         let mut names = [path, &target].into_iter();
         let kind = names.find_map(|path| LibraryKind::from_file_name(path.file_name()?));
         match kind {
-            Some(kind) => {
-                self.attach(kind, path, path, context);
-            }
+            Some(kind) => self.attach_installed(kind, path, context),
             None => {
                 let reason = "its name is not that of a known library".to_owned();
                 self.refuse(path, RefusalCause::UnknownName, reason);
@@ -94,54 +169,163 @@ impl Attachment {
         }
     }
 
-    /// Attaches to the library file at `access`, unless probes are attached already. Returns the number of the file.
-    pub(super) fn attach(
+    /// Attaches to a library that is installed at this path, and stays attached.
+    pub(super) fn attach_installed(
         &mut self,
         kind: LibraryKind,
-        access: &Path,
         path: &Path,
         context: AttachContext<'_>,
-    ) -> Option<u64> {
-        if !SYMBOLS.iter().any(|symbol| symbol.library == kind) {
-            return None;
+    ) {
+        if !has_functions(kind) {
+            return;
         }
+        match ForeignFile::open(path) {
+            Ok(file) => {
+                self.attach(kind, file, User::of_machine(path), context);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let reason = format!("cannot read {}: {error}", path.display());
+                self.refuse(path, RefusalCause::Unreadable, reason);
+            }
+        }
+    }
+
+    /// Attaches to a file that a process maps.
+    fn attach_mapped(
+        &mut self,
+        process: ProcessKey,
+        kind: LibraryKind,
+        access: &Path,
+        context: AttachContext<'_>,
+    ) {
         // A process that has exited maps nothing.
-        let identity = files::identity_at(access).ok()?;
-        if let Some(known) = self.files.iter().find(|file| file.identity() == identity) {
-            return Some(known.number);
+        let Ok(file) = ForeignFile::open(access) else {
+            return;
+        };
+        // The process may have mapped another file at this address since it was scanned. The next scan reports that one.
+        let name = file.path.file_name().and_then(LibraryKind::from_file_name);
+        if name != Some(kind) || !has_functions(kind) {
+            return;
+        }
+        self.attach(kind, file, User::of(process, access), context);
+    }
+
+    /// Attaches to a file, unless probes are attached already.
+    fn attach(
+        &mut self,
+        kind: LibraryKind,
+        file: ForeignFile,
+        user: User<'_>,
+        context: AttachContext<'_>,
+    ) {
+        let identity = file.identity;
+        if let Some(known) = self.files.iter().find(|it| it.file.identity == identity) {
+            let number = known.number;
+            self.add_user(user.process, number);
+            return;
+        }
+        let mut pending = self.pending.iter_mut();
+        if let Some(pending) = pending.find(|it| it.task.file.identity == identity) {
+            pending.processes.extend(user.process);
+            return;
         }
         if self.refused_contents.contains(&(kind, identity)) {
-            return None;
+            return;
         }
-        let number = self.last_number + 1;
-        let is_sampled = |symbol| context.governor.is_sampled(symbol);
-        match AttachedFile::attach(context.kernel, kind, access, path, number, is_sampled) {
-            Ok(mut file) => {
-                if context.is_off {
-                    file.pause();
-                }
-                file.watch_for_changes(&mut self.changes, access);
-                if context.governor.is_window_open() {
-                    // A file that cannot be attached to now is reported when the next window opens.
-                    let _ = file.open_window(context.kernel);
-                }
-                self.files.push(file);
-                self.last_number = number;
-                Some(number)
+        if !file.is_regular() {
+            let reason = format!("{} is not a regular file", file.path.display());
+            self.refuse(&file.path, RefusalCause::NotAFile, reason);
+            return;
+        }
+        if !self.has_room_for(user.uid) {
+            let reason = "its user has more library files than may be probed at once".to_owned();
+            self.refuse(&file.path, RefusalCause::TooManyFiles, reason);
+            return;
+        }
+        let path = file.path.clone();
+        let (plan, owner) = (context.plan(), (user.uid, user.access));
+        match FileTask::start(context.kernel, &self.changes, kind, file, owner, &plan) {
+            Ok(task) => {
+                // If it cannot be added, the next round finds the result.
+                let _ = epoll::add(
+                    &self.events,
+                    &task,
+                    epoll::EventData::new_u64(0),
+                    epoll::EventFlags::IN,
+                );
+                self.pending.push(PendingFile {
+                    task,
+                    processes: user.process.into_iter().collect(),
+                    is_kept: user.process.is_none(),
+                });
             }
-            Err(error) if error.is_not_found() => None,
-            Err(error) => {
-                let cause = refusal_cause(&error);
-                if matches!(cause, RefusalCause::NotALibrary | RefusalCause::OverLimit) {
-                    self.refused_contents.push_back((kind, identity));
-                    if self.refused_contents.len() > RefusedFiles::KEPT {
-                        self.refused_contents.pop_front();
+            Err(refusal) => self.refuse(&path, refusal.cause, refusal.reason),
+        }
+    }
+
+    /// Whether another file of this user may be probed.
+    fn has_room_for(&self, uid: u32) -> bool {
+        let attached = self.files.iter().map(|file| file.user);
+        let users = attached.chain(self.pending.iter().map(|pending| pending.task.user));
+        FILE_SHARES.admits(uid, users)
+    }
+
+    /// Records that a process maps a file.
+    fn add_user(&mut self, process: Option<ProcessKey>, number: u64) {
+        if let Some(process) = process {
+            let mapped = self.mapped.entry(process);
+            let new = || MappedFiles::new(process, BTreeSet::new());
+            mapped.or_insert_with(new).files.insert(number);
+        }
+    }
+
+    /// Takes over the files that child processes have attached to. Waits for them until a moment.
+    pub(super) fn finish_tasks(&mut self, until: Instant, context: AttachContext<'_>) {
+        for pending in std::mem::take(&mut self.pending) {
+            let patience = until.saturating_duration_since(Instant::now());
+            let number = self.last_number + 1;
+            let kind = pending.task.kind;
+            match pending.task.finish(patience, number) {
+                Err(task) => self.pending.push(PendingFile {
+                    task: *task,
+                    ..pending
+                }),
+                Ok(Ok(mut file)) => {
+                    file.is_kept = pending.is_kept;
+                    self.changes.adopt(file.change_watches());
+                    self.last_number = number;
+                    self.add_file(file, context);
+                    for process in pending.processes {
+                        self.add_user(Some(process), number);
                     }
                 }
-                self.refuse(path, cause, error.to_string());
-                None
+                Ok(Err((file, refusal))) => {
+                    let is_final = matches!(
+                        refusal.cause,
+                        RefusalCause::NotALibrary | RefusalCause::OverLimit
+                    );
+                    if is_final {
+                        self.refused_contents.push_back((kind, file.identity));
+                        if self.refused_contents.len() > RefusedFiles::KEPT {
+                            self.refused_contents.pop_front();
+                        }
+                    }
+                    self.refuse(&file.path, refusal.cause, refusal.reason);
+                }
             }
         }
+    }
+
+    fn add_file(&mut self, mut file: AttachedFile, context: AttachContext<'_>) {
+        file.follow_plan(context.kernel, &context.plan());
+        if !file.file.is_unchanged() {
+            file.detach(files::WRITTEN_TO);
+        }
+        if context.governor.is_window_open() {
+            files::open_windows(context.kernel, [&mut file].into_iter());
+        }
+        self.files.push(file);
     }
 
     /// Records why no probe can be attached to a file.
@@ -155,6 +339,9 @@ impl Attachment {
 
     /// Follows what happened to processes: attaches to the libraries that they map.
     pub(super) fn follow(&mut self, events: &[ProcessEvent], context: AttachContext<'_>) {
+        // Child processes attach to several files at the same time. A file system that does not answer delays the loop by
+        // this once, not by this for each of its files.
+        let until = Instant::now() + PATIENCE;
         for event in events {
             match event {
                 ProcessEvent::Mapped {
@@ -162,14 +349,12 @@ impl Attachment {
                     kind,
                     file,
                 } => {
-                    let number = self.attach(*kind, &file.map_files, &file.path, context);
-                    if let Some(number) = number {
-                        let mapped = self.mapped.entry(*process);
-                        let new = || MappedFiles::new(*process, BTreeSet::new());
-                        mapped.or_insert_with(new).files.insert(number);
-                    }
+                    self.attach_mapped(*process, *kind, &file.map_files, context);
                 }
                 ProcessEvent::Executed { process } | ProcessEvent::Exited { process } => {
+                    for pending in &mut self.pending {
+                        pending.processes.remove(process);
+                    }
                     let mapped = self.mapped.remove(process);
                     let identity = mapped.and_then(|mapped| mapped.identity);
                     let exited = identity.map(|identity| (*process, identity));
@@ -184,6 +369,7 @@ impl Attachment {
                 }
             }
         }
+        self.finish_tasks(until, context);
     }
 
     /// Whether a file was written to or removed since the last call.
@@ -198,15 +384,15 @@ impl Attachment {
         let used: BTreeSet<u64> = mapped.copied().collect();
         let mut changed = BTreeSet::new();
         for file in &mut self.files {
-            if !file.is_unchanged() {
+            if !file.file.is_unchanged() {
                 file.detach(files::WRITTEN_TO);
                 changed.insert(file.number);
             }
         }
-        self.files.retain(|file| {
-            let useful = file.is_unchanged() && !file.is_deleted();
-            useful || used.contains(&file.number)
-        });
+        for file in &mut self.files {
+            file.note_use(used.contains(&file.number));
+        }
+        self.files.retain(AttachedFile::is_useful);
         let watched = self.files.iter().flat_map(AttachedFile::change_watches);
         self.changes.retain(&watched.collect());
         self.users_of(&changed)
@@ -266,25 +452,15 @@ impl Attachment {
 }
 
 impl AsFd for Attachment {
-    /// Readable when a file was written to or removed.
+    /// Readable when a file was written to or removed, or a child process has a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.changes.as_fd()
-    }
-}
-
-fn refusal_cause(error: &LibraryError) -> RefusalCause {
-    match error {
-        LibraryError::Unreadable { .. } => RefusalCause::Unreadable,
-        LibraryError::NotAFile { .. } => RefusalCause::NotAFile,
-        LibraryError::NotALibrary { .. } => RefusalCause::NotALibrary,
-        LibraryError::OverLimit { .. } => RefusalCause::OverLimit,
-        LibraryError::Changed { .. } => RefusalCause::Changed,
+        self.events.as_fd()
     }
 }
 
 fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
     let functions = file.functions.iter().map(|function| FunctionEntry {
-        symbol: function.name,
+        symbol: function.name(),
         counted_as: SYMBOLS[function.symbol].name(),
         state: match (&function.mode, off) {
             (AttachMode::NotAttached(reason), _) => {
@@ -298,7 +474,7 @@ fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
     });
     LibraryFile {
         number: file.number,
-        path: file.path.clone(),
+        path: file.file.path.clone(),
         kind: file.kind.stem(),
         functions: functions.collect(),
     }

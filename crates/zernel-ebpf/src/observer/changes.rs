@@ -6,13 +6,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
+
+use super::foreign_file::ForeignFile;
 
 /// Changes of content and of the link count. The kernel does not report an open file as deleted.
 const CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB);
@@ -35,17 +36,9 @@ impl Changes {
         })
     }
 
-    /// Watches an open file that was found at `access` and that its users know as `path`. Watches that cannot be added
-    /// are left out: the number of watches per user is limited.
-    pub(crate) fn watch(&mut self, file: &File, access: &Path, path: &Path) -> Vec<WatchId> {
-        let open = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let named = path_in_user_root(access, path);
-        let paths = [open, named].into_iter();
-        let watched: Vec<WatchId> = paths
-            .filter_map(|path| inotify::add_watch(&self.descriptor, path, CHANGES).ok())
-            .collect();
-        self.watched.extend(&watched);
-        watched
+    /// Takes over watches that [`watch`] added.
+    pub(crate) fn adopt(&mut self, watches: impl Iterator<Item = WatchId>) {
+        self.watched.extend(watches);
     }
 
     /// Removes all watches except the needed ones.
@@ -76,6 +69,16 @@ impl AsFd for Changes {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+/// Watches a file that was found at `access`, through the descriptor of [`Changes`]. Watches that cannot be added are left
+/// out: the number of watches per user is limited. Walks paths of another user, so it runs in a child process.
+pub(crate) fn watch(changes: BorrowedFd<'_>, file: &ForeignFile, access: &Path) -> Vec<WatchId> {
+    let named = path_in_user_root(access, &file.path);
+    let paths = [file.reopen_path(), named].into_iter();
+    paths
+        .filter_map(|path| inotify::add_watch(changes, path, CHANGES).ok())
+        .collect()
 }
 
 /// The path of a file in the root directory of the process that maps it.
@@ -109,7 +112,9 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_owned();
         let mut changes = Changes::new().unwrap();
-        let watched = changes.watch(file.as_file(), &path, &path);
+        let foreign = ForeignFile::open(&path).unwrap();
+        let watched = watch(changes.as_fd(), &foreign, &path);
+        changes.adopt(watched.iter().copied());
         assert_eq!(watched[0], watched[1], "one inode");
         assert!(!changes.take());
         file.write_all(b"new").unwrap();

@@ -3,45 +3,48 @@
 //! Probes stay attached while a process may still map the file, so that a process that starts later is counted from
 //! its first call. All infrequent functions of a file share links. Each frequent function has its own, so that the
 //! governor can detach it or attach it for a sampling window.
+//!
+//! Library files belong to other users. Reading them and attaching to them happens in child processes ([`ChildTask`]),
+//! which pass the links back as descriptors.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use libbpf_rs::Link;
-
-use super::changes::{Changes, WatchId};
+use super::changes::WatchId;
+use super::file_task::AttachPlan;
+use super::foreign_file::ForeignFile;
+use super::functions::{
+    AttachMode, Function, frequent_symbols, infrequent_targets, refuse_infrequent, set_mode,
+    targets,
+};
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
-use crate::probes::SYMBOLS;
-use zernel_elf::{FileIdentity, FunctionName, Library, LibraryError, LibraryKind, Site, TrapCost};
+use crate::child_task::{ChildTask, Outcome, TaskError};
+use zernel_elf::LibraryKind;
 
 /// Why probes are detached from a file that was written to.
 pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were attached";
+/// How long attaching to a library may take that was read before. The loop waits for it.
+const LINK_LIMIT: Duration = Duration::from_millis(500);
+/// How long probes stay on a file that no process maps.
+const UNUSED_LIMIT: Duration = Duration::from_secs(600);
+/// Threads that detach links at once.
+const DETACHERS: usize = 64;
 
-/// When probes are attached to a function of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AttachMode {
-    /// All the time.
-    Permanent,
-    /// In sampling windows.
-    Sampled,
-    /// Never; the text says why.
-    NotAttached(String),
-}
+/// A link to attached probes. Dropping it detaches them, which takes a while.
+pub(crate) type ProbeLink = OwnedFd;
 
-/// A function of a file.
-#[derive(Debug)]
-pub(crate) struct Function {
-    /// Name in [`SYMBOLS`].
-    pub(crate) name: &'static str,
-    /// Its row in [`SYMBOLS`].
-    pub(crate) symbol: usize,
-    pub(crate) site: Option<Site>,
-    pub(crate) mode: AttachMode,
+/// Attaches probes to functions of a file. Runs in a child process.
+pub(super) fn link(
+    kernel: &Kernel,
+    file: &ForeignFile,
+    targets: &[Target],
+) -> Result<Vec<ProbeLink>, String> {
+    kernel
+        .attach_in_child(&file.reopen_path(), targets)
+        .map_err(|error| format!("the kernel refuses the probes ({})", reason(&error)))
 }
 
 /// A file that probes are attached to.
@@ -49,65 +52,55 @@ pub(crate) struct AttachedFile {
     /// Identifies the file. Numbers are not reused.
     pub(crate) number: u64,
     pub(crate) kind: LibraryKind,
-    /// Path that users know.
-    pub(crate) path: PathBuf,
     pub(crate) functions: Vec<Function>,
-    file: File,
-    identity: FileIdentity,
-    infrequent_links: Vec<Link>,
-    /// Links of permanently probed frequent functions, by index in [`SYMBOLS`].
-    frequent_links: BTreeMap<usize, Vec<Link>>,
-    window_links: Vec<Link>,
-    change_watches: Vec<WatchId>,
+    pub(crate) file: ForeignFile,
+    /// The user whose process mapped it first.
+    pub(super) user: u32,
+    pub(super) links: Links,
+    pub(super) change_watches: Vec<WatchId>,
+    /// Whether it stays attached although no process maps it: it is installed.
+    pub(super) is_kept: bool,
+    /// Since when no process maps it.
+    pub(super) unused_since: Option<Instant>,
 }
 
+/// The links of a file.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    pub(super) infrequent: Vec<ProbeLink>,
+    /// Of permanently probed frequent functions, by index in `SYMBOLS`.
+    pub(super) frequent: BTreeMap<usize, Vec<ProbeLink>>,
+    pub(super) window: Vec<ProbeLink>,
+}
+
+/// Links of several sets of functions of one file, in the order in which they were asked for.
+type LinkSets = Vec<Result<usize, String>>;
+
 impl AttachedFile {
-    /// Opens the file at `access`, which users know as `path`, and attaches probes to all its functions.
-    pub(crate) fn attach(
+    /// Starts to attach probes to several sets of functions.
+    fn start_linking(
+        &self,
         kernel: &Kernel,
-        kind: LibraryKind,
-        access: &Path,
-        path: &Path,
-        number: u64,
-        is_sampled: impl Fn(usize) -> bool,
-    ) -> Result<Self, LibraryError> {
-        let library = Library::open(access)?;
-        let functions = find_functions(kind, &library)?;
-        let (file, identity) = library.into_file();
-        let mut attached = Self {
-            number,
-            kind,
-            path: path.to_owned(),
-            functions,
-            file,
-            identity,
-            infrequent_links: Vec::new(),
-            frequent_links: BTreeMap::new(),
-            window_links: Vec::new(),
-            change_watches: Vec::new(),
-        };
-        for symbol in attached.frequent_symbols() {
-            if is_sampled(symbol) {
-                attached.set_mode(symbol, &AttachMode::Sampled);
-            } else {
-                attached.attach_permanently(kernel, symbol);
-            }
-        }
-        // Last, because a process whose `cuInit` is probed counts as completely covered.
-        attached.attach_infrequent(kernel);
-        Ok(attached)
+        sets: &[Vec<Target>],
+    ) -> Result<ChildTask<LinkSets>, TaskError> {
+        let mut kept = kernel.program_descriptors();
+        kept.push(self.file.as_fd());
+        ChildTask::start(self.user, LINK_LIMIT, &kept, || {
+            let mut descriptors = Vec::new();
+            let mut link_set = |set: &Vec<Target>| {
+                let links = link(kernel, &self.file, set)?;
+                let count = links.len();
+                descriptors.extend(links);
+                Ok(count)
+            };
+            let value = sets.iter().map(&mut link_set).collect();
+            Outcome { value, descriptors }
+        })
     }
 
-    pub(crate) fn identity(&self) -> FileIdentity {
-        self.identity
-    }
-
-    /// Watches the file, which was found at `access`, for changes until [`Self::detach`].
-    pub(crate) fn watch_for_changes(&mut self, changes: &mut Changes, access: &Path) {
-        self.change_watches = changes.watch(&self.file, access, &self.path);
-        if !self.is_unchanged() {
-            self.detach(WRITTEN_TO);
-        }
+    /// Attaches probes to several sets of functions.
+    fn link(&self, kernel: &Kernel, sets: &[Vec<Target>]) -> Vec<Result<Vec<ProbeLink>, String>> {
+        finish_linking(self.start_linking(kernel, sets), sets.len())
     }
 
     /// Whether probes are attached to any function, all the time or in windows.
@@ -121,82 +114,100 @@ impl AttachedFile {
         self.change_watches.iter().copied()
     }
 
-    /// Whether the file has not been written to since probes were attached. Otherwise probes may be at wrong offsets.
-    pub(crate) fn is_unchanged(&self) -> bool {
-        FileIdentity::read(&self.file).is_ok_and(|now| now == self.identity)
+    /// Notes whether a process maps it now.
+    pub(crate) fn note_use(&mut self, is_used: bool) {
+        self.unused_since = match is_used {
+            true => None,
+            false => self.unused_since.or_else(|| Some(Instant::now())),
+        };
     }
 
-    /// Whether the file has no path any more, so that no new process can map it.
-    pub(crate) fn is_deleted(&self) -> bool {
-        use std::os::unix::fs::MetadataExt;
-        self.file.metadata().is_ok_and(|status| status.nlink() == 0)
+    /// Whether probes on it may still count something. A file that nobody maps stays for a while, because its program may
+    /// start again.
+    pub(crate) fn is_useful(&self) -> bool {
+        let Some(since) = self.unused_since else {
+            return true;
+        };
+        let may_be_mapped = self.file.is_unchanged() && !self.file.is_deleted();
+        may_be_mapped && (self.is_kept || since.elapsed() < UNUSED_LIMIT)
     }
 
-    /// Indices in [`SYMBOLS`] of its frequent functions, which may have to be sampled.
-    pub(crate) fn frequent_symbols(&self) -> Vec<usize> {
-        let mut symbols: Vec<_> = self
-            .functions
-            .iter()
-            .filter(|function| function.site.is_some() && SYMBOLS[function.symbol].frequent)
-            .map(|function| function.symbol)
-            .collect();
-        symbols.dedup();
-        symbols
-    }
-
-    fn attach_infrequent(&mut self, kernel: &Kernel) {
-        let targets = self.targets(|function| {
-            !SYMBOLS[function.symbol].frequent && function.mode == AttachMode::Permanent
-        });
-        match self.link(kernel, &targets) {
-            Ok(links) => self.infrequent_links = links,
-            Err(problem) => {
-                for function in &mut self.functions {
-                    if function.site.is_some() && !SYMBOLS[function.symbol].frequent {
-                        function.mode = AttachMode::NotAttached(problem.clone());
-                    }
-                }
+    /// Adapts its probes to what is sampled now. That may have changed while a child process attached to it.
+    pub(crate) fn follow_plan(&mut self, kernel: &Kernel, plan: &AttachPlan) {
+        for symbol in frequent_symbols(&self.functions) {
+            let mut functions = self.functions.iter();
+            let is_sampled =
+                functions.any(|it| it.symbol == symbol && it.mode == AttachMode::Sampled);
+            match (plan.sampled.contains(&symbol), is_sampled) {
+                (true, false) => detach(self.switch_to_sampling(symbol)),
+                (false, true) => self.attach_permanently(kernel, symbol),
+                _ => {}
             }
+        }
+        if plan.is_off {
+            self.pause();
+        } else if self.links.infrequent.is_empty() {
+            self.resume(kernel);
         }
     }
 
     /// Attaches probes to a frequent function all the time.
     pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
-        let targets = self.targets(|function| function.symbol == symbol);
-        let mode = match self.link(kernel, &targets) {
+        let targets = targets(&self.functions, |function| function.symbol == symbol);
+        for links in self.link(kernel, &[targets]) {
+            self.add_permanent(symbol, links);
+        }
+    }
+
+    fn add_permanent(&mut self, symbol: usize, links: Result<Vec<ProbeLink>, String>) {
+        let mode = match links {
             Ok(links) => {
-                self.frequent_links.insert(symbol, links);
+                self.links.frequent.insert(symbol, links);
                 AttachMode::Permanent
             }
             Err(problem) => AttachMode::NotAttached(problem),
         };
-        self.set_mode(symbol, &mode);
+        set_mode(&mut self.functions, symbol, &mode);
     }
 
     /// Samples a frequent function from now on. Returns its links: dropping them detaches, which takes a while.
-    pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<Link> {
-        self.set_mode(symbol, &AttachMode::Sampled);
-        self.frequent_links.remove(&symbol).unwrap_or_default()
+    pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<ProbeLink> {
+        set_mode(&mut self.functions, symbol, &AttachMode::Sampled);
+        self.links.frequent.remove(&symbol).unwrap_or_default()
     }
 
     /// Detaches all probes, and keeps their modes for [`Self::resume`].
     pub(crate) fn pause(&mut self) {
-        let frequent = std::mem::take(&mut self.frequent_links);
-        let mut links: Vec<Link> = frequent.into_values().flatten().collect();
-        links.append(&mut self.infrequent_links);
-        links.append(&mut self.window_links);
+        let frequent = std::mem::take(&mut self.links.frequent);
+        let mut links: Vec<ProbeLink> = frequent.into_values().flatten().collect();
+        links.append(&mut self.links.infrequent);
+        links.append(&mut self.links.window);
         detach(links);
     }
 
     /// Attaches the probes again that [`Self::pause`] detached.
     pub(crate) fn resume(&mut self, kernel: &Kernel) {
-        for symbol in self.frequent_symbols() {
+        let is_permanent = |symbol: &usize| {
             let mut functions = self.functions.iter();
-            if functions.any(|it| it.symbol == symbol && it.mode == AttachMode::Permanent) {
-                self.attach_permanently(kernel, symbol);
+            functions.any(|it| it.symbol == *symbol && it.mode == AttachMode::Permanent)
+        };
+        let mut permanent = frequent_symbols(&self.functions);
+        permanent.retain(is_permanent);
+        let of = |symbol: &usize| targets(&self.functions, |it| it.symbol == *symbol);
+        let mut sets: Vec<Vec<Target>> = permanent.iter().map(of).collect();
+        // Last, because a process whose `cuInit` is probed counts as completely covered.
+        sets.push(infrequent_targets(&self.functions));
+        let mut links = self.link(kernel, &sets).into_iter();
+        for symbol in permanent {
+            if let Some(links) = links.next() {
+                self.add_permanent(symbol, links);
             }
         }
-        self.attach_infrequent(kernel);
+        match links.next() {
+            Some(Ok(links)) => self.links.infrequent = links,
+            Some(Err(problem)) => refuse_infrequent(&mut self.functions, &problem),
+            None => {}
+        }
     }
 
     /// Detaches all probes for good, for this reason.
@@ -210,45 +221,9 @@ impl AttachedFile {
         }
     }
 
-    /// Attaches probes to all sampled functions.
-    pub(crate) fn open_window(&mut self, kernel: &Kernel) -> Result<(), String> {
-        let targets = self.targets(|function| function.mode == AttachMode::Sampled);
-        self.window_links = self.link(kernel, &targets)?;
-        Ok(())
-    }
-
     /// Returns the links of the window. Dropping them detaches, which takes a while.
-    pub(crate) fn close_window(&mut self) -> Vec<Link> {
-        std::mem::take(&mut self.window_links)
-    }
-
-    fn set_mode(&mut self, symbol: usize, mode: &AttachMode) {
-        for function in &mut self.functions {
-            if function.symbol == symbol && function.site.is_some() {
-                function.mode = mode.clone();
-            }
-        }
-    }
-
-    fn targets(&self, wanted: impl Fn(&Function) -> bool) -> Vec<Target> {
-        let wanted = self.functions.iter().filter(|function| wanted(function));
-        wanted
-            .filter_map(|function| {
-                Some(Target {
-                    offset: function.site?.file_offset,
-                    symbol: function.symbol,
-                })
-            })
-            .collect()
-    }
-
-    fn link(&self, kernel: &Kernel, targets: &[Target]) -> Result<Vec<Link>, String> {
-        // Through our own descriptor: the process that maps the file may have exited, and another file may be at the
-        // path by now.
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        kernel
-            .attach(Path::new(&path), targets)
-            .map_err(|error| format!("the kernel refuses the probes ({})", reason(&error)))
+    pub(crate) fn close_window(&mut self) -> Vec<ProbeLink> {
+        std::mem::take(&mut self.links.window)
     }
 }
 
@@ -258,87 +233,55 @@ impl Drop for AttachedFile {
     }
 }
 
-/// Detaches links in parallel: each waits for an RCU grace period, and they can share it.
-pub(crate) fn detach(links: Vec<Link>) {
+/// Waits for links, and returns one result per set.
+fn finish_linking(
+    task: Result<ChildTask<LinkSets>, TaskError>,
+    sets: usize,
+) -> Vec<Result<Vec<ProbeLink>, String>> {
+    let late = TaskError::TimedOut(LINK_LIMIT);
+    let outcome = task.and_then(|mut task| task.wait(LINK_LIMIT).unwrap_or(Err(late)));
+    match outcome {
+        Ok(Outcome { value, descriptors }) => {
+            let mut links = descriptors.into_iter();
+            let counts = value.into_iter();
+            counts
+                .map(|count| Ok(links.by_ref().take(count?).collect()))
+                .collect()
+        }
+        Err(error) => (0..sets).map(|_| Err(error.to_string())).collect(),
+    }
+}
+
+/// Attaches probes to all sampled functions of these files, for a window. Detaches for good from a file where that fails.
+pub(crate) fn open_windows<'a>(kernel: &Kernel, files: impl Iterator<Item = &'a mut AttachedFile>) {
+    let started: Vec<_> = files
+        .filter_map(|file| {
+            let sampled = targets(&file.functions, |it| it.mode == AttachMode::Sampled);
+            let task = (!sampled.is_empty()).then(|| file.start_linking(kernel, &[sampled]))?;
+            Some((file, task))
+        })
+        .collect();
+    for (file, task) in started {
+        for links in finish_linking(task, 1) {
+            match links {
+                Ok(links) => file.links.window = links,
+                Err(problem) => file.detach(&problem),
+            }
+        }
+    }
+}
+
+/// Detaches links, many at once: each waits for an RCU grace period, and they can share it.
+pub(crate) fn detach(links: Vec<ProbeLink>) {
+    let each = links.len().div_ceil(DETACHERS).max(1);
+    let mut links = links.into_iter();
     thread::scope(|scope| {
-        for link in links {
-            scope.spawn(|| drop(link));
+        loop {
+            let some: Vec<ProbeLink> = links.by_ref().take(each).collect();
+            if some.is_empty() {
+                break;
+            }
+            scope.spawn(|| drop(some));
         }
     });
 }
-
-/// The functions of a library in [`SYMBOLS`], with their sites in the file. A prefix that matches no export is reported
-/// as missing.
-fn find_functions(kind: LibraryKind, library: &Library) -> Result<Vec<Function>, LibraryError> {
-    let rows = SYMBOLS.iter().enumerate();
-    let rows = rows.filter(|(_, row)| row.library == kind);
-    let wanted: Vec<(usize, &'static str)> = rows
-        .flat_map(|(symbol, row)| row.names.iter().map(move |name| (symbol, *name)))
-        .collect();
-    let names: Vec<FunctionName<'_>> = wanted
-        .iter()
-        .map(|(symbol, name)| match SYMBOLS[*symbol].by_prefix {
-            true => FunctionName::Prefix(name),
-            false => FunctionName::Exact(name),
-        })
-        .collect();
-    let mut functions = Vec::new();
-    for ((symbol, name), sites) in wanted.into_iter().zip(library.find(&names)?) {
-        functions.extend(sites.into_iter().map(|site| Function {
-            name,
-            symbol,
-            mode: match &site {
-                Ok(_) => AttachMode::Permanent,
-                Err(error) => AttachMode::NotAttached(error.to_string()),
-            },
-            site: site.ok(),
-        }));
-    }
-    refuse_aliases(&mut functions);
-    refuse_single_stepped(&mut functions);
-    Ok(functions)
-}
-
-/// Refuses the second name of a function at the same offset: its calls would count twice.
-fn refuse_aliases(functions: &mut [Function]) {
-    let mut taken: BTreeMap<u64, &'static str> = BTreeMap::new();
-    for function in functions {
-        let Some(site) = function.site else { continue };
-        match taken.get(&site.file_offset) {
-            None => {
-                taken.insert(site.file_offset, function.name);
-            }
-            Some(first) => {
-                function.site = None;
-                function.mode =
-                    AttachMode::NotAttached(format!("is another name of {first}, which is probed"));
-            }
-        }
-    }
-}
-
-/// Refuses frequent functions whose first instruction the kernel must single-step: their overhead is too high.
-fn refuse_single_stepped(functions: &mut [Function]) {
-    for function in functions {
-        let stepped = function
-            .site
-            .is_some_and(|site| site.trap == TrapCost::SingleStepped);
-        if stepped && SYMBOLS[function.symbol].frequent {
-            function.site = None;
-            function.mode = AttachMode::NotAttached(
-                "is called often, and the kernel must single-step its first instruction".to_owned(),
-            );
-        }
-    }
-}
-
-/// The identity of a file that is not open, to find out whether probes are already attached.
-pub(crate) fn identity_at(access: &Path) -> io::Result<FileIdentity> {
-    use rustix::fs::{Mode, OFlags};
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let file = rustix::fs::open(access, flags, Mode::empty())?;
-    FileIdentity::read(&File::from(file))
-}
-
-#[cfg(test)]
-mod tests;

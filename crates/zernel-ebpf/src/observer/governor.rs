@@ -15,7 +15,6 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libbpf_rs::Link;
 use zernel_model::gpu::GpuFacts;
 
 use self::choice::{
@@ -24,7 +23,7 @@ use self::choice::{
 use self::windows::WindowSchedule;
 pub(super) use self::windows::{LONGEST_WINDOW, LaunchSpans};
 use super::attachment::Attachment;
-use super::files::detach;
+use super::files::{ProbeLink, detach};
 use super::kernel::Kernel;
 use super::process_table::{ProcessTable, ReadContext};
 use super::{ObservedProcess, monotonic_ns};
@@ -261,7 +260,7 @@ impl Governor {
     }
 
     /// Samples a function from now on. Returns its permanent links, to be dropped.
-    fn begin_sampling(&mut self, governed: &mut Governed<'_>, symbol: usize) -> Vec<Link> {
+    fn begin_sampling(&mut self, governed: &mut Governed<'_>, symbol: usize) -> Vec<ProbeLink> {
         // Marks up to here have exact launches.
         self.read_step_marks(governed);
         let kernel = governed.kernel;

@@ -2,13 +2,13 @@
 
 use std::io::Read;
 use std::mem::offset_of;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use libbpf_rs::{
-    Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, UprobeMultiOpts,
-    UprobeOpts,
+    Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program, ProgramMut,
+    UprobeMultiOpts, UprobeOpts, libbpf_sys,
 };
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags};
@@ -313,21 +313,46 @@ impl Kernel {
         batch::entries(&find_map(&self.object, map)?)
     }
 
+    /// The descriptors that [`Self::attach_in_child`] needs.
+    pub(crate) fn program_descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let programs = self.object.progs();
+        // SAFETY: the descriptors belong to the object, which outlives the borrow.
+        let borrow =
+            |program: Program<'_>| unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
+        programs.map(borrow).collect()
+    }
+
+    /// Attaches probes to functions of one file, in a child process. A descriptor keeps the probes attached that it stands
+    /// for. What libbpf keeps beside them ends with the child.
+    pub(crate) fn attach_in_child(
+        &self,
+        file: &Path,
+        targets: &[Target],
+    ) -> libbpf_rs::Result<Vec<OwnedFd>> {
+        // SAFETY: the child has one thread. Another thread of the parent may hold the locks of libbpf-rs's own function.
+        unsafe { libbpf_sys::libbpf_set_print(None) };
+        let links = self.attach(file, targets)?;
+        let own = links.into_iter().map(|link| {
+            let descriptor = link.as_fd().try_clone_to_owned();
+            // Its destructor would detach the probes.
+            std::mem::forget(link);
+            descriptor.map_err(libbpf_rs::Error::from)
+        });
+        own.collect()
+    }
+
     /// Attaches probes to functions of one file. Dropping the links detaches them.
     pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
         let (markers, calls): (Vec<Target>, Vec<Target>) = targets
             .iter()
             .partition(|target| SYMBOLS[target.symbol].entry_only);
         let mut links = Vec::new();
-        quietly(|| -> libbpf_rs::Result<()> {
-            if !calls.is_empty() {
-                self.attach_calls(file, &calls, &mut links)?;
-            }
-            if !markers.is_empty() {
-                self.attach_entries(file, &markers, &mut links)?;
-            }
-            Ok(())
-        })?;
+        if !calls.is_empty() {
+            self.attach_calls(file, &calls, &mut links)?;
+        }
+        if !markers.is_empty() {
+            self.attach_entries(file, &markers, &mut links)?;
+        }
         Ok(links)
     }
 

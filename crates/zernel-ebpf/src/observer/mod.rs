@@ -20,13 +20,17 @@ mod changes;
 mod describe;
 mod durations;
 mod estimate;
+mod file_task;
 mod files;
+mod foreign_file;
+mod functions;
 mod governor;
 mod kernel;
 mod mapped;
 mod process;
 mod process_table;
 mod shared_state;
+mod shares;
 mod step_marks;
 mod suspension;
 mod thread;
@@ -36,11 +40,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use libbpf_rs::Link;
-
 use attachment::{AttachContext, Attachment};
 pub use estimate::Interval;
-pub use files::AttachMode;
+use files::ProbeLink;
+pub use functions::AttachMode;
 pub use governor::{Cost, GovernorOptions};
 use governor::{Governed, Governor};
 pub(crate) use kernel::Kernel;
@@ -95,6 +98,9 @@ macro_rules! governed {
         }
     };
 }
+
+/// How long the start waits for installed libraries, for example on a slow network file system.
+const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why processes cannot be observed.
 #[derive(Debug, thiserror::Error)]
@@ -247,9 +253,11 @@ impl Observer {
         }
         for kind in [LibraryKind::Cuda, LibraryKind::Nccl] {
             for path in kind.installed() {
-                self.attachment.attach(kind, &path, &path, context);
+                self.attachment.attach_installed(kind, &path, context);
             }
         }
+        self.attachment
+            .finish_tasks(Instant::now() + START_LIMIT, context);
     }
 
     /// The kind of uprobes in use.
@@ -345,12 +353,12 @@ impl Observer {
 
     /// Opens or closes a sampling window if it is due. Returns the links of a closed one: dropping them detaches, which
     /// takes a while.
-    fn open_or_close_window(&mut self) -> Vec<Link> {
+    fn open_or_close_window(&mut self) -> Vec<ProbeLink> {
         self.governor.open_or_close_window(governed!(self))
     }
 
     /// Closes the sampling window, if one is open.
-    fn close_window(&mut self) -> Vec<Link> {
+    fn close_window(&mut self) -> Vec<ProbeLink> {
         self.governor.close_window(governed!(self))
     }
 

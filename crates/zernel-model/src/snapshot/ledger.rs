@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{ProcessSnapshot, Scope, Snapshot};
@@ -84,7 +85,7 @@ pub struct RefusedFile {
 }
 
 /// The kind of reason why no probe can be attached to a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RefusalCause {
     /// Its name is not that of a known library.
     UnknownName,
@@ -98,6 +99,10 @@ pub enum RefusalCause {
     OverLimit,
     /// It was written to while it was read.
     Changed,
+    /// Its file system does not answer.
+    NoAnswer,
+    /// Its user has too many files.
+    TooManyFiles,
 }
 
 impl RefusalCause {
@@ -111,6 +116,8 @@ impl RefusalCause {
             Self::NotALibrary => "not a library",
             Self::OverLimit => "over a limit",
             Self::Changed => "changed",
+            Self::NoAnswer => "no answer",
+            Self::TooManyFiles => "too many files",
         }
     }
 }

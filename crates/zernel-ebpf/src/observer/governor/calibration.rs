@@ -7,8 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::Cost;
-use crate::capability::own_offset;
-use crate::observer::files::detach;
+use crate::capability::{own_offset, quietly};
 use crate::observer::kernel::{Kernel, Target};
 use crate::probes::SYMBOLS;
 
@@ -55,9 +54,8 @@ fn try_to_measure(kernel: &Kernel) -> Option<Cost> {
         .min(8);
     let plain = ns_per_call(1);
     let plain_contended = ns_per_call(threads);
-    let links = kernel
-        .attach(Path::new("/proc/self/exe"), &[Target { offset, symbol }])
-        .ok()?;
+    let own = Path::new("/proc/self/exe");
+    let links = quietly(|| kernel.attach(own, &[Target { offset, symbol }])).ok()?;
     let cost = Cost {
         ns_per_call: (TOTAL_COST_FACTOR * (ns_per_call(1) - plain)).max(MIN_NS),
         ns_per_call_contended: (TOTAL_COST_FACTOR * (ns_per_call(threads) - plain_contended))
@@ -65,7 +63,7 @@ fn try_to_measure(kernel: &Kernel) -> Option<Cost> {
         threads,
         windows: 0,
     };
-    detach(links);
+    drop(links);
     Some(cost)
 }
 

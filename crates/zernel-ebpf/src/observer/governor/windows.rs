@@ -4,11 +4,9 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use libbpf_rs::Link;
-
 use super::choice::{MAX_DUTY, PERMANENT_SHARE, duty};
 use super::{Governed, Governor};
-use crate::observer::files::AttachedFile;
+use crate::observer::files::{self, AttachedFile, ProbeLink};
 use crate::observer::monotonic_ns;
 use crate::observer::process::{ObservedProcess, window_length_for_steps};
 use crate::observer::process_table::ProcessTable;
@@ -135,7 +133,7 @@ impl Governor {
     pub(in crate::observer) fn open_or_close_window(
         &mut self,
         governed: &mut Governed<'_>,
-    ) -> Vec<Link> {
+    ) -> Vec<ProbeLink> {
         let is_due = |turn: Instant| Instant::now() >= turn;
         if !self.next_window_change().is_some_and(is_due) {
             return Vec::new();
@@ -164,11 +162,7 @@ impl Governor {
             return;
         }
         let kernel = governed.kernel;
-        for file in &mut governed.attachment.files {
-            if let Err(problem) = file.open_window(kernel) {
-                file.detach(&problem);
-            }
-        }
+        files::open_windows(kernel, governed.attachment.files.iter_mut());
         self.read_step_marks(governed);
         let now_ns = monotonic_ns();
         for (index, process) in &mut governed.processes.running {
@@ -186,7 +180,10 @@ impl Governor {
     }
 
     /// Closes the window, if one is open. Returns its links: dropping them detaches, which takes a while.
-    pub(in crate::observer) fn close_window(&mut self, governed: &mut Governed<'_>) -> Vec<Link> {
+    pub(in crate::observer) fn close_window(
+        &mut self,
+        governed: &mut Governed<'_>,
+    ) -> Vec<ProbeLink> {
         if !self.is_window_open() {
             return Vec::new();
         }

@@ -1,5 +1,7 @@
 //! Functions of library files that any user can make.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::MemfdFlags;
