@@ -15,6 +15,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use libbpf_rs::{Link, libbpf_sys};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -280,6 +281,22 @@ impl Child {
         }
         !is_running
     }
+}
+
+/// Attaches probes in a child process, without libbpf's messages. A descriptor keeps the probes attached that it stands for.
+/// What libbpf keeps beside them ends with the child.
+pub(crate) fn attach(
+    attach: impl FnOnce() -> libbpf_rs::Result<Vec<Link>>,
+) -> libbpf_rs::Result<Vec<OwnedFd>> {
+    // SAFETY: the child has one thread. libbpf-rs's own function takes a lock, which another thread of the parent may hold.
+    unsafe { libbpf_sys::libbpf_set_print(None) };
+    let descriptors = attach()?.into_iter().map(|link| {
+        let descriptor = link.as_fd().try_clone_to_owned();
+        // Its destructor would detach the probes.
+        std::mem::forget(link);
+        descriptor.map_err(libbpf_rs::Error::from)
+    });
+    descriptors.collect()
 }
 
 /// The life of the child.

@@ -10,6 +10,9 @@
 //! | [`probes`] | the probed functions, and what is kept of their calls |
 //! | [`twin`] | the kernel's copy of the phase rules, run on states of a test's choice |
 //!
+//! Private modules handle what belongs to other users: `child_task` runs work on their files in child processes,
+//! `foreign_file` holds a file without asking its file system, `shares` divides tables among users.
+//!
 //! [`aggregation`] is part of `zernel-model` and re-exported here.
 
 #[cfg(test)]
@@ -17,10 +20,12 @@ mod boundary;
 pub mod capability;
 mod child_task;
 pub mod discovery;
+mod foreign_file;
 pub mod metrics;
 pub mod observer;
 pub mod privilege;
 pub mod probes;
+mod shares;
 pub mod twin;
 
 pub use zernel_model::aggregation;

@@ -1,7 +1,8 @@
 //! Helpers for tests of several crates.
 //!
 //! Trials, needs, waiting, fuzzing and benchmarks come without features. The feature `softgpu` adds processes
-//! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines.
+//! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines, `fuse` a file system
+//! that stops answering.
 
 pub mod allocation;
 pub mod bench;
@@ -12,6 +13,8 @@ pub mod daemon;
 pub mod elf_builder;
 pub mod fuzz;
 pub mod needs;
+#[cfg(feature = "fuse")]
+mod stalling_fs;
 #[cfg(feature = "daemon")]
 mod stopped_thread;
 #[cfg(feature = "softgpu")]
@@ -22,6 +25,8 @@ pub mod vm;
 mod wait;
 
 pub use needs::{Need, root};
+#[cfg(feature = "fuse")]
+pub use stalling_fs::StallingFs;
 #[cfg(feature = "daemon")]
 pub use stopped_thread::StoppedThread;
 pub use trial::{REQUIRE, main, trial};

@@ -34,7 +34,7 @@ pub const REQUIRE: &str = "ZERNEL_REQUIRE";
 const SKIPPED: &str = "skipped: ";
 
 /// Names of all needs. A machine has one version of cgroups.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "root",
     "bpf",
     "vm",
@@ -45,6 +45,7 @@ const NAMES: [&str; 10] = [
     "python",
     "cc",
     "systemd",
+    "fuse",
 ];
 
 /// A test that runs where all its needs are met.

@@ -1,19 +1,30 @@
 //! Dynamic loaders. A probe on a loader reports when a process loads a library.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::{fs, io};
+use std::time::{Duration, Instant};
 
-use libbpf_rs::Link;
-use zernel_elf::{LoaderError, LoaderSymbols};
+use zernel_elf::LoaderSymbols;
 
 use super::library::Subject;
 use super::scan::Mapping;
 use super::trace::Trace;
 use crate::capability::reason;
+use crate::child_task::{self, ChildTask, Outcome};
+use crate::foreign_file::ForeignFile;
+use crate::shares::Shares;
 
-/// The most loaders that are attached to: more than any machine has. Any user can name a file like a loader.
-const MAX_LOADERS: usize = 1024;
+/// Loaders that may be attached to at once: more than any machine has. Any user can name a file like a loader.
+const LOADER_SHARES: Shares = Shares {
+    capacity: 1024,
+    reserve: 256,
+    minimum: 8,
+};
+/// How long a file system may take to deliver a loader.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+/// How long a scan waits for new loaders. Later ones are taken over by the next scan.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A dynamic loader that some process uses.
 #[derive(Debug)]
@@ -27,69 +38,135 @@ pub struct Loader {
     /// Why no probe is attached to it, if so. Libraries that its processes load after their start are then found only
     /// by scanning.
     pub refusal: Option<String>,
+    user: u32,
     /// The probe; dropping it detaches.
-    _link: Option<Link>,
+    _link: Option<OwnedFd>,
 }
 
-/// All loaders in use, by device and inode.
+/// Device and inode of a file.
+type FileKey = (u64, u64);
+
+/// All loaders in use.
 #[derive(Default)]
-pub(super) struct Loaders(HashMap<(u64, u64), Loader>);
+pub(super) struct Loaders {
+    known: HashMap<FileKey, Loader>,
+    pending: HashMap<FileKey, PendingLoader>,
+}
+
+/// A loader that a child process attaches to.
+struct PendingLoader {
+    file: ForeignFile,
+    user: u32,
+    task: ChildTask<Result<(), String>>,
+}
 
 impl Loaders {
     pub(super) fn iter(&self) -> impl Iterator<Item = &Loader> {
-        self.0.values()
+        self.known.values()
     }
 
     /// Attaches to the new loaders among the mappings. Returns whether there was one.
     pub(super) fn attach(&mut self, mappings: &[Mapping], trace: &Trace) -> bool {
-        let mut attached = false;
         for mapping in mappings.iter().filter(|m| m.subject == Subject::Loader) {
-            let file = (mapping.device, mapping.inode);
-            if self.0.contains_key(&file) || self.0.len() >= MAX_LOADERS {
+            let key = (mapping.device, mapping.inode);
+            if self.known.contains_key(&key) || self.pending.contains_key(&key) {
                 continue;
             }
             // The file cannot be opened if the process has exited. Another process may map it too.
-            if let Ok(loader) = attach(mapping, trace) {
-                attached |= loader.refusal.is_none();
-                self.0.insert(file, loader);
+            let Ok(file) = ForeignFile::open(&mapping.map_files()) else {
+                continue;
+            };
+            let user = zernel_identity::uid_of(mapping.process.pid).unwrap_or(0);
+            let users = self.known.values().map(|loader| loader.user);
+            let users = users.chain(self.pending.values().map(|pending| pending.user));
+            if !LOADER_SHARES.admits(user, users) {
+                continue;
+            }
+            let mut kept = trace.program_descriptors();
+            kept.push(file.as_fd());
+            let task = ChildTask::start(user, READ_LIMIT, &kept, || attach(&file, trace));
+            match task {
+                Ok(task) => {
+                    self.pending.insert(key, PendingLoader { file, user, task });
+                }
+                Err(error) => self.add(key, file, user, Err(error.to_string())),
+            }
+        }
+        self.finish()
+    }
+
+    /// Takes over the loaders that child processes have attached to. Returns whether there was one.
+    fn finish(&mut self) -> bool {
+        let until = Instant::now() + PATIENCE;
+        let mut attached = false;
+        for (key, mut pending) in std::mem::take(&mut self.pending) {
+            let patience = until.saturating_duration_since(Instant::now());
+            match pending.task.wait(patience) {
+                None => {
+                    self.pending.insert(key, pending);
+                }
+                Some(result) => {
+                    let result = result.map_err(|error| error.to_string());
+                    let link = result.and_then(|Outcome { value, descriptors }| {
+                        value.map(|()| descriptors.into_iter().next())
+                    });
+                    attached |= link.is_ok();
+                    self.add(key, pending.file, pending.user, link);
+                }
             }
         }
         attached
     }
 
+    fn add(
+        &mut self,
+        (device, inode): FileKey,
+        file: ForeignFile,
+        user: u32,
+        link: Result<Option<OwnedFd>, String>,
+    ) {
+        let (link, refusal) = match link {
+            Ok(link) => (link, None),
+            Err(refusal) => (None, Some(refusal)),
+        };
+        let loader = Loader {
+            device,
+            inode,
+            path: file.path,
+            refusal,
+            user,
+            _link: link,
+        };
+        self.known.insert((device, inode), loader);
+    }
+
     /// Detaches from the loaders that no process uses: an attached probe keeps their file system mounted. Returns
     /// whether there was one.
     pub(super) fn detach_unused(&mut self, mappings: &[Mapping]) -> bool {
-        let before = self.0.len();
+        let before = self.known.len();
         let used = mappings.iter().filter(|m| m.subject == Subject::Loader);
         let used: HashSet<_> = used.map(|m| (m.device, m.inode)).collect();
-        self.0.retain(|file, _| used.contains(file));
-        self.0.len() < before
+        self.known.retain(|file, _| used.contains(file));
+        self.known.len() < before
     }
 }
 
-fn attach(mapping: &Mapping, trace: &Trace) -> io::Result<Loader> {
-    let file = mapping.map_files();
-    let path = fs::read_link(&file)?;
-    let symbols = match LoaderSymbols::read(&file) {
-        Err(LoaderError::Unreadable(error)) => return Err(error),
-        symbols => symbols.map_err(|error| error.to_string()),
-    };
+/// Finds the hook of a loader and attaches to it. Runs in a child process.
+fn attach(file: &ForeignFile, trace: &Trace) -> Outcome<Result<(), String>> {
+    let access = file.reopen_path();
+    let symbols = LoaderSymbols::read(&access).map_err(|error| error.to_string());
     let link = symbols.and_then(|symbols| {
-        let link = trace.attach_loader(&file, symbols);
-        link.map_err(|error| reason(&error))
+        let link = || Ok(vec![trace.attach_loader(&access, symbols)?]);
+        child_task::attach(link).map_err(|error| reason(&error))
     });
-    // If the process has exited meanwhile, the loader is not to blame for the error.
-    fs::read_link(&file)?;
-    let (link, refusal) = match link {
-        Ok(link) => (Some(link), None),
-        Err(refusal) => (None, Some(refusal)),
-    };
-    Ok(Loader {
-        device: mapping.device,
-        inode: mapping.inode,
-        path,
-        refusal,
-        _link: link,
-    })
+    match link {
+        Ok(descriptors) => Outcome {
+            value: Ok(()),
+            descriptors,
+        },
+        Err(refusal) => Outcome {
+            value: Err(refusal),
+            descriptors: Vec::new(),
+        },
+    }
 }

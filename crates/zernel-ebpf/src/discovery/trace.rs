@@ -1,12 +1,12 @@
 //! The events of `discovery.bpf.c`, and the probes on dynamic loaders that raise some of them.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, RingBuffer,
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program, ProgramMut, RingBuffer,
     RingBufferBuilder, UprobeMultiOpts, UprobeOpts,
 };
 use zernel_phase::mirrors;
@@ -182,7 +182,16 @@ impl Trace {
         }
     }
 
-    /// Attaches to the function that the loader in `file` calls after it has loaded a library.
+    /// The descriptors that [`Self::attach_loader`] needs.
+    pub(super) fn program_descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let programs = self.object.progs();
+        // SAFETY: the descriptors belong to the object, which outlives the borrow.
+        let borrow =
+            |program: Program<'_>| unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
+        programs.map(borrow).collect()
+    }
+
+    /// Attaches to the function that the loader in `file` calls after it has loaded a library. Runs in a child process.
     pub(super) fn attach_loader(
         &self,
         file: &Path,
@@ -197,17 +206,11 @@ impl Trace {
             cookie: symbols.state_distance,
             ..Default::default()
         };
-        quietly(|| {
-            program(&self.object, LOADER_MULTI)
-                .and_then(|program| program.attach_uprobe_multi_with_opts(-1, file, "", multi))
-                .or_else(|_| {
-                    program(&self.object, LOADER_PERF)?.attach_uprobe_with_opts(
-                        -1,
-                        file,
-                        symbols.offset,
-                        perf,
-                    )
-                })
+        let with_multi = program(&self.object, LOADER_MULTI)
+            .and_then(|program| program.attach_uprobe_multi_with_opts(-1, file, "", multi));
+        with_multi.or_else(|_| {
+            let program = program(&self.object, LOADER_PERF)?;
+            program.attach_uprobe_with_opts(-1, file, symbols.offset, perf)
         })
     }
 }

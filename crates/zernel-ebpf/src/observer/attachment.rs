@@ -18,14 +18,14 @@ use zernel_model::snapshot::{
 use super::changes::Changes;
 use super::file_task::{AttachPlan, FileTask};
 use super::files::{self, AttachedFile};
-use super::foreign_file::ForeignFile;
 use super::functions::AttachMode;
 use super::governor::Governor;
 use super::kernel::Kernel;
 use super::process;
-use super::shares::Shares;
 use crate::discovery::{ProcessEvent, ProcessKey};
+use crate::foreign_file::ForeignFile;
 use crate::probes::SYMBOLS;
+use crate::shares::Shares;
 
 /// The library files that probes are attached to, and the processes that map them.
 pub(super) struct Attachment {

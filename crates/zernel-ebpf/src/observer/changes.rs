@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use super::foreign_file::ForeignFile;
+use crate::foreign_file::ForeignFile;
 
 /// Changes of content and of the link count. The kernel does not report an open file as deleted.
 const CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB);

@@ -11,13 +11,13 @@ use zernel_model::snapshot::RefusalCause;
 
 use super::changes::{self, Changes, WatchId};
 use super::files::{AttachedFile, Links, ProbeLink, link};
-use super::foreign_file::ForeignFile;
 use super::functions::{
     AttachMode, Function, find_functions, frequent_symbols, infrequent_targets, refuse_infrequent,
     set_mode, targets,
 };
 use super::kernel::Kernel;
 use crate::child_task::{ChildTask, Outcome, TaskError};
+use crate::foreign_file::ForeignFile;
 
 /// How long a file system may take to deliver what is read of a library: a slow one, not a dead one.
 const READ_LIMIT: Duration = Duration::from_secs(10);

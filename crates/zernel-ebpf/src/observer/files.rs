@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use super::changes::WatchId;
 use super::file_task::AttachPlan;
-use super::foreign_file::ForeignFile;
 use super::functions::{
     AttachMode, Function, frequent_symbols, infrequent_targets, refuse_infrequent, set_mode,
     targets,
 };
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
-use crate::child_task::{ChildTask, Outcome, TaskError};
+use crate::child_task::{self, ChildTask, Outcome, TaskError};
+use crate::foreign_file::ForeignFile;
 use zernel_elf::LibraryKind;
 
 /// Why probes are detached from a file that was written to.
@@ -42,8 +42,7 @@ pub(super) fn link(
     file: &ForeignFile,
     targets: &[Target],
 ) -> Result<Vec<ProbeLink>, String> {
-    kernel
-        .attach_in_child(&file.reopen_path(), targets)
+    child_task::attach(|| kernel.attach(&file.reopen_path(), targets))
         .map_err(|error| format!("the kernel refuses the probes ({})", reason(&error)))
 }
 

@@ -2,13 +2,13 @@
 
 use std::io::Read;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use libbpf_rs::{
     Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program, ProgramMut,
-    UprobeMultiOpts, UprobeOpts, libbpf_sys,
+    UprobeMultiOpts, UprobeOpts,
 };
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags};
@@ -313,32 +313,13 @@ impl Kernel {
         batch::entries(&find_map(&self.object, map)?)
     }
 
-    /// The descriptors that [`Self::attach_in_child`] needs.
+    /// The descriptors that [`Self::attach`] needs.
     pub(crate) fn program_descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let programs = self.object.progs();
         // SAFETY: the descriptors belong to the object, which outlives the borrow.
         let borrow =
             |program: Program<'_>| unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
         programs.map(borrow).collect()
-    }
-
-    /// Attaches probes to functions of one file, in a child process. A descriptor keeps the probes attached that it stands
-    /// for. What libbpf keeps beside them ends with the child.
-    pub(crate) fn attach_in_child(
-        &self,
-        file: &Path,
-        targets: &[Target],
-    ) -> libbpf_rs::Result<Vec<OwnedFd>> {
-        // SAFETY: the child has one thread. Another thread of the parent may hold the locks of libbpf-rs's own function.
-        unsafe { libbpf_sys::libbpf_set_print(None) };
-        let links = self.attach(file, targets)?;
-        let own = links.into_iter().map(|link| {
-            let descriptor = link.as_fd().try_clone_to_owned();
-            // Its destructor would detach the probes.
-            std::mem::forget(link);
-            descriptor.map_err(libbpf_rs::Error::from)
-        });
-        own.collect()
     }
 
     /// Attaches probes to functions of one file. Dropping the links detaches them.

@@ -30,7 +30,12 @@ fn loads_and_launches(driver: &Driver, rounds: u64) {
 
 /// Maps a file as a library that is none.
 fn maps_garbage(_driver: &Driver, _rounds: u64) {
-    let file = fs::File::open(directory().join("garbage/libcuda.so.1")).expect("it is there");
+    map_code(&directory().join("garbage/libcuda.so.1"));
+}
+
+/// Maps a file as a program's loader and library are.
+pub(crate) fn map_code(path: &Path) {
+    let file = fs::File::open(path).expect("it is there");
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     // SAFETY: a mapping of its own, which nobody executes.
     let mapped = unsafe {

@@ -1,6 +1,7 @@
 //! Probes on the software GPU, held against its own log of what really happened.
 
 mod counts;
+mod dead_files;
 mod files;
 mod governor;
 mod harm;
@@ -21,6 +22,7 @@ use zernel_testkit::{Need, root, target, trial};
 fn main() -> ExitCode {
     let roles = [
         counts::ROLES,
+        dead_files::ROLES,
         files::ROLES,
         governor::ROLES,
         memory::ROLES,
@@ -144,7 +146,17 @@ fn main() -> ExitCode {
         ("states_are_pinned_for_a_scheduler", shared::pinned),
         ("no_bpffs_is_no_error", shared::without_bpffs),
     ];
-    let more: [(&str, Need, fn()); 4] = [
+    let more: [(&str, Need, fn()); 6] = [
+        (
+            "a_dead_file_system_holds_up_nobody",
+            dead_files::FUSE,
+            dead_files::observing_goes_on,
+        ),
+        (
+            "a_slow_file_system_gets_its_probes",
+            dead_files::FUSE,
+            dead_files::slow_answer,
+        ),
         (
             "a_reused_pid_is_another_process",
             processes::next_pid(),

@@ -1,0 +1,105 @@
+//! Libraries on a file system that does not answer.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use zernel_ebpf::observer::Observer;
+use zernel_model::snapshot::Scope;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, directory};
+use zernel_testkit::{Need, StallingFs};
+
+use crate::files::map_code;
+use crate::harness::{Watcher, assert_exact, exact, find, functions_of};
+
+/// Whether a FUSE file system can be mounted.
+pub(crate) const FUSE: Need = Need {
+    name: "fuse",
+    check: || match fs::metadata("/dev/fuse") {
+        Ok(device) if device.rdev() != 0 => Ok(()),
+        _ => Err("there is no /dev/fuse".into()),
+    },
+};
+
+/// Why a file is refused, in the ledger.
+fn refusal(observer: &Observer, path: &str) -> Option<String> {
+    let ledger = observer.snapshot().ledger_json(Scope::All);
+    let refused = ledger["refused"].as_array().expect("a list").iter();
+    let mut of_file = refused.filter(|entry| entry["path"].as_str() == Some(path));
+    Some(of_file.next()?["reason"].as_str()?.to_owned())
+}
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("maps_dead_files", maps_dead_files)];
+
+/// The names of a library and of a dynamic loader.
+const NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
+
+fn maps_dead_files(_driver: &Driver, _rounds: u64) {
+    for name in NAMES {
+        map_code(&directory().join("dead").join(name).join(name));
+    }
+}
+
+/// A process that maps a library and a loader, and their file systems, which then stop answering.
+struct DeadFiles {
+    holder: Target,
+    files: Vec<StallingFs>,
+    library: String,
+}
+
+impl DeadFiles {
+    fn new(stage: &Stage) -> Self {
+        let directory = stage.path().join("dead");
+        let content = fs::read(stage.library("libcuda.so.1")).expect("it is installed");
+        let mount = |name| {
+            fs::create_dir_all(directory.join(name)).expect("ours");
+            StallingFs::mount(&directory.join(name), name, content.clone()).expect("FUSE is there")
+        };
+        let files = NAMES.map(mount).into();
+        let mut holder = stage.target("maps_dead_files", 0);
+        holder.step();
+        let library = directory.join(NAMES[0]).join(NAMES[0]);
+        let dead = Self {
+            holder,
+            files,
+            library: library.to_str().expect("text").to_owned(),
+        };
+        dead.files.iter().for_each(StallingFs::stall);
+        dead
+    }
+}
+
+/// Others are observed exactly, the file is refused, and the observer ends, all while the file system does not answer.
+pub(crate) fn observing_goes_on() {
+    let stage = Stage::new(Prologue::Push);
+    let dead = DeadFiles::new(&stage);
+    let watcher = Watcher::start(&exact(&stage));
+    let mut targets = [stage.target("everything", 10)];
+    targets[0].step();
+    let pid = targets[0].pid();
+    watcher.with(|observer| assert_exact(observer, &stage, &targets));
+    watcher.wait_until("the file is refused", |observer| {
+        refusal(observer, &dead.library).is_some_and(|reason| reason.contains("did not answer"))
+    });
+    let observer = watcher.stop();
+    assert_eq!(find(&observer, pid).pid, pid);
+    drop(observer);
+    drop(dead.holder);
+}
+
+/// A library is attached to when its file system answers again.
+pub(crate) fn slow_answer() {
+    let stage = Stage::new(Prologue::Push);
+    let dead = DeadFiles::new(&stage);
+    let watcher = Watcher::start(&exact(&stage));
+    assert_eq!(
+        watcher.with(|observer| refusal(observer, &dead.library)),
+        None
+    );
+    dead.files.iter().for_each(StallingFs::answer);
+    watcher.wait_until("the file is attached to", |observer| {
+        !functions_of(observer, &dead.library).is_empty()
+    });
+    drop(watcher.stop());
+    drop(dead.holder);
+}

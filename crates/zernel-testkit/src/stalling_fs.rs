@@ -1,0 +1,186 @@
+//! A file system that stops answering: a FUSE mount with one file.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
+    INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+    SessionACL,
+};
+use rustix::mount::UnmountFlags;
+
+/// The kernel asks again for everything: whoever opens the file has to wait.
+const TTL: Duration = Duration::ZERO;
+const FILE: INodeNo = INodeNo(2);
+
+/// A mounted file system with one file. Until [`Self::stall`] it answers. Dropping it lets it answer again and unmounts it.
+pub struct StallingFs {
+    gate: Arc<Gate>,
+    directory: PathBuf,
+    _session: BackgroundSession,
+}
+
+impl StallingFs {
+    /// Mounts it on a directory. Anybody may read and map its file.
+    pub fn mount(directory: &Path, name: &str, content: Vec<u8>) -> io::Result<Self> {
+        let gate = Arc::<Gate>::default();
+        let files = OneFile {
+            name: name.to_owned(),
+            content,
+            gate: Arc::clone(&gate),
+        };
+        let mut options = Config::default();
+        options.acl = SessionACL::All;
+        let session = fuser::spawn_mount(files, directory, &options)?;
+        Ok(Self {
+            gate,
+            directory: directory.to_owned(),
+            _session: session,
+        })
+    }
+
+    /// Answers nothing from now on.
+    pub fn stall(&self) {
+        self.gate.set_closed(true);
+    }
+
+    /// Answers again.
+    pub fn answer(&self) {
+        self.gate.set_closed(false);
+    }
+}
+
+impl Drop for StallingFs {
+    fn drop(&mut self) {
+        self.answer();
+        // A process may still map the file.
+        let _ = rustix::mount::unmount(&self.directory, UnmountFlags::DETACH);
+    }
+}
+
+#[derive(Default)]
+struct Gate {
+    is_closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn set_closed(&self, is_closed: bool) {
+        *self
+            .is_closed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = is_closed;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let is_closed = self
+            .is_closed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let _open = self.opened.wait_while(is_closed, |is_closed| *is_closed);
+    }
+}
+
+struct OneFile {
+    name: String,
+    content: Vec<u8>,
+    gate: Arc<Gate>,
+}
+
+impl OneFile {
+    fn attributes(&self, number: INodeNo) -> FileAttr {
+        let is_file = number == FILE;
+        FileAttr {
+            ino: number,
+            size: if is_file {
+                self.content.len() as u64
+            } else {
+                0
+            },
+            blocks: 1,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: match is_file {
+                true => FileType::RegularFile,
+                false => FileType::Directory,
+            },
+            perm: 0o755,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            flags: 0,
+            blksize: 4096,
+        }
+    }
+}
+
+impl Filesystem for OneFile {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.gate.pass();
+        match name == OsStr::new(&self.name) {
+            true => reply.entry(&TTL, &self.attributes(FILE), Generation(0)),
+            false => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.gate.pass();
+        reply.attr(&TTL, &self.attributes(number));
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.gate.pass();
+        reply.opened(FileHandle(0), fuser::FopenFlags::empty());
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.gate.pass();
+        let start = (offset as usize).min(self.content.len());
+        let end = (start + size as usize).min(self.content.len());
+        reply.data(&self.content[start..end]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_stalled_file_answers_only_when_it_is_let_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let Ok(files) = StallingFs::mount(directory.path(), "file", b"content".to_vec()) else {
+            return; // no FUSE here
+        };
+        let path = directory.path().join("file");
+        assert_eq!(fs::read(&path).unwrap(), b"content");
+        files.stall();
+        let (sender, content) = mpsc::channel();
+        let reader = thread::spawn(move || sender.send(fs::read(path)));
+        assert!(content.recv_timeout(Duration::from_millis(100)).is_err());
+        files.answer();
+        assert_eq!(content.recv().unwrap().unwrap(), b"content");
+        reader.join().unwrap().unwrap();
+    }
+}
