@@ -1,13 +1,14 @@
 //! Reads the mappings of processes: by an iterator in the kernel or, if the kernel refuses it, from procfs.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Read};
+use std::ffi::OsStr;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use libbpf_rs::{Iter, Link, Object, ObjectBuilder, OpenObject, ProgramMut};
-use procfs::FromBufRead;
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process};
+use procfs::process::Process;
+use zernel_identity::{MappedRegion, read_mapped_regions};
 use zernel_phase::mirrors;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -18,8 +19,6 @@ use crate::capability::quietly;
 
 pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mappings.bpf.o"));
 const PREFIX_MAP: &str = ".rodata.prefixes";
-/// Bytes read of `/proc/PID/maps`: 65,530 mappings, the kernel's default limit, at paths of 4 KiB.
-const MAX_MAPS_BYTES: u64 = 288 << 20;
 
 /// An executable mapping of a file of interest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +74,9 @@ impl RawMapping {
             inode: self.inode,
             start: self.start,
             end: self.end,
-            offset: self.page_offset * rustix::param::page_size() as u64,
+            offset: self
+                .page_offset
+                .checked_mul(rustix::param::page_size() as u64)?,
         })
     }
 }
@@ -246,49 +247,43 @@ fn maps_of(process: &Process) -> Vec<Mapping> {
         .unwrap_or_default()
 }
 
-/// Reads a list of mappings line by line: all of them can be hundreds of megabytes. A path may contain any bytes, so a
-/// line that is not valid text is skipped.
+/// Reads the content of `/proc/PID/maps` as far as possible.
 fn read_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
-    let mut lines = BufReader::new(maps.take(MAX_MAPS_BYTES));
     let mut mappings = FirstMappings::default();
-    let mut line = Vec::new();
-    while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
-        let maps = MemoryMaps::from_buf_read(&*line);
-        let maps = maps.into_iter().flat_map(|maps| maps.0);
-        for map in maps {
-            if let Some(mapping) = mapping_of(process, tid, &map) {
-                mappings.add(mapping);
-            }
+    let read = read_mapped_regions(maps, |region| {
+        if let Some(mapping) = mapping_of(process, tid, region) {
+            mappings.add(mapping);
         }
-        line.clear();
-    }
+    });
+    // An error means that the process has exited. What was read may be of use nevertheless.
+    drop(read);
     mappings.into_sorted()
 }
 
-fn mapping_of(process: ProcessKey, tid: i32, map: &MemoryMap) -> Option<Mapping> {
-    let MMapPath::Path(path) = &map.pathname else {
-        return None;
-    };
-    if !map.perms.contains(MMPermissions::EXECUTE) {
+fn mapping_of(process: ProcessKey, tid: i32, region: &MappedRegion<'_>) -> Option<Mapping> {
+    let path = Path::new(OsStr::from_bytes(region.path?));
+    if !region.is_executable {
         return None;
     }
     let name = path.file_name()?.as_bytes();
     let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
-    let (major, minor) = map.dev;
+    let (major, minor) = region.device;
     Some(Mapping {
         process,
         tid: tid.cast_unsigned(),
         subject: Subject::from_file_name(name)?,
-        device: rustix::fs::makedev(major.cast_unsigned(), minor.cast_unsigned()),
-        inode: map.inode,
-        start: map.address.0,
-        end: map.address.1,
-        offset: map.offset,
+        device: rustix::fs::makedev(major, minor),
+        inode: region.inode,
+        start: region.start,
+        end: region.end,
+        offset: region.offset,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use zernel_testkit::fuzz::FuzzTarget;
+
     use super::*;
 
     const PROCESS: u32 = 7;
@@ -343,10 +338,28 @@ mod tests {
         }
         text.extend(b"f0000000-f0001000 r-xp 00000000 08:01 6 /opt/\xff/libnccl.so.2\n");
         text.extend(b"f1000000-f1001000 r-xp 00000000 08:01 7 /opt/libnccl.so.2\n");
+        text.extend(b"f1800000-f1801000 r-xp 00000000 08:01 9 /SYSV\n");
         text.extend(b"f2000000-f2001000 r--p 00000000 08:01 8 /opt/libcudart.so.12\n");
         let process = ProcessKey::new(PROCESS, 10_000_000);
         let found = read_maps(process, 7, &*text);
         let found: Vec<_> = found.iter().map(|it| (it.inode, it.start)).collect();
-        assert_eq!(found, [(5, 8192), (7, 0xf100_0000)]);
+        assert_eq!(found, [(5, 8192), (6, 0xf000_0000), (7, 0xf100_0000)]);
+    }
+
+    #[test]
+    fn fuzz_mapping_records() {
+        let records = [
+            record(8192, 1, CUDA),
+            record(1 << 40, 2, b"ld-linux-x86-64.so.2"),
+        ];
+        let mut found = 0_u64;
+        let target = FuzzTarget::new("mapping-records", 30_000)
+            .input(records.as_bytes())
+            .words(["libcuda.so.1\0", "ld-2.", "\0"]);
+        let outcome = target.run(|bytes| {
+            let mappings = read_records(bytes).expect("no error");
+            found += u64::from(!mappings.is_empty());
+        });
+        assert!(found > outcome.inputs / 20, "{found}: {outcome:?}");
     }
 }
