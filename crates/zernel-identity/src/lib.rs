@@ -12,9 +12,11 @@ mod environment;
 #[cfg(test)]
 mod fuzz;
 pub mod gpu;
+mod mapped_regions;
 mod printable_text;
 
 pub use cgroup::Cgroup;
+pub use mapped_regions::{MappedRegion, read_mapped_regions, visit_mapped_regions};
 pub use zernel_model::identity::{Identity, JobSource, RankSource};
 
 use std::io;

@@ -10,6 +10,10 @@
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, fs, io};
 
@@ -27,6 +31,8 @@ pub const SECONDS: &str = "ZERNEL_FUZZ_SECONDS";
 const MAX_CPU_TIME: Duration = Duration::from_secs(1);
 /// Memory that one input may take.
 const MAX_MEMORY: usize = 64 << 20;
+/// Time after which an input counts as one that never ends. Its CPU time cannot be measured.
+const HANG: Duration = Duration::from_secs(120);
 /// Size that mutations let an input grow to.
 const MAX_INPUT_BYTES: usize = 1 << 20;
 
@@ -118,6 +124,13 @@ impl<'a> FuzzTarget<'a> {
                 self.fail(input, &fault, &format!("input {number} of the corpus"));
             }
         }
+        let watchdog = Watchdog::start(HANG, {
+            let name = self.name.to_owned();
+            move |seed| {
+                eprintln!("{name}: no end with {SEED}={seed}");
+                std::process::abort();
+            }
+        });
         let start = Instant::now();
         for round in 0.. {
             let ended = match seconds {
@@ -128,6 +141,7 @@ impl<'a> FuzzTarget<'a> {
                 break;
             }
             let seed = first.wrapping_add(round);
+            watchdog.begin(seed);
             let input = self.mutated(seed);
             if let Err(fault) = run_one(&input, &mut check, &mut outcome) {
                 self.fail(&input, &fault, &format!("{SEED}={seed}"));
@@ -192,6 +206,37 @@ impl<'a> FuzzTarget<'a> {
             Err(error) => _ = write!(message, "; the input cannot be written: {error}"),
         }
         panic!("{message}");
+    }
+}
+
+/// Finds an input that never ends.
+struct Watchdog {
+    /// The seed of the current input.
+    seed: Arc<AtomicU64>,
+    /// Dropped to end the thread.
+    _end: mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    /// Calls `found` with a seed if no other one begins within `patience` to twice `patience`.
+    fn start(patience: Duration, found: impl FnOnce(u64) + Send + 'static) -> Self {
+        let seed = Arc::new(AtomicU64::new(0));
+        let (end, ended) = mpsc::channel();
+        let current = Arc::clone(&seed);
+        thread::spawn(move || {
+            let mut before = None;
+            while ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                let now = current.load(Ordering::Relaxed);
+                if before.replace(now) == Some(now) {
+                    return found(now);
+                }
+            }
+        });
+        Self { seed, _end: end }
+    }
+
+    fn begin(&self, seed: u64) {
+        self.seed.store(seed, Ordering::Relaxed);
     }
 }
 
@@ -308,6 +353,17 @@ mod tests {
             let (_, path) = message.split_once("is in ").expect("a path");
             let _ = fs::remove_file(path);
         }
+    }
+
+    #[test]
+    fn an_input_that_never_ends_is_found() {
+        let (sender, found) = mpsc::channel();
+        let watchdog = Watchdog::start(Duration::from_millis(1), move |seed| {
+            sender.send(seed).expect("the test waits");
+        });
+        watchdog.begin(7);
+        assert!([0, 7].contains(&found.recv().expect("it is found")));
+        drop(watchdog);
     }
 
     #[test]

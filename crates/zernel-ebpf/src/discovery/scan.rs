@@ -1,11 +1,14 @@
 //! Reads the mappings of processes: by an iterator in the kernel or, if the kernel refuses it, from procfs.
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use libbpf_rs::{Iter, Link, Object, ObjectBuilder, OpenObject, ProgramMut};
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use procfs::process::Process;
+use zernel_identity::{MappedRegion, read_mapped_regions};
 use zernel_phase::mirrors;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -71,7 +74,9 @@ impl RawMapping {
             inode: self.inode,
             start: self.start,
             end: self.end,
-            offset: self.page_offset * rustix::param::page_size() as u64,
+            offset: self
+                .page_offset
+                .checked_mul(rustix::param::page_size() as u64)?,
         })
     }
 }
@@ -144,29 +149,65 @@ fn program(object: &Object) -> io::Result<ProgramMut<'_>> {
         .ok_or_else(|| io::Error::other("the iterator's object has no program"))
 }
 
+/// The first mapping of each file in each process. A process may map one file many thousand times.
+#[derive(Default)]
+struct FirstMappings(HashMap<(ProcessKey, Subject, u64, u64), Mapping>);
+
+impl FirstMappings {
+    fn add(&mut self, mapping: Mapping) {
+        let file = (
+            mapping.process,
+            mapping.subject,
+            mapping.device,
+            mapping.inode,
+        );
+        let known = self.0.entry(file).or_insert_with(|| mapping.clone());
+        if mapping.start < known.start {
+            *known = mapping;
+        }
+    }
+
+    /// The mappings, by process and address.
+    fn into_sorted(self) -> Vec<Mapping> {
+        let mut mappings: Vec<Mapping> = self.0.into_values().collect();
+        mappings.sort_by_key(|mapping| (mapping.process, mapping.start));
+        mappings
+    }
+}
+
 /// Runs an iterator to its end.
 fn read(link: &Link) -> io::Result<Vec<Mapping>> {
-    let mut iterator = Iter::new(link).map_err(io::Error::other)?;
-    let mut records = Vec::new();
+    let iterator = Iter::new(link).map_err(io::Error::other)?;
+    read_records(iterator)
+}
+
+/// Reads records to their end. Threads that outlive their leader each show the mappings of the process.
+fn read_records(mut records: impl Read) -> io::Result<Vec<Mapping>> {
+    const RECORD: usize = size_of::<RawMapping>();
+    let mut mappings = FirstMappings::default();
     let mut buffer = vec![0; 64 * 1024];
+    // Length of an incomplete record at the start of the buffer.
+    let mut rest = 0;
     loop {
-        match iterator.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(length) => records.extend_from_slice(&buffer[..length]),
+        match records.read(&mut buffer[rest..]) {
+            Ok(0) => return Ok(mappings.into_sorted()),
+            Ok(length) => {
+                let filled = rest + length;
+                for record in buffer[..filled].chunks_exact(RECORD) {
+                    let record = RawMapping::read_from_bytes(record).ok();
+                    if let Some(mapping) = record.and_then(|record| record.mapping()) {
+                        mappings.add(mapping);
+                    }
+                }
+                rest = filled % RECORD;
+                buffer.copy_within(filled - rest..filled, 0);
+            }
             // After a million mappings of no interest the kernel pauses.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    let records = records.chunks_exact(size_of::<RawMapping>());
-    let mut mappings: Vec<_> = records
-        .filter_map(|record| RawMapping::read_from_bytes(record).ok()?.mapping())
-        .collect();
-    // Threads that outlive their leader each show the mappings of the process.
-    mappings.sort_by_key(|mapping| (mapping.process, mapping.start));
-    mappings.dedup_by_key(|mapping| (mapping.process, mapping.start));
-    Ok(mappings)
 }
 
 fn every_process() -> Result<Vec<Mapping>, DiscoveryError> {
@@ -189,10 +230,9 @@ fn maps_of(process: &Process) -> Vec<Mapping> {
     let Some(key) = ProcessKey::from_procfs(process) else {
         return Vec::new();
     };
-    let of_thread = |thread: &Process| -> Vec<Mapping> {
-        let maps = thread.maps().into_iter().flatten();
-        maps.filter_map(|map| mapping_of(key, thread.pid, &map))
-            .collect()
+    let of_thread = |thread: &Process| {
+        let maps = thread.open_relative("maps");
+        maps.map_or_else(|_| Vec::new(), |maps| read_maps(key, thread.pid, maps))
     };
     let own = of_thread(process);
     if !own.is_empty() || process.stat().is_ok_and(|stat| stat.state != 'Z') {
@@ -207,24 +247,119 @@ fn maps_of(process: &Process) -> Vec<Mapping> {
         .unwrap_or_default()
 }
 
-fn mapping_of(process: ProcessKey, tid: i32, map: &MemoryMap) -> Option<Mapping> {
-    let MMapPath::Path(path) = &map.pathname else {
-        return None;
-    };
-    if !map.perms.contains(MMPermissions::EXECUTE) {
+/// Reads the content of `/proc/PID/maps` as far as possible.
+fn read_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
+    let mut mappings = FirstMappings::default();
+    let read = read_mapped_regions(maps, |region| {
+        if let Some(mapping) = mapping_of(process, tid, region) {
+            mappings.add(mapping);
+        }
+    });
+    // An error means that the process has exited. What was read may be of use nevertheless.
+    drop(read);
+    mappings.into_sorted()
+}
+
+fn mapping_of(process: ProcessKey, tid: i32, region: &MappedRegion<'_>) -> Option<Mapping> {
+    let path = Path::new(OsStr::from_bytes(region.path?));
+    if !region.is_executable {
         return None;
     }
     let name = path.file_name()?.as_bytes();
     let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
-    let (major, minor) = map.dev;
+    let (major, minor) = region.device;
     Some(Mapping {
         process,
         tid: tid.cast_unsigned(),
         subject: Subject::from_file_name(name)?,
-        device: rustix::fs::makedev(major.cast_unsigned(), minor.cast_unsigned()),
-        inode: map.inode,
-        start: map.address.0,
-        end: map.address.1,
-        offset: map.offset,
+        device: rustix::fs::makedev(major, minor),
+        inode: region.inode,
+        start: region.start,
+        end: region.end,
+        offset: region.offset,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use zernel_testkit::fuzz::FuzzTarget;
+
+    use super::*;
+
+    const PROCESS: u32 = 7;
+    const CUDA: &[u8] = b"libcuda.so.1";
+
+    fn record(start: u64, inode: u64, name: &[u8]) -> RawMapping {
+        let mut mapping = RawMapping {
+            start_boottime_ns: 10_000_000,
+            start,
+            end: start + 4096,
+            page_offset: 0,
+            inode,
+            device: 1,
+            tgid: PROCESS,
+            tid: PROCESS,
+            reserved: 0,
+            name: [0; 48],
+        };
+        mapping.name[..name.len()].copy_from_slice(name);
+        mapping
+    }
+
+    /// Returns at most 1000 bytes at once, so that reads end within records.
+    struct Slow<'a>(&'a [u8]);
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let length = buffer.len().min(1000);
+            self.0.read(&mut buffer[..length])
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_mapped_often_is_one_mapping() {
+        let often = (1..=65_530).rev();
+        let mut records: Vec<RawMapping> = often.map(|page| record(page * 8192, 1, CUDA)).collect();
+        records.push(record(1 << 40, 2, CUDA));
+        records.push(record(1 << 41, 1, b"ld-linux-x86-64.so.2"));
+        records.push(record(1 << 42, 3, b"libc.so.6"));
+        let found = read_records(Slow(records.as_bytes())).expect("no error");
+        let found: Vec<_> = found.iter().map(|it| (it.inode, it.start)).collect();
+        assert_eq!(found, [(1, 8192), (2, 1 << 40), (1, 1 << 41)]);
+    }
+
+    #[test]
+    fn a_list_in_procfs_has_one_mapping_per_file() {
+        let mut text = Vec::new();
+        for page in 1..=1000 {
+            let (start, end) = (page * 8192, page * 8192 + 4096);
+            let line = format!("{start:x}-{end:x} r-xp 00000000 08:01 5 /opt/libcuda.so.1\n");
+            text.extend(line.into_bytes());
+        }
+        text.extend(b"f0000000-f0001000 r-xp 00000000 08:01 6 /opt/\xff/libnccl.so.2\n");
+        text.extend(b"f1000000-f1001000 r-xp 00000000 08:01 7 /opt/libnccl.so.2\n");
+        text.extend(b"f1800000-f1801000 r-xp 00000000 08:01 9 /SYSV\n");
+        text.extend(b"f2000000-f2001000 r--p 00000000 08:01 8 /opt/libcudart.so.12\n");
+        let process = ProcessKey::new(PROCESS, 10_000_000);
+        let found = read_maps(process, 7, &*text);
+        let found: Vec<_> = found.iter().map(|it| (it.inode, it.start)).collect();
+        assert_eq!(found, [(5, 8192), (6, 0xf000_0000), (7, 0xf100_0000)]);
+    }
+
+    #[test]
+    fn fuzz_mapping_records() {
+        let records = [
+            record(8192, 1, CUDA),
+            record(1 << 40, 2, b"ld-linux-x86-64.so.2"),
+        ];
+        let mut found = 0_u64;
+        let target = FuzzTarget::new("mapping-records", 30_000)
+            .input(records.as_bytes())
+            .words(["libcuda.so.1\0", "ld-2.", "\0"]);
+        let outcome = target.run(|bytes| {
+            let mappings = read_records(bytes).expect("no error");
+            found += u64::from(!mappings.is_empty());
+        });
+        assert!(found > outcome.inputs / 20, "{found}: {outcome:?}");
+    }
 }

@@ -79,6 +79,8 @@ fn minor(name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use zernel_testkit::fuzz::FuzzTarget;
+
     use super::*;
 
     #[test]
@@ -137,5 +139,19 @@ mod tests {
         let minors_of = |count| minors(entries(count)).map(|minors| minors.len());
         assert_eq!(minors_of(MAX_DEVICE_NODES), Some(MAX_DEVICE_NODES));
         assert_eq!(minors_of(MAX_DEVICE_NODES + 1), None);
+    }
+
+    #[test]
+    fn fuzz_mounts() {
+        let mounts = "1 0 0:50 / / rw,relatime shared:1 master:2 - overlay overlay rw,lowerdir=/a\n\
+            2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755\n\
+            3 1 0:52 / /mnt/a\\040b rw propagate_from:3 unbindable - fuse.sshfs none rw,user_id=1000\n";
+        let words = [
+            " - ", " / ", " /dev ", "tmpfs", "fuse", "shared:", ",", "=", "\n", "0:",
+        ];
+        let mut accepted = 0_u64;
+        let target = FuzzTarget::new("mounts", 30_000).input(mounts).words(words);
+        let outcome = target.run(|bytes| accepted += u64::from(is_kernel_dev(bytes)));
+        assert!(accepted > outcome.inputs / 20, "{accepted}: {outcome:?}");
     }
 }

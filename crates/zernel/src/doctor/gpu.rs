@@ -1,11 +1,14 @@
 //! GPUs and the libraries that drive them.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
-use procfs::process::{MMapPath, all_processes};
+use procfs::process::all_processes;
 use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{Gpus, NvmlUnavailable};
+use zernel_identity::visit_mapped_regions;
 
 use super::row::Row;
 
@@ -76,23 +79,16 @@ fn library(kind: LibraryKind, source: &str) -> Row {
 /// Paths of the library in mappings of running processes, in the linker's cache and in Python packages. A path from a
 /// process in a container is as that process sees it.
 fn find_library(kind: LibraryKind) -> BTreeSet<PathBuf> {
-    let is_one =
-        |path: &PathBuf| path.file_name().and_then(LibraryKind::from_file_name) == Some(kind);
     let mut found = kind.installed();
-    found.extend(mapped().into_iter().filter(is_one));
-    found
-}
-
-fn mapped() -> Vec<PathBuf> {
-    let maps = all_processes()
-        .into_iter()
-        .flatten()
-        .filter_map(|process| process.ok()?.maps().ok());
-    let paths = maps
-        .flat_map(|maps| maps.0)
-        .filter_map(|map| match map.pathname {
-            MMapPath::Path(path) => Some(path),
-            _ => None,
+    for process in all_processes().into_iter().flatten().flatten() {
+        // A process that has exited maps nothing.
+        let _ = visit_mapped_regions(&process, |region| {
+            let path = region.path.map(|path| Path::new(OsStr::from_bytes(path)));
+            let name = path.and_then(Path::file_name);
+            if name.and_then(LibraryKind::from_file_name) == Some(kind) {
+                found.extend(path.map(Path::to_owned));
+            }
         });
-    paths.collect()
+    }
+    found
 }

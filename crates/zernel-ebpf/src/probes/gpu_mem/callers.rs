@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use procfs::process::{MMapPath, Process};
+use procfs::process::Process;
+use zernel_identity::visit_mapped_regions;
 
 /// Name of a library that is not known.
 pub(crate) const UNKNOWN: &str = "unknown";
@@ -27,23 +28,24 @@ impl Callers {
         if unknown.is_empty() {
             return;
         }
-        let maps = i32::try_from(pid).ok().and_then(|pid| {
-            let process = Process::new(pid).ok()?;
-            process.maps().ok()
-        });
-        let Some(maps) = maps else { return };
-        for address in unknown {
-            let map = maps
-                .iter()
-                .find(|map| (map.address.0..map.address.1).contains(&address));
-            let name = match map.map(|map| &map.pathname) {
-                Some(MMapPath::Path(path)) => {
-                    path.file_name().map(|name| stem(&name.to_string_lossy()))
+        let process = i32::try_from(pid).ok().map(Process::new);
+        let Some(Ok(process)) = process else { return };
+        let mut found = BTreeMap::new();
+        let visited = visit_mapped_regions(&process, |region| {
+            let Some(path) = region.path else { return };
+            for address in &unknown {
+                if (region.start..region.end).contains(address) {
+                    let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+                    found.insert(*address, stem(&String::from_utf8_lossy(file)));
                 }
-                _ => None,
-            };
-            self.names
-                .insert(address, name.unwrap_or_else(|| UNKNOWN.to_owned()));
+            }
+        });
+        if visited.is_ok() {
+            let missing = unknown
+                .into_iter()
+                .map(|address| (address, UNKNOWN.to_owned()));
+            self.names.extend(missing);
+            self.names.append(&mut found);
         }
     }
 }
