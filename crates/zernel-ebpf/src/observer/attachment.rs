@@ -392,7 +392,7 @@ impl Attachment {
         for file in &mut self.files {
             file.note_use(used.contains(&file.number));
         }
-        self.files.retain(AttachedFile::is_useful);
+        files::drop_files(self.files.extract_if(.., |file| !file.is_useful()));
         let watched = self.files.iter().flat_map(AttachedFile::change_watches);
         self.changes.retain(&watched.collect());
         self.users_of(&changed)
@@ -448,6 +448,12 @@ impl Attachment {
             mapped_by: mapped_by.collect(),
             refused: Arc::clone(&self.refused),
         }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        files::drop_files(self.files.drain(..));
     }
 }
 

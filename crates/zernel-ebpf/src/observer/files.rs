@@ -177,11 +177,16 @@ impl AttachedFile {
 
     /// Detaches all probes, and keeps their modes for [`Self::resume`].
     pub(crate) fn pause(&mut self) {
+        detach(self.take_links());
+    }
+
+    /// Its links. Dropping them detaches its probes.
+    fn take_links(&mut self) -> Vec<ProbeLink> {
         let frequent = std::mem::take(&mut self.links.frequent);
         let mut links: Vec<ProbeLink> = frequent.into_values().flatten().collect();
         links.append(&mut self.links.infrequent);
         links.append(&mut self.links.window);
-        detach(links);
+        links
     }
 
     /// Attaches the probes again that [`Self::pause`] detached.
@@ -226,10 +231,14 @@ impl AttachedFile {
     }
 }
 
-impl Drop for AttachedFile {
-    fn drop(&mut self) {
-        self.detach("");
-    }
+/// Detaches the probes of files, all at once, and keeps their modes for [`AttachedFile::resume`].
+pub(crate) fn pause_all<'a>(files: impl Iterator<Item = &'a mut AttachedFile>) {
+    detach(files.flat_map(AttachedFile::take_links).collect());
+}
+
+/// Detaches from files, from all at once.
+pub(crate) fn drop_files(files: impl Iterator<Item = AttachedFile>) {
+    detach(files.flat_map(|mut file| file.take_links()).collect());
 }
 
 /// Waits for links, and returns one result per set.

@@ -50,6 +50,7 @@ pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
 pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
+use rustix::process::{Resource, Rlimit};
 use suspension::{Suspension, SuspensionBackoff};
 pub use thread::{ObserverRequests, ObserverThread, Published};
 use zernel_phase::shared::RawTaskState;
@@ -213,6 +214,7 @@ impl Observer {
     pub fn start(options: &ObserverOptions) -> Result<Self, ObserveError> {
         // First, because its error names the privilege that is missing.
         let discovery = Discovery::start()?;
+        raise_descriptor_limit();
         let tracker = TrackerConfig::default();
         let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
         let kernel = kernel.map_err(ObserveError::Load)?;
@@ -435,6 +437,17 @@ fn epoll_any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result
         epoll::add(&all, source, data, epoll::EventFlags::IN)?;
     }
     Ok(all)
+}
+
+/// Raises the limit on open files as far as allowed: each probed library takes some 30 descriptors.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // With the lower limit fewer libraries can be probed.
+    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
 }
 
 /// Now, in nanoseconds of CLOCK_MONOTONIC, the clock of the probes.

@@ -110,9 +110,7 @@ impl Observer {
             process.suspend(now_ns);
         }
         self.suspension = Some(suspension);
-        for file in &mut self.attachment.files {
-            file.pause();
-        }
+        files::pause_all(self.attachment.files.iter_mut());
         self.kernel.note_detached();
     }
 

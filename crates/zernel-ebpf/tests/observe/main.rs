@@ -6,6 +6,7 @@ mod files;
 mod governor;
 mod harm;
 mod harness;
+mod many_files;
 mod memory;
 mod nccl;
 mod processes;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         dead_files::ROLES,
         files::ROLES,
         governor::ROLES,
+        many_files::ROLES,
         memory::ROLES,
         nccl::ROLES,
         processes::ROLES,
@@ -143,6 +145,10 @@ fn main() -> ExitCode {
         ),
         ("garbage_is_refused_and_disturbs_nothing", files::garbage),
         ("a_mount_namespace_hides_nothing", files::hidden),
+        (
+            "one_user_has_a_share_of_the_probed_files",
+            many_files::one_user_has_a_share,
+        ),
         ("states_are_pinned_for_a_scheduler", shared::pinned),
         ("no_bpffs_is_no_error", shared::without_bpffs),
     ];

@@ -1,0 +1,82 @@
+//! More library files than may be probed at once.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
+use zernel_ebpf::observer::Observer;
+use zernel_model::snapshot::Scope;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::elf_builder::{ElfBuilder, function};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, directory};
+
+use crate::files::map_code;
+use crate::harness::{assert_exact, functions_of, observe};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("maps_copies", maps_copies)];
+
+/// More than one user may have probed.
+const COPIES: u64 = 450;
+const NOBODY: u32 = 65534;
+
+/// Maps this number of libraries.
+fn maps_copies(_driver: &Driver, rounds: u64) {
+    let user = rustix::process::getuid().as_raw();
+    for copy in 0..rounds {
+        map_code(&directory().join(format!("copies/libcuda.so.{user}.{copy}")));
+    }
+}
+
+/// Number of attached files of a user.
+fn attached(observer: &Observer, user: u32) -> usize {
+    let ledger = observer.snapshot().ledger_json(Scope::All);
+    let files = ledger["files"].as_array().expect("a list").iter();
+    let of_user = format!("libcuda.so.{user}.");
+    files
+        .filter(|file| {
+            file["path"]
+                .as_str()
+                .is_some_and(|path| path.contains(&of_user))
+        })
+        .count()
+}
+
+/// Writes small libraries for a user.
+fn write_copies(stage: &Stage, user: u32, copies: u64) {
+    let folder = stage.path().join("copies");
+    fs::create_dir_all(&folder).expect("ours");
+    let library = ElfBuilder::new(&[0x55, 0x5d, 0xc3], vec![function("cuInit", 3)]).bytes();
+    for copy in 0..copies {
+        let name = format!("libcuda.so.{user}.{copy}");
+        fs::write(folder.join(name), &library).expect("there is room");
+    }
+}
+
+/// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly. When its
+/// process ends, its files can be let go.
+pub(crate) fn one_user_has_a_share() {
+    let stage = Stage::new(Prologue::Push);
+    fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
+    write_copies(&stage, NOBODY, COPIES);
+    write_copies(&stage, 0, 3);
+    let mut observer = observe(&stage);
+    let mut command = stage.command("maps_copies", COPIES);
+    let mut greedy = Target::start(command.uid(NOBODY));
+    greedy.step();
+    observer.scan().expect("processes can be scanned");
+    let share = attached(&observer, NOBODY);
+    assert!((200..COPIES as usize).contains(&share), "{share}");
+    let refused = observer.snapshot().ledger_json(Scope::All)["refused"].to_string();
+    assert!(refused.contains("more library files than"), "{refused}");
+
+    let mut modest = stage.target("maps_copies", 3);
+    modest.step();
+    observer.scan().expect("processes can be scanned");
+    assert_eq!(attached(&observer, 0), 3);
+    let first = stage.path().join("copies/libcuda.so.0.0");
+    let functions = functions_of(&observer, first.to_str().expect("text"));
+    assert!(functions.contains_key("cuInit"), "{functions:?}");
+    let mut targets = [stage.target("everything", 10)];
+    targets[0].step();
+    assert_exact(&mut observer, &stage, &targets);
+}
