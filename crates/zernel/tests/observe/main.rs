@@ -1,5 +1,6 @@
 //! `zernel observe` as a person uses it.
 
+mod exposure;
 mod prometheus;
 mod service;
 mod users;
@@ -49,6 +50,15 @@ fn main() -> ExitCode {
         ),
         ("the_ledger_is_printed", the_ledger_is_printed),
         (
+            "processes_need_the_token",
+            exposure::processes_need_the_token,
+        ),
+        ("aggregates_name_nobody", exposure::aggregates_name_nobody),
+        (
+            "a_token_that_others_can_read_is_refused",
+            exposure::a_token_that_others_can_read_is_refused,
+        ),
+        (
             "users_see_their_own_processes",
             users::users_see_their_own_processes,
         ),
@@ -86,6 +96,11 @@ fn main() -> ExitCode {
             "a_bad_budget_is_wrong_usage",
             &[],
             a_bad_budget_is_wrong_usage,
+        ),
+        trial(
+            "a_token_for_nothing_is_wrong_usage",
+            &[],
+            exposure::a_token_for_nothing_is_wrong_usage,
         ),
     ]))
 }
@@ -158,6 +173,7 @@ fn open_metrics_has_an_end() {
 /// Runs `zernel observe` until it exits by itself.
 fn output(arguments: &[&dyn AsRef<OsStr>]) -> Output {
     let mut command = command(ZERNEL);
+    command.args(["--expose", "all"]);
     for argument in arguments {
         command.arg(argument);
     }
