@@ -20,7 +20,8 @@ use zernel_model::snapshot::{Snapshot, is_late, lateness};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_time;
-use crate::{interrupt, print, service};
+use crate::service::ServiceManager;
+use crate::{interrupt, print};
 
 /// The token file without `--token-file`. The service can write to this directory.
 const TOKEN_FILE: &str = "/var/lib/zernel/token";
@@ -130,11 +131,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     // Before the addresses are printed: without a handler these signals kill the daemon.
     let pausing = pause_on_signals(observer.requests())?;
     announce(&server, options, &published.snapshot());
-    if let Err(error) = service::ready() {
+    let manager = ServiceManager::from_environment();
+    if let Some(Err(error)) = manager.as_ref().map(ServiceManager::ready) {
         eprintln!("zernel: cannot notify the service manager: {error}");
     }
     let end = options.time.map(|time| Instant::now() + time);
-    let served = server.run_on_this_thread(until_stopped(&stop, &published, end));
+    let served = server.run_on_this_thread(until_stopped(&stop, &published, end, manager));
     pausing.close();
     observer.stop()?;
     served?;
@@ -219,14 +221,24 @@ fn announce(server: &Server, options: &Options, snapshot: &Snapshot) {
     }
 }
 
-/// Returns on a signal, when the observer has ended, or when the time is up.
-async fn until_stopped(stop: &AtomicBool, published: &Published, end: Option<Instant>) {
+/// Returns on a signal, when the observer has ended, or when the time is up. Until then, keeps the service manager from
+/// restarting the daemon, as long as the observer publishes.
+async fn until_stopped(
+    stop: &AtomicBool,
+    published: &Published,
+    end: Option<Instant>,
+    mut manager: Option<ServiceManager>,
+) {
     let is_over = || {
         stop.load(Ordering::Relaxed)
             || published.end().is_some()
             || end.is_some_and(|end| Instant::now() >= end)
     };
     while !is_over() {
+        if let Some(manager) = manager.as_mut().filter(|_| !is_late(published.age())) {
+            // If the manager cannot be notified, it restarts the daemon.
+            let _ = manager.keep_alive();
+        }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -67,6 +67,10 @@ fn main() -> ExitCode {
             service::the_unit_grants_what_observing_takes,
         ),
         (
+            "the_watchdog_is_fed_while_the_observer_publishes",
+            service::the_watchdog_is_fed_while_the_observer_publishes,
+        ),
+        (
             "each_capability_is_needed",
             service::each_capability_is_needed,
         ),
@@ -91,6 +95,16 @@ fn main() -> ExitCode {
             "systemd_understands_the_unit",
             &[service::systemd()],
             service::systemd_understands_the_unit,
+        ),
+        trial(
+            "the_sandbox_is_as_tight_as_documented",
+            &[service::systemd()],
+            service::the_sandbox_is_as_tight_as_documented,
+        ),
+        trial(
+            "systemd_creates_the_user_of_the_unit",
+            &[needs[0], service::systemd()],
+            service::systemd_creates_the_user_of_the_unit,
         ),
         trial(
             "a_bad_budget_is_wrong_usage",
