@@ -214,7 +214,7 @@ fn announce(server: &Server, options: &Options, snapshot: &Snapshot) {
         match options.expose {
             ExposeOption::Token => eprintln!("clients must send the token in {file}"),
             ExposeOption::Aggregate => {
-                eprintln!("clients without the token in {file} see no process")
+                eprintln!("clients without the token in {file} see no process");
             }
             ExposeOption::All => eprintln!("every user of this machine sees all processes there"),
         }
