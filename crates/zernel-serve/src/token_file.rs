@@ -87,7 +87,8 @@ fn create(path: &Path) -> io::Result<()> {
     let temporary = path.with_extension(format!("new-{}", &random[..16]));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(open(&temporary, flags, Mode::RUSR | Mode::WUSR)?);
-    let created = restrict(&file)
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let created = share_with_group(&file, &groups)
         .and_then(|()| writeln!(file, "{}", random_hex()?))
         .and_then(|()| file.sync_all())
         .and_then(|()| {
@@ -101,10 +102,9 @@ fn create(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Lets the group `zernel` read the file, if there is one and the daemon may give it the file.
-fn restrict(file: &File) -> io::Result<()> {
-    let group = fs::read_to_string("/etc/group").unwrap_or_default();
-    let Some(group) = account_id(&group, ACCOUNT) else {
+/// Lets the group `zernel` read the file, if `groups` has one and the daemon may give it the file.
+fn share_with_group(file: &File, groups: &str) -> io::Result<()> {
+    let Some(group) = account_id(groups, ACCOUNT) else {
         return Ok(());
     };
     match fchown(file, None, Some(group)) {
@@ -219,6 +219,22 @@ mod tests {
         let (_other_folder, other) = self::folder();
         Secret::from_file_or_new(&other).unwrap();
         assert_ne!(fs::read_to_string(&other).unwrap(), text);
+    }
+
+    #[test]
+    fn only_the_group_of_the_service_may_read_a_new_token() {
+        if !geteuid().is_root() {
+            return; // cannot give a file away
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mode_and_group = || {
+            let metadata = fs::metadata(file.path()).unwrap();
+            (metadata.mode() & 0o777, metadata.gid())
+        };
+        share_with_group(file.as_file(), "root:x:0:\n").unwrap();
+        assert_eq!(mode_and_group(), (0o600, 0));
+        share_with_group(file.as_file(), "zernel:x:65534:\n").unwrap();
+        assert_eq!(mode_and_group(), (0o640, 65534));
     }
 
     #[test]
