@@ -40,7 +40,7 @@ class Zernel:
 
     def __init__(self, binary, *arguments):
         self.process = subprocess.Popen(
-            [binary, "observe", "--socket", "/tmp/zernel-check.sock", *arguments],
+            [binary, "observe", "--expose", "all", "--socket", "/tmp/zernel-check.sock", *arguments],
             stderr=subprocess.PIPE, text=True)
         for _ in range(200):
             try:

@@ -183,7 +183,8 @@ class Zernel(Tool):
     warm_up, starts_on = 6.0, True
 
     def __init__(self, arm, options, folder, stack):
-        self.child = Child([options.zernel, "observe", "--socket", folder + "/zernel.sock"], folder, stack)
+        command = [options.zernel, "observe", "--expose", "all", "--socket", folder + "/zernel.sock"]
+        self.child = Child(command, folder, stack)
         wait_until(lambda: self.health() == 200, "starting zernel observe")
 
     def health(self):

@@ -21,7 +21,8 @@ out of date.
 `CUDA_VISIBLE_DEVICES`; without NVML it is the index in CUDA. Join with `zernel_process_info` for job, rank, pod and
 container. After pid reuse or exec, only the newest process is exported. A process that exited is exported for
 another minute; families without a `pid` keep its counts. On the unix socket, users other than root get only their
-own processes, and no metrics of the machine.
+own processes, and no metrics of the machine. With `--expose aggregate`, a client without the token gets the
+families without `pid`, summed over all processes, and those of the machine and of the observer.
 
 Memory from CUDA's memory pools is exported while the pool functions are not sampled. If a program allocates from a
 pool for every tensor, these functions are sampled, and the memory counts in `zernel_gpu_memory_unexplained_bytes`.

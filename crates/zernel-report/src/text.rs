@@ -25,13 +25,23 @@ pub fn time(seconds: f64) -> String {
 
 /// The text, cut to `width` characters. Control characters become `?`.
 pub fn shortened(text: &str, width: usize) -> String {
-    let printable = |c: char| if c.is_control() { '?' } else { c };
-    let text: String = text.trim_end().chars().map(printable).collect();
+    let text: String = text.trim_end().chars().map(visible).collect();
     if text.chars().count() <= width {
         return text;
     }
     let kept: String = text.chars().take(width.saturating_sub(1)).collect();
     kept + "…"
+}
+
+/// The text for a terminal: control characters except line breaks become `?`. They could move the cursor or change what
+/// the terminal shows.
+pub fn printable(text: &str) -> String {
+    let keep = |c: char| if c == '\n' { c } else { visible(c) };
+    text.chars().map(keep).collect()
+}
+
+fn visible(c: char) -> char {
+    if c.is_control() { '?' } else { c }
 }
 
 /// Joins the words of a phrase so that [`wrapped`] keeps it on one line.
@@ -41,8 +51,10 @@ pub fn unbroken(phrase: &str) -> String {
 
 const NO_BREAK: &str = "\u{a0}";
 
-/// Breaks a text into lines of at most `width` characters. A longer word gets a line of its own.
+/// Breaks a text into lines of at most `width` characters. A longer word gets a line of its own. Control characters
+/// become `?`.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let text = printable(text);
     let mut lines = vec![String::new()];
     for word in text.split([' ', '\n']).filter(|word| !word.is_empty()) {
         let length = word.chars().count();
@@ -87,6 +99,13 @@ mod tests {
         assert_eq!(shortened("python", 6), "python");
         assert_eq!(shortened("python3", 6), "pytho…");
         assert_eq!(shortened("\x1b[31m", 9), "?[31m");
+    }
+
+    #[test]
+    fn no_text_controls_the_terminal() {
+        let hostile = "a\x1b]0;title\x07\r\u{9b}2J\u{7f}\nb";
+        assert_eq!(printable(hostile), "a?]0;title???2J?\nb");
+        assert_eq!(wrapped(hostile, 40), ["a?]0;title???2J? b"]);
     }
 
     #[test]

@@ -2,10 +2,12 @@
 //!
 //! A web page can reach loopback addresses through a DNS name that it points at them (DNS
 //! rebinding). So every TCP request must name a host of this machine, and its `Origin` must not be
-//! foreign. If a token is configured, the request must carry it. Unix sockets need none of this:
-//! browsers cannot reach them, and the kernel reports the client's user.
+//! foreign. A TCP client may be any user of the machine, so a request sees processes only with the
+//! token, unless the daemon exposes everything. Unix sockets need none of this: browsers cannot
+//! reach them, and the kernel reports the client's user.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::Extension;
@@ -16,33 +18,20 @@ use axum::response::{IntoResponse, Response};
 use percent_encoding::percent_decode_str;
 
 use crate::host::Host;
-use crate::{Scope, Secret};
+use crate::peer::{Owner, Peer};
+use crate::slots::Slot;
+use crate::{Expose, Scope, Secret};
 
-/// The client of a connection.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Peer {
-    /// A TCP client that connected to the address `local`.
-    Tcp { local: IpAddr },
-    /// A unix socket client, whose user decides the scope.
-    Unix { scope: Scope },
-}
-
-impl Peer {
-    pub(crate) fn scope(self) -> Scope {
-        match self {
-            Self::Tcp { .. } => Scope::All,
-            Self::Unix { scope } => scope,
-        }
-    }
-}
-
-/// Whether a request has full access. Only paths in [`PATHS_WITHOUT_TOKEN`] accept requests without
-/// it.
+/// What a request may see, and which owner its WebSocket is counted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Authenticated(pub(crate) bool);
+pub(crate) struct Grant {
+    pub(crate) scope: Scope,
+    pub(crate) owner: Owner,
+}
 
 /// The conditions that a TCP request must meet.
 pub(crate) struct AccessPolicy {
+    pub(crate) expose: Expose,
     pub(crate) token: Option<Secret>,
     pub(crate) hosts: Vec<Host>,
 }
@@ -57,25 +46,43 @@ pub(crate) enum Refusal {
     Host,
     #[error("the Origin header names a page on another host")]
     Origin,
-    #[error(
-        "this daemon requires a token: send `Authorization: Bearer …`, or for a WebSocket `?token=…`"
-    )]
-    Token,
+    #[error("{}", token_needed(file.as_deref()))]
+    Token {
+        /// The file with the token.
+        file: Option<PathBuf>,
+    },
 }
 
-/// Paths that answer without a token, in reduced form.
+/// Paths that answer without a token. They show the scope [`Scope::Machine`] then.
 const PATHS_WITHOUT_TOKEN: [&str; 1] = ["/healthz"];
+
+/// The answer to a request without the token: where the token is and how to send it.
+fn token_needed(file: Option<&Path>) -> String {
+    let file = file.map_or("FILE".into(), |file| file.display().to_string());
+    format!(
+        "This request needs the token in {file}: send `Authorization: Bearer TOKEN`, or for a WebSocket `?token=TOKEN`.\n\
+         Prometheus sends it with these lines in its scrape_config:\n\n\
+         \x20   authorization:\n\
+         \x20     credentials_file: {file}\n\n\
+         The daemon's unix socket shows your own processes without a token.\n\
+         On a machine with a single user, start the daemon with `--expose all`: then no request needs a token."
+    )
+}
 
 /// Middleware that passes authorized requests on and refuses all others.
 pub(crate) async fn enforce(
     State(policy): State<Arc<AccessPolicy>>,
     Extension(peer): Extension<Peer>,
+    Extension(slot): Extension<Arc<Slot>>,
     mut request: Request,
     next: Next,
 ) -> Response {
     match policy.authorize(peer, request.uri(), request.headers()) {
-        Ok(authenticated) => {
-            request.extensions_mut().insert(authenticated);
+        Ok(grant) => {
+            if grant.owner == Owner::Trusted {
+                slot.trust();
+            }
+            request.extensions_mut().insert(grant);
             next.run(request).await
         }
         Err(refusal) => refusal.into_response(),
@@ -83,21 +90,44 @@ pub(crate) async fn enforce(
 }
 
 impl AccessPolicy {
-    fn authorize(
-        &self,
-        peer: Peer,
-        uri: &Uri,
-        headers: &HeaderMap,
-    ) -> Result<Authenticated, Refusal> {
-        let Peer::Tcp { local } = peer else {
-            return Ok(Authenticated(true));
+    fn authorize(&self, peer: Peer, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
+        let local = match peer {
+            Peer::Tcp { local } => local,
+            Peer::Unix { scope } => {
+                let owner = peer.owner();
+                return Ok(Grant { scope, owner });
+            }
         };
         let host = self.check_host(local, uri, headers)?;
         check_origin(&host, headers)?;
-        let authenticated = self.has_valid_token(uri, headers);
-        match authenticated || PATHS_WITHOUT_TOKEN.contains(&uri.path()) {
-            true => Ok(Authenticated(authenticated)),
-            false => Err(Refusal::Token),
+        if self.has_valid_token(uri, headers) {
+            return Ok(Grant {
+                scope: Scope::All,
+                owner: Owner::Trusted,
+            });
+        }
+        let owner = Owner::Anonymous;
+        let is_open = PATHS_WITHOUT_TOKEN.contains(&uri.path());
+        match self.expose {
+            Expose::All => Ok(Grant {
+                scope: Scope::All,
+                owner,
+            }),
+            Expose::Aggregate => Ok(Grant {
+                scope: Scope::Machine,
+                owner,
+            }),
+            Expose::Token if is_open => Ok(Grant {
+                scope: Scope::Machine,
+                owner,
+            }),
+            Expose::Token => Err(Refusal::Token {
+                file: self
+                    .token
+                    .as_ref()
+                    .and_then(Secret::file)
+                    .map(Path::to_owned),
+            }),
         }
     }
 
@@ -122,7 +152,7 @@ impl AccessPolicy {
 
     fn has_valid_token(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else {
-            return true;
+            return false;
         };
         let in_header = headers
             .get(header::AUTHORIZATION)
@@ -174,7 +204,7 @@ impl IntoResponse for Refusal {
         let text = format!("{self}\n");
         match self {
             Self::Host | Self::Origin => (StatusCode::FORBIDDEN, text).into_response(),
-            Self::Token => {
+            Self::Token { .. } => {
                 let challenge = [(header::WWW_AUTHENTICATE, "Bearer realm=\"zernel\"")];
                 (StatusCode::UNAUTHORIZED, challenge, text).into_response()
             }
@@ -183,139 +213,4 @@ impl IntoResponse for Refusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use axum::http::{HeaderName, HeaderValue};
-
-    use super::*;
-
-    const TOKEN: &str = "0123456789/+=abcdef";
-
-    fn authorize(
-        token: Option<&str>,
-        uri: &'static str,
-        headers: &[(&'static str, &'static str)],
-    ) -> Result<Authenticated, Refusal> {
-        let policy = AccessPolicy {
-            token: token.map(|token| Secret::new(token).unwrap()),
-            hosts: vec![Host::Name("gpu7".into())],
-        };
-        let local = "10.0.0.7".parse().unwrap();
-        let headers: HeaderMap = headers
-            .iter()
-            .map(|(name, value)| {
-                let name = HeaderName::from_static(name);
-                (name, HeaderValue::from_static(value))
-            })
-            .fold(HeaderMap::new(), |mut map, (name, value)| {
-                map.append(name, value);
-                map
-            });
-        policy.authorize(Peer::Tcp { local }, &Uri::from_static(uri), &headers)
-    }
-
-    #[test]
-    fn the_host_header_must_name_this_machine() {
-        for host in ["localhost", "10.0.0.7:9091", "gpu7:9091", "[::1]:9091"] {
-            assert_eq!(
-                authorize(None, "/", &[("host", host)]),
-                Ok(Authenticated(true)),
-                "{host}"
-            );
-        }
-        for host in ["evil.example", "10.0.0.8", "gpu77", "", "a b"] {
-            assert_eq!(
-                authorize(None, "/", &[("host", host)]),
-                Err(Refusal::Host),
-                "{host}"
-            );
-        }
-        assert_eq!(authorize(None, "/", &[]), Err(Refusal::Host));
-        let two = [("host", "localhost"), ("host", "localhost")];
-        assert_eq!(authorize(None, "/", &two), Err(Refusal::Host));
-    }
-
-    #[test]
-    fn a_host_in_the_request_line_is_checked_too() {
-        let host = [("host", "localhost")];
-        assert_eq!(
-            authorize(None, "http://localhost/", &host),
-            Ok(Authenticated(true))
-        );
-        assert_eq!(
-            authorize(None, "http://evil.example/", &host),
-            Err(Refusal::Host)
-        );
-    }
-
-    #[test]
-    fn an_origin_of_another_host_is_refused() {
-        let from = |origin| authorize(None, "/", &[("host", "gpu7"), ("origin", origin)]);
-        for origin in ["http://gpu7", "https://gpu7:3000", "http://localhost:3000"] {
-            assert_eq!(from(origin), Ok(Authenticated(true)), "{origin}");
-        }
-        // The host is allowed, but the page that sends the request is foreign.
-        for origin in ["http://evil.example", "null", "", "http://10.0.0.8"] {
-            assert_eq!(from(origin), Err(Refusal::Origin), "{origin}");
-        }
-    }
-
-    #[test]
-    fn the_authorization_header_must_carry_the_token() {
-        let with = |value| {
-            let headers = [("host", "gpu7"), ("authorization", value)];
-            authorize(Some(TOKEN), "/metrics", &headers)
-        };
-        assert_eq!(with("Bearer 0123456789/+=abcdef"), Ok(Authenticated(true)));
-        assert_eq!(with("bearer  0123456789/+=abcdef"), Ok(Authenticated(true)));
-        for value in [
-            "",
-            "Bearer",
-            "Bearer ",
-            "Basic 0123456789/+=abcdef",
-            "Bearer 1",
-        ] {
-            assert_eq!(with(value), Err(Refusal::Token), "{value}");
-        }
-    }
-
-    #[test]
-    fn only_a_websocket_may_pass_the_token_in_the_query() {
-        let host = ("host", "gpu7");
-        let upgrade = ("upgrade", "WebSocket");
-        for uri in [
-            "/ws?token=0123456789/+=abcdef",
-            "/ws?a=b&token=0123456789%2F%2B%3Dabcdef",
-        ] {
-            assert_eq!(
-                authorize(Some(TOKEN), uri, &[host, upgrade]),
-                Ok(Authenticated(true))
-            );
-            assert_eq!(authorize(Some(TOKEN), uri, &[host]), Err(Refusal::Token));
-        }
-        let wrong = authorize(Some(TOKEN), "/ws?token=", &[host, upgrade]);
-        assert_eq!(wrong, Err(Refusal::Token));
-    }
-
-    #[test]
-    fn health_without_a_token_is_allowed_but_unauthenticated() {
-        let health = authorize(Some(TOKEN), "/healthz", &[("host", "gpu7")]);
-        assert_eq!(health, Ok(Authenticated(false)));
-        assert_eq!(
-            authorize(Some(TOKEN), "/healthz", &[("host", "x")]),
-            Err(Refusal::Host)
-        );
-    }
-
-    #[test]
-    fn unix_socket_clients_need_no_host_and_no_token() {
-        let policy = AccessPolicy {
-            token: Some(Secret::new(TOKEN).unwrap()),
-            hosts: Vec::new(),
-        };
-        let peer = Peer::Unix {
-            scope: Scope::User(1),
-        };
-        let authorized = policy.authorize(peer, &Uri::from_static("/"), &HeaderMap::new());
-        assert_eq!(authorized, Ok(Authenticated(true)));
-    }
-}
+mod tests;

@@ -11,11 +11,11 @@ use axum::routing::get;
 use axum::{Extension, Router, body};
 use serde_json::json;
 
-use crate::access::{self, AccessPolicy, Authenticated, Peer};
+use crate::access::{self, AccessPolicy, Grant};
 use crate::shared_work::WorkPanicked;
 use crate::source_queries::{Query, SourceQueries};
 use crate::websocket::{self, WebSocketContext};
-use crate::{TextFormat, content_negotiation};
+use crate::{Scope, TextFormat, content_negotiation};
 
 const INDEX: &str = "\
 zernel observe
@@ -25,7 +25,7 @@ zernel observe
 /api/v1/snapshot    current snapshot as JSON
 /api/v1/ledger      probed functions, and why others have no probe, as JSON
 /ws                 WebSocket that sends snapshots
-/healthz            200 if the daemon works, else 503 and a list of problems
+/healthz            200 if the daemon works, else 503, and the problems
 ";
 
 /// State shared by all handlers.
@@ -86,29 +86,29 @@ async fn forbid_caching_and_sniffing(mut response: Response) -> Response {
 
 async fn metrics(
     State(state): State<AppState>,
-    Extension(peer): Extension<Peer>,
+    Extension(grant): Extension<Grant>,
     headers: HeaderMap,
 ) -> Result<Response, WorkPanicked> {
     let format = content_negotiation::metrics_format(&headers);
-    let response = exposition(&state, peer, format).await?;
+    let response = exposition(&state, grant, format).await?;
     Ok(([(header::VARY, "Accept")], response).into_response())
 }
 
 async fn quantiles(
     State(state): State<AppState>,
-    Extension(peer): Extension<Peer>,
+    Extension(grant): Extension<Grant>,
 ) -> Result<Response, WorkPanicked> {
-    exposition(&state, peer, TextFormat::Quantiles).await
+    exposition(&state, grant, TextFormat::Quantiles).await
 }
 
 async fn exposition(
     state: &AppState,
-    peer: Peer,
+    grant: Grant,
     format: TextFormat,
 ) -> Result<Response, WorkPanicked> {
     let text = state
         .queries
-        .text(Query::Metrics(format), peer.scope())
+        .text(Query::Metrics(format), grant.scope)
         .await?;
     Ok(with_content_type(
         content_negotiation::content_type(format),
@@ -118,32 +118,35 @@ async fn exposition(
 
 async fn snapshot(
     State(state): State<AppState>,
-    Extension(peer): Extension<Peer>,
+    Extension(grant): Extension<Grant>,
 ) -> Result<Response, WorkPanicked> {
-    let text = state.queries.text(Query::Snapshot, peer.scope()).await?;
+    let text = state.queries.text(Query::Snapshot, grant.scope).await?;
     Ok(with_content_type("application/json", text))
 }
 
 async fn ledger(
     State(state): State<AppState>,
-    Extension(peer): Extension<Peer>,
+    Extension(grant): Extension<Grant>,
 ) -> Result<Response, WorkPanicked> {
-    let text = state.queries.text(Query::Ledger, peer.scope()).await?;
+    let text = state.queries.text(Query::Ledger, grant.scope).await?;
     Ok(with_content_type("application/json", text))
 }
 
 async fn health(
     State(state): State<AppState>,
-    Extension(authenticated): Extension<Authenticated>,
+    Extension(grant): Extension<Grant>,
 ) -> Result<Response, WorkPanicked> {
     let health = state.queries.health().await?;
     let status = match health.ok {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let body = match authenticated {
-        Authenticated(true) => json!(health),
-        Authenticated(false) => json!({ "ok": health.ok }),
+    // The sentences name processes and files.
+    let body = match grant.scope {
+        Scope::All => json!(health),
+        Scope::User(_) | Scope::Machine => {
+            json!({ "ok": health.ok, "problem_count": health.problems.len() })
+        }
     };
     let text = Utf8Bytes::from(body.to_string());
     Ok((status, with_content_type("application/json", text)).into_response())

@@ -13,17 +13,16 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustix::process::geteuid;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
-use crate::access::Peer;
+use crate::Limits;
+use crate::peer::Peer;
 use crate::shutdown::ShutdownSignal;
-use crate::{Limits, Scope};
+use crate::slots::{Slot, Slots};
 
 /// Largest request head.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
@@ -47,8 +46,8 @@ impl Accept for TcpListener {
         let (stream, _) = self.accept().await?;
         // Responses are written whole, so Nagle's delay only adds latency. A failure is harmless.
         let _ = stream.set_nodelay(true);
-        let local = stream.local_addr()?.ip().to_canonical();
-        Ok((stream, Peer::Tcp { local }))
+        let peer = Peer::of_tcp(&stream)?;
+        Ok((stream, peer))
     }
 }
 
@@ -57,16 +56,8 @@ impl Accept for UnixListener {
 
     async fn accept_client(&self) -> io::Result<(UnixStream, Peer)> {
         let (stream, _) = self.accept().await?;
-        let scope = scope_for_user(stream.peer_cred()?.uid(), geteuid().as_raw());
-        Ok((stream, Peer::Unix { scope }))
-    }
-}
-
-/// Returns which processes `user` may see, if the daemon runs as user `own`.
-fn scope_for_user(user: u32, own: u32) -> Scope {
-    match user == 0 || user == own {
-        true => Scope::All,
-        false => Scope::User(user),
+        let peer = Peer::of_unix(&stream)?;
+        Ok((stream, peer))
     }
 }
 
@@ -74,7 +65,7 @@ fn scope_for_user(user: u32, own: u32) -> Scope {
 #[derive(Clone)]
 pub(crate) struct Acceptor {
     pub(crate) router: Router,
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slots: Slots,
     pub(crate) limits: Limits,
     pub(crate) shutdown: ShutdownSignal,
 }
@@ -86,15 +77,14 @@ impl Acceptor {
             let next = tokio::select! {
                 biased;
                 () = self.shutdown.requested() => return,
-                next = accept_with_slot(&listener, &self.slots) => next,
+                next = listener.accept_client() => next,
             };
             match next {
-                Ok((stream, peer, slot)) => {
-                    let connection = self.clone().serve_connection(stream, peer);
-                    tokio::spawn(async move {
-                        connection.await;
-                        drop(slot);
-                    });
+                Ok((stream, peer)) => {
+                    // A client without a slot is disconnected.
+                    if let Some(slot) = self.slots.take(peer.owner()) {
+                        tokio::spawn(self.clone().serve_until_ended(stream, peer, slot));
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 // Usually too many open files; retry later.
@@ -103,9 +93,22 @@ impl Acceptor {
         }
     }
 
+    /// Serves one connection, unless another client needs its slot.
+    async fn serve_until_ended<S>(self, stream: S, peer: Peer, slot: Slot)
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let slot = Arc::new(slot);
+        tokio::select! {
+            biased;
+            () = slot.ended() => {}
+            () = self.serve_connection(stream, peer, Arc::clone(&slot)) => {}
+        }
+    }
+
     /// Serves one connection until the client closes it, it becomes a WebSocket, or shutdown is
     /// requested.
-    async fn serve_connection<S>(self, stream: S, peer: Peer)
+    async fn serve_connection<S>(self, stream: S, peer: Peer, slot: Arc<Slot>)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -115,7 +118,8 @@ impl Acceptor {
             mut shutdown,
             ..
         } = self;
-        let service = service_fn(move |request| answer(router.clone(), request, peer));
+        let service =
+            service_fn(move |request| answer(router.clone(), request, peer, Arc::clone(&slot)));
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(limits.stall));
         let connection = http1::Builder::new()
@@ -138,37 +142,14 @@ impl Acceptor {
     }
 }
 
-/// Waits for a free slot, then accepts the next connection.
-async fn accept_with_slot<L: Accept>(
-    listener: &L,
-    slots: &Arc<Semaphore>,
-) -> io::Result<(L::Stream, Peer, OwnedSemaphorePermit)> {
-    let slot = Arc::clone(slots).acquire_owned().await;
-    let slot = slot.map_err(io::Error::other)?;
-    let (stream, peer) = listener.accept_client().await?;
-    Ok((stream, peer, slot))
-}
-
 async fn answer(
     router: Router,
     request: Request<Incoming>,
     peer: Peer,
+    slot: Arc<Slot>,
 ) -> Result<Response, Infallible> {
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(peer);
+    request.extensions_mut().insert(slot);
     router.oneshot(request).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn root_and_the_daemons_user_see_all_processes() {
-        assert_eq!(scope_for_user(0, 0), Scope::All);
-        assert_eq!(scope_for_user(0, 7), Scope::All);
-        assert_eq!(scope_for_user(7, 7), Scope::All);
-        assert_eq!(scope_for_user(8, 7), Scope::User(8));
-        assert_eq!(scope_for_user(8, 0), Scope::User(8));
-    }
 }

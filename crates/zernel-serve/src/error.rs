@@ -9,13 +9,18 @@ use std::path::PathBuf;
 pub enum ServeError {
     /// Other machines could read everything without a token.
     #[error(
-        "cannot listen on {address} without a token, because other machines can reach it; set a token file, \
-         or listen on 127.0.0.1"
+        "cannot expose everything on {address}, because other machines can reach it; use --expose token, or listen \
+         on 127.0.0.1"
     )]
-    TokenRequired {
+    ExposedToMachines {
         /// The requested address.
         address: SocketAddr,
     },
+    /// No client could see any process.
+    #[error(
+        "there is no token, so no TCP client could see a process; set a token file, or use --expose all"
+    )]
+    TokenRequired,
     /// Another process listens on the port.
     #[error(
         "cannot listen on {address}: the port is in use, perhaps by another zernel observe; stop it, or choose \

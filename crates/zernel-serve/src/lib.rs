@@ -4,15 +4,19 @@
 //! source only when a client needs an answer. Concurrent requests for the same answer share one
 //! call, which runs on a separate thread so that a slow source does not block other clients.
 //!
-//! By default the server listens on loopback addresses and on a unix socket. A TCP client sees all
-//! processes; a unix socket client sees the processes of its own user.
+//! By default the server listens on loopback addresses and on a unix socket. A TCP client with the
+//! token sees all processes, one without it sees what [`Expose`] allows. A unix socket client sees
+//! the processes of its own user.
 //!
 //! ```no_run
-//! use zernel_serve::{Options, Server};
-//! # fn serve(source: impl zernel_serve::Source) -> Result<(), zernel_serve::ServeError> {
-//! let server = Server::bind(Options::default(), source)?;
+//! use zernel_serve::{Options, Secret, Server};
+//! # fn serve(source: impl zernel_serve::Source) -> Result<(), Box<dyn std::error::Error>> {
+//! let token = Secret::from_file_or_new("/var/lib/zernel/token".as_ref())?;
+//! let options = Options { token: Some(token), ..Options::default() };
+//! let server = Server::bind(options, source)?;
 //! println!("serving on {:?}", server.local_addresses());
-//! server.run_on_this_thread(std::future::pending())
+//! server.run_on_this_thread(std::future::pending())?;
+//! # Ok(())
 //! # }
 //! ```
 
@@ -23,18 +27,21 @@ mod content_negotiation;
 mod error;
 mod host;
 mod options;
+mod peer;
 mod secret;
 mod server;
 mod shared_work;
 mod shutdown;
+mod slots;
 mod snapshot_stream;
 mod socket_file;
 mod source;
 mod source_queries;
+mod token_file;
 mod websocket;
 
 pub use error::ServeError;
-pub use options::{Limits, Options};
+pub use options::{Expose, Limits, Options};
 pub use secret::{Secret, SecretError};
 pub use server::{Addresses, Server};
 pub use source::{Health, Scope, Source, TextFormat};

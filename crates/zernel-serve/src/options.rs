@@ -16,7 +16,9 @@ pub struct Options {
     /// Path of the unix socket; /run/zernel/observe.sock by default, `None` for none. Each client
     /// sees the processes of its user.
     pub unix: Option<PathBuf>,
-    /// Token that TCP clients must send. Required for addresses that other machines can reach.
+    /// What TCP clients see without the token; [`Expose::Token`] by default.
+    pub expose: Expose,
+    /// Token of TCP clients. Required unless everything is exposed.
     pub token: Option<Secret>,
     /// Further names or addresses of this machine that are accepted in `Host` headers.
     pub hosts: Vec<String>,
@@ -26,13 +28,32 @@ pub struct Options {
     pub limits: Limits,
 }
 
+/// What TCP clients see. Unix socket clients always see the processes of their user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expose {
+    /// With the token everything, without it only whether the source is healthy.
+    Token,
+    /// With the token everything, without it figures that name no process, user, cgroup or job.
+    Aggregate,
+    /// Everything, without a token.
+    All,
+}
+
 /// Connection limits and timeouts of a server.
+///
+/// Root, the daemon's user and clients with the token have connections of their own: the limits of
+/// other clients do not count them.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Most connections per address; further connections wait.
+    /// Most connections per address. Another connection ends the oldest one of the same user, or of
+    /// the user with the most connections.
     pub connections: usize,
+    /// Most connections of one user on the unix socket.
+    pub connections_per_user: usize,
     /// Most WebSocket clients on all addresses; further clients get status 503.
     pub websockets: usize,
+    /// Most WebSocket clients of one user on the unix socket.
+    pub websockets_per_user: usize,
     /// Time for a client to send the head of its next request, idle time included.
     pub request_head: Duration,
     /// Time without progress after which a write to a client fails.
@@ -48,6 +69,7 @@ impl Default for Options {
             http: loopback(9091),
             websocket: loopback(9092),
             unix: Some("/run/zernel/observe.sock".into()),
+            expose: Expose::Token,
             token: None,
             hosts: Vec::new(),
             interval: Duration::from_secs(1),
@@ -60,7 +82,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 256,
+            connections_per_user: 32,
             websockets: 64,
+            websockets_per_user: 8,
             request_head: Duration::from_secs(10),
             stall: Duration::from_secs(10),
             grace: Duration::from_secs(2),

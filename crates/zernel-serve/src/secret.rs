@@ -1,20 +1,23 @@
 //! The token that TCP clients must send.
 
 use std::fmt;
-use std::fs::File;
 use std::hint::black_box;
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::token_file;
 
 /// Shorter tokens can be guessed.
 const MIN_BYTES: usize = 16;
 /// Longer files are not token files.
-const MAX_BYTES: usize = 4096;
+pub(crate) const MAX_BYTES: usize = 4096;
 
 /// A token. Its `Debug` output hides the text.
 #[derive(Clone)]
-pub struct Secret(String);
+pub struct Secret {
+    text: String,
+    file: Option<PathBuf>,
+}
 
 /// The reason why a token or token file is refused.
 #[derive(Debug, thiserror::Error)]
@@ -27,10 +30,48 @@ pub enum SecretError {
         /// The system's error.
         source: io::Error,
     },
-    /// Every user can read or replace the token.
-    #[error("the token file {} is readable or writable by every user: run chmod o= on it", path.display())]
+    /// The file does not exist and cannot be created.
+    #[error(
+        "cannot create the token file {}: {source}; name another with --token-file, or start with --expose all if \
+         this machine has a single user", path.display()
+    )]
+    Uncreatable {
+        /// The token file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Every user can read the token, or others can replace it.
+    #[error(
+        "the token file {} is readable by every user or writable by others: run `chmod g-w,o= {}`, and write a new \
+         token if others may have read it", path.display(), path.display()
+    )]
     Exposed {
         /// The token file.
+        path: PathBuf,
+    },
+    /// The file, or a directory above it, belongs to a user who could replace the token.
+    #[error(
+        "the token file {} can be replaced by user {owner}, who owns {}: give it to root, or name another file",
+         file.display(), path.display()
+    )]
+    ForeignOwner {
+        /// The token file.
+        file: PathBuf,
+        /// What belongs to the user: the file or a directory above it.
+        path: PathBuf,
+        /// The user.
+        owner: u32,
+    },
+    /// Others can write to a directory above the file.
+    #[error(
+        "the token file {} can be replaced by other users, who can write to {}: run `chmod go-w {}`",
+         file.display(), path.display(), path.display()
+    )]
+    OpenDirectory {
+        /// The token file.
+        file: PathBuf,
+        /// The directory.
         path: PathBuf,
     },
     /// The token is empty.
@@ -67,37 +108,36 @@ impl Secret {
             _ if !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Err(SecretError::Unprintable)
             }
-            _ => Ok(Self(token.to_owned())),
+            _ => Ok(Self {
+                text: token.to_owned(),
+                file: None,
+            }),
         }
     }
 
-    /// Reads a token from a file. Refuses a file that every user can read or write.
+    /// Reads a token from a file. Refuses a file that every user can read, or that another user can
+    /// replace.
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
-        let unreadable = |source| SecretError::Unreadable {
-            path: path.to_owned(),
-            source,
-        };
-        // Opening a pipe or a device may block forever.
-        if !path.metadata().map_err(unreadable)?.is_file() {
-            return Err(unreadable(io::Error::other("it is not a regular file")));
-        }
-        let file = File::open(path).map_err(unreadable)?;
-        let mode = file.metadata().map_err(unreadable)?.permissions().mode();
-        if mode & 0o006 != 0 {
-            return Err(SecretError::Exposed {
-                path: path.to_owned(),
-            });
-        }
-        let mut text = String::new();
-        file.take(2 * MAX_BYTES as u64)
-            .read_to_string(&mut text)
-            .map_err(unreadable)?;
-        Self::new(&text)
+        let mut secret = Self::new(&token_file::read(path)?)?;
+        secret.file = Some(path.to_owned());
+        Ok(secret)
+    }
+
+    /// Reads a token from a file like [`Secret::from_file`]. Without the file, creates it with a new
+    /// random token that root and the group `zernel` can read.
+    pub fn from_file_or_new(path: &Path) -> Result<Self, SecretError> {
+        token_file::create_if_missing(path)?;
+        Self::from_file(path)
+    }
+
+    /// The file that the token was read from.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// Whether `offered` is the token. The duration of the comparison depends only on the lengths.
     pub(crate) fn matches(&self, offered: &[u8]) -> bool {
-        let token = self.0.as_bytes();
+        let token = self.text.as_bytes();
         let different = token
             .iter()
             .zip(offered)
@@ -147,31 +187,6 @@ mod tests {
             Secret::new(&"x".repeat(MAX_BYTES + 1)),
             Err(SecretError::Long)
         ));
-    }
-
-    #[test]
-    fn a_token_file_open_to_every_user_is_refused() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), format!("  {TOKEN}\n")).unwrap();
-        let chmod = |mode| {
-            let mode = std::fs::Permissions::from_mode(mode);
-            std::fs::set_permissions(file.path(), mode).unwrap();
-        };
-        for mode in [0o644, 0o602] {
-            chmod(mode);
-            let error = Secret::from_file(file.path()).unwrap_err();
-            assert!(error.to_string().contains("chmod"), "{error}");
-        }
-        chmod(0o640);
-        assert!(
-            Secret::from_file(file.path())
-                .unwrap()
-                .matches(TOKEN.as_bytes())
-        );
-        let error = Secret::from_file(Path::new("/")).unwrap_err();
-        assert!(error.to_string().contains("not a regular file"), "{error}");
-        let error = Secret::from_file(Path::new("/nowhere/token")).unwrap_err();
-        assert!(error.to_string().contains("/nowhere/token"), "{error}");
     }
 
     #[test]

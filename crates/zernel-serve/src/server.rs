@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -16,11 +15,12 @@ use crate::api::{self, AppState};
 use crate::connection::Acceptor;
 use crate::host::Host;
 use crate::shutdown::{ShutdownSignal, ShutdownTrigger};
+use crate::slots::{SlotLimits, Slots, WhenFull};
 use crate::snapshot_stream::SnapshotStreams;
 use crate::socket_file::SocketFile;
 use crate::source_queries::SourceQueries;
 use crate::websocket::WebSocketContext;
-use crate::{Limits, Options, ServeError, Source};
+use crate::{Expose, Limits, Options, ServeError, Source};
 
 /// Threads that query the source. Each thread keeps memory for the large texts it builds, so there
 /// are few.
@@ -51,17 +51,14 @@ impl Server {
     /// Binds every address in `options`. On an error, nothing stays bound.
     pub fn bind(options: Options, source: impl Source) -> Result<Self, ServeError> {
         let policy = AccessPolicy {
+            expose: options.expose,
             token: options.token.clone(),
             hosts: parse_hosts(&options.hosts)?,
         };
         if options.interval.is_zero() {
             return Err(ServeError::ZeroInterval);
         }
-        for address in [options.http, options.websocket].into_iter().flatten() {
-            if !address.ip().to_canonical().is_loopback() && options.token.is_none() {
-                return Err(ServeError::TokenRequired { address });
-            }
-        }
+        check_exposure(&options)?;
         // Bind the ports first: of two daemons that start at once, one fails here, before it could
         // take the other's unix socket for a stale one.
         Ok(Self {
@@ -97,7 +94,7 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let limits = self.options.limits;
         let (trigger, signal) = ShutdownTrigger::new();
-        let websocket_slots = Arc::new(Semaphore::new(limits.websockets));
+        let websocket_slots = websocket_slots(limits);
         let state = self.app_state(&websocket_slots, &signal);
         let policy = Arc::new(self.policy);
         let http = api::http_router(state.clone(), Arc::clone(&policy));
@@ -116,7 +113,7 @@ impl Server {
         // Dropping `trigger` ends the connections that outlast the grace period.
         let _ = timeout(limits.grace, async {
             acceptors.wait_until_closed().await;
-            wait_for_all_permits(&websocket_slots, limits.websockets).await;
+            websocket_slots.all_free().await;
         })
         .await;
         Ok(())
@@ -134,11 +131,11 @@ impl Server {
         result
     }
 
-    fn app_state(&self, websocket_slots: &Arc<Semaphore>, shutdown: &ShutdownSignal) -> AppState {
+    fn app_state(&self, websocket_slots: &Slots, shutdown: &ShutdownSignal) -> AppState {
         let queries = Arc::new(SourceQueries::new(Arc::clone(&self.source)));
         let websockets = Arc::new(WebSocketContext {
             streams: SnapshotStreams::new(Arc::clone(&queries), self.options.interval),
-            slots: Arc::clone(websocket_slots),
+            slots: websocket_slots.clone(),
             shutdown: shutdown.clone(),
             limits: self.options.limits,
         });
@@ -154,7 +151,7 @@ impl Server {
 struct Acceptors {
     limits: Limits,
     shutdown: ShutdownSignal,
-    slots: Vec<Arc<Semaphore>>,
+    slots: Vec<Slots>,
     tasks: JoinSet<()>,
 }
 
@@ -192,8 +189,8 @@ impl Acceptors {
     }
 
     fn acceptor(&mut self, router: &Router) -> Acceptor {
-        let slots = Arc::new(Semaphore::new(self.limits.connections));
-        self.slots.push(Arc::clone(&slots));
+        let slots = connection_slots(self.limits);
+        self.slots.push(slots.clone());
         Acceptor {
             router: router.clone(),
             slots,
@@ -206,16 +203,46 @@ impl Acceptors {
     async fn wait_until_closed(&mut self) {
         while self.tasks.join_next().await.is_some() {}
         for slots in &self.slots {
-            wait_for_all_permits(slots, self.limits.connections).await;
+            slots.all_free().await;
         }
     }
 }
 
-/// Waits until all permits of a semaphore have been returned.
-async fn wait_for_all_permits(semaphore: &Semaphore, permits: usize) {
-    let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-    // Fails only on a closed semaphore, and these are never closed.
-    let _ = semaphore.acquire_many(permits).await;
+fn connection_slots(limits: Limits) -> Slots {
+    let slot_limits = SlotLimits {
+        trusted: limits.connections,
+        others: limits.connections,
+        per_user: limits.connections_per_user,
+    };
+    // A new client is more likely to do something than the oldest one.
+    Slots::new(slot_limits, WhenFull::EndOldest)
+}
+
+fn websocket_slots(limits: Limits) -> Slots {
+    let slot_limits = SlotLimits {
+        trusted: limits.websockets,
+        others: limits.websockets,
+        per_user: limits.websockets_per_user,
+    };
+    // WebSocket clients stay connected for long.
+    Slots::new(slot_limits, WhenFull::Refuse)
+}
+
+/// Refuses options that show processes to other machines, or to nobody.
+fn check_exposure(options: &Options) -> Result<(), ServeError> {
+    let addresses = [options.http, options.websocket];
+    let addresses: Vec<SocketAddr> = addresses.into_iter().flatten().collect();
+    let is_foreign = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
+    let foreign = addresses.iter().copied().find(is_foreign);
+    match (options.expose, foreign) {
+        (Expose::All, Some(address)) => Err(ServeError::ExposedToMachines { address }),
+        (Expose::Token | Expose::Aggregate, _)
+            if options.token.is_none() && !addresses.is_empty() =>
+        {
+            Err(ServeError::TokenRequired)
+        }
+        _ => Ok(()),
+    }
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {

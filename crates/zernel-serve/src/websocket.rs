@@ -1,19 +1,17 @@
 //! WebSocket clients: each gets a snapshot at once and then one per interval.
 
-use std::sync::Arc;
-
 use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::Limits;
-use crate::access::Peer;
+use crate::access::Grant;
 use crate::api::AppState;
 use crate::shutdown::ShutdownSignal;
+use crate::slots::{Slot, Slots};
 use crate::snapshot_stream::{LatestSnapshot, SnapshotStreams};
 
 /// Largest message accepted from a client. Clients need to send only control frames.
@@ -22,39 +20,34 @@ const MAX_MESSAGE_BYTES: usize = 4096;
 /// State shared by all WebSocket connections.
 pub(crate) struct WebSocketContext {
     pub(crate) streams: SnapshotStreams,
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slots: Slots,
     pub(crate) shutdown: ShutdownSignal,
     pub(crate) limits: Limits,
 }
 
-/// Upgrades a request to a WebSocket, or answers 503 when all slots are taken.
+/// Upgrades a request to a WebSocket, or answers 503 when all slots of its owner are taken.
 pub(crate) async fn upgrade(
     State(state): State<AppState>,
-    Extension(peer): Extension<Peer>,
+    Extension(grant): Extension<Grant>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     let websockets = state.websockets;
-    let Ok(slot) = Arc::clone(&websockets.slots).try_acquire_owned() else {
-        return too_many_clients(websockets.limits.websockets);
+    let Some(slot) = websockets.slots.take(grant.owner) else {
+        return too_many_clients();
     };
     upgrade
         .max_frame_size(MAX_MESSAGE_BYTES)
         .max_message_size(MAX_MESSAGE_BYTES)
         .on_upgrade(async move |socket| {
-            let latest = websockets.streams.subscribe(peer.scope());
-            serve_client(
-                socket,
-                latest,
-                websockets.shutdown.clone(),
-                websockets.limits,
-            )
-            .await;
-            drop(slot);
+            let latest = websockets.streams.subscribe(grant.scope);
+            let shutdown = websockets.shutdown.clone();
+            serve_client(socket, latest, &slot, shutdown, websockets.limits).await;
         })
 }
 
-fn too_many_clients(limit: usize) -> Response {
-    let text = format!("the limit of {limit} WebSocket clients is reached; try again later\n");
+fn too_many_clients() -> Response {
+    let text =
+        "you have too many WebSocket clients, or the daemon has; close one or try again later\n";
     let retry = [(header::RETRY_AFTER, "10")];
     (StatusCode::SERVICE_UNAVAILABLE, retry, text).into_response()
 }
@@ -64,10 +57,12 @@ fn too_many_clients(limit: usize) -> Response {
 async fn serve_client(
     mut socket: WebSocket,
     latest: LatestSnapshot,
+    slot: &Slot,
     mut shutdown: ShutdownSignal,
     limits: Limits,
 ) {
     let close = tokio::select! {
+        () = slot.ended() => Some(close_frame(close_code::AGAIN, "another user needs the connection")),
         close = push_snapshots(&mut socket, latest) => close,
         () = shutdown.requested() => Some(close_frame(close_code::AWAY, "the daemon is shutting down")),
     };

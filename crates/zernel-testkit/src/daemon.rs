@@ -42,8 +42,13 @@ impl Daemon {
     }
 
     /// Starts a command that is or becomes [`command`]. Without a budget every call is counted, so that
-    /// numbers can be compared.
+    /// numbers can be compared. HTTP needs no token, unless the command has an option
+    /// `--expose` or `--token-file`.
     pub fn start_as(mut command: Command, stage: &Stage, socket: &Path) -> Self {
+        let mut arguments = command.get_args();
+        if !arguments.any(|argument| argument == "--expose" || argument == "--token-file") {
+            command.args(["--expose", "all"]);
+        }
         let mut child = command
             .args(["--http", "127.0.0.1:0", "--websocket", "127.0.0.1:0"])
             .args(["--budget", "none", "--socket"])
@@ -79,6 +84,13 @@ impl Daemon {
     pub fn get_as(&self, path: &str, accept: &str) -> Answer {
         let stream = TcpStream::connect(self.http).expect("it listens");
         ask(stream, path, accept)
+    }
+
+    /// Requests a path over HTTP with a token.
+    pub fn get_with_token(&self, path: &str, token: &str) -> Answer {
+        let stream = TcpStream::connect(self.http).expect("it listens");
+        let header = format!("Authorization: Bearer {token}\r\n");
+        ask_with_headers(stream, path, &header)
     }
 
     /// The metrics text.
@@ -170,10 +182,14 @@ impl Answer {
 }
 
 /// Requests a path over a connection, which the server closes.
-pub fn ask(mut stream: impl Read + Write, path: &str, accept: &str) -> Answer {
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
-    );
+pub fn ask(stream: impl Read + Write, path: &str, accept: &str) -> Answer {
+    ask_with_headers(stream, path, &format!("Accept: {accept}\r\n"))
+}
+
+/// Requests a path with headers, each of which ends with a line break.
+fn ask_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) -> Answer {
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it listens");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");

@@ -24,10 +24,13 @@
 //! [`Spec::load`] reads and checks a file, [`Spec::run`] runs it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 
 use crate::affinity::Affinity;
@@ -85,11 +88,30 @@ pub struct Outcome {
     pub not_applied: Vec<String>,
 }
 
+/// Reads a spec file, or stdin for `-`. Other files than regular ones are refused, because reading
+/// them may block.
+fn read_spec(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    if path.as_os_str() == "-" {
+        io::stdin().read_to_string(&mut text)?;
+        return Ok(text);
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let mut file = File::from(open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other(
+            "it is not a regular file; use `-` to read stdin",
+        ));
+    }
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
 impl Spec {
-    /// Reads and checks a file.
+    /// Reads and checks a file, or stdin for `-`.
     pub fn load(path: &Path) -> Result<Self> {
         let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| Error::SpecFile {
+        let text = read_spec(path).map_err(|error| Error::SpecFile {
             file: file.clone(),
             problem: error.to_string(),
         })?;

@@ -41,7 +41,11 @@ Examples:
 pub(crate) const OBSERVE: &str = "\
 Examples:
   sudo zernel observe                 observe until Ctrl-C
-  curl -s localhost:9091/metrics      read the metrics
+  curl -s --unix-socket /run/zernel/observe.sock localhost/metrics
+                                      read the metrics of your processes
+  curl -s -H \"Authorization: Bearer $(cat /var/lib/zernel/token)\" \\
+    localhost:9091/metrics            read the metrics of all processes
+  sudo zernel observe --expose all    serve without a token
   zernel ps                           list your training processes
   sudo zernel observe --ledger        print the probed functions and exit
   sudo systemctl enable --now zernel  run as a service (Debian package)";

@@ -61,9 +61,15 @@ fn main() -> ExitCode {
         Command::Workload(options) => workload::run(&options),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("zernel: {error}");
+        print_error(&*error);
         ExitCode::FAILURE
     })
+}
+
+/// Prints an error to stderr. Its text may quote files and names of other users.
+fn print_error(error: &dyn std::error::Error) {
+    let text = error.to_string();
+    eprintln!("zernel: {}", zernel_report::text::printable(&text));
 }
 
 /// Writes to stdout, in colour if the terminal and the environment allow it. A closed pipe is not an error.

@@ -1,14 +1,14 @@
 //! `zernel observe`: the daemon that observes ML processes and serves the results.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::Value;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
@@ -17,10 +17,14 @@ use zernel_ebpf::observer::{
     self, GovernorOptions, Observer, ObserverRequests, ObserverThread, Published,
 };
 use zernel_model::snapshot::{Snapshot, is_late, lateness};
-use zernel_serve::{Health, Scope, Secret, Server, Source, TextFormat};
+use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_time;
-use crate::{interrupt, print, service};
+use crate::service::ServiceManager;
+use crate::{interrupt, print};
+
+/// The token file without `--token-file`. The service can write to this directory.
+const TOKEN_FILE: &str = "/var/lib/zernel/token";
 
 /// How often what the probes counted is read and published.
 const ROUND: Duration = Duration::from_millis(500);
@@ -31,6 +35,9 @@ const ROUND: Duration = Duration::from_millis(500);
 /// changed or restarted. Serves Prometheus metrics on /metrics, JSON on /api/v1/snapshot and
 /// /api/v1/ledger, problems on /healthz, and snapshots to WebSocket clients. Users without privilege
 /// see their own processes through the unix socket.
+///
+/// HTTP and WebSocket clients must send the token that the first start writes to --token-file,
+/// because every local user can connect to a loopback address. --expose changes this.
 ///
 /// SIGUSR1 detaches all probes, SIGUSR2 attaches them again. While they are detached, /healthz
 /// answers 503.
@@ -48,7 +55,10 @@ pub(crate) struct Options {
     /// Unix socket for local users, who see their own processes
     #[arg(long, value_name = "PATH", default_value = "/run/zernel/observe.sock")]
     socket: PathBuf,
-    /// File with the token that clients must send; required for addresses that other machines can reach
+    /// What HTTP and WebSocket clients see
+    #[arg(long, value_name = "WHAT", default_value = "token")]
+    expose: ExposeOption,
+    /// File with the token that clients send, created if missing [default: /var/lib/zernel/token]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// Another host name of this machine that clients may use, such as node7.example; may be repeated
@@ -68,6 +78,23 @@ pub(crate) struct Options {
     ledger: bool,
 }
 
+impl Options {
+    fn token_file(&self) -> &Path {
+        self.token_file.as_deref().unwrap_or(Path::new(TOKEN_FILE))
+    }
+}
+
+/// What HTTP and WebSocket clients see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ExposeOption {
+    /// Everything with the token; without it, only whether the daemon is healthy
+    Token,
+    /// Everything with the token; without it, figures that name no process, user, cgroup or job
+    Aggregate,
+    /// Everything without a token: for machines with a single user
+    All,
+}
+
 pub(crate) fn parse_budget(text: &str) -> Result<f64, String> {
     if text == "none" {
         return Ok(f64::INFINITY);
@@ -83,6 +110,12 @@ pub(crate) fn parse_budget(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    if options.expose == ExposeOption::All && options.token_file.is_some() {
+        eprintln!(
+            "zernel: with --expose all no client needs a token; leave out --token-file or --expose all"
+        );
+        return Ok(ExitCode::from(2));
+    }
     let stop = interrupt::flag()?;
     let observer = Observer::start(&observer_options(options))?;
     let observer = ObserverThread::start(observer, ROUND)?;
@@ -97,12 +130,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let server = Server::bind(server_options(options)?, daemon)?;
     // Before the addresses are printed: without a handler these signals kill the daemon.
     let pausing = pause_on_signals(observer.requests())?;
-    announce(&server, &published.snapshot());
-    if let Err(error) = service::ready() {
+    announce(&server, options, &published.snapshot());
+    let manager = ServiceManager::from_environment();
+    if let Some(Err(error)) = manager.as_ref().map(ServiceManager::ready) {
         eprintln!("zernel: cannot notify the service manager: {error}");
     }
     let end = options.time.map(|time| Instant::now() + time);
-    let served = server.run_on_this_thread(until_stopped(&stop, &published, end));
+    let served = server.run_on_this_thread(until_stopped(&stop, &published, end, manager));
     pausing.close();
     observer.stop()?;
     served?;
@@ -150,18 +184,24 @@ fn observer_options(options: &Options) -> observer::ObserverOptions {
 }
 
 fn server_options(options: &Options) -> Result<zernel_serve::Options, zernel_serve::SecretError> {
-    let token = options.token_file.as_deref().map(Secret::from_file);
+    let (expose, needs_token) = match options.expose {
+        ExposeOption::Token => (Expose::Token, true),
+        ExposeOption::Aggregate => (Expose::Aggregate, true),
+        ExposeOption::All => (Expose::All, false),
+    };
+    let token = needs_token.then(|| Secret::from_file_or_new(options.token_file()));
     Ok(zernel_serve::Options {
         http: Some(options.http),
         websocket: Some(options.websocket),
         unix: Some(options.socket.clone()),
+        expose,
         token: token.transpose()?,
         hosts: options.hosts.clone(),
         ..zernel_serve::Options::default()
     })
 }
 
-fn announce(server: &Server, snapshot: &Snapshot) {
+fn announce(server: &Server, options: &Options, snapshot: &Snapshot) {
     let addresses = server.local_addresses();
     eprintln!(
         "observing through {}; a probed call costs its thread {:.1} µs here",
@@ -170,17 +210,35 @@ fn announce(server: &Server, snapshot: &Snapshot) {
     );
     if let Some(http) = addresses.http {
         eprintln!("metrics on http://{http}/metrics, more on http://{http}/");
+        let file = options.token_file().display();
+        match options.expose {
+            ExposeOption::Token => eprintln!("clients must send the token in {file}"),
+            ExposeOption::Aggregate => {
+                eprintln!("clients without the token in {file} see no process");
+            }
+            ExposeOption::All => eprintln!("every user of this machine sees all processes there"),
+        }
     }
 }
 
-/// Returns on a signal, when the observer has ended, or when the time is up.
-async fn until_stopped(stop: &AtomicBool, published: &Published, end: Option<Instant>) {
+/// Returns on a signal, when the observer has ended, or when the time is up. Until then, keeps the service manager from
+/// restarting the daemon, as long as the observer publishes.
+async fn until_stopped(
+    stop: &AtomicBool,
+    published: &Published,
+    end: Option<Instant>,
+    mut manager: Option<ServiceManager>,
+) {
     let is_over = || {
         stop.load(Ordering::Relaxed)
             || published.end().is_some()
             || end.is_some_and(|end| Instant::now() >= end)
     };
     while !is_over() {
+        if let Some(manager) = manager.as_mut().filter(|_| !is_late(published.age())) {
+            // If the manager cannot be notified, it restarts the daemon.
+            let _ = manager.keep_alive();
+        }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

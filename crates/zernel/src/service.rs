@@ -1,26 +1,75 @@
-//! Readiness notification to a service manager, by systemd's protocol.
+//! Notifications to a service manager, by systemd's protocol: that the daemon serves, and that it still works.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant};
 
-/// Notifies the service manager, if there is one, that the daemon serves.
-pub(crate) fn ready() -> io::Result<()> {
-    match env::var_os("NOTIFY_SOCKET") {
-        Some(socket) => notify(&socket),
-        None => Ok(()),
+/// The service manager that started the daemon.
+pub(crate) struct ServiceManager {
+    socket: OsString,
+    watchdog: Option<Watchdog>,
+}
+
+/// The manager restarts the daemon unless it is notified in time.
+struct Watchdog {
+    /// Time between notifications: half of the time that the manager waits.
+    interval: Duration,
+    last: Option<Instant>,
+}
+
+impl ServiceManager {
+    /// The manager that the environment names.
+    pub(crate) fn from_environment() -> Option<Self> {
+        let variable = |name| env::var(name).ok();
+        let is_for_us =
+            variable("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
+        let limit = variable("WATCHDOG_USEC").and_then(|limit| limit.parse().ok());
+        let limit = limit.filter(|limit| is_for_us && *limit > 0);
+        Some(Self::new(env::var_os("NOTIFY_SOCKET")?, limit))
+    }
+
+    fn new(socket: OsString, watchdog_us: Option<u64>) -> Self {
+        let watchdog = watchdog_us.map(|limit| Watchdog {
+            interval: Duration::from_micros(limit) / 2,
+            last: None,
+        });
+        Self { socket, watchdog }
+    }
+
+    /// Notifies the manager that the daemon serves.
+    pub(crate) fn ready(&self) -> io::Result<()> {
+        notify(&self.socket, b"READY=1")
+    }
+
+    /// Notifies the manager that the daemon works, if that is due. Call this often, and only while the daemon works.
+    pub(crate) fn keep_alive(&mut self) -> io::Result<()> {
+        let Some(watchdog) = &mut self.watchdog else {
+            return Ok(());
+        };
+        if watchdog
+            .last
+            .is_some_and(|last| last.elapsed() < watchdog.interval)
+        {
+            return Ok(());
+        }
+        watchdog.last = Some(Instant::now());
+        notify(&self.socket, b"WATCHDOG=1")
     }
 }
 
-fn notify(socket: &OsStr) -> io::Result<()> {
+fn notify(socket: &OsStr, message: &[u8]) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)?;
+    let client = UnixDatagram::unbound()?;
+    // A manager that reads nothing must not block the daemon.
+    client.set_nonblocking(true)?;
+    client.send_to_addr(message, &address)?;
     Ok(())
 }
 
@@ -28,32 +77,59 @@ fn notify(socket: &OsStr) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_service_manager_is_notified() {
+    fn manager() -> (tempfile::TempDir, UnixDatagram, OsString) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
-        let manager = UnixDatagram::bind(&path).unwrap();
-        notify(path.as_os_str()).unwrap();
-        assert_eq!(received(&manager), "READY=1");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        (folder, socket, path.into_os_string())
+    }
+
+    fn received(manager: &UnixDatagram) -> Option<String> {
+        let mut message = [0; 64];
+        let length = manager.recv(&mut message).ok()?;
+        Some(String::from_utf8(message[..length].to_vec()).unwrap())
+    }
+
+    #[test]
+    fn a_service_manager_is_notified() {
+        let (_folder, socket, path) = manager();
+        ServiceManager::new(path, None).ready().unwrap();
+        assert_eq!(received(&socket).as_deref(), Some("READY=1"));
     }
 
     #[test]
     fn an_abstract_socket_is_notified() {
         let name = format!("zernel-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
-        let manager = UnixDatagram::bind_addr(&address).unwrap();
-        notify(OsStr::new(&format!("@{name}"))).unwrap();
-        assert_eq!(received(&manager), "READY=1");
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        let manager = ServiceManager::new(format!("@{name}").into(), None);
+        manager.ready().unwrap();
+        assert_eq!(received(&socket).as_deref(), Some("READY=1"));
     }
 
     #[test]
     fn a_missing_socket_is_an_error() {
-        assert!(notify(OsStr::new("/nowhere/notify")).is_err());
+        let manager = ServiceManager::new("/nowhere/notify".into(), None);
+        assert!(manager.ready().is_err());
     }
 
-    fn received(manager: &UnixDatagram) -> String {
-        let mut message = [0; 64];
-        let length = manager.recv(&mut message).unwrap();
-        String::from_utf8(message[..length].to_vec()).unwrap()
+    #[test]
+    fn a_watchdog_is_notified_twice_in_its_time() {
+        let (_folder, socket, path) = manager();
+        let mut manager = ServiceManager::new(path.clone(), Some(3_600_000_000));
+        for _ in 0..10 {
+            manager.keep_alive().unwrap();
+        }
+        assert_eq!(received(&socket).as_deref(), Some("WATCHDOG=1"));
+        assert_eq!(received(&socket), None);
+        let watchdog = manager.watchdog.as_mut().unwrap();
+        assert_eq!(watchdog.interval, Duration::from_secs(1800));
+        watchdog.last = Instant::now().checked_sub(watchdog.interval);
+        manager.keep_alive().unwrap();
+        assert_eq!(received(&socket).as_deref(), Some("WATCHDOG=1"));
+        // Without a watchdog there is nothing to notify.
+        ServiceManager::new(path, None).keep_alive().unwrap();
+        assert_eq!(received(&socket), None);
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use zernel_report::text::{printable, shortened};
 use zernel_workload::keys::{Choice, Key};
 use zernel_workload::spec::{Outcome, Progress, Spec};
 use zernel_workload::work::About;
@@ -39,7 +40,7 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = help::WORKLOAD_RUN)]
 struct RunOptions {
-    /// Workload file (TOML), such as those in examples/
+    /// Workload file (TOML), such as those in examples/; `-` for stdin
     #[arg(value_name = "SPEC")]
     file: PathBuf,
     /// Print JSON
@@ -65,6 +66,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
+    // Before signals are caught: a signal ends a program that waits for its input.
+    let spec = match Spec::load(&options.file) {
+        Ok(spec) => spec,
+        Err(error) => {
+            crate::print_error(&error);
+            return Ok(ExitCode::from(2));
+        }
+    };
     let interrupt = interrupt::flag()?;
     let shows_progress = io::stderr().is_terminal();
     let watch = |progress: &Progress| {
@@ -76,9 +85,9 @@ fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
             false => ControlFlow::Continue(()),
         }
     };
-    let outcome = match Spec::load(&options.file).and_then(|spec| spec.run(watch)) {
+    let outcome = match spec.run(watch) {
         Err(error) if is_spec_error(&error) => {
-            eprintln!("zernel: {error}");
+            crate::print_error(&error);
             return Ok(ExitCode::from(2));
         }
         outcome => outcome?,
@@ -101,20 +110,20 @@ fn is_spec_error(error: &zernel_workload::Error) -> bool {
 }
 
 fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
-    let mut text = Vec::new();
     if as_json {
-        serde_json::to_writer_pretty(&mut text, outcome)?;
+        let mut text = serde_json::to_vec_pretty(outcome)?;
         writeln!(text)?;
-    } else {
-        write!(text, "{}", ReportTable(&outcome.reports))?;
-        if outcome.interrupted {
-            writeln!(text, "interrupted: the workload was stopped early")?;
-        }
-        for problem in &outcome.not_applied {
-            writeln!(text, "not applied: {problem}")?;
-        }
+        return Ok(text);
     }
-    Ok(text)
+    let mut text = ReportTable(&outcome.reports).to_string();
+    if outcome.interrupted {
+        text += "interrupted: the workload was stopped early\n";
+    }
+    for problem in &outcome.not_applied {
+        text += &format!("not applied: {problem}\n");
+    }
+    // Names of groups come from the file.
+    Ok(printable(&text).into_bytes())
 }
 
 /// Prints the progress over the line before.
@@ -122,7 +131,7 @@ fn show(progress: &Progress) {
     let rounds: Vec<_> = progress
         .rounds
         .iter()
-        .map(|(group, rounds)| format!("{group} {rounds}"))
+        .map(|(group, rounds)| format!("{} {rounds}", shortened(group, 40)))
         .collect();
     eprint!(
         "\r\x1b[K{:.1} of {:.1} s  {}",

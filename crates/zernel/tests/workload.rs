@@ -220,3 +220,53 @@ fn the_list_is_there_as_json() {
         }
     }
 }
+
+#[test]
+fn a_spec_that_is_not_a_file_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("spec.toml");
+    let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    let output = zernel(&["run", fifo.to_str().unwrap()]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("not a regular file"), "{said}");
+}
+
+#[test]
+fn a_spec_may_come_from_stdin_and_a_signal_ends_the_wait_for_it() {
+    let start = || {
+        let mut command = zernel(&["run", "--json", "-"]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let mut child = start();
+    let mut input = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, SPINNERS.as_bytes()).unwrap();
+    drop(input);
+    let outcome = json(&child.wait_with_output().unwrap());
+    assert_eq!(outcome["reports"].as_array().unwrap().len(), 2);
+
+    let mut waiting = start();
+    let stdin = format!("/proc/{}/wchan", waiting.id());
+    // Until it waits in the read of the pipe.
+    zernel_testkit::eventually("it reads stdin", || {
+        fs::read_to_string(&stdin).is_ok_and(|place| place.contains("pipe_read"))
+    });
+    kill_process(Pid::from_child(&waiting), Signal::TERM).unwrap();
+    let status = waiting.wait().unwrap();
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(15)
+    );
+}
+
+#[test]
+fn names_from_a_file_do_not_control_the_terminal() {
+    let hostile = SPINNERS.replace("'spinners'", r#""spin\u001b]0;title\u0007""#);
+    let output = run(&hostile, &[]);
+    assert!(!output.stdout.contains(&0x1b), "{output:?}");
+    let output = run("duration_ms = \x1b[2J", &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!output.stderr.contains(&0x1b), "{output:?}");
+}

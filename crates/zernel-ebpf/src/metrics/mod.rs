@@ -85,7 +85,7 @@ pub fn text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
     };
     probes::expose(&mut out, &scoped);
     process::expose(&mut out, &scoped);
-    if scope == Scope::All {
+    if scope.has_machine() {
         gpus::expose(&mut out, snapshot);
         observer::expose(&mut out, snapshot);
     }

@@ -20,6 +20,10 @@ families! {
         "Events that the kernel had no room for.";
     FILES = Gauge "zernel_observe_files" []
         "Library files with at least one probe attached.";
+    PROCESSES = Gauge "zernel_observe_processes" []
+        "Observed processes, including those that exited in the last minute.";
+    PROBLEMS = Gauge "zernel_observe_problems" []
+        "Problems that make figures incomplete; /healthz lists them.";
     MISSED = Counter "zernel_observe_missed_by_events_total" []
         "Library mappings that no event announced and a scan found.";
 }
@@ -53,5 +57,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
         out.sample(LOST.name, "", &[("cause", cause)], lost);
     }
     single(out, &FILES, &[], observer.files as f64);
+    single(out, &PROCESSES, &[], snapshot.observed.len() as f64);
+    single(out, &PROBLEMS, &[], snapshot.problems.len() as f64);
     single(out, &MISSED, &[], observer.mappings_found_by_scan as f64);
 }

@@ -188,20 +188,26 @@ fn seconds(ns: u64) -> f64 {
 
 const STRING_WRITE_CANNOT_FAIL: &str = "writing to a String cannot fail";
 
-/// Appends a label value with escapes.
+/// Appends a label value with escapes. The format has escapes for three characters only; other control characters
+/// become the text `\x1b`, because label values are shown in terminals.
 struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let needs_escape = |c: char| c == '\\' || c == '"' || c.is_control();
         let mut rest = text;
-        while let Some(at) = rest.find(['\\', '"', '\n']) {
-            self.0.push_str(&rest[..at]);
-            self.0.push_str(match rest.as_bytes()[at] {
-                b'\\' => r"\\",
-                b'"' => "\\\"",
-                _ => r"\n",
-            });
-            rest = &rest[at + 1..];
+        while let Some(at) = rest.find(needs_escape) {
+            let (before, from) = rest.split_at(at);
+            self.0.push_str(before);
+            let mut characters = from.chars();
+            match characters.next() {
+                Some('\\') => self.0.push_str(r"\\"),
+                Some('"') => self.0.push_str("\\\""),
+                Some('\n') => self.0.push_str(r"\n"),
+                Some(control) => write!(self.0, r"\\x{:02x}", u32::from(control))?,
+                None => {}
+            }
+            rest = characters.as_str();
         }
         self.0.push_str(rest);
         Ok(())
@@ -220,5 +226,12 @@ mod tests {
             exposition.finish(),
             "name_sum{op=\"a\\\"b\\\\c\\nd\",pid=\"7\"} 1.5\n"
         );
+    }
+
+    #[test]
+    fn label_values_have_no_control_characters() {
+        let hostile = "lib\x1b]0;x\x07\r\u{9b}2Jé";
+        let text = label_text(&[("caller", &hostile)]);
+        assert_eq!(text, r#"caller="lib\\x1b]0;x\\x07\\x0d\\x9b2Jé""#);
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::wire::hide_foreign_pids;
 use super::{ProcessSnapshot, Scope, Snapshot};
 
 /// The resolution of start times in `/proc`.
@@ -164,8 +165,12 @@ impl Snapshot {
     pub fn ledger_json(&self, scope: Scope) -> Value {
         let ledger = &self.ledger;
         let mapped_by = ledger.mapped_by.iter();
-        let mapped_by = mapped_by.filter(|it| scope.contains_user(it.uid));
+        let mapped_by: Vec<&MappedBy> =
+            mapped_by.filter(|it| scope.contains_user(it.uid)).collect();
+        let visible: Vec<u32> = mapped_by.iter().map(|it| it.pid).collect();
+        let visible = (scope != Scope::All).then_some(&visible[..]);
         let processes: Vec<Value> = mapped_by
+            .iter()
             .map(|mapped| {
                 let process = self.observed.iter().find(|process| {
                     let start_ns = process.start_ns - process.start_ns % START_UNIT_NS;
@@ -173,13 +178,16 @@ impl Snapshot {
                 });
                 let files = ledger.files.iter();
                 let own = files.filter(|file| mapped.files.contains(&file.number));
-                let libraries: Vec<Value> = own.map(|file| file.to_json(Some(process))).collect();
+                let libraries: Vec<Value> = own
+                    .map(|file| file.to_json(Some(process), visible))
+                    .collect();
                 json!({ "pid": mapped.pid, "libraries": libraries })
             })
             .collect();
         let mut value = json!({ "rung": self.rung, "processes": processes });
         if scope == Scope::All {
-            value["files"] = ledger.files.iter().map(|file| file.to_json(None)).collect();
+            let files = ledger.files.iter();
+            value["files"] = files.map(|file| file.to_json(None, visible)).collect();
             let refused = ledger.refused.newest();
             value["refused"] = refused
                 .map(|file| json!({ "path": file.path, "reason": file.reason }))
@@ -195,8 +203,8 @@ impl Snapshot {
 
 impl LibraryFile {
     /// The file with its functions, and with the calls of a process that maps it. A process that made no call yet is
-    /// `Some(None)`.
-    fn to_json(&self, process: Option<Option<&ProcessSnapshot>>) -> Value {
+    /// `Some(None)`. Reasons name only the pids in `visible`, or all of them without it.
+    fn to_json(&self, process: Option<Option<&ProcessSnapshot>>, visible: Option<&[u32]>) -> Value {
         let functions: Vec<Value> = self
             .functions
             .iter()
@@ -208,7 +216,10 @@ impl LibraryFile {
                 };
                 let mut entry = json!({ "symbol": function.symbol, "state": state });
                 if let Some(reason) = reason {
-                    entry["reason"] = json!(&**reason);
+                    entry["reason"] = match visible {
+                        Some(pids) => json!(hide_foreign_pids(reason, pids)),
+                        None => json!(&**reason),
+                    };
                 }
                 if function.displacement > 0 {
                     entry["displacement"] = json!(function.displacement);

@@ -57,6 +57,9 @@ pub enum Scope {
     All,
     /// Those of the user with this id.
     User(u32),
+    /// None of them: only figures of the machine and of the observer, and sums over all processes. Nothing in this
+    /// scope names a process, user, cgroup or job.
+    Machine,
 }
 
 impl Scope {
@@ -72,7 +75,20 @@ impl Scope {
         match self {
             Self::All => true,
             Self::User(own) => uid == Some(own),
+            Self::Machine => false,
         }
+    }
+
+    /// Whether sums without a pid count the processes of this user.
+    #[must_use]
+    pub fn sums_contain_user(self, uid: Option<u32>) -> bool {
+        self == Self::Machine || self.contains_user(uid)
+    }
+
+    /// Whether figures of the machine and of the observer are within the scope.
+    #[must_use]
+    pub fn has_machine(self) -> bool {
+        matches!(self, Self::All | Self::Machine)
     }
 }
 

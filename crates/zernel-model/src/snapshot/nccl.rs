@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Scope, SharedHistogram, Snapshot};
+use super::{ProcessSnapshot, Scope, SharedHistogram, Snapshot};
 use crate::aggregation::LatencyHistogram;
 
 /// Collectives and communicators of a process.
@@ -108,12 +108,13 @@ impl Snapshot {
         of_listed: impl Fn(&'a CollectiveTotals) -> Option<&'a SharedHistogram>,
         of_exited: impl Fn(&'a ExitedRankTimes) -> Option<&'a SharedHistogram>,
     ) -> BTreeMap<String, LatencyHistogram> {
-        let collectives = self
-            .processes(scope)
-            .flat_map(|it| &it.probes.nccl.collectives);
+        let uid = |process: &ProcessSnapshot| process.identity.as_ref().map(|it| it.uid);
+        let counted = self.observed.iter();
+        let counted = counted.filter(|process| scope.sums_contain_user(uid(process)));
+        let collectives = counted.flat_map(|it| &it.probes.nccl.collectives);
         let listed = collectives.filter_map(|it| Some((&*it.op, of_listed(it)?)));
         let exited = self.exited_ranks.iter();
-        let exited = exited.filter(|exited| scope.contains_user(exited.uid));
+        let exited = exited.filter(|exited| scope.sums_contain_user(exited.uid));
         let exited = exited.filter_map(|it| Some((it.op, of_exited(it)?)));
         let mut sums: BTreeMap<String, LatencyHistogram> = BTreeMap::new();
         for (op, times) in listed.chain(exited) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{ProcessSnapshot, Scope, SharedState, Snapshot};
 
@@ -17,7 +17,7 @@ struct ScopedSnapshot<'a> {
     gone_ranks: Vec<&'a ProcessSnapshot>,
     sampled: &'a [String],
     rung: &'a str,
-    problems: Vec<&'a str>,
+    problems: Vec<String>,
     call_cost_seconds: f64,
     age_seconds: f64,
 }
@@ -43,10 +43,8 @@ impl Snapshot {
     #[must_use]
     pub fn to_json(&self, scope: Scope, age: Duration) -> String {
         let gone = self.gone_ranks.iter();
-        let late = is_late(age).then(|| lateness(age));
-        let problems = self.problems.iter().chain(&late);
         let scoped = ScopedSnapshot {
-            aggregated: self.aggregated(scope).to_ws_snapshot(),
+            aggregated: self.aggregated_json(scope),
             shared_state: &self.shared_state,
             observed: self.processes(scope).collect(),
             gone_ranks: gone
@@ -54,12 +52,52 @@ impl Snapshot {
                 .collect(),
             sampled: &self.sampled,
             rung: &self.rung,
-            problems: problems.map(String::as_str).collect(),
+            problems: self.problems_json(scope, age),
             call_cost_seconds: self.call_cost_seconds,
             age_seconds: age.as_secs_f64(),
         };
         serde_json::to_string(&scoped).expect("every key is a string")
     }
+
+    /// The metrics that every source has. For the machine, the scalars merge all processes and the details are empty.
+    fn aggregated_json(&self, scope: Scope) -> Value {
+        if scope != Scope::Machine {
+            return self.aggregated(scope).to_ws_snapshot();
+        }
+        let mut merged = self.aggregated(Scope::All).to_ws_snapshot();
+        merged["gpu_utilization"] = json!([]);
+        merged["processes"] = json!({});
+        merged
+    }
+
+    /// The problems. Outside [`Scope::All`] they name no process that the scope hides.
+    fn problems_json(&self, scope: Scope, age: Duration) -> Vec<String> {
+        let pids: Vec<u32> = self.processes(scope).map(|process| process.pid).collect();
+        let problems = self.problems.iter();
+        let problems = problems.map(|problem| match scope {
+            Scope::All => problem.clone(),
+            Scope::User(_) | Scope::Machine => hide_foreign_pids(problem, &pids),
+        });
+        problems
+            .chain(is_late(age).then(|| lateness(age)))
+            .collect()
+    }
+}
+
+/// Replaces the pids in a text, except those in `visible`.
+pub(super) fn hide_foreign_pids(text: &str, visible: &[u32]) -> String {
+    let mut words = Vec::new();
+    let mut follows_process = false;
+    for word in text.split(' ') {
+        let digits = word.trim_matches(|character: char| !character.is_ascii_digit());
+        let is_hidden = digits.parse().is_ok_and(|pid| !visible.contains(&pid));
+        words.push(match follows_process && is_hidden {
+            true => word.replace(digits, "(hidden)"),
+            false => word.to_owned(),
+        });
+        follows_process = matches!(word, "process" | "pid");
+    }
+    words.join(" ")
 }
 
 #[cfg(test)]
@@ -95,6 +133,43 @@ mod tests {
         };
         assert_eq!(pids(Scope::All), [1, 2, 3, 4]);
         assert_eq!(pids(Scope::User(1001)), [2, 4]);
+    }
+
+    #[test]
+    fn the_machine_has_sums_and_no_process() {
+        let mut trainer = process(4711, 1000);
+        let mut launches = crate::aggregation::LatencyHistogram::default();
+        launches.record(8000);
+        trainer.probes.cuda_trace.launch_times = Some(launches.into());
+        trainer.probes.gpu_mem.memory = vec![Default::default()];
+        let snapshot = Snapshot {
+            observed: vec![trainer.clone()],
+            gone_ranks: vec![trainer],
+            problems: vec!["the overhead of process 4711 exceeded the ceiling".to_owned()],
+            ..Snapshot::default()
+        };
+        let text = snapshot.to_json(Scope::Machine, Duration::ZERO);
+        assert!(!text.contains("4711"), "{text}");
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(value["cuda_latency_p50_us"], 8.0);
+        assert_eq!(value["observed"], json!([]));
+        let all = snapshot.to_json(Scope::All, Duration::ZERO);
+        assert!(all.contains("process 4711 exceeded"), "{all}");
+    }
+
+    #[test]
+    fn problems_name_only_processes_within_the_scope() {
+        let snapshot = Snapshot {
+            observed: vec![process(1, 1000), process(2, 1001)],
+            problems: vec!["the overhead of process 2 exceeded the ceiling 2 times".to_owned()],
+            ..Snapshot::default()
+        };
+        let problem = |uid| snapshot.problems_json(Scope::User(uid), Duration::ZERO);
+        assert_eq!(problem(1001), snapshot.problems);
+        assert_eq!(
+            problem(1000),
+            ["the overhead of process (hidden) exceeded the ceiling 2 times"]
+        );
     }
 
     #[test]

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use zernel_serve::{
-    Addresses, Health, Limits, Options, Scope, ServeError, Server, Source, TextFormat,
+    Addresses, Expose, Health, Limits, Options, Scope, Secret, ServeError, Server, Source,
+    TextFormat,
 };
 
 /// A timeout that never fires during a test.
@@ -101,13 +102,14 @@ pub(crate) struct RunningServer {
     folder: TempDir,
 }
 
-/// Returns options with free ports, a private socket path and no timeouts, so that tests can run in
-/// parallel on a busy machine.
+/// Returns options that expose everything, with free ports, a private socket path and no timeouts, so
+/// that tests can run in parallel on a busy machine.
 pub(crate) fn options(folder: &TempDir) -> Options {
     Options {
         http: Some("127.0.0.1:0".parse().unwrap()),
         websocket: Some("127.0.0.1:0".parse().unwrap()),
         unix: Some(folder.path().join("observe.sock")),
+        expose: Expose::All,
         interval: LONGER_THAN_ANY_TEST,
         limits: Limits {
             request_head: LONGER_THAN_ANY_TEST,
@@ -116,6 +118,15 @@ pub(crate) fn options(folder: &TempDir) -> Options {
         },
         ..Options::default()
     }
+}
+
+/// The token of [`require_token`].
+pub(crate) const TOKEN: &str = "0123456789abcdef";
+
+/// Makes TCP clients send the token.
+pub(crate) fn require_token(options: &mut Options) {
+    options.expose = Expose::Token;
+    options.token = Some(Secret::new(TOKEN).unwrap());
 }
 
 /// Starts a server with the default test options after `change`.

@@ -6,12 +6,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use zernel_serve::Secret;
+use zernel_serve::Expose;
 
 use crate::client::{Response, connect_with_small_buffer, exchange, get, read_all, request};
-use crate::fixture::{FakeSource, start};
+use crate::fixture::{FakeSource, LONGER_THAN_ANY_TEST, require_token, start};
 
 const LOCAL: &str = "Host: localhost\r\n";
+const WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
 
 pub(crate) async fn every_endpoint_in_the_index_answers() {
     let server = start(FakeSource::default(), |_| {});
@@ -162,9 +163,7 @@ pub(crate) async fn requests_without_the_token_are_refused() {
         problems: vec!["the disk of alice is full".into()],
         ..FakeSource::default()
     };
-    let server = start(unhealthy, |options| {
-        options.token = Some(Secret::new("0123456789abcdef").unwrap());
-    });
+    let server = start(unhealthy, require_token);
     let without = get(server.http, "/metrics").await;
     assert_eq!(without.status, 401);
     assert!(
@@ -173,25 +172,47 @@ pub(crate) async fn requests_without_the_token_are_refused() {
             .unwrap()
             .starts_with("Bearer")
     );
+    for path in [
+        "/",
+        "/metrics",
+        "/metrics/quantiles",
+        "/metrics?token=0123456789abcdef",
+        "/api/v1/snapshot",
+        "/api/v1/ledger",
+        "/ws",
+        "/nowhere",
+    ] {
+        assert_eq!(get(server.http, path).await.status, 401, "{path}");
+    }
     assert_eq!(
-        get(server.http, "/metrics?token=0123456789abcdef")
+        request(server.http, "GET /metrics", WITH_TOKEN)
             .await
             .status,
-        401
-    );
-
-    let token = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
-    assert_eq!(
-        request(server.http, "GET /metrics", token).await.status,
         200
     );
     let health = get(server.http, "/healthz").await;
     assert_eq!(
         (health.status, health.body.as_str()),
-        (503, "{\"ok\":false}")
+        (503, "{\"ok\":false,\"problem_count\":1}")
     );
-    let health = request(server.http, "GET /healthz", token).await;
+    let health = request(server.http, "GET /healthz", WITH_TOKEN).await;
     assert!(health.body.contains("alice"), "{}", health.body);
+}
+
+pub(crate) async fn aggregates_are_served_without_the_token() {
+    let server = start(FakeSource::default(), |options| {
+        require_token(options);
+        options.expose = Expose::Aggregate;
+    });
+    for (headers, scope) in [(LOCAL, "Machine"), (WITH_TOKEN, "All")] {
+        let metrics = request(server.http, "GET /metrics", headers).await;
+        assert_eq!(metrics.body, format!("{scope} Prometheus\n"));
+        for (path, key) in [("/api/v1/snapshot", "scope"), ("/api/v1/ledger", "ledger")] {
+            let answer = request(server.http, &format!("GET {path}"), headers).await;
+            let answer: Value = serde_json::from_str(&answer.body).unwrap();
+            assert_eq!(answer[key], scope, "{path}");
+        }
+    }
 }
 
 pub(crate) async fn malformed_requests_get_400_and_the_server_keeps_serving() {
@@ -258,14 +279,15 @@ pub(crate) async fn a_client_that_never_reads_its_response_is_disconnected() {
     };
     let server = start(long, |options| {
         options.limits.stall = Duration::from_millis(50);
-        options.limits.connections = 1;
+        options.limits.grace = LONGER_THAN_ANY_TEST;
     });
     let mut stream = connect_with_small_buffer(server.http).await;
     let request = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
     stream.write_all(request).await.unwrap();
-    // The limit is one connection, so this request succeeds only after the other client was
-    // disconnected.
-    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    stream.readable().await.unwrap();
+    // The server waits for the response in flight, so it stops only after it has disconnected the
+    // client.
+    server.stop().await;
     let received = read_all(&mut stream).await;
     assert!(received.len() < 32 << 20, "{}", received.len());
 }

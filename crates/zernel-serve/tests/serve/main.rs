@@ -4,6 +4,7 @@ mod client;
 mod fixture;
 mod http;
 mod lifecycle;
+mod limits;
 mod peers;
 mod websocket;
 
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         http::health_lists_the_problems,
         http::foreign_hosts_and_origins_are_refused,
         http::requests_without_the_token_are_refused,
+        http::aggregates_are_served_without_the_token,
         http::malformed_requests_get_400_and_the_server_keeps_serving,
         http::too_many_or_too_long_headers_end_the_connection,
         http::a_client_that_never_finishes_its_request_is_disconnected,
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         websocket::plain_requests_to_the_websocket_port_get_a_hint,
         lifecycle::a_port_in_use_is_reported_and_nothing_stays_bound,
         lifecycle::an_address_other_machines_reach_needs_a_token,
+        lifecycle::a_server_without_a_token_must_expose_everything,
         lifecycle::the_error_for_a_foreign_address_names_the_address,
         lifecycle::a_zero_interval_and_a_bad_host_are_refused,
         lifecycle::a_unix_socket_in_use_is_refused_and_a_stale_one_replaced,
@@ -78,9 +81,13 @@ fn main() -> ExitCode {
         lifecycle::idle_and_half_sent_requests_do_not_block_shutdown,
         lifecycle::the_server_runs_on_a_plain_thread,
         lifecycle::a_full_address_does_not_block_another_address,
+        limits::clients_without_the_token_do_not_shut_out_clients_with_it,
+        limits::websockets_without_the_token_do_not_shut_out_clients_with_it,
         peers::the_daemons_user_sees_all_processes,
     ];
     let privileged = trials![&[root()];
+        limits::slow_clients_of_one_user_do_not_shut_out_others,
+        limits::idle_websockets_of_one_user_do_not_shut_out_others,
         peers::other_users_see_only_their_processes,
         peers::other_users_stream_only_their_processes,
     ];

@@ -10,15 +10,16 @@ use rustix::process::Uid;
 use rustix::thread::set_thread_uid;
 use serde_json::Value;
 use tokio_tungstenite::client_async;
+use zernel_serve::Options;
 
 use crate::client::{Response, exchange};
 use crate::fixture::{FakeSource, RunningServer, start};
 use crate::websocket;
 
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 
 /// Connects as another user. Linux keeps the uid per thread, so a thread suffices.
-fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
+pub(crate) fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
     let path = path.to_owned();
     let thread = thread::spawn(move || {
         set_thread_uid(Uid::from_raw(user)).unwrap();
@@ -30,14 +31,21 @@ fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
 }
 
 /// Starts a server whose socket folder every user can enter.
-fn start_for_all() -> RunningServer {
-    let server = start(FakeSource::default(), |_| {});
+pub(crate) fn start_for_all(change: impl FnOnce(&mut Options)) -> RunningServer {
+    let server = start(source_with_a_problem(), change);
     let folder = server.unix.parent().unwrap();
     set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     server
 }
 
-async fn get(stream: tokio::net::UnixStream, path: &str) -> Response {
+fn source_with_a_problem() -> FakeSource {
+    FakeSource {
+        problems: vec!["the overhead of process 4711 exceeded the ceiling".into()],
+        ..FakeSource::default()
+    }
+}
+
+pub(crate) async fn get(stream: tokio::net::UnixStream, path: &str) -> Response {
     let request = format!("GET {path} HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n");
     Response::parse(&exchange(stream, request.as_bytes()).await)
 }
@@ -49,7 +57,7 @@ pub(crate) async fn the_daemons_user_sees_all_processes() {
 }
 
 pub(crate) async fn other_users_see_only_their_processes() {
-    let server = start_for_all();
+    let server = start_for_all(|_| {});
     let stream = || connect_as(NOBODY, &server.unix);
     let metrics = get(stream(), "/metrics").await;
     assert_eq!(metrics.body, "User(65534) Prometheus\n");
@@ -59,12 +67,16 @@ pub(crate) async fn other_users_see_only_their_processes() {
         let answer: Value = serde_json::from_str(&get(stream(), path).await.body).unwrap();
         assert_eq!(answer[key], "User(65534)", "{path}");
     }
-    let root = tokio::net::UnixStream::connect(&server.unix).await.unwrap();
-    assert_eq!(get(root, "/metrics").await.body, "All Prometheus\n");
+    let root = || connect_as(0, &server.unix);
+    assert_eq!(get(root(), "/metrics").await.body, "All Prometheus\n");
+    // Problems name processes of other users.
+    let health = get(stream(), "/healthz").await;
+    assert_eq!(health.body, "{\"ok\":false,\"problem_count\":1}");
+    assert!(get(root(), "/healthz").await.body.contains("4711"));
 }
 
 pub(crate) async fn other_users_stream_only_their_processes() {
-    let server = start_for_all();
+    let server = start_for_all(|_| {});
     let mut everyone = websocket::connect(server.websocket, "/").await.unwrap();
     let stream = connect_as(NOBODY, &server.unix);
     let (mut nobody, _) = client_async("ws://anything/ws", stream).await.unwrap();

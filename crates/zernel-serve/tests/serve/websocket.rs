@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
-use zernel_serve::Secret;
+use zernel_serve::{Expose, Secret};
 
 use crate::client::{
     connect_with_small_buffer, get, read_all, request, request_upgrade, upgrade_request,
@@ -254,6 +254,7 @@ pub(crate) async fn websockets_of_foreign_origins_are_refused() {
 
 pub(crate) async fn a_websocket_may_pass_the_token_in_the_query() {
     let server = start(FakeSource::default(), |options| {
+        options.expose = Expose::Token;
         options.token = Some(Secret::new("0123456789abcd/+").unwrap());
     });
     for (path, status) in [

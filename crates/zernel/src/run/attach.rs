@@ -11,6 +11,7 @@ use procfs::process::Process;
 use zernel_report::Report;
 
 use super::ReportOptions;
+use super::caller::Caller;
 use super::recorder::Root;
 use crate::interrupt;
 
@@ -34,7 +35,8 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    options.report.check_files()?;
+    let caller = Caller::from_environment()?;
+    options.report.check_files(caller.as_ref())?;
     let interrupted = interrupt::flag()?;
     let process = i32::try_from(options.pid).map(Process::new);
     let Ok(Ok(process)) = process else {
@@ -55,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     }
     let wall = started.elapsed();
     let report = Report::new(command, wall, None, recorder.finish());
-    options.report.write(&report);
+    options.report.write(&report, caller.as_ref());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,9 +1,11 @@
-//! The user who called sudo. The command runs as that user, because only observing needs root.
+//! The user who called sudo. The command runs as that user and reports are written as that user, because only observing
+//! needs root.
 //!
 //! Otherwise `sudo zernel run -- python train.py` would leave files that belong to root, and would not find those of the
 //! caller. User, groups and home directory come from `id` and `getent`, because accounts need not be in local files.
 
 use std::env;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -15,18 +17,36 @@ pub(super) struct Caller {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
-    /// Name, home and shell, if known.
-    account: Option<[String; 3]>,
+    account: Option<Account>,
 }
 
-/// sudo's variables do not name a user.
+/// A line of passwd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Account {
+    name: String,
+    gid: u32,
+    home: String,
+    shell: String,
+}
+
+/// Why the caller of sudo is not known.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot run the command as the caller of sudo: {variable}={value} is not a valid id; use --as-root to run it as root"
-)]
-pub(super) struct CallerError {
-    variable: &'static str,
-    value: String,
+pub(super) enum CallerError {
+    /// sudo's variables do not name a user.
+    #[error(
+        "cannot act as the caller of sudo: {variable}={value} is not a valid id; `zernel run --as-root` runs the \
+         command as root"
+    )]
+    InvalidId {
+        variable: &'static str,
+        value: String,
+    },
+    /// The caller's group is in neither SUDO_GID nor passwd.
+    #[error(
+        "cannot act as the caller of sudo: SUDO_GID is not set and user {uid} has no account; `zernel run --as-root` \
+         runs the command as root"
+    )]
+    UnknownGroup { uid: u32 },
 }
 
 impl Caller {
@@ -35,18 +55,16 @@ impl Caller {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
-        let (Some(uid), Some(gid)) = (
-            id_from_environment("SUDO_UID")?,
-            id_from_environment("SUDO_GID")?,
-        ) else {
+        let uid = id_from_environment("SUDO_UID")?;
+        let Some(uid) = uid.filter(|uid| *uid != 0) else {
             return Ok(None);
         };
-        if uid == 0 {
-            return Ok(None);
-        }
         let account = output_of("getent", &["passwd", &uid.to_string()]);
         let account = account.as_deref().and_then(parse_account);
-        let name = account.as_ref().map(|[name, ..]| name.as_str());
+        let gid = id_from_environment("SUDO_GID")?;
+        let gid = gid.or(account.as_ref().map(|account| account.gid));
+        let gid = gid.ok_or(CallerError::UnknownGroup { uid })?;
+        let name = account.as_ref().map(|account| account.name.as_str());
         let groups = name.and_then(|name| output_of("id", &["-G", name]));
         let groups = groups.as_deref().and_then(parse_groups);
         Ok(Some(Self {
@@ -57,11 +75,23 @@ impl Caller {
         }))
     }
 
+    #[cfg(test)]
+    pub(super) fn for_test(id: u32) -> Self {
+        Self {
+            uid: id,
+            gid: id,
+            groups: vec![id],
+            account: None,
+        }
+    }
+
     /// Makes `command` run as the caller.
     pub(super) fn apply(&self, command: &mut Command) {
-        if let Some([name, home, shell]) = &self.account {
-            command.env("USER", name).env("LOGNAME", name);
-            command.env("HOME", home).env("SHELL", shell);
+        if let Some(account) = &self.account {
+            command.env("USER", &account.name);
+            command.env("LOGNAME", &account.name);
+            command.env("HOME", &account.home);
+            command.env("SHELL", &account.shell);
         }
         let uid = Uid::from_raw(self.uid);
         let gid = Gid::from_raw(self.gid);
@@ -78,6 +108,34 @@ impl Caller {
     }
 }
 
+/// Runs `work` with the rights of the caller of sudo, or with those of this process if there is none.
+pub(super) fn with_rights_of<T: Send>(
+    caller: Option<&Caller>,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    let Some(caller) = caller else {
+        return work();
+    };
+    // The kernel keeps ids per thread. The real and the saved user stay root, so the caller cannot signal or trace the
+    // thread.
+    let thread = || {
+        let groups: Vec<Gid> = caller
+            .groups
+            .iter()
+            .map(|gid| Gid::from_raw(*gid))
+            .collect();
+        rustix::thread::set_thread_groups(&groups)?;
+        let gid = Gid::from_raw(caller.gid);
+        rustix::thread::set_thread_res_gid(Gid::ROOT, gid, Gid::ROOT)?;
+        rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(caller.uid), Uid::ROOT)?;
+        work()
+    };
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(thread).join();
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 fn id_from_environment(variable: &'static str) -> Result<Option<u32>, CallerError> {
     let Some(value) = env::var_os(variable) else {
         return Ok(None);
@@ -86,7 +144,7 @@ fn id_from_environment(variable: &'static str) -> Result<Option<u32>, CallerErro
     // The kernel takes the largest id as "leave unchanged".
     match value.parse() {
         Ok(number) if number != u32::MAX => Ok(Some(number)),
-        _ => Err(CallerError { variable, value }),
+        _ => Err(CallerError::InvalidId { variable, value }),
     }
 }
 
@@ -97,11 +155,15 @@ fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     String::from_utf8(output.stdout).ok().filter(|_| succeeded)
 }
 
-/// Name, home and shell from a line of passwd.
-fn parse_account(line: &str) -> Option<[String; 3]> {
+fn parse_account(line: &str) -> Option<Account> {
     let fields: Vec<&str> = line.trim_end().split(':').collect();
     match fields[..] {
-        [name, _, _, _, _, home, shell] => Some([name, home, shell].map(str::to_owned)),
+        [name, _, _, gid, _, home, shell] => Some(Account {
+            name: name.to_owned(),
+            gid: gid.parse().ok()?,
+            home: home.to_owned(),
+            shell: shell.to_owned(),
+        }),
         _ => None,
     }
 }
@@ -117,11 +179,14 @@ mod tests {
 
     #[test]
     fn a_passwd_line_has_an_account() {
-        let account = parse_account("jo:x:1000:1000:Jo,,,:/home/jo:/bin/zsh\n");
-        assert_eq!(
-            account,
-            Some(["jo", "/home/jo", "/bin/zsh"].map(str::to_owned))
-        );
+        let account = parse_account("jo:x:1000:1007:Jo,,,:/home/jo:/bin/zsh\n");
+        let expected = Account {
+            name: "jo".to_owned(),
+            gid: 1007,
+            home: "/home/jo".to_owned(),
+            shell: "/bin/zsh".to_owned(),
+        };
+        assert_eq!(account, Some(expected));
         assert_eq!(parse_account(""), None);
     }
 

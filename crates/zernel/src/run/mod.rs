@@ -5,15 +5,16 @@
 //! | `child` | the command as a child process: signals and exit code |
 //! | `caller` | the user that the command runs as under sudo |
 //! | `attach` | `zernel attach` |
+//! | `report_file` | the files of `--json` and `--html` |
 //! | `recorder` | observes, or asks the daemon, and records the descendants of the command |
 
 pub(crate) mod attach;
 mod caller;
 mod child;
 mod recorder;
+mod report_file;
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ use crate::observe::parse_budget;
 use caller::Caller;
 use child::{CaughtSignals, Child};
 use recorder::{Recorder, Root};
+use report_file::{check_report_file, write_report_file};
 
 /// Run a command and report where its training time goes
 ///
@@ -70,12 +72,13 @@ struct ReportOptions {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    options.report.check_files()?;
-    let signals = CaughtSignals::catch()?;
-    let caller = match options.as_root {
-        true => None,
-        false => Caller::from_environment()?,
+    // With --as-root, an unknown caller is no error. The reports belong to root then.
+    let caller = match Caller::from_environment() {
+        Err(_) if options.as_root => None,
+        caller => caller?,
     };
+    options.report.check_files(caller.as_ref())?;
+    let signals = CaughtSignals::catch()?;
     let recorder = options.report.start(Root::SpawnedCommand);
     if io::stderr().is_terminal() {
         match recorder.unavailable_reason() {
@@ -84,7 +87,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         }
     }
     let started = Instant::now();
-    let child = Child::spawn(&options.command, caller.as_ref(), signals);
+    let command_user = caller.as_ref().filter(|_| !options.as_root);
+    let child = Child::spawn(&options.command, command_user, signals);
     let ended = child.map(Child::wait);
     let wall = started.elapsed();
     // Detach all probes, even if the command did not start.
@@ -99,7 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let words = options.command.iter();
     let command = words.map(|word| word.to_string_lossy().into_owned());
     let report = Report::new(command.collect(), wall, Some(ended), outcome);
-    options.report.write(&report);
+    options.report.write(&report, caller.as_ref());
     Ok(ExitCode::from(ended.exit_code()))
 }
 
@@ -114,7 +118,7 @@ impl ReportOptions {
     }
 
     /// Checks that the reports can be written, before the command runs.
-    fn check_files(&self) -> Result<(), String> {
+    fn check_files(&self, caller: Option<&Caller>) -> Result<(), String> {
         let files: Vec<&Path> = self
             .json
             .iter()
@@ -128,22 +132,23 @@ impl ReportOptions {
             ));
         }
         for file in files.into_iter().filter(|file| file.as_os_str() != "-") {
-            check_writable(file)
+            check_report_file(file, caller)
                 .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
         }
         Ok(())
     }
 
-    /// Prints the report and writes the files. Failing to write one does not change the exit code.
-    fn write(&self, report: &Report) {
+    /// Prints the report and writes the files, which belong to the caller of sudo. Failing to write one does not change
+    /// the exit code.
+    fn write(&self, report: &Report, caller: Option<&Caller>) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
         let text = zernel_report::render_text(report, terminal_width());
         let _ = err.write_all(text.as_bytes());
         let json = |file: &Path| {
             let text = serde_json::to_string_pretty(report)?;
-            write_file_or_stdout(file, text + "\n")
+            write_file_or_stdout(file, &(text + "\n"), caller)
         };
-        let page = |file: &Path| write_file_or_stdout(file, zernel_report::html(report));
+        let page = |file: &Path| write_file_or_stdout(file, &zernel_report::html(report), caller);
         let json = self.json.as_deref().map(|file| (file, json(file)));
         let page = self.html.as_deref().map(|file| (file, page(file)));
         for (file, written) in json.into_iter().chain(page) {
@@ -160,22 +165,9 @@ fn terminal_width() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Checks that a file can be written, without changing or creating it.
-fn check_writable(file: &Path) -> io::Result<()> {
-    match OpenOptions::new().write(true).create_new(true).open(file) {
-        Ok(_) => std::fs::remove_file(file),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            // `create` is for a symbolic link to a file that does not exist yet.
-            let opened = OpenOptions::new().create(true).append(true).open(file);
-            opened.map(drop)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn write_file_or_stdout(file: &Path, text: String) -> io::Result<()> {
+fn write_file_or_stdout(file: &Path, text: &str, caller: Option<&Caller>) -> io::Result<()> {
     match file.as_os_str() == "-" {
         true => crate::print(text.as_bytes()),
-        false => std::fs::write(file, text),
+        false => write_report_file(file, text.as_bytes(), caller),
     }
 }

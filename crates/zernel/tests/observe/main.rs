@@ -1,5 +1,6 @@
 //! `zernel observe` as a person uses it.
 
+mod exposure;
 mod prometheus;
 mod service;
 mod users;
@@ -49,12 +50,25 @@ fn main() -> ExitCode {
         ),
         ("the_ledger_is_printed", the_ledger_is_printed),
         (
+            "processes_need_the_token",
+            exposure::processes_need_the_token,
+        ),
+        ("aggregates_name_nobody", exposure::aggregates_name_nobody),
+        (
+            "a_token_that_others_can_read_is_refused",
+            exposure::a_token_that_others_can_read_is_refused,
+        ),
+        (
             "users_see_their_own_processes",
             users::users_see_their_own_processes,
         ),
         (
             "the_unit_grants_what_observing_takes",
             service::the_unit_grants_what_observing_takes,
+        ),
+        (
+            "the_watchdog_is_fed_while_the_observer_publishes",
+            service::the_watchdog_is_fed_while_the_observer_publishes,
         ),
         (
             "each_capability_is_needed",
@@ -83,9 +97,24 @@ fn main() -> ExitCode {
             service::systemd_understands_the_unit,
         ),
         trial(
+            "the_sandbox_is_as_tight_as_documented",
+            &[service::systemd()],
+            service::the_sandbox_is_as_tight_as_documented,
+        ),
+        trial(
+            "systemd_creates_the_user_of_the_unit",
+            &[needs[0], service::systemd()],
+            service::systemd_creates_the_user_of_the_unit,
+        ),
+        trial(
             "a_bad_budget_is_wrong_usage",
             &[],
             a_bad_budget_is_wrong_usage,
+        ),
+        trial(
+            "a_token_for_nothing_is_wrong_usage",
+            &[],
+            exposure::a_token_for_nothing_is_wrong_usage,
         ),
     ]))
 }
@@ -158,6 +187,7 @@ fn open_metrics_has_an_end() {
 /// Runs `zernel observe` until it exits by itself.
 fn output(arguments: &[&dyn AsRef<OsStr>]) -> Output {
     let mut command = command(ZERNEL);
+    command.args(["--expose", "all"]);
     for argument in arguments {
         command.arg(argument);
     }

@@ -2,14 +2,16 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::Need;
-use zernel_testkit::daemon::Daemon;
+use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::target::Stage;
+use zernel_testkit::{Need, StoppedThread};
 
 use crate::users::{launched_by_nobody, pids, public_copy};
 use crate::{launched, told_launches};
@@ -103,6 +105,45 @@ pub(crate) fn each_capability_is_needed() {
     }
 }
 
+/// Receives the messages of a daemon until `time` is over.
+fn messages(manager: &UnixDatagram, time: Duration) -> Vec<String> {
+    let end = Instant::now() + time;
+    let mut messages = Vec::new();
+    let mut message = [0; 64];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return messages;
+        }
+        manager.set_read_timeout(Some(left)).expect("a time");
+        if let Ok(length) = manager.recv(&mut message) {
+            messages.push(String::from_utf8_lossy(&message[..length]).into_owned());
+        }
+    }
+}
+
+/// A daemon whose observer stalls no longer notifies the service manager, which then restarts it.
+pub(crate) fn the_watchdog_is_fed_while_the_observer_publishes() {
+    let stage = Stage::new(Prologue::Push);
+    let socket = stage.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).expect("ours");
+    let mut command = command(crate::ZERNEL);
+    command.env("NOTIFY_SOCKET", &socket);
+    command.env("WATCHDOG_USEC", "200000");
+    let daemon = Daemon::start_as(command, &stage, &stage.path().join("observe.sock"));
+    let first = messages(&manager, Duration::from_secs(3));
+    assert_eq!(first[0], "READY=1");
+    assert!(first.len() > 5, "{first:?}");
+    assert!(first[1..].iter().all(|it| it == "WATCHDOG=1"), "{first:?}");
+    let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
+    daemon.wait_for_health("HTTP/1.1 503");
+    messages(&manager, Duration::from_millis(200));
+    assert!(messages(&manager, Duration::from_secs(2)).is_empty());
+    drop(stopped);
+    daemon.wait_for_health("HTTP/1.1 200");
+    assert!(!messages(&manager, Duration::from_secs(2)).is_empty());
+}
+
 /// The need for the tool that reads units.
 pub(crate) fn systemd() -> Need {
     Need {
@@ -114,13 +155,73 @@ pub(crate) fn systemd() -> Need {
     }
 }
 
-pub(crate) fn systemd_understands_the_unit() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let unit = folder.path().join("zernel.service");
+/// Writes the unit to a folder, with the program of this build.
+fn written_unit(folder: &Path) -> PathBuf {
+    let unit = folder.join("zernel.service");
     // It looks whether the program is there.
     let here = UNIT.replace("/usr/bin/zernel", env!("CARGO_BIN_EXE_zernel"));
     fs::write(&unit, here).expect("ours");
     fs::set_permissions(&unit, Permissions::from_mode(0o644)).expect("ours");
+    unit
+}
+
+/// The documented score is that of systemd 252. Other versions may weigh settings differently, so one point is allowed.
+pub(crate) fn the_sandbox_is_as_tight_as_documented() {
+    const DOCUMENT: &str = include_str!("../../../../docs/security.md");
+    let (_, rest) = DOCUMENT
+        .split_once("exposure level is ")
+        .expect("it is documented");
+    let documented: f64 = rest
+        .split(' ')
+        .next()
+        .and_then(|score| score.parse().ok())
+        .expect("a number");
+    let folder = tempfile::tempdir().expect("a folder");
+    let unit = written_unit(folder.path());
+    let mut command = Command::new("systemd-analyze");
+    command.args(["security", "--offline=true"]).arg(unit);
+    let output = command.output().expect("systemd-analyze runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (_, rest) = said.rsplit_once("zernel.service: ").expect("a score");
+    let score: f64 = rest
+        .split(' ')
+        .next()
+        .and_then(|score| score.parse().ok())
+        .expect("a number");
+    assert!(
+        score <= documented + 1.0,
+        "{score} instead of {documented}: {said}"
+    );
+}
+
+pub(crate) fn systemd_creates_the_user_of_the_unit() {
+    let root = tempfile::tempdir().expect("a folder");
+    fs::create_dir(root.path().join("etc")).expect("ours");
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../deploy/sysusers.d/zernel.conf"
+    );
+    let file = Path::new(file).canonicalize().expect("it is there");
+    let text = fs::read_to_string(file).expect("it is there");
+    let mut command = Command::new("systemd-sysusers");
+    command.arg("--root").arg(root.path()).arg("--inline");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let output = command.args(lines).output().expect("systemd-sysusers runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    for name in ["etc/passwd", "etc/group"] {
+        let accounts = fs::read_to_string(root.path().join(name)).expect("written");
+        assert!(accounts.contains("zernel:"), "{accounts}");
+    }
+    assert_eq!(
+        [setting("User"), setting("Group")],
+        [["zernel"], ["zernel"]]
+    );
+}
+
+pub(crate) fn systemd_understands_the_unit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let unit = written_unit(folder.path());
     let mut command = Command::new("systemd-analyze");
     let output = command.args(["verify", "--man=no"]).arg(&unit).output();
     let output = output.expect("systemd-analyze runs");

@@ -23,6 +23,8 @@ impl Daemon {
         let child = zernel()
             .args([
                 "observe",
+                "--expose",
+                "all",
                 "--http",
                 "127.0.0.1:0",
                 "--websocket",

@@ -2,6 +2,7 @@
 
 mod attach;
 mod daemon;
+mod files;
 mod job;
 
 use std::os::unix::process::CommandExt;
@@ -45,6 +46,26 @@ fn main() -> ExitCode {
             "a_command_runs_as_the_caller_of_sudo",
             &[root()],
             a_command_runs_as_the_caller_of_sudo,
+        ),
+        trial(
+            "reports_belong_to_the_caller_of_sudo",
+            &[root()],
+            files::reports_belong_to_the_caller_of_sudo,
+        ),
+        trial(
+            "reports_are_written_with_the_rights_of_the_caller_of_sudo",
+            &[root()],
+            files::reports_are_written_with_the_rights_of_the_caller_of_sudo,
+        ),
+        trial(
+            "a_full_disk_keeps_the_older_report",
+            &[],
+            files::a_full_disk_keeps_the_older_report,
+        ),
+        trial(
+            "the_group_of_the_caller_is_never_roots",
+            &[root()],
+            files::the_group_of_the_caller_is_never_roots,
         ),
         trial(
             "without_privilege_it_runs_all_the_same",

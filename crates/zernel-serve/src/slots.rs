@@ -1,0 +1,281 @@
+//! Slots for connections: how many each owner may hold, and which one ends when there are too many.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::peer::Owner;
+
+/// The most slots of one owner and of all owners together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SlotLimits {
+    /// Slots of trusted owners, which no other owner can take.
+    pub(crate) trusted: usize,
+    /// Slots of all other owners together.
+    pub(crate) others: usize,
+    /// Slots of one user of the unix socket.
+    pub(crate) per_user: usize,
+}
+
+/// What happens to a client that finds its owner's slots taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// It gets the slot of the owner's oldest client, which ends.
+    EndOldest,
+    /// It gets none.
+    Refuse,
+}
+
+/// The slots of one address, or of all WebSocket clients.
+#[derive(Clone)]
+pub(crate) struct Slots(Arc<Shared>);
+
+struct Shared {
+    limits: SlotLimits,
+    when_full: WhenFull,
+    table: Mutex<Table>,
+    /// Number of [`Slot`]s that exist, ended ones included.
+    used: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct Table {
+    next_id: u64,
+    /// In the order in which the clients came.
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    id: u64,
+    owner: Owner,
+    end: watch::Sender<bool>,
+}
+
+/// A slot in use. It is free again when this is dropped.
+pub(crate) struct Slot {
+    shared: Arc<Shared>,
+    id: u64,
+    end: watch::Receiver<bool>,
+}
+
+impl Slots {
+    pub(crate) fn new(limits: SlotLimits, when_full: WhenFull) -> Self {
+        Self(Arc::new(Shared {
+            limits,
+            when_full,
+            table: Mutex::default(),
+            used: watch::Sender::new(0),
+        }))
+    }
+
+    /// Takes a slot for a client. `None` if there is none and the client is to be refused.
+    pub(crate) fn take(&self, owner: Owner) -> Option<Slot> {
+        let mut table = self.0.lock();
+        self.0.make_room(&mut table, owner)?;
+        let id = table.next_id;
+        table.next_id += 1;
+        let (end, receiver) = watch::channel(false);
+        table.entries.push(Entry { id, owner, end });
+        self.0.used.send_modify(|used| *used += 1);
+        Some(Slot {
+            shared: Arc::clone(&self.0),
+            id,
+            end: receiver,
+        })
+    }
+
+    /// Waits until no slot is in use.
+    pub(crate) async fn all_free(&self) {
+        let mut used = self.0.used.subscribe();
+        // Fails only if the sender is dropped, and `self` holds it.
+        let _ = used.wait_for(|used| *used == 0).await;
+    }
+}
+
+impl Slot {
+    /// Counts the client for the trusted owner from now on.
+    pub(crate) fn trust(&self) {
+        let mut table = self.shared.lock();
+        let is_own = |entry: &Entry| entry.id == self.id;
+        let Some(position) = table.entries.iter().position(is_own) else {
+            return;
+        };
+        if table.entries[position].owner != Owner::Trusted {
+            let mut entry = table.entries.remove(position);
+            entry.owner = Owner::Trusted;
+            // Refused only in a table of WebSockets, whose owners never change.
+            let _ = self.shared.make_room(&mut table, Owner::Trusted);
+            table.entries.push(entry);
+        }
+    }
+
+    /// Waits until the client must end because another client needs its slot.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut end = self.end.clone();
+        async move {
+            // The sender is dropped when the slot was given to another client.
+            let _ = end.wait_for(|is_ended| *is_ended).await;
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut table = self.shared.lock();
+        table.entries.retain(|entry| entry.id != self.id);
+        self.shared.used.send_modify(|used| *used -= 1);
+    }
+}
+
+impl Shared {
+    /// Locks the table even if it is poisoned: no operation leaves it half changed.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes sure that a slot is free for `owner`. `None` if there is none.
+    fn make_room(&self, table: &mut Table, owner: Owner) -> Option<()> {
+        let limit = match owner {
+            Owner::Trusted => self.limits.trusted,
+            Owner::User(_) => self.limits.per_user.min(self.limits.others),
+            Owner::Anonymous => self.limits.others,
+        };
+        if table.count(|other| other == owner) >= limit {
+            return self.end_own(table, owner);
+        }
+        let others = table.count(|other| other != Owner::Trusted);
+        if owner == Owner::Trusted || others < self.limits.others {
+            return Some(());
+        }
+        match table.largest_other(owner) {
+            Some(largest) => table.end_oldest(|other| other == largest),
+            None if self.when_full == WhenFull::Refuse => None,
+            None => table.end_oldest(|other| other != Owner::Trusted),
+        }
+    }
+
+    fn end_own(&self, table: &mut Table, owner: Owner) -> Option<()> {
+        match self.when_full {
+            WhenFull::EndOldest => table.end_oldest(|other| other == owner),
+            WhenFull::Refuse => None,
+        }
+    }
+}
+
+impl Table {
+    fn count(&self, is_counted: impl Fn(Owner) -> bool) -> usize {
+        let entries = self.entries.iter();
+        entries.filter(|entry| is_counted(entry.owner)).count()
+    }
+
+    /// The owner with the most slots, if it is not trusted and has more than `owner`.
+    fn largest_other(&self, owner: Owner) -> Option<Owner> {
+        let mut counts: HashMap<Owner, usize> = HashMap::new();
+        for entry in &self.entries {
+            *counts.entry(entry.owner).or_default() += 1;
+        }
+        counts.remove(&Owner::Trusted);
+        let own = counts.remove(&owner).unwrap_or(0);
+        let largest = counts.into_iter().max_by_key(|(_, count)| *count);
+        largest
+            .filter(|(_, count)| *count > own.max(1))
+            .map(|(largest, _)| largest)
+    }
+
+    /// Ends the oldest client of the owners that `matches` selects.
+    fn end_oldest(&mut self, matches: impl Fn(Owner) -> bool) -> Option<()> {
+        let position = self.entries.iter().position(|entry| matches(entry.owner))?;
+        self.entries.remove(position).end.send_replace(true);
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: SlotLimits = SlotLimits {
+        trusted: 2,
+        others: 6,
+        per_user: 3,
+    };
+
+    fn is_ended(slot: &Slot) -> bool {
+        *slot.end.borrow()
+    }
+
+    fn take(slots: &Slots, owner: Owner, count: usize) -> Vec<Slot> {
+        (0..count).filter_map(|_| slots.take(owner)).collect()
+    }
+
+    #[test]
+    fn a_user_with_too_many_connections_ends_only_its_own() {
+        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let other = take(&slots, Owner::User(1), 2);
+        let many = take(&slots, Owner::User(2), 9);
+        assert!(!other.iter().any(is_ended));
+        let ended: Vec<bool> = many.iter().map(is_ended).collect();
+        assert_eq!(ended, [vec![true; 6], vec![false; 3]].concat());
+    }
+
+    #[test]
+    fn the_largest_user_makes_room_when_all_slots_are_taken() {
+        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let small = take(&slots, Owner::User(1), 2);
+        let large = take(&slots, Owner::User(2), 3);
+        let _last = take(&slots, Owner::User(3), 1);
+        let _new = take(&slots, Owner::User(4), 1);
+        assert!(!small.iter().any(is_ended));
+        assert!(is_ended(&large[0]) && !is_ended(&large[1]));
+    }
+
+    #[test]
+    fn many_users_with_one_connection_do_not_shut_out_another() {
+        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let crowd: Vec<_> = (0..6)
+            .flat_map(|user| take(&slots, Owner::User(user), 1))
+            .collect();
+        let _new = slots.take(Owner::User(7)).unwrap();
+        assert!(is_ended(&crowd[0]) && !is_ended(&crowd[1]));
+    }
+
+    #[test]
+    fn nobody_takes_the_slots_of_trusted_owners() {
+        for when_full in [WhenFull::EndOldest, WhenFull::Refuse] {
+            let slots = Slots::new(LIMITS, when_full);
+            let root = slots.take(Owner::Trusted).unwrap();
+            let _crowd: Vec<_> = (0..50).map(|user| slots.take(Owner::User(user))).collect();
+            let _anonymous: Vec<_> = (0..50).map(|_| slots.take(Owner::Anonymous)).collect();
+            assert!(slots.take(Owner::Trusted).is_some());
+            assert!(!is_ended(&root));
+        }
+    }
+
+    #[test]
+    fn a_client_that_becomes_trusted_leaves_its_slot_to_others() {
+        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let first = slots.take(Owner::Anonymous).unwrap();
+        first.trust();
+        let _many = take(&slots, Owner::Anonymous, 50);
+        assert!(!is_ended(&first));
+    }
+
+    #[test]
+    fn slots_that_refuse_end_nobody_of_the_same_owner() {
+        let slots = Slots::new(LIMITS, WhenFull::Refuse);
+        let mut own = take(&slots, Owner::User(1), 9);
+        assert_eq!(own.len(), 3);
+        assert!(!own.iter().any(is_ended));
+        own.pop();
+        assert!(slots.take(Owner::User(1)).is_some());
+    }
+
+    #[tokio::test]
+    async fn all_slots_are_free_when_the_last_one_is_dropped() {
+        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let taken = take(&slots, Owner::Anonymous, 50);
+        drop(taken);
+        slots.all_free().await;
+    }
+}

@@ -1,0 +1,102 @@
+//! Limits on connections: no user can shut out another one.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_tungstenite::client_async;
+use zernel_serve::{Expose, Options};
+
+use crate::client::{read_all, request, request_upgrade};
+use crate::fixture::{FakeSource, require_token, start};
+use crate::peers::{NOBODY, connect_as, get, start_for_all};
+use crate::websocket;
+
+/// A user who is neither root nor [`NOBODY`].
+const SOMEBODY: u32 = 65533;
+const WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
+
+/// Low limits, so that a test needs few file descriptors.
+fn few(options: &mut Options) {
+    options.limits.connections = 8;
+    options.limits.connections_per_user = 4;
+    options.limits.websockets = 8;
+    options.limits.websockets_per_user = 4;
+}
+
+pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {
+    let server = start_for_all(few);
+    let mut slow = Vec::new();
+    for _ in 0..50 {
+        let mut stream = connect_as(NOBODY, &server.unix);
+        // The server may have closed the connection already.
+        let _ = stream.write_all(b"GET /metrics HT").await;
+        slow.push(stream);
+    }
+    for (user, scope) in [
+        (0, "All"),
+        (SOMEBODY, "User(65533)"),
+        (NOBODY, "User(65534)"),
+    ] {
+        let answer = get(connect_as(user, &server.unix), "/metrics").await;
+        assert_eq!(answer.body, format!("{scope} Prometheus\n"));
+    }
+    // The oldest were disconnected.
+    read_all(&mut slow[0]).await;
+}
+
+pub(crate) async fn idle_websockets_of_one_user_do_not_shut_out_others() {
+    let server = start_for_all(few);
+    let connect = async |user| {
+        let stream = connect_as(user, &server.unix);
+        client_async("ws://anything/ws", stream).await
+    };
+    let mut idle = Vec::new();
+    while let Ok((socket, _)) = connect(NOBODY).await {
+        idle.push(socket);
+    }
+    assert_eq!(idle.len(), 4);
+    let (mut root, _) = connect(0).await.unwrap();
+    assert_eq!(websocket::next(&mut root).await["scope"], "All");
+    let (mut somebody, _) = connect(SOMEBODY).await.unwrap();
+    assert_eq!(websocket::next(&mut somebody).await["scope"], "User(65533)");
+}
+
+pub(crate) async fn clients_without_the_token_do_not_shut_out_clients_with_it() {
+    let server = start(FakeSource::default(), |options| {
+        few(options);
+        require_token(options);
+    });
+    let mut early = TcpStream::connect(server.http).await.unwrap();
+    let head = format!("GET /metrics HTTP/1.1\r\n{WITH_TOKEN}\r\n");
+    early.write_all(head.as_bytes()).await.unwrap();
+    early.read_u8().await.unwrap();
+    let mut slow = Vec::new();
+    for _ in 0..50 {
+        slow.push(TcpStream::connect(server.http).await.unwrap());
+    }
+    let late = request(server.http, "GET /metrics", WITH_TOKEN).await;
+    assert_eq!(late.status, 200);
+    // The connection that sent the token stays.
+    early.write_all(head.as_bytes()).await.unwrap();
+    let mut answers = String::new();
+    while answers.matches("All Prometheus").count() < 2 {
+        let byte = early.read_u8().await.unwrap();
+        answers.push(char::from(byte));
+    }
+    read_all(&mut slow[0]).await;
+}
+
+pub(crate) async fn websockets_without_the_token_do_not_shut_out_clients_with_it() {
+    let server = start(FakeSource::default(), |options| {
+        few(options);
+        require_token(options);
+        options.expose = Expose::Aggregate;
+    });
+    let mut idle = Vec::new();
+    while let Ok(socket) = websocket::connect(server.websocket, "/").await {
+        idle.push(socket);
+    }
+    assert_eq!(idle.len(), 8);
+    assert_eq!(websocket::next(&mut idle[0]).await["scope"], "Machine");
+    let answer = request_upgrade(server.websocket, "/", WITH_TOKEN).await;
+    assert_eq!(answer.status, 101);
+}

@@ -1,0 +1,280 @@
+//! The files of `--json` and `--html`.
+//!
+//! A report is written to a temporary file beside its destination, which it replaces when it is complete: a full disk
+//! leaves an older report as it was. In a directory that the user cannot write to, an existing file is overwritten after
+//! its space is reserved. Under sudo all of this happens with the rights of the caller, so the report belongs
+//! to the caller and root follows no link that the caller could not follow. A link of another user is never followed.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::caller::{Caller, with_rights_of};
+
+/// Most links of the user that are followed, one to the next.
+const MAX_LINKS: usize = 8;
+const STICKY: u32 = 0o1000;
+
+/// Checks that a report can be written, without changing or creating it.
+pub(super) fn check_report_file(path: &Path, caller: Option<&Caller>) -> io::Result<()> {
+    with_rights_of(caller, || match Destination::find(path)? {
+        Destination::File(path) => {
+            check_replaceable(&path)?;
+            match TemporaryFile::create(folder_of(&path)) {
+                Err(error) if is_closed(&error) && path.exists() => open_existing(&path).map(drop),
+                created => created.map(drop),
+            }
+        }
+        // Opening a pipe may wait for its reader.
+        Destination::Device(_) => Ok(()),
+    })
+}
+
+/// Writes a report. If that fails, an older report stays as it was.
+pub(super) fn write_report_file(
+    path: &Path,
+    text: &[u8],
+    caller: Option<&Caller>,
+) -> io::Result<()> {
+    with_rights_of(caller, || match Destination::find(path)? {
+        Destination::File(path) => match TemporaryFile::create(folder_of(&path)) {
+            Err(error) if is_closed(&error) && path.exists() => overwrite(&path, text),
+            created => created?.write_as(&path, text),
+        },
+        Destination::Device(path) => open_device(&path)?.write_all(text),
+    })
+}
+
+/// Where a report goes.
+enum Destination {
+    /// A regular file that exists or not.
+    File(PathBuf),
+    /// A device or a pipe, such as /dev/stdout, which must not be replaced.
+    Device(PathBuf),
+}
+
+impl Destination {
+    /// Follows links that belong to the user.
+    fn find(path: &Path) -> io::Result<Self> {
+        if is_device(path) {
+            return Ok(Self::Device(path.to_owned()));
+        }
+        let mut path = path.to_owned();
+        for _ in 0..MAX_LINKS {
+            let metadata = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(Self::File(path));
+                }
+                metadata => metadata?,
+            };
+            if metadata.is_dir() {
+                return Err(io::ErrorKind::IsADirectory.into());
+            }
+            if !metadata.is_symlink() {
+                return Ok(Self::File(path));
+            }
+            if metadata.uid() != geteuid().as_raw() {
+                return Err(io::Error::other("it is a symbolic link of another user"));
+            }
+            path = folder_of(&path).join(fs::read_link(&path)?);
+        }
+        Err(io::Error::other("it is a chain of too many symbolic links"))
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    let is_special = |metadata: &Metadata| {
+        let kind = metadata.file_type();
+        kind.is_char_device() || kind.is_block_device() || kind.is_fifo() || kind.is_socket()
+    };
+    fs::metadata(path).is_ok_and(|metadata| is_special(&metadata))
+}
+
+/// Whether an error means that the user can create no file in a directory.
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
+}
+
+fn open_existing(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new()
+        .write(true)
+        .custom_flags(flags)
+        .open(path)
+}
+
+/// Overwrites an existing file, once there is space for the text.
+fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = open_existing(path)?;
+    let length = text.len() as u64;
+    match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length) {
+        // This file system cannot reserve space.
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    file.write_all(text)?;
+    file.set_len(length)
+}
+
+/// Opens a device or a pipe. The system's rules for links in directories of all users apply.
+fn open_device(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOCTTY.bits().cast_signed();
+    OpenOptions::new()
+        .write(true)
+        .custom_flags(flags)
+        .open(path)
+}
+
+/// Checks that a file may be replaced. In a directory with the sticky bit, only its owner may.
+fn check_replaceable(path: &Path) -> io::Result<()> {
+    let user = geteuid();
+    let Ok(file) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    let folder = fs::metadata(folder_of(path))?;
+    let is_owner = [file.uid(), folder.uid()].contains(&user.as_raw());
+    match folder.mode() & STICKY == 0 || is_owner || user.is_root() {
+        true => Ok(()),
+        false => Err(io::Error::other("it belongs to another user")),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// A file without a final name, removed on drop.
+struct TemporaryFile {
+    file: File,
+    path: PathBuf,
+    is_renamed: bool,
+}
+
+impl TemporaryFile {
+    fn create(folder: &Path) -> io::Result<Self> {
+        let mut random = [0; 8];
+        getrandom(&mut random, GetRandomFlags::empty())?;
+        let path = folder.join(format!(".zernel-{:016x}", u64::from_ne_bytes(random)));
+        Ok(Self {
+            file: OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&path)?,
+            path,
+            is_renamed: false,
+        })
+    }
+
+    fn write_as(mut self, path: &Path, text: &[u8]) -> io::Result<()> {
+        self.file.write_all(text)?;
+        // Some file systems report a full disk only here.
+        self.file.sync_data()?;
+        fs::rename(&self.path, path)?;
+        self.is_renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        if !self.is_renamed {
+            // Nothing else can be done about it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    const NOBODY: u32 = 65534;
+
+    fn write(path: &Path, text: &str) -> io::Result<()> {
+        check_report_file(path, None)?;
+        write_report_file(path, text.as_bytes(), None)
+    }
+
+    #[test]
+    fn a_report_replaces_an_older_one_and_leaves_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        for text in ["old", "new"] {
+            write(&path, text).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let error = write(folder.path(), "text").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
+    }
+
+    #[test]
+    fn own_links_are_followed_and_those_of_others_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, target) = (folder.path().join("link"), folder.path().join("target"));
+        symlink("target", &link).unwrap();
+        write(&link, "text").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&target).unwrap(), "text");
+        if geteuid().is_root() {
+            std::os::unix::fs::lchown(&link, Some(NOBODY), None).unwrap();
+            let error = write(&link, "planted").unwrap_err().to_string();
+            assert!(error.contains("another user"), "{error}");
+            assert_eq!(fs::read_to_string(&target).unwrap(), "text");
+        }
+        fs::remove_file(&link).unwrap();
+        symlink("link", &link).unwrap();
+        assert!(write(&link, "text").is_err());
+    }
+
+    #[test]
+    fn a_device_is_written_and_not_replaced() {
+        let null = Path::new("/dev/null");
+        write(null, "text").unwrap();
+        assert!(is_device(null));
+    }
+
+    #[test]
+    fn the_rights_of_another_user_are_those_of_the_whole_path() {
+        if !geteuid().is_root() {
+            return; // only root can act as another user
+        }
+        let nobody = Caller::for_test(NOBODY);
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("report");
+        let denied = |path: &Path| {
+            let error = check_report_file(path, Some(&nobody)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            assert!(write_report_file(path, b"text", Some(&nobody)).is_err());
+        };
+        denied(&inside);
+        denied(Path::new("/etc/zernel-report"));
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        denied(&inside);
+        // An existing file that the user can write to is overwritten in place.
+        fs::write(&inside, "a longer text").unwrap();
+        denied(&inside);
+        fs::set_permissions(&inside, fs::Permissions::from_mode(0o666)).unwrap();
+        check_report_file(&inside, Some(&nobody)).unwrap();
+        write_report_file(&inside, b"text", Some(&nobody)).unwrap();
+        assert_eq!(fs::read_to_string(&inside).unwrap(), "text");
+        chown(folder.path(), Some(NOBODY), None).unwrap();
+        write_report_file(&inside, b"text", Some(&nobody)).unwrap();
+        let written = fs::metadata(&inside).unwrap();
+        assert_eq!((written.uid(), written.gid()), (NOBODY, NOBODY));
+        // This thread is root as before.
+        assert!(geteuid().is_root());
+    }
+}

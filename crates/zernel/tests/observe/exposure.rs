@@ -1,0 +1,147 @@
+//! What the daemon shows over HTTP with and without its token.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::daemon::{Answer, Daemon, command};
+use zernel_testkit::eventually;
+use zernel_testkit::target::Stage;
+
+use crate::users::pids;
+use crate::{ZERNEL, launched, told_launches};
+
+/// Every path that shows figures.
+const PATHS: [&str; 4] = [
+    "/metrics",
+    "/metrics/quantiles",
+    "/api/v1/snapshot",
+    "/api/v1/ledger",
+];
+
+/// Starts a daemon with a token file of its own, and with more options.
+fn start(stage: &Stage, options: &[&str]) -> (Daemon, PathBuf) {
+    let file = stage.path().join("token");
+    let mut command = command(ZERNEL);
+    command.args(options).arg("--token-file").arg(&file);
+    let socket = stage.path().join("observe.sock");
+    (Daemon::start_as(command, stage, &socket), file)
+}
+
+fn token(file: &Path) -> String {
+    let text = fs::read_to_string(file).expect("the daemon wrote it");
+    text.trim().to_owned()
+}
+
+fn status(answer: &Answer) -> &str {
+    answer.head.split(' ').nth(1).expect("a status")
+}
+
+/// Waits until the daemon has seen the launches of a process.
+fn wait_for_launches(daemon: &Daemon, token: &str, pid: u32, launches: u64) {
+    let line = told_launches(pid, launches);
+    eventually("the launches are exported", || {
+        let metrics = daemon.get_with_token("/metrics", token).body;
+        metrics.lines().any(|exported| exported == line)
+    });
+}
+
+pub(crate) fn processes_need_the_token() {
+    let stage = Stage::new(Prologue::Push);
+    let (daemon, file) = start(&stage, &[]);
+    let token = token(&file);
+    assert_eq!(token.len(), 64, "256 bits in hexadecimal");
+    let mode = fs::metadata(&file).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o137, 0, "{mode:o}");
+    let target = launched(&stage, 10);
+    wait_for_launches(&daemon, &token, target.pid(), 10);
+
+    for path in PATHS.into_iter().chain(["/", "/ws"]) {
+        let refused = daemon.get(path);
+        assert_eq!(status(&refused), "401", "{path}");
+        let file = file.display().to_string();
+        let lines = format!("    authorization:\n      credentials_file: {file}\n");
+        assert!(refused.body.contains(&lines), "{}", refused.body);
+        assert!(refused.body.contains("--expose all"), "{}", refused.body);
+        let wrong = daemon.get_with_token(path, &token.replace(['0', '1', '2', '3'], "4"));
+        assert_eq!(status(&wrong), "401", "{path}");
+    }
+    let health = daemon.get("/healthz");
+    assert_eq!(health.body, r#"{"ok":true,"problem_count":0}"#);
+    let snapshot = daemon.get_with_token("/api/v1/snapshot", &token).json();
+    assert!(pids(&snapshot["observed"]).contains(&u64::from(target.pid())));
+
+    // The next start reads the same token.
+    daemon.end(rustix::process::Signal::TERM);
+    let (_daemon, file) = start(&stage, &["--expose", "token"]);
+    assert_eq!(self::token(&file), token);
+}
+
+pub(crate) fn aggregates_name_nobody() {
+    let stage = Stage::new(Prologue::Push);
+    let (daemon, file) = start(&stage, &["--expose", "aggregate"]);
+    let token = token(&file);
+    let target = launched(&stage, 10);
+    wait_for_launches(&daemon, &token, target.pid(), 10);
+    let snapshot = daemon.get_with_token("/api/v1/snapshot", &token).json();
+    let observed = snapshot["observed"].as_array().expect("a list").iter();
+    let mut observed = observed.filter(|process| process["pid"] == target.pid());
+    let identity = &observed.next().expect("it is observed")["identity"];
+    let cgroup = identity["cgroup"].as_str().expect("a cgroup").to_owned();
+    let pid = target.pid().to_string();
+
+    for path in PATHS {
+        let answer = daemon.get(path);
+        assert_eq!(status(&answer), "200", "{path}");
+        let body = &answer.body;
+        let mut words =
+            body.split(|character: char| !(character.is_alphanumeric() || character == '.'));
+        assert!(words.all(|word| word != pid), "{path} has {pid}: {body}");
+        for secret in ["pid=", "\"pid\"", "comm=", "uid", "target"] {
+            assert!(!body.contains(secret), "{path} has {secret}: {body}");
+        }
+        let names_cgroup = cgroup.len() > 1 && answer.body.contains(&cgroup);
+        assert!(!names_cgroup, "{path}: {}", answer.body);
+    }
+    let metrics = daemon.metrics();
+    assert!(metrics.contains("zernel_observe_rung{"), "{metrics}");
+    let count = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("zernel_observe_processes "));
+    let count: f64 = count.and_then(|count| count.parse().ok()).expect("a count");
+    assert!(count >= 1.0);
+    assert!(daemon.get("/api/v1/snapshot").json()["cuda_latency_p50_us"].is_f64());
+}
+
+pub(crate) fn a_token_that_others_can_read_is_refused() {
+    let stage = Stage::new(Prologue::Push);
+    let file = stage.path().join("token");
+    fs::write(&file, "0123456789abcdef\n").expect("ours");
+    fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("ours");
+    let mut command = command(ZERNEL);
+    let socket = stage.path().join("observe.sock");
+    command
+        .arg("--token-file")
+        .arg(&file)
+        .arg("--socket")
+        .arg(socket);
+    let any = "127.0.0.1:0";
+    let output = command.args(["--http", any, "--websocket", any]).output();
+    let output = output.expect("zernel runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let is_named = said.contains(&*file.to_string_lossy());
+    assert!(is_named && said.contains("chmod"), "{said}");
+}
+
+pub(crate) fn a_token_for_nothing_is_wrong_usage() {
+    let mut command = command(ZERNEL);
+    let output = command
+        .args(["--expose", "all", "--token-file", "x"])
+        .output();
+    let output = output.expect("zernel runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--token-file"), "{said}");
+}
