@@ -42,6 +42,11 @@ fn main() -> ExitCode {
             &needs,
             downloading_loaders,
         ),
+        trial(
+            "thousands_of_loading_threads_are_waited_for",
+            &needs,
+            thousands_of_threads,
+        ),
         trial("a_loading_thread_is_waited_for", &needs, loading_thread),
         trial("a_trainer_without_loaders_waits_for_data", &needs, alone),
         trial(
@@ -185,6 +190,17 @@ fn downloading_loaders() {
         |observer, target, report| {
             let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
             assert!(fetch > 0.9, "{fetch}");
+        },
+    );
+}
+
+fn thousands_of_threads() {
+    observe(
+        "trains_with_thousands_of_threads",
+        50,
+        |observer, target, report| {
+            let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
+            assert!(fetch > 0.95, "{fetch}");
         },
     );
 }

@@ -38,6 +38,9 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("trains_with_downloading_loaders", |driver, rounds| {
         train(driver, rounds, download);
     }),
+    ("trains_with_thousands_of_threads", |driver, rounds| {
+        train(driver, rounds, download_by_many);
+    }),
     ("trains_alone", train_alone),
     ("trains_alone_beside_a_helper", |driver, rounds| {
         // Nobody asks it for anything.
@@ -151,6 +154,28 @@ fn download(how_long: Duration) {
         wait_until_readable(&client);
     });
     client.read_exact(&mut [0]).expect("sent");
+}
+
+/// Number of threads that each of two loaders downloads with. All together are one more than twelve bits can count.
+const DOWNLOADERS: usize = 2048;
+
+/// Waits while many threads wait for data that never comes.
+fn download_by_many(how_long: Duration) {
+    if how_long.is_zero() {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = server.local_addr().expect("bound");
+        let client: &_ = Box::leak(Box::new(TcpStream::connect(address).expect("it listens")));
+        let _never_sends = Box::leak(Box::new(server.accept().expect("a peer")));
+        let download = move || {
+            let mut client = client;
+            let _ = client.read(&mut [0]);
+        };
+        for _ in 0..DOWNLOADERS {
+            let thread = thread::Builder::new().stack_size(64 << 10);
+            thread.spawn(download).expect("room for a thread");
+        }
+    }
+    thread::sleep(how_long);
 }
 
 /// Waits on a futex until the timeout.
