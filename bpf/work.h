@@ -2,8 +2,8 @@
 /*
  * Total time that several threads have spent on one kind of work, including threads still working,
  * in one word. The lower 22 bits count the threads at work now; Linux has at most as many. The rest
- * is the sum of their end times less the sum of their start times, in units of 1,024 ns. So a change
- * is one atomic addition, and a reader adds "now" once per thread still at work. Sums wrap;
+ * is the sum of their end times less the sum of their start times, in units of 1,024 ns. So a
+ * change is one atomic addition, and a reader adds "now" once per thread still at work. Sums wrap;
  * differences are right up to 26 days of all threads together.
  */
 #ifndef ZERNEL_WORK_H

@@ -61,9 +61,12 @@ static __always_inline void count_hit(struct zernel_thread *thread, struct zerne
 /* Whether calls are counted now. A sampled function is counted only in a sampling window. */
 static __always_inline bool is_counted(const struct zernel_symbol *symbol)
 {
-	struct zernel_settings *set = zernel_settings();
+	struct zernel_settings *set;
 
-	return set && (!(symbol->flags & ZERNEL_SAMPLED) || *(volatile __u32 *)&set->window_open);
+	if (!(symbol->flags & ZERNEL_SAMPLED))
+		return true;
+	set = zernel_settings();
+	return set && *(volatile __u32 *)&set->window_open;
 }
 
 /* Ends the open waits of a thread that makes a probed call. */
@@ -268,7 +271,8 @@ int process_exit(__u64 *ctx)
 	struct task_struct *task = (struct task_struct *)ctx[0];
 
 	add_phases_to_process(bpf_get_current_task_btf());
-	if (BPF_CORE_READ(task, signal, live.counter) == 0)
+	forget_thread();
+	if (zernel_has_exited(task))
 		zernel_end_process(task);
 	return 0;
 }

@@ -73,11 +73,11 @@ static __always_inline __u32 current_device(struct zernel_thread *thread)
 /* Frees all memory of a context; 0 means the primary context of the device. Defined by gpu_mem. */
 int free_context(__u32 process, __u64 context, __u32 device);
 
-__noinline int open_context(__u32 index, __u64 context, __u32 device, __u32 kind)
+__noinline int open_context(__u32 handle, __u64 context, __u32 device, __u32 kind)
 {
 	__u32 known = device | kind;
-	struct context_key key = { .context = context, .process = index };
-	struct zernel_process *process = zernel_process(index);
+	struct context_key key = { .context = context, .process = handle };
+	struct zernel_process *process = zernel_process(handle);
 
 	if (!process)
 		return 0;

@@ -12,6 +12,14 @@ mirrors! {
             kind: u32,
         }
 
+        pub(crate) struct Allocation = "allocation" {
+            bytes: u64,
+            caller: u64,
+            context: u64,
+            device: u32,
+            references: u32,
+        }
+
         pub(crate) struct AccountKey = "account_key" {
             caller: u64,
             process: u32,

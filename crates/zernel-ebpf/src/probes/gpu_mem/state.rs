@@ -9,7 +9,7 @@ use zernel_model::snapshot::{CallerMemory, DeviceMemory, MemorySnapshot};
 use zernel_phase::shared::NO_GPU;
 
 use super::callers::{Callers, UNKNOWN};
-use super::layout::{Account, AccountKey, AllocationKey};
+use super::layout::{Account, AccountKey, Allocation, AllocationKey};
 use crate::observer::{Kernel, ObservedProcess};
 use crate::probes::{ProbeState, SamplingGroup};
 
@@ -52,10 +52,12 @@ pub(crate) fn read_maps(
     Ok(())
 }
 
-/// Deletes the allocations and accounts of a process.
-pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
-    kernel.delete_where("allocations", |key: &AllocationKey| key.process == process)?;
-    kernel.delete_where("memory_accounts", |key: &AccountKey| key.process == process)
+/// Deletes the allocations and accounts of exited processes.
+pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+    let is_theirs = |key: &AllocationKey, _: &Allocation| processes.contains(&key.process);
+    kernel.delete_where("allocations", is_theirs)?;
+    let is_theirs = |key: &AccountKey, _: &Account| processes.contains(&key.process);
+    kernel.delete_where("memory_accounts", is_theirs)
 }
 
 impl GpuMemory {
