@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use zernel_ebpf::metrics::{self, TextFormat};
-use zernel_ebpf::observer::ObservedProcess;
+use zernel_ebpf::observer::{ObservedProcess, Observer};
 use zernel_ebpf::probes::BlockedBy;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, directory, out, pause};
 
 use crate::counts::launches;
 use crate::harness::{find, observe};
@@ -21,6 +22,8 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("fills_the_indices", fills_the_indices),
     ("short_children", short_children),
     ("holds_memory", holds_memory),
+    ("destroys_contexts", destroys_contexts),
+    ("empties_early_contexts", empties_early_contexts),
     ("changes_its_user", changes_its_user),
 ];
 
@@ -152,6 +155,83 @@ pub(crate) fn cleanup() {
         (ALLOCATIONS..2 * ALLOCATIONS).contains(&visited),
         "{visited} entries"
     );
+}
+
+/// Creates and destroys contexts without memory, and reports the median time of a destruction in nanoseconds.
+fn destroys_contexts(driver: &Driver, rounds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    let destroy = |_| {
+        let mut context = 0_u64;
+        call!(cuda, "cuCtxCreate_v2", out(&mut context), 0, 0);
+        let begin = Instant::now();
+        call!(cuda, "cuCtxDestroy_v2", context);
+        begin.elapsed().as_nanos()
+    };
+    let mut times: Vec<u128> = (0..rounds).map(destroy).collect();
+    times.sort_unstable();
+    report(&times[times.len() / 2].to_string());
+}
+
+/// Destroying a context takes microseconds, however much memory the tables hold. To walk the table of allocations takes
+/// milliseconds.
+pub(crate) fn destroyed_among_many() {
+    let stage = Stage::alone(Prologue::Push);
+    let _observer = observe(&stage);
+    let mut holder = stage.target("holds_memory", 60_000);
+    holder.step();
+    stage.target("destroys_contexts", 200).step();
+    let median = Duration::from_nanos(numbers_in(stage.path())[0]);
+    assert!(median < Duration::from_micros(200), "{median:?}");
+}
+
+/// Opens the device and another context before it is observed, and empties both after.
+fn empties_early_contexts(driver: &Driver, _rounds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    let (mut primary, mut other) = (0_u64, 0_u64);
+    call!(cuda, "cuCtxGetCurrent", out(&mut primary));
+    call!(cuda, "cuCtxCreate_v2", out(&mut other), 0, 0);
+    pause();
+    call!(cuda, "cuCtxSetCurrent", primary);
+    driver.allocate(1000);
+    call!(cuda, "cuCtxSetCurrent", other);
+    driver.allocate(300);
+    pause();
+    call!(cuda, "cuCtxDestroy_v2", other);
+    pause();
+    call!(cuda, "cuCtxSetCurrent", primary);
+    driver.allocate(20);
+}
+
+/// A context that was created before its process was observed frees its memory with it.
+pub(crate) fn early_contexts() {
+    let stage = Stage::new(Prologue::Push);
+    let mut target = stage.target("empties_early_contexts", 0);
+    target.step();
+    let mut observer = observe(&stage);
+    for (bytes, frees) in [(1300, 0), (1000, 1), (1020, 1)] {
+        target.step();
+        assert_eq!(in_use(&mut observer, &target), (bytes, frees));
+        assert_eq!(bytes_of_callers(&observer, target.pid()), bytes);
+    }
+}
+
+/// Bytes and frees on all devices.
+fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
+    observer.read().expect("maps can be read");
+    let memory = find(observer, target.pid())
+        .probes
+        .gpu_mem
+        .by_device
+        .values();
+    let totals = memory.map(|memory| (memory.total.current_bytes, memory.total.free_count));
+    totals.fold((0, 0), |sum, (bytes, frees)| (sum.0 + bytes, sum.1 + frees))
+}
+
+fn bytes_of_callers(observer: &Observer, pid: u32) -> u64 {
+    let memory = find(observer, pid).probes.gpu_mem.by_device.values();
+    memory.flat_map(|memory| memory.by_caller.values()).sum()
 }
 
 /// A user that nobody on this machine is.

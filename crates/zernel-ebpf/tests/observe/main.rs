@@ -132,6 +132,14 @@ fn main() -> ExitCode {
         ),
         ("many_exits_are_cleaned_up_in_one_pass", churn::cleanup),
         (
+            "destroying_a_context_is_quick_among_many_allocations",
+            churn::destroyed_among_many,
+        ),
+        (
+            "memory_is_freed_with_a_context_from_before_observing",
+            churn::early_contexts,
+        ),
+        (
             "a_short_process_has_a_name_and_an_owner",
             churn::short_lived,
         ),
