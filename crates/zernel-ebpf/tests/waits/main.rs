@@ -47,6 +47,7 @@ fn main() -> ExitCode {
             &needs,
             thousands_of_threads,
         ),
+        trial("a_killed_loader_is_not_waited_for", &needs, killed_loader),
         trial("a_loading_thread_is_waited_for", &needs, loading_thread),
         trial("a_trainer_without_loaders_waits_for_data", &needs, alone),
         trial(
@@ -201,6 +202,18 @@ fn thousands_of_threads() {
         |observer, target, report| {
             let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
             assert!(fetch > 0.95, "{fetch}");
+        },
+    );
+}
+
+/// The threads of a loader that is killed work no more.
+fn killed_loader() {
+    observe(
+        "trains_after_a_loader_was_killed",
+        50,
+        |observer, target, report| {
+            let [.., other] = check_waits(find(observer, target.pid()), &report);
+            assert!(other > 0.95, "{other}");
         },
     );
 }

@@ -41,6 +41,11 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("trains_with_thousands_of_threads", |driver, rounds| {
         train(driver, rounds, download_by_many);
     }),
+    ("trains_after_a_loader_was_killed", |driver, rounds| {
+        driver.open();
+        Loader::fork(download_by_many).kill();
+        train(driver, rounds, thread::sleep);
+    }),
     ("trains_alone", train_alone),
     ("trains_alone_beside_a_helper", |driver, rounds| {
         // Nobody asks it for anything.
@@ -199,6 +204,7 @@ fn wait_on(futex: &AtomicU32, how_long: Duration) {
 
 /// A loader process, which gives a batch for every byte it is sent.
 struct Loader {
+    pid: i32,
     asked: PipeWriter,
     given: PipeReader,
 }
@@ -208,7 +214,8 @@ impl Loader {
         let (mut asked, ask) = std::io::pipe().expect("a pipe");
         let (given, mut give) = std::io::pipe().expect("a pipe");
         // SAFETY: this program has one thread, so its child may do whatever it could.
-        if unsafe { libc::fork() } == 0 {
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
             drop((ask, given));
             // A loader that reads creates its file first.
             work(Duration::ZERO);
@@ -221,7 +228,22 @@ impl Loader {
             }
             std::process::exit(0);
         }
-        Self { asked: ask, given }
+        Self {
+            pid,
+            asked: ask,
+            given,
+        }
+    }
+
+    /// Kills it once it is ready for work.
+    fn kill(mut self) {
+        self.ask();
+        self.next();
+        // SAFETY: our own child, whose status nobody needs.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
     }
 
     fn ask(&mut self) {

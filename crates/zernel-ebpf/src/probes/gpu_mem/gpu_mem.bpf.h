@@ -67,8 +67,8 @@ ZERNEL_IN_BTF(enum, gpu_mem_caller_bit);
 
 #define MEMORY_POOLED (1ULL << MEMORY_POOLED_BIT)
 
-/* Where memory belongs: the context in the lower 48 bits, which no address of a context exceeds,
- * and its epoch above. Context 0 is the primary context of a device, or one that is unknown. */
+/* The home of memory: the address of its context in the lower 48 bits, and the epoch above. Address
+ * 0 stands for the primary context of the device, and for a thread without a known context. */
 enum gpu_mem_home {
 	MEMORY_EPOCH_SHIFT = 48,
 };
@@ -77,6 +77,7 @@ ZERNEL_IN_BTF(enum, gpu_mem_home);
 #define MEMORY_BELOW_EPOCH ((1ULL << MEMORY_EPOCH_SHIFT) - 1)
 /* Created memory outlives contexts. */
 #define MEMORY_OF_NO_CONTEXT MEMORY_BELOW_EPOCH
+/* Returned instead of a home if an account has no room. */
 #define MEMORY_LOST (~0ULL)
 
 struct allocation {
