@@ -249,11 +249,11 @@ ZERNEL_UPROBE("uprobe", call_mark_perf)
 }
 
 /* Adds the phases of an exiting training thread to those of its process. */
-static __always_inline void add_phases_to_process(struct task_struct *task)
+static __always_inline void add_phases_to_process(struct task_struct *task,
+						  struct zernel_thread *thread)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
-	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0, 0);
-	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
+	struct zernel_process *process = zernel_process(thread->process);
 
 	if (!state || !process || !(state->tracker.flags & ZERNEL_TRAINING_THREAD))
 		return;
@@ -269,9 +269,13 @@ SEC("tp_btf/sched_process_exit")
 int process_exit(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
+	struct task_struct *current = bpf_get_current_task_btf();
+	struct zernel_thread *thread = known_thread(current);
 
-	add_phases_to_process(bpf_get_current_task_btf());
-	forget_thread();
+	if (thread) {
+		add_phases_to_process(current, thread);
+		forget_thread(thread);
+	}
 	if (zernel_has_exited(task))
 		zernel_end_process(task);
 	return 0;
@@ -282,11 +286,14 @@ SEC("tp_btf/sched_process_exec")
 int process_exec(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
+	struct task_struct *current = bpf_get_current_task_btf();
+	struct zernel_thread *thread = known_thread(current);
 
 	if (zernel_end_process(task)) {
-		forget_thread();
-		bpf_task_storage_delete(&threads, bpf_get_current_task_btf());
-		bpf_task_storage_delete(&zernel_tasks, bpf_get_current_task_btf());
+		if (thread)
+			forget_thread(thread);
+		bpf_task_storage_delete(&threads, current);
+		bpf_task_storage_delete(&zernel_tasks, current);
 	}
 	return 0;
 }

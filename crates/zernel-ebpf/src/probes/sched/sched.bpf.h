@@ -405,15 +405,11 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 
 /* Stops observing the current thread, which exits or calls exec. Its process may be freed before
  * the thread is gone: closing a file may take seconds. */
-static __always_inline void forget_thread(void)
+static __always_inline void forget_thread(struct zernel_thread *thread)
 {
-	struct zernel_thread *thread =
-		bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
-	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
+	struct zernel_process *process = zernel_process(thread->process);
 	__u64 now_ns = bpf_ktime_get_ns();
 
-	if (!thread || !thread->process)
-		return;
 	if (process) {
 		if (thread->sched.state == SCHED_ON_CPU)
 			end_stretch(thread, process, now_ns);
