@@ -21,7 +21,8 @@ struct {
 	__type(value, struct zernel_histogram);
 } histograms SEC(".maps");
 
-/* Free indices; 0 is never one of them. */
+/* Free indices; 0 is never one of them. A histogram is cleared when it is taken, because somebody
+ * who had it before may have written to it after it was freed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__uint(max_entries, ZERNEL_HISTOGRAMS);
@@ -31,6 +32,7 @@ struct {
 static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_process *process,
 								 __u32 family)
 {
+	static const struct zernel_histogram empty;
 	__u32 *place;
 	__u32 index = 0, winner;
 
@@ -42,6 +44,7 @@ static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_p
 		return bpf_map_lookup_elem(&histograms, &index);
 	if (bpf_map_pop_elem(&free_histograms, &index))
 		return NULL;
+	bpf_map_update_elem(&histograms, &index, &empty, BPF_ANY);
 	winner = __sync_val_compare_and_swap(place, 0, index);
 	if (winner) {
 		bpf_map_push_elem(&free_histograms, &index, BPF_ANY);
@@ -52,9 +55,9 @@ static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_p
 
 /* Records a duration. Takes numbers only: such a global function is verified once, not on every
  * path to it. */
-__noinline int zernel_observe_duration(__u32 process_index, __u32 family, __u64 ns)
+__noinline int zernel_observe_duration(__u32 handle, __u32 family, __u64 ns)
 {
-	struct zernel_process *process = zernel_process(process_index);
+	struct zernel_process *process = zernel_process(handle);
 	struct zernel_histogram *histogram;
 
 	if (!process)

@@ -108,7 +108,16 @@ struct sched_info {
 	unsigned long long last_queued;
 };
 
+typedef struct {
+	__u32 val;
+} kuid_t;
+
+struct cred {
+	kuid_t euid;
+};
+
 struct task_struct {
+	unsigned int flags;
 	int exit_code;
 	int pid;
 	int tgid;
@@ -123,6 +132,8 @@ struct task_struct {
 	struct signal_struct *signal;
 	struct files_struct *files;
 	void *vfork_done;
+	const struct cred *cred;
+	char comm[16];
 };
 
 struct super_block {

@@ -3,6 +3,8 @@
 #ifndef ZERNEL_LIMITS_H
 #define ZERNEL_LIMITS_H
 
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
 #include "btf.h"
 
 enum zernel_limits {
@@ -13,5 +15,11 @@ enum zernel_limits {
 	ZERNEL_NONE = 0xff, /* in a row of `symbols`: no family, no event */
 };
 ZERNEL_IN_BTF(enum, zernel_limits);
+
+/* The index of a process in arrays, from its handle; see process.h. */
+static __always_inline __u32 zernel_index_of(__u32 handle)
+{
+	return handle % ZERNEL_PROCESSES;
+}
 
 #endif

@@ -31,7 +31,7 @@ ZERNEL_IN_BTF(enum, zernel_mark_class);
 /* A mark as userspace reads it from the ring buffer. */
 struct zernel_step_mark {
 	__u64 at_ns;
-	__u32 process; /* index */
+	__u32 process; /* handle */
 	__u16 launches; /* since the previous mark; 0xffff: at least that many */
 	__u8 mark; /* enum zernel_mark */
 	__u8 missing; /* bits of the classes with marks missing before this one */

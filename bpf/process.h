@@ -2,9 +2,11 @@
 /*
  * Observed processes, in an array that userspace maps.
  *
- * A process gets its index with its first event and keeps it until userspace has read its exit.
- * Threads remember the index, so neither a reused pid nor an exec is mistaken for the process
- * before it. Index 0 means none.
+ * A process gets an index with its first event and keeps it until userspace has read its exit.
+ * Everything that belongs to a process (threads, loaders, entries of other maps) remembers its
+ * handle: the index, and above it how often the index was used before. So neither a reused pid nor
+ * an exec is mistaken for the process before it, and whoever still has the handle of an exited
+ * process writes nowhere. Handle 0 means none.
  */
 #ifndef ZERNEL_PROCESS_H
 #define ZERNEL_PROCESS_H
@@ -13,6 +15,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include "btf.h"
+#include "counter.h"
 #include "family.h"
 #include "limits.h"
 #include "losses.h"
@@ -28,6 +31,8 @@ enum zernel_process_flags {
 };
 ZERNEL_IN_BTF(enum, zernel_process_flags);
 
+#define ZERNEL_COMM_BYTES 16
+
 struct zernel_process {
 	__u64 start_ns; /* when it started, since boot: identifies it together with the pid */
 	__u64 first_ns; /* its first event */
@@ -37,7 +42,12 @@ struct zernel_process {
 	__u32 pid;
 	__u32 flags; /* enum zernel_process_flags */
 	__u32 device; /* CUDA's number of the first device it opened, or ZERNEL_NO_GPU */
-	__u32 trainer; /* index of the process it loads data for, or 0 */
+	__u32 trainer; /* handle of the process it loads data for, or 0 */
+	__u32 handle; /* 0: the index is free */
+	__u32 parent; /* pid of its parent when it was admitted, like the next two */
+	__u32 uid; /* effective user */
+	__u32 reserved;
+	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
 	__u32 histograms[ZERNEL_FAMILIES]; /* indices; 0: none yet */
 	__u64 loaders; /* how many processes load data for it */
 	__u64 phase_ns[ZERNEL_PHASES]; /* of its training threads that have exited */
@@ -54,7 +64,8 @@ struct {
 	__type(value, struct zernel_process);
 } processes SEC(".maps");
 
-/* Free indices. */
+/* Free handles, the one that was freed first at the head. Userspace frees a handle by adding that
+ * of the next use of its index. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__uint(max_entries, ZERNEL_PROCESSES);
@@ -72,40 +83,58 @@ struct {
 	__uint(max_entries, ZERNEL_PROCESSES);
 	__type(key, struct zernel_process_key);
 	__type(value, __u32);
-} process_indices SEC(".maps");
+} process_handles SEC(".maps");
 
-static __always_inline struct zernel_process *zernel_process(__u32 index)
+/* The process with a handle; NULL if it has exited and its index was freed. */
+static __always_inline struct zernel_process *zernel_process(__u32 handle)
 {
-	return index ? bpf_map_lookup_elem(&processes, &index) : NULL;
+	__u32 index = zernel_index_of(handle);
+	struct zernel_process *process;
+
+	if (!handle)
+		return NULL;
+	process = bpf_map_lookup_elem(&processes, &index);
+	return process && process->handle == handle ? process : NULL;
 }
 
-/* Gives a process an index; 0 if none is free. Global, so that the verifier checks it once. */
+/* Clears a record before its first use: whoever had the handle before may have written to it after
+ * userspace read it for the last time. */
+static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
+{
+	static const struct zernel_process no_process;
+	static const struct zernel_counters no_counters;
+
+	bpf_map_update_elem(&processes, &index, &no_process, BPF_ANY);
+	bpf_map_update_elem(&counters, &index, &no_counters, BPF_ANY);
+	return bpf_map_lookup_elem(&processes, &index);
+}
+
+/* Gives a process a handle; 0 if none is free. Global, so that the verifier checks it once. */
 __noinline __u32 zernel_admit(__u64 start_ns, __u32 pid)
 {
 	struct zernel_process_key key = { .start_ns = start_ns, .pid = pid };
 	struct zernel_process *process;
-	__u32 index = 0;
+	__u32 handle = 0;
 
-	if (bpf_map_pop_elem(&free_processes, &index)) {
+	if (bpf_map_pop_elem(&free_processes, &handle)) {
 		ZERNEL_LOST(processes);
 		return 0;
 	}
-	process = zernel_process(index);
+	process = zernel_clear_record(zernel_index_of(handle));
 	if (!process)
 		return 0;
 	process->start_ns = start_ns;
 	process->first_ns = bpf_ktime_get_ns();
 	process->device = ZERNEL_NO_GPU;
-	/* Last: userspace takes an index for used once it has a pid. */
-	*(volatile __u32 *)&process->pid = pid;
-	if (bpf_map_update_elem(&process_indices, &key, &index, BPF_NOEXIST)) {
-		__u32 *winner = bpf_map_lookup_elem(&process_indices, &key);
+	*(volatile __u32 *)&process->handle = handle;
+	if (bpf_map_update_elem(&process_handles, &key, &handle, BPF_NOEXIST)) {
+		__u32 *winner = bpf_map_lookup_elem(&process_handles, &key);
 
-		process->pid = 0;
-		bpf_map_push_elem(&free_processes, &index, BPF_ANY);
+		process->handle = 0;
+		bpf_map_push_elem(&free_processes, &handle, BPF_ANY);
 		return winner ? *winner : 0;
 	}
-	return index;
+	return handle;
 }
 
 static __always_inline struct zernel_process_key zernel_key_of(struct task_struct *task)
@@ -116,22 +145,38 @@ static __always_inline struct zernel_process_key zernel_key_of(struct task_struc
 	};
 }
 
-/* The index of a task's process; 0 if it has none. */
+/* The handle of a task's process; 0 if it has none. */
 static __always_inline __u32 zernel_known_process(struct task_struct *task)
 {
 	struct zernel_process_key key = zernel_key_of(task);
-	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
+	__u32 *handle = bpf_map_lookup_elem(&process_handles, &key);
 
-	return index ? *index : 0;
+	return handle ? *handle : 0;
 }
 
-/* The index of a task's process, which gets one if it has none. */
-static __always_inline __u32 zernel_process_index(struct task_struct *task)
+/* Gives the process of a task a handle, its name and its user. */
+static __noinline __u32 zernel_admit_process(struct task_struct *task)
 {
 	struct zernel_process_key key = zernel_key_of(task);
-	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
+	__u32 handle = zernel_admit(key.start_ns, key.pid);
+	struct zernel_process *process = zernel_process(handle);
 
-	return index ? *index : zernel_admit(key.start_ns, key.pid);
+	if (!process || process->pid)
+		return handle;
+	process->parent = BPF_CORE_READ(task, group_leader, real_parent, tgid);
+	process->uid = BPF_CORE_READ(task, group_leader, cred, euid.val);
+	BPF_CORE_READ_INTO(&process->comm, task, group_leader, comm);
+	/* Last: userspace reads a record once it has a pid. */
+	*(volatile __u32 *)&process->pid = key.pid;
+	return handle;
+}
+
+/* The handle of a task's process, which gets one if it has none. */
+static __always_inline __u32 zernel_process_handle(struct task_struct *task)
+{
+	__u32 handle = zernel_known_process(task);
+
+	return handle ? handle : zernel_admit_process(task);
 }
 
 /* Removes a process from its trainer's count of loaders. */
@@ -154,15 +199,20 @@ static __always_inline void zernel_make_trainer(struct zernel_process *process)
 	process->trainer = 0;
 }
 
-/* Marks the process of a task as ended; false if it has no index. */
+/* Whether the last thread of a task's process exits or has exited. */
+static __always_inline bool zernel_has_exited(struct task_struct *task)
+{
+	return BPF_CORE_READ(task, signal, live.counter) == 0;
+}
+
+/* Marks the process of a task as ended; false if it has no handle. */
 static __always_inline bool zernel_end_process(struct task_struct *task)
 {
 	struct zernel_process_key key = zernel_key_of(task);
-	__u32 *index = bpf_map_lookup_elem(&process_indices, &key);
-	struct zernel_process *process = index ? zernel_process(*index) : NULL;
+	struct zernel_process *process = zernel_process(zernel_known_process(task));
 
 	/* When two threads exit at once, the one that deletes the key ends the process. */
-	if (!process || bpf_map_delete_elem(&process_indices, &key))
+	if (!process || bpf_map_delete_elem(&process_handles, &key))
 		return false;
 	zernel_retire_loader(process);
 	process->exit_code = (__u32)BPF_CORE_READ(task, exit_code);

@@ -44,9 +44,9 @@ static __always_inline bool is_repeated(const struct zernel_process *process, __
 	return mark == ZERNEL_MARK_OPTIMIZER && process->marks.last == mark;
 }
 
-__noinline int zernel_report_mark(__u32 process_index, __u32 mark, __u64 now_ns)
+__noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 {
-	struct zernel_process *process = zernel_process(process_index);
+	struct zernel_process *process = zernel_process(handle);
 	struct zernel_step_mark report = {};
 	__u32 launches;
 
@@ -58,7 +58,7 @@ __noinline int zernel_report_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 		return 0;
 	}
 	report.at_ns = now_ns;
-	report.process = process_index;
+	report.process = handle;
 	launches = process->marks.launches;
 	report.launches = launches < 0xffff ? launches : 0xffff;
 	report.mark = mark;
@@ -74,13 +74,13 @@ __noinline int zernel_report_mark(__u32 process_index, __u32 mark, __u64 now_ns)
 
 /* The current thread calls a function that may be a step mark. */
 static __always_inline void zernel_mark_step(const struct zernel_symbol *symbol,
-					     struct zernel_process *process, __u32 process_index,
+					     struct zernel_process *process, __u32 handle,
 					     __u64 now_ns)
 {
 	if (symbol->flags & ZERNEL_LAUNCHES)
 		__sync_fetch_and_add(&process->marks.launches, 1);
 	if (symbol->mark && !(symbol->flags & ZERNEL_SAMPLED))
-		zernel_report_mark(process_index, symbol->mark, now_ns);
+		zernel_report_mark(handle, symbol->mark, now_ns);
 }
 
 #endif

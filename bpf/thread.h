@@ -31,7 +31,7 @@ struct zernel_open_call {
 struct zernel_thread {
 	__u64 window_ns; /* start of the interval for which `hits` counts; 0: no probe hit yet */
 	__u64 hits;
-	__u32 process; /* index; 0: none yet */
+	__u32 process; /* handle; 0: none yet, or the thread exits */
 	__u32 depth; /* open calls */
 	ZERNEL_THREAD_PARTS /* one struct for each probe that keeps state per thread */
 	struct zernel_open_call calls[ZERNEL_CALL_DEPTH];
@@ -55,7 +55,7 @@ static __always_inline struct zernel_thread *zernel_current_thread(void)
 		return NULL;
 	}
 	if (!thread->process) {
-		thread->process = zernel_process_index(task);
+		thread->process = zernel_process_handle(task);
 		zernel_task(task, bpf_ktime_get_ns());
 	}
 	return thread;

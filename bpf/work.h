@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Total time that several threads have spent on one kind of work, including threads still working,
- * in one word. The lower twelve bits count the threads at work now. The rest is the sum of their
- * end times less the sum of their start times. So a change is one atomic addition, and a reader
- * adds "now" once per thread still at work. Sums wrap; differences are right.
+ * in one word. The lower 22 bits count the threads at work now; Linux has at most as many. The rest
+ * is the sum of their end times less the sum of their start times, in units of 1,024 ns. So a
+ * change is one atomic addition, and a reader adds "now" once per thread still at work. Sums wrap;
+ * differences are right up to 26 days of all threads together.
  */
 #ifndef ZERNEL_WORK_H
 #define ZERNEL_WORK_H
@@ -20,8 +21,8 @@ enum zernel_work {
 };
 ZERNEL_IN_BTF(enum, zernel_work);
 
-#define ZERNEL_WORK_UNIT_SHIFT 6
-#define ZERNEL_WORK_COUNT_BITS 12
+#define ZERNEL_WORK_UNIT_SHIFT 10
+#define ZERNEL_WORK_COUNT_BITS 22
 
 static inline __u64 zernel_work_moment(__u64 now_ns)
 {

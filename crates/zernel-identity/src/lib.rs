@@ -80,6 +80,20 @@ pub fn identify(pid: u32) -> Result<Identity, IdentityError> {
     try_identify(pid).map_err(|error| IdentityError::new(pid, error))
 }
 
+/// The identity of a process that exited before [`identify`] could read it, from what the kernel knows of every process.
+#[must_use]
+pub fn identify_exited(pid: u32, start_time: u64, comm: &[u8], uid: u32, parent: u32) -> Identity {
+    let length = comm.iter().position(|byte| *byte == 0);
+    Identity {
+        pid,
+        start_time,
+        comm: to_printable(&comm[..length.unwrap_or(comm.len())], MAX_NAME_BYTES),
+        uid,
+        parent,
+        ..Identity::default()
+    }
+}
+
 fn try_identify(pid: u32) -> ProcResult<Identity> {
     let (process, stat) = open(pid)?;
     let cgroup = read_cgroup(&process)?;

@@ -187,6 +187,19 @@ fn a_zombie_still_has_a_name() {
 }
 
 #[test]
+fn an_exited_process_has_what_the_kernel_knew_of_it() {
+    let identity = identify_exited(7, 100, b"a\x1bb\0stale", 1000, 3);
+    assert_eq!(identity.comm, "a\u{fffd}b");
+    assert_eq!((identity.pid, identity.start_time), (7, 100));
+    assert_eq!((identity.uid, identity.parent), (1000, 3));
+    assert!(!identity.environment_read);
+    assert_eq!(
+        identify_exited(7, 100, &[b'x'; 16], 0, 0).comm,
+        "x".repeat(16)
+    );
+}
+
+#[test]
 fn a_process_name_with_invalid_bytes_is_made_printable() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("x");

@@ -1,4 +1,4 @@
-//! Reads all entries of a BPF hash map, with one system call if there are few.
+//! Reads and deletes many entries of a BPF hash map with few system calls.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,65 +8,156 @@ use libbpf_rs::{MapCore, MapHandle, libbpf_sys};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
-/// Number of entries that the first system call has room for.
+/// Number of entries that the first system call has room for: most maps have fewer.
 const INITIAL_CAPACITY: usize = 256;
+/// Number of entries that each further system call has room for.
+const CAPACITY: usize = 4096;
 
 /// All entries of a hash map.
 pub(super) fn entries<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
 ) -> libbpf_rs::Result<Vec<(K, V)>> {
-    let mut capacity = INITIAL_CAPACITY;
+    let mut entries = Vec::new();
+    for_each(map, |_, key, value| entries.push((key, value)))?;
+    Ok(entries)
+}
+
+/// Deletes the entries that meet a condition, in one pass over the map. Returns how many entries it visited.
+pub(super) fn delete_where<K: FromBytes, V: FromBytes>(
+    map: &MapHandle,
+    condition: impl Fn(&K, &V) -> bool,
+) -> libbpf_rs::Result<u64> {
+    let mut visited = 0;
+    let mut keys = Vec::new();
+    for_each(map, |bytes, key, value| {
+        visited += 1;
+        if condition(&key, &value) {
+            keys.extend_from_slice(bytes);
+        }
+    })?;
+    delete(map, keys)?;
+    Ok(visited)
+}
+
+/// Calls a function for every entry of a hash map, with the bytes of its key, the key and the value.
+fn for_each<K: FromBytes, V: FromBytes>(
+    map: &MapHandle,
+    mut function: impl FnMut(&[u8], K, V),
+) -> libbpf_rs::Result<()> {
+    let (key_bytes, value_bytes) = (map.key_size() as usize, map.value_size() as usize);
+    let mut batch = Batch::new(map, INITIAL_CAPACITY);
+    let mut position = None;
     loop {
-        match entries_up_to(map, capacity)? {
-            Some(entries) => return Ok(entries),
-            None => capacity *= 2,
+        let next = match batch.read(map, position)? {
+            BatchEnd::TooSmall => {
+                batch = Batch::new(map, batch.capacity * 2);
+                continue;
+            }
+            BatchEnd::Next(next) => Some(next),
+            BatchEnd::Last => None,
+        };
+        let keys = batch.keys.chunks_exact(key_bytes);
+        let values = batch.values.chunks_exact(value_bytes);
+        for (bytes, value) in keys.zip(values).take(batch.count) {
+            let (key, value) = (K::read_from_bytes(bytes), V::read_from_bytes(value));
+            let (key, value) = key.ok().zip(value.ok()).ok_or_else(|| wrong_size(map))?;
+            function(bytes, key, value);
+        }
+        if next.is_none() {
+            return Ok(());
+        }
+        position = next;
+        if batch.capacity < CAPACITY {
+            batch = Batch::new(map, CAPACITY);
         }
     }
 }
 
-/// All entries of a map; `None` if there are more than `capacity`.
-fn entries_up_to<K: FromBytes, V: FromBytes>(
-    map: &MapHandle,
+/// Entries of a map that one system call reads.
+struct Batch {
     capacity: usize,
-) -> libbpf_rs::Result<Option<Vec<(K, V)>>> {
-    let (key_bytes, value_bytes) = (map.key_size() as usize, map.value_size() as usize);
-    let mut keys = vec![0; capacity * key_bytes];
-    let mut values = vec![0; capacity * value_bytes];
-    // The kernel writes the position of the next batch here. It is not used.
-    let mut next = 0_u64;
-    let mut count = capacity as u32;
-    // SAFETY: the descriptor is that of a map, the cursor needs four bytes of `next`, and both buffers hold `count`
-    // entries.
-    let result = unsafe {
-        libbpf_sys::bpf_map_lookup_batch(
-            map.as_fd().as_raw_fd(),
-            ptr::null_mut(),
-            (&raw mut next).cast(),
-            keys.as_mut_ptr().cast(),
-            values.as_mut_ptr().cast(),
-            &raw mut count,
-            ptr::null(),
-        )
-    };
-    if result == 0 {
-        return Ok(None);
+    count: usize,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+/// How a batch ended.
+enum BatchEnd {
+    /// There may be more entries, from this position on.
+    Next(u32),
+    /// It was the last one.
+    Last,
+    /// The entries of one bucket do not fit.
+    TooSmall,
+}
+
+impl Batch {
+    fn new(map: &MapHandle, capacity: usize) -> Self {
+        Self {
+            capacity,
+            count: 0,
+            keys: vec![0; capacity * map.key_size() as usize],
+            values: vec![0; capacity * map.value_size() as usize],
+        }
     }
-    match Errno::from_raw_os_error(-result) {
-        // That was the last batch.
-        Errno::NOENT => {}
-        // The entries of the first bucket do not fit.
-        Errno::NOSPC => return Ok(None),
-        error => return Err(io::Error::from(error).into()),
+
+    /// Reads entries from a position on, or from the start.
+    fn read(&mut self, map: &MapHandle, from: Option<u32>) -> io::Result<BatchEnd> {
+        let mut from = from;
+        let from = from.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        let mut next = 0_u32;
+        let mut count = self.capacity as u32;
+        // SAFETY: the descriptor is that of a hash map, whose positions are four bytes long, and both buffers hold
+        // `count` entries.
+        let result = unsafe {
+            libbpf_sys::bpf_map_lookup_batch(
+                map.as_fd().as_raw_fd(),
+                from.cast(),
+                (&raw mut next).cast(),
+                self.keys.as_mut_ptr().cast(),
+                self.values.as_mut_ptr().cast(),
+                &raw mut count,
+                ptr::null(),
+            )
+        };
+        self.count = count as usize;
+        if result == 0 {
+            return Ok(BatchEnd::Next(next));
+        }
+        match Errno::from_raw_os_error(-result) {
+            Errno::NOENT => Ok(BatchEnd::Last),
+            Errno::NOSPC => Ok(BatchEnd::TooSmall),
+            error => Err(error.into()),
+        }
     }
-    let keys = keys.chunks_exact(key_bytes);
-    let entries = keys
-        .zip(values.chunks_exact(value_bytes))
-        .take(count as usize);
-    let typed = entries.map(|(key, value)| {
-        let (key, value) = (K::read_from_bytes(key), V::read_from_bytes(value));
-        key.ok().zip(value.ok()).ok_or_else(|| wrong_size(map))
-    });
-    typed.collect::<libbpf_rs::Result<_>>().map(Some)
+}
+
+/// Deletes entries of a map, whose keys lie one after another. Keys without an entry are skipped.
+fn delete(map: &MapHandle, mut keys: Vec<u8>) -> io::Result<()> {
+    let key_bytes = map.key_size() as usize;
+    let mut rest = &mut keys[..];
+    while !rest.is_empty() {
+        let mut count = (rest.len() / key_bytes) as u32;
+        // SAFETY: the descriptor is that of a map, and `rest` holds `count` of its keys.
+        let result = unsafe {
+            libbpf_sys::bpf_map_delete_batch(
+                map.as_fd().as_raw_fd(),
+                rest.as_mut_ptr().cast(),
+                &raw mut count,
+                ptr::null(),
+            )
+        };
+        let deleted = count as usize * key_bytes;
+        if result == 0 {
+            return Ok(());
+        }
+        match Errno::from_raw_os_error(-result) {
+            // A program deleted the entry meanwhile, or uses its bucket.
+            Errno::NOENT | Errno::BUSY => rest = &mut rest[deleted + key_bytes..],
+            error => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn wrong_size(map: &MapHandle) -> libbpf_rs::Error {

@@ -203,11 +203,11 @@ impl Governor {
         let budget = self.options.budget;
         let mut expensive = BTreeSet::new();
         let mut over_ceiling = None;
-        for (index, process) in &mut governed.processes.running {
-            let word = governed
-                .kernel
-                .processes
-                .word(*index as usize, offset_of!(layout::Process, busiest_hits));
+        for (handle, process) in &mut governed.processes.running {
+            let word = governed.kernel.processes.word(
+                layout::index_of(*handle),
+                offset_of!(layout::Process, busiest_hits),
+            );
             let busiest = word.swap(0, Ordering::Relaxed) as f64;
             let ns = self.call_ns(process);
             process.measure_overhead(busiest, ns, elapsed);
@@ -269,8 +269,8 @@ impl Governor {
         }
         kernel.note_detached();
         // The function does not count any more, so its count up to here is exact.
-        for (index, process) in &mut governed.processes.running {
-            let counters = kernel.counters.read(*index as usize);
+        for (handle, process) in &mut governed.processes.running {
+            let counters = kernel.counters(*handle);
             let steps = &process.steps;
             process
                 .counts

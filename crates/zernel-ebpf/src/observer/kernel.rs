@@ -1,10 +1,11 @@
 //! The loaded BPF programs and the maps that they share with the observer.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libbpf_rs::{
     Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program, ProgramMut,
@@ -15,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::TrackerConfig;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::alarm::Alarm;
 use super::batch;
@@ -94,7 +95,9 @@ pub(crate) struct Kernel {
     pub(crate) settings: MappedArray<layout::Settings>,
     pub(crate) losses: MappedArray<layout::Losses>,
     pub(crate) processes: MappedArray<layout::Process>,
-    pub(crate) counters: MappedArray<layout::Counters>,
+    counters: MappedArray<layout::Counters>,
+    /// Map entries that were visited to delete some of them.
+    pub(crate) visited_entries: AtomicU64,
     pub(crate) histograms: MappedArray<layout::Histogram>,
 }
 
@@ -150,6 +153,7 @@ impl Kernel {
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
             losses: MappedArray::new(find_map(&object, "losses")?, 1)?,
             processes: MappedArray::new(find_map(&object, "processes")?, layout::PROCESSES)?,
+            visited_entries: AtomicU64::new(0),
             counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
             histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
             object,
@@ -170,8 +174,8 @@ impl Kernel {
         for symbol in 0..SYMBOLS.len() {
             self.set_sampled(symbol, false)?;
         }
-        for index in 1..layout::PROCESSES as u32 {
-            self.free_process(index)?;
+        for handle in 1..layout::PROCESSES as u32 {
+            self.free_process(handle)?;
         }
         for index in 1..layout::HISTOGRAMS as u32 {
             self.free_histogram(index)?;
@@ -240,9 +244,10 @@ impl Kernel {
         word.store(monotonic_ns(), Ordering::Release);
     }
 
-    fn free_process(&self, index: u32) -> libbpf_rs::Result<()> {
+    /// Makes a handle available to the next process.
+    fn free_process(&self, handle: u32) -> libbpf_rs::Result<()> {
         let queue = find_map(&self.object, "free_processes")?;
-        queue.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
+        queue.update(&[], &handle.to_ne_bytes(), MapFlags::ANY)
     }
 
     fn free_histogram(&self, index: u32) -> libbpf_rs::Result<()> {
@@ -250,53 +255,87 @@ impl Kernel {
         queue.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
     }
 
-    /// Clears and frees the index of a process that exited and was read for the last time.
-    pub(crate) fn forget_process(&self, index: u32) -> libbpf_rs::Result<()> {
-        let place = index as usize;
-        let process = self.processes.read(place);
-        probes::forget(self, index)?;
-        for histogram in process.histograms.into_iter().filter(|slot| *slot != 0) {
-            self.histograms
-                .write(histogram as usize, &layout::Histogram::new_zeroed());
-            self.free_histogram(histogram)?;
+    /// The record at an index, if a process uses it.
+    pub(crate) fn record_at(&self, index: usize) -> Option<layout::Process> {
+        // The pid is written last, so it is read first.
+        let word = self.processes.word(index, offset_of!(layout::Process, pid));
+        if word.load(Ordering::Acquire) == 0 {
+            return None;
         }
-        self.counters.write(place, &layout::Counters::new_zeroed());
-        self.processes.write(place, &layout::Process::new_zeroed());
-        self.free_process(index)
+        Some(self.processes.read(index)).filter(|record| record.pid != 0)
+    }
+
+    /// The record of a process; `None` if it was forgotten.
+    pub(crate) fn record(&self, handle: u32) -> Option<layout::Process> {
+        let record = self.record_at(layout::index_of(handle));
+        record.filter(|record| record.handle == handle)
+    }
+
+    /// The counters of a process.
+    pub(crate) fn counters(&self, handle: u32) -> layout::Counters {
+        self.counters.read(layout::index_of(handle))
+    }
+
+    /// Frees the indices of processes that exited and were read for the last time.
+    pub(crate) fn forget_processes(&self, handles: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+        if handles.is_empty() {
+            return Ok(());
+        }
+        let records: Vec<_> = handles.iter().filter_map(|it| self.record(*it)).collect();
+        for record in &records {
+            self.invalidate(record);
+        }
+        // This takes longer than a program runs, so no program still uses what is freed after it.
+        probes::forget(self, handles)?;
+        for record in &records {
+            for histogram in record.histograms.into_iter().filter(|index| *index != 0) {
+                self.free_histogram(histogram)?;
+            }
+            self.free_process(layout::next_handle(record.handle))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the handle of a process invalid: programs find nothing under it from now on.
+    fn invalidate(&self, record: &layout::Process) {
+        let index = layout::index_of(record.handle);
+        for offset in [
+            offset_of!(layout::Process, handle),
+            offset_of!(layout::Process, pid),
+        ] {
+            self.processes
+                .word(index, offset)
+                .store(0, Ordering::Release);
+        }
     }
 
     /// Forgets the observer's own process. Calibration made it an observed process, and children of an observed process
     /// count as its data loaders.
     pub(crate) fn forget_own_process(&self) -> libbpf_rs::Result<()> {
         let own = std::process::id();
-        let indices = find_map(&self.object, "process_indices")?;
-        for key in indices.keys().collect::<Vec<_>>() {
-            let Some(index) = indices.lookup(&key, MapFlags::ANY)? else {
+        let handles = find_map(&self.object, "process_handles")?;
+        let mut forgotten = BTreeSet::new();
+        for key in handles.keys().collect::<Vec<_>>() {
+            let Some(handle) = handles.lookup(&key, MapFlags::ANY)? else {
                 continue;
             };
-            let index = u32::from_ne_bytes(index.try_into().unwrap_or_default());
-            if index != 0 && self.processes.read(index as usize).pid == own {
-                let _ = indices.delete(&key);
-                self.forget_process(index)?;
+            let handle = u32::from_ne_bytes(handle.try_into().unwrap_or_default());
+            if self.record(handle).is_some_and(|record| record.pid == own) {
+                let _ = handles.delete(&key);
+                forgotten.insert(handle);
             }
         }
-        Ok(())
+        self.forget_processes(&forgotten)
     }
 
-    /// Deletes the entries of a hash map whose keys meet a condition.
-    pub(crate) fn delete_where<K: FromBytes>(
+    /// Deletes the entries of a hash map that meet a condition, in one pass.
+    pub(crate) fn delete_where<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
-        condition: impl Fn(&K) -> bool,
+        condition: impl Fn(&K, &V) -> bool,
     ) -> libbpf_rs::Result<()> {
-        let map = find_map(&self.object, map)?;
-        let keys: Vec<Vec<u8>> = map
-            .keys()
-            .filter(|key| K::read_from_bytes(key).is_ok_and(|key| condition(&key)))
-            .collect();
-        for key in keys {
-            let _ = map.delete(&key);
-        }
+        let visited = batch::delete_where(&find_map(&self.object, map)?, condition)?;
+        self.visited_entries.fetch_add(visited, Ordering::Relaxed);
         Ok(())
     }
 

@@ -36,6 +36,7 @@ mod thread;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use attachment::{AttachContext, Attachment};
@@ -401,6 +402,12 @@ impl Observer {
             }
         }
         problems
+    }
+
+    /// Entries of BPF maps that were visited so far to delete those of exited processes and of destroyed CUDA contexts.
+    #[must_use]
+    pub fn visited_entries(&self) -> u64 {
+        self.kernel.visited_entries.load(Ordering::Relaxed)
     }
 
     /// Context switches of ML threads that were missed, as the next switch of the thread shows. The time between is

@@ -23,7 +23,7 @@ pub(super) use call_counts::window_length_for_steps;
 use overhead::Overhead;
 pub use overhead::ProcessCost;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
-use zernel_identity::{Identity, identify};
+use zernel_identity::{Identity, identify, identify_exited};
 use zernel_model::aggregation::LatencyHistogram;
 use zernel_model::snapshot::{CountedCalls, SharedHistogram};
 
@@ -64,7 +64,7 @@ pub struct ObservedProcess {
     pub is_loader: bool,
     /// Whether it has opened more than one device.
     pub(super) uses_several_devices: bool,
-    /// Its identity; `None` if it exited before it could be read.
+    /// Its identity. If it exited before that could be read, only its name, user and parent are known.
     pub identity: Option<Identity>,
     /// The pid of the process that it loads data for.
     pub loads_for: Option<u32>,
@@ -80,7 +80,7 @@ pub struct ObservedProcess {
     pub(super) overhead: Overhead,
     /// Devices that it can use. Stored, because the lookup is slow and impossible after exit.
     pub(crate) devices: VisibleDevices,
-    /// Kernel index of the process that it loads data for, or 0.
+    /// Handle of the process that it loads data for, or 0.
     pub(super) trainer: u32,
     /// Time in each phase of exited threads.
     exited_phases_ns: [u64; 5],
@@ -103,7 +103,8 @@ impl ObservedProcess {
             coverage: Coverage::Since(raw.first_ns),
             is_loader: false,
             uses_several_devices: false,
-            identity: identify_unless_reused(raw.pid, raw.start_ns),
+            identity: identify_unless_reused(raw.pid, raw.start_ns)
+                .or_else(|| Some(identity_at_admission(raw))),
             loads_for: None,
             probes: ProbeStates::default(),
             phases: None,
@@ -121,7 +122,7 @@ impl ObservedProcess {
     }
 
     /// Reads its record, counters and histograms from the kernel.
-    pub(super) fn read(&mut self, kernel: &Kernel, index: usize, raw: &layout::Process) {
+    pub(super) fn read(&mut self, kernel: &Kernel, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
         self.trainer = raw.trainer;
@@ -135,9 +136,10 @@ impl ObservedProcess {
             self.coverage = Coverage::Complete;
         }
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
-        self.loads_for = loads.then(|| kernel.processes.read(raw.trainer as usize).pid);
+        let trainer = kernel.record(raw.trainer).map(|trainer| trainer.pid);
+        self.loads_for = trainer.or(self.loads_for).filter(|_| loads);
         self.probes.read(raw);
-        self.counts.read(&kernel.counters.read(index));
+        self.counts.read(&kernel.counters(raw.handle));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = DurationKind::from_index(number).filter(|_| slot != 0) else {
                 continue;
@@ -402,8 +404,17 @@ impl ObservedProcess {
 /// The identity of the process with this pid and start time; `None` if it exited, or its pid was reused.
 pub(super) fn identify_unless_reused(pid: u32, start_ns: u64) -> Option<Identity> {
     let identity = identify(pid).ok()?;
-    let tick_ns = 1_000_000_000 / procfs::ticks_per_second();
     // Both are times since boot, one of them in whole ticks.
-    let is_same = (start_ns / tick_ns).abs_diff(identity.start_time) <= 1;
+    let is_same = in_ticks(start_ns).abs_diff(identity.start_time) <= 1;
     is_same.then_some(identity)
+}
+
+/// What the kernel recorded of a process when it was admitted.
+fn identity_at_admission(raw: &layout::Process) -> Identity {
+    let start_time = in_ticks(raw.start_ns);
+    identify_exited(raw.pid, start_time, &raw.comm, raw.uid, raw.parent)
+}
+
+fn in_ticks(ns: u64) -> u64 {
+    ns / (1_000_000_000 / procfs::ticks_per_second())
 }

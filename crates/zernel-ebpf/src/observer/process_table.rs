@@ -21,7 +21,7 @@ const IDENTITY_ROUNDS: usize = 40;
 
 /// The observed processes.
 pub(super) struct ProcessTable {
-    /// Running processes, by their index in the kernel.
+    /// Running processes, by their handle in the kernel.
     pub(super) running: BTreeMap<u32, ObservedProcess>,
     /// Exited processes, until their grace period is over.
     exited: Vec<ObservedProcess>,
@@ -29,11 +29,11 @@ pub(super) struct ProcessTable {
     past: BTreeMap<(Option<u32>, DurationKind), SharedHistogram>,
     /// Exited ranks that others may wait for.
     pub(super) exited_ranks: ExitedRanks,
-    /// Indices of exited processes that loaders still write to.
+    /// Handles of exited processes that loaders still write to.
     retired: BTreeSet<u32>,
     /// Whether the children of a new process have no storage yet.
     has_new: bool,
-    /// Index of the process whose identity is read next.
+    /// Handle of the process whose identity is read next.
     next_identity: u32,
     grace: Duration,
 }
@@ -71,11 +71,12 @@ impl ProcessTable {
     pub(super) fn read(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
         let kernel = context.kernel;
         for index in 1..layout::PROCESSES {
-            let record = kernel.processes.read(index);
-            self.add_if_new(index as u32, &record, context);
-            let process = self.running.get_mut(&(index as u32));
-            if let Some(process) = process.filter(|_| record.pid != 0) {
-                process.read(kernel, index, &record);
+            let Some(record) = kernel.record_at(index) else {
+                continue;
+            };
+            self.add_if_new(&record, context);
+            if let Some(process) = self.running.get_mut(&record.handle) {
+                process.read(kernel, &record);
             }
         }
         if std::mem::take(&mut self.has_new) {
@@ -92,9 +93,10 @@ impl ProcessTable {
         self.retire_exited(kernel, context.governor)
     }
 
-    /// Adds the process with that index, if there is one and it is new.
-    fn add_if_new(&mut self, index: u32, record: &layout::Process, context: ReadContext<'_>) {
-        if record.pid == 0 || self.retired.contains(&index) || self.running.contains_key(&index) {
+    /// Adds a process if it is new.
+    fn add_if_new(&mut self, record: &layout::Process, context: ReadContext<'_>) {
+        let handle = record.handle;
+        if self.retired.contains(&handle) || self.running.contains_key(&handle) {
             return;
         }
         let mut process = ObservedProcess::new(record);
@@ -105,7 +107,7 @@ impl ProcessTable {
         process.find_devices(context.gpus);
         let governor = context.governor;
         process.join_sampling(&governor.symbols(), governor.is_window_open());
-        self.running.insert(index, process);
+        self.running.insert(handle, process);
         self.has_new = true;
     }
 
@@ -117,9 +119,10 @@ impl ProcessTable {
         let kernel = context.kernel;
         let marks: Vec<layout::StepMark> = kernel.step_marks.take()?.collect();
         for mark in marks {
-            if !self.running.contains_key(&mark.process) {
-                let record = kernel.processes.read(mark.process as usize);
-                self.add_if_new(mark.process, &record, context);
+            if !self.running.contains_key(&mark.process)
+                && let Some(record) = kernel.record(mark.process)
+            {
+                self.add_if_new(&record, context);
             }
             if let Some(process) = self.running.get_mut(&mark.process) {
                 process.add_step_mark(&mark, &context.governor.launch_spans);
@@ -146,23 +149,25 @@ impl ProcessTable {
     fn retire_exited(&mut self, kernel: &Kernel, governor: &Governor) -> libbpf_rs::Result<()> {
         let running = self.running.iter();
         let exited = running.filter(|(_, process)| process.ended_ns.is_some());
-        let exited: Vec<u32> = exited.map(|(index, _)| *index).collect();
-        for index in exited {
-            let Some(mut process) = self.running.remove(&index) else {
+        let exited: Vec<u32> = exited.map(|(handle, _)| *handle).collect();
+        for handle in exited {
+            let Some(mut process) = self.running.remove(&handle) else {
+                continue;
+            };
+            let Some(record) = kernel.record(handle) else {
                 continue;
             };
             // Its last calls may have come after it was read, but before it exited.
-            let record = kernel.processes.read(index as usize);
-            process.read(kernel, index as usize, &record);
+            process.read(kernel, &record);
             if let Some(ended_ns) = process.ended_ns.filter(|_| governor.is_window_open()) {
-                let counters = kernel.counters.read(index as usize);
+                let counters = kernel.counters(handle);
                 governor.close_window_of(&mut process, &counters, ended_ns);
             }
             process.measure_last_overhead(governor.call_ns(&process));
             self.exited_ranks.add(&process, record.exit_code);
             process.end();
             self.exited.push(process);
-            self.retired.insert(index);
+            self.retired.insert(handle);
         }
         self.exited_ranks.prune(self.running.values());
         self.free_indices(kernel)?;
@@ -173,12 +178,9 @@ impl ProcessTable {
     /// Frees the indices of exited processes, except those of trainers that still have loaders.
     fn free_indices(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
         let trainers: BTreeSet<u32> = self.running.values().map(|it| it.trainer).collect();
-        let free: Vec<u32> = self.retired.difference(&trainers).copied().collect();
-        for index in free {
-            self.retired.remove(&index);
-            kernel.forget_process(index)?;
-        }
-        Ok(())
+        let free: BTreeSet<u32> = self.retired.difference(&trainers).copied().collect();
+        self.retired.retain(|handle| !free.contains(handle));
+        kernel.forget_processes(&free)
     }
 
     fn forget_past_grace(&mut self) {
@@ -208,14 +210,14 @@ impl ProcessTable {
         let count = self.running.len().div_ceil(IDENTITY_ROUNDS);
         let next = self.running.range_mut(self.next_identity..).take(count);
         let mut last = None;
-        for (index, process) in next {
-            last = Some(*index);
+        for (handle, process) in next {
+            last = Some(*handle);
             if let Some(identity) = process::identify_unless_reused(process.pid, process.start_ns) {
                 process.set_identity(identity);
                 process.find_devices(gpus);
             }
         }
-        self.next_identity = last.map_or(0, |index| index + 1);
+        self.next_identity = last.map_or(0, |handle| handle.wrapping_add(1));
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.

@@ -124,10 +124,10 @@ impl Observer {
             file.resume(&self.kernel);
         }
         self.governor.restart_event_tracking(&self.kernel);
-        for (index, process) in &mut self.processes.running {
+        for (handle, process) in &mut self.processes.running {
             let now_ns = monotonic_ns();
             process.resume(now_ns);
-            let counters = self.kernel.counters.read(*index as usize);
+            let counters = self.kernel.counters(*handle);
             for symbol in self.governor.symbols() {
                 let steps = &process.steps;
                 process

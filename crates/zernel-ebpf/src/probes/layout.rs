@@ -162,6 +162,16 @@ mirrors! {
     }
 }
 
+/// The index of a process in arrays, from its handle. 0 stands for no process.
+pub(crate) fn index_of(handle: u32) -> usize {
+    handle as usize % PROCESSES
+}
+
+/// The handle of the next process that uses the index.
+pub(crate) fn next_handle(handle: u32) -> u32 {
+    handle.wrapping_add(PROCESSES as u32)
+}
+
 /// Declares the mirror of a process, which has a part of each probe that keeps state per process.
 macro_rules! mirror_process {
     (all { $($all:tt)* } process { $($probe:ident: $state:ident),* } $($rest:tt)*) => {
@@ -179,6 +189,11 @@ macro_rules! mirror_process {
                     flags: u32,
                     device: u32,
                     trainer: u32,
+                    handle: u32,
+                    parent: u32,
+                    uid: u32,
+                    reserved: u32,
+                    comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
                     loaders: u64,
                     phase_ns: [u64; zernel_phase::WorkloadPhase::ALL.len()],
@@ -205,6 +220,19 @@ mod tests {
 
     use super::*;
     use crate::observer::OBJECT;
+
+    /// Handle 0 stands for no process, so no index may ever get it.
+    #[test]
+    fn a_handle_keeps_its_index_and_is_never_zero() {
+        for index in 1..PROCESSES as u32 {
+            let last = index.wrapping_sub(PROCESSES as u32);
+            assert_eq!(next_handle(last), index, "it starts again with the first");
+            for handle in [index, next_handle(index), last] {
+                assert_eq!(index_of(handle), index as usize);
+                assert_ne!(handle, 0);
+            }
+        }
+    }
 
     #[test]
     fn arrays_are_as_long_as_the_maps() {

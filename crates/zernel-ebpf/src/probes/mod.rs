@@ -91,9 +91,9 @@ macro_rules! declare_probes {
             Ok(())
         }
 
-        /// Deletes the entries of an exited process from the BPF maps of the probes.
-        pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
-            $($maps::forget(kernel, process)?;)*
+        /// Deletes the entries of exited processes from the BPF maps of the probes, in one pass over each map.
+        pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+            $($maps::forget(kernel, processes)?;)*
             Ok(())
         }
 
@@ -123,7 +123,7 @@ macro_rules! declare_probes {
 }
 for_each_probe!(declare_probes);
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 pub use cuda_trace::CudaCalls;
@@ -484,8 +484,6 @@ impl ProbedFunction {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]

@@ -61,9 +61,12 @@ static __always_inline void count_hit(struct zernel_thread *thread, struct zerne
 /* Whether calls are counted now. A sampled function is counted only in a sampling window. */
 static __always_inline bool is_counted(const struct zernel_symbol *symbol)
 {
-	struct zernel_settings *set = zernel_settings();
+	struct zernel_settings *set;
 
-	return set && (!(symbol->flags & ZERNEL_SAMPLED) || *(volatile __u32 *)&set->window_open);
+	if (!(symbol->flags & ZERNEL_SAMPLED))
+		return true;
+	set = zernel_settings();
+	return set && *(volatile __u32 *)&set->window_open;
 }
 
 /* Ends the open waits of a thread that makes a probed call. */
@@ -246,11 +249,11 @@ ZERNEL_UPROBE("uprobe", call_mark_perf)
 }
 
 /* Adds the phases of an exiting training thread to those of its process. */
-static __always_inline void add_phases_to_process(struct task_struct *task)
+static __always_inline void add_phases_to_process(struct task_struct *task,
+						  struct zernel_thread *thread)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
-	struct zernel_thread *thread = bpf_task_storage_get(&threads, task, 0, 0);
-	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
+	struct zernel_process *process = zernel_process(thread->process);
 
 	if (!state || !process || !(state->tracker.flags & ZERNEL_TRAINING_THREAD))
 		return;
@@ -266,9 +269,14 @@ SEC("tp_btf/sched_process_exit")
 int process_exit(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
+	struct task_struct *current = bpf_get_current_task_btf();
+	struct zernel_thread *thread = known_thread(current);
 
-	add_phases_to_process(bpf_get_current_task_btf());
-	if (BPF_CORE_READ(task, signal, live.counter) == 0)
+	if (thread) {
+		add_phases_to_process(current, thread);
+		forget_thread(thread);
+	}
+	if (zernel_has_exited(task))
 		zernel_end_process(task);
 	return 0;
 }
@@ -278,11 +286,14 @@ SEC("tp_btf/sched_process_exec")
 int process_exec(__u64 *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx[0];
+	struct task_struct *current = bpf_get_current_task_btf();
+	struct zernel_thread *thread = known_thread(current);
 
 	if (zernel_end_process(task)) {
-		forget_thread();
-		bpf_task_storage_delete(&threads, bpf_get_current_task_btf());
-		bpf_task_storage_delete(&zernel_tasks, bpf_get_current_task_btf());
+		if (thread)
+			forget_thread(thread);
+		bpf_task_storage_delete(&threads, current);
+		bpf_task_storage_delete(&zernel_tasks, current);
 	}
 	return 0;
 }

@@ -1,5 +1,6 @@
 //! Probes on the software GPU, held against its own log of what really happened.
 
+mod churn;
 mod counts;
 mod dead_files;
 mod files;
@@ -22,6 +23,7 @@ use zernel_testkit::{Need, root, target, trial};
 
 fn main() -> ExitCode {
     let roles = [
+        churn::ROLES,
         counts::ROLES,
         dead_files::ROLES,
         files::ROLES,
@@ -127,6 +129,23 @@ fn main() -> ExitCode {
         (
             "thousands_of_short_processes_are_counted",
             processes::thousands_of_short_ones,
+        ),
+        (
+            "a_slow_exit_is_not_booked_to_another_process",
+            churn::late_writer,
+        ),
+        ("many_exits_are_cleaned_up_in_one_pass", churn::cleanup),
+        (
+            "destroying_a_context_is_quick_among_many_allocations",
+            churn::destroyed_among_many,
+        ),
+        (
+            "memory_is_freed_with_a_context_from_before_observing",
+            churn::early_contexts,
+        ),
+        (
+            "a_short_process_has_a_name_and_an_owner",
+            churn::short_lived,
         ),
         (
             "an_exit_during_attaching_is_no_error",

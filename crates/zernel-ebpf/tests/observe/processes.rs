@@ -125,7 +125,7 @@ const CHILDREN: &str = "children";
 
 const FEW: u64 = 3;
 
-fn fork(child: impl FnOnce()) -> i32 {
+pub(crate) fn fork(child: impl FnOnce()) -> i32 {
     // SAFETY: a target has one thread.
     match unsafe { libc::fork() } {
         0 => {
@@ -141,7 +141,7 @@ fn fork(child: impl FnOnce()) -> i32 {
     }
 }
 
-fn expect_success(child: i32) {
+pub(crate) fn expect_success(child: i32) {
     let mut status = 0;
     // SAFETY: our own child, and a place for its status.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };

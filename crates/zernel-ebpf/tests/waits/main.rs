@@ -42,6 +42,12 @@ fn main() -> ExitCode {
             &needs,
             downloading_loaders,
         ),
+        trial(
+            "thousands_of_loading_threads_are_waited_for",
+            &needs,
+            thousands_of_threads,
+        ),
+        trial("a_killed_loader_is_not_waited_for", &needs, killed_loader),
         trial("a_loading_thread_is_waited_for", &needs, loading_thread),
         trial("a_trainer_without_loaders_waits_for_data", &needs, alone),
         trial(
@@ -185,6 +191,29 @@ fn downloading_loaders() {
         |observer, target, report| {
             let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
             assert!(fetch > 0.9, "{fetch}");
+        },
+    );
+}
+
+fn thousands_of_threads() {
+    observe(
+        "trains_with_thousands_of_threads",
+        50,
+        |observer, target, report| {
+            let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
+            assert!(fetch > 0.95, "{fetch}");
+        },
+    );
+}
+
+/// The threads of a loader that is killed work no more.
+fn killed_loader() {
+    observe(
+        "trains_after_a_loader_was_killed",
+        50,
+        |observer, target, report| {
+            let [.., other] = check_waits(find(observer, target.pid()), &report);
+            assert!(other > 0.95, "{other}");
         },
     );
 }

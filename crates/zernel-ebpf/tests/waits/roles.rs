@@ -38,6 +38,14 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("trains_with_downloading_loaders", |driver, rounds| {
         train(driver, rounds, download);
     }),
+    ("trains_with_thousands_of_threads", |driver, rounds| {
+        train(driver, rounds, download_by_many);
+    }),
+    ("trains_after_a_loader_was_killed", |driver, rounds| {
+        driver.open();
+        Loader::fork(download_by_many).kill();
+        train(driver, rounds, thread::sleep);
+    }),
     ("trains_alone", train_alone),
     ("trains_alone_beside_a_helper", |driver, rounds| {
         // Nobody asks it for anything.
@@ -153,6 +161,28 @@ fn download(how_long: Duration) {
     client.read_exact(&mut [0]).expect("sent");
 }
 
+/// Number of threads that each of two loaders downloads with. All together are one more than twelve bits can count.
+const DOWNLOADERS: usize = 2048;
+
+/// Waits while many threads wait for data that never comes.
+fn download_by_many(how_long: Duration) {
+    if how_long.is_zero() {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = server.local_addr().expect("bound");
+        let client: &_ = Box::leak(Box::new(TcpStream::connect(address).expect("it listens")));
+        let _never_sends = Box::leak(Box::new(server.accept().expect("a peer")));
+        let download = move || {
+            let mut client = client;
+            let _ = client.read(&mut [0]);
+        };
+        for _ in 0..DOWNLOADERS {
+            let thread = thread::Builder::new().stack_size(64 << 10);
+            thread.spawn(download).expect("room for a thread");
+        }
+    }
+    thread::sleep(how_long);
+}
+
 /// Waits on a futex until the timeout.
 fn wait_on(futex: &AtomicU32, how_long: Duration) {
     let timeout = libc::timespec {
@@ -174,6 +204,7 @@ fn wait_on(futex: &AtomicU32, how_long: Duration) {
 
 /// A loader process, which gives a batch for every byte it is sent.
 struct Loader {
+    pid: i32,
     asked: PipeWriter,
     given: PipeReader,
 }
@@ -183,7 +214,8 @@ impl Loader {
         let (mut asked, ask) = std::io::pipe().expect("a pipe");
         let (given, mut give) = std::io::pipe().expect("a pipe");
         // SAFETY: this program has one thread, so its child may do whatever it could.
-        if unsafe { libc::fork() } == 0 {
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
             drop((ask, given));
             // A loader that reads creates its file first.
             work(Duration::ZERO);
@@ -196,7 +228,22 @@ impl Loader {
             }
             std::process::exit(0);
         }
-        Self { asked: ask, given }
+        Self {
+            pid,
+            asked: ask,
+            given,
+        }
+    }
+
+    /// Kills it once it is ready for work.
+    fn kill(mut self) {
+        self.ask();
+        self.next();
+        // SAFETY: our own child, whose status nobody needs.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
     }
 
     fn ask(&mut self) {

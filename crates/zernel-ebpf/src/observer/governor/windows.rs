@@ -165,8 +165,8 @@ impl Governor {
         files::open_windows(kernel, governed.attachment.files.iter_mut());
         self.read_step_marks(governed);
         let now_ns = monotonic_ns();
-        for (index, process) in &mut governed.processes.running {
-            let counters = kernel.counters.read(*index as usize);
+        for (handle, process) in &mut governed.processes.running {
+            let counters = kernel.counters(*handle);
             let steps = &mut process.steps;
             process.counts.open_window(&counters, now_ns, steps);
         }
@@ -195,8 +195,8 @@ impl Governor {
         self.read_step_marks(governed);
         self.windows.closes = None;
         self.cost.windows += 1;
-        for (index, process) in &mut governed.processes.running {
-            let counters = kernel.counters.read(*index as usize);
+        for (handle, process) in &mut governed.processes.running {
+            let counters = kernel.counters(*handle);
             self.close_window_of(process, &counters, to_ns);
         }
         let length = Duration::from_nanos(to_ns - self.windows.from_ns);

@@ -56,28 +56,14 @@ static __always_inline void note_use(const struct zernel_symbol *symbol,
 		process->flags |= ZERNEL_USED_DRIVER;
 }
 
-/* CUDA's number of the thread's device, or ZERNEL_NO_GPU. */
-static __always_inline __u32 current_device(struct zernel_thread *thread)
-{
-	struct context_key key = { .context = thread->cuda_context.current,
-				   .process = thread->process };
-	__u32 *device = key.context ? bpf_map_lookup_elem(&contexts, &key) : NULL;
-	struct zernel_process *process;
-
-	if (device)
-		return *device & ~CONTEXT_IS_PRIMARY;
-	process = zernel_process(thread->process);
-	return process ? process->device : ZERNEL_NO_GPU;
-}
-
 /* Frees all memory of a context; 0 means the primary context of the device. Defined by gpu_mem. */
 int free_context(__u32 process, __u64 context, __u32 device);
 
-__noinline int open_context(__u32 index, __u64 context, __u32 device, __u32 kind)
+__noinline int open_context(__u32 handle, __u64 context, __u32 device, __u32 kind)
 {
 	__u32 known = device | kind;
-	struct context_key key = { .context = context, .process = index };
-	struct zernel_process *process = zernel_process(index);
+	struct context_key key = { .context = context, .process = handle };
+	struct zernel_process *process = zernel_process(handle);
 
 	if (!process)
 		return 0;

@@ -10,6 +10,11 @@
  *
  * Created memory is held by its handle and by each of its mappings. It is freed with the last of
  * them, in any order.
+ *
+ * All other memory belongs to a context, and is freed with it. A context has a word with the bytes
+ * that it holds and its epoch, which counts how often it was emptied. Allocations and the accounts
+ * of callers belong to one epoch. So emptying a context is one change of its word. After that, what
+ * belongs to an earlier epoch counts no more, and userspace deletes it.
  */
 #ifndef GPU_MEM_BPF_H
 #define GPU_MEM_BPF_H
@@ -42,6 +47,7 @@ enum memory_kind {
 	MEMORY_HANDLE,
 	MEMORY_MAPPING,
 };
+ZERNEL_IN_BTF(enum, memory_kind);
 
 /* Mappings that one call may remove. */
 #define MAPPINGS_AT_ONCE (1 << 16)
@@ -61,25 +67,50 @@ ZERNEL_IN_BTF(enum, gpu_mem_caller_bit);
 
 #define MEMORY_POOLED (1ULL << MEMORY_POOLED_BIT)
 
+/* The home of memory: the address of its context in the lower 48 bits, and the epoch above. Address
+ * 0 stands for the primary context of the device, and for a thread without a known context. */
+enum gpu_mem_home {
+	MEMORY_EPOCH_SHIFT = 48,
+};
+ZERNEL_IN_BTF(enum, gpu_mem_home);
+
+#define MEMORY_BELOW_EPOCH ((1ULL << MEMORY_EPOCH_SHIFT) - 1)
+/* Created memory outlives contexts. */
+#define MEMORY_OF_NO_CONTEXT MEMORY_BELOW_EPOCH
+/* Returned instead of a home if an account has no room. */
+#define MEMORY_LOST (~0ULL)
+
 struct allocation {
 	__u64 bytes;
 	__u64 caller; /* of a mapping: the handle */
-	__u64 context; /* destroying it frees the memory; 0: unknown or none */
+	__u64 home;
 	__u32 device;
 	__u32 references;
 };
 
+/* Without a caller: the account of a device, or of a context that is not a device's primary one. */
 struct account_key {
 	__u64 caller; /* 0: all callers together */
+	__u64 home; /* without a caller: the context, in epoch 0 */
 	__u32 process;
-	__u32 device;
+	__u32 device; /* of the account of a context: MEMORY_ANY_DEVICE */
 };
 
+enum gpu_mem_device {
+	MEMORY_ANY_DEVICE = 0xfffffffeU,
+};
+ZERNEL_IN_BTF(enum, gpu_mem_device);
+
 struct account {
-	__u64 current_bytes;
-	__u64 peak_bytes;
+	__u64 current_bytes; /* of a device or a caller */
+	__u64 peak_bytes; /* of a device, like the next two */
 	__u64 allocations;
 	__u64 frees;
+	__u64 held; /* by the context: bytes, and its epoch above */
+	__u64 held_allocations;
+	__u64 unknown_context; /* of a device: a context that may be its primary one */
+	__u32 device; /* of a context */
+	__u32 reserved;
 };
 
 struct {
@@ -98,115 +129,243 @@ struct {
 	__type(value, struct account);
 } memory_accounts SEC(".maps");
 
-static __always_inline struct account *find_account(__u32 process, __u32 device, __u64 caller)
+static __always_inline struct account *find_account(const struct account_key *key)
 {
-	struct account_key key = { .caller = caller, .process = process, .device = device };
-	struct account *account = bpf_map_lookup_elem(&memory_accounts, &key);
-	struct account empty = {};
+	static const struct account empty;
+	struct account *account = bpf_map_lookup_elem(&memory_accounts, key);
 
 	if (account)
 		return account;
-	bpf_map_update_elem(&memory_accounts, &key, &empty, BPF_NOEXIST);
-	account = bpf_map_lookup_elem(&memory_accounts, &key);
+	bpf_map_update_elem(&memory_accounts, key, &empty, BPF_NOEXIST);
+	account = bpf_map_lookup_elem(&memory_accounts, key);
 	if (!account)
 		ZERNEL_LOST(memory_accounts);
 	return account;
 }
 
-__noinline int book_allocation(__u32 process, __u32 device, __u64 caller, __u64 bytes)
+static __always_inline struct account *device_account(__u32 process, __u32 device)
 {
-	struct account *account = find_account(process, device, caller);
+	struct account_key key = { .process = process, .device = device };
 
-	if (!account)
-		return 0;
-	zernel_raise(&account->peak_bytes,
-		     __sync_fetch_and_add(&account->current_bytes, bytes) + bytes);
-	__sync_fetch_and_add(&account->allocations, 1);
-	return 0;
+	return find_account(&key);
 }
 
-__noinline int book_free(__u32 process, __u32 device, __u64 caller, __u64 bytes)
+static __always_inline struct account *context_account(__u32 process, __u64 context)
 {
-	struct account *account = find_account(process, device, caller);
+	struct account_key key = { .home = context,
+				   .process = process,
+				   .device = MEMORY_ANY_DEVICE };
 
-	if (!account)
-		return 0;
-	__sync_fetch_and_add(&account->current_bytes, -bytes);
-	__sync_fetch_and_add(&account->frees, 1);
-	return 0;
+	return find_account(&key);
 }
 
-static __always_inline void record_allocation(struct zernel_thread *thread,
-					      struct zernel_open_call *call, __u32 kind,
-					      __u32 device, __u64 bytes)
+/* Takes memory from a context; false if its epoch is over. */
+static __always_inline bool release_held(struct account *account, __u64 epoch, __u64 bytes)
 {
-	struct allocation_key key = { .process = thread->process, .kind = kind };
-	struct allocation allocation = {
-		.bytes = bytes,
-		.caller = call->caller,
-		.context = thread->cuda_context.current,
-		.device = device,
-		.references = 1,
-	};
-	__u64 caller = call->caller & ~MEMORY_POOLED;
+	for (int tries = 0; tries < 16; tries++) {
+		__u64 seen = *(volatile __u64 *)&account->held;
 
-	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
-	if (bpf_map_update_elem(&allocations, &key, &allocation, BPF_ANY)) {
-		ZERNEL_LOST(allocations);
-		return;
+		if (seen >> MEMORY_EPOCH_SHIFT != epoch)
+			return false;
+		if (__sync_val_compare_and_swap(&account->held, seen, seen - bytes) == seen) {
+			__sync_fetch_and_add(&account->held_allocations, -1ULL);
+			return true;
+		}
 	}
-	book_allocation(thread->process, device, 0, bytes);
-	book_allocation(thread->process, device, caller, bytes);
-	if (caller != call->caller) {
-		book_allocation(thread->process, device, MEMORY_POOLED, bytes);
-		book_allocation(thread->process, device, call->caller, bytes);
+	ZERNEL_LOST(memory_accounts);
+	return false;
+}
+
+/* Adds memory to its device and its context. Returns its home, or MEMORY_LOST. */
+__noinline __u64 book_allocation(__u32 process, __u32 device, __u64 context, __u64 bytes)
+{
+	struct account *total = device_account(process, device), *owner = total;
+	__u64 epoch = 0;
+
+	if (!total)
+		return MEMORY_LOST;
+	if (context && context != MEMORY_OF_NO_CONTEXT) {
+		owner = context_account(process, context);
+		if (!owner)
+			return MEMORY_LOST;
+		owner->device = device;
+	}
+	if (context != MEMORY_OF_NO_CONTEXT) {
+		epoch = __sync_fetch_and_add(&owner->held, bytes & MEMORY_BELOW_EPOCH) >>
+			MEMORY_EPOCH_SHIFT;
+		__sync_fetch_and_add(&owner->held_allocations, 1);
+	}
+	zernel_raise(&total->peak_bytes,
+		     __sync_fetch_and_add(&total->current_bytes, bytes) + bytes);
+	__sync_fetch_and_add(&total->allocations, 1);
+	return context | epoch << MEMORY_EPOCH_SHIFT;
+}
+
+/* Takes memory from its device and its context; false if it went with an earlier epoch. */
+__noinline int book_free(__u32 process, __u32 device, __u64 home, __u64 bytes)
+{
+	__u64 context = home & MEMORY_BELOW_EPOCH;
+	struct account *total = device_account(process, device), *owner = total;
+
+	if (context && context != MEMORY_OF_NO_CONTEXT)
+		owner = context_account(process, context);
+	if (!total || !owner)
+		return false;
+	if (context != MEMORY_OF_NO_CONTEXT &&
+	    !release_held(owner, home >> MEMORY_EPOCH_SHIFT, bytes & MEMORY_BELOW_EPOCH))
+		return false;
+	__sync_fetch_and_add(&total->current_bytes, -bytes);
+	__sync_fetch_and_add(&total->frees, 1);
+	return true;
+}
+
+__noinline int change_caller(__u64 caller, __u64 home, __u32 process, __u32 device, __u64 change)
+{
+	struct account_key key = {
+		.caller = caller, .home = home, .process = process, .device = device
+	};
+	struct account *account = find_account(&key);
+
+	if (account)
+		__sync_fetch_and_add(&account->current_bytes, change);
+	return 0;
+}
+
+/* Changes the accounts of an allocation's caller. */
+static __always_inline void change_callers(__u32 process, const struct allocation *allocation,
+					   __u64 change)
+{
+	__u64 caller = allocation->caller & ~MEMORY_POOLED, home = allocation->home;
+	__u32 device = allocation->device;
+
+	/* 0 if the return address could not be read: that is the key of the device. */
+	if (caller)
+		change_caller(caller, home, process, device, change);
+	if (caller != allocation->caller) {
+		change_caller(MEMORY_POOLED, home, process, device, change);
+		if (caller)
+			change_caller(allocation->caller, home, process, device, change);
 	}
 }
 
 static __always_inline void record_free(__u32 process, const struct allocation *allocation)
 {
-	__u64 caller = allocation->caller & ~MEMORY_POOLED;
-
-	book_free(process, allocation->device, 0, allocation->bytes);
-	book_free(process, allocation->device, caller, allocation->bytes);
-	if (caller != allocation->caller) {
-		book_free(process, allocation->device, MEMORY_POOLED, allocation->bytes);
-		book_free(process, allocation->device, allocation->caller, allocation->bytes);
-	}
+	if (book_free(process, allocation->device, allocation->home, allocation->bytes))
+		change_callers(process, allocation, -allocation->bytes);
 }
 
-/* A context that is destroyed or emptied. */
-struct context_end {
-	__u64 context; /* 0: the primary context of the device */
-	__u32 process;
-	__u32 device;
-};
-
-static long free_with_context(void *map, struct allocation_key *key, struct allocation *found,
-			      struct context_end *ending)
+static __always_inline void record_allocation(struct zernel_thread *thread,
+					      struct zernel_open_call *call, __u32 kind,
+					      __u32 device, __u64 context, __u64 bytes)
 {
-	struct context_key of = { .context = found->context, .process = key->process };
-	struct allocation gone = *found;
-	__u32 *known;
+	struct allocation_key key = { .process = thread->process, .kind = kind };
+	struct allocation allocation = {
+		.bytes = bytes,
+		.caller = call->caller,
+		.home = book_allocation(thread->process, device, context, bytes),
+		.device = device,
+		.references = 1,
+	};
 
-	if (key->process != ending->process || key->kind != MEMORY_ADDRESS)
-		return 0;
-	if (ending->context && gone.context != ending->context)
-		return 0;
-	known = bpf_map_lookup_elem(&contexts, &of);
-	if (!ending->context && (known ? *known : gone.device | CONTEXT_IS_PRIMARY) !=
-					(ending->device | CONTEXT_IS_PRIMARY))
-		return 0;
-	if (!bpf_map_delete_elem(&allocations, key))
-		record_free(ending->process, &gone);
-	return 0;
+	if (allocation.home == MEMORY_LOST)
+		return;
+	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
+	if (bpf_map_update_elem(&allocations, &key, &allocation, BPF_ANY)) {
+		ZERNEL_LOST(allocations);
+		book_free(thread->process, device, allocation.home, bytes);
+		return;
+	}
+	change_callers(thread->process, &allocation, bytes);
+}
+
+/* The device of a context that was opened before its process was observed: that of its first
+ * memory, or the process's first device. */
+__noinline __u32 presumed_device(__u32 handle, __u64 context)
+{
+	struct account_key key = { .home = context,
+				   .process = handle,
+				   .device = MEMORY_ANY_DEVICE };
+	struct account *account = context ? bpf_map_lookup_elem(&memory_accounts, &key) : NULL;
+	struct zernel_process *process = zernel_process(handle);
+	__u32 device = process ? process->device : ZERNEL_NO_GPU;
+
+	if (account)
+		return account->device;
+	account = context ? device_account(handle, device) : NULL;
+	if (account && !account->unknown_context)
+		account->unknown_context = context;
+	return device;
+}
+
+/* Records memory in the current context of the thread. */
+static __always_inline void record_in_context(struct zernel_thread *thread,
+					      struct zernel_open_call *call, __u64 bytes)
+{
+	struct context_key key = { .context = thread->cuda_context.current,
+				   .process = thread->process };
+	__u32 *known = key.context ? bpf_map_lookup_elem(&contexts, &key) : NULL;
+	__u64 context = key.context & MEMORY_BELOW_EPOCH;
+	__u32 device;
+
+	if (known) {
+		device = *known & ~CONTEXT_IS_PRIMARY;
+		context = *known & CONTEXT_IS_PRIMARY ? 0 : context;
+	} else {
+		device = presumed_device(thread->process, context);
+	}
+	record_allocation(thread, call, MEMORY_ADDRESS, device, context, bytes);
+}
+
+/* Begins the next epoch of a context: its memory is freed. */
+static __always_inline void empty_context(struct account *total, struct account *owner)
+{
+	for (int tries = 0; tries < 16; tries++) {
+		__u64 seen = *(volatile __u64 *)&owner->held;
+		__u64 next = (seen & ~MEMORY_BELOW_EPOCH) + MEMORY_BELOW_EPOCH + 1;
+
+		if (__sync_val_compare_and_swap(&owner->held, seen, next) != seen)
+			continue;
+		__sync_fetch_and_add(&total->current_bytes, -(seen & MEMORY_BELOW_EPOCH));
+		__sync_fetch_and_add(&total->frees,
+				     __sync_lock_test_and_set(&owner->held_allocations, 0));
+		return;
+	}
+	ZERNEL_LOST(memory_accounts);
+}
+
+/* Frees the memory of a context that is not a device's primary one. */
+static __always_inline void empty_other_context(__u32 process, __u64 context)
+{
+	struct account_key key = { .home = context & MEMORY_BELOW_EPOCH,
+				   .process = process,
+				   .device = MEMORY_ANY_DEVICE };
+	struct account *owner = bpf_map_lookup_elem(&memory_accounts, &key);
+	struct account *total = owner ? device_account(process, owner->device) : NULL;
+
+	if (total)
+		empty_context(total, owner);
 }
 
 __noinline int free_context(__u32 process, __u64 context, __u32 device)
 {
-	struct context_end ending = { .context = context, .process = process, .device = device };
+	struct context_key key = { .context = context, .process = process };
+	__u32 *known = context ? bpf_map_lookup_elem(&contexts, &key) : NULL;
+	bool is_primary = !context || (known && *known & CONTEXT_IS_PRIMARY);
+	struct account *total;
 
-	bpf_for_each_map_elem(&allocations, free_with_context, &ending, 0);
+	if (!is_primary) {
+		empty_other_context(process, context);
+		return 0;
+	}
+	if (known)
+		device = *known & ~CONTEXT_IS_PRIMARY;
+	total = bpf_map_lookup_elem(&memory_accounts,
+				    &(struct account_key){ .process = process, .device = device });
+	if (!total)
+		return 0;
+	empty_context(total, total);
+	if (!context && total->unknown_context)
+		empty_other_context(process, total->unknown_context);
 	return 0;
 }
 
@@ -312,7 +471,7 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 	call->scratch[0] = found->bytes;
 	call->scratch[1] = found->device;
 	call->caller = found->caller;
-	call->arguments[1] = found->context;
+	call->arguments[1] = found->home;
 	if (bpf_map_delete_elem(&allocations, &key))
 		call->scratch[0] = 0;
 }
@@ -328,7 +487,7 @@ static __always_inline void free_leave(struct zernel_thread *thread, struct zern
 	struct allocation allocation = {
 		.bytes = call->scratch[0],
 		.caller = call->caller,
-		.context = call->arguments[1],
+		.home = call->arguments[1],
 		.device = call->scratch[1],
 		.references = 1,
 	};
@@ -364,18 +523,17 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 		call->caller |= MEMORY_POOLED;
 		/* fallthrough */
 	case MEMORY_ALLOCATE:
-		record_allocation(thread, call, MEMORY_ADDRESS, current_device(thread),
-				  call->arguments[1]);
+		record_in_context(thread, call, call->arguments[1]);
 		break;
 	case MEMORY_ALLOCATE_PITCHED:
 		bpf_probe_read_user(&pitch, sizeof(pitch), (void *)call->arguments[1]);
 		call->arguments[3] = pitch * call->arguments[2];
-		record_allocation(thread, call, MEMORY_ADDRESS, current_device(thread),
-				  call->arguments[3]);
+		record_in_context(thread, call, call->arguments[3]);
 		break;
 	case MEMORY_CREATE:
 		if (created_on(call->arguments[2], &device))
-			record_allocation(thread, call, MEMORY_HANDLE, device, call->arguments[1]);
+			record_allocation(thread, call, MEMORY_HANDLE, device, MEMORY_OF_NO_CONTEXT,
+					  call->arguments[1]);
 		break;
 	case MEMORY_RETAIN:
 		bpf_probe_read_user(&handle, sizeof(handle), (void *)call->arguments[0]);

@@ -12,8 +12,17 @@ mirrors! {
             kind: u32,
         }
 
+        pub(crate) struct Allocation = "allocation" {
+            bytes: u64,
+            caller: u64,
+            home: u64,
+            device: u32,
+            references: u32,
+        }
+
         pub(crate) struct AccountKey = "account_key" {
             caller: u64,
+            home: u64,
             process: u32,
             device: u32,
         }
@@ -23,6 +32,11 @@ mirrors! {
             peak_bytes: u64,
             allocations: u64,
             frees: u64,
+            held: u64,
+            held_allocations: u64,
+            unknown_context: u64,
+            device: u32,
+            reserved: u32,
         }
     }
     constants {
@@ -40,10 +54,33 @@ mirrors! {
         pub(super) u32 = "gpu_mem_caller_bit", "MEMORY_" {
             POOLED_BIT = 63,
         }
+        pub(super) u32 = "memory_kind", "MEMORY_" {
+            ADDRESS = 0,
+            HANDLE = 1,
+            MAPPING = 2,
+        }
+        pub(super) u32 = "gpu_mem_home", "MEMORY_" {
+            EPOCH_SHIFT = 48,
+        }
+        pub(super) u32 = "gpu_mem_device", "MEMORY_" {
+            ANY_DEVICE = 0xffff_fffe,
+        }
     }
 }
 
 impl AccountKey {
     /// A bit of `caller`, alone or beside an address: memory from pools.
     pub(crate) const POOLED: u64 = 1 << POOLED_BIT;
+}
+
+impl Allocation {
+    /// The account of its caller.
+    pub(super) fn account_key(&self, process: u32) -> AccountKey {
+        AccountKey {
+            caller: self.caller,
+            home: self.home,
+            process,
+            device: self.device,
+        }
+    }
 }

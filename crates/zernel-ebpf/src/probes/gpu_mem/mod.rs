@@ -1,6 +1,7 @@
 //! GPU memory: how much each process holds, by device and by calling library.
 
 mod callers;
+mod epochs;
 mod layout;
 pub(crate) mod metrics;
 mod state;

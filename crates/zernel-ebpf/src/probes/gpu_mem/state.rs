@@ -9,7 +9,8 @@ use zernel_model::snapshot::{CallerMemory, DeviceMemory, MemorySnapshot};
 use zernel_phase::shared::NO_GPU;
 
 use super::callers::{Callers, UNKNOWN};
-use super::layout::{Account, AccountKey, AllocationKey};
+use super::epochs::Epochs;
+use super::layout::{ADDRESS, ANY_DEVICE, Account, AccountKey, Allocation, AllocationKey};
 use crate::observer::{Kernel, ObservedProcess};
 use crate::probes::{ProbeState, SamplingGroup};
 
@@ -28,8 +29,8 @@ pub struct GpuMemory {
 pub struct MemoryUse {
     /// Memory of all callers.
     pub total: GpuMemMetrics,
-    /// Memory by the return address of the allocating call.
-    pub by_caller: BTreeMap<u64, GpuMemMetrics>,
+    /// Bytes in use by the return address of the allocating call.
+    pub by_caller: BTreeMap<u64, u64>,
 }
 
 /// Reads the accounts of all processes.
@@ -37,11 +38,20 @@ pub(crate) fn read_maps(
     kernel: &Kernel,
     processes: &mut BTreeMap<u32, ObservedProcess>,
 ) -> libbpf_rs::Result<()> {
-    for (key, account) in kernel.entries("memory_accounts")? {
-        let key: AccountKey = key;
-        if let Some(process) = processes.get_mut(&key.process) {
-            process.probes.gpu_mem.set_account(&key, &account);
+    let accounts: Vec<(AccountKey, Account)> = kernel.entries("memory_accounts")?;
+    let epochs = Epochs::new(&accounts);
+    for process in processes.values_mut() {
+        process.probes.gpu_mem.clear_callers();
+    }
+    for (key, account) in &accounts {
+        if let Some(process) = processes.get_mut(&key.process)
+            && !epochs.is_over(key)
+        {
+            process.probes.gpu_mem.add_account(key, account);
         }
+    }
+    if accounts.iter().any(|(key, _)| epochs.is_over(key)) {
+        delete_emptied(kernel, &epochs)?;
     }
     for process in processes.values_mut() {
         if process.is_group_sampled(SamplingGroup::Pools) {
@@ -52,29 +62,59 @@ pub(crate) fn read_maps(
     Ok(())
 }
 
-/// Deletes the allocations and accounts of a process.
-pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
-    kernel.delete_where("allocations", |key: &AllocationKey| key.process == process)?;
-    kernel.delete_where("memory_accounts", |key: &AccountKey| key.process == process)
+/// Deletes the allocations of contexts that were destroyed or reset, and the accounts of their callers.
+fn delete_emptied(kernel: &Kernel, epochs: &Epochs) -> libbpf_rs::Result<()> {
+    let is_over = |key: &AllocationKey, allocation: &Allocation| {
+        key.kind == ADDRESS && epochs.is_over(&allocation.account_key(key.process))
+    };
+    kernel.delete_where("allocations", is_over)?;
+    let is_over = |key: &AccountKey, _: &Account| epochs.is_over(key);
+    kernel.delete_where("memory_accounts", is_over)
+}
+
+/// Deletes the allocations and accounts of exited processes.
+pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+    let is_theirs = |key: &AllocationKey, _: &Allocation| processes.contains(&key.process);
+    kernel.delete_where("allocations", is_theirs)?;
+    let is_theirs = |key: &AccountKey, _: &Account| processes.contains(&key.process);
+    kernel.delete_where("memory_accounts", is_theirs)
 }
 
 impl GpuMemory {
-    fn set_account(&mut self, key: &AccountKey, account: &Account) {
-        let by_device = match key.caller & AccountKey::POOLED != 0 {
+    /// Prepares to add the accounts of callers: each caller has one for every context that it allocates in.
+    fn clear_callers(&mut self) {
+        self.pooled.clear();
+        for memory in self.by_device.values_mut() {
+            memory.by_caller.values_mut().for_each(|bytes| *bytes = 0);
+        }
+    }
+
+    fn add_account(&mut self, key: &AccountKey, account: &Account) {
+        if key.device == ANY_DEVICE {
+            return;
+        }
+        let is_pooled = key.caller & AccountKey::POOLED != 0;
+        let by_device = match is_pooled {
             true => &mut self.pooled,
             false => &mut self.by_device,
         };
         let memory = by_device.entry(key.device).or_default();
-        let metrics = match key.caller & !AccountKey::POOLED {
-            0 => &mut memory.total,
-            caller => memory.by_caller.entry(caller).or_default(),
-        };
-        *metrics = GpuMemMetrics {
-            current_bytes: account.current_bytes,
-            peak_bytes: account.peak_bytes,
-            alloc_count: account.allocations,
-            free_count: account.frees,
-        };
+        match key.caller & !AccountKey::POOLED {
+            0 if is_pooled => memory.total.current_bytes += account.current_bytes,
+            0 => {
+                memory.total = GpuMemMetrics {
+                    current_bytes: account.current_bytes,
+                    peak_bytes: account.peak_bytes,
+                    alloc_count: account.allocations,
+                    free_count: account.frees,
+                }
+            }
+            caller => {
+                // Negative, if there was no room for the account yet when the memory was allocated.
+                let held = account.current_bytes.cast_signed().max(0);
+                *memory.by_caller.entry(caller).or_default() += held.cast_unsigned();
+            }
+        }
     }
 
     /// Subtracts pool memory from the memory in use: once pool functions are sampled, frees are missed.
@@ -83,12 +123,10 @@ impl GpuMemory {
             let Some(memory) = self.by_device.get_mut(device) else {
                 continue;
             };
-            let leave_out = |all: &mut GpuMemMetrics, pooled: &GpuMemMetrics| {
-                all.current_bytes = all.current_bytes.saturating_sub(pooled.current_bytes);
-            };
-            leave_out(&mut memory.total, &pooled.total);
+            let leave_out = |all: &mut u64, pooled: u64| *all = all.saturating_sub(pooled);
+            leave_out(&mut memory.total.current_bytes, pooled.total.current_bytes);
             for (caller, pooled) in &pooled.by_caller {
-                leave_out(memory.by_caller.entry(*caller).or_default(), pooled);
+                leave_out(memory.by_caller.entry(*caller).or_default(), *pooled);
             }
         }
     }
@@ -107,9 +145,7 @@ impl ProbeState for GpuMemory {
     fn exit(&mut self) {
         for memory in self.by_device.values_mut() {
             memory.total.current_bytes = 0;
-            for caller in memory.by_caller.values_mut() {
-                caller.current_bytes = 0;
-            }
+            memory.by_caller.values_mut().for_each(|bytes| *bytes = 0);
         }
     }
 
@@ -143,12 +179,12 @@ impl GpuMemory {
     fn by_caller(&self, gpus: &ProcessGpus<'_>) -> Vec<CallerMemory> {
         let mut bytes: BTreeMap<(Option<u32>, String), u64> = BTreeMap::new();
         for (ordinal, memory) in &self.by_device {
-            for (address, caller) in &memory.by_caller {
+            for (address, held) in &memory.by_caller {
                 let key = (
                     gpus.index(*ordinal, self),
                     self.callers.name(*address).to_owned(),
                 );
-                *bytes.entry(key).or_default() += caller.current_bytes;
+                *bytes.entry(key).or_default() += held;
             }
         }
         bytes.retain(|(_, caller), bytes| *bytes > 0 || caller != UNKNOWN);

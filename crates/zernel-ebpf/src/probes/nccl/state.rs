@@ -1,6 +1,6 @@
 //! Communicators of a process, and its progress on each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use libbpf_rs::MapCore;
 use zernel_model::snapshot::{CollectiveTotals, CommunicatorSnapshot, NcclSnapshot};
@@ -70,14 +70,17 @@ pub(crate) fn read_maps(
     Ok(())
 }
 
-/// Deletes the communicators of a process.
-pub(crate) fn forget(kernel: &Kernel, process: u32) -> libbpf_rs::Result<()> {
-    kernel.delete_where("communicators", |key: &layout::CommunicatorKey| {
-        key.process == process
-    })?;
+/// Deletes the communicators of exited processes.
+pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
+    let is_theirs =
+        |key: &layout::CommunicatorKey, _: &layout::Communicator| processes.contains(&key.process);
+    kernel.delete_where("communicators", is_theirs)?;
     for name in ["pending_collectives", "expected_communicators"] {
-        // A process without one has no entry.
-        let _ = kernel.map(name)?.delete(&process.to_ne_bytes());
+        let map = kernel.map(name)?;
+        for process in processes {
+            // A process without one has no entry.
+            let _ = map.delete(&process.to_ne_bytes());
+        }
     }
     Ok(())
 }

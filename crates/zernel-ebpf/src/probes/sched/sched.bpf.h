@@ -35,7 +35,7 @@
 #include "thread.h"
 #include "work.h"
 
-#define TASK_DEAD 0x80
+#define PF_EXITING 0x4
 #define RECENT_NS (1ULL << 30)
 #define CALLING_NS (60 * RECENT_NS)
 
@@ -102,8 +102,10 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 	}
 	run->state = state;
 	run->since_ns = now_ns;
-	run->trainer = process->flags & ZERNEL_IS_LOADER ? process->trainer : 0;
-	trainer = zernel_process(run->trainer);
+	if (run->trainer != process->trainer) {
+		run->trainer = process->trainer;
+		trainer = zernel_process(run->trainer);
+	}
 	work = work_of(run);
 	barrier_var(work);
 	if (work < ZERNEL_WORKS) {
@@ -111,6 +113,22 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 		if (trainer)
 			zernel_begin_work(&trainer->dataload.loader_work[work], now_ns);
 	}
+	return 0;
+}
+
+/* Ends the work of a thread whose process was freed before the thread was gone. */
+static __noinline int abandon_work(struct zernel_thread *thread, __u64 now_ns)
+{
+	struct sched_thread *run = &thread->sched;
+	struct zernel_process *trainer = zernel_process(run->trainer);
+	__u32 work = work_of(run);
+
+	barrier_var(work);
+	if (trainer && work < ZERNEL_WORKS)
+		zernel_end_work(&trainer->dataload.loader_work[work], now_ns);
+	run->state = SCHED_NOT_SEEN;
+	run->trainer = 0;
+	thread->process = 0;
 	return 0;
 }
 
@@ -243,7 +261,7 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 	struct sched_thread *run = &thread->sched;
 
 	if (!process)
-		return 0;
+		return thread->process ? abandon_work(thread, now_ns) : 0;
 	if (run->state == SCHED_ON_CPU)
 		ZERNEL_LOST(switches);
 	else if (run->state != SCHED_NOT_SEEN)
@@ -278,23 +296,35 @@ static __always_inline void recover_switch_in(struct task_struct *task,
 		ZERNEL_LOST(switches);
 }
 
+/* Adds the time since a thread was switched in, and returns its length. */
+static __always_inline __u64 end_stretch(struct zernel_thread *thread,
+					 struct zernel_process *process, __u64 now_ns)
+{
+	__u64 stretch_ns = now_ns - thread->sched.since_ns;
+
+	__sync_fetch_and_add(&process->sched.on_cpu_ns, stretch_ns);
+	if (makes_calls(thread, now_ns))
+		__sync_fetch_and_add(&process->sched.calling_on_cpu_ns, stretch_ns);
+	return stretch_ns;
+}
+
 static __always_inline void switched_out(struct task_struct *task, struct zernel_thread *thread,
-					 __u64 now_ns, bool blocks, bool is_dead)
+					 __u64 now_ns, bool blocks)
 {
 	struct zernel_process *process = zernel_process(thread->process);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	struct sched_thread *run = &thread->sched;
 
-	if (!process)
+	if (!process) {
+		if (thread->process)
+			abandon_work(thread, now_ns);
 		return;
+	}
 	recover_switch_in(task, thread, now_ns);
 	if (run->state == SCHED_ON_CPU) {
-		__u64 stretch_ns = now_ns - run->since_ns;
+		__u64 stretch_ns = end_stretch(thread, process, now_ns);
 
 		scheduler_clock_ahead_ns = task->sched_info.last_arrival - run->since_ns;
-		__sync_fetch_and_add(&process->sched.on_cpu_ns, stretch_ns);
-		if (makes_calls(thread, now_ns))
-			__sync_fetch_and_add(&process->sched.calling_on_cpu_ns, stretch_ns);
 		run->burst_ns += stretch_ns;
 		thread->dataload.cpu_ns += stretch_ns;
 		thread->dist_sync.cpu_ns += stretch_ns;
@@ -303,11 +333,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	if (state)
 		state->cpu_burst_ns = 0;
 	if (!blocks) {
-		set_run_state(thread, process, is_dead ? SCHED_NOT_SEEN : SCHED_RUNNABLE, now_ns);
-		if (is_dead && thread->dataload.since_ns)
-			give_up_data_wait(thread, process);
-		if (is_dead)
-			end_peer_wait(thread);
+		set_run_state(thread, process, SCHED_RUNNABLE, now_ns);
 		return;
 	}
 	run->burst_ns = 0;
@@ -340,32 +366,31 @@ int sched_switch(__u64 *ctx)
 	struct zernel_thread *thread = known_thread(from);
 
 	if (thread)
-		switched_out(from, thread, bpf_ktime_get_ns(),
-			     !preempted && state && !(state & TASK_DEAD), state & TASK_DEAD);
+		switched_out(from, thread, bpf_ktime_get_ns(), !preempted && state);
 	thread = known_thread(to);
 	if (thread)
 		switched_in(to, thread, bpf_ktime_get_ns());
 	return 0;
 }
 
-/* Gives an index to a process that was forked by an observed one. */
+/* Gives a handle to a process that was forked by an observed one. */
 static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked_by)
 {
 	struct zernel_process *parent = zernel_process(forked_by), *trainer, *process;
-	__u32 index = zernel_process_index(task);
+	__u32 handle = zernel_process_handle(task);
 
-	process = zernel_process(index);
+	process = zernel_process(handle);
 	if (!parent || !process)
-		return index;
+		return handle;
 	process->trainer = parent->flags & ZERNEL_IS_LOADER ? parent->trainer : forked_by;
 	process->flags |= ZERNEL_IS_LOADER;
 	trainer = zernel_process(process->trainer);
 	if (trainer)
 		__sync_fetch_and_add(&trainer->loaders, 1);
-	return index;
+	return handle;
 }
 
-static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 index)
+static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 handle)
 {
 	struct zernel_thread *thread = zernel_task_storage(&threads, task, true);
 
@@ -373,20 +398,27 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 		ZERNEL_LOST(threads);
 		return NULL;
 	}
-	thread->process = index;
+	thread->process = handle;
 	zernel_task(task, bpf_ktime_get_ns());
 	return thread;
 }
 
-/* Stops observing the current thread. */
-static __always_inline void forget_thread(void)
+/* Stops observing the current thread, which exits or calls exec. Its process may be freed before
+ * the thread is gone: closing a file may take seconds. */
+static __always_inline void forget_thread(struct zernel_thread *thread)
 {
-	struct zernel_thread *thread =
-		bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
-	struct zernel_process *process = thread ? zernel_process(thread->process) : NULL;
+	struct zernel_process *process = zernel_process(thread->process);
+	__u64 now_ns = bpf_ktime_get_ns();
 
-	if (process)
-		set_run_state(thread, process, SCHED_NOT_SEEN, bpf_ktime_get_ns());
+	if (process) {
+		if (thread->sched.state == SCHED_ON_CPU)
+			end_stretch(thread, process, now_ns);
+		if (thread->dataload.since_ns)
+			give_up_data_wait(thread, process);
+		end_peer_wait(thread);
+		set_run_state(thread, process, SCHED_NOT_SEEN, now_ns);
+	}
+	abandon_work(thread, now_ns);
 }
 
 SEC("tp_btf/sched_process_fork")
@@ -394,21 +426,21 @@ int process_fork(__u64 *ctx)
 {
 	struct task_struct *parent = (struct task_struct *)ctx[0];
 	struct task_struct *child = (struct task_struct *)ctx[1];
-	__u32 index = zernel_known_process(parent);
+	__u32 handle = zernel_known_process(parent);
 	struct zernel_process *process;
 	struct zernel_thread *thread;
 
-	if (!index)
+	if (!handle)
 		return 0;
 	if (child->tgid != parent->tgid) {
 		/* vfork(): the child shares its parent's memory until it calls exec, so it loads no
 		 * data. (The kernel sets vfork_done only after this.) */
 		if (child->mm == parent->mm)
 			return 0;
-		index = admit_loader(child, index);
+		handle = admit_loader(child, handle);
 	}
-	process = zernel_process(index);
-	thread = process ? give_storage(child, index) : NULL;
+	process = zernel_process(handle);
+	thread = process ? give_storage(child, handle) : NULL;
 	if (thread)
 		set_run_state(thread, process, SCHED_RUNNABLE, bpf_ktime_get_ns());
 	return 0;
@@ -427,26 +459,30 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task, *parent;
 	struct zernel_thread *thread;
-	__u32 index;
+	__u32 handle;
 
-	if (!task || !task->mm)
+	if (!task || !task->mm || task->flags & PF_EXITING)
 		return 0;
 	thread = zernel_task_storage(&threads, task, false);
 	if (thread && thread->process) {
 		zernel_task(task, bpf_ktime_get_ns());
 		return 0;
 	}
-	index = zernel_known_process(task);
-	if (!index) {
+	handle = zernel_known_process(task);
+	if (!handle) {
 		parent = task->real_parent;
 		if (!parent || task->vfork_done || !run_same_program(task, parent))
 			return 0;
-		index = zernel_known_process(parent);
-		if (index)
-			index = admit_loader(task, index);
+		handle = zernel_known_process(parent);
+		if (handle)
+			handle = admit_loader(task, handle);
 	}
-	if (index)
-		give_storage(task, index);
+	if (!handle)
+		return 0;
+	give_storage(task, handle);
+	/* It may have exited meanwhile, before it had a handle. */
+	if (zernel_has_exited(task))
+		zernel_end_process(task);
 	return 0;
 }
 

@@ -49,7 +49,7 @@ struct sched_thread {
 	__u64 recent_since_ns; /* start of the second that is being measured */
 	__u64 recent_io_ns;
 	__u32 recent_futex_waits;
-	__u32 trainer; /* index of the process whose loader_work counts it now, or 0 */
+	__u32 trainer; /* handle of the process whose loader_work counts it now, or 0 */
 	__u8 state; /* enum sched_run_state */
 	__u8 reason; /* enum sched_block_reason of the last block */
 	__u8 has_blocked; /* it blocked and has not been seen on a CPU since */

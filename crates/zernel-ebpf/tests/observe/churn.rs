@@ -1,0 +1,278 @@
+//! Many processes and much memory come and go: no process gets figures of another, and cleaning up stays cheap.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use zernel_ebpf::metrics::{self, TextFormat};
+use zernel_ebpf::observer::{ObservedProcess, Observer};
+use zernel_ebpf::probes::BlockedBy;
+use zernel_model::snapshot::Scope;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::eventually;
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, directory, out, pause};
+
+use crate::counts::launches;
+use crate::harness::{find, observe};
+use crate::processes::{expect_success, fork, fork_one_that_waits};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("exits_slowly", exits_slowly),
+    ("fills_the_indices", fills_the_indices),
+    ("short_children", short_children),
+    ("holds_memory", holds_memory),
+    ("destroys_contexts", destroys_contexts),
+    ("empties_early_contexts", empties_early_contexts),
+    ("changes_its_user", changes_its_user),
+];
+
+/// The file with what a target reports to its test.
+const REPORT: &str = "report";
+
+fn report(text: &str) {
+    fs::write(directory().join(REPORT), text).expect("our directory");
+}
+
+fn numbers_in(stage: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(stage.join(REPORT)).expect("it is written");
+    let numbers = text.lines().map(|line| line.parse().expect("a number"));
+    numbers.collect()
+}
+
+/// Exits with so many packet sockets open. The kernel closes them one by one, and waits for each.
+fn exits_slowly(driver: &Driver, sockets: u64) {
+    launches(driver, 1);
+    for _ in 0..sockets {
+        // SAFETY: a system call that takes plain numbers. The socket stays open.
+        let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
+        assert!(socket >= 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+/// Indices of processes, and children that take them.
+const INDICES: usize = 2047;
+const SHORT: usize = 1900;
+const PART: usize = 380;
+const PATIENT: usize = 300;
+
+/// Has [`SHORT`] children that exit at once, then [`PATIENT`] that stay.
+fn fills_the_indices(driver: &Driver, _rounds: u64) {
+    launches(driver, 1);
+    for _ in 0..SHORT / PART {
+        exit_at_once(PART);
+        pause();
+    }
+    let children: Vec<_> = (0..PATIENT)
+        .map(|_| fork_one_that_waits().to_string())
+        .collect();
+    report(&children.join("\n"));
+}
+
+/// Has so many children that exit at once.
+fn short_children(driver: &Driver, children: u64) {
+    launches(driver, 1);
+    exit_at_once(children as usize);
+}
+
+fn exit_at_once(children: usize) {
+    let exit = || fork(|| std::process::exit(0));
+    let children: Vec<i32> = (0..children).map(|_| exit()).collect();
+    children.into_iter().for_each(expect_success);
+}
+
+fn blocked_ns(process: &ObservedProcess) -> u64 {
+    let reasons = BlockedBy::ALL.into_iter();
+    reasons.map(|by| process.probes.sched.blocked_ns(by)).sum()
+}
+
+/// The index of a process whose exit takes seconds is used by another process meanwhile.
+pub(crate) fn late_writer() {
+    let stage = Stage::alone(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut slow = stage.target("exits_slowly", 600);
+    slow.step();
+    slow.go();
+    let pid = slow.pid();
+    eventually("its exit is observed", || {
+        observer.read().expect("maps can be read");
+        find(&observer, pid).ended_ns.is_some()
+    });
+    let mut others = stage.target("fills_the_indices", 0);
+    for _ in 0..SHORT / PART {
+        others.step();
+        observer.read().expect("maps can be read");
+    }
+    others.step();
+    const { assert!(SHORT + PATIENT > INDICES) };
+    assert!(is_exiting(pid), "its exit was too short for this test");
+    eventually("its exit is over", || !is_exiting(pid));
+    observer.read().expect("maps can be read");
+    let patient: BTreeSet<u64> = numbers_in(stage.path()).into_iter().collect();
+    let patient: Vec<_> = observer
+        .processes()
+        .filter(|process| patient.contains(&process.pid.into()))
+        .collect();
+    assert_eq!(patient.len(), PATIENT);
+    // They block until they are killed, so no block of theirs is over yet.
+    let most = patient.iter().map(|process| blocked_ns(process)).max();
+    assert!(most < Some(1_000_000), "{most:?} ns of another process");
+    assert_eq!(observer.losses(), Default::default());
+}
+
+fn is_exiting(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is not reaped");
+    let (_, state) = stat.rsplit_once(") ").expect("the format of stat");
+    !state.starts_with('Z')
+}
+
+/// Allocates so many times.
+fn holds_memory(driver: &Driver, allocations: u64) {
+    driver.open();
+    for _ in 0..allocations {
+        driver.allocate(64);
+    }
+}
+
+/// Cleaning up after many processes visits every entry of a map once.
+pub(crate) fn cleanup() {
+    const ALLOCATIONS: u64 = 3000;
+    const CHILDREN: u64 = 60;
+    let stage = Stage::alone(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut holder = stage.target("holds_memory", ALLOCATIONS);
+    holder.step();
+    let mut parent = stage.target("short_children", CHILDREN);
+    parent.step();
+    let before = observer.visited_entries();
+    observer.read().expect("maps can be read");
+    let children = observer
+        .processes()
+        .filter(|process| process.loads_for == Some(parent.pid()));
+    assert_eq!(children.count() as u64, CHILDREN);
+    let visited = observer.visited_entries() - before;
+    assert!(
+        (ALLOCATIONS..2 * ALLOCATIONS).contains(&visited),
+        "{visited} entries"
+    );
+}
+
+/// Creates and destroys contexts without memory, and reports the median time of a destruction in nanoseconds.
+fn destroys_contexts(driver: &Driver, rounds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    let destroy = |_| {
+        let mut context = 0_u64;
+        call!(cuda, "cuCtxCreate_v2", out(&mut context), 0, 0);
+        let begin = Instant::now();
+        call!(cuda, "cuCtxDestroy_v2", context);
+        begin.elapsed().as_nanos()
+    };
+    let mut times: Vec<u128> = (0..rounds).map(destroy).collect();
+    times.sort_unstable();
+    report(&times[times.len() / 2].to_string());
+}
+
+/// Destroying a context takes microseconds, however much memory the tables hold. To walk the table of allocations takes
+/// milliseconds.
+pub(crate) fn destroyed_among_many() {
+    let stage = Stage::alone(Prologue::Push);
+    let _observer = observe(&stage);
+    let mut holder = stage.target("holds_memory", 60_000);
+    holder.step();
+    stage.target("destroys_contexts", 200).step();
+    let median = Duration::from_nanos(numbers_in(stage.path())[0]);
+    assert!(median < Duration::from_micros(200), "{median:?}");
+}
+
+/// Opens the device and another context before it is observed, and empties both after.
+fn empties_early_contexts(driver: &Driver, _rounds: u64) {
+    let cuda = driver.cuda();
+    driver.open();
+    let (mut primary, mut other) = (0_u64, 0_u64);
+    call!(cuda, "cuCtxGetCurrent", out(&mut primary));
+    call!(cuda, "cuCtxCreate_v2", out(&mut other), 0, 0);
+    pause();
+    call!(cuda, "cuCtxSetCurrent", primary);
+    driver.allocate(1000);
+    call!(cuda, "cuCtxSetCurrent", other);
+    driver.allocate(300);
+    pause();
+    call!(cuda, "cuCtxDestroy_v2", other);
+    pause();
+    call!(cuda, "cuCtxSetCurrent", primary);
+    driver.allocate(20);
+}
+
+/// A context that was created before its process was observed frees its memory with it.
+pub(crate) fn early_contexts() {
+    let stage = Stage::new(Prologue::Push);
+    let mut target = stage.target("empties_early_contexts", 0);
+    target.step();
+    let mut observer = observe(&stage);
+    for (bytes, frees) in [(1300, 0), (1000, 1), (1020, 1)] {
+        target.step();
+        assert_eq!(in_use(&mut observer, &target), (bytes, frees));
+        assert_eq!(bytes_of_callers(&observer, target.pid()), bytes);
+    }
+}
+
+/// Bytes and frees on all devices.
+fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
+    observer.read().expect("maps can be read");
+    let memory = find(observer, target.pid())
+        .probes
+        .gpu_mem
+        .by_device
+        .values();
+    let totals = memory.map(|memory| (memory.total.current_bytes, memory.total.free_count));
+    totals.fold((0, 0), |sum, (bytes, frees)| (sum.0 + bytes, sum.1 + frees))
+}
+
+fn bytes_of_callers(observer: &Observer, pid: u32) -> u64 {
+    let memory = find(observer, pid).probes.gpu_mem.by_device.values();
+    memory.flat_map(|memory| memory.by_caller.values()).sum()
+}
+
+/// A user that nobody on this machine is.
+const USER: u32 = 54_321;
+
+/// Has a child that changes its user and has a child of its own, which exits at once.
+fn changes_its_user(driver: &Driver, _rounds: u64) {
+    launches(driver, 1);
+    let child = fork(|| {
+        // SAFETY: a system call that takes a plain number.
+        assert_eq!(unsafe { libc::setuid(USER) }, 0);
+        exit_at_once(1);
+        std::process::exit(0);
+    });
+    expect_success(child);
+}
+
+/// A process that exits before userspace can identify it has a name and an owner.
+pub(crate) fn short_lived() {
+    let stage = Stage::new(Prologue::Push);
+    let mut observer = observe(&stage);
+    let mut target = stage.target("changes_its_user", 0);
+    target.step();
+    observer.read().expect("maps can be read");
+    let pid = target.pid();
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
+    let children = observer
+        .processes()
+        .filter(|process| process.loads_for == Some(pid));
+    let identities: Vec<_> = children
+        .map(|process| process.identity.as_ref().expect("an identity"))
+        .collect();
+    assert_eq!(identities.len(), 2);
+    assert!(identities.iter().all(|it| it.comm == comm.trim_end()));
+    let child = identities.iter().find(|it| it.parent == pid);
+    let child = child.expect("the child of the target");
+    assert_eq!(child.uid, 0);
+    let grandchild = identities.iter().find(|it| it.parent == child.pid);
+    assert_eq!(grandchild.map(|it| it.uid), Some(USER));
+    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let has_no_name =
+        |line: &&str| line.starts_with("zernel_process_info") && line.contains("comm=\"\"");
+    assert_eq!(text.lines().find(has_no_name), None);
+}
