@@ -20,8 +20,8 @@ use super::file_task::{AttachPlan, FileTask};
 use super::files::{self, AttachedFile};
 use super::functions::AttachMode;
 use super::governor::Governor;
+use super::identities;
 use super::kernel::Kernel;
-use super::process;
 use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::foreign_file::ForeignFile;
 use crate::probes::SYMBOLS;
@@ -39,31 +39,15 @@ pub(super) struct Attachment {
     /// Files whose content was refused last. They are not read again until they change.
     refused_contents: VecDeque<(LibraryKind, FileIdentity)>,
     changes: Changes,
-    /// Files by process.
-    mapped: BTreeMap<ProcessKey, MappedFiles>,
+    /// Numbers of the files that a process maps.
+    mapped: BTreeMap<ProcessKey, BTreeSet<u64>>,
+    /// Identities of processes when they mapped their first library. They may exit before the next round reads them.
+    identities: BTreeMap<ProcessKey, Identity>,
     /// Identities of processes that exited or executed another program since the last round.
     exited_identities: BTreeMap<ProcessKey, Identity>,
     /// Processes that mapped the CUDA driver when observing began.
     found_running: BTreeSet<ProcessKey>,
     last_number: u64,
-}
-
-/// The library files that a process maps.
-#[derive(Debug, Clone)]
-struct MappedFiles {
-    /// Identity of the process when it mapped the first one. A process may exit before the next round reads it.
-    identity: Option<Identity>,
-    /// Numbers of the files.
-    files: BTreeSet<u64>,
-}
-
-impl MappedFiles {
-    fn new(process: ProcessKey, files: BTreeSet<u64>) -> Self {
-        Self {
-            identity: process::identify_unless_reused(process.pid, process.start_ns),
-            files,
-        }
-    }
 }
 
 /// What decides how a file is attached to.
@@ -149,6 +133,7 @@ impl Attachment {
             refused_contents: VecDeque::new(),
             changes,
             mapped: BTreeMap::new(),
+            identities: BTreeMap::new(),
             exited_identities: BTreeMap::new(),
             found_running: BTreeSet::new(),
             last_number: 0,
@@ -274,9 +259,7 @@ impl Attachment {
     /// Records that a process maps a file.
     fn add_user(&mut self, process: Option<ProcessKey>, number: u64) {
         if let Some(process) = process {
-            let mapped = self.mapped.entry(process);
-            let new = || MappedFiles::new(process, BTreeSet::new());
-            mapped.or_insert_with(new).files.insert(number);
+            self.mapped.entry(process).or_default().insert(number);
         }
     }
 
@@ -339,6 +322,7 @@ impl Attachment {
 
     /// Follows what happened to processes: attaches to the libraries that they map.
     pub(super) fn follow(&mut self, events: &[ProcessEvent], context: AttachContext<'_>) {
+        self.identify(events);
         // Child processes attach to several files at the same time. A file system that does not answer delays the loop by
         // this once, not by this for each of its files.
         let until = Instant::now() + PATIENCE;
@@ -348,28 +332,50 @@ impl Attachment {
                     process,
                     kind,
                     file,
-                } => {
-                    self.attach_mapped(*process, *kind, &file.map_files, context);
-                }
-                ProcessEvent::Executed { process } | ProcessEvent::Exited { process } => {
-                    for pending in &mut self.pending {
-                        pending.processes.remove(process);
-                    }
-                    let mapped = self.mapped.remove(process);
-                    let identity = mapped.and_then(|mapped| mapped.identity);
-                    let exited = identity.map(|identity| (*process, identity));
-                    self.exited_identities.extend(exited);
-                    self.found_running.remove(process);
+                } => self.attach_mapped(*process, *kind, &file.map_files, context),
+                ProcessEvent::Executed { process } => self.forget(*process),
+                ProcessEvent::Exited { process } => {
+                    self.forget(*process);
+                    let identity = self.identities.remove_entry(process);
+                    self.exited_identities.extend(identity);
                 }
                 ProcessEvent::Forked { parent, child } => {
-                    if let Some(parent) = self.mapped.get(parent) {
-                        let mapped = MappedFiles::new(*child, parent.files.clone());
-                        self.mapped.insert(*child, mapped);
+                    if let Some(files) = self.mapped.get(parent) {
+                        self.mapped.insert(*child, files.clone());
                     }
                 }
             }
         }
         self.finish_tasks(until, context);
+    }
+
+    /// Reads the identities of processes that are new, or have executed another program.
+    fn identify(&mut self, events: &[ProcessEvent]) {
+        let mut new = BTreeSet::new();
+        for event in events {
+            match event {
+                ProcessEvent::Executed { process } => {
+                    let identity = self.identities.remove_entry(process);
+                    self.exited_identities.extend(identity);
+                }
+                ProcessEvent::Mapped { process, .. }
+                | ProcessEvent::Forked { child: process, .. } => {
+                    new.insert(*process);
+                }
+                ProcessEvent::Exited { .. } => {}
+            }
+        }
+        new.retain(|process| !self.identities.contains_key(process));
+        self.identities.extend(identities::read(&new));
+    }
+
+    /// Forgets the mappings of a process.
+    fn forget(&mut self, process: ProcessKey) {
+        for pending in &mut self.pending {
+            pending.processes.remove(&process);
+        }
+        self.mapped.remove(&process);
+        self.found_running.remove(&process);
     }
 
     /// Whether a file was written to or removed since the last call.
@@ -380,8 +386,7 @@ impl Attachment {
     /// Detaches from files that were written to and from files that no process can map any more. Returns the processes
     /// that map a file that was written to.
     pub(super) fn drop_changed_files(&mut self) -> BTreeSet<ProcessKey> {
-        let mapped = self.mapped.values().flat_map(|mapped| &mapped.files);
-        let used: BTreeSet<u64> = mapped.copied().collect();
+        let used: BTreeSet<u64> = self.mapped.values().flatten().copied().collect();
         let mut changed = BTreeSet::new();
         for file in &mut self.files {
             if !file.file.is_unchanged() {
@@ -400,7 +405,7 @@ impl Attachment {
 
     fn users_of(&self, files: &BTreeSet<u64>) -> BTreeSet<ProcessKey> {
         let mapped = self.mapped.iter();
-        let users = mapped.filter(|(_, mapped)| !mapped.files.is_disjoint(files));
+        let users = mapped.filter(|(_, mapped)| !mapped.is_disjoint(files));
         users.map(|(process, _)| *process).collect()
     }
 
@@ -419,8 +424,7 @@ impl Attachment {
 
     /// The identity that a process had when it mapped its first library.
     pub(super) fn identity(&self, process: ProcessKey) -> Option<&Identity> {
-        let mapped = self.mapped.get(&process);
-        let identity = mapped.and_then(|mapped| mapped.identity.as_ref());
+        let identity = self.identities.get(&process);
         identity.or_else(|| self.exited_identities.get(&process))
     }
 
@@ -440,8 +444,8 @@ impl Attachment {
         let mapped_by = self.mapped.iter().map(|(process, mapped)| MappedBy {
             pid: process.pid,
             start_ns: process.start_ns,
-            uid: mapped.identity.as_ref().map(|identity| identity.uid),
-            files: mapped.files.clone(),
+            uid: self.identities.get(process).map(|identity| identity.uid),
+            files: mapped.clone(),
         });
         Ledger {
             files: files.map(|file| describe_file(file, off)).collect(),

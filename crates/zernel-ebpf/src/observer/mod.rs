@@ -24,6 +24,7 @@ mod file_task;
 mod files;
 mod functions;
 mod governor;
+mod identities;
 mod kernel;
 mod mapped;
 mod process;

@@ -23,7 +23,7 @@ pub(super) use call_counts::window_length_for_steps;
 use overhead::Overhead;
 pub use overhead::ProcessCost;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
-use zernel_identity::{Identity, identify, identify_exited};
+use zernel_identity::{Identity, identify_exited};
 use zernel_model::aggregation::LatencyHistogram;
 use zernel_model::snapshot::{CountedCalls, SharedHistogram};
 
@@ -103,8 +103,7 @@ impl ObservedProcess {
             coverage: Coverage::Since(raw.first_ns),
             is_loader: false,
             uses_several_devices: false,
-            identity: identify_unless_reused(raw.pid, raw.start_ns)
-                .or_else(|| Some(identity_at_admission(raw))),
+            identity: Some(identity_at_admission(raw)),
             loads_for: None,
             probes: ProbeStates::default(),
             phases: None,
@@ -203,16 +202,6 @@ impl ObservedProcess {
             Some(identity) => VisibleDevices::for_process(identity, gpus),
             None => VisibleDevices::parse(None, gpus),
         };
-    }
-
-    /// Falls back to an earlier identity if its environment could not be read, as after exit.
-    pub(super) fn complete_identity(&mut self, earlier: Option<&Identity>) {
-        let own = self.identity.as_ref();
-        if !own.is_some_and(|identity| identity.environment_read)
-            && let Some(earlier) = earlier
-        {
-            self.identity = Some(earlier.clone());
-        }
     }
 
     /// Replaces its identity. A rank that is already known stays.
@@ -399,14 +388,6 @@ impl ObservedProcess {
     pub fn is_sampled(&self) -> bool {
         self.counts.samples(|_| true)
     }
-}
-
-/// The identity of the process with this pid and start time; `None` if it exited, or its pid was reused.
-pub(super) fn identify_unless_reused(pid: u32, start_ns: u64) -> Option<Identity> {
-    let identity = identify(pid).ok()?;
-    // Both are times since boot, one of them in whole ticks.
-    let is_same = in_ticks(start_ns).abs_diff(identity.start_time) <= 1;
-    is_same.then_some(identity)
 }
 
 /// What the kernel recorded of a process when it was admitted.

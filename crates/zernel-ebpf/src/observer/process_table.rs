@@ -9,9 +9,10 @@ use zernel_model::snapshot::{ExitedRankTimes, SharedHistogram};
 
 use super::attachment::Attachment;
 use super::governor::Governor;
+use super::identities;
 use super::kernel::Kernel;
 use super::monotonic_ns;
-use super::process::{self, ObservedProcess};
+use super::process::ObservedProcess;
 use crate::discovery::ProcessKey;
 use crate::probes::nccl::ExitedRanks;
 use crate::probes::{self, DurationKind, layout};
@@ -31,8 +32,8 @@ pub(super) struct ProcessTable {
     pub(super) exited_ranks: ExitedRanks,
     /// Handles of exited processes that loaders still write to.
     retired: BTreeSet<u32>,
-    /// Whether the children of a new process have no storage yet.
-    has_new: bool,
+    /// Handles of processes that are new since the last round.
+    new: BTreeSet<u32>,
     /// Handle of the process whose identity is read next.
     next_identity: u32,
     grace: Duration,
@@ -56,7 +57,7 @@ impl ProcessTable {
             past: BTreeMap::new(),
             exited_ranks: ExitedRanks::default(),
             retired: BTreeSet::new(),
-            has_new: false,
+            new: BTreeSet::new(),
             next_identity: 0,
             grace,
         }
@@ -79,9 +80,11 @@ impl ProcessTable {
                 process.read(kernel, &record);
             }
         }
-        if std::mem::take(&mut self.has_new) {
+        let new = std::mem::take(&mut self.new);
+        if !new.is_empty() {
             // What a process forked before it was known loads data for it from now on.
             kernel.adopt()?;
+            self.identify(&new, context);
         }
         self.read_step_marks(context)?;
         let now_ns = monotonic_ns();
@@ -100,15 +103,32 @@ impl ProcessTable {
             return;
         }
         let mut process = ObservedProcess::new(record);
-        process.complete_identity(context.attachment.identity(process.key()));
         if context.attachment.was_found_running(process.key()) {
             process.mark_incomplete(monotonic_ns());
         }
-        process.find_devices(context.gpus);
         let governor = context.governor;
         process.join_sampling(&governor.symbols(), governor.is_window_open());
         self.running.insert(handle, process);
-        self.has_new = true;
+        self.new.insert(handle);
+    }
+
+    /// Identifies new processes and finds their devices. A process that has exited has the identity that it had when it
+    /// mapped its first library.
+    fn identify(&mut self, new: &BTreeSet<u32>, context: ReadContext<'_>) {
+        let processes = new.iter().filter_map(|handle| self.running.get(handle));
+        let keys: Vec<ProcessKey> = processes.map(ObservedProcess::key).collect();
+        let mut read = identities::read(&keys);
+        for handle in new {
+            let Some(process) = self.running.get_mut(handle) else {
+                continue;
+            };
+            let key = process.key();
+            let earlier = context.attachment.identity(key).cloned();
+            for identity in earlier.into_iter().chain(read.remove(&key)) {
+                process.set_identity(identity);
+            }
+            process.find_devices(context.gpus);
+        }
     }
 
     /// Reads the marks that separate steps.
@@ -208,16 +228,21 @@ impl ProcessTable {
     /// and change their user after they start.
     pub(super) fn refresh_identities(&mut self, gpus: &[GpuFacts]) {
         let count = self.running.len().div_ceil(IDENTITY_ROUNDS);
-        let next = self.running.range_mut(self.next_identity..).take(count);
-        let mut last = None;
-        for (handle, process) in next {
-            last = Some(*handle);
-            if let Some(identity) = process::identify_unless_reused(process.pid, process.start_ns) {
+        let next = self.running.range(self.next_identity..).take(count);
+        let next: BTreeMap<u32, ProcessKey> = next
+            .map(|(handle, process)| (*handle, process.key()))
+            .collect();
+        let mut read = identities::read(next.values());
+        for (handle, key) in &next {
+            if let Some(process) = self.running.get_mut(handle)
+                && let Some(identity) = read.remove(key)
+            {
                 process.set_identity(identity);
                 process.find_devices(gpus);
             }
         }
-        self.next_identity = last.map_or(0, |handle| handle.wrapping_add(1));
+        let last = next.last_key_value();
+        self.next_identity = last.map_or(0, |(handle, _)| handle.wrapping_add(1));
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.
