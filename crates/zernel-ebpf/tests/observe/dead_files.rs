@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use rustix::mm::{MapFlags, ProtFlags};
 use zernel_ebpf::observer::Observer;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
@@ -29,7 +30,10 @@ fn refusal(observer: &Observer, path: &str) -> Option<String> {
     Some(of_file.next()?["reason"].as_str()?.to_owned())
 }
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[("maps_dead_files", maps_dead_files)];
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("maps_dead_files", maps_dead_files),
+    ("maps_dead_environment", maps_dead_environment),
+];
 
 /// The names of a library and of a dynamic loader.
 const NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
@@ -40,6 +44,29 @@ fn maps_dead_files(_driver: &Driver, _rounds: u64) {
     }
 }
 
+/// Maps a file over the middle of its environment: whoever reads that reads the file.
+fn maps_dead_environment(_driver: &Driver, _rounds: u64) {
+    let stat = procfs::process::Process::myself().and_then(|own| own.stat());
+    let stat = stat.expect("our own process");
+    let page = rustix::param::page_size() as u64;
+    let start = stat.env_start.expect("it has one").next_multiple_of(page);
+    let end = stat.env_end.expect("it has one") / page * page;
+    let name = NAMES[0];
+    let file = fs::File::open(directory().join("dead").join(name).join(name)).expect("there");
+    // SAFETY: replaces whole pages of the environment, which has a long variable that nobody reads.
+    let mapped = unsafe {
+        rustix::mm::mmap(
+            start as *mut _,
+            (end - start) as usize,
+            ProtFlags::READ,
+            MapFlags::PRIVATE | MapFlags::FIXED,
+            file,
+            0,
+        )
+    };
+    mapped.expect("a file can be mapped");
+}
+
 /// A process that maps a library and a loader, and their file systems, which then stop answering.
 struct DeadFiles {
     holder: Target,
@@ -48,7 +75,7 @@ struct DeadFiles {
 }
 
 impl DeadFiles {
-    fn new(stage: &Stage) -> Self {
+    fn new(stage: &Stage, role: &str) -> Self {
         let directory = stage.path().join("dead");
         let content = fs::read(stage.library("libcuda.so.1")).expect("it is installed");
         let mount = |name| {
@@ -56,7 +83,8 @@ impl DeadFiles {
             StallingFs::mount(&directory.join(name), name, content.clone()).expect("FUSE is there")
         };
         let files = NAMES.map(mount).into();
-        let mut holder = stage.target("maps_dead_files", 0);
+        let mut command = stage.command(role, 0);
+        let mut holder = Target::start(command.env("BALLAST", "x".repeat(100_000)));
         holder.step();
         let library = directory.join(NAMES[0]).join(NAMES[0]);
         let dead = Self {
@@ -72,7 +100,7 @@ impl DeadFiles {
 /// Others are observed exactly, the file is refused, and the observer ends, all while the file system does not answer.
 pub(crate) fn observing_goes_on() {
     let stage = Stage::new(Prologue::Push);
-    let dead = DeadFiles::new(&stage);
+    let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = Watcher::start(&exact(&stage));
     let mut targets = [stage.target("everything", 10)];
     targets[0].step();
@@ -90,7 +118,7 @@ pub(crate) fn observing_goes_on() {
 /// A library is attached to when its file system answers again.
 pub(crate) fn slow_answer() {
     let stage = Stage::new(Prologue::Push);
-    let dead = DeadFiles::new(&stage);
+    let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = Watcher::start(&exact(&stage));
     assert_eq!(
         watcher.with(|observer| refusal(observer, &dead.library)),
@@ -101,5 +129,20 @@ pub(crate) fn slow_answer() {
         !functions_of(observer, &dead.library).is_empty()
     });
     drop(watcher.stop());
+    drop(dead.holder);
+}
+
+/// A process whose environment does not answer holds up nobody either.
+pub(crate) fn dead_environment() {
+    let stage = Stage::new(Prologue::Push);
+    let dead = DeadFiles::new(&stage, "maps_dead_environment");
+    let watcher = Watcher::start(&exact(&stage));
+    let mut targets = [stage.target("everything", 10)];
+    targets[0].step();
+    watcher.with(|observer| assert_exact(observer, &stage, &targets));
+    let observer = watcher.stop();
+    let healthy = find(&observer, targets[0].pid()).identity.clone();
+    assert!(healthy.is_some_and(|identity| identity.environment_read));
+    drop(observer);
     drop(dead.holder);
 }

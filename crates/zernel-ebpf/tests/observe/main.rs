@@ -171,7 +171,12 @@ fn main() -> ExitCode {
         ("states_are_pinned_for_a_scheduler", shared::pinned),
         ("no_bpffs_is_no_error", shared::without_bpffs),
     ];
-    let more: [(&str, Need, fn()); 6] = [
+    let more: [(&str, Need, fn()); 7] = [
+        (
+            "a_dead_environment_holds_up_nobody",
+            dead_files::FUSE,
+            dead_files::dead_environment,
+        ),
         (
             "a_dead_file_system_holds_up_nobody",
             dead_files::FUSE,
