@@ -47,6 +47,7 @@ struct zernel_process {
 	__u32 parent; /* pid of its parent when it was admitted, like the next two */
 	__u32 uid; /* effective user */
 	__u32 reserved;
+	__u64 is_rested; /* not 0: its calls are not counted; userspace sets it */
 	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
 	__u32 histograms[ZERNEL_FAMILIES]; /* indices; 0: none yet */
 	__u64 loaders; /* how many processes load data for it */

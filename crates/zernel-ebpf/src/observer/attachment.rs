@@ -409,6 +409,33 @@ impl Attachment {
         users.map(|(process, _)| *process).collect()
     }
 
+    /// The user of a process.
+    fn uid_of(&self, process: ProcessKey) -> Option<u32> {
+        let identity = self.identities.get(&process);
+        let uid = identity.map(|identity| identity.uid);
+        uid.or_else(|| zernel_identity::uid_of(process.pid).ok())
+    }
+
+    /// Whether all processes that map a file belong to this user.
+    pub(super) fn is_private(&self, file: u64, uid: u32) -> bool {
+        let users = self.users_of(&BTreeSet::from([file]));
+        users.into_iter().all(|user| self.uid_of(user) == Some(uid))
+    }
+
+    /// The numbers of the files that a process maps.
+    pub(super) fn files_of(&self, process: ProcessKey) -> BTreeSet<u64> {
+        self.mapped.get(&process).cloned().unwrap_or_default()
+    }
+
+    /// The files with these numbers.
+    pub(super) fn files_mut(
+        &mut self,
+        numbers: &BTreeSet<u64>,
+    ) -> impl Iterator<Item = &mut AttachedFile> {
+        let files = self.files.iter_mut();
+        files.filter(|file| numbers.contains(&file.number))
+    }
+
     /// Remembers the processes that map the CUDA driver now: their first calls were not observed.
     pub(super) fn remember_running(&mut self) {
         let files = self.files.iter();
@@ -469,6 +496,7 @@ impl AsFd for Attachment {
 }
 
 fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
+    let off = off.or(file.rest.as_ref());
     let functions = file.functions.iter().map(|function| FunctionEntry {
         symbol: function.name(),
         counted_as: SYMBOLS[function.symbol].name(),

@@ -10,7 +10,7 @@ use zernel_model::snapshot::{
 };
 
 use super::process::{Coverage, ObservedProcess};
-use super::{Observer, monotonic_ns, seconds_ago};
+use super::{Observer, monotonic_ns, seconds_ago, suspension};
 use crate::probes::ExitedRank;
 use crate::probes::gpu_mem::ProcessGpus;
 
@@ -44,9 +44,11 @@ impl Observer {
             gpu_processes,
             observer: self.own_figures(),
             exited_ranks: self.processes.exited_rank_times(),
-            ledger: self
-                .attachment
-                .ledger(self.suspension.map(|it| it.reason().into()).as_ref()),
+            ledger: self.attachment.ledger(
+                self.is_suspended
+                    .then(|| suspension::REQUESTED.into())
+                    .as_ref(),
+            ),
         }
     }
 

@@ -146,6 +146,7 @@ impl FileTask {
             change_watches: probed.change_watches,
             is_kept: false,
             unused_since: None,
+            rest: None,
             file,
         }))
     }

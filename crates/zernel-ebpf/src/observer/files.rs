@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,8 @@ pub(crate) struct AttachedFile {
     pub(super) is_kept: bool,
     /// Since when no process maps it.
     pub(super) unused_since: Option<Instant>,
+    /// Why its probes are detached for a while, if they are.
+    pub(super) rest: Option<Arc<str>>,
 }
 
 /// The links of a file.
@@ -150,8 +153,25 @@ impl AttachedFile {
         }
     }
 
+    /// Detaches its probes for a while, for this reason.
+    pub(crate) fn rest(&mut self, reason: &str) {
+        self.rest = Some(reason.into());
+        self.pause();
+    }
+
+    /// Attaches its probes again after a rest.
+    pub(crate) fn end_rest(&mut self, kernel: &Kernel) {
+        if self.rest.take().is_some() {
+            self.resume(kernel);
+        }
+    }
+
     /// Attaches probes to a frequent function all the time.
     pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
+        if self.rest.is_some() {
+            set_mode(&mut self.functions, symbol, &AttachMode::Permanent);
+            return;
+        }
         let targets = targets(&self.functions, |function| function.symbol == symbol);
         for links in self.link(kernel, &[targets]) {
             self.add_permanent(symbol, links);
@@ -191,6 +211,9 @@ impl AttachedFile {
 
     /// Attaches the probes again that [`Self::pause`] detached.
     pub(crate) fn resume(&mut self, kernel: &Kernel) {
+        if self.rest.is_some() {
+            return;
+        }
         let is_permanent = |symbol: &usize| {
             let mut functions = self.functions.iter();
             functions.any(|it| it.symbol == *symbol && it.mode == AttachMode::Permanent)
@@ -265,7 +288,8 @@ pub(crate) fn open_windows<'a>(kernel: &Kernel, files: impl Iterator<Item = &'a 
     let started: Vec<_> = files
         .filter_map(|file| {
             let sampled = targets(&file.functions, |it| it.mode == AttachMode::Sampled);
-            let task = (!sampled.is_empty()).then(|| file.start_linking(kernel, &[sampled]))?;
+            let is_needed = !sampled.is_empty() && file.rest.is_none();
+            let task = is_needed.then(|| file.start_linking(kernel, &[sampled]))?;
             Some((file, task))
         })
         .collect();

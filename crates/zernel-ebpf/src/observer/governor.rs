@@ -4,7 +4,7 @@
 //! machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the budget, its most
 //! frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few steps, as rarely
 //! as the budget requires. `estimate` computes calls from the windows. If functions that cannot be sampled cost a
-//! thread more than a ceiling, all probes are detached for a while.
+//! thread more than a ceiling, its process is not observed for a while (`rest`).
 
 mod calibration;
 mod choice;
@@ -34,10 +34,10 @@ use crate::probes::{CallKind, SYMBOLS, layout};
 pub struct GovernorOptions {
     /// Largest overhead of any observed thread, as a share of its time.
     pub budget: f64,
-    /// Overhead above which all probes are detached, if sampling cannot reduce it.
+    /// Overhead above which a process is not observed for a while, if sampling cannot reduce it.
     pub ceiling: f64,
-    /// How long they stay detached the first time.
-    pub first_suspension: Duration,
+    /// How long it is not observed the first time.
+    pub first_rest: Duration,
 }
 
 impl Default for GovernorOptions {
@@ -45,7 +45,7 @@ impl Default for GovernorOptions {
         Self {
             budget: 0.005,
             ceiling: 0.05,
-            first_suspension: Duration::from_secs(30),
+            first_rest: Duration::from_secs(30),
         }
     }
 }
@@ -55,7 +55,7 @@ impl GovernorOptions {
     pub const EXACT: Self = Self {
         budget: f64::INFINITY,
         ceiling: f64::INFINITY,
-        first_suspension: Duration::ZERO,
+        first_rest: Duration::ZERO,
     };
 
     /// This budget, with a ceiling of at least ten times the budget.
@@ -73,7 +73,7 @@ impl GovernorOptions {
 /// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
 const CHEAP_ROUNDS: u32 = 20;
 
-/// Rounds above the ceiling before probes are detached. It takes some rounds until sampling shows in the overhead.
+/// Rounds above the ceiling before a process is rested. It takes some rounds until sampling shows in the overhead.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
 
 /// The measured cost of a probed call on this machine, and the number of sampling windows so far.
@@ -120,8 +120,6 @@ pub(super) struct Governor {
     windows: WindowSchedule,
     pub(super) launch_spans: LaunchSpans,
     last_round: Instant,
-    /// Consecutive rounds in which a process was above the ceiling.
-    rounds_over_ceiling: u32,
 }
 
 impl Governor {
@@ -134,7 +132,6 @@ impl Governor {
             windows: WindowSchedule::new(Instant::now()),
             launch_spans: LaunchSpans::default(),
             last_round: Instant::now(),
-            rounds_over_ceiling: 0,
         }
     }
 
@@ -163,9 +160,9 @@ impl Governor {
         self.cost.call_ns(process.overhead.is_contended())
     }
 
-    /// Measures the overhead of every process, and changes which functions are sampled. Returns a process that has been
-    /// above the ceiling for some rounds although its frequent functions are sampled.
-    pub(super) fn govern(&mut self, governed: &mut Governed<'_>) -> Option<u32> {
+    /// Measures the overhead of every process, and changes which functions are sampled. Returns the processes that have
+    /// been above the ceiling for some rounds although their frequent functions are sampled.
+    pub(super) fn govern(&mut self, governed: &mut Governed<'_>) -> Vec<u32> {
         let elapsed = self.last_round.elapsed().as_secs_f64();
         self.last_round = Instant::now();
         let mut running = governed.processes.running.values();
@@ -173,7 +170,7 @@ impl Governor {
         if several_devices && !governed.is_off {
             self.attach_device_functions(governed);
         }
-        let (expensive, over_ceiling) = self.measure_overhead(governed, elapsed, several_devices);
+        let expensive = self.measure_overhead(governed, elapsed, several_devices);
         let mut expensive = with_groups(&expensive);
         expensive.retain(|symbol| !self.is_sampled(*symbol));
         if !expensive.is_empty() {
@@ -186,23 +183,23 @@ impl Governor {
         }
         self.attach_cheap_functions(governed);
         self.bring_window_forward(governed.processes);
-        self.rounds_over_ceiling = over_ceiling.map_or(0, |_| self.rounds_over_ceiling + 1);
-        over_ceiling
-            .filter(|_| self.rounds_over_ceiling >= ROUNDS_ABOVE_CEILING)
-            .inspect(|_| self.rounds_over_ceiling = 0)
+        let running = governed.processes.running.iter();
+        let over_ceiling = running
+            .filter(|(_, it)| it.overhead.rounds_over_ceiling >= ROUNDS_ABOVE_CEILING)
+            .map(|(handle, _)| *handle);
+        over_ceiling.collect()
     }
 
     /// Measures the overhead of every process in the last `elapsed` seconds. Returns the functions that must be sampled
-    /// to keep the budget, and a process that stays above the ceiling even then.
+    /// to keep the budget.
     fn measure_overhead(
         &self,
         governed: &mut Governed<'_>,
         elapsed: f64,
         several_devices: bool,
-    ) -> (BTreeSet<usize>, Option<u32>) {
+    ) -> BTreeSet<usize> {
         let budget = self.options.budget;
         let mut expensive = BTreeSet::new();
-        let mut over_ceiling = None;
         for (handle, process) in &mut governed.processes.running {
             let word = governed.kernel.processes.word(
                 layout::index_of(*handle),
@@ -216,7 +213,8 @@ impl Governor {
             let permanent: f64 = rates.iter().map(|(_, rate)| rate).sum();
             let share = permanent.min(busiest) * ns / 1e9;
             process.overhead.permanent = share;
-            if share <= budget || governed.is_off {
+            let rounds = std::mem::take(&mut process.overhead.rounds_over_ceiling);
+            if share <= budget || governed.is_off || process.overhead.is_rested {
                 continue;
             }
             let costs = rates
@@ -229,10 +227,10 @@ impl Governor {
             expensive.extend(sampled);
             process.overhead.permanent = left;
             if left > self.options.ceiling {
-                over_ceiling = Some(process.pid);
+                process.overhead.rounds_over_ceiling = rounds + 1;
             }
         }
-        (expensive, over_ceiling)
+        expensive
     }
 
     /// Reads step marks. The next read of all counts reports the error if they cannot be read.

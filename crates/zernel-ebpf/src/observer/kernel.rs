@@ -271,6 +271,15 @@ impl Kernel {
         record.filter(|record| record.handle == handle)
     }
 
+    /// Whether the calls of a process are counted.
+    pub(crate) fn set_rested(&self, handle: u32, is_rested: bool) {
+        if self.record(handle).is_some() {
+            let place = offset_of!(layout::Process, is_rested);
+            let word = self.processes.word(layout::index_of(handle), place);
+            word.store(is_rested.into(), Ordering::Release);
+        }
+    }
+
     /// The counters of a process.
     pub(crate) fn counters(&self, handle: u32) -> layout::Counters {
         self.counters.read(layout::index_of(handle))

@@ -7,7 +7,8 @@
 //! | `changes` | notices when one of these files is written to or removed |
 //! | `process_table`, `process` | the observed processes |
 //! | `governor`, `alarm` | keep the overhead of the probes within a budget |
-//! | `suspension` | detaches all probes, on request or because their overhead exceeds the ceiling |
+//! | `rest` | stops observing processes whose overhead exceeds the ceiling |
+//! | `suspension` | detaches all probes on request |
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
@@ -29,6 +30,7 @@ mod kernel;
 mod mapped;
 mod process;
 mod process_table;
+mod rest;
 mod shared_state;
 mod step_marks;
 mod suspension;
@@ -52,8 +54,8 @@ pub(crate) use kernel::OBJECT;
 pub use kernel::Rung;
 pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
+use rest::Rests;
 use rustix::process::{Resource, Rlimit};
-use suspension::{Suspension, SuspensionBackoff};
 pub use thread::{ObserverRequests, ObserverThread, Published};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
@@ -70,7 +72,7 @@ macro_rules! attach_context {
         AttachContext {
             kernel: &$observer.kernel,
             governor: &$observer.governor,
-            is_off: $observer.suspension.is_some(),
+            is_off: $observer.is_suspended,
         }
     };
 }
@@ -95,7 +97,7 @@ macro_rules! governed {
             attachment: &mut $observer.attachment,
             processes: &mut $observer.processes,
             gpus: &$observer.gpu_facts,
-            is_off: $observer.suspension.is_some(),
+            is_off: $observer.is_suspended,
         }
     };
 }
@@ -205,9 +207,9 @@ pub struct Observer {
     /// Readable when there are process events, file changes or alarms.
     events: OwnedFd,
     is_alarmed: bool,
-    /// Why all probes are detached, if they are.
-    suspension: Option<Suspension>,
-    suspension_backoff: SuspensionBackoff,
+    /// Whether all probes are detached on request.
+    is_suspended: bool,
+    rests: Rests,
     kernel: Kernel,
 }
 
@@ -237,8 +239,8 @@ impl Observer {
             gpu_facts: gpus.facts(),
             gpus,
             is_alarmed: false,
-            suspension: None,
-            suspension_backoff: SuspensionBackoff::new(options.governor.first_suspension),
+            is_suspended: false,
+            rests: Rests::new(options.governor.first_rest),
             kernel,
         };
         observer.attach_libraries(&options.libraries);
@@ -343,14 +345,13 @@ impl Observer {
         self.processes.refresh_identities(&self.gpu_facts);
     }
 
-    /// Measures the overhead of every process, changes which functions are sampled, and detaches all probes for a while if
-    /// a process stays above the ceiling.
+    /// Measures the overhead of every process, changes which functions are sampled, and stops observing a process for a
+    /// while if it stays above the ceiling.
     pub fn govern(&mut self) {
-        let over_ceiling = self.governor.govern(governed!(self));
-        if let Some(pid) = over_ceiling {
-            self.suspend_over_ceiling(pid);
+        for handle in self.governor.govern(governed!(self)) {
+            self.rest(handle);
         }
-        self.end_expired_suspension();
+        self.end_rests();
     }
 
     /// Opens or closes a sampling window if it is due. Returns the links of a closed one: dropping them detaches, which
@@ -395,8 +396,10 @@ impl Observer {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let suspension = self.suspension.map(Suspension::reason);
-        problems.extend(suspension.or_else(|| self.suspension_backoff.problem()));
+        if self.is_suspended {
+            problems.push(suspension::REQUESTED.to_owned());
+        }
+        problems.extend(self.rests.problems());
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));

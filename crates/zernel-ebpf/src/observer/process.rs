@@ -361,8 +361,11 @@ impl ObservedProcess {
         ProcessKey::new(self.pid, self.start_ns)
     }
 
-    /// Records that all probes are detached.
-    pub(super) fn suspend(&mut self, now_ns: u64) {
+    /// Records that its calls are not counted from now on. `sampled` are the functions that were sampled.
+    pub(super) fn suspend(&mut self, sampled: &[usize], now_ns: u64) {
+        for symbol in sampled {
+            self.counts.end_sampling(*symbol, now_ns, &self.steps);
+        }
         self.counts.set_paused(true, now_ns, &self.steps);
         self.mark_incomplete(now_ns);
     }

@@ -193,6 +193,7 @@ macro_rules! mirror_process {
                     parent: u32,
                     uid: u32,
                     reserved: u32,
+                    is_rested: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
                     loaders: u64,

@@ -107,6 +107,8 @@ static __always_inline int enter(struct pt_regs *ctx)
 	if (!process)
 		return 1;
 	count_hit(thread, process, now_ns);
+	if (process->is_rested)
+		return 1;
 	note_use(symbol, process);
 	call = zernel_push_call(thread, stack);
 	if (!call)
@@ -186,6 +188,8 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (!counter)
 		return 0;
 	count_hit(thread, process, now_ns);
+	if (process->is_rested)
+		return 0;
 	__sync_fetch_and_add(&counter->calls, 1);
 	end_waits(thread, process, symbol->enter_event, now_ns);
 	probe_mark(symbol, thread, process, now_ns);

@@ -1,16 +1,20 @@
 //! The overhead stays within its budget, and estimates are within their intervals.
 
+use std::fs;
 use std::hint::spin_loop;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use zernel_ebpf::observer::{
-    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions,
+    CallCount, Coverage, GovernorOptions, ObservedProcess, Observer, ObserverOptions,
 };
 use zernel_ebpf::probes::CallKind;
 use zernel_phase::task_state::WorkloadPhase;
+use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, TargetRole, call, out};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out};
 
 use crate::harness::{Watcher, exact, find, functions_of, seen_of, truth_of};
 
@@ -216,32 +220,51 @@ pub(crate) fn detached_under_way() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// Functions that determine phases are never sampled. If a process calls them far too often, all probes are detached for
-/// a while.
+const NOBODY: u32 = 65534;
+
+fn rests(watcher: &Watcher, what: &str, pid: u32, is_rested: bool) {
+    watcher.wait_until(what, |observer| {
+        observer.rested().any(|rested| rested == pid) == is_rested
+    });
+}
+
+fn resting_soon(stage: &Stage) -> ObserverOptions {
+    ObserverOptions {
+        governor: GovernorOptions {
+            first_rest: Duration::from_secs(2),
+            ..GovernorOptions::default()
+        },
+        ..exact(stage)
+    }
+}
+
+/// Functions that determine phases are never sampled. A process that calls them far too often is not observed for a while,
+/// and no probe is left on a library that only its user maps.
 pub(crate) fn above_the_ceiling() {
     let stage = Stage::alone(Prologue::Push);
-    let governor = GovernorOptions {
-        first_suspension: Duration::from_secs(2),
-        ..GovernorOptions::default()
-    };
-    let watcher = Watcher::start(&ObserverOptions {
-        governor,
-        ..exact(&stage)
-    });
+    let watcher = Watcher::start(&resting_soon(&stage));
     let mut target = stage.target("waits", 600_000);
-    let culprit = format!("process {} ", target.pid());
+    let pid = target.pid();
+    let culprit = format!("process {pid} ");
     target.go();
     let blames = |observer: &Observer| observer.problems().concat().contains(&culprit);
     let library = stage.library("libcuda.so.1");
-    watcher.wait_until("the probes are off", |observer| {
+    let state = |observer: &Observer| {
         let functions = functions_of(observer, &library.to_string_lossy());
-        let is_said = functions["cuStreamSynchronize"]["state"] == "not attached";
-        observer.is_off() && blames(observer) && is_said
+        functions["cuStreamSynchronize"]["state"].clone()
+    };
+    rests(&watcher, "it is rested", pid, true);
+    watcher.with(|observer| {
+        assert!(blames(observer) && !observer.is_off());
+        assert_eq!(state(observer), "not attached");
+        assert_ne!(find(observer, pid).coverage, Coverage::Complete);
     });
-    watcher.wait_until("they are tried again", |observer| !observer.is_off());
-    watcher.wait_until("to no avail", Observer::is_off);
+    rests(&watcher, "it is tried again", pid, false);
+    rests(&watcher, "to no avail", pid, true);
     target.kill();
-    watcher.wait_until("they are on again", |observer| !observer.is_off());
+    watcher.wait_until("probes are attached again", |observer| {
+        state(observer) == "attached"
+    });
     let mut observer = watcher.stop();
     assert!(blames(&observer));
     let mut target = stage.target("launches", 1);
@@ -249,6 +272,41 @@ pub(crate) fn above_the_ceiling() {
     observer.read().expect("maps can be read");
     let process = find(&observer, target.pid());
     assert_eq!(seen_of(process)["cuCtxSynchronize"].calls, 1);
+}
+
+/// A process that costs too much does not take the probes from another user of the same library.
+pub(crate) fn above_the_ceiling_beside_others() {
+    let stage = Stage::alone(Prologue::Push);
+    fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
+    let watcher = Watcher::start(&resting_soon(&stage));
+    let mut victim = stage.target("slow", 400);
+    victim.go();
+    let pid = victim.pid();
+    watcher.wait_until("it is observed", |observer| {
+        observer.processes().any(|process| process.pid == pid)
+    });
+    let mut command = stage.command("waits", 600_000);
+    for (variable, name) in [
+        (config::DIRECTORY, "other_node"),
+        (config::LOG, "other_log"),
+    ] {
+        let folder = stage.path().join(name);
+        fs::create_dir(&folder).expect("ours");
+        chown(&folder, Some(NOBODY), None).expect("root may");
+        command.env(variable, folder);
+    }
+    let mut greedy = Target::start(command.uid(NOBODY));
+    greedy.go();
+    rests(&watcher, "the greedy one is rested", greedy.pid(), true);
+    victim.wait_until_done();
+    watcher.with(|observer| {
+        observer.read().expect("maps can be read");
+        let observed = find(observer, pid);
+        assert_eq!(observed.coverage, Coverage::Complete);
+        assert_eq!(seen_of(observed), truth_of(&stage, pid));
+    });
+    greedy.kill();
+    drop(watcher.stop());
 }
 
 /// A process far over the budget raises an alarm before the next check of the overhead.

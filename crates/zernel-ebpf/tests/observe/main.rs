@@ -49,8 +49,12 @@ fn main() -> ExitCode {
         ("a_busy_function_is_sampled_until_it_calms", governor::busy),
         ("a_hot_function_raises_an_alarm", governor::alarm),
         (
-            "probes_over_the_ceiling_are_detached_for_a_while",
+            "a_process_over_the_ceiling_is_rested",
             governor::above_the_ceiling,
+        ),
+        (
+            "who_costs_too_much_takes_no_probes_from_others",
+            governor::above_the_ceiling_beside_others,
         ),
         (
             "an_open_call_is_not_lost_when_its_probe_is_detached",

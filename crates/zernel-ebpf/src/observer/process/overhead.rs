@@ -21,6 +21,10 @@ pub(in crate::observer) struct Overhead {
     pub(in crate::observer) cost: ProcessCost,
     /// Overhead of permanent probes on the busiest thread, as a share of its time.
     pub(in crate::observer) permanent: f64,
+    /// Consecutive rounds in which it was above the ceiling although its frequent functions are sampled.
+    pub(in crate::observer) rounds_over_ceiling: u32,
+    /// Whether its calls are not counted for now, because they cost too much.
+    pub(in crate::observer) is_rested: bool,
     hits_before: u64,
     counters_before: Counters,
     /// Calls per second of each function in the last round.

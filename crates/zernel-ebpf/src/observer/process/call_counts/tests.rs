@@ -173,7 +173,7 @@ fn launches_of_an_earlier_boundary_are_kept() {
 fn a_pause_is_no_time_in_which_anything_was_counted() {
     let mut trainer = Trainer::new("cuLaunchKernel");
     trainer.steps(10, Mark::Backward, Launches::Counted(100));
-    trainer.process.suspend(trainer.now_ns);
+    trainer.process.suspend(&[], trainer.now_ns);
     trainer.now_ns += 1000 * MS;
     trainer.process.resume(trainer.now_ns);
     trainer.steps(10, Mark::Backward, Launches::Counted(100));

@@ -1,0 +1,232 @@
+//! Stops observing who costs too much, and nobody else.
+//!
+//! A process whose overhead stays above the ceiling although its frequent functions are sampled is *rested* for a while. The
+//! kernel skips its calls at the entry of the probes. Probes are detached from the files that only processes of its user
+//! map; these processes are rested too. Probes on files that others map stay attached. Each rest of a user is twice as long
+//! as the one before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::{Observer, files, monotonic_ns};
+
+/// Longest rest before a process is tried again.
+const LONGEST_REST: Duration = Duration::from_secs(600);
+
+/// A rest of a user's processes.
+#[derive(Debug)]
+struct Rest {
+    /// The process that exceeded the ceiling.
+    pid: u32,
+    until: Instant,
+    /// Handles of the processes that are rested.
+    processes: BTreeSet<u32>,
+    /// Numbers of the files that are rested.
+    files: BTreeSet<u64>,
+}
+
+/// The rests of a user.
+#[derive(Debug)]
+struct UserRests {
+    current: Option<Rest>,
+    /// Length of the next rest.
+    next: Duration,
+    /// When the last rest ended.
+    ended: Instant,
+}
+
+impl UserRests {
+    /// The length of a rest that begins now: twice the last one, or the first one if the user was observed for longer than
+    /// that since.
+    fn begin(&mut self, first: Duration) -> Duration {
+        if self.ended.elapsed() > self.next {
+            self.next = first;
+        }
+        let length = self.next;
+        self.next = (2 * length).min(LONGEST_REST);
+        length
+    }
+}
+
+/// All rests.
+#[derive(Debug)]
+pub(super) struct Rests {
+    first: Duration,
+    users: BTreeMap<u32, UserRests>,
+    /// Number of rests so far, and the process that caused the last one.
+    past: Option<(u32, u32)>,
+}
+
+impl Rests {
+    pub(super) fn new(first: Duration) -> Self {
+        Self {
+            first,
+            users: BTreeMap::new(),
+            past: None,
+        }
+    }
+
+    fn current(&self) -> impl Iterator<Item = &Rest> {
+        self.users.values().filter_map(|user| user.current.as_ref())
+    }
+
+    /// Sentences about rests, because their time is missing from the figures.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let current = self.current().map(|rest| {
+            let left = rest.until.saturating_duration_since(Instant::now());
+            let (processes, seconds) = (rest.processes.len(), left.as_secs());
+            format!(
+                "{processes} processes are not observed for another {seconds} s: the overhead of process {} exceeded the \
+                 ceiling",
+                rest.pid
+            )
+        });
+        let mut problems: Vec<String> = current.collect();
+        if problems.is_empty()
+            && let Some((times, pid)) = self.past
+        {
+            let times = match times {
+                1 => "once".to_owned(),
+                more => format!("{more} times"),
+            };
+            problems.push(format!(
+                "processes were not observed for a while {times}, last because the overhead of process {pid} exceeded the \
+                 ceiling"
+            ));
+        }
+        problems
+    }
+}
+
+impl Observer {
+    /// Handles of the processes that are not observed because they cost too much.
+    pub fn rested(&self) -> impl Iterator<Item = u32> {
+        let rests = self.rests.current();
+        let handles = rests.flat_map(|rest| &rest.processes);
+        handles.filter_map(|handle| Some(self.processes.running.get(handle)?.pid))
+    }
+
+    /// Rests a process, and the files and processes of its user that it shares with nobody else.
+    pub(super) fn rest(&mut self, handle: u32) {
+        let Some(process) = self.processes.running.get(&handle) else {
+            return;
+        };
+        let (pid, key) = (process.pid, process.key());
+        let Some(uid) = process.identity.as_ref().map(|identity| identity.uid) else {
+            return;
+        };
+        let mut files = self.attachment.files_of(key);
+        files.retain(|file| self.attachment.is_private(*file, uid));
+        let running = self.processes.running.iter();
+        let sharing = running.filter(|(_, other)| {
+            let mapped = self.attachment.files_of(other.key());
+            !mapped.is_disjoint(&files)
+        });
+        let mut processes: BTreeSet<u32> = sharing.map(|(handle, _)| *handle).collect();
+        processes.insert(handle);
+        files::detach(self.close_window());
+        // Marks from before the rest. The next `read` reports the error if they cannot be read.
+        let _ = self.read_step_marks();
+        for handle in &processes {
+            self.rest_process(*handle);
+        }
+        let reason = format!("the overhead of process {pid} exceeded the ceiling");
+        for file in self.attachment.files_mut(&files) {
+            file.rest(&reason);
+        }
+        let times = self.rests.past.map_or(0, |(times, _)| times);
+        self.rests.past = Some((times + 1, pid));
+        let first = self.rests.first;
+        let user = self.rests.users.entry(uid).or_insert_with(|| UserRests {
+            current: None,
+            next: first,
+            ended: Instant::now(),
+        });
+        let until = Instant::now() + user.begin(first);
+        let rest = user.current.get_or_insert(Rest {
+            pid,
+            until,
+            processes: BTreeSet::new(),
+            files: BTreeSet::new(),
+        });
+        rest.until = rest.until.max(until);
+        rest.processes.append(&mut processes);
+        rest.files.append(&mut files);
+    }
+
+    fn rest_process(&mut self, handle: u32) {
+        self.kernel.set_rested(handle, true);
+        if let Some(process) = self.processes.running.get_mut(&handle) {
+            process.overhead.is_rested = true;
+            process.suspend(&self.governor.symbols(), monotonic_ns());
+        }
+    }
+
+    /// Ends the rests that are over, and those of files that another user maps by now.
+    pub(super) fn end_rests(&mut self) {
+        let now = Instant::now();
+        let mut ended = Vec::new();
+        for (uid, user) in &mut self.rests.users {
+            if let Some(rest) = user.current.as_mut() {
+                let shared = |file: &u64| !self.attachment.is_private(*file, *uid);
+                let shared: BTreeSet<u64> = rest.files.iter().copied().filter(shared).collect();
+                rest.files.retain(|file| !shared.contains(file));
+                for file in self.attachment.files_mut(&shared) {
+                    file.end_rest(&self.kernel);
+                }
+            }
+            if let Some(rest) = user.current.take_if(|rest| now >= rest.until) {
+                user.ended = now;
+                ended.push(rest);
+            }
+        }
+        self.rests
+            .users
+            .retain(|_, user| user.current.is_some() || user.ended.elapsed() < LONGEST_REST);
+        for rest in ended {
+            for file in self.attachment.files_mut(&rest.files) {
+                file.end_rest(&self.kernel);
+            }
+            for handle in rest.processes {
+                self.kernel.set_rested(handle, false);
+                if let Some(process) = self.processes.running.get_mut(&handle) {
+                    process.overhead.is_rested = false;
+                }
+                self.resume_process(handle);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rests_double_until_a_user_is_observed_for_longer() {
+        let first = Duration::from_millis(1);
+        let mut user = UserRests {
+            current: None,
+            next: first,
+            ended: Instant::now() + Duration::from_secs(3600),
+        };
+        let lengths: Vec<_> = (0..30).map(|_| user.begin(first)).collect();
+        assert_eq!(lengths[..3], [first, 2 * first, 4 * first]);
+        assert_eq!(lengths[29], LONGEST_REST);
+        user.next = 8 * first;
+        user.ended = Instant::now() - Duration::from_secs(1);
+        assert_eq!(user.begin(first), first);
+    }
+
+    #[test]
+    fn the_last_culprit_is_named() {
+        let mut rests = Rests::new(Duration::ZERO);
+        assert!(rests.problems().is_empty());
+        rests.past = Some((31, 2));
+        let problem = rests.problems().concat();
+        assert!(
+            problem.contains("31 times") && problem.contains("process 2 "),
+            "{problem}"
+        );
+    }
+}
