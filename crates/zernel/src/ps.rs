@@ -16,12 +16,14 @@ use zernel_report::text::shortened;
 /// List the training processes of this machine
 ///
 /// STEP is the median time of recent steps in milliseconds. DATA and COMM are the shares of time spent waiting for data
-/// and in collectives. COST is the overhead of observing, as a share of the busiest thread's time. `-` is unknown.
+/// and in collectives. COST is the overhead of observing, as a share of the busiest thread's time. `-` is unknown. A job or
+/// rank `?` may exist: the environment of the process could not be read.
 ///
 /// Needs a running `zernel observe`. Root sees all processes, other users see their own.
 ///
 /// --json prints an array with one object per process: pid, comm, job, rank, gpus (indices), phase,
-/// median_step_seconds, data_share, collective_share and cost_share (0 to 1). Unknown values are null.
+/// median_step_seconds, data_share, collective_share and cost_share (0 to 1). Unknown values are null. environment_read is
+/// false if the environment could not be read, which may have a job and a rank.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Print JSON
@@ -48,6 +50,7 @@ struct Trainer {
     comm: String,
     job: Option<String>,
     rank: Option<u32>,
+    environment_read: bool,
     /// NVML indices of the GPUs on which it holds memory.
     gpus: BTreeSet<u32>,
     phase: Option<WorkloadPhase>,
@@ -70,6 +73,8 @@ impl Trainer {
             comm: process.comm().to_owned(),
             job: process.job().map(str::to_owned),
             rank: process.rank(),
+            environment_read: (process.identity.as_ref())
+                .is_some_and(|identity| identity.environment_read),
             gpus: (process.probes.gpu_mem.memory_by_caller.iter())
                 .filter_map(|memory| memory.gpu_id)
                 .collect(),
@@ -116,12 +121,13 @@ const TEXT_COLUMNS: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
 fn cells(trainer: &Trainer) -> [String; 10] {
     let unknown = || "-".to_owned();
+    let unread = || if trainer.environment_read { "-" } else { "?" }.to_owned();
     let gpus: Vec<String> = trainer.gpus.iter().map(u32::to_string).collect();
     let job = trainer.job.as_deref();
     [
         trainer.pid.to_string(),
-        job.map_or_else(unknown, |job| shortened(job, 20)),
-        trainer.rank.map_or_else(unknown, |rank| rank.to_string()),
+        job.map_or_else(unread, |job| shortened(job, 20)),
+        trainer.rank.map_or_else(unread, |rank| rank.to_string()),
         if gpus.is_empty() {
             unknown()
         } else {
@@ -179,7 +185,8 @@ mod tests {
             },
             {"pid": 13, "role": "loader"},
             {"pid": 14, "role": "trainer", "ended_seconds_ago": 1.0},
-            {"pid": 15, "role": "trainer", "identity": null, "phase_times": null},
+            {"pid": 15, "role": "trainer", "identity": {"environment_read": true}, "phase_times": null},
+            {"pid": 16, "role": "trainer", "identity": null, "phase_times": null},
         ]});
         trainers(&serde_json::from_value(snapshot).unwrap())
     }
@@ -191,8 +198,9 @@ mod tests {
             .lines()
             .map(|line| line.split_whitespace().collect())
             .collect();
-        assert_eq!(lines.len(), 3, "{table}");
+        assert_eq!(lines.len(), 4, "{table}");
         assert_eq!(lines[2][..5], ["15", "-", "-", "-", "-"]);
+        assert_eq!(lines[3][..5], ["16", "?", "?", "-", "-"]);
         let expected = [
             "12",
             "slurm-7",
@@ -214,15 +222,19 @@ mod tests {
         let expected = json!([
             {
                 "pid": 12, "comm": "python\u{1b}[2J", "job": "slurm-7", "rank": 1, "gpus": [3],
-                "phase": "GpuCompute", "median_step_seconds": 0.0125, "data_share": 0.1,
+                "environment_read": false, "phase": "GpuCompute", "median_step_seconds": 0.0125, "data_share": 0.1,
                 "collective_share": 0.2, "cost_share": 0.0034,
             },
             {
                 "pid": 15, "comm": "", "job": null, "rank": null, "gpus": [], "phase": null,
-                "median_step_seconds": null, "data_share": null, "collective_share": null,
-                "cost_share": 0.0,
+                "environment_read": true, "median_step_seconds": null, "data_share": null,
+                "collective_share": null, "cost_share": 0.0,
             },
         ]);
-        assert_eq!(json, expected);
+        assert_eq!(
+            json.as_array().unwrap()[..2],
+            expected.as_array().unwrap()[..]
+        );
+        assert_eq!(json[2]["environment_read"], json!(false));
     }
 }

@@ -67,6 +67,8 @@ fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
         // Emulated, several processors see each other's code change half-way, and a kernel changes its
         // own when something is attached.
         .cpus(1)
+        // Its files are in memory: programs with debug information, and a copy of each library.
+        .memory_mib(2048)
         .files(files)
         .environment(zernel_testkit::REQUIRE, "root,bpf")
         .environment(RUNG, rung)
