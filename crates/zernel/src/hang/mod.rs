@@ -35,8 +35,8 @@ const SECONDS: f64 = 5.0;
 /// communicator, is stopped, or has exited. For such a rank, the report shows what it does instead: on CPU, in I/O
 /// (with the file), waiting for a lock, stopped, exited.
 ///
-/// A slow rank is reported as late, not as a hang, until the others have waited for 5 s and the rank has gone longer
-/// without a collective than ever before. A rank that has not joined is late for a minute, because programs start at
+/// A slow rank is reported as late, not as a hang, until the others have waited for 5 s and the rank has gone a tenth
+/// longer without a collective than ever before. A rank that has not joined is late for a minute, because programs start at
 /// different times. Stopped and exited ranks and different operations are hangs after 5 s. With --after, only that
 /// time counts.
 ///
