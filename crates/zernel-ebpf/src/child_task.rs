@@ -7,6 +7,7 @@
 //! kernel does not let it die, it is left behind and holds nothing that matters. A user whose files leave too many of them
 //! behind gets no more.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -18,15 +19,16 @@ use std::time::{Duration, Instant};
 use libbpf_rs::{Link, libbpf_sys};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
 };
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Memory that a child may allocate.
-const MAX_MEMORY: u64 = 256 << 20;
+const MAX_MEMORY: u64 = 64 << 20;
 /// Largest result.
 const MAX_RESULT: usize = 16 << 20;
 /// Descriptors per message. The kernel passes at most 253.
@@ -36,20 +38,23 @@ const MAX_DESCRIPTORS: usize = 128;
 /// ended and SIGCHLD is ignored.
 const BEGIN: u8 = 1;
 
-/// Children of one user's files that may be left behind.
-const MAX_LEFT_BEHIND: usize = 4;
-/// A child counts as left behind if it has not died this long after it was killed, or has sent its result.
-const DYING: Duration = Duration::from_secs(1);
+/// Children that may work on the files of one user at a time. Those that cannot die count too.
+const MAX_OF_USER: usize = 8;
+/// Children of all users.
+const MAX_OF_ALL: usize = 64;
 
-/// Children that were killed, or have sent their results, and have not ended.
-static ENDING: Mutex<Vec<EndingChild>> = Mutex::new(Vec::new());
+/// All children that have not ended.
+static CHILDREN: Mutex<Children> = Mutex::new(Children {
+    users: BTreeMap::new(),
+    ending: Vec::new(),
+});
 
 #[derive(Debug)]
-struct EndingChild {
-    child: Child,
-    /// The user whose file it works on.
-    user: u32,
-    since: Instant,
+struct Children {
+    /// Number of children by the user whose files they work on.
+    users: BTreeMap<u32, usize>,
+    /// Those that were killed, or have sent their results.
+    ending: Vec<Child>,
 }
 
 const NOW: Timespec = Timespec {
@@ -66,9 +71,9 @@ pub(crate) enum TaskError {
     /// The child died, for example because its memory is limited.
     #[error("the process that read it died")]
     Died,
-    /// The user's files have left too many children behind.
-    #[error("other files of its user are on a file system that does not answer")]
-    TooManyLeftBehind,
+    /// Too many children work on files of the user, or cannot die.
+    #[error("too many other files of its user are being read, or do not answer")]
+    TooMany,
     /// The system has no room for another process.
     #[error("no process could be started to read it")]
     NotStarted,
@@ -85,7 +90,6 @@ pub(crate) struct Outcome<T> {
 #[derive(Debug)]
 pub(crate) struct ChildTask<T> {
     child: Option<Child>,
-    user: u32,
     socket: OwnedFd,
     received: Vec<u8>,
     descriptors: Vec<OwnedFd>,
@@ -103,8 +107,8 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce() -> Outcome<T>,
     ) -> Result<Self, TaskError> {
-        if left_behind(user) >= MAX_LEFT_BEHIND {
-            return Err(TaskError::TooManyLeftBehind);
+        if !has_room(user) {
+            return Err(TaskError::TooMany);
         }
         Self::fork(user, limit, kept, work).map_err(|_| TaskError::NotStarted)
     }
@@ -133,12 +137,13 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             pid => Pid::from_raw(pid).ok_or(io::ErrorKind::Other)?,
         };
         drop(remote);
-        let child = Child::new(pid)?;
-        rustix::io::write(&socket, &[BEGIN])?;
-        rustix::io::ioctl_fionbio(&socket, true)?;
+        let child = adopt(pid, user, &socket).inspect_err(|_| {
+            // It waits for its first byte, so it dies at once.
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+            let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+        })?;
         Ok(Self {
             child: Some(child),
-            user,
             socket,
             received: Vec::new(),
             descriptors: Vec::new(),
@@ -185,6 +190,10 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             let mut parts = [IoSliceMut::new(&mut bytes)];
             let flags = RecvFlags::CMSG_CLOEXEC;
             let length = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
+                Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
+                    // There was no room for all descriptors.
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
                 Ok(message) => message.bytes,
                 Err(rustix::io::Errno::AGAIN) => return Ok(false),
                 Err(rustix::io::Errno::INTR) => continue,
@@ -218,32 +227,42 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
 
 impl<T> Drop for ChildTask<T> {
     fn drop(&mut self) {
-        let Some(mut child) = self.child.take() else {
-            return;
-        };
-        child.kill();
-        if !child.has_ended() {
-            ending().push(EndingChild {
-                child,
-                user: self.user,
-                since: Instant::now(),
-            });
+        if let Some(child) = self.child.take() {
+            child.kill();
+            children().ending.push(child);
         }
     }
 }
 
-/// Children that have not ended, without those that have by now.
-fn ending() -> MutexGuard<'static, Vec<EndingChild>> {
-    let mut ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
-    ending.retain_mut(|ending| !ending.child.has_ended());
-    ending
+/// Opens a handle of a new child, counts it, and lets it begin.
+fn adopt(pid: Pid, user: u32, socket: &OwnedFd) -> io::Result<Child> {
+    let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    rustix::io::write(socket, &[BEGIN])?;
+    rustix::io::ioctl_fionbio(socket, true)?;
+    *children().users.entry(user).or_default() += 1;
+    Ok(Child { pid, handle, user })
 }
 
-/// Number of children that the files of a user have left behind.
-fn left_behind(user: u32) -> usize {
-    let ending = ending();
-    let of_user = ending.iter().filter(|ending| ending.user == user);
-    of_user.filter(|it| it.since.elapsed() > DYING).count()
+/// The children, without those that have ended by now.
+fn children() -> MutexGuard<'static, Children> {
+    let mut children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Children { users, ending } = &mut *children;
+    ending.retain(|child| {
+        let has_ended = child.has_ended();
+        if has_ended && let Some(count) = users.get_mut(&child.user) {
+            *count -= 1;
+        }
+        !has_ended
+    });
+    users.retain(|_, count| *count > 0);
+    children
+}
+
+/// Whether another child may work on files of this user.
+pub(crate) fn has_room(user: u32) -> bool {
+    let children = children();
+    let of_user = children.users.get(&user).copied().unwrap_or(0);
+    of_user < MAX_OF_USER && children.users.values().sum::<usize>() < MAX_OF_ALL
 }
 
 impl<T> AsFd for ChildTask<T> {
@@ -258,28 +277,26 @@ impl<T> AsFd for ChildTask<T> {
 struct Child {
     pid: Pid,
     handle: OwnedFd,
+    /// The user whose file it works on.
+    user: u32,
 }
 
 impl Child {
-    fn new(pid: Pid) -> io::Result<Self> {
-        let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-        Ok(Self { pid, handle })
-    }
-
     fn kill(&self) {
         // It may have exited already.
         let _ = rustix::process::pidfd_send_signal(&self.handle, Signal::KILL);
     }
 
     /// Whether it has ended. A child that waits for a file system may live long after it was killed.
-    fn has_ended(&mut self) -> bool {
+    fn has_ended(&self) -> bool {
         let mut handle = [PollFd::new(&self.handle, PollFlags::IN)];
-        let is_running = matches!(poll(&mut handle, Some(&NOW)), Ok(0));
-        if !is_running {
+        let polled = poll(&mut handle, Some(&NOW));
+        let has_ended = polled.is_ok() && handle[0].revents().contains(PollFlags::IN);
+        if has_ended {
             // Fails if the system reaps children by itself.
             let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG);
         }
-        !is_running
+        has_ended
     }
 }
 
@@ -432,9 +449,7 @@ mod tests {
             TaskError::TimedOut(limit)
         );
         drop(task);
-        zernel_testkit::eventually("the child ends", || {
-            ending().iter().all(|it| it.user != user)
-        });
+        zernel_testkit::eventually("the child ends", || !children().users.contains_key(&user));
     }
 
     #[test]
@@ -445,6 +460,22 @@ mod tests {
         let greedy = run(|| value(vec![1_u8; 2 * MAX_MEMORY as usize].len()));
         assert_eq!(greedy.unwrap_err(), TaskError::Died);
         let _ = panic::take_hook();
+    }
+
+    #[test]
+    fn a_user_has_a_number_of_children_at_a_time() {
+        let user = 2;
+        let start = || {
+            ChildTask::start(user, LONG, &[], || {
+                sleep(LONG);
+                value(())
+            })
+        };
+        let tasks: Vec<_> = (0..MAX_OF_USER).map(|_| start().unwrap()).collect();
+        assert_eq!(start().unwrap_err(), TaskError::TooMany);
+        assert!(has_room(3));
+        drop(tasks);
+        zernel_testkit::eventually("they end", || has_room(user));
     }
 
     #[test]

@@ -136,7 +136,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         eprintln!("zernel: cannot notify the service manager: {error}");
     }
     let end = options.time.map(|time| Instant::now() + time);
-    let served = server.run_on_this_thread(until_stopped(&stop, &published, end, manager));
+    let served = server.run_on_this_thread(async {
+        until_stopped(&stop, &published, end, manager).await;
+        // Probes are detached while clients get their last answers.
+        observer.ask_to_stop();
+    });
     pausing.close();
     observer.stop()?;
     served?;

@@ -67,6 +67,11 @@ impl Loaders {
 
     /// Attaches to the new loaders among the mappings. Returns whether there was one.
     pub(super) fn attach(&mut self, mappings: &[Mapping], trace: &Trace) -> bool {
+        // While a loader does not answer, others are taken over as they come, without waiting.
+        let patience = match self.pending.is_empty() {
+            true => PATIENCE,
+            false => Duration::ZERO,
+        };
         for mapping in mappings.iter().filter(|m| m.subject == Subject::Loader) {
             let key = (mapping.device, mapping.inode);
             if self.known.contains_key(&key) || self.pending.contains_key(&key) {
@@ -76,28 +81,28 @@ impl Loaders {
             let Ok(file) = ForeignFile::open(&mapping.map_files()) else {
                 continue;
             };
-            let user = zernel_identity::uid_of(mapping.process.pid).unwrap_or(0);
+            let Ok(user) = zernel_identity::uid_of(mapping.process.pid) else {
+                continue;
+            };
             let users = self.known.values().map(|loader| loader.user);
             let users = users.chain(self.pending.values().map(|pending| pending.user));
-            if !LOADER_SHARES.admits(user, users) {
+            if !LOADER_SHARES.admits(user, users) || !file.is_regular() {
                 continue;
             }
             let mut kept = trace.program_descriptors();
             kept.push(file.as_fd());
             let task = ChildTask::start(user, READ_LIMIT, &kept, || attach(&file, trace));
-            match task {
-                Ok(task) => {
-                    self.pending.insert(key, PendingLoader { file, user, task });
-                }
-                Err(error) => self.add(key, file, user, Err(error.to_string())),
+            // Otherwise the next scan tries again.
+            if let Ok(task) = task {
+                self.pending.insert(key, PendingLoader { file, user, task });
             }
         }
-        self.finish()
+        self.finish(patience)
     }
 
     /// Takes over the loaders that child processes have attached to. Returns whether there was one.
-    fn finish(&mut self) -> bool {
-        let until = Instant::now() + PATIENCE;
+    fn finish(&mut self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
         let mut attached = false;
         for (key, mut pending) in std::mem::take(&mut self.pending) {
             let patience = until.saturating_duration_since(Instant::now());
@@ -105,14 +110,13 @@ impl Loaders {
                 None => {
                     self.pending.insert(key, pending);
                 }
-                Some(result) => {
-                    let result = result.map_err(|error| error.to_string());
-                    let link = result.and_then(|Outcome { value, descriptors }| {
-                        value.map(|()| descriptors.into_iter().next())
-                    });
+                Some(Ok(Outcome { value, descriptors })) => {
+                    let link = value.map(|()| descriptors.into_iter().next());
                     attached |= link.is_ok();
                     self.add(key, pending.file, pending.user, link);
                 }
+                // The next scan tries again.
+                Some(Err(_)) => {}
             }
         }
         attached

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use super::functions::AttachMode;
 use super::governor::Governor;
 use super::identities;
 use super::kernel::Kernel;
+use crate::child_task;
 use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::foreign_file::ForeignFile;
 use crate::probes::SYMBOLS;
@@ -47,6 +48,8 @@ pub(super) struct Attachment {
     exited_identities: BTreeMap<ProcessKey, Identity>,
     /// Processes that mapped the CUDA driver when observing began.
     found_running: BTreeSet<ProcessKey>,
+    /// Mapped files that the next scan tries again.
+    retries: BTreeSet<(ProcessKey, LibraryKind, PathBuf)>,
     last_number: u64,
 }
 
@@ -78,12 +81,17 @@ const FILE_SHARES: Shares = Shares {
     minimum: 8,
 };
 
+/// Files that are tried again at most. Any user can have files refused.
+const MAX_RETRIES: usize = 1024;
+
 /// A file that a child process attaches to.
 struct PendingFile {
     task: FileTask,
     /// The processes that map it.
     processes: BTreeSet<ProcessKey>,
     is_kept: bool,
+    /// Where it was found.
+    access: PathBuf,
 }
 
 /// For whom a file is attached to.
@@ -97,12 +105,14 @@ struct User<'a> {
 }
 
 impl<'a> User<'a> {
-    fn of(process: ProcessKey, access: &'a Path) -> Self {
-        Self {
+    /// `None` if the process has exited.
+    fn of(process: ProcessKey, access: &'a Path) -> Option<Self> {
+        let uid = zernel_identity::uid_of(process.pid).ok()?;
+        Some(Self {
             process: Some(process),
-            uid: zernel_identity::uid_of(process.pid).unwrap_or(0),
+            uid,
             access,
-        }
+        })
     }
 
     /// The whole machine.
@@ -136,6 +146,7 @@ impl Attachment {
             identities: BTreeMap::new(),
             exited_identities: BTreeMap::new(),
             found_running: BTreeSet::new(),
+            retries: BTreeSet::new(),
             last_number: 0,
         })
     }
@@ -185,7 +196,7 @@ impl Attachment {
         context: AttachContext<'_>,
     ) {
         // A process that has exited maps nothing.
-        let Ok(file) = ForeignFile::open(access) else {
+        let (Some(user), Ok(file)) = (User::of(process, access), ForeignFile::open(access)) else {
             return;
         };
         // The process may have mapped another file at this address since it was scanned. The next scan reports that one.
@@ -193,7 +204,7 @@ impl Attachment {
         if name != Some(kind) || !has_functions(kind) {
             return;
         }
-        self.attach(kind, file, User::of(process, access), context);
+        self.attach(kind, file, user, context);
     }
 
     /// Attaches to a file, unless probes are attached already.
@@ -205,7 +216,11 @@ impl Attachment {
         context: AttachContext<'_>,
     ) {
         let identity = file.identity;
-        if let Some(known) = self.files.iter().find(|it| it.file.identity == identity) {
+        let mut files = self.files.iter_mut();
+        if let Some(known) = files.find(|it| it.file.identity == identity) {
+            if known.user != user.uid {
+                known.user = files::SHARED;
+            }
             let number = known.number;
             self.add_user(user.process, number);
             return;
@@ -226,7 +241,11 @@ impl Attachment {
         if !self.has_room_for(user.uid) {
             let reason = "its user has more library files than may be probed at once".to_owned();
             self.refuse(&file.path, RefusalCause::TooManyFiles, reason);
+            self.retry_later(kind, user);
             return;
+        }
+        if !child_task::has_room(user.uid) {
+            self.finish_tasks(Instant::now() + PATIENCE, context);
         }
         let path = file.path.clone();
         let (plan, owner) = (context.plan(), (user.uid, user.access));
@@ -243,9 +262,30 @@ impl Attachment {
                     task,
                     processes: user.process.into_iter().collect(),
                     is_kept: user.process.is_none(),
+                    access: user.access.to_owned(),
                 });
             }
-            Err(refusal) => self.refuse(&path, refusal.cause, refusal.reason),
+            Err(refusal) => {
+                self.refuse(&path, refusal.cause, refusal.reason);
+                self.retry_later(kind, user);
+            }
+        }
+    }
+
+    /// Has the next scan try again: the reason for the refusal may pass.
+    fn retry_later(&mut self, kind: LibraryKind, user: User<'_>) {
+        if let Some(process) = user.process
+            && self.retries.len() < MAX_RETRIES
+        {
+            self.retries.insert((process, kind, user.access.to_owned()));
+        }
+    }
+
+    /// Tries again what was refused for a reason that may have passed.
+    pub(super) fn retry(&mut self, context: AttachContext<'_>) {
+        files::attach_each(self.files.iter_mut(), |file| file.retry(context.kernel));
+        for (process, kind, access) in std::mem::take(&mut self.retries) {
+            self.attach_mapped(process, kind, &access, context);
         }
     }
 
@@ -293,6 +333,12 @@ impl Attachment {
                         if self.refused_contents.len() > RefusedFiles::KEPT {
                             self.refused_contents.pop_front();
                         }
+                    }
+                    if refusal.cause == RefusalCause::NoAnswer {
+                        let retries = pending.processes.into_iter();
+                        let retries = retries.map(|it| (it, kind, pending.access.clone()));
+                        let room = MAX_RETRIES.saturating_sub(self.retries.len());
+                        self.retries.extend(retries.take(room));
                     }
                     self.refuse(&file.path, refusal.cause, refusal.reason);
                 }

@@ -75,9 +75,14 @@ impl AsFd for Changes {
 /// out: the number of watches per user is limited. Walks paths of another user, so it runs in a child process.
 pub(crate) fn watch(changes: BorrowedFd<'_>, file: &ForeignFile, access: &Path) -> Vec<WatchId> {
     let named = path_in_user_root(access, &file.path);
-    let paths = [file.reopen_path(), named].into_iter();
+    // A user may have put a link to any other file there.
+    let paths = [
+        (file.reopen_path(), CHANGES),
+        (named, CHANGES | WatchFlags::DONT_FOLLOW),
+    ];
     paths
-        .filter_map(|path| inotify::add_watch(changes, path, CHANGES).ok())
+        .into_iter()
+        .filter_map(|(path, flags)| inotify::add_watch(changes, path, flags).ok())
         .collect()
 }
 

@@ -48,7 +48,7 @@ impl From<TaskError> for Refusal {
     fn from(error: TaskError) -> Self {
         Self {
             cause: match error {
-                TaskError::TimedOut(_) | TaskError::TooManyLeftBehind => RefusalCause::NoAnswer,
+                TaskError::TimedOut(_) | TaskError::TooMany => RefusalCause::NoAnswer,
                 TaskError::Died | TaskError::NotStarted => RefusalCause::Unreadable,
             },
             reason: error.to_string(),
@@ -147,6 +147,7 @@ impl FileTask {
             is_kept: false,
             unused_since: None,
             rest: None,
+            is_deferred: false,
             file,
         }))
     }

@@ -7,7 +7,7 @@
 //! Library files belong to other users. Reading them and attaching to them happens in child processes ([`ChildTask`]),
 //! which pass the links back as descriptors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
@@ -32,7 +32,11 @@ const LINK_LIMIT: Duration = Duration::from_millis(500);
 /// How long probes stay on a file that no process maps.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 /// Threads that detach links at once.
-const DETACHERS: usize = 64;
+const DETACHERS: usize = 16;
+/// Files that probes are attached to at once.
+const LINKED_AT_ONCE: usize = 6;
+/// Stands for the user of a file that several users map.
+pub(super) const SHARED: u32 = u32::MAX;
 
 /// A link to attached probes. Dropping it detaches them, which takes a while.
 pub(crate) type ProbeLink = OwnedFd;
@@ -64,6 +68,8 @@ pub(crate) struct AttachedFile {
     pub(super) unused_since: Option<Instant>,
     /// Why its probes are detached for a while, if they are.
     pub(super) rest: Option<Arc<str>>,
+    /// Whether its probes could not be attached for a reason that may pass. The next scan tries again.
+    pub(super) is_deferred: bool,
 }
 
 /// The links of a file.
@@ -100,9 +106,32 @@ impl AttachedFile {
         })
     }
 
-    /// Attaches probes to several sets of functions.
-    fn link(&self, kernel: &Kernel, sets: &[Vec<Target>]) -> Vec<Result<Vec<ProbeLink>, String>> {
-        finish_linking(self.start_linking(kernel, sets), sets.len())
+    /// Attaches probes to several sets of functions. If the child process fails, the next scan tries again.
+    fn link(
+        &mut self,
+        kernel: &Kernel,
+        sets: &[Vec<Target>],
+    ) -> Vec<Result<Vec<ProbeLink>, String>> {
+        match finish_linking(self.start_linking(kernel, sets)) {
+            Ok(links) => links,
+            Err(error) => {
+                self.defer(error);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Detaches its probes until the next scan.
+    fn defer(&mut self, error: TaskError) {
+        self.is_deferred = true;
+        self.rest(&error.to_string());
+    }
+
+    /// Tries again to attach its probes.
+    pub(crate) fn retry(&mut self, kernel: &Kernel) {
+        if std::mem::take(&mut self.is_deferred) {
+            self.end_rest(kernel);
+        }
     }
 
     /// Whether probes are attached to any function, all the time or in windows.
@@ -172,6 +201,7 @@ impl AttachedFile {
             set_mode(&mut self.functions, symbol, &AttachMode::Permanent);
             return;
         }
+        set_mode(&mut self.functions, symbol, &AttachMode::Permanent);
         let targets = targets(&self.functions, |function| function.symbol == symbol);
         for links in self.link(kernel, &[targets]) {
             self.add_permanent(symbol, links);
@@ -267,37 +297,68 @@ pub(crate) fn drop_files(files: impl Iterator<Item = AttachedFile>) {
 /// Waits for links, and returns one result per set.
 fn finish_linking(
     task: Result<ChildTask<LinkSets>, TaskError>,
-    sets: usize,
-) -> Vec<Result<Vec<ProbeLink>, String>> {
+) -> Result<Vec<Result<Vec<ProbeLink>, String>>, TaskError> {
     let late = TaskError::TimedOut(LINK_LIMIT);
     let outcome = task.and_then(|mut task| task.wait(LINK_LIMIT).unwrap_or(Err(late)));
-    match outcome {
-        Ok(Outcome { value, descriptors }) => {
-            let mut links = descriptors.into_iter();
-            let counts = value.into_iter();
-            counts
-                .map(|count| Ok(links.by_ref().take(count?).collect()))
-                .collect()
+    outcome.map(|Outcome { value, descriptors }| {
+        let mut links = descriptors.into_iter();
+        let counts = value.into_iter();
+        counts
+            .map(|count| Ok(links.by_ref().take(count?).collect()))
+            .collect()
+    })
+}
+
+/// Does something with files that attaches their probes. After a file of a user did not answer, the user's other files are
+/// left to the next scan.
+pub(crate) fn attach_each<'a>(
+    files: impl Iterator<Item = &'a mut AttachedFile>,
+    attach: impl Fn(&mut AttachedFile),
+) {
+    let mut slow = BTreeSet::new();
+    for file in files {
+        if slow.contains(&file.user) && !file.is_deferred {
+            file.defer(TaskError::TimedOut(LINK_LIMIT));
         }
-        Err(error) => (0..sets).map(|_| Err(error.to_string())).collect(),
+        attach(file);
+        if file.is_deferred {
+            slow.insert(file.user);
+        }
     }
 }
 
-/// Attaches probes to all sampled functions of these files, for a window. Detaches for good from a file where that fails.
+/// Attaches probes to all sampled functions of these files, for a window. Detaches for good from a file where the kernel
+/// refuses them.
 pub(crate) fn open_windows<'a>(kernel: &Kernel, files: impl Iterator<Item = &'a mut AttachedFile>) {
-    let started: Vec<_> = files
-        .filter_map(|file| {
-            let sampled = targets(&file.functions, |it| it.mode == AttachMode::Sampled);
-            let is_needed = !sampled.is_empty() && file.rest.is_none();
-            let task = is_needed.then(|| file.start_linking(kernel, &[sampled]))?;
-            Some((file, task))
-        })
-        .collect();
-    for (file, task) in started {
-        for links in finish_linking(task, 1) {
-            match links {
-                Ok(links) => file.links.window = links,
-                Err(problem) => file.detach(&problem),
+    let mut files = files.filter_map(|file| {
+        let sampled = targets(&file.functions, |it| it.mode == AttachMode::Sampled);
+        let is_needed = !sampled.is_empty() && file.rest.is_none();
+        is_needed.then_some((file, sampled))
+    });
+    let mut slow = BTreeSet::new();
+    loop {
+        let some = files
+            .by_ref()
+            .filter(|(file, _)| !slow.contains(&file.user));
+        let started: Vec<_> = some
+            .take(LINKED_AT_ONCE)
+            .map(|(file, sampled)| {
+                let task = file.start_linking(kernel, &[sampled]);
+                (file, task)
+            })
+            .collect();
+        if started.is_empty() {
+            return;
+        }
+        for (file, task) in started {
+            match finish_linking(task).map(|mut sets| sets.pop()) {
+                Ok(Some(Ok(links))) => file.links.window = links,
+                Ok(Some(Err(problem))) => file.detach(&problem),
+                Ok(None) => {}
+                Err(error) => {
+                    slow.insert(file.user);
+                    file.defer(error);
+                }
             }
         }
     }
@@ -313,7 +374,9 @@ pub(crate) fn detach(links: Vec<ProbeLink>) {
             if some.is_empty() {
                 break;
             }
-            scope.spawn(|| drop(some));
+            let spawned = thread::Builder::new().spawn_scoped(scope, || drop(some));
+            // Without another thread they are detached one after the other: dropping the closure drops them.
+            drop(spawned);
         }
     });
 }

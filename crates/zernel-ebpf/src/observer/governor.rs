@@ -23,7 +23,7 @@ use self::choice::{
 use self::windows::WindowSchedule;
 pub(super) use self::windows::{LONGEST_WINDOW, LaunchSpans};
 use super::attachment::Attachment;
-use super::files::{ProbeLink, detach};
+use super::files::{self, ProbeLink, detach};
 use super::kernel::Kernel;
 use super::process_table::{ProcessTable, ReadContext};
 use super::{ObservedProcess, monotonic_ns};
@@ -294,9 +294,9 @@ impl Governor {
     fn attach_permanently(&mut self, governed: &mut Governed<'_>, symbol: usize) {
         self.read_step_marks(governed);
         let kernel = governed.kernel;
-        for file in &mut governed.attachment.files {
+        files::attach_each(governed.attachment.files.iter_mut(), |file| {
             file.attach_permanently(kernel, symbol);
-        }
+        });
         for process in governed.processes.running.values_mut() {
             let steps = &process.steps;
             process.counts.end_sampling(symbol, monotonic_ns(), steps);

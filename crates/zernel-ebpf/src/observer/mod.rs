@@ -296,6 +296,7 @@ impl Observer {
     /// Scans every process of the machine.
     pub fn scan(&mut self) -> Result<(), ObserveError> {
         let events = self.discovery.scan()?;
+        self.attachment.retry(attach_context!(self));
         self.attachment.follow(&events, attach_context!(self));
         self.drop_changed_files();
         self.refresh_gpus();

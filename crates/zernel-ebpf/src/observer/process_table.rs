@@ -34,8 +34,8 @@ pub(super) struct ProcessTable {
     retired: BTreeSet<u32>,
     /// Handles of processes that are new since the last round.
     new: BTreeSet<u32>,
-    /// Handle of the process whose identity is read next.
-    next_identity: u32,
+    /// Rounds since identities were read.
+    identity_age: usize,
     grace: Duration,
 }
 
@@ -58,7 +58,7 @@ impl ProcessTable {
             exited_ranks: ExitedRanks::default(),
             retired: BTreeSet::new(),
             new: BTreeSet::new(),
-            next_identity: 0,
+            identity_age: 0,
             grace,
         }
     }
@@ -224,25 +224,22 @@ impl ProcessTable {
         }
     }
 
-    /// Reads the identity and the devices of some processes anew, of others the next time: programs rename themselves
-    /// and change their user after they start.
+    /// Reads the identities and the devices of processes anew from time to time: programs rename themselves and change
+    /// their user after they start.
     pub(super) fn refresh_identities(&mut self, gpus: &[GpuFacts]) {
-        let count = self.running.len().div_ceil(IDENTITY_ROUNDS);
-        let next = self.running.range(self.next_identity..).take(count);
-        let next: BTreeMap<u32, ProcessKey> = next
-            .map(|(handle, process)| (*handle, process.key()))
-            .collect();
-        let mut read = identities::read(next.values());
-        for (handle, key) in &next {
-            if let Some(process) = self.running.get_mut(handle)
-                && let Some(identity) = read.remove(key)
-            {
+        self.identity_age += 1;
+        if self.identity_age < IDENTITY_ROUNDS {
+            return;
+        }
+        self.identity_age = 0;
+        let keys: Vec<ProcessKey> = self.running.values().map(ObservedProcess::key).collect();
+        let mut read = identities::read(&keys);
+        for process in self.running.values_mut() {
+            if let Some(identity) = read.remove(&process.key()) {
                 process.set_identity(identity);
                 process.find_devices(gpus);
             }
         }
-        let last = next.last_key_value();
-        self.next_identity = last.map_or(0, |(handle, _)| handle.wrapping_add(1));
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.

@@ -171,9 +171,9 @@ impl Observer {
                 let shared = |file: &u64| !self.attachment.is_private(*file, *uid);
                 let shared: BTreeSet<u64> = rest.files.iter().copied().filter(shared).collect();
                 rest.files.retain(|file| !shared.contains(file));
-                for file in self.attachment.files_mut(&shared) {
+                files::attach_each(self.attachment.files_mut(&shared), |file| {
                     file.end_rest(&self.kernel);
-                }
+                });
             }
             if let Some(rest) = user.current.take_if(|rest| now >= rest.until) {
                 user.ended = now;
@@ -184,9 +184,9 @@ impl Observer {
             .users
             .retain(|_, user| user.current.is_some() || user.ended.elapsed() < LONGEST_REST);
         for rest in ended {
-            for file in self.attachment.files_mut(&rest.files) {
+            files::attach_each(self.attachment.files_mut(&rest.files), |file| {
                 file.end_rest(&self.kernel);
-            }
+            });
             for handle in rest.processes {
                 self.kernel.set_rested(handle, false);
                 if let Some(process) = self.processes.running.get_mut(&handle) {

@@ -26,9 +26,9 @@ impl Observer {
         if !std::mem::take(&mut self.is_suspended) {
             return;
         }
-        for file in &mut self.attachment.files {
+        files::attach_each(self.attachment.files.iter_mut(), |file| {
             file.resume(&self.kernel);
-        }
+        });
         self.governor.restart_event_tracking(&self.kernel);
         let running: Vec<u32> = self.processes.running.keys().copied().collect();
         for handle in running {

@@ -148,7 +148,8 @@ impl ObserverThread {
         }
     }
 
-    fn ask_to_stop(&self) {
+    /// Asks the thread to stop, without waiting for it.
+    pub fn ask_to_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         wake(&self.wake);
     }
