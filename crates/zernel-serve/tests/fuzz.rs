@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
-use zernel_serve::{Addresses, Health, Limits, Options, Scope, Server, Source, TextFormat};
+use zernel_serve::{Addresses, Expose, Health, Limits, Options, Scope, Server, Source, TextFormat};
 use zernel_testkit::allocation::CountingAllocator;
 use zernel_testkit::fuzz::FuzzTarget;
 
@@ -65,6 +65,7 @@ impl LocalServer {
             http: Some("127.0.0.1:0".parse().expect("an address")),
             websocket: Some("127.0.0.1:0".parse().expect("an address")),
             unix: Some(folder.path().join("observe.sock")),
+            expose: Expose::All,
             interval: Duration::from_millis(1),
             limits: Limits {
                 request_head: PATIENCE,
