@@ -215,22 +215,8 @@ impl Attachment {
         user: User<'_>,
         context: AttachContext<'_>,
     ) {
-        let identity = file.identity;
-        let mut files = self.files.iter_mut();
-        if let Some(known) = files.find(|it| it.file.identity == identity) {
-            if known.user != user.uid {
-                known.user = files::SHARED;
-            }
-            let number = known.number;
-            self.add_user(user.process, number);
-            return;
-        }
-        let mut pending = self.pending.iter_mut();
-        if let Some(pending) = pending.find(|it| it.task.file.identity == identity) {
-            pending.processes.extend(user.process);
-            return;
-        }
-        if self.refused_contents.contains(&(kind, identity)) {
+        let is_refused = self.refused_contents.contains(&(kind, file.identity));
+        if is_refused || self.is_known(file.identity, user) {
             return;
         }
         if !file.is_regular() {
@@ -247,17 +233,43 @@ impl Attachment {
         if !child_task::has_room(user.uid) {
             self.finish_tasks(Instant::now() + PATIENCE, context);
         }
+        self.start_task(kind, file, user, context);
+    }
+
+    /// Whether probes are attached to a file already, or a child process attaches to it. Records that a process maps it.
+    fn is_known(&mut self, identity: FileIdentity, user: User<'_>) -> bool {
+        let mut files = self.files.iter_mut();
+        if let Some(known) = files.find(|it| it.file.identity == identity) {
+            if known.user != user.uid {
+                known.user = files::SHARED;
+            }
+            let number = known.number;
+            self.add_user(user.process, number);
+            return true;
+        }
+        let mut pending = self.pending.iter_mut();
+        let pending = pending.find(|it| it.task.file.identity == identity);
+        pending.is_some_and(|pending| {
+            pending.processes.extend(user.process);
+            true
+        })
+    }
+
+    /// Has a child process attach to a file.
+    fn start_task(
+        &mut self,
+        kind: LibraryKind,
+        file: ForeignFile,
+        user: User<'_>,
+        context: AttachContext<'_>,
+    ) {
         let path = file.path.clone();
         let (plan, owner) = (context.plan(), (user.uid, user.access));
         match FileTask::start(context.kernel, &self.changes, kind, file, owner, &plan) {
             Ok(task) => {
+                let data = epoll::EventData::new_u64(0);
                 // If it cannot be added, the next round finds the result.
-                let _ = epoll::add(
-                    &self.events,
-                    &task,
-                    epoll::EventData::new_u64(0),
-                    epoll::EventFlags::IN,
-                );
+                let _ = epoll::add(&self.events, &task, data, epoll::EventFlags::IN);
                 self.pending.push(PendingFile {
                     task,
                     processes: user.process.into_iter().collect(),
