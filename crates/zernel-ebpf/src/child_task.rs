@@ -39,7 +39,7 @@ const MAX_DESCRIPTORS: usize = 128;
 const BEGIN: u8 = 1;
 
 /// Children that may work on the files of one user at a time. Those that cannot die count too.
-const MAX_OF_USER: usize = 8;
+const MAX_OF_USER: usize = 16;
 /// Children of all users.
 const MAX_OF_ALL: usize = 64;
 

@@ -1,4 +1,4 @@
-//! Libraries on a file system that does not answer.
+//! Libraries on a file system that does not answer. These tests run alone: children that wait for it count for this process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -99,7 +99,7 @@ impl DeadFiles {
 
 /// Others are observed exactly, the file is refused, and the observer ends, all while the file system does not answer.
 pub(crate) fn observing_goes_on() {
-    let stage = Stage::new(Prologue::Push);
+    let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = Watcher::start(&exact(&stage));
     let mut targets = [stage.target("everything", 10)];
@@ -117,7 +117,7 @@ pub(crate) fn observing_goes_on() {
 
 /// A library is attached to when its file system answers again.
 pub(crate) fn slow_answer() {
-    let stage = Stage::new(Prologue::Push);
+    let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = Watcher::start(&exact(&stage));
     assert_eq!(
@@ -134,7 +134,7 @@ pub(crate) fn slow_answer() {
 
 /// A process whose environment does not answer holds up nobody either.
 pub(crate) fn dead_environment() {
-    let stage = Stage::new(Prologue::Push);
+    let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_environment");
     let watcher = Watcher::start(&exact(&stage));
     let mut targets = [stage.target("everything", 10)];

@@ -55,7 +55,7 @@ fn write_copies(stage: &Stage, user: u32, copies: u64) {
 /// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly. When its
 /// process ends, its files can be let go.
 pub(crate) fn one_user_has_a_share() {
-    let stage = Stage::new(Prologue::Push);
+    let stage = Stage::alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
     write_copies(&stage, NOBODY, COPIES);
     write_copies(&stage, 0, 3);
