@@ -305,6 +305,9 @@ impl Observer {
 
     fn drop_changed_files(&mut self) {
         let users = self.attachment.drop_changed_files();
+        if !users.is_empty() {
+            self.kernel.note_detached();
+        }
         self.processes.mark_incomplete(&users);
     }
 

@@ -134,6 +134,7 @@ impl Observer {
         for file in self.attachment.files_mut(&files) {
             file.rest(&reason);
         }
+        self.kernel.note_detached();
         let times = self.rests.past.map_or(0, |(times, _)| times);
         self.rests.past = Some((times + 1, pid));
         let first = self.rests.first;
