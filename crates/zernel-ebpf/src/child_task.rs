@@ -4,8 +4,7 @@
 //! cannot be killed. While it waits, its process cannot exit, and the probes of its process stay attached. So work that
 //! opens, reads, closes or attaches to a file of another user runs in a child process. The child has none of its parent's
 //! descriptors but those that the work needs, and a limit on its memory. If it misses its deadline it is killed. If the
-//! kernel does not let it die, it is left behind and holds nothing that matters. A user whose files leave too many of them
-//! behind gets no more.
+//! kernel does not let it die, it stays, and the daemon goes on without it. Each user has a number of children at a time.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Write};
@@ -16,7 +15,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use libbpf_rs::{Link, libbpf_sys};
+use libbpf_rs::{Link, Object, Program, libbpf_sys};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -66,7 +65,7 @@ const NOW: Timespec = Timespec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TaskError {
     /// The child was killed at its deadline.
-    #[error("its file system did not answer within {} s", .0.as_secs())]
+    #[error("its file system did not answer within {:.1} s", .0.as_secs_f64())]
     TimedOut(Duration),
     /// The child died, for example because its memory is limited.
     #[error("the process that read it died")]
@@ -300,6 +299,14 @@ impl Child {
     }
 }
 
+/// The descriptors of the programs of an object, for a child that attaches them.
+pub(crate) fn program_descriptors(object: &Object) -> Vec<BorrowedFd<'_>> {
+    // SAFETY: the descriptors belong to the object, which outlives the borrow.
+    let borrow =
+        |program: Program<'_>| unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
+    object.progs().map(borrow).collect()
+}
+
 /// Attaches probes in a child process, without libbpf's messages. A descriptor keeps the probes attached that it stands for.
 /// What libbpf keeps beside them ends with the child.
 pub(crate) fn attach(
@@ -454,12 +461,10 @@ mod tests {
 
     #[test]
     fn a_task_that_panics_or_takes_too_much_memory_is_an_error() {
-        panic::set_hook(Box::new(|_| {}));
         let panics = run(|| -> Outcome<()> { panic!("on purpose") });
         assert_eq!(panics.unwrap_err(), TaskError::Died);
         let greedy = run(|| value(vec![1_u8; 2 * MAX_MEMORY as usize].len()));
         assert_eq!(greedy.unwrap_err(), TaskError::Died);
-        let _ = panic::take_hook();
     }
 
     #[test]

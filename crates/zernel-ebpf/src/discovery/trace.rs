@@ -1,12 +1,12 @@
 //! The events of `discovery.bpf.c`, and the probes on dynamic loaders that raise some of them.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program, ProgramMut, RingBuffer,
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, RingBuffer,
     RingBufferBuilder, UprobeMultiOpts, UprobeOpts,
 };
 use zernel_phase::mirrors;
@@ -16,6 +16,7 @@ use super::DiscoveryError;
 use super::process::ProcessKey;
 use super::sys;
 use crate::capability::quietly;
+use crate::child_task;
 use zernel_elf::LoaderSymbols;
 
 pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/discovery.bpf.o"));
@@ -184,11 +185,7 @@ impl Trace {
 
     /// The descriptors that [`Self::attach_loader`] needs.
     pub(super) fn program_descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let programs = self.object.progs();
-        // SAFETY: the descriptors belong to the object, which outlives the borrow.
-        let borrow =
-            |program: Program<'_>| unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
-        programs.map(borrow).collect()
+        child_task::program_descriptors(&self.object)
     }
 
     /// Attaches to the function that the loader in `file` calls after it has loaded a library. Runs in a child process.

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libbpf_rs::{
-    Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program, ProgramMut,
-    UprobeMultiOpts, UprobeOpts,
+    Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, UprobeMultiOpts,
+    UprobeOpts,
 };
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags};
@@ -25,6 +25,7 @@ use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
 use crate::capability::{Capability, quietly};
+use crate::child_task;
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
@@ -363,11 +364,7 @@ impl Kernel {
 
     /// The descriptors that [`Self::attach`] needs.
     pub(crate) fn program_descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let programs = self.object.progs();
-        // SAFETY: the descriptors belong to the object, which outlives the borrow.
-        let borrow =
-            |program: Program<'_>| unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
-        programs.map(borrow).collect()
+        child_task::program_descriptors(&self.object)
     }
 
     /// Attaches probes to functions of one file. Dropping the links detaches them.

@@ -99,7 +99,7 @@ impl Rests {
 }
 
 impl Observer {
-    /// Handles of the processes that are not observed because they cost too much.
+    /// Pids of the processes that are not observed because they cost too much.
     pub fn rested(&self) -> impl Iterator<Item = u32> {
         let rests = self.rests.current();
         let handles = rests.flat_map(|rest| &rest.processes);
