@@ -55,11 +55,11 @@ def main():
                 truth = per_step * steps + beside
                 estimate, error = rank["launches"], rank["launches_error"]
                 off = estimate - truth
-                without += error == 0
-                held += abs(off) <= error
+                without += error is None
+                held += error is not None and abs(off) <= error
                 print(f"{estimate} ± {error} of {truth:.0f}: off by {off:+.0f}, {off / per_step:+.2f} steps; "
                       f"steps {rank['steps']['count']} of {steps}", flush=True)
-    print(f"the interval held the truth in {held} of {options.runs} runs; {without} were not sampled")
+    print(f"the interval held the truth in {held} of {options.runs} runs; {without} runs stated none")
 
 
 if __name__ == "__main__":

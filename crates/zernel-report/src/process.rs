@@ -37,14 +37,14 @@ pub struct ProcessReport {
     pub(crate) steps: Option<StepReport>,
     pub(crate) collectives: Vec<CollectiveTotals>,
     pub(crate) launches: u64,
-    /// By how much `launches` may be off, because they were sampled.
-    pub(crate) launches_error: u64,
+    /// Half width of the 95 % interval of `launches`. `None`: fewer than two sampling windows, so it is unknown.
+    pub(crate) launches_error: Option<u64>,
     pub(crate) launches_per_step: Option<f64>,
     /// Half width of the 95 % interval of `launches_per_step`.
     pub(crate) launches_per_step_error: Option<f64>,
     pub(crate) copies: u64,
-    /// Standard error of `copies`. 0 if they were counted, not sampled.
-    pub(crate) copies_error: u64,
+    /// The same for `copies`.
+    pub(crate) copies_error: Option<u64>,
     pub(crate) copied_bytes: u64,
     /// Names of its GPUs by index, as NVML reports them.
     pub(crate) gpus: BTreeMap<String, Option<String>>,

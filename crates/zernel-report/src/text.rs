@@ -76,6 +76,16 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// A number with its 95 % interval. `error`: 0 if it was counted, `None` if there is no interval.
+pub(crate) fn estimated(number: u64, error: Option<u64>, text: impl Fn(u64) -> String) -> String {
+    match error {
+        Some(0) => text(number),
+        Some(error) => format!("{} ± {}", text(number), text(error)),
+        None if number == 0 => "unknown".into(),
+        None => format!("about {}", text(number)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,6 +109,15 @@ mod tests {
         assert_eq!(shortened("python", 6), "python");
         assert_eq!(shortened("python3", 6), "pytho…");
         assert_eq!(shortened("\x1b[31m", 9), "?[31m");
+    }
+
+    #[test]
+    fn an_estimate_shows_its_interval() {
+        let text = |error| estimated(90, error, |number| number.to_string());
+        assert_eq!(text(Some(0)), "90");
+        assert_eq!(text(Some(5)), "90 ± 5");
+        assert_eq!(text(None), "about 90");
+        assert_eq!(estimated(0, None, |number| number.to_string()), "unknown");
     }
 
     #[test]

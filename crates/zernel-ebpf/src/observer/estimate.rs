@@ -47,7 +47,7 @@ impl Interval {
 pub(super) struct CallEstimate {
     pub(super) calls: f64,
     /// Half the width of the 95 % interval; `None` if there were fewer than two windows.
-    half_width: Option<f64>,
+    pub(super) half_width: Option<f64>,
 }
 
 impl CallEstimate {
@@ -259,6 +259,12 @@ impl CallEstimator {
 
     /// Estimate by time. The error includes the overhead of the probes, because a process is slower in windows.
     fn by_time(&self) -> CallEstimate {
+        if self.seconds <= 0.0 {
+            return CallEstimate {
+                calls: 0.0,
+                half_width: Some(0.0),
+            };
+        }
         let Some(rate) = self.per_second.interval() else {
             return CallEstimate::default();
         };

@@ -204,7 +204,7 @@ pub(crate) fn busy() {
     target.step();
     observer.read().expect("maps can be read");
     let launches = seen_of(find(&observer, target.pid()))["cuLaunchKernel"];
-    assert_eq!((launches.calls, launches.error), (1000, 0));
+    assert_eq!((launches.calls, launches.error), (1000, Some(0)));
 }
 
 /// A call that is open when its probe is detached is left out; it is no loss.
@@ -342,11 +342,11 @@ pub(crate) fn estimate() {
     target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(
-        launches.error > 0 && launches.error < launches.calls / 3,
+        half_width(launches) > 0 && half_width(launches) < launches.calls / 3,
         "{launches:?}"
     );
     assert!(
-        launches.calls.abs_diff(truth) <= 2 * launches.error,
+        launches.calls.abs_diff(truth) <= 2 * half_width(launches),
         "{launches:?} for {truth}"
     );
 }
@@ -373,10 +373,14 @@ fn estimated_and_true(watcher: Watcher, stage: &Stage, pid: u32) -> (CallCount, 
         "{} launches taken for {} ± {} in {} windows",
         truth,
         launches.calls,
-        launches.error,
+        half_width(launches),
         observer.cost().windows
     );
     (launches, truth)
+}
+
+fn half_width(count: CallCount) -> u64 {
+    count.error.expect("two windows or more")
 }
 
 /// All steps of a training loop are known. So its launches can be estimated from few windows.
@@ -396,11 +400,11 @@ pub(crate) fn estimate_by_steps() {
     target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
     assert!(
-        launches.error > 0 && launches.error < launches.calls / 8,
+        half_width(launches) > 0 && half_width(launches) < launches.calls / 8,
         "{launches:?}"
     );
     assert!(
-        launches.calls.abs_diff(truth) <= 2 * launches.error,
+        launches.calls.abs_diff(truth) <= 2 * half_width(launches),
         "{launches:?} for {truth}"
     );
     assert_near(launches, truth);
@@ -439,10 +443,11 @@ pub(crate) fn estimate_by_few_windows() {
     let truth = truth["cuLaunchKernel"].calls + truth["cuLaunchCooperativeKernel"].calls;
     eprintln!(
         "{truth} launches taken for {} ± {}",
-        launches.calls, launches.error
+        launches.calls,
+        half_width(launches)
     );
-    assert!(launches.error > 0 && launches.error < launches.calls / 2);
-    assert!(launches.calls.abs_diff(truth) <= launches.error);
+    assert!(half_width(launches) > 0 && half_width(launches) < launches.calls / 2);
+    assert!(launches.calls.abs_diff(truth) <= half_width(launches));
     assert_near(launches, truth);
 }
 
@@ -459,9 +464,9 @@ pub(crate) fn estimate_of_newcomer() {
     wait_for_interval(&watcher, pid);
     target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
-    assert!(launches.calls.abs_diff(truth) <= 2 * launches.error);
+    assert!(launches.calls.abs_diff(truth) <= 2 * half_width(launches));
     assert!(
-        launches.error > 0 && launches.error < launches.calls / 4,
+        half_width(launches) > 0 && half_width(launches) < launches.calls / 4,
         "{launches:?}"
     );
     assert_near(launches, truth);

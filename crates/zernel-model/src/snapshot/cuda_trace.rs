@@ -16,16 +16,16 @@ pub struct CudaSnapshot {
     pub launch_seconds: f64,
     /// Kernel and graph launches; an estimate if launches were sampled.
     pub launches: u64,
-    /// Half width of the 95 % interval of `launches`.
-    pub launches_error: u64,
+    /// Half width of the 95 % interval of `launches`; `None` if launches were sampled in fewer than two windows.
+    pub launches_error: Option<u64>,
     /// Launches per step: an estimate if launches were sampled, else the mean of the latest steps.
     pub launches_per_step: Option<f64>,
     /// Half width of the 95 % interval of `launches_per_step`; `None` until two windows have shown steps.
     pub launches_per_step_error: Option<f64>,
     /// Copies between host and device; an estimate if copies were sampled.
     pub copies: u64,
-    /// Half width of the 95 % interval of `copies`.
-    pub copies_error: u64,
+    /// Half width of the 95 % interval of `copies`; `None` if copies were sampled in fewer than two windows.
+    pub copies_error: Option<u64>,
     /// Bytes copied.
     pub copied_bytes: u64,
     /// Launches that were counted.

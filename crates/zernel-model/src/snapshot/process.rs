@@ -118,8 +118,8 @@ pub struct Calls {
     pub failed: u64,
     /// Bytes moved or allocated by the others.
     pub bytes: u64,
-    /// Half width of the 95 % interval of `calls`.
-    pub error: u64,
+    /// Half width of the 95 % interval of `calls`; `None` if the function was sampled in fewer than two windows.
+    pub error: Option<u64>,
 }
 
 /// Overhead of observing one process.

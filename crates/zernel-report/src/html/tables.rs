@@ -4,7 +4,7 @@ use super::charts::PHASES;
 use super::markup::{Escaped, count, percent, push, seconds, share, table, time};
 use crate::process::ProcessReport;
 use crate::render::rank_name;
-use crate::text::bytes;
+use crate::text::{bytes, estimated};
 
 /// Time in each phase.
 pub(crate) fn phase_table(ranks: &[ProcessReport]) -> String {
@@ -134,15 +134,11 @@ fn wait_table(ranks: &[ProcessReport]) -> String {
 
 fn work_table(ranks: &[ProcessReport]) -> String {
     let rows = ranks.iter().map(|rank| {
-        let counted = |counted, error| match error {
-            0 => count(counted),
-            error => format!("{} ± {}", count(counted), count(error)),
-        };
-        let copies = counted(rank.copies, rank.copies_error);
+        let copies = estimated(rank.copies, rank.copies_error, count);
         vec![
             rank_name(rank),
             format!("{} {}", rank.pid, rank.comm),
-            counted(rank.launches, rank.launches_error),
+            estimated(rank.launches, rank.launches_error, count),
             seconds(rank.times.launch_seconds),
             format!("{copies} · {}", bytes(rank.copied_bytes)),
             bytes(rank.gpu_memory_peak_bytes),

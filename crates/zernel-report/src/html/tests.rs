@@ -113,7 +113,7 @@ fn rank(number: u32, step_count: u64) -> ProcessReport {
             ..CollectiveTotals::default()
         }],
         launches: 123_456_789,
-        launches_error: 12_345,
+        launches_error: Some(12_345),
         copies: 4321,
         copied_bytes: 5 << 30,
         gpu_memory_peak_bytes: 6 << 30,

@@ -8,7 +8,7 @@ use super::{BOLD, Page, paragraph};
 use crate::process::ProcessReport;
 use crate::report::Report;
 use crate::steps::{Interruption, StepReport};
-use crate::text::{bytes, shortened, time, unbroken};
+use crate::text::{bytes, estimated, shortened, time, unbroken};
 
 /// Width of a phase bar.
 const BAR_WIDTH: usize = 40;
@@ -258,21 +258,16 @@ fn launches_per_step(rank: &ProcessReport) -> String {
 }
 
 fn work(rank: &ProcessReport) -> String {
-    let off_by = |error| match error {
-        0 => String::new(),
-        error => format!(" ± {error}"),
-    };
+    let digits = |number: u64| number.to_string();
     let parts = [
         format!(
-            "{}{} launches{}",
-            rank.launches,
-            off_by(rank.launches_error),
+            "{} launches{}",
+            estimated(rank.launches, rank.launches_error, digits),
             launches_per_step(rank)
         ),
         format!(
-            "{}{} copies ({})",
-            rank.copies,
-            off_by(rank.copies_error),
+            "{} copies ({})",
+            estimated(rank.copies, rank.copies_error, digits),
             bytes(rank.copied_bytes)
         ),
         format!("GPU memory peak {}", bytes(rank.gpu_memory_peak_bytes)),

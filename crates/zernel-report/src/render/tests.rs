@@ -43,9 +43,9 @@ fn rank(number: u32) -> ProcessReport {
             })
             .to_vec(),
         launches: 123_456_789,
-        launches_error: 12_345,
+        launches_error: Some(12_345),
         copies: 1_234_567,
-        copies_error: 54_321,
+        copies_error: Some(54_321),
         copied_bytes: 123_456_789_012,
         gpu_memory_peak_bytes: 80_000_000_000,
         ..ProcessReport::default()

@@ -26,7 +26,7 @@ const PRECISE_ERROR: f64 = 0.05;
 pub(super) type Counters = BTreeMap<usize, layout::Counter>;
 
 /// Calls of one function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallCount {
     /// Calls that returned.
     pub calls: u64,
@@ -34,8 +34,27 @@ pub struct CallCount {
     pub failed: u64,
     /// Bytes of the calls that succeeded.
     pub bytes: u64,
-    /// Half width of the 95 % interval of `calls`; 0 unless the function was sampled.
-    pub error: u64,
+    /// Half width of the 95 % interval of `calls`: 0 unless the function was sampled, `None` if fewer than two windows
+    /// have shown the process.
+    pub error: Option<u64>,
+}
+
+impl CallCount {
+    fn exactly(counter: layout::Counter) -> Self {
+        Self {
+            calls: counter.calls,
+            failed: counter.failed,
+            bytes: counter.bytes,
+            error: Some(0),
+        }
+    }
+}
+
+/// No calls, counted exactly.
+impl Default for CallCount {
+    fn default() -> Self {
+        Self::exactly(layout::Counter::new_zeroed())
+    }
 }
 
 /// The calls that one estimate is about.
@@ -221,15 +240,22 @@ impl CallCounts {
             sum.failed += count.failed;
             sum.bytes += count.bytes;
             // Errors add up, because all estimates come from the same windows.
-            sum.error += count.error;
+            sum.error = sum.error.zip(count.error).map(|(sum, more)| sum + more);
         };
         let per_step = self.usable_launches_per_step(steps);
-        for subject in self.sampled.keys() {
+        for (subject, calls) in &self.sampled {
             if let Subject::Kind(kind) = subject
                 && what(*kind)
-                && let Some(calls) = self.sampled_kind(*kind)
             {
-                add(calls.count(per_step));
+                let count = calls.count(per_step);
+                add(match self.sampled_kind(*kind) {
+                    Some(_) => count,
+                    // With too few windows it is unknown whether the process calls sampled functions.
+                    None => CallCount {
+                        error: count.error.map(|_| 0),
+                        ..CallCount::default()
+                    },
+                });
             }
         }
         let of_kind = self
@@ -248,12 +274,7 @@ impl CallCounts {
         let per_step = self.usable_launches_per_step(steps);
         let counts = self.counters.iter().map(move |(symbol, counter)| {
             let sampled = self.sampled.get(&Subject::Function(*symbol));
-            let exact = || CallCount {
-                calls: counter.calls,
-                failed: counter.failed,
-                bytes: counter.bytes,
-                error: 0,
-            };
+            let exact = || CallCount::exactly(*counter);
             (
                 *symbol,
                 sampled.map_or_else(exact, |calls| calls.count(per_step)),

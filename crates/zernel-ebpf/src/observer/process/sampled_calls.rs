@@ -114,7 +114,7 @@ impl SampledCalls {
             calls: self.exact.calls + calls.round() as u64,
             failed: self.last.failed,
             bytes: self.exact.bytes + (calls * bytes_per_call).round() as u64,
-            error: estimate.error().round() as u64,
+            error: estimate.half_width.map(|half| half.round() as u64),
         }
     }
 }
