@@ -35,7 +35,6 @@ class Job:
         self.device = torch.device(args.device)
         self.end = None
         self.started = None
-        self.count = 0
         if args.device == "cpu":
             torch.set_num_threads(1)
         torch.manual_seed(self.rank)
@@ -53,8 +52,12 @@ class Job:
         self.end = self.started + self.seconds
 
     def running(self):
-        self.count += 1
-        return time.monotonic() < self.end
+        return self.goes_on(time.monotonic() < self.end)
+
+    def goes_on(self, running):
+        if not running:
+            stamps.end()
+        return running
 
     def agree_to_run(self, step, every=16):
         """Whether all ranks go on. They agree every so many steps, as loops do that log a common loss."""
@@ -63,7 +66,7 @@ class Job:
         left = torch.tensor([self.end - time.monotonic()])
         with stamps.peer:
             torch.distributed.all_reduce(left, op=torch.distributed.ReduceOp.MIN, group=self.cpu_group)
-        return left.item() > 0
+        return self.goes_on(left.item() > 0)
 
     def join_ranks(self, backend):
         """Join the other ranks; they meet in a file, so no name has to resolve."""
@@ -76,6 +79,7 @@ class Job:
 
     def done(self, steps):
         """Print how fast the loop was."""
+        stamps.end()
         elapsed = time.monotonic() - self.started
         rate = steps / elapsed if elapsed else 0.0
         print(f"{self.variant}: rank {self.rank}, {steps} steps in {elapsed:.1f} s, {rate:.1f} per second", flush=True)

@@ -63,9 +63,9 @@ class ConvNet(nn.Module):
 class Vectors(Dataset):
     """Random vectors with classes, ready in memory."""
 
-    def __init__(self, width, classes=10, samples=8192):
-        self.inputs = torch.randn(min(samples, 512), width)
-        self.targets = torch.randint(classes, (min(samples, 512),))
+    def __init__(self, width, classes=10, samples=1 << 20):
+        self.inputs = torch.randn(512, width)
+        self.targets = torch.randint(classes, (512,))
         self.samples = samples
 
     def __len__(self):

@@ -30,6 +30,7 @@ class Log:
         self.variant = None
         self.known = None
         self.begin = None
+        self.end = None
         self.gpu_busy = None
         self.training_tid = None
         self.written = False
@@ -86,8 +87,20 @@ class NoLabel:
         pass
 
 
+class Step:
+    """A step: a frame, and inside it `host` wherever no other label is entered."""
+
+    def __enter__(self):
+        stamp("+step")
+        stamp("+host")
+
+    def __exit__(self, *_):
+        stamp("-")
+        stamp("-")
+
+
 label = Label if ON else NoLabel
-step = label("step")
+step = Step() if ON else NoLabel("step")
 data = label("data")
 forward = label("forward")
 backward_pass = label("backward")
@@ -123,11 +136,18 @@ def begin_loader(variant, known):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
+def end():
+    """End the stamped part of the run. What follows, such as ending the loaders, is not written."""
+    if log.end is None:
+        log.end = monotonic_ns()
+
+
 def write():
-    """Write the log, once. A reader never sees half a file."""
+    """Write what was stamped between begin and end, once. A reader never sees half a file."""
     if log.begin is None or log.written:
         return
     log.written = True
+    end()
     busy = log.gpu_busy.stop() if log.gpu_busy else None
     path = os.path.join(FOLDER, f"stamps-{os.getpid()}.jsonl")
     header = {"version": 1, "pid": os.getpid(), "variant": log.variant, "clock": "monotonic",
@@ -135,8 +155,9 @@ def write():
     with open(path + ".part", "w") as file:
         file.write(json.dumps(header) + "\n")
         for entry in itertools.takewhile(lambda slot: slot is not None, log.slots):
-            file.write('[%d, %d, "%s"]\n' % entry)
-        file.write(json.dumps({"end": monotonic_ns(), "gpu_busy": busy}) + "\n")
+            if log.begin <= entry[0] <= log.end:
+                file.write('[%d, %d, "%s"]\n' % entry)
+        file.write(json.dumps({"end": log.end, "gpu_busy": busy}) + "\n")
     os.rename(path + ".part", path)
 
 

@@ -15,11 +15,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 KNOWN = {"verdict": "gpu", "absent": ["NcclCollective", "OptimizerStep"]}
+CHANNELS = 16
 
 
 class Patches(Dataset):
-    def __init__(self, patches, width):
-        self.bank = torch.randn(128, patches, width)
+    def __init__(self, patches):
+        self.bank = torch.randn(128, patches, CHANNELS)
 
     def __len__(self):
         return 1 << 20
@@ -31,11 +32,13 @@ class Patches(Dataset):
 class Mixer(nn.Module):
     def __init__(self, patches, width, depth):
         super().__init__()
+        self.stem = nn.Linear(CHANNELS, width)
         self.tokens = nn.ModuleList(nn.Linear(patches, patches) for _ in range(depth))
         self.channels = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.head = nn.Linear(width, 16)
 
     def forward(self, image):
+        image = self.stem(image)
         for tokens, channels in zip(self.tokens, self.channels):
             image = image + torch.tanh(tokens(image.transpose(1, 2))).transpose(1, 2)
             image = image + torch.tanh(channels(image))
@@ -47,7 +50,7 @@ def main():
     patches, width, size = run.pick((196, 768, 256), (16, 32, 4))
     model = Mixer(patches, width, run.pick(12, 2)).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    image = torch.zeros(size, patches, width, device=run.device)
+    image = torch.zeros(size, patches, CHANNELS, device=run.device)
     target = torch.zeros(size, dtype=torch.long, device=run.device)
 
     def train():
@@ -59,7 +62,7 @@ def main():
 
     replay = capture(train, run.device)
     run.begin()
-    source = feeding.loader(Patches(patches, width), batch_size=size, num_workers=8, pin_memory=run.pick(True, False))
+    source = feeding.loader(Patches(patches), batch_size=size, num_workers=8, pin_memory=run.pick(True, False))
     count = 0
     for inputs, targets in feeding.steps(source, run.running):
         with stamps.host:

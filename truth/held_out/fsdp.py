@@ -30,16 +30,16 @@ class Gated(nn.Module):
 def main():
     run = job.Job(job.arguments(__doc__).parse_args(), KNOWN)
     run.join_ranks(run.pick("nccl", "gloo"))
-    width, rows = run.pick((2048, 4096), (32, 8))
+    width, rows = run.pick((2048, 64), (32, 2))
     blocks = [Gated(width).to(run.device) for _ in range(run.pick(8, 2))]
     if run.device.type == "cuda":
         torch.cuda.set_device(0)
         blocks = [FullyShardedDataParallel(block, device_id=0) for block in blocks]
-    model = nn.Sequential(*blocks)
+    model = nn.Sequential(nn.Embedding(1000, width, device=run.device), *blocks)
     if run.device.type == "cuda":
         model = FullyShardedDataParallel(model, device_id=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    source = DataLoader(TensorDataset(torch.randn(rows * 4, width)), batch_size=rows)
+    source = DataLoader(TensorDataset(torch.randint(1000, (rows * 4, 256))), batch_size=rows)
     run.begin()
     count = 0
     while run.running():

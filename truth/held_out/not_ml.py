@@ -19,7 +19,7 @@ ELEMENTS = 1 << 22
 # values[i] = values[i] * 3 + 1, for 64-bit integers
 PTX = b"""
 .version 7.0
-.target sm_70
+.target sm_80
 .address_size 64
 .visible .entry scale(.param .u64 values, .param .u32 count)
 {

@@ -12,7 +12,7 @@ import job
 import stamps
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, Dataset, RandomSampler
 
 # Ends with the trainer.
 HOG = """
@@ -31,8 +31,8 @@ class Pairs(Dataset):
     def __len__(self):
         return len(self.rows)
 
-    def __getitem__(self, index):
-        return self.rows[index], self.rows[-index]
+    def __getitem__(self, indices):
+        return self.rows[indices], self.rows[[index - 1 for index in indices]]
 
 
 class Siamese(nn.Module):
@@ -52,7 +52,9 @@ def main():
     optimizer = torch.optim.Adamax(model.parameters(), lr=1e-4)
     hog = subprocess.Popen([sys.executable, "-c", HOG])
     run.begin()
-    source = feeding.loader(Pairs(128), batch_size=50, num_workers=1, persistent_workers=True)
+    pairs = Pairs(128)
+    sampler = BatchSampler(RandomSampler(pairs, replacement=True, num_samples=1 << 20), 50, drop_last=True)
+    source = feeding.loader(pairs, sampler=sampler, batch_size=None, num_workers=1, prefetch_factor=8)
     count = 0
     try:
         for batch in feeding.steps(source, run.running):

@@ -70,8 +70,6 @@ class Trainer:
         self.run, self.model, self.callbacks = run, model, callbacks
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, amsgrad=True)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 1000)
-        self.training = feeding.loader(Waves(6400), batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
-        self.validation = feeding.loader(Waves(320), batch_size=64)
         self.global_step, self.history, self.loss = 0, [], None
 
     def training_step(self, batch):
@@ -103,6 +101,8 @@ class Trainer:
                 return
 
     def fit(self):
+        self.training = feeding.loader(Waves(6400), batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
+        self.validation = feeding.loader(Waves(320), batch_size=64)
         while self.run.running():
             self.epoch()
             self.call("on_epoch_end")
@@ -115,8 +115,8 @@ def main():
     for _ in range(run.pick(16, 2)):
         layers += [nn.Conv1d(channels, channels, 5, padding=2), nn.GroupNorm(4, channels), nn.ReLU()]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(channels, 7)).to(run.device)
-    run.begin()
     trainer = Trainer(run, model, [Logger(), Evaluate(), Save()])
+    run.begin()
     trainer.fit()
     run.done(trainer.global_step)
 

@@ -18,10 +18,10 @@ MICRO_BATCHES = 4
 def main():
     run = job.Job(job.arguments(__doc__).parse_args(), KNOWN)
     length = run.pick(256, 32)
-    model = Transformer(run.pick(768, 64), run.pick(8, 2), run.pick(12, 2), length=length).to(run.device)
+    model = Transformer(run.pick(1024, 64), run.pick(8, 2), run.pick(16, 2), length=length).to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     run.begin()
-    source = feeding.loader(Tokens(length), batch_size=run.pick(48, 4), num_workers=2, drop_last=True)
+    source = feeding.loader(Tokens(length), batch_size=run.pick(64, 4), num_workers=2, drop_last=True)
     supply = feeding.endless(source, run.running)
     count = 0
     while run.running():

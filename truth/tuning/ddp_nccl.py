@@ -22,7 +22,7 @@ def main():
     model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     run.begin()
-    source = feeding.loader(Tokens(length), batch_size=run.pick(64, 4), num_workers=2, pin_memory=run.pick(True, False),
+    source = feeding.loader(Tokens(length), batch_size=run.pick(160, 4), num_workers=2, pin_memory=run.pick(True, False),
                             drop_last=True)
     count = 0
     for batch in feeding.steps(source, run.running):

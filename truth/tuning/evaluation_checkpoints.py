@@ -37,7 +37,7 @@ def main():
     model = Mlp(width, run.pick(16, 2)).to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     run.begin()
-    source = feeding.loader(Vectors(width), batch_size=32, num_workers=2, drop_last=True)
+    source = feeding.loader(Vectors(width, samples=8192), batch_size=32, num_workers=2, drop_last=True)
     held_back = feeding.loader(Vectors(width, samples=320), batch_size=32)
     count = 0
     with tempfile.TemporaryDirectory() as folder:
