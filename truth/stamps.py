@@ -1,17 +1,19 @@
 """Stamps: what each thread of a training script does, written down by the script itself.
 
-A script enters and leaves labels (`with stamps.forward:`). Each change is one entry `(monotonic ns, tid, label)` in
-a preallocated list. The list is written to `$ZERNEL_TRUTH/stamps-PID.jsonl` when the process exits. Without
-ZERNEL_TRUTH nothing is recorded. docs/accuracy.md defines the labels.
+A script enters and leaves labels (`with stamps.forward:`). Each change is one entry (monotonic ns, tid, label)
+in preallocated arrays. They are written to `$ZERNEL_TRUTH/stamps-PID.jsonl` when the process exits. Without ZERNEL_TRUTH
+nothing is recorded. docs/accuracy.md defines the labels.
 """
 
 import atexit
+import functools
 import itertools
 import json
 import os
 import signal
 import sys
 import threading
+from array import array
 from multiprocessing import util
 from time import monotonic_ns
 
@@ -25,7 +27,10 @@ class Log:
     """The stamps of one process."""
 
     def __init__(self):
-        self.slots = [None] * SLOTS
+        # Three columns: a tuple per stamp would be slower and keep the garbage collector busy.
+        self.times = array("q", bytes(8 * SLOTS))
+        self.threads = [0] * SLOTS
+        self.labels = [None] * SLOTS
         self.next_index = itertools.count().__next__
         self.variant = None
         self.known = None
@@ -34,6 +39,17 @@ class Log:
         self.gpu_busy = None
         self.training_tid = None
         self.written = False
+
+    def grow(self):
+        self.times.extend(array("q", bytes(8 * SLOTS)))
+        self.threads.extend([0] * SLOTS)
+        self.labels.extend([None] * SLOTS)
+
+    def entries(self):
+        """The stamps between begin and end."""
+        for entry in zip(self.times, self.threads, self.labels):
+            if entry[2] is not None and self.begin <= entry[0] <= self.end:
+                yield entry
 
 
 log = Log()
@@ -52,11 +68,11 @@ def tid():
 def stamp(label, thread=None):
     """Record that a thread enters `+label` or leaves (`-`) its innermost label now."""
     index = log.next_index()
-    try:
-        log.slots[index] = (monotonic_ns(), thread or tid(), label)
-    except IndexError:
-        log.slots.extend([None] * (index + SLOTS - len(log.slots)))
-        log.slots[index] = (monotonic_ns(), thread or tid(), label)
+    if index >= len(log.labels):
+        log.grow()
+    log.times[index] = monotonic_ns()
+    log.threads[index] = thread or tid()
+    log.labels[index] = label
 
 
 class Label:
@@ -154,9 +170,8 @@ def write():
               "begin": log.begin, "known": log.known}
     with open(path + ".part", "w") as file:
         file.write(json.dumps(header) + "\n")
-        for entry in itertools.takewhile(lambda slot: slot is not None, log.slots):
-            if log.begin <= entry[0] <= log.end:
-                file.write('[%d, %d, "%s"]\n' % entry)
+        for entry in log.entries():
+            file.write('[%d, %d, "%s"]\n' % entry)
         file.write(json.dumps({"end": log.end, "gpu_busy": busy}) + "\n")
     os.rename(path + ".part", path)
 
@@ -203,6 +218,14 @@ def backward(loss, peers=False, **options):
         pass_.returned()
 
 
+@functools.lru_cache
+def engine():
+    """PyTorch's autograd engine. Loaded late: a script without PyTorch uses stamps as well."""
+    from torch.autograd import Variable
+
+    return Variable._execution_engine
+
+
 class _Pass:
     """One backward pass, seen from the thread that calls it and from the autograd thread."""
 
@@ -213,12 +236,10 @@ class _Pass:
         self.waits = False
 
     def started(self, _gradient):
-        from torch.autograd import Variable
-
         self.worker = tid()
         if self.worker != self.caller:
             stamp("+backward", self.worker)
-        Variable._execution_engine.queue_callback(self.finished)
+        engine().queue_callback(self.finished)
 
     def finished(self):
         if self.peers:
