@@ -38,6 +38,7 @@ class Log:
         self.end = None
         self.gpu_busy = None
         self.training_tid = None
+        self.autograd_tid = None
         self.written = False
 
     def grow(self):
@@ -205,14 +206,18 @@ def wrap_method(owner, name, context):
 def backward(loss, peers=False, **options):
     """`loss.backward()` labelled in the calling thread and in the autograd thread.
 
-    The gradient of the loss is the first thing that the autograd thread handles; a callback of the engine runs after
-    its last. Two short calls per pass cost a few microseconds. With `peers`, the rest until backward() returns is
-    `peer`: DistributedDataParallel queued its wait for the all-reduce behind that callback.
+    The autograd thread's id comes from a hook in the first pass; later passes stamp both threads at the call and at its
+    return, because a hook in every pass would cost more than all other stamps. With `peers`, every pass has the hook, and
+    what follows the last gradient is `peer`: DistributedDataParallel then waits for its all-reduce.
     """
     if not ON:
         return loss.backward(**options)
     pass_ = _Pass(peers)
-    loss.register_hook(pass_.started)
+    if peers or log.autograd_tid is None:
+        loss.register_hook(pass_.started)
+    elif log.autograd_tid != pass_.caller:
+        pass_.worker = log.autograd_tid
+        stamp("+backward", pass_.worker)
     with backward_pass:
         loss.backward(**options)
         pass_.returned()
@@ -236,25 +241,28 @@ class _Pass:
         self.waits = False
 
     def started(self, _gradient):
-        self.worker = tid()
-        if self.worker != self.caller:
+        """Runs in the autograd thread, before everything else of the pass."""
+        log.autograd_tid = tid()
+        if log.autograd_tid != self.caller:
+            self.worker = log.autograd_tid
             stamp("+backward", self.worker)
-        engine().queue_callback(self.finished)
+        if self.peers:
+            engine().queue_callback(self.finished)
 
     def finished(self):
-        if self.peers:
-            self.waits = True
-            stamp("+peer", self.caller)
-        if self.worker != self.caller:
-            stamp("-", self.worker)
-            if self.peers:
-                stamp("+peer", self.worker)
+        """Runs after the last gradient, before DistributedDataParallel's own callback waits for the peers."""
+        self.waits = True
+        stamp("+peer", self.caller)
+        if self.worker:
+            stamp("+peer", self.worker)
 
     def returned(self):
         if self.waits:
             stamp("-", self.caller)
-            if self.worker != self.caller:
+            if self.worker:
                 stamp("-", self.worker)
+        if self.worker:
+            stamp("-", self.worker)
 
 
 def item(tensor):
