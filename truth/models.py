@@ -60,6 +60,18 @@ class ConvNet(nn.Module):
         return self.head(hidden.mean((2, 3)))
 
 
+class WordBags(nn.Module):
+    """Many weights and little work: every step averages all gradients and uses a few of them."""
+
+    def __init__(self, vocabulary, width, classes):
+        super().__init__()
+        self.words = nn.EmbeddingBag(vocabulary, width, mode="mean")
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, words):
+        return self.head(self.words(words))
+
+
 class Vectors(Dataset):
     """Random vectors with classes, ready in memory."""
 
@@ -109,7 +121,7 @@ class CompressedVectors(Dataset):
     """Vectors that cost CPU time to decode: the same bytes are inflated `repeats` times per sample."""
 
     def __init__(self, width, repeats, samples=8192):
-        pixels = torch.randint(0, 32, (512 * 1024,), dtype=torch.uint8)
+        pixels = torch.randint(0, 32, (64 * 1024,), dtype=torch.uint8)
         self.packed = zlib.compress(bytes(pixels.tolist()), 1)
         self.width, self.repeats, self.samples = width, repeats, samples
 

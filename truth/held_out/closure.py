@@ -1,6 +1,8 @@
 """LBFGS: the optimizer calls the forward and backward passes itself, several times per step.
 
-The data stay on the device for the whole run. Innermost label wins: the passes are not `optimizer`."""
+The data stay on the device for the whole run. Innermost label wins: the passes are not `optimizer`.
+LBFGS compares numbers on the GPU itself; those short waits stay `optimizer`.
+"""
 
 import os
 import sys

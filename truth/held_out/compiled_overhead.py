@@ -1,6 +1,7 @@
 """torch.compile with mode reduce-overhead: the compiler wraps its kernels in CUDA graphs; the run starts warm.
 
-A shape that was not seen before arrives after a third of the run and compiles again."""
+A shape that was not seen before arrives after a third of the run and compiles again.
+"""
 
 import os
 import sys

@@ -1,6 +1,7 @@
 """A whole training step of an MLP-Mixer captured as one CUDA graph and replayed; the GPU is the bottleneck.
 
-Replays contain forward, backward and optimizer: the host cannot tell them apart, so the replay is `host`."""
+Replays contain forward, backward and optimizer: the host cannot tell them apart, so the replay is `host`.
+"""
 
 import os
 import sys

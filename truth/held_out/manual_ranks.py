@@ -1,6 +1,7 @@
 """Four ranks that average their gradients by hand, parameter by parameter, after the backward pass.
 
-No DistributedDataParallel. Over gloo through host memory; communication is the bottleneck."""
+No DistributedDataParallel. Over gloo through host memory; communication is the bottleneck.
+"""
 
 import os
 import sys

@@ -1,6 +1,7 @@
 """Eight loader workers keep up with a large segmentation net in channels-last bf16; the GPU is the bottleneck.
 
-The host runs up to two steps ahead and reads the loss of an earlier step."""
+The host runs up to two steps ahead and reads the loss of an earlier step.
+"""
 
 import os
 import sys

@@ -1,6 +1,7 @@
 """Recommender with its optimizer on the CPU: gradients come to the host, AdamW runs there, weights go back.
 
-The update of the master weights on the CPU is the bottleneck."""
+The update of the master weights on the CPU is the bottleneck.
+"""
 
 import os
 import sys

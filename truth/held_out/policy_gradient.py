@@ -1,6 +1,7 @@
 """Reinforcement learning: the training thread plays games on the CPU, then learns from them. The games are the bottleneck.
 
-No DataLoader. Playing is `host`; the policy's forward passes while playing are `forward`."""
+No DataLoader. Playing is `host`; the policy's forward passes while playing are `forward`.
+"""
 
 import os
 import sys
@@ -31,14 +32,17 @@ class Cart:
 
 
 def play(policy, carts, moves, device):
-    """The log-probabilities and rewards of some moves of all carts."""
+    """The log-probabilities and rewards of some moves of all carts.
+
+    Validation is off: it would read a result back from the GPU inside `forward`.
+    """
     chances, rewards = [], []
     for _ in range(moves):
         with stamps.host:
             states = torch.tensor([cart.state for cart in carts])
         (states,) = stamps.to_device([states], device)
         with stamps.forward:
-            choice = torch.distributions.Categorical(logits=policy(states))
+            choice = torch.distributions.Categorical(logits=policy(states), validate_args=False)
             actions = choice.sample()
             chances.append(choice.log_prob(actions))
         with stamps.gpu if device.type == "cuda" else stamps.host:

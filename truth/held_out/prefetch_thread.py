@@ -1,6 +1,7 @@
 """Two home-made prefetch threads decode into a queue instead of a DataLoader; loading is the bottleneck.
 
-The threads live in the training process and stamp `feed` and `feed_idle` themselves."""
+The threads live in the training process and stamp `feed` and `feed_idle` themselves.
+"""
 
 import os
 import sys

@@ -1,6 +1,7 @@
 """Autoencoder on records read from a file in many small uncached reads; the disk is the bottleneck.
 
-At the start the script measures a read and sets the reads per record so that a batch takes about 60 ms of disk time."""
+At the start the script measures a read and sets the reads per record so that a batch takes about 60 ms of disk time.
+"""
 
 import os
 import sys

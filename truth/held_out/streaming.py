@@ -1,6 +1,7 @@
 """Speech-like GRU fed by an IterableDataset that reads records from a pipe; the stream is the bottleneck.
 
-A child process writes the records at a fixed rate. No sampler, no length, no shuffling."""
+A child process writes the records at a fixed rate. No sampler, no length, no shuffling.
+"""
 
 import os
 import sys

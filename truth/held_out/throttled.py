@@ -1,7 +1,8 @@
 """Graph-convolution training under cpu.max of a quarter of a CPU: throttling is the bottleneck.
 
 Needs a writable cgroup v2 folder with the cpu controller (ZERNEL_TRUTH_CGROUP, default: a child of the process's own);
-skips without it."""
+skips without it.
+"""
 
 import os
 import sys

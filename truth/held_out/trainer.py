@@ -1,7 +1,8 @@
 """A Trainer-style loop: a class with callbacks owns the loop, logs every 10 steps, evaluates and saves now and then.
 
 Graph of the loop: fit -> epoch -> training_step; the learning rate is scheduled, the loss is read only when it is logged.
-A small 1-D conv net: host-bound."""
+A small 1-D conv net: host-bound.
+"""
 
 import os
 import sys

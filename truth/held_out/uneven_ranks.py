@@ -1,6 +1,7 @@
 """CPU only: two ranks, one of which loads slowly; the other waits for it in the all-reduce.
 
-The slow rank is input-bound. Gradients are averaged by hand as one flat tensor. Works with PyTorch 1.13."""
+The slow rank is input-bound. Gradients are averaged by hand as one flat tensor. Works with PyTorch 1.13.
+"""
 
 import os
 import sys

@@ -9,7 +9,7 @@ import feeding
 import job
 import stamps
 import torch
-from models import Mlp, Vectors
+from models import Tokens, WordBags
 
 KNOWN = {"verdict": "communication", "absent": []}
 
@@ -22,18 +22,18 @@ def main():
     job.run_ranks(args.ranks)
     run = job.Job(args, KNOWN)
     run.join_ranks("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(Mlp(1024, 6))
+    model = torch.nn.parallel.DistributedDataParallel(WordBags(4096, 1024, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run.begin()
-    source = feeding.loader(Vectors(1024), batch_size=2, num_workers=1, drop_last=True)
+    source = feeding.loader(Tokens(16, 4096, samples=1 << 20), batch_size=4, num_workers=1, drop_last=True)
     supply = feeding.endless(source, lambda: True)
     count = 0
     going = True
     while going:
         with stamps.step:
-            inputs, targets = next(supply)
+            words, following = next(supply)
             with stamps.forward:
-                loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+                loss = torch.nn.functional.cross_entropy(model(words), following[:, 0] % 16)
             stamps.backward(loss, peers=True)
             with stamps.optimizer:
                 optimizer.step()
