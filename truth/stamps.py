@@ -191,18 +191,6 @@ if ON:
 # Around PyTorch
 
 
-def wrap_method(owner, name, context):
-    """Run `owner.name` inside a label: for loops that call it out of a script's sight."""
-    method = getattr(owner, name)
-
-    def labelled(*args, **kwargs):
-        with context:
-            return method(*args, **kwargs)
-
-    if ON:
-        setattr(owner, name, labelled)
-
-
 def backward(loss, peers=False, **options):
     """`loss.backward()` labelled in the calling thread and in the autograd thread.
 
