@@ -1,0 +1,34 @@
+//! `zernel truth`: records what the detector sees of a program, and scores it against the program's own labels.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `record` | `zernel truth record` |
+//! | `recording` | what is recorded while the command runs |
+//! | `gzip` | compressed files |
+
+mod gzip;
+mod record;
+mod recording;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// Record the events and phases of a program, and score them against its own labels
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Record(record::Options),
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    match &options.command {
+        Command::Record(options) => record::run(options),
+    }
+}
