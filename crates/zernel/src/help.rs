@@ -76,6 +76,12 @@ Examples:
     python truth/train.py eager
   sudo zernel truth record --pid 4711 --for 60s -o run.trace.gz";
 
+pub(crate) const TRUTH_SCORE: &str = "\
+Examples:
+  zernel truth score run.trace.gz stamps/stamps-*.jsonl
+  zernel truth score --replay run.trace.gz stamps/stamps-*.jsonl
+                              with a changed detector, on the same events";
+
 pub(crate) const WORKLOAD: &str = "\
 Examples:
   zernel workload list                     list work types and parameters

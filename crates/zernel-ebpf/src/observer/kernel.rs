@@ -553,7 +553,7 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
 }
 
 /// How long a thread is assumed to launch after a copy to the GPU or a backward pass.
-const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
+pub const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 
 /// Whether launches usually follow a call of this function.
 fn begins_launches(symbol: usize) -> bool {

@@ -72,8 +72,8 @@ pub struct TraceHeader {
     pub events: BTreeMap<String, u8>,
     /// Names of the probed functions, by number.
     pub functions: Vec<String>,
-    /// Most overhead of any process, as a share of its busiest thread's time.
-    pub overhead: f64,
+    /// How long a thread is assumed to launch while launches are sampled, in nanoseconds.
+    pub assumed_launching_ns: u64,
 }
 
 /// The distribution of delays in nanoseconds. Values are at most 65535.

@@ -59,10 +59,7 @@ mod tests {
             let mut rest = &bytes[..];
             assert_eq!(read(&mut rest), Some(value));
             assert_eq!(read_signed(&mut rest), Some(value as i64));
-            assert_eq!(
-                read_signed(&mut rest),
-                Some((value as i64).wrapping_neg())
-            );
+            assert_eq!(read_signed(&mut rest), Some((value as i64).wrapping_neg()));
             assert!(rest.is_empty());
         }
     }

@@ -53,7 +53,9 @@ fn gzip(option: &str, input: Stdio) -> io::Result<Child> {
 fn finish(mut child: Child) -> io::Result<()> {
     match child.wait()?.success() {
         true => Ok(()),
-        false => Err(io::Error::other("gzip failed: the file is damaged or too large")),
+        false => Err(io::Error::other(
+            "gzip failed: the file is damaged or too large",
+        )),
     }
 }
 

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `record` | `zernel truth record` |
 //! | `recording` | what is recorded while the command runs |
+//! | `score` | `zernel truth score` |
 //! | `gzip` | compressed files |
 
 mod gzip;
 mod record;
 mod recording;
+mod score;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -25,10 +27,12 @@ pub(crate) struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     Record(record::Options),
+    Score(score::Options),
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
         Command::Record(options) => record::run(options),
+        Command::Score(options) => score::run(options),
     }
 }

@@ -35,7 +35,12 @@ pub(super) struct Options {
     #[arg(short, long, value_name = "FILE", default_value = "zernel.trace.gz")]
     output: PathBuf,
     /// Observe this process instead of running COMMAND
-    #[arg(long, value_name = "PID", conflicts_with = "command", required_unless_present = "command")]
+    #[arg(
+        long,
+        value_name = "PID",
+        conflicts_with = "command",
+        required_unless_present = "command"
+    )]
     pid: Option<u32>,
     /// With --pid: observe for TIME, such as 60s, 5m or 1h
     #[arg(long = "for", value_name = "TIME", value_parser = parse_time, requires = "pid")]

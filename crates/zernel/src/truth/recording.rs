@@ -7,7 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use zernel_ebpf::observer::{
-    CoverageChange, ObserveError, Observer, ObserverOptions, ObserverThread, TraceItem, TracedEvent,
+    ASSUMED_LAUNCHING_NS, CoverageChange, ObserveError, Observer, ObserverOptions, ObserverThread,
+    TraceItem, TracedEvent,
 };
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
@@ -88,6 +89,7 @@ impl Recorder {
                 .iter()
                 .map(|symbol| symbol.name().to_owned())
                 .collect(),
+            assumed_launching_ns: ASSUMED_LAUNCHING_NS,
             ..TraceHeader::default()
         };
         Self {
