@@ -17,6 +17,7 @@ struct zernel_losses {
 	__u64 switches; /* context switches missing from both events and the kernel's accounts */
 	__u64 contexts; /* CUDA contexts pushed too deep */
 	__u64 collectives; /* collectives overwritten before their end was seen */
+	__u64 trace; /* records that found the ring buffer of the trace full */
 };
 
 struct {

@@ -12,6 +12,7 @@
 #include "settings.h"
 #include "storage.h"
 #include "task_state.h"
+#include "trace.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -49,9 +50,10 @@ static __always_inline struct zernel_task_state *zernel_task(struct task_struct 
 	return state;
 }
 
-/* Feeds an event of the current thread to its tracker. The thread has been on a CPU for `burst_ns`.
- */
-__noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns)
+/* Feeds an event of the current thread to its tracker. The thread belongs to `process`, has called
+ * `symbol`, and has been on a CPU for `burst_ns`. */
+__noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns, __u32 process,
+				    __u32 symbol)
 {
 	struct zernel_settings *set = zernel_settings();
 	struct zernel_task_state *state = zernel_task(bpf_get_current_task_btf(), now_ns);
@@ -60,6 +62,7 @@ __noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns)
 		return 0;
 	state->cpu_burst_ns = burst_ns;
 	zernel_track(&set->tracker, state, now_ns, event);
+	zernel_trace(state, process, now_ns, event, symbol);
 	if (event == ZERNEL_GPU_SYNC_LEAVE)
 		state->last_gpu_sync_ns = now_ns;
 	if (event == ZERNEL_COLLECTIVE_ENTER)

@@ -65,6 +65,23 @@ Examples:
 
 Everything after `--` is the command with its options.";
 
+pub(crate) const TRUTH: &str = "\
+Examples:
+  sudo zernel truth record -o run.trace.gz -- python truth/train.py eager
+  zernel truth score run.trace.gz stamps-*.jsonl";
+
+pub(crate) const TRUTH_RECORD: &str = "\
+Examples:
+  sudo ZERNEL_TRUTH=stamps zernel truth record -o run.trace.gz -- \\
+    python truth/train.py eager
+  sudo zernel truth record --pid 4711 --for 60s -o run.trace.gz";
+
+pub(crate) const TRUTH_SCORE: &str = "\
+Examples:
+  zernel truth score run.trace.gz stamps/stamps-*.jsonl
+  zernel truth score --replay run.trace.gz stamps/stamps-*.jsonl
+                              with a changed detector, on the same events";
+
 pub(crate) const WORKLOAD: &str = "\
 Examples:
   zernel workload list                     list work types and parameters

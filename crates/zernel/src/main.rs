@@ -11,6 +11,7 @@ mod observe;
 mod ps;
 mod run;
 mod service;
+mod truth;
 mod workload;
 
 use std::io::{self, Write};
@@ -44,6 +45,8 @@ enum Command {
     Ps(ps::Options),
     #[command(after_help = help::RUN)]
     Run(run::Options),
+    #[command(after_help = help::TRUTH)]
+    Truth(truth::Options),
     #[command(after_help = help::WORKLOAD)]
     Workload(workload::Options),
 }
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Observe(options) => observe::run(&options),
         Command::Ps(options) => ps::run(&options),
         Command::Run(options) => run::run(&options),
+        Command::Truth(options) => truth::run(&options),
         Command::Workload(options) => workload::run(&options),
     };
     result.unwrap_or_else(|error| {

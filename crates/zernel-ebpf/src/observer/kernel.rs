@@ -24,6 +24,7 @@ use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
+use super::trace::{CoverageChange, Trace};
 use crate::capability::{Capability, quietly};
 use crate::child_task;
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
@@ -93,6 +94,8 @@ pub(crate) struct Kernel {
     pub(crate) rung: Rung,
     pub(crate) step_marks: StepMarks,
     pub(crate) alarm: Alarm,
+    /// The trace, if events are traced.
+    pub(super) trace: Option<Trace>,
     pub(crate) settings: MappedArray<layout::Settings>,
     pub(crate) losses: MappedArray<layout::Losses>,
     pub(crate) processes: MappedArray<layout::Process>,
@@ -104,11 +107,12 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Loads the programs for the first of `rungs` that the kernel supports, and pins the map of task states in
-    /// `directory` if possible.
+    /// `directory` if possible. `traces`: the programs trace events.
     pub(crate) fn load(
         rungs: &[Rung],
         tracker: &TrackerConfig,
         directory: &Path,
+        traces: bool,
     ) -> libbpf_rs::Result<Self> {
         let works = |rung: &Rung| rung.capability().try_out().is_ok();
         let rung = rungs
@@ -116,18 +120,21 @@ impl Kernel {
             .copied()
             .find(works)
             .ok_or_else(|| std::io::Error::other("the kernel supports no kind of uprobe"))?;
-        let kernel = Self::load_rung(rung, directory)?;
+        let kernel = Self::load_rung(rung, directory, traces)?;
         kernel.write_tables(tracker)?;
         Ok(kernel)
     }
 
-    fn load_rung(rung: Rung, directory: &Path) -> libbpf_rs::Result<Self> {
+    fn load_rung(rung: Rung, directory: &Path, traces: bool) -> libbpf_rs::Result<Self> {
         let (object, shared) = quietly(|| {
             let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
             for mut program in object.progs_mut() {
                 let name = program.name().to_string_lossy().into_owned();
                 let other_rung = name.starts_with("call_") && !rung.programs().contains(&&*name);
                 program.set_autoload(!other_rung);
+            }
+            if traces {
+                Trace::enable(&mut object)?;
             }
             let shared = SharedState::claim(directory, &mut object);
             Ok::<_, libbpf_rs::Error>((object.load()?, shared))
@@ -151,6 +158,10 @@ impl Kernel {
             _tracepoints: tracepoints,
             step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
             alarm: Alarm::new(&find_map(&object, "alarms")?)?,
+            trace: match traces {
+                true => Some(Trace::new(&find_map(&object, "trace_records")?)?),
+                false => None,
+            },
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
             losses: MappedArray::new(find_map(&object, "losses")?, 1)?,
             processes: MappedArray::new(find_map(&object, "processes")?, layout::PROCESSES)?,
@@ -212,6 +223,7 @@ impl Kernel {
         };
         let word = self.settings.word(0, offset);
         word.store(launching_ns, Ordering::Relaxed);
+        self.trace_coverage(CoverageChange::AssumedLaunches(assume));
         for symbol in (0..SYMBOLS.len()).filter(|symbol| begins_launches(*symbol)) {
             self.set_sampled(symbol, is_sampled(symbol))?;
         }
@@ -223,6 +235,7 @@ impl Kernel {
         let offset = offset_of!(layout::Settings, window_open);
         let word = self.settings.word(0, offset);
         word.store(open.into(), Ordering::Release);
+        self.trace_coverage(CoverageChange::Window(open));
         if !open {
             self.note_detached();
         }
@@ -243,6 +256,13 @@ impl Kernel {
         let offset = offset_of!(layout::Settings, detached_ns);
         let word = self.settings.word(0, offset);
         word.store(monotonic_ns(), Ordering::Release);
+    }
+
+    /// Traces a change of what is observed.
+    pub(super) fn trace_coverage(&self, change: CoverageChange) {
+        if let Some(trace) = &self.trace {
+            trace.note(change);
+        }
     }
 
     /// Makes a handle available to the next process.
@@ -278,6 +298,8 @@ impl Kernel {
             let place = offset_of!(layout::Process, is_rested);
             let word = self.processes.word(layout::index_of(handle), place);
             word.store(is_rested.into(), Ordering::Release);
+            let observed = !is_rested;
+            self.trace_coverage(CoverageChange::Process { handle, observed });
         }
     }
 
@@ -531,7 +553,7 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
 }
 
 /// How long a thread is assumed to launch after a copy to the GPU or a backward pass.
-const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
+pub const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 
 /// Whether launches usually follow a call of this function.
 fn begins_launches(symbol: usize) -> bool {

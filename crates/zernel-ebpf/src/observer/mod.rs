@@ -13,6 +13,7 @@
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
 //! | `shared_state` | the pinned states of tasks, for a scheduler |
+//! | `trace` | every event of every tracker, for `zernel truth` |
 
 mod alarm;
 mod attachment;
@@ -35,6 +36,7 @@ mod shared_state;
 mod step_marks;
 mod suspension;
 mod thread;
+mod trace;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,12 +53,13 @@ use governor::{Governed, Governor};
 pub(crate) use kernel::Kernel;
 #[cfg(test)]
 pub(crate) use kernel::OBJECT;
-pub use kernel::Rung;
+pub use kernel::{ASSUMED_LAUNCHING_NS, Rung};
 pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
 use rest::Rests;
 use rustix::process::{Resource, Rlimit};
 pub use thread::{ObserverRequests, ObserverThread, Published};
+pub use trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
@@ -138,6 +141,8 @@ pub struct ObserverOptions {
     pub governor: GovernorOptions,
     /// Directory in a bpffs where task states are pinned, for a scheduler.
     pub pins: PathBuf,
+    /// Whether events are traced; see [`Observer::take_trace`].
+    pub traces: bool,
 }
 
 impl Default for ObserverOptions {
@@ -148,6 +153,7 @@ impl Default for ObserverOptions {
             grace: Duration::from_secs(60),
             governor: GovernorOptions::default(),
             pins: shared_state::DIRECTORY.into(),
+            traces: false,
         }
     }
 }
@@ -220,7 +226,7 @@ impl Observer {
         let discovery = Discovery::start()?;
         raise_descriptor_limit();
         let tracker = TrackerConfig::default();
-        let kernel = Kernel::load(&options.rungs, &tracker, &options.pins);
+        let kernel = Kernel::load(&options.rungs, &tracker, &options.pins, options.traces);
         let kernel = kernel.map_err(ObserveError::Load)?;
         let governor = Governor::calibrated(&kernel, options.governor);
         kernel.forget_own_process().map_err(ObserveError::Read)?;
@@ -332,9 +338,16 @@ impl Observer {
         self.kernel.task_state(tid).map_err(ObserveError::Read)
     }
 
+    /// The states of all threads of ML processes.
+    pub fn task_states(&self) -> Result<Vec<RawTaskState>, ObserveError> {
+        self.kernel.task_states().map_err(ObserveError::Read)
+    }
+
     /// Reads the counts of all processes from the kernel.
     pub fn read(&mut self) -> Result<(), ObserveError> {
         self.kernel.beat();
+        // Before the handles of exited processes are freed.
+        self.read_trace().map_err(ObserveError::Read)?;
         let read = self.processes.read(read_context!(self));
         read.map_err(ObserveError::Read)?;
         self.attachment.end_round();

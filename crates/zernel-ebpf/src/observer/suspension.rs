@@ -1,5 +1,6 @@
 //! Detaches all probes on request.
 
+use super::trace::CoverageChange;
 use super::{Observer, files, monotonic_ns};
 
 /// Why all probes are detached: the sentence for users.
@@ -19,6 +20,7 @@ impl Observer {
         self.is_suspended = true;
         files::pause_all(self.attachment.files.iter_mut());
         self.kernel.note_detached();
+        self.kernel.trace_coverage(CoverageChange::Probes(false));
     }
 
     /// Attaches all probes again. Coverage of every running process starts anew.
@@ -29,6 +31,7 @@ impl Observer {
         files::attach_each(self.attachment.files.iter_mut(), |file| {
             file.resume(&self.kernel);
         });
+        self.kernel.trace_coverage(CoverageChange::Probes(true));
         self.governor.restart_event_tracking(&self.kernel);
         let running: Vec<u32> = self.processes.running.keys().copied().collect();
         for handle in running {

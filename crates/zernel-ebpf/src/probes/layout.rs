@@ -2,6 +2,7 @@
 //! its folder.
 
 use zernel_phase::mirrors;
+use zernel_phase::shared::PhaseWord;
 use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
@@ -71,6 +72,20 @@ mirrors! {
             switches: u64,
             contexts: u64,
             collectives: u64,
+            trace: u64,
+        }
+
+        pub(crate) struct TraceRecord = "zernel_trace_record" {
+            at_ns: u64,
+            phase_word: PhaseWord,
+            deadline_ns: u64,
+            tid: u32,
+            process: u32,
+            delay_ns: u16,
+            flags: u16,
+            event: u8,
+            symbol: u8,
+            reserved: [u8; 2],
         }
 
         pub(crate) struct StepMark = "zernel_step_mark" {
@@ -95,6 +110,10 @@ mirrors! {
             HISTOGRAMS = 4096,
             ARGUMENTS = 4,
             NONE = 0xff,
+        }
+        pub(crate) u8 = "zernel_trace_event", "ZERNEL_" {
+            TRACE_CALL = 0xf0,
+            TRACE_EXIT = 0xf1,
         }
         pub(crate) u32 = "zernel_h2", "ZERNEL_" {
             H2_GROUPING = 4,

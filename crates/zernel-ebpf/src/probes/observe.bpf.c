@@ -14,6 +14,7 @@
 #include "probe_dispatch.gen.h"
 #include "steps.h"
 #include "symbol.h"
+#include "trace.h"
 #include "uprobe.h"
 
 #define COST_WINDOW_NS 250000000ULL
@@ -79,11 +80,23 @@ static __always_inline void end_waits(struct zernel_thread *thread, struct zerne
 		end_peer_wait(thread);
 }
 
-static __always_inline void observe_event(struct zernel_thread *thread,
-					  struct zernel_process *process, __u32 event, __u64 now_ns)
+/* Feeds an event of the current thread to its tracker. */
+static __always_inline void observe_event(struct zernel_thread *thread, __u32 symbol, __u32 event,
+					  __u64 now_ns)
 {
-	end_waits(thread, process, event, now_ns);
-	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns));
+	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns), thread->process, symbol);
+}
+
+/* Traces the entry of a function that gives the tracker no event. */
+static __always_inline void trace_call(struct zernel_thread *thread, __u32 symbol, __u64 now_ns)
+{
+	struct zernel_task_state *state;
+
+	if (!zernel_traces)
+		return;
+	state = zernel_task(bpf_get_current_task_btf(), now_ns);
+	if (state)
+		zernel_trace(state, thread->process, now_ns, ZERNEL_TRACE_CALL, symbol);
 }
 
 /* Returns 1 if the return need not be probed. */
@@ -125,8 +138,10 @@ static __always_inline int enter(struct pt_regs *ctx)
 	}
 	probe_enter(symbol, thread, call);
 	zernel_mark_step(symbol, process, thread->process, now_ns);
-	if (symbol->enter_event != ZERNEL_NONE)
-		observe_event(thread, process, symbol->enter_event, now_ns);
+	if (symbol->enter_event != ZERNEL_NONE) {
+		end_waits(thread, process, symbol->enter_event, now_ns);
+		observe_event(thread, id, symbol->enter_event, now_ns);
+	}
 	/* The probe's own time is not part of the call. */
 	call->since_ns = bpf_ktime_get_ns();
 	return 0;
@@ -164,9 +179,9 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (symbol->leave_event == ZERNEL_GPU_SYNC_LEAVE)
 		sync_left(thread->process, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
-		zernel_observe_event(now_ns, symbol->leave_event, burst_ns_of(thread, now_ns));
+		observe_event(thread, call->symbol, symbol->leave_event, now_ns);
 	if (presumes_launches(symbol, thread, call, now_ns))
-		zernel_observe_event(now_ns, ZERNEL_LAUNCH, burst_ns_of(thread, now_ns));
+		observe_event(thread, call->symbol, ZERNEL_LAUNCH, now_ns);
 	return 0;
 }
 
@@ -195,9 +210,11 @@ static __always_inline int mark(struct pt_regs *ctx)
 	probe_mark(symbol, thread, process, now_ns);
 	zernel_mark_step(symbol, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
-		zernel_observe_event(now_ns, symbol->enter_event, burst_ns_of(thread, now_ns));
+		observe_event(thread, id, symbol->enter_event, now_ns);
+	else
+		trace_call(thread, id, now_ns);
 	if (presumes_launches_in_backward(symbol, process, thread, now_ns))
-		zernel_observe_event(now_ns, ZERNEL_LAUNCH, burst_ns_of(thread, now_ns));
+		observe_event(thread, id, ZERNEL_LAUNCH, now_ns);
 	return 0;
 }
 
@@ -268,6 +285,19 @@ static __always_inline void add_phases_to_process(struct task_struct *task,
 		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
 }
 
+/* Traces that the current thread exits or calls exec. */
+static __always_inline void trace_exit(struct task_struct *task, struct zernel_thread *thread)
+{
+	struct zernel_task_state *state;
+
+	if (!zernel_traces || !thread->process)
+		return;
+	state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	if (state)
+		zernel_trace(state, thread->process, bpf_ktime_get_ns(), ZERNEL_TRACE_EXIT,
+			     ZERNEL_NONE);
+}
+
 /* A thread exits, perhaps the last one of its process. */
 SEC("tp_btf/sched_process_exit")
 int process_exit(__u64 *ctx)
@@ -277,6 +307,7 @@ int process_exit(__u64 *ctx)
 	struct zernel_thread *thread = known_thread(current);
 
 	if (thread) {
+		trace_exit(current, thread);
 		add_phases_to_process(current, thread);
 		forget_thread(thread);
 	}
@@ -294,8 +325,10 @@ int process_exec(__u64 *ctx)
 	struct zernel_thread *thread = known_thread(current);
 
 	if (zernel_end_process(task)) {
-		if (thread)
+		if (thread) {
+			trace_exit(current, thread);
 			forget_thread(thread);
+		}
 		bpf_task_storage_delete(&threads, current);
 		bpf_task_storage_delete(&zernel_tasks, current);
 	}

@@ -13,7 +13,7 @@ use rustix::process::{Gid, Uid};
 
 /// The user who called sudo.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Caller {
+pub(crate) struct Caller {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
@@ -31,7 +31,7 @@ struct Account {
 
 /// Why the caller of sudo is not known.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CallerError {
+pub(crate) enum CallerError {
     /// sudo's variables do not name a user.
     #[error(
         "cannot act as the caller of sudo: {variable}={value} is not a valid id; `zernel run --as-root` runs the \
@@ -51,7 +51,7 @@ pub(super) enum CallerError {
 
 impl Caller {
     /// The caller of sudo. `None` if this process does not run as root through sudo.
-    pub(super) fn from_environment() -> Result<Option<Self>, CallerError> {
+    pub(crate) fn from_environment() -> Result<Option<Self>, CallerError> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
@@ -76,7 +76,7 @@ impl Caller {
     }
 
     #[cfg(test)]
-    pub(super) fn for_test(id: u32) -> Self {
+    pub(crate) fn for_test(id: u32) -> Self {
         Self {
             uid: id,
             gid: id,
@@ -86,7 +86,7 @@ impl Caller {
     }
 
     /// Makes `command` run as the caller.
-    pub(super) fn apply(&self, command: &mut Command) {
+    pub(crate) fn apply(&self, command: &mut Command) {
         if let Some(account) = &self.account {
             command.env("USER", &account.name);
             command.env("LOGNAME", &account.name);
@@ -109,7 +109,7 @@ impl Caller {
 }
 
 /// Runs `work` with the rights of the caller of sudo, or with those of this process if there is none.
-pub(super) fn with_rights_of<T: Send>(
+pub(crate) fn with_rights_of<T: Send>(
     caller: Option<&Caller>,
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {

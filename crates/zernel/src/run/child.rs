@@ -28,7 +28,7 @@ const FORWARDED: [i32; 9] = [
 
 /// Why the command did not start.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SpawnError {
+pub(crate) enum SpawnError {
     #[error("{command}: command not found")]
     NotFound { command: String },
     #[error("cannot run {command}: {source}")]
@@ -37,7 +37,7 @@ pub(super) enum SpawnError {
 
 impl SpawnError {
     /// The exit code that a shell uses for this error.
-    pub(super) fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NotFound { .. } => 127,
             Self::NotRun { .. } => 126,
@@ -47,23 +47,23 @@ impl SpawnError {
 
 /// Signals caught from the start on, so that none kills this process while probes are attached. The command gets the
 /// signals that arrived before it started.
-pub(super) struct CaughtSignals(SignalsInfo<WithOrigin>);
+pub(crate) struct CaughtSignals(SignalsInfo<WithOrigin>);
 
 impl CaughtSignals {
-    pub(super) fn catch() -> io::Result<Self> {
+    pub(crate) fn catch() -> io::Result<Self> {
         SignalsInfo::new(not_ignored()).map(Self)
     }
 }
 
 /// The running command.
-pub(super) struct Child {
+pub(crate) struct Child {
     pid: Pid,
     forwarding: Handle,
     cpu_before: CpuTime,
 }
 
 impl Child {
-    pub(super) fn spawn(
+    pub(crate) fn spawn(
         command: &[OsString],
         caller: Option<&Caller>,
         signals: CaughtSignals,
@@ -97,7 +97,7 @@ impl Child {
     }
 
     /// Waits for the command to exit, and reaps orphans meanwhile.
-    pub(super) fn wait(self) -> io::Result<Ended> {
+    pub(crate) fn wait(self) -> io::Result<Ended> {
         let status = loop {
             match wait(WaitOptions::empty()) {
                 Ok(Some((pid, status))) if pid == self.pid => break status,

@@ -9,10 +9,10 @@
 //! | `recorder` | observes, or asks the daemon, and records the descendants of the command |
 
 pub(crate) mod attach;
-mod caller;
-mod child;
+pub(crate) mod caller;
+pub(crate) mod child;
 mod recorder;
-mod report_file;
+pub(crate) mod report_file;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};

@@ -22,7 +22,7 @@ const MAX_LINKS: usize = 8;
 const STICKY: u32 = 0o1000;
 
 /// Checks that a report can be written, without changing or creating it.
-pub(super) fn check_report_file(path: &Path, caller: Option<&Caller>) -> io::Result<()> {
+pub(crate) fn check_report_file(path: &Path, caller: Option<&Caller>) -> io::Result<()> {
     with_rights_of(caller, || match Destination::find(path)? {
         Destination::File(path) => {
             check_replaceable(&path)?;
@@ -37,7 +37,7 @@ pub(super) fn check_report_file(path: &Path, caller: Option<&Caller>) -> io::Res
 }
 
 /// Writes a report. If that fails, an older report stays as it was.
-pub(super) fn write_report_file(
+pub(crate) fn write_report_file(
     path: &Path,
     text: &[u8],
     caller: Option<&Caller>,

@@ -33,6 +33,7 @@
 #include "storage.h"
 #include "task_state.h"
 #include "thread.h"
+#include "trace.h"
 #include "work.h"
 
 #define PF_EXITING 0x4
@@ -165,12 +166,15 @@ static __always_inline void update_recent(struct sched_thread *run, struct zerne
 	run->recent_futex_waits = 0;
 }
 
-static __noinline int track_event(struct zernel_task_state *state, __u64 now_ns, __u32 event)
+static __noinline int track_event(struct zernel_task_state *state, __u32 process, __u64 now_ns,
+				  __u32 event)
 {
 	struct zernel_settings *set = zernel_settings();
 
-	if (set)
-		zernel_track(&set->tracker, state, now_ns, event);
+	if (!set)
+		return 0;
+	zernel_track(&set->tracker, state, now_ns, event);
+	zernel_trace(state, process, now_ns, event, ZERNEL_NONE);
 	return 0;
 }
 
@@ -180,11 +184,11 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 {
 	thread->sched.awaits = SCHED_AWAITS_NOTHING;
 	if (peer_block(thread)) {
-		track_event(state, now_ns, ZERNEL_COLLECTIVE_ENTER);
-		track_event(state, now_ns, ZERNEL_BLOCK_FUTEX);
+		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_ENTER);
+		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	track_event(state, now_ns, event_of_block(thread->sched.reason));
+	track_event(state, thread->process, now_ns, event_of_block(thread->sched.reason));
 	data_block(thread, process, state, now_ns);
 	return 0;
 }
@@ -192,9 +196,9 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,
 				    struct zernel_task_state *state, __u64 now_ns)
 {
-	track_event(state, now_ns, ZERNEL_UNBLOCK);
+	track_event(state, thread->process, now_ns, ZERNEL_UNBLOCK);
 	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
-		track_event(state, now_ns, ZERNEL_COLLECTIVE_LEAVE);
+		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_LEAVE);
 		thread->dist_sync.until_ns = now_ns;
 		thread->dist_sync.cpu_ns = 0;
 	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {

@@ -1,0 +1,349 @@
+//! What the detector reported, as timelines of each thread: as the trace recorded it, or by replaying the recorded
+//! events through the tracker of this version.
+
+use std::collections::BTreeMap;
+
+use zernel_phase::phase_detector::{PhaseDetector, PhaseDetectorConfig};
+use zernel_phase::shared::{RawTracker, fraction_from_q16, raw_event};
+use zernel_phase::{
+    BlockReason, PhaseInterval, PhaseTracker, ThreadEvent, TrackerConfig, WorkloadPhase,
+    ZernelTaskState,
+};
+
+use crate::label::{Activity, ThreadClass};
+use crate::timeline::Timeline;
+use crate::trace::{
+    Coverage, EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
+};
+
+/// All events of a tracker.
+const EVENTS: [ThreadEvent; 12] = [
+    ThreadEvent::GpuSyncEnter,
+    ThreadEvent::GpuSyncLeave,
+    ThreadEvent::CollectiveEnter,
+    ThreadEvent::CollectiveLeave,
+    ThreadEvent::Launch,
+    ThreadEvent::CopyToDevice,
+    ThreadEvent::Block(BlockReason::Io),
+    ThreadEvent::Block(BlockReason::Futex),
+    ThreadEvent::Block(BlockReason::Poll),
+    ThreadEvent::Block(BlockReason::Other),
+    ThreadEvent::Unblock,
+    ThreadEvent::OptimizerMarker,
+];
+
+/// Where phases come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PhaseSource {
+    /// The phases that the kernel recorded.
+    Recorded,
+    /// The tracker of this version, fed with the recorded events.
+    Replayed,
+}
+
+/// What was detected about one thread.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DetectedThread {
+    /// The thread.
+    pub tid: u32,
+    /// Its phases, corrected by later events.
+    pub phases: Timeline<WorkloadPhase>,
+    /// Its phases as a scheduler saw them, without later corrections.
+    pub live_phases: Timeline<WorkloadPhase>,
+    /// Whether it is in a call that waits for the GPU.
+    in_sync: Timeline<bool>,
+    /// Whether it runs, is runnable, or waits for a disk or the network.
+    at_work: Timeline<bool>,
+    /// Whether it copies, syncs or passes markers.
+    pub is_training_thread: bool,
+}
+
+/// What was detected about one process.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DetectedProcess {
+    /// Whether it was forked to load data.
+    pub is_loader: bool,
+    /// Its threads.
+    pub threads: BTreeMap<u32, DetectedThread>,
+}
+
+impl DetectedThread {
+    /// What its time is spent on.
+    #[must_use]
+    pub fn activities(&self) -> Timeline<Activity> {
+        let states = self.phases.zip(&self.in_sync);
+        states.map(|(phase, in_sync)| Activity::of(phase, in_sync))
+    }
+
+    /// Its class for a scheduler.
+    #[must_use]
+    pub fn classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
+        if is_loader {
+            return self.at_work.map(|at_work| match at_work {
+                true => ThreadClass::Feed,
+                false => ThreadClass::Other,
+            });
+        }
+        let states = self.live_phases.zip(&self.in_sync);
+        states.map(|(phase, in_sync)| match Activity::of(phase, in_sync) {
+            Activity::HostWork | Activity::Optimizer | Activity::PeerWait => ThreadClass::Critical,
+            Activity::GpuWait => ThreadClass::GpuWait,
+            Activity::DataWait | Activity::Unknown => ThreadClass::Other,
+        })
+    }
+
+    fn known_ns(&self) -> u64 {
+        let spans = self.phases.spans();
+        let known = spans.filter(|(_, _, phase)| *phase != WorkloadPhase::Unknown);
+        known.map(|(start_ns, end_ns, _)| end_ns - start_ns).sum()
+    }
+}
+
+impl DetectedProcess {
+    /// The training thread whose phases are reported: the one with the most known time.
+    #[must_use]
+    pub fn training_thread(&self) -> Option<&DetectedThread> {
+        let threads = self.threads.values();
+        let training = threads.filter(|thread| thread.is_training_thread);
+        training.max_by_key(|thread| thread.known_ns())
+    }
+}
+
+/// Turns a trace into timelines, by pid. After a pid was reused, the last process counts.
+#[must_use]
+pub fn detect(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, DetectedProcess> {
+    let mut roles: BTreeMap<u32, ProcessEntry> = BTreeMap::new();
+    let mut events: BTreeMap<(u32, u32), Vec<EventEntry>> = BTreeMap::new();
+    for entry in &trace.entries {
+        match entry {
+            TraceEntry::Process(process) => drop(roles.insert(process.handle, *process)),
+            TraceEntry::Event(event) => {
+                let thread = events.entry((event.process, event.tid)).or_default();
+                thread.push(*event);
+            }
+            _ => {}
+        }
+    }
+    let numbers = EventNumbers::new(trace);
+    let config = tracker_config(trace);
+    let mut processes: BTreeMap<u32, DetectedProcess> = BTreeMap::new();
+    for ((handle, tid), events) in &events {
+        let Some(role) = roles.get(handle) else {
+            continue;
+        };
+        let phases = match source {
+            PhaseSource::Recorded => recorded_phases(events, trace.header.ended_ns),
+            PhaseSource::Replayed => {
+                replayed_phases(events, &numbers, config, trace.header.ended_ns)
+            }
+        };
+        let thread = thread(*tid, events, phases, &numbers, trace.header.ended_ns);
+        let process = processes.entry(role.pid).or_insert(DetectedProcess {
+            is_loader: role.is_loader,
+            threads: BTreeMap::new(),
+        });
+        process.is_loader = role.is_loader;
+        process.threads.insert(*tid, thread);
+    }
+    processes
+}
+
+/// Phases with and without later corrections.
+struct PhaseTimelines {
+    corrected: Timeline<WorkloadPhase>,
+    live: Timeline<WorkloadPhase>,
+}
+
+/// The phases that the kernel recorded.
+fn recorded_phases(events: &[EventEntry], end_ns: u64) -> PhaseTimelines {
+    let mut corrected = Timeline::new(Vec::new(), end_ns);
+    let mut live = Timeline::new(Vec::new(), end_ns);
+    let mut deadline_ns = u64::MAX;
+    let mut sequence = None;
+    for event in events {
+        if deadline_ns <= event.at_ns {
+            corrected.set(deadline_ns, WorkloadPhase::Unknown);
+            live.set(deadline_ns, WorkloadPhase::Unknown);
+        }
+        if event.event == EXIT_EVENT {
+            corrected.set(event.at_ns, WorkloadPhase::Unknown);
+            live.set(event.at_ns, WorkloadPhase::Unknown);
+            deadline_ns = u64::MAX;
+            continue;
+        }
+        if sequence != Some(event.sequence) {
+            // Before its first event nothing is known about a thread.
+            let start_ns = match sequence {
+                Some(_) => event.phase_start_ns,
+                None => event.at_ns,
+            };
+            corrected.set(start_ns, event.phase);
+            live.set(event.at_ns, event.phase);
+        }
+        sequence = Some(event.sequence);
+        deadline_ns = event.deadline_ns;
+    }
+    if deadline_ns < end_ns {
+        corrected.set(deadline_ns, WorkloadPhase::Unknown);
+        live.set(deadline_ns, WorkloadPhase::Unknown);
+    }
+    PhaseTimelines { corrected, live }
+}
+
+/// The phases that the tracker of this version makes of the events.
+fn replayed_phases(
+    events: &[EventEntry],
+    numbers: &EventNumbers,
+    config: TrackerConfig,
+    end_ns: u64,
+) -> PhaseTimelines {
+    let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
+    let mut tracker = PhaseTracker::new(config, start_ns);
+    let mut closed: Vec<PhaseInterval> = Vec::new();
+    let mut live = Timeline::new(vec![(start_ns, WorkloadPhase::Unknown)], end_ns);
+    let mut exit_ns = end_ns;
+    for event in events {
+        if event.event == EXIT_EVENT {
+            exit_ns = event.at_ns;
+            break;
+        }
+        if tracker.deadline_ns() <= event.at_ns {
+            live.set(tracker.deadline_ns(), WorkloadPhase::Unknown);
+        }
+        if let Some(known) = numbers.event(event.event) {
+            tracker.observe(event.at_ns, known, &mut closed);
+            live.set(event.at_ns, tracker.phase_at(event.at_ns));
+        }
+    }
+    if tracker.deadline_ns() < exit_ns {
+        live.set(tracker.deadline_ns(), WorkloadPhase::Unknown);
+    }
+    live.set(exit_ns, WorkloadPhase::Unknown);
+    tracker.finish(exit_ns, &mut closed);
+    let mut changes: Vec<_> = closed
+        .iter()
+        .map(|interval| (interval.start_ns, interval.phase))
+        .collect();
+    changes.push((exit_ns, WorkloadPhase::Unknown));
+    let corrected = Timeline::new(changes, end_ns);
+    PhaseTimelines { corrected, live }
+}
+
+/// The configuration for replays. If launches were sampled for most of the time, a thread is assumed to launch for
+/// as long as it was then.
+fn tracker_config(trace: &TraceFile) -> TrackerConfig {
+    let mut assumed = Timeline::constant(false, trace.header.began_ns, trace.header.ended_ns);
+    for entry in &trace.entries {
+        if let TraceEntry::Coverage {
+            at_ns,
+            coverage: Coverage::AssumedLaunches(on),
+        } = entry
+        {
+            assumed.set(*at_ns, *on);
+        }
+    }
+    let assumed_ns: u64 = assumed
+        .spans()
+        .filter(|span| span.2)
+        .map(|(start_ns, end_ns, _)| end_ns - start_ns)
+        .sum();
+    let total_ns = trace.header.ended_ns.saturating_sub(trace.header.began_ns);
+    let mut config = TrackerConfig::default();
+    if assumed_ns > total_ns / 2 {
+        config.launching_max_ns = trace.header.assumed_launching_ns;
+    }
+    config
+}
+
+fn thread(
+    tid: u32,
+    events: &[EventEntry],
+    phases: PhaseTimelines,
+    numbers: &EventNumbers,
+    end_ns: u64,
+) -> DetectedThread {
+    let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
+    let mut in_sync = Timeline::constant(false, start_ns, end_ns);
+    let mut at_work = Timeline::constant(true, start_ns, end_ns);
+    let mut is_training_thread = false;
+    for event in events {
+        is_training_thread |= event.flags & RawTracker::TRAINING_THREAD != 0;
+        if event.event == EXIT_EVENT {
+            in_sync.set(event.at_ns, false);
+            at_work.set(event.at_ns, false);
+        }
+        match numbers.event(event.event) {
+            Some(ThreadEvent::GpuSyncEnter) => in_sync.set(event.at_ns, true),
+            Some(ThreadEvent::Block(reason)) => {
+                at_work.set(event.at_ns, reason == BlockReason::Io);
+            }
+            Some(ThreadEvent::Unblock) => at_work.set(event.at_ns, true),
+            Some(_) => in_sync.set(event.at_ns, false),
+            None => {}
+        }
+    }
+    DetectedThread {
+        tid,
+        phases: phases.corrected,
+        live_phases: phases.live,
+        in_sync,
+        at_work,
+        is_training_thread,
+    }
+}
+
+/// Which event a number stands for in a trace.
+struct EventNumbers(Vec<Option<ThreadEvent>>);
+
+impl EventNumbers {
+    /// By the names in the header, because numbers may change between versions.
+    fn new(trace: &TraceFile) -> Self {
+        let mut numbers = vec![None; 1 << 8];
+        for (name, number) in zernel_phase::shared::EVENTS.values {
+            let mut events = EVENTS.iter();
+            let event = events.find(|event| i64::from(raw_event(**event)) == *number);
+            if let Some(recorded) = trace.header.events.get(*name) {
+                numbers[usize::from(*recorded)] = event.copied();
+            }
+        }
+        Self(numbers)
+    }
+
+    fn event(&self, number: u8) -> Option<ThreadEvent> {
+        self.0.get(usize::from(number)).copied().flatten()
+    }
+}
+
+/// The phases that the sampled rule reports for a thread, at the times of its samples.
+#[must_use]
+pub fn sampled_phases(trace: &TraceFile, tid: u32) -> Timeline<WorkloadPhase> {
+    let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
+    let mut current = WorkloadPhase::Unknown;
+    let mut timeline = Timeline::new(Vec::new(), trace.header.ended_ns);
+    for entry in &trace.entries {
+        if let TraceEntry::Sample(sample) = entry
+            && sample.tid == tid
+        {
+            current = detector.detect(&state(sample, current));
+            timeline.set(sample.at_ns, current);
+        }
+    }
+    timeline
+}
+
+fn state(sample: &SampleEntry, current: WorkloadPhase) -> ZernelTaskState {
+    ZernelTaskState {
+        is_ml_process: true,
+        current_phase: current,
+        gpu_utilization: sample.gpu_utilization,
+        last_gpu_sync_ns: sample.last_gpu_sync_ns,
+        cpu_burst_duration_ns: sample.cpu_burst_ns,
+        io_wait_fraction: fraction_from_q16(sample.io_wait_q16),
+        nccl_active: sample.nccl_active,
+        futex_wait_count: sample.futex_waits,
+        ..ZernelTaskState::new(sample.tid)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+use super::*;
+use crate::trace::TraceHeader;
+
+const MS: u64 = 1_000_000;
+
+/// A trace of one thread whose kernel side is the tracker itself.
+fn trace_of(events: &[(u64, ThreadEvent)]) -> TraceFile {
+    let mut tracker = PhaseTracker::new(TrackerConfig::default(), events[0].0);
+    let mut entries = vec![TraceEntry::Process(ProcessEntry {
+        handle: 1,
+        pid: 7,
+        is_loader: false,
+        trainer: 0,
+    })];
+    let (mut sequence, mut start_ns) = (0, events[0].0);
+    let mut phase = WorkloadPhase::Unknown;
+    for (at_ns, event) in events {
+        let mut closed: Vec<PhaseInterval> = Vec::new();
+        tracker.observe(*at_ns, *event, &mut closed);
+        sequence += closed.len() as u16;
+        if let Some(last) = closed.last() {
+            start_ns = last.end_ns;
+            phase = tracker.phase_at(*at_ns);
+        }
+        entries.push(TraceEntry::Event(EventEntry {
+            at_ns: *at_ns,
+            tid: 7,
+            process: 1,
+            event: raw_event(*event),
+            symbol: None,
+            phase,
+            sequence,
+            phase_start_ns: start_ns,
+            deadline_ns: tracker.deadline_ns(),
+            flags: RawTracker::TRAINING_THREAD,
+        }));
+    }
+    TraceFile {
+        header: TraceHeader {
+            began_ns: 0,
+            ended_ns: 1000 * MS,
+            events: header_events(),
+            ..TraceHeader::default()
+        },
+        entries,
+    }
+}
+
+fn header_events() -> BTreeMap<String, u8> {
+    let events = zernel_phase::shared::EVENTS.values.iter();
+    let events = events.map(|(name, number)| ((*name).to_owned(), *number as u8));
+    events.collect()
+}
+
+/// An event that is added to the tracker must be added to the list here, or replays would ignore it.
+#[test]
+fn every_event_of_the_tracker_can_be_replayed() {
+    let numbers: Vec<i64> = EVENTS.iter().map(|it| raw_event(*it).into()).collect();
+    for (name, number) in zernel_phase::shared::EVENTS.values {
+        assert!(numbers.contains(number), "{name}");
+    }
+}
+
+#[test]
+fn a_replay_gives_the_recorded_phases() {
+    let events = [
+        (1 * MS, ThreadEvent::CopyToDevice),
+        (2 * MS, ThreadEvent::Launch),
+        (3 * MS, ThreadEvent::Launch),
+        (4 * MS, ThreadEvent::GpuSyncEnter),
+        (5 * MS, ThreadEvent::Block(BlockReason::Other)),
+        (14 * MS, ThreadEvent::Unblock),
+        (15 * MS, ThreadEvent::GpuSyncLeave),
+        (16 * MS, ThreadEvent::OptimizerMarker),
+        (17 * MS, ThreadEvent::Launch),
+        // After this the deadline of the phase passes.
+        (500 * MS, ThreadEvent::CopyToDevice),
+    ];
+    let trace = trace_of(&events);
+    let recorded = detect(&trace, PhaseSource::Recorded);
+    let replayed = detect(&trace, PhaseSource::Replayed);
+    let thread = |of: &BTreeMap<u32, DetectedProcess>| of[&7].threads[&7].clone();
+    let (recorded, replayed) = (thread(&recorded), thread(&replayed));
+    assert_eq!(recorded.phases, replayed.phases);
+    assert_eq!(recorded.live_phases, replayed.live_phases);
+    assert_eq!(recorded.activities(), replayed.activities());
+    assert_eq!(recorded.phases.at(10 * MS), Some(WorkloadPhase::GpuCompute));
+    assert_eq!(recorded.activities().at(10 * MS), Some(Activity::GpuWait));
+    let classes = recorded.classes(false);
+    assert_eq!(classes.at(2 * MS), Some(ThreadClass::Critical));
+    assert_eq!(classes.at(10 * MS), Some(ThreadClass::GpuWait));
+    assert_eq!(recorded.phases.at(400 * MS), Some(WorkloadPhase::Unknown));
+}
+
+#[test]
+fn a_loader_feeds_while_it_runs_or_reads() {
+    let events = [
+        (1 * MS, ThreadEvent::Unblock),
+        (2 * MS, ThreadEvent::Block(BlockReason::Io)),
+        (3 * MS, ThreadEvent::Unblock),
+        (4 * MS, ThreadEvent::Block(BlockReason::Poll)),
+    ];
+    let detected = detect(&trace_of(&events), PhaseSource::Recorded);
+    let classes = detected[&7].threads[&7].classes(true);
+    assert_eq!(classes.at(2 * MS), Some(ThreadClass::Feed));
+    assert_eq!(classes.at(3 * MS), Some(ThreadClass::Feed));
+    assert_eq!(classes.at(4 * MS), Some(ThreadClass::Other));
+}
+
+#[test]
+fn the_sampled_rule_is_fed_with_the_samples() {
+    let mut trace = trace_of(&[(1, ThreadEvent::Launch)]);
+    for number in 0..10 {
+        trace.entries.push(TraceEntry::Sample(SampleEntry {
+            at_ns: number * 100 * MS,
+            tid: 7,
+            pid: 7,
+            last_gpu_sync_ns: 0,
+            cpu_burst_ns: 0,
+            io_wait_q16: 0,
+            futex_waits: 0,
+            gpu_utilization: 100,
+            nccl_active: false,
+        }));
+    }
+    let phases = sampled_phases(&trace, 7);
+    assert_eq!(phases.at(0), Some(WorkloadPhase::Unknown));
+    assert_eq!(phases.at(900 * MS), Some(WorkloadPhase::GpuCompute));
+}

@@ -1,0 +1,278 @@
+//! Labels that a program gives its own time, and what they mean in each view.
+
+use zernel_phase::WorkloadPhase;
+
+/// Declares the labels with their names in stamp logs.
+macro_rules! labels {
+    ($($(#[$doc:meta])* $label:ident = $name:literal,)*) => {
+        /// What a thread does, by its own account. The innermost label counts.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Label {
+            $($(#[$doc])* $label,)*
+        }
+
+        impl Label {
+            /// All labels.
+            pub const ALL: &[Self] = &[$(Self::$label,)*];
+
+            /// The label with a name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Self::$label),)*
+                    _ => None,
+                }
+            }
+
+            /// Its name.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$label => $name,)*
+                }
+            }
+        }
+    };
+}
+
+labels! {
+    /// Waits for the next batch.
+    Data = "data",
+    /// The forward pass.
+    Forward = "forward",
+    /// The backward pass.
+    Backward = "backward",
+    /// The optimizer: step, zero_grad, clipping, scaler.
+    Optimizer = "optimizer",
+    /// Blocked on the GPU.
+    Gpu = "gpu",
+    /// Blocked in a collective or a barrier.
+    Peer = "peer",
+    /// Compiles.
+    Compile = "compile",
+    /// An evaluation, outside of its passes.
+    Evaluation = "evaluation",
+    /// Writes a checkpoint.
+    Checkpoint = "checkpoint",
+    /// Any other work of the loop.
+    Host = "host",
+    /// Sleeps.
+    Sleep = "sleep",
+    /// A loader at work.
+    Feed = "feed",
+    /// A loader that waits to deliver or for work.
+    FeedIdle = "feed_idle",
+    /// Outside of every label.
+    Other = "other",
+}
+
+impl Label {
+    /// The phase that a process with this label is in.
+    #[must_use]
+    pub fn phase(self) -> WorkloadPhase {
+        match self.activity() {
+            Activity::DataWait => WorkloadPhase::DataLoading,
+            Activity::HostWork | Activity::GpuWait => WorkloadPhase::GpuCompute,
+            Activity::PeerWait => WorkloadPhase::NcclCollective,
+            Activity::Optimizer => WorkloadPhase::OptimizerStep,
+            Activity::Unknown => WorkloadPhase::Unknown,
+        }
+    }
+
+    /// The same with GPU waits apart, for a person.
+    #[must_use]
+    pub fn activity(self) -> Activity {
+        match self {
+            Self::Data => Activity::DataWait,
+            Self::Forward | Self::Backward | Self::Host => Activity::HostWork,
+            Self::Gpu => Activity::GpuWait,
+            Self::Peer => Activity::PeerWait,
+            Self::Optimizer => Activity::Optimizer,
+            Self::Compile
+            | Self::Evaluation
+            | Self::Checkpoint
+            | Self::Sleep
+            | Self::Feed
+            | Self::FeedIdle
+            | Self::Other => Activity::Unknown,
+        }
+    }
+
+    /// The class of a thread with this label, for a scheduler.
+    #[must_use]
+    pub fn class(self) -> ThreadClass {
+        match self {
+            Self::Forward | Self::Backward | Self::Optimizer | Self::Host | Self::Peer => {
+                ThreadClass::Critical
+            }
+            Self::Feed => ThreadClass::Feed,
+            Self::Gpu => ThreadClass::GpuWait,
+            Self::Data
+            | Self::Compile
+            | Self::Evaluation
+            | Self::Checkpoint
+            | Self::Sleep
+            | Self::FeedIdle
+            | Self::Other => ThreadClass::Other,
+        }
+    }
+}
+
+/// What the step of a process is spent on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)] // the names are self-explanatory
+pub enum Activity {
+    DataWait,
+    HostWork,
+    GpuWait,
+    PeerWait,
+    Optimizer,
+    Unknown,
+}
+
+impl Activity {
+    /// The activity of a thread in a phase. `in_sync`: it is in a call that waits for the GPU.
+    #[must_use]
+    pub fn of(phase: WorkloadPhase, in_sync: bool) -> Self {
+        match phase {
+            WorkloadPhase::DataLoading => Self::DataWait,
+            WorkloadPhase::GpuCompute if in_sync => Self::GpuWait,
+            WorkloadPhase::GpuCompute => Self::HostWork,
+            WorkloadPhase::NcclCollective => Self::PeerWait,
+            WorkloadPhase::OptimizerStep => Self::Optimizer,
+            WorkloadPhase::Unknown => Self::Unknown,
+        }
+    }
+}
+
+/// How a scheduler should treat a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)] // the names are self-explanatory
+pub enum ThreadClass {
+    Critical,
+    Feed,
+    GpuWait,
+    Other,
+}
+
+/// A set of categories that time is divided into.
+pub trait Category: Copy + Ord + 'static {
+    /// All categories.
+    const ALL: &'static [Self];
+    /// The category without evidence.
+    const UNKNOWN: Self;
+    /// Its name in reports.
+    fn name(self) -> &'static str;
+}
+
+/// A phase that can be sorted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)] // the names are those of the phases
+pub enum PhaseCategory {
+    DataLoading,
+    GpuCompute,
+    NcclCollective,
+    OptimizerStep,
+    Unknown,
+}
+
+impl From<WorkloadPhase> for PhaseCategory {
+    fn from(phase: WorkloadPhase) -> Self {
+        match phase {
+            WorkloadPhase::DataLoading => Self::DataLoading,
+            WorkloadPhase::GpuCompute => Self::GpuCompute,
+            WorkloadPhase::NcclCollective => Self::NcclCollective,
+            WorkloadPhase::OptimizerStep => Self::OptimizerStep,
+            WorkloadPhase::Unknown => Self::Unknown,
+        }
+    }
+}
+
+impl Category for PhaseCategory {
+    const ALL: &'static [Self] = &[
+        Self::DataLoading,
+        Self::GpuCompute,
+        Self::NcclCollective,
+        Self::OptimizerStep,
+        Self::Unknown,
+    ];
+    const UNKNOWN: Self = Self::Unknown;
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::DataLoading => "DataLoading",
+            Self::GpuCompute => "GpuCompute",
+            Self::NcclCollective => "NcclCollective",
+            Self::OptimizerStep => "OptimizerStep",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl Category for Activity {
+    const ALL: &'static [Self] = &[
+        Self::DataWait,
+        Self::HostWork,
+        Self::GpuWait,
+        Self::PeerWait,
+        Self::Optimizer,
+        Self::Unknown,
+    ];
+    const UNKNOWN: Self = Self::Unknown;
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::DataWait => "data wait",
+            Self::HostWork => "host work",
+            Self::GpuWait => "GPU wait",
+            Self::PeerWait => "peer wait",
+            Self::Optimizer => "optimizer",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl Category for ThreadClass {
+    const ALL: &'static [Self] = &[Self::Critical, Self::Feed, Self::GpuWait, Self::Other];
+    const UNKNOWN: Self = Self::Other;
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Critical => "critical",
+            Self::Feed => "feed",
+            Self::GpuWait => "GPU wait",
+            Self::Other => "other",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_label_has_its_own_name() {
+        for label in Label::ALL {
+            assert_eq!(Label::from_name(label.name()), Some(*label));
+        }
+        assert_eq!(Label::from_name("step"), None);
+    }
+
+    #[test]
+    fn labels_map_to_phases_and_classes() {
+        let expected = [
+            ("data", "DataLoading", ThreadClass::Other),
+            ("forward", "GpuCompute", ThreadClass::Critical),
+            ("gpu", "GpuCompute", ThreadClass::GpuWait),
+            ("peer", "NcclCollective", ThreadClass::Critical),
+            ("optimizer", "OptimizerStep", ThreadClass::Critical),
+            ("checkpoint", "Unknown", ThreadClass::Other),
+            ("feed", "Unknown", ThreadClass::Feed),
+        ];
+        for (name, phase, class) in expected {
+            let label = Label::from_name(name).unwrap();
+            assert_eq!(PhaseCategory::from(label.phase()).name(), phase);
+            assert_eq!(label.class(), class);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Scores detected phases against the labels that a program gives itself. Pure values: no I/O, no clock, no `unsafe`.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`trace`] | the file that `zernel truth record` writes: events and phases of every observed thread |
+//! | [`stamps`] | the logs that a program writes: its own labels |
+//! | [`label`] | labels, and the phase, activity and class that each stands for |
+//! | [`timeline`] | a value over time |
+//! | [`detected`] | what was detected, as timelines: recorded, or replayed through this version's tracker |
+//! | [`score`] | confusion matrix, F1, shares, boundaries and delays of two timelines |
+//! | [`report`] | the score of a trace against its stamp logs |
+//! | [`render`] | that score as text |
+//! | [`bars`] | the least score that a trace must have |
+#![forbid(unsafe_code)]
+
+pub mod bars;
+pub mod detected;
+pub mod label;
+pub mod render;
+pub mod report;
+pub mod score;
+pub mod stamps;
+pub mod timeline;
+pub mod trace;

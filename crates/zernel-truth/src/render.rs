@@ -1,0 +1,107 @@
+//! A score as text.
+
+use std::fmt::Write;
+
+use crate::report::TruthReport;
+use crate::score::{DistanceSummary, Score};
+
+/// Renders a score.
+#[must_use]
+pub fn render(report: &TruthReport) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write_report(&mut text, report);
+    text
+}
+
+fn write_report(text: &mut String, report: &TruthReport) -> std::fmt::Result {
+    let verdict = report.verdict.as_deref().unwrap_or("unknown");
+    writeln!(
+        text,
+        "{}: {} training processes, {:.1} s of training, known bottleneck: {verdict}",
+        match report.variant.is_empty() {
+            true => "no stamps of a training loop",
+            false => &report.variant,
+        },
+        report.processes,
+        report.phases.seconds,
+    )?;
+    writeln!(
+        text,
+        "observed {:.1} % of it, {} events lost",
+        report.observed_share * 100.0,
+        report.lost_events
+    )?;
+    if let Some(step_us) = report.median_step_us {
+        writeln!(text, "median step {:.2} ms", step_us / 1e3)?;
+    }
+    write_score(text, "Phases of processes", &report.phases)?;
+    writeln!(text, "{:14}{}", "boundaries", distance(&report.boundaries))?;
+    writeln!(text, "{:14}{}", "delay", distance(&report.delays))?;
+    let kernel = report.kernel_delay;
+    writeln!(
+        text,
+        "{:14}median {:.1} µs, p99 {:.1} µs over {} calls",
+        "in the kernel",
+        f64::from(kernel.median_ns) / 1e3,
+        f64::from(kernel.p99_ns) / 1e3,
+        kernel.count
+    )?;
+    let sampled = report.sampled_phases.macro_f1;
+    writeln!(text, "{:14}macro-F1 {}", "sampled rule", ratio(sampled))?;
+    write_score(text, "Activities of processes", &report.activities)?;
+    write_score(text, "Classes of threads", &report.classes)
+}
+
+fn write_score(text: &mut String, title: &str, score: &Score) -> std::fmt::Result {
+    writeln!(
+        text,
+        "\n{title}: macro-F1 {}, shares within {:.1} points, unknown {:.1} %, absent {:.1} %",
+        ratio(score.macro_f1),
+        score.share_error_points,
+        score.unknown_share * 100.0,
+        score.absent_share * 100.0
+    )?;
+    let total = score.seconds.max(f64::MIN_POSITIVE);
+    write!(text, "{:16}", "truth")?;
+    for category in &score.categories {
+        write!(text, "{:>15}", category.name)?;
+    }
+    writeln!(
+        text,
+        "{:>9}{:>11}{:>8}{:>7}",
+        "share", "precision", "recall", "F1"
+    )?;
+    for (category, row) in score.categories.iter().zip(&score.matrix_seconds) {
+        write!(text, "{:16}", category.name)?;
+        for seconds in row {
+            write!(text, "{:>13.1} %", seconds / total * 100.0)?;
+        }
+        writeln!(
+            text,
+            "{:>7.1} %{:>11}{:>8}{:>7}",
+            category.truth_share * 100.0,
+            ratio(category.precision),
+            ratio(category.recall),
+            ratio(category.f1)
+        )?;
+    }
+    Ok(())
+}
+
+fn ratio(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))
+}
+
+fn distance(summary: &DistanceSummary) -> String {
+    let time = |time: Option<f64>| {
+        time.map_or_else(|| "not detected".to_owned(), |us| format!("{us:.0} µs"))
+    };
+    format!(
+        "median {}, p99 {}, {:.1} % of {} not detected",
+        time(summary.median_us),
+        time(summary.p99_us),
+        summary.missed_share * 100.0,
+        summary.count
+    )
+}

@@ -1,0 +1,105 @@
+//! Traces and stamp logs of arbitrary content.
+
+use zernel_testkit::allocation::CountingAllocator;
+use zernel_testkit::fuzz::FuzzTarget;
+use zernel_truth::detected::PhaseSource;
+use zernel_truth::report::score;
+use zernel_truth::stamps::StampLog;
+use zernel_truth::trace::{
+    Coverage, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry, TraceFile,
+    TraceHeader,
+};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const LOG: &str = r#"{"version": 1, "pid": 7, "variant": "v", "begin": 0, "known": {"absent": ["NcclCollective"]}}
+[1000, 7, "+step"]
+[1000, 7, "+data"]
+[2000, 7, "-"]
+[2500, 7, "+backward"]
+[2600, 8, "+gpu"]
+[2700, 8, "-"]
+[3000, 7, "-"]
+[5000, 7, "-"]
+{"end": 6000, "gpu_busy": null}
+"#;
+
+/// A trace of all kinds of entries, whose process is that of the log.
+fn trace() -> Vec<u8> {
+    let mut encoder = TraceEncoder::default();
+    encoder.push(&TraceEntry::Process(ProcessEntry {
+        handle: 1,
+        pid: 7,
+        is_loader: false,
+        trainer: 0,
+    }));
+    for number in 0..40_u16 {
+        let at_ns = 1000 + u64::from(number) * 100;
+        encoder.push(&TraceEntry::Event(EventEntry {
+            at_ns,
+            tid: 7 + u32::from(number % 2),
+            process: 1,
+            event: (number % 12) as u8,
+            symbol: number.is_multiple_of(3).then_some(4),
+            phase: zernel_phase::WorkloadPhase::ALL[usize::from(number) % 5],
+            sequence: number,
+            phase_start_ns: at_ns - 50,
+            deadline_ns: at_ns + 1_000,
+            flags: 256,
+        }));
+    }
+    let coverage = Coverage::Window(true);
+    let at_ns = 2000;
+    encoder.push(&TraceEntry::Coverage { at_ns, coverage });
+    encoder.push(&TraceEntry::Loss { at_ns, events: 3 });
+    encoder.push(&TraceEntry::Sample(SampleEntry {
+        at_ns,
+        tid: 7,
+        pid: 7,
+        last_gpu_sync_ns: 1,
+        cpu_burst_ns: 1,
+        io_wait_q16: 1,
+        futex_waits: 1,
+        gpu_utilization: 1,
+        nccl_active: false,
+    }));
+    let events = zernel_phase::shared::EVENTS.values.iter();
+    let header = TraceHeader {
+        ended_ns: 6000,
+        events: events.map(|it| (it.0.to_owned(), it.1 as u8)).collect(),
+        ..TraceHeader::default()
+    };
+    encoder.finish(&header)
+}
+
+#[test]
+fn fuzz_trace() {
+    let stamps = [StampLog::parse(LOG).unwrap()];
+    let target = FuzzTarget::new("trace", 3_000).input(trace());
+    target.run(|bytes| {
+        if let Ok(trace) = TraceFile::parse(bytes) {
+            for source in [PhaseSource::Recorded, PhaseSource::Replayed] {
+                let _ = zernel_truth::render::render(&score(&trace, &stamps, source));
+            }
+        }
+    });
+}
+
+#[test]
+fn fuzz_stamps() {
+    let trace = TraceFile::parse(&trace()).unwrap();
+    let words = [
+        "\"+step\"",
+        "\"+gpu\"",
+        "\"-\"",
+        "18446744073709551615",
+        "\n[",
+    ];
+    let target = FuzzTarget::new("stamps", 3_000).input(LOG).words(words);
+    target.run(|bytes| {
+        if let Ok(log) = StampLog::parse(&String::from_utf8_lossy(bytes)) {
+            let _ = score(&trace, &[log], PhaseSource::Recorded);
+        }
+    });
+}

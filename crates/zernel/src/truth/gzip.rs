@@ -1,0 +1,88 @@
+//! Compressed files, by the program `gzip`.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+
+/// Most bytes of a file that are read.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// Whether the name of a file says that it is compressed.
+pub(super) fn is_compressed(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gz")
+}
+
+/// Reads a file, which may be compressed.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = std::fs::File::open(path)?;
+    if !is_compressed(path) {
+        return read_bounded(file);
+    }
+    let mut child = gzip("-dc", file.into())?;
+    let bytes = child.stdout.take().map_or(Ok(Vec::new()), read_bounded);
+    finish(child)?;
+    bytes
+}
+
+/// Compresses bytes.
+pub(super) fn compress(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut child = gzip("-9nc", Stdio::piped())?;
+    let (input, output) = (child.stdin.take(), child.stdout.take());
+    let compressed = thread::scope(|scope| {
+        let write = |mut input: ChildStdin| input.write_all(bytes);
+        let written = scope.spawn(move || input.map_or(Ok(()), write));
+        let read = |output: ChildStdout| read_bounded(output);
+        let compressed = output.map_or(Ok(Vec::new()), read)?;
+        match written.join() {
+            Ok(written) => written.map(|()| compressed),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    });
+    finish(child)?;
+    compressed
+}
+
+fn gzip(option: &str, input: Stdio) -> io::Result<Child> {
+    let mut command = Command::new("gzip");
+    command.arg(option).stdin(input).stdout(Stdio::piped());
+    let spawned = command.stderr(Stdio::null()).spawn();
+    spawned.map_err(|error| io::Error::new(error.kind(), format!("cannot run gzip: {error}")))
+}
+
+fn finish(mut child: Child) -> io::Result<()> {
+    match child.wait()?.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(
+            "gzip failed: the file is damaged or too large",
+        )),
+    }
+}
+
+fn read_bounded(source: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > MAX_BYTES {
+        true => Err(io::Error::other("it is larger than 1 GiB")),
+        false => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compressed_files_are_read_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = (0..200_000_u32).flat_map(u32::to_le_bytes).collect();
+        for (name, content) in [("a", bytes.clone()), ("a.gz", compress(&bytes).unwrap())] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(read(&path).unwrap(), bytes, "{name}");
+        }
+        let damaged = folder.path().join("damaged.gz");
+        std::fs::write(&damaged, b"no gzip").unwrap();
+        assert!(read(&damaged).is_err());
+    }
+}

@@ -1,0 +1,291 @@
+//! What is recorded while the command runs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use zernel_ebpf::observer::{
+    ASSUMED_LAUNCHING_NS, CoverageChange, ObserveError, Observer, ObserverOptions, ObserverThread,
+    TraceItem, TracedEvent,
+};
+use zernel_ebpf::probes::SYMBOLS;
+use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
+use zernel_phase::shared::{self, RawTaskState, RawTracker, TASK_NCCL_ACTIVE};
+use zernel_truth::trace::{
+    Coverage, DelaySummary, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry,
+    TraceHeader,
+};
+
+/// Time between samples of the sampled rule, and between reads of the trace.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Most bytes of entries. A longer trace ends there, and its header reports the loss.
+const MAX_BYTES: usize = 512 << 20;
+
+/// A thread that records until it is finished.
+pub(super) struct Recording {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Recorder, ObserveError>>,
+}
+
+/// A recorded trace.
+pub(super) struct RecordedFile {
+    pub(super) bytes: Vec<u8>,
+    /// A line for the user.
+    pub(super) summary: String,
+}
+
+/// What was recorded so far.
+struct Recorder {
+    encoder: TraceEncoder,
+    header: TraceHeader,
+    delays: Delays,
+    events: u64,
+}
+
+impl Recording {
+    /// Starts to observe. Returns once all probes are attached.
+    pub(super) fn start(
+        options: &ObserverOptions,
+        command: Vec<String>,
+    ) -> Result<Self, ObserveError> {
+        let observer = Observer::start(options)?;
+        let observer = ObserverThread::start(observer, INTERVAL)?;
+        let recorder = Recorder::new(command);
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || recorder.record_until(observer, &stop)
+        });
+        Ok(Self { stop, thread })
+    }
+
+    /// Stops observing and returns the trace.
+    pub(super) fn finish(self) -> Result<RecordedFile, ObserveError> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+        match self.thread.join() {
+            Ok(recorder) => Ok(recorder?.finish()),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl Recorder {
+    fn new(command: Vec<String>) -> Self {
+        let events = shared::EVENTS.values.iter();
+        let events = events.map(|(name, number)| ((*name).to_owned(), *number as u8));
+        let header = TraceHeader {
+            zernel: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
+            command,
+            began_ns: monotonic_ns(),
+            events: events.collect(),
+            functions: SYMBOLS
+                .iter()
+                .map(|symbol| symbol.name().to_owned())
+                .collect(),
+            assumed_launching_ns: ASSUMED_LAUNCHING_NS,
+            ..TraceHeader::default()
+        };
+        Self {
+            encoder: TraceEncoder::default(),
+            header,
+            delays: Delays::default(),
+            events: 0,
+        }
+    }
+
+    fn record_until(
+        mut self,
+        observer: ObserverThread,
+        stop: &AtomicBool,
+    ) -> Result<Self, ObserveError> {
+        loop {
+            // Read before the trace, so that the last read follows the exit of the command.
+            let is_last = stop.load(Ordering::Relaxed);
+            let snapshot = observer.published().snapshot();
+            let taken = observer.requests().call(|observer| {
+                let states = observer.task_states()?;
+                Ok::<_, ObserveError>((states, observer.take_trace()?))
+            });
+            let Some(taken) = taken else {
+                // The thread has ended by itself; `stop` returns why.
+                observer.stop()?;
+                return Ok(self);
+            };
+            let (states, items) = taken?;
+            items.iter().for_each(|item| self.add(item));
+            self.sample(&states, &snapshot);
+            if is_last {
+                self.header.ended_ns = monotonic_ns();
+                self.header.problems = observer.stop()?.problems();
+                return Ok(self);
+            }
+            thread::park_timeout(INTERVAL);
+        }
+    }
+
+    fn add(&mut self, item: &TraceItem) {
+        match item {
+            TraceItem::Process(process) => self.push(&TraceEntry::Process(ProcessEntry {
+                handle: process.handle,
+                pid: process.pid,
+                is_loader: process.is_loader,
+                trainer: process.trainer,
+            })),
+            TraceItem::Event(event) => self.add_event(event),
+            TraceItem::Coverage { at_ns, change } => {
+                let coverage = match *change {
+                    CoverageChange::Probes(attached) => Coverage::Probes(attached),
+                    CoverageChange::Window(open) => Coverage::Window(open),
+                    CoverageChange::AssumedLaunches(assumed) => Coverage::AssumedLaunches(assumed),
+                    CoverageChange::Process { handle, observed } => {
+                        Coverage::Process { handle, observed }
+                    }
+                };
+                let at_ns = *at_ns;
+                self.push(&TraceEntry::Coverage { at_ns, coverage });
+            }
+            TraceItem::Lost { at_ns, events } => {
+                self.header.lost_events += events;
+                self.push(&TraceEntry::Loss {
+                    at_ns: *at_ns,
+                    events: *events,
+                });
+            }
+        }
+    }
+
+    fn add_event(&mut self, event: &TracedEvent) {
+        // Calls that calibrated the cost of a probe came before.
+        if event.at_ns < self.header.began_ns {
+            return;
+        }
+        if event.symbol.is_some() {
+            self.delays.add(event.delay_ns);
+        }
+        self.events += 1;
+        self.push(&TraceEntry::Event(EventEntry {
+            at_ns: event.at_ns,
+            tid: event.tid,
+            process: event.process,
+            event: event.event,
+            symbol: event.symbol,
+            phase: event.phase,
+            sequence: event.sequence,
+            phase_start_ns: event.phase_start_ns,
+            deadline_ns: event.deadline_ns,
+            flags: event.flags,
+        }));
+    }
+
+    fn push(&mut self, entry: &TraceEntry) {
+        if self.encoder.len() < MAX_BYTES {
+            self.encoder.push(entry);
+        } else if matches!(entry, TraceEntry::Event(_)) {
+            self.header.lost_events += 1;
+        }
+    }
+
+    /// Records the inputs of the sampled rule for training threads and main threads.
+    fn sample(&mut self, states: &[RawTaskState], snapshot: &Snapshot) {
+        let at_ns = monotonic_ns();
+        let processes = snapshot.observed.iter();
+        let processes: BTreeMap<u32, &ProcessSnapshot> =
+            processes.map(|process| (process.pid, process)).collect();
+        for state in states {
+            let trains = state.tracker.flags & RawTracker::TRAINING_THREAD != 0;
+            if !trains && state.pid != state.tgid {
+                continue;
+            }
+            let process = processes.get(&state.tgid);
+            let utilization = process.and_then(|process| process.probes.gpu_mem.gpu_utilization);
+            self.push(&TraceEntry::Sample(SampleEntry {
+                at_ns,
+                tid: state.pid,
+                pid: state.tgid,
+                last_gpu_sync_ns: state.last_gpu_sync_ns,
+                cpu_burst_ns: state.cpu_burst_ns,
+                io_wait_q16: state.io_wait_q16,
+                futex_waits: state.futex_waits,
+                gpu_utilization: (utilization.unwrap_or(0.0) * 100.0).clamp(0.0, 100.0) as u8,
+                nccl_active: state.flags & TASK_NCCL_ACTIVE != 0,
+            }));
+        }
+    }
+
+    fn finish(mut self) -> RecordedFile {
+        self.header.delay = self.delays.summary();
+        let seconds = (self.header.ended_ns - self.header.began_ns) as f64 / 1e9;
+        let summary = format!(
+            "recorded {} events in {seconds:.1} s, {} lost",
+            self.events, self.header.lost_events
+        );
+        RecordedFile {
+            bytes: self.encoder.finish(&self.header),
+            summary,
+        }
+    }
+}
+
+/// Delays by length in units of 16 ns, the last unit included.
+struct Delays(Vec<u64>);
+
+impl Default for Delays {
+    fn default() -> Self {
+        Self(vec![0; 1 << 12])
+    }
+}
+
+impl Delays {
+    fn add(&mut self, delay_ns: u16) {
+        self.0[usize::from(delay_ns >> 4)] += 1;
+    }
+
+    fn summary(&self) -> DelaySummary {
+        let count: u64 = self.0.iter().sum();
+        let quantile = |share: f64| {
+            let rank = (count as f64 * share) as u64;
+            let mut seen = 0;
+            let place = self.0.iter().position(|number| {
+                seen += number;
+                seen > rank
+            });
+            (place.unwrap_or(0) << 4) as u16
+        };
+        let max = self.0.iter().rposition(|number| *number > 0);
+        DelaySummary {
+            count,
+            median_ns: quantile(0.5),
+            p99_ns: quantile(0.99),
+            max_ns: (max.unwrap_or(0) << 4) as u16 | 0xf,
+        }
+    }
+}
+
+/// The clock of the probes and of the labels.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_have_quantiles() {
+        let mut delays = Delays::default();
+        (0..100).for_each(|_| delays.add(160));
+        delays.add(u16::MAX);
+        let summary = delays.summary();
+        assert_eq!((summary.count, summary.median_ns), (101, 160));
+        assert_eq!((summary.p99_ns, summary.max_ns), (160, u16::MAX));
+        assert_eq!(Delays::default().summary().count, 0);
+    }
+}
