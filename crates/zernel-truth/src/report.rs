@@ -49,8 +49,8 @@ struct Sums {
     classes: Confusion<ThreadClass>,
     boundaries: Distances,
     delays: Distances,
-    training_ns: u64,
-    observed_ns: u64,
+    training_ns: u128,
+    observed_ns: u128,
     steps_ns: Vec<u64>,
     processes: usize,
 }
@@ -133,8 +133,8 @@ impl Sums {
         self.activities.add(&true_activities, &activities);
         self.boundaries.add_boundaries(&truth, &phases);
         self.delays.add_delays(&truth, &live);
-        self.training_ns += end_ns - start_ns;
-        self.observed_ns += observed_ns(trace, log.pid, start_ns, end_ns);
+        self.training_ns += u128::from(end_ns - start_ns);
+        self.observed_ns += u128::from(observed_ns(trace, log.pid, start_ns, end_ns));
         self.steps_ns.extend(log.median_step_ns());
     }
 

@@ -12,7 +12,7 @@ const MIN_SHARE: f64 = 0.02;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confusion<C: 'static> {
     /// Nanoseconds by truth, then by detected category, in the order of [`Category::ALL`].
-    ns: Vec<Vec<u64>>,
+    ns: Vec<Vec<u128>>,
     categories: &'static [C],
 }
 
@@ -32,7 +32,7 @@ impl<C: Category> Confusion<C> {
         let place = |category: C| C::ALL.iter().position(|it| *it == category);
         for (start_ns, end_ns, (truth, detected)) in truth.zip(detected).spans() {
             if let (Some(truth), Some(detected)) = (place(truth), place(detected)) {
-                self.ns[truth][detected] += end_ns - start_ns;
+                self.ns[truth][detected] += u128::from(end_ns - start_ns);
             }
         }
     }
@@ -49,15 +49,15 @@ impl<C: Category> Confusion<C> {
     /// The score. `absent`: names of categories that are known not to occur.
     #[must_use]
     pub fn score(&self, absent: &[String]) -> Score {
-        let total: u64 = self.ns.iter().flatten().sum();
-        let share = |ns: u64| ns as f64 / total.max(1) as f64;
+        let total: u128 = self.ns.iter().flatten().sum();
+        let share = |ns: u128| ns as f64 / total.max(1) as f64;
         let numbers = 0..self.categories.len();
         let categories: Vec<CategoryScore> = numbers
             .map(|number| {
-                let truth: u64 = self.ns[number].iter().sum();
-                let detected: u64 = self.ns.iter().map(|row| row[number]).sum();
+                let truth: u128 = self.ns[number].iter().sum();
+                let detected: u128 = self.ns.iter().map(|row| row[number]).sum();
                 let both = self.ns[number][number];
-                let ratio = |whole: u64| (whole > 0).then(|| both as f64 / whole as f64);
+                let ratio = |whole: u128| (whole > 0).then(|| both as f64 / whole as f64);
                 CategoryScore {
                     name: self.categories[number].name(),
                     truth_share: share(truth),

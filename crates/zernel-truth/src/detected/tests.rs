@@ -17,10 +17,11 @@ fn trace_of(events: &[(u64, ThreadEvent)]) -> TraceFile {
     for (at_ns, event) in events {
         let mut closed: Vec<PhaseInterval> = Vec::new();
         tracker.observe(*at_ns, *event, &mut closed);
-        sequence += closed.len() as u16;
-        if let Some(last) = closed.last() {
-            start_ns = last.end_ns;
-            phase = tracker.phase_at(*at_ns);
+        let now = tracker.phase_at(*at_ns);
+        if now != phase || !closed.is_empty() {
+            start_ns = closed.last().map_or(*at_ns, |last| last.end_ns);
+            sequence += 1;
+            phase = now;
         }
         entries.push(TraceEntry::Event(EventEntry {
             at_ns: *at_ns,
