@@ -109,7 +109,7 @@ pub enum TraceEntry {
         /// When, in nanoseconds of CLOCK_MONOTONIC.
         at_ns: u64,
         /// What changed.
-        coverage: Coverage,
+        coverage: CoverageEntry,
     },
     /// Events were lost before this time.
     Loss {
