@@ -183,7 +183,7 @@ pub struct SampleEntry {
 
 /// A change of what is observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Coverage {
+pub enum CoverageEntry {
     /// Whether probes are attached.
     Probes(bool),
     /// Whether a sampling window is open: only then sampled functions give events.
