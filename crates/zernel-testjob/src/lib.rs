@@ -4,7 +4,7 @@
 //! forks. A rank gets batches through pipes and shared memory, copies them to the software GPU, launches
 //! forward, backward and optimizer kernels, reads its loss back, and reduces its gradients with NCCL. The
 //! durations are drawn from a seed; the [`Cause`] determines which one dominates. Each rank records the start and the end
-//! of its steps.
+//! of its steps. If `ZERNEL_TRUTH` names a folder, it also writes a stamp log there, with a label for all of its time.
 //!
 //! A program that uses this crate is also the program of the job. It calls [`act`] first, which returns `None` if the
 //! process is no part of a job.
@@ -22,6 +22,7 @@
 //! ```
 
 mod driver;
+mod labels;
 mod launcher;
 mod loader;
 mod plan;

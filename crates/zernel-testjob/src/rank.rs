@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::time::ClockId;
 
 use crate::driver::{Gpu, Peers};
+use crate::labels::Labels;
 use crate::loader::{Jitter, Loaders};
 use crate::plan::Plan;
 use crate::sys::{self, Priority, now_ns};
@@ -32,6 +33,7 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
         loaders,
         jitter: Jitter::new(seed, plan.jitter),
         stamps: Vec::new(),
+        labels: Labels::new(),
     };
     for step in 0..plan.steps {
         trainer.step(step)?;
@@ -43,6 +45,7 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
             trainer.stamped(Part::Checkpoint, |trainer| trainer.checkpoint(&path))?;
         }
     }
+    trainer.write_labels()?;
     let stamps = trainer.stamps;
     peers.leave()?;
     Ok(stamps)
@@ -69,16 +72,40 @@ struct Trainer<'a> {
     loaders: Loaders,
     jitter: Jitter,
     stamps: Vec<Stamp>,
+    labels: Labels,
 }
 
 impl Trainer<'_> {
+    fn write_labels(&self) -> io::Result<()> {
+        let absent: &[&str] = match self.plan.ranks {
+            1 => &["NcclCollective"],
+            _ => &[],
+        };
+        let name = self.plan.cause.name();
+        self.labels.write(&format!("testjob-{name}"), name, absent)
+    }
+
+    /// Does something under a label.
+    fn labelled<T>(&mut self, label: &'static str, act: impl FnOnce(&mut Self) -> T) -> T {
+        self.labels.stamp(label);
+        let done = act(self);
+        self.labels.stamp("-");
+        done
+    }
+
     fn stamped(
         &mut self,
         part: Part,
         act: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<()> {
         let start_ns = now_ns(ClockId::Monotonic);
-        act(self)?;
+        match part {
+            Part::WarmUp | Part::Step => {
+                self.labelled("+step", |trainer| trainer.labelled("+host", act))?;
+            }
+            Part::Evaluation => self.labelled("+evaluation", act)?,
+            Part::Checkpoint => self.labelled("+checkpoint", act)?,
+        }
         let end_ns = now_ns(ClockId::Monotonic);
         self.stamps.push(Stamp {
             part,
@@ -103,7 +130,7 @@ impl Trainer<'_> {
         for micro_batch in 0..=last {
             self.forward()?;
             let reduces = self.plan.overlaps && micro_batch == last;
-            self.backward(reduces)?;
+            self.labelled("+backward", |trainer| trainer.backward(reduces))?;
         }
         if !self.plan.overlaps {
             self.read_loss()?;
@@ -111,10 +138,12 @@ impl Trainer<'_> {
                 self.peers.reduce(self.plan.bucket_bytes)?;
             }
             self.peers.join_stream()?;
-            // The norm of the gradients, or whether they are finite.
-            self.read_loss()?;
+            // The norm of the gradients, or whether they are finite. The GPU does nothing but reduce them.
+            self.labelled("+peer", Self::read)?;
         }
-        self.launch(self.plan.optimizer_launches)?;
+        self.labelled("+optimizer", |trainer| {
+            trainer.launch(trainer.plan.optimizer_launches)
+        })?;
         match self.plan.overlaps {
             true => self.read_loss(),
             false => Ok(()),
@@ -124,10 +153,16 @@ impl Trainer<'_> {
     fn forward(&mut self) -> io::Result<()> {
         let (gpu, bytes) = (self.gpu, self.plan.batch_bytes);
         let mut copied = Ok(());
-        self.loaders
-            .next(|batch| copied = gpu.copy_to(batch, bytes))?;
+        let labels = &mut self.labels;
+        labels.stamp("+data");
+        self.loaders.next(|batch| {
+            labels.stamp("-");
+            labels.stamp("+gpu");
+            copied = gpu.copy_to(batch, bytes);
+            labels.stamp("-");
+        })?;
         copied?;
-        self.launch(self.plan.launches)
+        self.labelled("+forward", |trainer| trainer.launch(trainer.plan.launches))
     }
 
     /// As DDP does it, a bucket is reduced as soon as its gradients will be there.
@@ -153,6 +188,10 @@ impl Trainer<'_> {
     }
 
     fn read_loss(&mut self) -> io::Result<()> {
+        self.labelled("+gpu", Self::read)
+    }
+
+    fn read(&mut self) -> io::Result<()> {
         self.gpu.read(size_of::<f32>(), |_| {})
     }
 

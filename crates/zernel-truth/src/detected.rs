@@ -10,10 +10,10 @@ use zernel_phase::{
     ZernelTaskState,
 };
 
-use crate::label::{Activity, ThreadClass};
+use crate::label::{ProcessActivity, ThreadClass};
 use crate::timeline::Timeline;
 use crate::trace::{
-    Coverage, EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
+    CoverageEntry, EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
 };
 
 /// All events of a tracker.
@@ -70,9 +70,9 @@ pub struct DetectedProcess {
 impl DetectedThread {
     /// What its time is spent on.
     #[must_use]
-    pub fn activities(&self) -> Timeline<Activity> {
+    pub fn activities(&self) -> Timeline<ProcessActivity> {
         let states = self.phases.zip(&self.in_sync);
-        states.map(|(phase, in_sync)| Activity::of(phase, in_sync))
+        states.map(|(phase, in_sync)| ProcessActivity::of(phase, in_sync))
     }
 
     /// Its class for a scheduler.
@@ -85,11 +85,15 @@ impl DetectedThread {
             });
         }
         let states = self.live_phases.zip(&self.in_sync);
-        states.map(|(phase, in_sync)| match Activity::of(phase, in_sync) {
-            Activity::HostWork | Activity::Optimizer | Activity::PeerWait => ThreadClass::Critical,
-            Activity::GpuWait => ThreadClass::GpuWait,
-            Activity::DataWait | Activity::Unknown => ThreadClass::Other,
-        })
+        states.map(
+            |(phase, in_sync)| match ProcessActivity::of(phase, in_sync) {
+                ProcessActivity::HostWork
+                | ProcessActivity::Optimizer
+                | ProcessActivity::PeerWait => ThreadClass::Critical,
+                ProcessActivity::GpuWait => ThreadClass::GpuWait,
+                ProcessActivity::DataWait | ProcessActivity::Unknown => ThreadClass::Other,
+            },
+        )
     }
 
     fn known_ns(&self) -> u64 {
@@ -236,7 +240,7 @@ fn tracker_config(trace: &TraceFile) -> TrackerConfig {
     for entry in &trace.entries {
         if let TraceEntry::Coverage {
             at_ns,
-            coverage: Coverage::AssumedLaunches(on),
+            coverage: CoverageEntry::AssumedLaunches(on),
         } = entry
         {
             assumed.set(*at_ns, *on);

@@ -71,30 +71,30 @@ impl Label {
     #[must_use]
     pub fn phase(self) -> WorkloadPhase {
         match self.activity() {
-            Activity::DataWait => WorkloadPhase::DataLoading,
-            Activity::HostWork | Activity::GpuWait => WorkloadPhase::GpuCompute,
-            Activity::PeerWait => WorkloadPhase::NcclCollective,
-            Activity::Optimizer => WorkloadPhase::OptimizerStep,
-            Activity::Unknown => WorkloadPhase::Unknown,
+            ProcessActivity::DataWait => WorkloadPhase::DataLoading,
+            ProcessActivity::HostWork | ProcessActivity::GpuWait => WorkloadPhase::GpuCompute,
+            ProcessActivity::PeerWait => WorkloadPhase::NcclCollective,
+            ProcessActivity::Optimizer => WorkloadPhase::OptimizerStep,
+            ProcessActivity::Unknown => WorkloadPhase::Unknown,
         }
     }
 
     /// The same with GPU waits apart, for a person.
     #[must_use]
-    pub fn activity(self) -> Activity {
+    pub fn activity(self) -> ProcessActivity {
         match self {
-            Self::Data => Activity::DataWait,
-            Self::Forward | Self::Backward | Self::Host => Activity::HostWork,
-            Self::Gpu => Activity::GpuWait,
-            Self::Peer => Activity::PeerWait,
-            Self::Optimizer => Activity::Optimizer,
+            Self::Data => ProcessActivity::DataWait,
+            Self::Forward | Self::Backward | Self::Host => ProcessActivity::HostWork,
+            Self::Gpu => ProcessActivity::GpuWait,
+            Self::Peer => ProcessActivity::PeerWait,
+            Self::Optimizer => ProcessActivity::Optimizer,
             Self::Compile
             | Self::Evaluation
             | Self::Checkpoint
             | Self::Sleep
             | Self::Feed
             | Self::FeedIdle
-            | Self::Other => Activity::Unknown,
+            | Self::Other => ProcessActivity::Unknown,
         }
     }
 
@@ -121,7 +121,7 @@ impl Label {
 /// What the step of a process is spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // the names are self-explanatory
-pub enum Activity {
+pub enum ProcessActivity {
     DataWait,
     HostWork,
     GpuWait,
@@ -130,7 +130,7 @@ pub enum Activity {
     Unknown,
 }
 
-impl Activity {
+impl ProcessActivity {
     /// The activity of a thread in a phase. `in_sync`: it is in a call that waits for the GPU.
     #[must_use]
     pub fn of(phase: WorkloadPhase, in_sync: bool) -> Self {
@@ -209,7 +209,7 @@ impl Category for PhaseCategory {
     }
 }
 
-impl Category for Activity {
+impl Category for ProcessActivity {
     const ALL: &'static [Self] = &[
         Self::DataWait,
         Self::HostWork,

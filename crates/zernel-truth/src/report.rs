@@ -1,13 +1,15 @@
 //! The score of a trace against the stamp logs of its processes.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::detected::{DetectedProcess, PhaseSource, detect, sampled_phases};
-use crate::label::{Activity, PhaseCategory, ThreadClass};
+use crate::label::{Label, PhaseCategory, ProcessActivity, ThreadClass};
 use crate::score::{Confusion, DistanceSummary, Distances, Score};
 use crate::stamps::StampLog;
 use crate::timeline::Timeline;
-use crate::trace::{Coverage, DelaySummary, TraceEntry, TraceFile};
+use crate::trace::{CoverageEntry, DelaySummary, TraceEntry, TraceFile};
 
 /// The score of one trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -45,12 +47,12 @@ pub struct TruthReport {
 struct Sums {
     phases: Confusion<PhaseCategory>,
     sampled: Confusion<PhaseCategory>,
-    activities: Confusion<Activity>,
+    activities: Confusion<ProcessActivity>,
     classes: Confusion<ThreadClass>,
     boundaries: Distances,
     delays: Distances,
-    training_ns: u64,
-    observed_ns: u64,
+    training_ns: u128,
+    observed_ns: u128,
     steps_ns: Vec<u64>,
     processes: usize,
 }
@@ -61,7 +63,7 @@ pub fn score(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> Tru
     let detected = detect(trace, source);
     let nothing = DetectedProcess {
         is_loader: false,
-        threads: Default::default(),
+        threads: BTreeMap::new(),
     };
     let mut sums = Sums::default();
     for log in stamps {
@@ -71,8 +73,8 @@ pub fn score(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> Tru
     }
     sums.steps_ns.sort_unstable();
     let median_ns = sums.steps_ns.get(sums.steps_ns.len() / 2);
-    let mut absent = stamps.iter().flat_map(|log| log.known.absent.clone());
-    let absent: Vec<String> = absent.by_ref().collect();
+    let absent = stamps.iter().flat_map(|log| log.known.absent.clone());
+    let absent: Vec<String> = absent.collect();
     let first = stamps.iter().find(|log| !log.steps.is_empty());
     TruthReport {
         variant: first.map_or_else(String::new, |log| log.variant.clone()),
@@ -124,17 +126,20 @@ impl Sums {
             None => unknown(),
         };
         let activities = thread.map_or_else(
-            || Timeline::constant(Activity::Unknown, start_ns, end_ns),
-            |it| it.activities().fill(Activity::Unknown, start_ns, end_ns),
+            || Timeline::constant(ProcessActivity::Unknown, start_ns, end_ns),
+            |it| {
+                it.activities()
+                    .fill(ProcessActivity::Unknown, start_ns, end_ns)
+            },
         );
         self.phases.add(&truth, &phases);
         self.sampled.add(&truth, &sampled);
-        let true_activities = labels.map(crate::label::Label::activity);
+        let true_activities = labels.map(Label::activity);
         self.activities.add(&true_activities, &activities);
         self.boundaries.add_boundaries(&truth, &phases);
         self.delays.add_delays(&truth, &live);
-        self.training_ns += end_ns - start_ns;
-        self.observed_ns += observed_ns(trace, log.pid, start_ns, end_ns);
+        self.training_ns += u128::from(end_ns - start_ns);
+        self.observed_ns += u128::from(observed_ns(trace, log.pid, start_ns, end_ns));
         self.steps_ns.extend(log.median_step_ns());
     }
 
@@ -149,9 +154,7 @@ impl Sums {
             return;
         };
         for (tid, labels) in &log.threads {
-            let truth = labels
-                .clip(start_ns, end_ns)
-                .map(crate::label::Label::class);
+            let truth = labels.clip(start_ns, end_ns).map(Label::class);
             let classes = process.threads.get(tid).map_or_else(
                 || Timeline::constant(ThreadClass::Other, start_ns, end_ns),
                 |thread| {
@@ -173,8 +176,8 @@ fn observed_ns(trace: &TraceFile, pid: u32, start_ns: u64, end_ns: u64) -> u64 {
         match entry {
             TraceEntry::Process(process) if process.pid == pid => handles.push(process.handle),
             TraceEntry::Coverage { at_ns, coverage } => match coverage {
-                Coverage::Probes(on) => attached.set(*at_ns, *on),
-                Coverage::Process { handle, observed } if handles.contains(handle) => {
+                CoverageEntry::Probes(on) => attached.set(*at_ns, *on),
+                CoverageEntry::Process { handle, observed } if handles.contains(handle) => {
                     awake.set(*at_ns, *observed);
                 }
                 _ => {}

@@ -12,7 +12,7 @@ const MIN_SHARE: f64 = 0.02;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confusion<C: 'static> {
     /// Nanoseconds by truth, then by detected category, in the order of [`Category::ALL`].
-    ns: Vec<Vec<u64>>,
+    ns: Vec<Vec<u128>>,
     categories: &'static [C],
 }
 
@@ -32,16 +32,7 @@ impl<C: Category> Confusion<C> {
         let place = |category: C| C::ALL.iter().position(|it| *it == category);
         for (start_ns, end_ns, (truth, detected)) in truth.zip(detected).spans() {
             if let (Some(truth), Some(detected)) = (place(truth), place(detected)) {
-                self.ns[truth][detected] += end_ns - start_ns;
-            }
-        }
-    }
-
-    /// Adds what another one counted.
-    pub fn merge(&mut self, other: &Self) {
-        for (row, other) in self.ns.iter_mut().zip(&other.ns) {
-            for (cell, other) in row.iter_mut().zip(other) {
-                *cell += other;
+                self.ns[truth][detected] += u128::from(end_ns - start_ns);
             }
         }
     }
@@ -49,59 +40,51 @@ impl<C: Category> Confusion<C> {
     /// The score. `absent`: names of categories that are known not to occur.
     #[must_use]
     pub fn score(&self, absent: &[String]) -> Score {
-        let total: u64 = self.ns.iter().flatten().sum();
-        let share = |ns: u64| ns as f64 / total.max(1) as f64;
-        let numbers = 0..self.categories.len();
-        let categories: Vec<CategoryScore> = numbers
-            .map(|number| {
-                let truth: u64 = self.ns[number].iter().sum();
-                let detected: u64 = self.ns.iter().map(|row| row[number]).sum();
-                let both = self.ns[number][number];
-                let ratio = |whole: u64| (whole > 0).then(|| both as f64 / whole as f64);
-                CategoryScore {
-                    name: self.categories[number].name(),
-                    truth_share: share(truth),
-                    detected_share: share(detected),
-                    precision: ratio(detected),
-                    recall: ratio(truth),
-                    f1: (truth + detected > 0)
-                        .then(|| 2.0 * both as f64 / (truth + detected) as f64),
-                }
-            })
-            .collect();
+        let total: u128 = self.ns.iter().flatten().sum();
+        let categories = self.category_scores(total);
         let counted = categories.iter().filter(|it| it.truth_share >= MIN_SHARE);
         let counted: Vec<f64> = counted.map(|it| it.f1.unwrap_or(0.0)).collect();
         let unknown = C::UNKNOWN.name();
         let is_absent = |it: &&CategoryScore| {
-            it.name != unknown
-                && (it.truth_share == 0.0 || absent.iter().any(|name| name == it.name))
+            let is_listed = absent.iter().any(|name| name == it.name);
+            it.name != unknown && (it.truth_share == 0.0 || is_listed)
         };
-        let largest = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max);
+        let absent = categories.iter().filter(is_absent);
         let errors = categories
             .iter()
             .map(|it| (it.detected_share - it.truth_share).abs() * 100.0);
+        let unknown = categories.iter().find(|it| it.name == unknown);
+        let seconds = |row: &Vec<u128>| row.iter().map(|ns| *ns as f64 / 1e9).collect();
         Score {
             seconds: total as f64 / 1e9,
             macro_f1: (!counted.is_empty())
                 .then(|| counted.iter().sum::<f64>() / counted.len() as f64),
-            absent_share: largest(
-                &mut categories
-                    .iter()
-                    .filter(is_absent)
-                    .map(|it| it.detected_share),
-            ),
-            share_error_points: largest(&mut errors.into_iter()),
-            unknown_share: categories
-                .iter()
-                .find(|it| it.name == unknown)
-                .map_or(0.0, |it| it.detected_share),
-            matrix_seconds: self
-                .ns
-                .iter()
-                .map(|row| row.iter().map(|ns| *ns as f64 / 1e9).collect())
-                .collect(),
+            absent_share: absent.map(|it| it.detected_share).fold(0.0, f64::max),
+            share_error_points: errors.fold(0.0, f64::max),
+            unknown_share: unknown.map_or(0.0, |it| it.detected_share),
+            matrix_seconds: self.ns.iter().map(seconds).collect(),
             categories,
         }
+    }
+
+    fn category_scores(&self, total: u128) -> Vec<CategoryScore> {
+        let share = |ns: u128| ns as f64 / total.max(1) as f64;
+        let numbers = 0..self.categories.len();
+        let scores = numbers.map(|number| {
+            let truth: u128 = self.ns[number].iter().sum();
+            let detected: u128 = self.ns.iter().map(|row| row[number]).sum();
+            let both = self.ns[number][number];
+            let ratio = |whole: u128| (whole > 0).then(|| both as f64 / whole as f64);
+            CategoryScore {
+                name: self.categories[number].name(),
+                truth_share: share(truth),
+                detected_share: share(detected),
+                precision: ratio(detected),
+                recall: ratio(truth),
+                f1: (truth + detected > 0).then(|| 2.0 * both as f64 / (truth + detected) as f64),
+            }
+        });
+        scores.collect()
     }
 }
 

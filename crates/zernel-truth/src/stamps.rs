@@ -182,6 +182,9 @@ impl StampLog {
 
 impl ThreadStamps {
     fn stamp(&mut self, at_ns: u64, label: &str) -> Result<(), &'static str> {
+        if self.changes.last().is_some_and(|last| at_ns < last.0) {
+            return Err("its time is before that of the thread's last stamp");
+        }
         match label.strip_prefix('+') {
             Some("step") => self.open.push((None, at_ns)),
             Some(name) => {

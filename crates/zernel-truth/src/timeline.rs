@@ -32,8 +32,11 @@ impl<T: Copy + PartialEq> Timeline<T> {
         }
     }
 
-    /// Sets the value from `start_ns` on. Later changes are forgotten.
+    /// Sets the value from `start_ns` on. Later changes are forgotten. Nothing changes at or after the end.
     pub(crate) fn set(&mut self, start_ns: u64, value: T) {
+        if start_ns >= self.end_ns {
+            return;
+        }
         while self.changes.last().is_some_and(|last| last.0 >= start_ns) {
             self.changes.pop();
         }

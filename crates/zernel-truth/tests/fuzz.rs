@@ -6,7 +6,7 @@ use zernel_truth::detected::PhaseSource;
 use zernel_truth::report::score;
 use zernel_truth::stamps::StampLog;
 use zernel_truth::trace::{
-    Coverage, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry, TraceFile,
+    CoverageEntry, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry, TraceFile,
     TraceHeader,
 };
 
@@ -49,7 +49,7 @@ fn trace() -> Vec<u8> {
             flags: 256,
         }));
     }
-    let coverage = Coverage::Window(true);
+    let coverage = CoverageEntry::Window(true);
     let at_ns = 2000;
     encoder.push(&TraceEntry::Coverage { at_ns, coverage });
     encoder.push(&TraceEntry::Loss { at_ns, events: 3 });

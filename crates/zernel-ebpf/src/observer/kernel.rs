@@ -24,7 +24,7 @@ use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
-use super::trace::{CoverageChange, Trace};
+use super::trace::{CoverageChange, EventTrace};
 use crate::capability::{Capability, quietly};
 use crate::child_task;
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
@@ -95,7 +95,7 @@ pub(crate) struct Kernel {
     pub(crate) step_marks: StepMarks,
     pub(crate) alarm: Alarm,
     /// The trace, if events are traced.
-    pub(super) trace: Option<Trace>,
+    pub(super) trace: Option<EventTrace>,
     pub(crate) settings: MappedArray<layout::Settings>,
     pub(crate) losses: MappedArray<layout::Losses>,
     pub(crate) processes: MappedArray<layout::Process>,
@@ -134,7 +134,7 @@ impl Kernel {
                 program.set_autoload(!other_rung);
             }
             if traces {
-                Trace::enable(&mut object)?;
+                EventTrace::enable(&mut object)?;
             }
             let shared = SharedState::claim(directory, &mut object);
             Ok::<_, libbpf_rs::Error>((object.load()?, shared))
@@ -159,7 +159,7 @@ impl Kernel {
             step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
             alarm: Alarm::new(&find_map(&object, "alarms")?)?,
             trace: match traces {
-                true => Some(Trace::new(&find_map(&object, "trace_records")?)?),
+                true => Some(EventTrace::new(&find_map(&object, "trace_records")?)?),
                 false => None,
             },
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,

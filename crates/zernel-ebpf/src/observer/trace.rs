@@ -101,7 +101,7 @@ pub enum CoverageChange {
 }
 
 /// Reads the trace.
-pub(super) struct Trace {
+pub(super) struct EventTrace {
     ring: RingBuffer<'static>,
     received: Receiver<layout::TraceRecord>,
     processes: BTreeMap<u32, TracedProcess>,
@@ -110,7 +110,7 @@ pub(super) struct Trace {
     items: RefCell<Vec<TraceItem>>,
 }
 
-impl Trace {
+impl EventTrace {
     /// Turns tracing on in an object that is not loaded yet.
     pub(super) fn enable(object: &mut OpenObject) -> libbpf_rs::Result<()> {
         for mut map in object.maps_mut() {

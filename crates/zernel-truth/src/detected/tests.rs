@@ -17,10 +17,11 @@ fn trace_of(events: &[(u64, ThreadEvent)]) -> TraceFile {
     for (at_ns, event) in events {
         let mut closed: Vec<PhaseInterval> = Vec::new();
         tracker.observe(*at_ns, *event, &mut closed);
-        sequence += closed.len() as u16;
-        if let Some(last) = closed.last() {
-            start_ns = last.end_ns;
-            phase = tracker.phase_at(*at_ns);
+        let now = tracker.phase_at(*at_ns);
+        if now != phase || !closed.is_empty() {
+            start_ns = closed.last().map_or(*at_ns, |last| last.end_ns);
+            sequence += 1;
+            phase = now;
         }
         entries.push(TraceEntry::Event(EventEntry {
             at_ns: *at_ns,
@@ -64,7 +65,7 @@ fn every_event_of_the_tracker_can_be_replayed() {
 #[test]
 fn a_replay_gives_the_recorded_phases() {
     let events = [
-        (1 * MS, ThreadEvent::CopyToDevice),
+        (MS, ThreadEvent::CopyToDevice),
         (2 * MS, ThreadEvent::Launch),
         (3 * MS, ThreadEvent::Launch),
         (4 * MS, ThreadEvent::GpuSyncEnter),
@@ -85,7 +86,10 @@ fn a_replay_gives_the_recorded_phases() {
     assert_eq!(recorded.live_phases, replayed.live_phases);
     assert_eq!(recorded.activities(), replayed.activities());
     assert_eq!(recorded.phases.at(10 * MS), Some(WorkloadPhase::GpuCompute));
-    assert_eq!(recorded.activities().at(10 * MS), Some(Activity::GpuWait));
+    assert_eq!(
+        recorded.activities().at(10 * MS),
+        Some(ProcessActivity::GpuWait)
+    );
     let classes = recorded.classes(false);
     assert_eq!(classes.at(2 * MS), Some(ThreadClass::Critical));
     assert_eq!(classes.at(10 * MS), Some(ThreadClass::GpuWait));
@@ -95,7 +99,7 @@ fn a_replay_gives_the_recorded_phases() {
 #[test]
 fn a_loader_feeds_while_it_runs_or_reads() {
     let events = [
-        (1 * MS, ThreadEvent::Unblock),
+        (MS, ThreadEvent::Unblock),
         (2 * MS, ThreadEvent::Block(BlockReason::Io)),
         (3 * MS, ThreadEvent::Unblock),
         (4 * MS, ThreadEvent::Block(BlockReason::Poll)),

@@ -92,7 +92,7 @@ fn a_late_detector_loses_what_it_is_late() {
 fn time_that_was_not_observed_is_shown() {
     let mut trace = trace(0);
     for (at_ns, on) in [(20 * MS, false), (70 * MS, true)] {
-        let coverage = Coverage::Probes(on);
+        let coverage = CoverageEntry::Probes(on);
         trace.entries.push(TraceEntry::Coverage { at_ns, coverage });
     }
     let report = score(&trace, &[log()], PhaseSource::Recorded);

@@ -4,7 +4,7 @@ use zernel_phase::WorkloadPhase;
 
 use super::varint::{byte, read, read_signed};
 use super::{
-    COVERAGE, Coverage, EVENT, EventEntry, HAS_SYMBOL, KIND_BITS, LOSS, MAGIC, NEW_DEADLINE,
+    COVERAGE, CoverageEntry, EVENT, EventEntry, HAS_SYMBOL, KIND_BITS, LOSS, MAGIC, NEW_DEADLINE,
     NEW_FLAGS, NEW_PHASE, NEW_THREAD, PROCESS, ProcessEntry, SAMPLE, SampleEntry, ThreadState,
     TraceEntry, TraceFile,
 };
@@ -174,10 +174,10 @@ impl Decoder<'_> {
         let value = self.boolean()?;
         let handle = self.number()?;
         let coverage = match kind {
-            0 => Coverage::Probes(value),
-            1 => Coverage::Window(value),
-            2 => Coverage::AssumedLaunches(value),
-            3 => Coverage::Process {
+            0 => CoverageEntry::Probes(value),
+            1 => CoverageEntry::Window(value),
+            2 => CoverageEntry::AssumedLaunches(value),
+            3 => CoverageEntry::Process {
                 handle,
                 observed: value,
             },

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::varint::{write, write_signed};
 use super::{
-    COVERAGE, Coverage, EVENT, EventEntry, HAS_SYMBOL, LOSS, MAGIC, NEW_DEADLINE, NEW_FLAGS,
+    COVERAGE, CoverageEntry, EVENT, EventEntry, HAS_SYMBOL, LOSS, MAGIC, NEW_DEADLINE, NEW_FLAGS,
     NEW_PHASE, NEW_THREAD, PROCESS, ProcessEntry, SAMPLE, SampleEntry, ThreadState, TraceEntry,
     TraceHeader,
 };
@@ -143,14 +143,14 @@ impl TraceEncoder {
         self.bytes.push(sample.nccl_active.into());
     }
 
-    fn coverage(&mut self, at_ns: u64, coverage: Coverage) {
+    fn coverage(&mut self, at_ns: u64, coverage: CoverageEntry) {
         self.bytes.push(COVERAGE);
         self.time(at_ns);
         let (kind, value, handle) = match coverage {
-            Coverage::Probes(attached) => (0, attached, 0),
-            Coverage::Window(open) => (1, open, 0),
-            Coverage::AssumedLaunches(assumed) => (2, assumed, 0),
-            Coverage::Process { handle, observed } => (3, observed, handle),
+            CoverageEntry::Probes(attached) => (0, attached, 0),
+            CoverageEntry::Window(open) => (1, open, 0),
+            CoverageEntry::AssumedLaunches(assumed) => (2, assumed, 0),
+            CoverageEntry::Process { handle, observed } => (3, observed, handle),
         };
         self.bytes.extend([kind, value.into()]);
         write(&mut self.bytes, handle.into());

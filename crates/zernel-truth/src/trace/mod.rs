@@ -109,7 +109,7 @@ pub enum TraceEntry {
         /// When, in nanoseconds of CLOCK_MONOTONIC.
         at_ns: u64,
         /// What changed.
-        coverage: Coverage,
+        coverage: CoverageEntry,
     },
     /// Events were lost before this time.
     Loss {
@@ -183,7 +183,7 @@ pub struct SampleEntry {
 
 /// A change of what is observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Coverage {
+pub enum CoverageEntry {
     /// Whether probes are attached.
     Probes(bool),
     /// Whether a sampling window is open: only then sampled functions give events.

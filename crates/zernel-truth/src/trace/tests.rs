@@ -46,11 +46,11 @@ fn other() -> impl Strategy<Value = TraceEntry> {
             at_ns,
             events: at_ns,
         },
-        3 => coverage(at_ns, Coverage::Window(flag)),
-        4 => coverage(at_ns, Coverage::AssumedLaunches(flag)),
+        3 => coverage(at_ns, CoverageEntry::Window(flag)),
+        4 => coverage(at_ns, CoverageEntry::AssumedLaunches(flag)),
         _ => coverage(
             at_ns,
-            Coverage::Process {
+            CoverageEntry::Process {
                 handle: one,
                 observed: flag,
             },
@@ -58,7 +58,7 @@ fn other() -> impl Strategy<Value = TraceEntry> {
     })
 }
 
-fn coverage(at_ns: u64, coverage: Coverage) -> TraceEntry {
+fn coverage(at_ns: u64, coverage: CoverageEntry) -> TraceEntry {
     TraceEntry::Coverage { at_ns, coverage }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 
 /// Most bytes of a file that are read.
@@ -32,8 +32,7 @@ pub(super) fn compress(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let compressed = thread::scope(|scope| {
         let write = |mut input: ChildStdin| input.write_all(bytes);
         let written = scope.spawn(move || input.map_or(Ok(()), write));
-        let read = |output: ChildStdout| read_bounded(output);
-        let compressed = output.map_or(Ok(Vec::new()), read)?;
+        let compressed = output.map_or(Ok(Vec::new()), read_bounded)?;
         match written.join() {
             Ok(written) => written.map(|()| compressed),
             Err(panic) => std::panic::resume_unwind(panic),

@@ -14,12 +14,14 @@ use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_phase::shared::{self, RawTaskState, RawTracker, TASK_NCCL_ACTIVE};
 use zernel_truth::trace::{
-    Coverage, DelaySummary, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry,
+    CoverageEntry, DelaySummary, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry,
     TraceHeader,
 };
 
 /// Time between samples of the sampled rule, and between reads of the trace.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// Time between snapshots, which have the utilization of GPUs.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// Most bytes of entries. A longer trace ends there, and its header reports the loss.
 const MAX_BYTES: usize = 512 << 20;
 
@@ -51,7 +53,7 @@ impl Recording {
         command: Vec<String>,
     ) -> Result<Self, ObserveError> {
         let observer = Observer::start(options)?;
-        let observer = ObserverThread::start(observer, INTERVAL)?;
+        let observer = ObserverThread::start(observer, SNAPSHOT_INTERVAL)?;
         let recorder = Recorder::new(command);
         let stop = Arc::new(AtomicBool::new(false));
         let thread = thread::spawn({
@@ -141,11 +143,13 @@ impl Recorder {
             TraceItem::Event(event) => self.add_event(event),
             TraceItem::Coverage { at_ns, change } => {
                 let coverage = match *change {
-                    CoverageChange::Probes(attached) => Coverage::Probes(attached),
-                    CoverageChange::Window(open) => Coverage::Window(open),
-                    CoverageChange::AssumedLaunches(assumed) => Coverage::AssumedLaunches(assumed),
+                    CoverageChange::Probes(attached) => CoverageEntry::Probes(attached),
+                    CoverageChange::Window(open) => CoverageEntry::Window(open),
+                    CoverageChange::AssumedLaunches(assumed) => {
+                        CoverageEntry::AssumedLaunches(assumed)
+                    }
                     CoverageChange::Process { handle, observed } => {
-                        Coverage::Process { handle, observed }
+                        CoverageEntry::Process { handle, observed }
                     }
                 };
                 let at_ns = *at_ns;

@@ -1,0 +1,58 @@
+//! The labels of a rank: what it does, by its own account, as a stamp log.
+//!
+//! A log is written only if the environment names a folder for it, as for the scripts in `truth/`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::{env, fs, io};
+
+use rustix::time::ClockId;
+
+use crate::sys::now_ns;
+
+/// The folder for stamp logs.
+const FOLDER: &str = "ZERNEL_TRUTH";
+
+/// The labels of the thread that calls; a job has one training thread per process.
+pub(crate) struct Labels {
+    folder: Option<PathBuf>,
+    begin_ns: u64,
+    stamps: Vec<(u64, &'static str)>,
+}
+
+impl Labels {
+    pub(crate) fn new() -> Self {
+        Self {
+            folder: env::var_os(FOLDER).map(PathBuf::from),
+            begin_ns: now_ns(ClockId::Monotonic),
+            stamps: Vec::new(),
+        }
+    }
+
+    /// Enters `+label`, or leaves the innermost label with `-`.
+    pub(crate) fn stamp(&mut self, label: &'static str) {
+        if self.folder.is_some() {
+            self.stamps.push((now_ns(ClockId::Monotonic), label));
+        }
+    }
+
+    /// Writes the log. `verdict` and `absent` are known from the plan.
+    pub(crate) fn write(&self, variant: &str, verdict: &str, absent: &[&str]) -> io::Result<()> {
+        let Some(folder) = &self.folder else {
+            return Ok(());
+        };
+        let pid = std::process::id();
+        let head = serde_json::json!({
+            "version": 1, "pid": pid, "variant": variant, "clock": "monotonic", "begin": self.begin_ns,
+            "known": {"verdict": verdict, "absent": absent},
+        });
+        let mut text = format!("{head}\n");
+        for (at_ns, label) in &self.stamps {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "[{at_ns}, {pid}, \"{label}\"]");
+        }
+        let end_ns = now_ns(ClockId::Monotonic);
+        let _ = writeln!(text, "{{\"end\": {end_ns}, \"gpu_busy\": null}}");
+        fs::write(folder.join(format!("stamps-{pid}.jsonl")), text)
+    }
+}
