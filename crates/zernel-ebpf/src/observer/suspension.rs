@@ -17,6 +17,7 @@ impl Observer {
             process.suspend(&self.governor.symbols(), now_ns);
         }
         self.is_suspended = true;
+        self.kernel.set_suspended(true);
         files::pause_all(self.attachment.files.iter_mut());
         self.kernel.note_detached();
     }
@@ -29,6 +30,7 @@ impl Observer {
         files::attach_each(self.attachment.files.iter_mut(), |file| {
             file.resume(&self.kernel);
         });
+        self.kernel.set_suspended(false);
         self.governor.restart_event_tracking(&self.kernel);
         let running: Vec<u32> = self.processes.running.keys().copied().collect();
         for handle in running {

@@ -79,6 +79,24 @@ static __always_inline void end_waits(struct zernel_thread *thread, struct zerne
 		end_peer_wait(thread);
 }
 
+/* Notes that the current thread announces what it does. */
+static __always_inline void note_announcement(struct zernel_thread *thread,
+					      struct zernel_process *process, __u32 event,
+					      __u64 now_ns)
+{
+	switch (event) {
+	case ZERNEL_DATA_BEGIN:
+		begin_data_wait(thread, process, now_ns);
+		process->announcer = (__u32)bpf_get_current_pid_tgid();
+		break;
+	case ZERNEL_OPTIMIZER_BEGIN:
+		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
+			process->flags |= ZERNEL_ANNOUNCES_STEPS;
+		process->announcer = (__u32)bpf_get_current_pid_tgid();
+		break;
+	}
+}
+
 static __always_inline void observe_event(struct zernel_thread *thread,
 					  struct zernel_process *process, __u32 event, __u64 now_ns)
 {
@@ -124,7 +142,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 		call->arguments[i] = nth ? zernel_argument(registers, stack, nth) : 0;
 	}
 	probe_enter(symbol, thread, call);
-	zernel_mark_step(symbol, process, thread->process, now_ns);
+	zernel_mark_step(symbol, symbol->mark, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE)
 		observe_event(thread, process, symbol->enter_event, now_ns);
 	/* The probe's own time is not part of the call. */
@@ -179,9 +197,15 @@ static __always_inline int mark(struct pt_regs *ctx)
 	struct zernel_thread *thread;
 	struct zernel_process *process;
 	struct zernel_counter *counter;
+	struct zernel_entry entry = {};
 
 	if (!symbol || !is_counted(symbol))
 		return 0;
+	entry.arguments[0] = PT_REGS_PARM1(ctx);
+	barrier_var(entry.arguments[0]);
+	entry.arguments[1] = PT_REGS_PARM2(ctx);
+	entry.event = symbol->enter_event;
+	entry.mark = symbol->mark;
 	thread = zernel_current_thread();
 	process = thread ? zernel_process(thread->process) : NULL;
 	counter = process ? zernel_counter(thread->process, id) : NULL;
@@ -191,13 +215,16 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (process->is_rested)
 		return 0;
 	__sync_fetch_and_add(&counter->calls, 1);
-	end_waits(thread, process, symbol->enter_event, now_ns);
+	probe_read(symbol, &entry);
+	if (entry.is_other)
+		return 0;
+	end_waits(thread, process, entry.event, now_ns);
 	probe_mark(symbol, thread, process, now_ns);
-	zernel_mark_step(symbol, process, thread->process, now_ns);
-	if (symbol->enter_event != ZERNEL_NONE)
-		zernel_observe_event(now_ns, symbol->enter_event, burst_ns_of(thread, now_ns));
-	if (presumes_launches_in_backward(symbol, process, thread, now_ns))
-		zernel_observe_event(now_ns, ZERNEL_LAUNCH, burst_ns_of(thread, now_ns));
+	zernel_mark_step(symbol, entry.mark, process, thread->process, now_ns);
+	if (entry.event != ZERNEL_NONE)
+		zernel_observe_event(now_ns, entry.event, burst_ns_of(thread, now_ns));
+	note_announcement(thread, process, entry.event, now_ns);
+	note_backward(symbol, process, thread, now_ns);
 	return 0;
 }
 
