@@ -17,7 +17,7 @@ use anstyle::Style;
 use super::report::{Ended, Report};
 use crate::text::{shortened, wrapped};
 pub(crate) use ranks::{no_ranks, rank_name};
-pub(crate) use verdict::{evidence, slowest};
+pub(crate) use verdict::{evidence, next_step, slowest};
 
 /// Line width, unless the terminal is narrower.
 const WIDTH: usize = 100;

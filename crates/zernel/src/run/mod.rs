@@ -11,6 +11,7 @@
 pub(crate) mod attach;
 mod caller;
 mod child;
+mod cpu_limit;
 mod recorder;
 mod report_file;
 
