@@ -10,6 +10,7 @@ use crate::driver::{Gpu, Peers};
 use crate::loader::{Jitter, Loaders};
 use crate::plan::Plan;
 use crate::sys::{self, Priority, now_ns};
+use crate::torch::Torch;
 use crate::{Part, Stamp};
 
 /// Trains, and returns the stamps of all parts.
@@ -25,7 +26,10 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     let loaders = Loaders::fork(directory, plan, seed)?;
     (0..plan.busy_threads).for_each(|_| be_busy());
     let peers = Peers::meet(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
+    let start_torch = || Torch::start(&directory.join("lib"), gpu.launcher(), plan, seed);
+    let torch = plan.torch.then(start_torch).transpose()?;
     let mut trainer = Trainer {
+        torch,
         plan,
         gpu: &gpu,
         peers: &peers,
@@ -63,6 +67,7 @@ fn is_due(every: u32, step: u32) -> bool {
 }
 
 struct Trainer<'a> {
+    torch: Option<Torch>,
     plan: &'a Plan,
     gpu: &'a Gpu,
     peers: &'a Peers<'a>,
@@ -98,7 +103,19 @@ impl Trainer<'_> {
         })
     }
 
+    /// Announces a part of the loop, if it is one of `PyTorch`.
+    fn announce(&self, name: &str) -> io::Result<()> {
+        match &self.torch {
+            Some(torch) => torch.announce(name),
+            None => Ok(()),
+        }
+    }
+
     fn optimize(&mut self) -> io::Result<()> {
+        if self.plan.infers {
+            self.launch(self.plan.launches)?;
+            return self.read_loss();
+        }
         let last = self.plan.accumulate - 1;
         for micro_batch in 0..=last {
             self.forward()?;
@@ -114,7 +131,11 @@ impl Trainer<'_> {
             // The norm of the gradients, or whether they are finite.
             self.read_loss()?;
         }
-        self.launch(self.plan.optimizer_launches)?;
+        self.stamped(Part::Update, |trainer| {
+            trainer.announce("Optimizer.step#AdamW.step")?;
+            trainer.launch(trainer.plan.optimizer_launches)?;
+            trainer.announce("Optimizer.zero_grad#AdamW.zero_grad")
+        })?;
         match self.plan.overlaps {
             true => self.read_loss(),
             false => Ok(()),
@@ -124,15 +145,29 @@ impl Trainer<'_> {
     fn forward(&mut self) -> io::Result<()> {
         let (gpu, bytes) = (self.gpu, self.plan.batch_bytes);
         let mut copied = Ok(());
-        self.loaders
-            .next(|batch| copied = gpu.copy_to(batch, bytes))?;
+        self.announce("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")?;
+        let start_ns = now_ns(ClockId::Monotonic);
+        let mut end_ns = start_ns;
+        self.loaders.next(|batch| {
+            end_ns = now_ns(ClockId::Monotonic);
+            copied = gpu.copy_to(batch, bytes);
+        })?;
         copied?;
+        let part = Part::Data;
+        self.stamps.push(Stamp {
+            part,
+            start_ns,
+            end_ns,
+        });
         self.launch(self.plan.launches)
     }
 
     /// As DDP does it, a bucket is reduced as soon as its gradients will be there.
     fn backward(&mut self, reduces: bool) -> io::Result<()> {
         let launches = 2 * self.plan.launches;
+        if let Some(torch) = &self.torch {
+            return torch.backward(launches);
+        }
         if !reduces {
             return self.launch(launches);
         }
