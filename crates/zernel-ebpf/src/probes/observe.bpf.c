@@ -89,6 +89,9 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 		begin_data_wait(thread, process, now_ns);
 		process->announcer = (__u32)bpf_get_current_pid_tgid();
 		break;
+	case ZERNEL_BACKWARD_BEGIN:
+		process->dist_sync.backward_since_ns = now_ns;
+		break;
 	case ZERNEL_OPTIMIZER_BEGIN:
 		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
 			process->flags |= ZERNEL_ANNOUNCES_STEPS;

@@ -27,8 +27,8 @@ use states::{any_config, any_event, any_state, any_step, any_time, change_inputs
 const CLASSIFY_BATCHES: usize = 256;
 /// Samples of each of 4096 tasks in a row.
 const DETECT_ROUNDS: usize = 64;
-/// Events of each of 4096 threads in a row: a little over a million.
-const TRACK_ROUNDS: usize = 257;
+/// Events of each of 4096 threads in a row: 1.3 million.
+const TRACK_ROUNDS: usize = 321;
 
 fn main() -> ExitCode {
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];

@@ -149,7 +149,8 @@ fn announced_steps_have_the_announced_phases() {
         track(&step, 40),
         [
             (DataLoading, 0, 6),
-            (GpuCompute, 6, 30),
+            (GpuCompute, 6, 7),
+            (GpuCompute, 7, 30),
             (OptimizerStep, 30, 36),
             (DataLoading, 36, 40),
         ]

@@ -72,14 +72,6 @@ fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
     } else if have_loaders && (!fill_cpus || prepare < fetch.max(other)) {
         steps.push(NextStep::bounded("more workers", WORKERS, most));
     }
-    if have_loaders {
-        let line = "DataLoader(dataset, num_workers=N, prefetch_factor=8, pin_memory=True)";
-        steps.push(NextStep::bounded(
-            "deeper prefetching, if the waits come in bursts",
-            line,
-            most,
-        ));
-    }
     if prepare > fetch.max(other) {
         let line = "decode once and store tensors, or torchvision.transforms.v2 on the GPU";
         steps.push(NextStep::bounded("cheaper preprocessing", line, most));

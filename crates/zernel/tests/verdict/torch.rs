@@ -1,6 +1,7 @@
 //! Loops of PyTorch, and what they announce themselves, held against phases and verdict.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::PoisonError;
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 use zernel_testjob::{Cause, Job, Load, Part, Plan};
 use zernel_testkit::{Need, trial};
 
-use crate::report_on_job;
+use crate::{MACHINE, report_on_job};
 
 /// By how many points a share of the time may be off.
 const POINTS: f64 = 3.0;
@@ -156,9 +157,11 @@ fn attach_and_run_agree() {
         steps: 2_000,
         ..Plan::new(Cause::LoaderCpu, 1)
     };
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Job::new(plan).unwrap();
-    let running = job.command().unwrap().stdout(Stdio::null()).spawn();
-    let running = Running(running.unwrap());
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    job.alone(&mut command);
+    let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
     thread::sleep(Duration::from_secs(2));
     for _ in 0..3 {
         let output = Command::new(env!("CARGO_BIN_EXE_zernel"))

@@ -80,30 +80,36 @@ static __always_inline void note_end_of_backward(struct zernel_process *process,
 }
 
 /*
- * A block for peers ends. The thread that runs backward passes idles after each of them, and only
- * the training thread shows when that is. So what it waits after the training thread came back is
- * no wait for peers.
+ * A block of a thread that runs backward passes ends. It idles after each of them, and only the
+ * training thread shows when that is. So it waits for peers only until that thread comes back.
  */
+static __noinline int end_helper_block(struct zernel_thread *thread, struct zernel_process *process,
+				       __u64 block_ns, __u64 now_ns)
+{
+	__u64 begin_ns = process->dist_sync.backward_since_ns;
+	__u64 back_ns = process->dist_sync.backward_until_ns;
+	bool is_within = begin_ns > back_ns && begin_ns <= block_ns;
+
+	if (back_ns <= block_ns && !is_within)
+		return end_peer_wait(thread);
+	thread->dist_sync.until_ns = back_ns > block_ns && back_ns < now_ns ? back_ns : now_ns;
+	thread->dist_sync.cpu_ns = 0;
+	__sync_fetch_and_add(&process->dist_sync.helper_wait_ns,
+			     thread->dist_sync.until_ns - block_ns);
+	return back_ns > block_ns ? end_peer_wait(thread) : 0;
+}
+
+/* A block for peers ends. */
 static __noinline int end_peer_block(struct zernel_thread *thread, struct zernel_process *process,
 				     const struct zernel_task_state *state, __u64 now_ns)
 {
-	struct dist_sync_thread *wait = &thread->dist_sync;
-	__u64 back_ns = process->dist_sync.backward_until_ns;
-	__u64 block_ns = state->tracker.wait_since_ns;
-	bool is_helper = !(state->tracker.flags & ZERNEL_TRAINING_THREAD) || process->announcer;
+	bool trains = process->announcer ? process->announcer == state->pid :
+					   state->tracker.flags & ZERNEL_TRAINING_THREAD;
 
-	if (process->announcer == state->pid || !zernel_uses_gpu(process))
-		is_helper = false;
-	wait->until_ns = now_ns;
-	wait->cpu_ns = 0;
-	if (!is_helper)
-		return 0;
-	if (back_ns > block_ns && back_ns < now_ns)
-		wait->until_ns = back_ns;
-	if (wait->until_ns > block_ns)
-		__sync_fetch_and_add(&process->dist_sync.helper_wait_ns, wait->until_ns - block_ns);
-	if (wait->until_ns != now_ns)
-		end_peer_wait(thread);
+	if (!trains && zernel_uses_gpu(process) && process->dist_sync.backward_since_ns)
+		return end_helper_block(thread, process, state->tracker.wait_since_ns, now_ns);
+	thread->dist_sync.until_ns = now_ns;
+	thread->dist_sync.cpu_ns = 0;
 	return 0;
 }
 

@@ -6,6 +6,7 @@
 #include "kernel.h"
 
 struct dist_sync_process {
+	__u64 backward_since_ns; /* when a thread last began a backward pass */
 	__u64 backward_until_ns; /* when its training thread last came back from a backward pass */
 	__u64 cpu_reductions; /* begun through the CPU since the last backward pass ended */
 	__u64 helper_wait_ns; /* waits of the threads that run its backward passes */

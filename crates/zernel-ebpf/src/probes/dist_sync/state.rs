@@ -14,6 +14,8 @@ mirrors! {
         /// Waits of a process for other ranks. The process keeps their durations with all others.
         #[derive(Default)]
         pub struct PeerWaits = "dist_sync_process" {
+            /// When a thread last began a backward pass.
+            backward_since_ns: u64,
             /// When its training thread last came back from a backward pass.
             backward_until_ns: u64,
             /// Reductions through the CPU since the last backward pass.
