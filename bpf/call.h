@@ -53,6 +53,14 @@ static __always_inline __u64 zernel_argument(const __u64 *registers, __u64 stack
 	return value;
 }
 
+/* The entry of a function whose return is not probed. Its arguments may decide what it means. */
+struct zernel_entry {
+	__u64 arguments[2];
+	__u32 event; /* enum zernel_event, or ZERNEL_NONE */
+	__u16 mark; /* enum zernel_mark */
+	__u16 is_other; /* the call means nothing */
+};
+
 static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_thread *thread)
 {
 	__u32 depth = thread->depth;

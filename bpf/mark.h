@@ -46,6 +46,7 @@ struct zernel_process_marks {
 	__u32 count[ZERNEL_MARK_CLASSES];
 	__u32 missing; /* bits of the classes with unreported marks since the last report */
 	__u32 reserved;
+	__u64 launched_ns; /* when one of its threads last launched */
 };
 
 #endif

@@ -22,6 +22,13 @@ enum zernel_event {
 	ZERNEL_BLOCK_OTHER,
 	ZERNEL_UNBLOCK,
 	ZERNEL_OPTIMIZER_MARKER,
+	ZERNEL_UNBLOCK_AFTER_LAUNCHES, /* other threads of its process launched meanwhile */
+	ZERNEL_DATA_BEGIN,
+	ZERNEL_FORWARD_BEGIN,
+	ZERNEL_BACKWARD_BEGIN,
+	ZERNEL_OPTIMIZER_BEGIN,
+	ZERNEL_ZERO_GRADIENTS,
+	ZERNEL_NOT_OBSERVED, /* its calls are not observed from now on */
 };
 
 struct zernel_tracker_config {
@@ -30,8 +37,8 @@ struct zernel_tracker_config {
 	__u64 blocked_max_ns;
 	__u64 loading_max_ns;
 	__u64 launching_max_ns;
+	__u64 announced_max_ns;
 	__u64 optimizer_max_ns;
-	__u64 optimizer_burst_max_ns;
 	__u64 optimizer_launch_max_ns;
 	__u64 short_wait_max_ns;
 };
@@ -58,11 +65,13 @@ static inline __u8 zernel_activity_phase(__u8 activity)
 {
 	switch (activity) {
 	case ZERNEL_LOADING:
+	case ZERNEL_RECEIVING:
 		return ZERNEL_DATA_LOADING;
-	case ZERNEL_LAUNCHING:
+	case ZERNEL_COMPUTING:
+	case ZERNEL_BACKWARD:
 		return ZERNEL_GPU_COMPUTE;
-	case ZERNEL_BURST:
 	case ZERNEL_UPDATING:
+	case ZERNEL_ZEROING:
 		return ZERNEL_OPTIMIZER_STEP;
 	default:
 		return ZERNEL_UNKNOWN;
@@ -73,37 +82,63 @@ static inline __u8 zernel_activity_phase(__u8 activity)
 static inline __u8 zernel_activity_expired(__u8 activity)
 {
 	switch (activity) {
-	case ZERNEL_BURST:
-	case ZERNEL_UPDATING:
-	case ZERNEL_DRAINED:
-		return ZERNEL_DRAINED;
+	case ZERNEL_RECEIVING:
+	case ZERNEL_ZEROING:
+		return ZERNEL_COMPUTING;
 	default:
 		return ZERNEL_IDLE;
 	}
 }
 
 /* Whether a short wait leaves an activity as it was. */
-static inline int zernel_is_part_of_a_step(__u8 activity)
+static inline int zernel_survives_short_waits(__u8 activity)
 {
 	return activity != ZERNEL_IDLE && activity != ZERNEL_LOADING;
 }
 
-static inline void zernel_turn_to(const struct zernel_tracker_config *config,
-				  struct zernel_tracker *tracker, __u8 activity)
+/* How long an activity lasts without an event that shows it. */
+static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *config,
+					  const struct zernel_tracker *tracker, __u8 activity)
 {
-	__u64 max_ns = ZERNEL_NEVER;
+	switch (activity) {
+	case ZERNEL_LOADING:
+		return config->loading_max_ns;
+	case ZERNEL_RECEIVING:
+		return config->short_wait_max_ns;
+	case ZERNEL_COMPUTING:
+		return tracker->flags & (ZERNEL_ANNOUNCES_DATA | ZERNEL_ANNOUNCES_UPDATES) ?
+			       config->announced_max_ns :
+			       config->launching_max_ns;
+	case ZERNEL_BACKWARD:
+		return config->sync_max_ns;
+	case ZERNEL_UPDATING:
+		return config->optimizer_max_ns;
+	case ZERNEL_ZEROING:
+		return config->optimizer_launch_max_ns;
+	default:
+		return ZERNEL_NEVER;
+	}
+}
 
-	if (activity == ZERNEL_LOADING)
-		max_ns = config->loading_max_ns;
-	else if (activity == ZERNEL_LAUNCHING)
-		max_ns = config->launching_max_ns;
-	else if (activity == ZERNEL_UPDATING)
-		max_ns = config->optimizer_max_ns;
-	else if (activity == ZERNEL_BURST)
-		max_ns = config->optimizer_burst_max_ns;
+/* Turns to an activity at `from_ns`. */
+static inline void zernel_turn_to(const struct zernel_tracker_config *config,
+				  struct zernel_tracker *tracker, __u8 activity, __u64 from_ns)
+{
+	__u64 limit_ns = zernel_activity_limit(config, tracker, activity);
+
 	tracker->activity = activity;
-	tracker->activity_until_ns = zernel_add_saturating(tracker->now_ns, max_ns);
-	tracker->flags &= ~ZERNEL_UNDECIDED;
+	tracker->activity_until_ns = zernel_add_saturating(from_ns, limit_ns);
+	tracker->flags &= ~(ZERNEL_UNDECIDED | ZERNEL_MAY_UPDATE);
+}
+
+/* Turns to computing. The thread may still be between a backward pass and its optimizer step. */
+static inline void zernel_compute(const struct zernel_tracker_config *config,
+				  struct zernel_tracker *tracker)
+{
+	__u16 may_update = tracker->flags & ZERNEL_MAY_UPDATE;
+
+	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+	tracker->flags |= may_update;
 }
 
 /* Ends calls that an event other than their own leave shows to be over. */
@@ -113,26 +148,44 @@ static inline void zernel_end_unseen(struct zernel_tracker *tracker, __u16 calls
 		zernel_count(&tracker->lost_leaves);
 	if (tracker->flags & calls & ZERNEL_IN_COLLECTIVE)
 		zernel_count(&tracker->lost_leaves);
+	if (tracker->flags & calls)
+		tracker->flags &= ~ZERNEL_MAY_UPDATE;
 	tracker->flags &= ~calls;
 }
 
-static inline __u8 zernel_after_sync(const struct zernel_tracker *tracker)
+/* The activity of a thread that blocks outside of calls. A thread that announces when it gets data
+ * loads at no other time. */
+static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker, __u8 event)
 {
-	return tracker->flags & ZERNEL_MARKED ? ZERNEL_DRAINED : ZERNEL_BURST;
-}
+	__u8 activity = tracker->activity;
 
-static inline int zernel_waits_for_data(const struct zernel_tracker *tracker, __u8 event)
-{
+	if (activity == ZERNEL_RECEIVING)
+		return ZERNEL_LOADING;
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA)
+		return activity;
 	switch (event) {
 	case ZERNEL_BLOCK_IO:
-		return 1;
+		return ZERNEL_LOADING;
 	case ZERNEL_BLOCK_POLL:
-		return tracker->activity != ZERNEL_IDLE;
+		return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;
 	case ZERNEL_BLOCK_FUTEX:
-		return tracker->activity != ZERNEL_IDLE && tracker->activity != ZERNEL_LAUNCHING;
+		if ((activity == ZERNEL_COMPUTING || activity == ZERNEL_BACKWARD) &&
+		    !(tracker->flags & ZERNEL_TRAINING_THREAD))
+			return ZERNEL_IDLE;
+		if (activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES))
+			return ZERNEL_COMPUTING;
+		return activity;
 	default:
-		return 0;
+		return activity;
 	}
+}
+
+/* Whether a wait on a futex in this activity is either for data or for another thread. */
+static inline int zernel_is_undecided(const struct zernel_tracker *tracker)
+{
+	return !(tracker->flags & ZERNEL_ANNOUNCES_DATA) &&
+	       (tracker->activity == ZERNEL_COMPUTING || tracker->activity == ZERNEL_UPDATING ||
+		tracker->activity == ZERNEL_ZEROING);
 }
 
 /* Whether a late event is the end of a call that is still open, and not of an earlier one. */
@@ -147,7 +200,31 @@ static inline int zernel_ends_open_call(const struct zernel_tracker *tracker, __
 	return 0;
 }
 
-/* Moves time on. A phase whose deadline has passed ends. */
+/* Ends a phase whose deadline has passed. */
+static inline void zernel_expire(const struct zernel_tracker_config *config,
+				 struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	int is_over = zernel_in_call(tracker) || tracker->flags & ZERNEL_WAITING;
+	__u8 next = is_over ? ZERNEL_IDLE : zernel_activity_expired(tracker->activity);
+	__u64 at_ns = tracker->deadline_ns;
+	__u8 phase;
+
+	zernel_count(&tracker->expired);
+	tracker->flags &= ~ZERNEL_WAITING;
+	if (zernel_in_call(tracker)) {
+		zernel_count(&tracker->lost_leaves);
+		tracker->flags &=
+			~(ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED);
+	}
+	zernel_turn_to(config, tracker, next, at_ns);
+	phase = zernel_activity_phase(next);
+	tracker->deadline_ns = phase == ZERNEL_UNKNOWN ? ZERNEL_NEVER : tracker->activity_until_ns;
+	if (phase != zernel_word_phase(task->phase_word))
+		zernel_transition(task, phase, at_ns);
+}
+
+/* Moves time on. An activity may expire into one that has expired too. */
 static inline void zernel_advance(const struct zernel_tracker_config *config,
 				  struct zernel_task_state *task, __u64 at_ns)
 {
@@ -157,44 +234,54 @@ static inline void zernel_advance(const struct zernel_tracker_config *config,
 		tracker->now_ns = at_ns;
 	if (tracker->now_ns < tracker->deadline_ns)
 		return;
-	if (zernel_word_phase(task->phase_word) != ZERNEL_UNKNOWN)
-		zernel_transition(task, ZERNEL_UNKNOWN, tracker->deadline_ns);
-	tracker->deadline_ns = ZERNEL_NEVER;
-	zernel_count(&tracker->expired);
-	tracker->flags &= ~ZERNEL_WAITING;
-	if (zernel_in_call(tracker)) {
-		zernel_count(&tracker->lost_leaves);
-		tracker->flags &=
-			~(ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED);
-		zernel_turn_to(config, tracker, ZERNEL_IDLE);
-	} else {
-		zernel_turn_to(config, tracker, zernel_activity_expired(tracker->activity));
-	}
+	zernel_expire(config, task);
+	if (tracker->now_ns >= tracker->deadline_ns)
+		zernel_expire(config, task);
 }
 
 static inline void zernel_block(const struct zernel_tracker_config *config,
 				struct zernel_tracker *tracker, __u8 event)
 {
-	int in_call = zernel_in_call(tracker);
-	int after_launches = event == ZERNEL_BLOCK_FUTEX && tracker->activity == ZERNEL_LAUNCHING &&
-			     !in_call;
+	__u8 activity;
 
 	tracker->flags |= ZERNEL_WAITING;
 	tracker->flags &= ~ZERNEL_WAIT_UNDECIDED;
-	if (after_launches)
-		tracker->flags |= ZERNEL_WAIT_UNDECIDED;
 	tracker->wait_since_ns = tracker->now_ns;
 	tracker->wait_activity = tracker->activity;
 	tracker->wait_activity_until_ns = tracker->activity_until_ns;
-	if (!in_call && zernel_waits_for_data(tracker, event))
-		zernel_turn_to(config, tracker, ZERNEL_LOADING);
-	else if (after_launches && !(tracker->flags & ZERNEL_TRAINING_THREAD))
-		zernel_turn_to(config, tracker, ZERNEL_IDLE);
+	if (zernel_in_call(tracker))
+		return;
+	activity = zernel_activity_in_block(tracker, event);
+	if (activity != tracker->activity)
+		zernel_turn_to(config, tracker, activity, tracker->now_ns);
+	if (event == ZERNEL_BLOCK_FUTEX && zernel_is_undecided(tracker))
+		tracker->flags |= ZERNEL_WAIT_UNDECIDED;
+}
+
+/* Ends a wait in the activity that it began in. */
+static inline void zernel_end_long_wait(const struct zernel_tracker_config *config,
+					struct zernel_tracker *tracker, __u8 event)
+{
+	if (tracker->activity == ZERNEL_LOADING) {
+		int uses_batch = tracker->flags & ZERNEL_TRAINING_THREAD &&
+				 !(tracker->flags & ZERNEL_USES_GPU);
+
+		zernel_turn_to(config, tracker, uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING,
+			       tracker->now_ns);
+		return;
+	}
+	tracker->activity_until_ns = zernel_add_saturating(
+		tracker->activity_until_ns, tracker->now_ns - tracker->wait_since_ns);
+	if (tracker->flags & ZERNEL_WAIT_UNDECIDED && event != ZERNEL_UNBLOCK_AFTER_LAUNCHES) {
+		tracker->flags &= ~ZERNEL_MAY_UPDATE;
+		tracker->flags |= ZERNEL_UNDECIDED;
+		tracker->undecided_since_ns = tracker->wait_since_ns;
+	}
 }
 
 /* Ends a wait. Deadlines move by its length. */
 static inline void zernel_end_wait(const struct zernel_tracker_config *config,
-				   struct zernel_tracker *tracker)
+				   struct zernel_tracker *tracker, __u8 event)
 {
 	__u64 waited_ns = tracker->now_ns - tracker->wait_since_ns;
 
@@ -203,22 +290,30 @@ static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 	tracker->flags &= ~ZERNEL_WAITING;
 	if (zernel_in_call(tracker)) {
 		tracker->call_shown_ns += waited_ns;
-	} else if (waited_ns < config->short_wait_max_ns &&
-		   zernel_is_part_of_a_step(tracker->wait_activity)) {
+	} else if (tracker->activity == ZERNEL_BACKWARD) {
+		tracker->activity_until_ns =
+			zernel_add_saturating(tracker->activity_until_ns, waited_ns);
+		tracker->flags |= ZERNEL_MAY_UPDATE;
+		tracker->undecided_since_ns = tracker->now_ns;
+	} else if (waited_ns >= config->short_wait_max_ns) {
+		zernel_end_long_wait(config, tracker, event);
+	} else if (zernel_survives_short_waits(tracker->wait_activity)) {
 		tracker->activity = tracker->wait_activity;
 		tracker->activity_until_ns =
 			zernel_add_saturating(tracker->wait_activity_until_ns, waited_ns);
-	} else if (tracker->activity == ZERNEL_LOADING) {
-		zernel_turn_to(config, tracker, ZERNEL_LOADING);
 	} else {
-		tracker->activity_until_ns =
-			zernel_add_saturating(tracker->activity_until_ns, waited_ns);
-		if (tracker->flags & ZERNEL_WAIT_UNDECIDED &&
-		    tracker->activity == ZERNEL_LAUNCHING) {
-			tracker->flags |= ZERNEL_UNDECIDED;
-			tracker->undecided_since_ns = tracker->wait_since_ns;
-		}
+		zernel_turn_to(config, tracker, tracker->activity, tracker->now_ns);
 	}
+}
+
+static inline void zernel_enter_sync(struct zernel_tracker *tracker)
+{
+	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
+	tracker->sync_since_ns = tracker->now_ns;
+	if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
+		tracker->call_shown_ns = tracker->now_ns;
+	tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_TRAINING_THREAD | ZERNEL_USES_GPU;
+	tracker->flags &= ~ZERNEL_UNDECIDED;
 }
 
 static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
@@ -230,13 +325,22 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE)
 		return;
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_LAUNCHED_SINCE_SYNC);
-	zernel_turn_to(config, tracker,
-		       tracker->activity == ZERNEL_LOADING ? ZERNEL_LOADING :
-							     zernel_after_sync(tracker));
+	zernel_compute(config, tracker);
+	/* Time blocked on the GPU is no optimizer step. */
+	if (tracker->flags & ZERNEL_MAY_UPDATE)
+		tracker->undecided_since_ns = tracker->now_ns;
 }
 
-static inline void zernel_leave_collective(const struct zernel_tracker_config *config,
-					   struct zernel_tracker *tracker)
+static inline void zernel_enter_collective(struct zernel_tracker *tracker)
+{
+	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	tracker->collective_since_ns = tracker->now_ns;
+	tracker->call_shown_ns = tracker->now_ns;
+	tracker->flags |= ZERNEL_IN_COLLECTIVE;
+	tracker->flags &= ~(ZERNEL_COLLECTIVE_LAUNCHED | ZERNEL_UNDECIDED | ZERNEL_MAY_UPDATE);
+}
+
+static inline void zernel_leave_collective(struct zernel_tracker *tracker)
 {
 	if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
 		zernel_count(&tracker->lost_enters);
@@ -244,13 +348,14 @@ static inline void zernel_leave_collective(const struct zernel_tracker_config *c
 	tracker->flags &= ~(ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED);
 	if (!(tracker->flags & ZERNEL_LAUNCHED_SINCE_SYNC))
 		tracker->flags |= ZERNEL_COLLECTIVE_QUEUED;
-	if (tracker->activity == ZERNEL_BURST || tracker->activity == ZERNEL_DRAINED)
-		zernel_turn_to(config, tracker, zernel_after_sync(tracker));
 }
 
 static inline void zernel_launch(const struct zernel_tracker_config *config,
 				 struct zernel_tracker *tracker)
 {
+	int is_of_optimizer;
+
+	tracker->flags |= ZERNEL_USES_GPU;
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE) {
 		tracker->flags |= ZERNEL_COLLECTIVE_LAUNCHED;
 		return;
@@ -258,23 +363,81 @@ static inline void zernel_launch(const struct zernel_tracker_config *config,
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_UNDECIDED);
 	tracker->flags |= ZERNEL_LAUNCHED_SINCE_SYNC;
-	if (tracker->activity != ZERNEL_UPDATING ||
-	    tracker->now_ns - tracker->last_marker_ns >= config->optimizer_launch_max_ns)
-		zernel_turn_to(config, tracker, ZERNEL_LAUNCHING);
+	is_of_optimizer =
+		tracker->activity == ZERNEL_UPDATING &&
+		(tracker->flags & ZERNEL_ANNOUNCES_UPDATES ||
+		 tracker->now_ns - tracker->last_marker_ns < config->optimizer_launch_max_ns);
+	if (!is_of_optimizer)
+		zernel_compute(config, tracker);
 }
 
 static inline void zernel_copy(const struct zernel_tracker_config *config,
 			       struct zernel_task_state *task)
 {
+	const __u16 announces = ZERNEL_ANNOUNCES_DATA | ZERNEL_ANNOUNCES_UPDATES;
 	struct zernel_tracker *tracker = &task->tracker;
 
+	tracker->flags |= ZERNEL_USES_GPU;
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE && !(tracker->flags & ZERNEL_COLLECTIVE_LAUNCHED))
 		return;
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
 	tracker->flags |= ZERNEL_TRAINING_THREAD;
+	/* An optimizer may copy too. The next batch is announced. */
+	if (tracker->activity == ZERNEL_UPDATING && (tracker->flags & announces) == announces)
+		return;
 	if (tracker->flags & ZERNEL_UNDECIDED)
 		zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns);
-	zernel_turn_to(config, tracker, ZERNEL_LOADING);
+	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+}
+
+/* The thread passes a function that only an optimizer calls. That is no news of a thread that
+ * announces its optimizer steps. */
+static inline void zernel_pass_marker(const struct zernel_tracker_config *config,
+				      struct zernel_tracker *tracker)
+{
+	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	tracker->flags |= ZERNEL_TRAINING_THREAD;
+	if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
+		return;
+	tracker->last_marker_ns = tracker->now_ns;
+	zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
+}
+
+/* The thread announces what it does from now on. */
+static inline void zernel_announce(const struct zernel_tracker_config *config,
+				   struct zernel_task_state *task, __u8 activity, __u16 flags)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	/* What the thread did since the backward pass was the optimizer's: clipping gradients,
+	 * say. */
+	int has_begun = activity == ZERNEL_UPDATING && tracker->flags & ZERNEL_MAY_UPDATE &&
+			!zernel_in_call(tracker);
+
+	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	tracker->flags |= flags;
+	if (has_begun)
+		zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns);
+	zernel_turn_to(config, tracker, activity, tracker->now_ns);
+}
+
+/* A thread that launches may serve the backward passes of others, and begin another one inside. */
+static inline void zernel_begin_backward(const struct zernel_tracker_config *config,
+					 struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	__u16 trains = tracker->flags & ZERNEL_USES_GPU ? 0 : ZERNEL_TRAINING_THREAD;
+
+	/* Another thread launches, but this one syncs. */
+	tracker->flags &= ~ZERNEL_COLLECTIVE_QUEUED;
+	zernel_announce(config, task, ZERNEL_BACKWARD, ZERNEL_LAUNCHED_SINCE_SYNC | trains);
+}
+
+static inline void zernel_stop_observing(const struct zernel_tracker_config *config,
+					 struct zernel_tracker *tracker)
+{
+	tracker->flags &= ~(ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE | ZERNEL_COLLECTIVE_QUEUED |
+			    ZERNEL_LAUNCHED_SINCE_SYNC);
+	zernel_turn_to(config, tracker, ZERNEL_IDLE, tracker->now_ns);
 }
 
 static inline void zernel_apply(const struct zernel_tracker_config *config,
@@ -284,25 +447,16 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 
 	switch (event) {
 	case ZERNEL_GPU_SYNC_ENTER:
-		zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
-		tracker->sync_since_ns = tracker->now_ns;
-		if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
-			tracker->call_shown_ns = tracker->now_ns;
-		tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_TRAINING_THREAD;
-		tracker->flags &= ~ZERNEL_UNDECIDED;
+		zernel_enter_sync(tracker);
 		break;
 	case ZERNEL_GPU_SYNC_LEAVE:
 		zernel_leave_sync(config, tracker);
 		break;
 	case ZERNEL_COLLECTIVE_ENTER:
-		zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
-		tracker->collective_since_ns = tracker->now_ns;
-		tracker->call_shown_ns = tracker->now_ns;
-		tracker->flags |= ZERNEL_IN_COLLECTIVE;
-		tracker->flags &= ~(ZERNEL_COLLECTIVE_LAUNCHED | ZERNEL_UNDECIDED);
+		zernel_enter_collective(tracker);
 		break;
 	case ZERNEL_COLLECTIVE_LEAVE:
-		zernel_leave_collective(config, tracker);
+		zernel_leave_collective(tracker);
 		break;
 	case ZERNEL_LAUNCH:
 		zernel_launch(config, tracker);
@@ -311,12 +465,30 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 		zernel_copy(config, task);
 		break;
 	case ZERNEL_OPTIMIZER_MARKER:
-		zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
-		tracker->flags |= ZERNEL_MARKED | ZERNEL_TRAINING_THREAD;
-		tracker->last_marker_ns = tracker->now_ns;
-		zernel_turn_to(config, tracker, ZERNEL_UPDATING);
+		zernel_pass_marker(config, tracker);
+		break;
+	case ZERNEL_DATA_BEGIN:
+		zernel_announce(config, task, ZERNEL_LOADING,
+				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_DATA);
+		break;
+	case ZERNEL_FORWARD_BEGIN:
+		zernel_announce(config, task, ZERNEL_COMPUTING, ZERNEL_TRAINING_THREAD);
+		break;
+	case ZERNEL_BACKWARD_BEGIN:
+		zernel_begin_backward(config, task);
+		break;
+	case ZERNEL_OPTIMIZER_BEGIN:
+		zernel_announce(config, task, ZERNEL_UPDATING,
+				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
+		break;
+	case ZERNEL_ZERO_GRADIENTS:
+		zernel_announce(config, task, ZERNEL_ZEROING, ZERNEL_TRAINING_THREAD);
+		break;
+	case ZERNEL_NOT_OBSERVED:
+		zernel_stop_observing(config, tracker);
 		break;
 	case ZERNEL_UNBLOCK:
+	case ZERNEL_UNBLOCK_AFTER_LAUNCHES:
 		break;
 	default:
 		zernel_block(config, tracker, event);
@@ -332,7 +504,8 @@ static inline void zernel_settle(const struct zernel_tracker_config *config,
 	__u8 phase;
 
 	if (!zernel_in_call(tracker) && !waiting && tracker->activity_until_ns <= tracker->now_ns)
-		zernel_turn_to(config, tracker, zernel_activity_expired(tracker->activity));
+		zernel_turn_to(config, tracker, zernel_activity_expired(tracker->activity),
+			       tracker->now_ns);
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE) {
 		phase = ZERNEL_NCCL_COLLECTIVE;
 		tracker->deadline_ns =
@@ -376,7 +549,7 @@ static inline void zernel_track(const struct zernel_tracker_config *config,
 			return;
 	}
 	zernel_advance(config, task, at_ns);
-	zernel_end_wait(config, &task->tracker);
+	zernel_end_wait(config, &task->tracker, event);
 	zernel_apply(config, task, event);
 	zernel_settle(config, task);
 }

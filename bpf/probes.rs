@@ -25,7 +25,7 @@ macro_rules! for_each_probe {
             }
             // Probes that keep state in `struct zernel_process`: `struct <name>_process` of their state.bpf.h. The type is its
             // mirror in state.rs, and also the state of the probe in userspace.
-            process { sched: Scheduling, dataload: DataloadCauses }
+            process { sched: Scheduling, dataload: DataloadCauses, dist_sync: PeerWaits }
             // Probes that keep state in `struct zernel_thread`: `struct <name>_thread` of their state.bpf.h.
             thread { sched, dataload, dist_sync, cuda_trace, cuda_context }
             // Probes whose userspace part keeps state per process and describes it in a snapshot: the type of the state, and

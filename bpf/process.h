@@ -28,6 +28,7 @@ enum zernel_process_flags {
 	ZERNEL_IS_LOADER = 1 << 1, /* it was forked to load data */
 	ZERNEL_USED_DRIVER = 1 << 2, /* it made a call that needs the driver initialised */
 	ZERNEL_SEVERAL_DEVICES = 1 << 3, /* it has opened more than one device */
+	ZERNEL_ANNOUNCES_STEPS = 1 << 4, /* it announces its optimizer steps */
 };
 ZERNEL_IN_BTF(enum, zernel_process_flags);
 
@@ -46,7 +47,7 @@ struct zernel_process {
 	__u32 handle; /* 0: the index is free */
 	__u32 parent; /* pid of its parent when it was admitted, like the next two */
 	__u32 uid; /* effective user */
-	__u32 reserved;
+	__u32 announcer; /* the thread that announces its steps, or 0 */
 	__u64 is_rested; /* not 0: its calls are not counted; userspace sets it */
 	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
 	__u32 histograms[ZERNEL_FAMILIES]; /* indices; 0: none yet */
@@ -178,6 +179,13 @@ static __always_inline __u32 zernel_process_handle(struct task_struct *task)
 	__u32 handle = zernel_known_process(task);
 
 	return handle ? handle : zernel_admit_process(task);
+}
+
+/* Whether a process uses a GPU. Which one is not known if it opened its device before its calls
+ * were observed. */
+static __always_inline bool zernel_uses_gpu(const struct zernel_process *process)
+{
+	return process->device != ZERNEL_NO_GPU || process->flags & ZERNEL_USED_DRIVER;
 }
 
 /* Removes a process from its trainer's count of loaders. */

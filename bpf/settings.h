@@ -16,6 +16,8 @@ struct zernel_settings {
 	__u64 events_from_ns; /* since when functions that record or wait for CUDA events are probed
 			       */
 	__u64 events_sampled; /* those functions are sampled */
+	__u64 launches_sampled; /* functions that launch are sampled */
+	__u64 is_suspended; /* no probe is attached */
 };
 
 struct {

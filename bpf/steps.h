@@ -72,15 +72,17 @@ __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 	return 0;
 }
 
-/* The current thread calls a function that may be a step mark. */
-static __always_inline void zernel_mark_step(const struct zernel_symbol *symbol,
+/* The current thread calls a function that may launch or be a step mark. */
+static __always_inline void zernel_mark_step(const struct zernel_symbol *symbol, __u32 mark,
 					     struct zernel_process *process, __u32 handle,
 					     __u64 now_ns)
 {
-	if (symbol->flags & ZERNEL_LAUNCHES)
+	if (symbol->flags & ZERNEL_LAUNCHES) {
 		__sync_fetch_and_add(&process->marks.launches, 1);
-	if (symbol->mark && !(symbol->flags & ZERNEL_SAMPLED))
-		zernel_report_mark(handle, symbol->mark, now_ns);
+		process->marks.launched_ns = now_ns;
+	}
+	if (mark && !(symbol->flags & ZERNEL_SAMPLED))
+		zernel_report_mark(handle, mark, now_ns);
 }
 
 #endif

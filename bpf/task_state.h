@@ -37,10 +37,11 @@ enum zernel_q16 {
 enum zernel_activity {
 	ZERNEL_IDLE,
 	ZERNEL_LOADING,
-	ZERNEL_LAUNCHING,
-	ZERNEL_BURST, /* the CPU burst after a sync, presumed to be the optimizer's */
-	ZERNEL_UPDATING, /* in a marked optimizer step */
-	ZERNEL_DRAINED, /* all its launches are done */
+	ZERNEL_RECEIVING, /* without a GPU: its block for data is over */
+	ZERNEL_COMPUTING, /* launched, copied or synced last */
+	ZERNEL_BACKWARD, /* in a backward pass, which may run on another thread */
+	ZERNEL_UPDATING, /* in an optimizer step */
+	ZERNEL_ZEROING, /* clears gradients */
 };
 
 enum zernel_tracker_flags {
@@ -50,10 +51,13 @@ enum zernel_tracker_flags {
 	ZERNEL_COLLECTIVE_LAUNCHED = 1 << 3, /* the collective it is in has launched its kernel */
 	ZERNEL_LAUNCHED_SINCE_SYNC = 1 << 4,
 	ZERNEL_WAITING = 1 << 5, /* blocked */
-	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* blocked for data or for the backward pass */
+	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* blocked for data or for another thread */
 	ZERNEL_UNDECIDED = 1 << 7, /* an undecided wait is over; a copy shows it was for data */
 	ZERNEL_TRAINING_THREAD = 1 << 8, /* a training thread: it copies, syncs or marks */
-	ZERNEL_MARKED = 1 << 9, /* has passed an optimizer marker */
+	ZERNEL_ANNOUNCES_DATA = 1 << 9, /* announces when it gets a batch */
+	ZERNEL_ANNOUNCES_UPDATES = 1 << 10, /* announces its optimizer steps */
+	ZERNEL_MAY_UPDATE = 1 << 11, /* back from backward; an optimizer step may follow */
+	ZERNEL_USES_GPU = 1 << 12, /* has launched, copied or synced */
 };
 
 /* What phase_tracker.h remembers of a thread. */
@@ -66,7 +70,7 @@ struct zernel_tracker {
 	__u64 call_shown_ns; /* when the call it is in was last shown */
 	__u64 wait_since_ns; /* when it blocked */
 	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
-	__u64 undecided_since_ns; /* start of the undecided wait */
+	__u64 undecided_since_ns; /* start of the undecided wait, or end of the backward pass */
 	__u64 last_marker_ns; /* when it last passed an optimizer marker */
 	__u32 lost_leaves; /* calls ended by other evidence than their leave */
 	__u32 lost_enters; /* leaves of calls never seen to begin */

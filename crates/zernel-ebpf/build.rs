@@ -39,7 +39,7 @@ struct Hook {
     arguments: &'static str,
 }
 
-const HOOKS: [Hook; 3] = [
+const HOOKS: [Hook; 4] = [
     Hook {
         name: "enter",
         parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
@@ -57,6 +57,11 @@ const HOOKS: [Hook; 3] = [
         parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
                      struct zernel_process *process, __u64 now_ns",
         arguments: "symbol, thread, process, now_ns",
+    },
+    Hook {
+        name: "read",
+        parameters: "const struct zernel_symbol *symbol, struct zernel_entry *entry",
+        arguments: "symbol, entry",
     },
 ];
 

@@ -138,6 +138,10 @@ crate::mirrors! {
         impl RawTracker: u16 = "zernel_tracker_flags", "ZERNEL_" {
             /// Flag: the thread copies, syncs or marks, so it is a training thread.
             TRAINING_THREAD = 1 << 8,
+            /// Flag: the thread announces when it gets a batch.
+            ANNOUNCES_DATA = 1 << 9,
+            /// Flag: the thread announces its optimizer steps.
+            ANNOUNCES_UPDATES = 1 << 10,
         }
         impl PhaseWord: u32 = "zernel_word_bits", "ZERNEL_WORD_" {
             /// Bits of the phase.
@@ -185,6 +189,27 @@ impl From<&RawTaskState> for ZernelTaskState {
             gpu_id: (raw.gpu_id != NO_GPU).then_some(raw.gpu_id),
             phase_time_ns,
             phase_start_ns: raw.phase_word.start_ns(),
+        }
+    }
+}
+
+impl RawTaskState {
+    /// Returns the current phase at `now_ns`, and the time in each phase. After its deadline a phase is unknown. A thread
+    /// without events since then has not ended it itself.
+    #[must_use]
+    pub fn phases_at(&self, now_ns: u64) -> (WorkloadPhase, PhaseTimeAccumulator) {
+        let mut times = PhaseTimeAccumulator::default();
+        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.phase_ns) {
+            times.record(phase, ns);
+        }
+        let current = self.phase_word.phase();
+        let start_ns = self.phase_word.start_ns();
+        let end_ns = now_ns.min(self.tracker.deadline_ns).max(start_ns);
+        times.record(current, end_ns - start_ns);
+        times.record(WorkloadPhase::Unknown, now_ns.saturating_sub(end_ns));
+        match now_ns < self.tracker.deadline_ns {
+            true => (current, times),
+            false => (WorkloadPhase::Unknown, times),
         }
     }
 }
@@ -241,6 +266,13 @@ number_events! {
     ThreadEvent::Block(BlockReason::Other) => "ZERNEL_BLOCK_OTHER" = 9,
     ThreadEvent::Unblock => "ZERNEL_UNBLOCK" = 10,
     ThreadEvent::OptimizerMarker => "ZERNEL_OPTIMIZER_MARKER" = 11,
+    ThreadEvent::UnblockAfterLaunches => "ZERNEL_UNBLOCK_AFTER_LAUNCHES" = 12,
+    ThreadEvent::DataBegin => "ZERNEL_DATA_BEGIN" = 13,
+    ThreadEvent::ForwardBegin => "ZERNEL_FORWARD_BEGIN" = 14,
+    ThreadEvent::BackwardBegin => "ZERNEL_BACKWARD_BEGIN" = 15,
+    ThreadEvent::OptimizerBegin => "ZERNEL_OPTIMIZER_BEGIN" = 16,
+    ThreadEvent::ZeroGradients => "ZERNEL_ZERO_GRADIENTS" = 17,
+    ThreadEvent::NotObserved => "ZERNEL_NOT_OBSERVED" = 18,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

@@ -2,20 +2,27 @@
 //!
 //! Probes report when a thread enters and leaves GPU syncs and collectives, launches work, copies
 //! data, and blocks. [`PhaseTracker`] turns these events into phase intervals without gap or
-//! overlap:
+//! overlap. `PyTorch` announces what its training thread does: it begins to get a batch, a backward
+//! pass, an optimizer step. Then these announcements decide:
 //!
 //! | the thread | phase |
 //! |---|---|
 //! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
-//! | launched last | `GpuCompute` |
-//! | waits for I/O, or did so last | `DataLoading` |
-//! | copied to the device last, or synced right after the copy | `DataLoading` |
-//! | polls or waits on a futex after its step, so for the next batch | `DataLoading` |
-//! | waited on a futex after launches: for the next batch if a copy follows, else for the backward pass | `DataLoading` or `GpuCompute` |
-//! | passed an optimizer marker; launches right after it belong to it | `OptimizerStep` |
-//! | returned from a sync and never passed a marker | `OptimizerStep`, for one short burst |
-//! | had none of these events for too long | `Unknown` |
+//! | announced that it gets a batch; until it copies, launches, syncs or announces something else | `DataLoading` |
+//! | announced an optimizer step, or that it clears gradients; until it syncs or announces something else | `OptimizerStep` |
+//! | launched between the end of the backward pass and the announced optimizer step, as for clipping | `OptimizerStep` |
+//! | is in a backward pass, on this thread or on another one that this thread waits for | `GpuCompute` |
+//! | launched, copied or synced last | `GpuCompute` |
+//! | had none of these events for too long, or is not observed | `Unknown` |
+//!
+//! A thread that announces nothing loads data only where something shows it:
+//!
+//! | the thread | phase |
+//! |---|---|
+//! | waits for I/O, or polls after its step, or did so last | `DataLoading` |
+//! | waited on a futex and copied next, while no other thread of its process launched | `DataLoading` |
+//! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
 //! A short wait, as for a lock or a page, does not end an activity. A thread that only launches,
 //! such as the thread of the backward pass, is `Unknown` while it waits. Only a thread's own events
@@ -53,8 +60,22 @@ pub enum ThreadEvent {
     Block(BlockReason),
     /// Became runnable again.
     Unblock,
+    /// Became runnable again. Other threads of its process launched meanwhile, or it is unknown whether they did.
+    UnblockAfterLaunches,
     /// Called a function that only an optimizer step calls.
     OptimizerMarker,
+    /// Begins to get its next batch.
+    DataBegin,
+    /// Begins a forward pass.
+    ForwardBegin,
+    /// Begins a backward pass.
+    BackwardBegin,
+    /// Begins an optimizer step.
+    OptimizerBegin,
+    /// Begins to clear gradients.
+    ZeroGradients,
+    /// Its calls are not observed from now on.
+    NotObserved,
 }
 
 /// The reason why a thread is blocked.
@@ -100,38 +121,38 @@ impl Extend<PhaseInterval> for PhaseTimeAccumulator {
 enum Activity {
     Idle,
     Loading,
-    Launching,
-    /// In the CPU burst after a sync, which is taken for an optimizer step.
-    Burst,
-    /// In an optimizer step that a marker has shown.
+    /// Without a GPU: its block for data is over. Nothing shows when it has its batch.
+    Receiving,
+    /// It launched, copied or synced last.
+    Computing,
+    /// In a backward pass, which may run on another thread.
+    Backward,
+    /// In an optimizer step.
     Updating,
-    /// Its launches have completed and its step is over, so its next wait is for a batch.
-    Drained,
+    /// It clears gradients.
+    Zeroing,
 }
 
 impl Activity {
     fn phase(self) -> WorkloadPhase {
         match self {
-            Self::Idle | Self::Drained => WorkloadPhase::Unknown,
-            Self::Loading => WorkloadPhase::DataLoading,
-            Self::Launching => WorkloadPhase::GpuCompute,
-            Self::Burst | Self::Updating => WorkloadPhase::OptimizerStep,
+            Self::Idle => WorkloadPhase::Unknown,
+            Self::Loading | Self::Receiving => WorkloadPhase::DataLoading,
+            Self::Computing | Self::Backward => WorkloadPhase::GpuCompute,
+            Self::Updating | Self::Zeroing => WorkloadPhase::OptimizerStep,
         }
     }
 
     /// Whether the activity continues after a short wait.
     fn survives_short_waits(self) -> bool {
-        match self {
-            Self::Launching | Self::Burst | Self::Updating | Self::Drained => true,
-            Self::Idle | Self::Loading => false,
-        }
+        !matches!(self, Self::Idle | Self::Loading)
     }
 
     /// Returns the activity after the deadline has passed without an event.
     fn after_deadline(self) -> Self {
         match self {
-            Self::Burst | Self::Updating | Self::Drained => Self::Drained,
-            Self::Idle | Self::Loading | Self::Launching => Self::Idle,
+            Self::Receiving | Self::Zeroing => Self::Computing,
+            _ => Self::Idle,
         }
     }
 }
@@ -159,8 +180,7 @@ struct Wait {
     since_ns: u64,
     activity: Activity,
     activity_until_ns: u64,
-    /// Whether the wait is on a futex after launches. It is then either for data or for the thread
-    /// of the backward pass.
+    /// Whether the wait is either for data or for another thread.
     is_undecided: bool,
 }
 
@@ -177,8 +197,7 @@ struct Wait {
 /// tracker.observe(300, ThreadEvent::GpuSyncEnter, &mut times);
 /// tracker.observe(900, ThreadEvent::GpuSyncLeave, &mut times);
 /// tracker.finish(1_000, &mut times);
-/// assert_eq!(times.gpu_compute_ns, 800);
-/// assert_eq!(times.optimizer_step_ns, 100);
+/// assert_eq!(times.gpu_compute_ns, 900);
 /// assert_eq!(times.total_ns(), 1_000);
 /// ```
 #[derive(Debug, Clone)]
@@ -199,9 +218,17 @@ pub struct PhaseTracker {
     /// Time of the last evidence for the call that the thread is in.
     call_shown_ns: u64,
     wait: Option<Wait>,
-    /// Start of the last futex wait after launches. A copy that follows shows that it was for data.
+    /// Start of the last undecided wait. A copy that follows shows that it was for data.
     undecided_since_ns: Option<u64>,
-    last_marker_ns: Option<u64>,
+    /// End of the backward pass. If an optimizer step follows, it began then.
+    update_since_ns: Option<u64>,
+    last_marker_ns: u64,
+    /// Whether the thread announces when it gets a batch.
+    announces_data: bool,
+    /// Whether the thread announces its optimizer steps.
+    announces_updates: bool,
+    /// Whether the thread has launched, copied or synced.
+    uses_gpu: bool,
     /// Whether the thread copies, syncs or passes markers. It is then a training thread, not one
     /// that only launches on behalf of another.
     is_training_thread: bool,
@@ -230,7 +257,11 @@ impl PhaseTracker {
             call_shown_ns: 0,
             wait: None,
             undecided_since_ns: None,
-            last_marker_ns: None,
+            update_since_ns: None,
+            last_marker_ns: 0,
+            announces_data: false,
+            announces_updates: false,
+            uses_gpu: false,
             is_training_thread: false,
             launched_since_sync: false,
             collective_queued: false,
@@ -254,7 +285,7 @@ impl PhaseTracker {
         }
         self.advance(at_ns, closed);
         // A thread with an event is running, so it is not blocked any more.
-        self.end_wait();
+        self.end_wait(event);
         self.apply(event, closed);
         self.update_phase(closed);
     }
@@ -263,10 +294,11 @@ impl PhaseTracker {
     #[must_use]
     pub fn phase_at(&self, now_ns: u64) -> WorkloadPhase {
         if now_ns < self.deadline_ns {
-            self.phase
-        } else {
-            WorkloadPhase::Unknown
+            return self.phase;
         }
+        let mut expired = self.clone();
+        expired.advance(now_ns, &mut Vec::new());
+        expired.phase
     }
 
     /// Returns the time at which the phase ends without further events; `u64::MAX` for never.
@@ -298,14 +330,24 @@ impl PhaseTracker {
         since_ns.is_some_and(|since_ns| since_ns <= at_ns)
     }
 
-    /// Advances the time to `at_ns` and ends the phase if its deadline has passed.
+    /// Advances the time to `at_ns` and ends the phase if its deadline has passed. An activity may expire into one that
+    /// has expired too.
     fn advance(&mut self, at_ns: u64, closed: &mut impl Extend<PhaseInterval>) {
         self.now_ns = self.now_ns.max(at_ns);
-        if self.now_ns < self.deadline_ns {
-            return;
+        for _ in 0..2 {
+            if self.now_ns < self.deadline_ns {
+                return;
+            }
+            self.expire(closed);
         }
-        self.close(self.deadline_ns, WorkloadPhase::Unknown, closed);
-        self.deadline_ns = u64::MAX;
+    }
+
+    fn expire(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        let next = match self.is_in_call() || self.wait.is_some() {
+            true => Activity::Idle,
+            false => self.activity.after_deadline(),
+        };
+        let at_ns = self.deadline_ns;
         count_fault(&mut self.faults.expired, true);
         self.wait = None;
         if self.is_in_call() {
@@ -313,9 +355,14 @@ impl PhaseTracker {
             self.sync_since_ns = None;
             self.collective_since_ns = None;
             self.collective_queued = false;
-            self.set_activity(Activity::Idle);
-        } else {
-            self.set_activity(self.activity.after_deadline());
+        }
+        self.set_activity(next, at_ns);
+        self.deadline_ns = match next.phase() {
+            WorkloadPhase::Unknown => u64::MAX,
+            _ => self.activity_until_ns,
+        };
+        if next.phase() != self.phase {
+            self.close(at_ns, next.phase(), closed);
         }
     }
 
@@ -328,8 +375,25 @@ impl PhaseTracker {
             ThreadEvent::Launch => self.launch(),
             ThreadEvent::CopyToDevice => self.copy_to_device(closed),
             ThreadEvent::OptimizerMarker => self.pass_marker(),
+            ThreadEvent::DataBegin => {
+                self.announces_data = true;
+                self.announce(Activity::Loading, closed);
+            }
+            ThreadEvent::ForwardBegin => self.announce(Activity::Computing, closed),
+            ThreadEvent::BackwardBegin => {
+                // Another thread launches, but this one syncs.
+                self.collective_queued = false;
+                self.launched_since_sync = true;
+                self.announce(Activity::Backward, closed);
+            }
+            ThreadEvent::OptimizerBegin => {
+                self.announces_updates = true;
+                self.announce(Activity::Updating, closed);
+            }
+            ThreadEvent::ZeroGradients => self.announce(Activity::Zeroing, closed),
+            ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
-            ThreadEvent::Unblock => {}
+            ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches => {}
         }
     }
 
@@ -340,6 +404,7 @@ impl PhaseTracker {
             self.call_shown_ns = self.now_ns;
         }
         self.is_training_thread = true;
+        self.uses_gpu = true;
         self.undecided_since_ns = None;
     }
 
@@ -351,11 +416,9 @@ impl PhaseTracker {
         }
         self.collective_queued = false;
         self.launched_since_sync = false;
-        match self.activity {
-            // A copy from pageable memory syncs internally.
-            Activity::Loading => self.set_activity(Activity::Loading),
-            _ => self.set_activity(self.activity_after_sync()),
-        }
+        self.compute();
+        // Time blocked on the GPU is no optimizer step.
+        self.update_since_ns = self.update_since_ns.map(|_| self.now_ns);
     }
 
     fn enter_collective(&mut self) {
@@ -365,6 +428,7 @@ impl PhaseTracker {
         self.call_shown_ns = self.now_ns;
         self.collective_launched = false;
         self.undecided_since_ns = None;
+        self.update_since_ns = None;
     }
 
     fn leave_collective(&mut self) {
@@ -375,13 +439,10 @@ impl PhaseTracker {
         self.end_sync_without_leave();
         self.collective_since_ns = None;
         self.collective_queued = !self.launched_since_sync;
-        // The optimizer runs after the collective that follows a sync.
-        if matches!(self.activity, Activity::Burst | Activity::Drained) {
-            self.set_activity(self.activity_after_sync());
-        }
     }
 
     fn launch(&mut self) {
+        self.uses_gpu = true;
         if self.collective_since_ns.is_some() {
             self.collective_launched = true;
             return;
@@ -391,11 +452,19 @@ impl PhaseTracker {
         self.launched_since_sync = true;
         self.undecided_since_ns = None;
         if !self.launches_for_optimizer() {
-            self.set_activity(Activity::Launching);
+            self.compute();
         }
     }
 
+    /// Turns to computing. The thread may still be between a backward pass and its optimizer step.
+    fn compute(&mut self) {
+        let update_since_ns = self.update_since_ns;
+        self.set_activity(Activity::Computing, self.now_ns);
+        self.update_since_ns = update_since_ns;
+    }
+
     fn copy_to_device(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        self.uses_gpu = true;
         if self.collective_since_ns.is_some() {
             // A collective copies only before its launch. A copy after it means that the leave
             // event was lost.
@@ -406,66 +475,137 @@ impl PhaseTracker {
         }
         self.end_sync_without_leave();
         self.is_training_thread = true;
+        // An optimizer may copy too. The next batch is announced.
+        if self.activity == Activity::Updating && self.announces_data && self.announces_updates {
+            return;
+        }
         if let Some(since_ns) = self.undecided_since_ns.take() {
             self.close(since_ns, WorkloadPhase::DataLoading, closed);
         }
-        self.set_activity(Activity::Loading);
+        self.set_activity(Activity::Computing, self.now_ns);
     }
 
+    /// A marker is no news of a thread that announces its optimizer steps.
     fn pass_marker(&mut self) {
         self.end_sync_without_leave();
         self.end_collective_without_leave();
         self.is_training_thread = true;
-        self.last_marker_ns = Some(self.now_ns);
-        self.set_activity(Activity::Updating);
+        if !self.announces_updates {
+            self.last_marker_ns = self.now_ns;
+            self.set_activity(Activity::Updating, self.now_ns);
+        }
+    }
+
+    /// The thread announces what it does from now on.
+    fn announce(&mut self, activity: Activity, closed: &mut impl Extend<PhaseInterval>) {
+        // What the thread did since the backward pass was the optimizer's: clipping gradients, say.
+        let begun_ns = self
+            .update_since_ns
+            .filter(|_| activity == Activity::Updating && !self.is_in_call());
+        self.end_sync_without_leave();
+        self.end_collective_without_leave();
+        // A thread that launches may serve the backward passes of others, and begin another one inside.
+        self.is_training_thread |= activity != Activity::Backward || !self.uses_gpu;
+        if let Some(since_ns) = begun_ns {
+            self.close(since_ns, WorkloadPhase::OptimizerStep, closed);
+        }
+        self.set_activity(activity, self.now_ns);
+    }
+
+    fn stop_observing(&mut self) {
+        self.sync_since_ns = None;
+        self.collective_since_ns = None;
+        self.collective_queued = false;
+        self.launched_since_sync = false;
+        self.set_activity(Activity::Idle, self.now_ns);
     }
 
     fn block(&mut self, reason: BlockReason) {
-        let after_launches = reason == BlockReason::Futex
-            && self.activity == Activity::Launching
-            && !self.is_in_call();
-        self.wait = Some(Wait {
+        let mut wait = Wait {
             since_ns: self.now_ns,
             activity: self.activity,
             activity_until_ns: self.activity_until_ns,
-            is_undecided: after_launches,
-        });
-        if !self.is_in_call() && self.waits_for_data(reason) {
-            self.set_activity(Activity::Loading);
-        } else if after_launches && !self.is_training_thread {
-            self.set_activity(Activity::Idle);
+            is_undecided: false,
+        };
+        if !self.is_in_call() {
+            let activity = self.activity_in_block(reason);
+            if activity != self.activity {
+                self.set_activity(activity, self.now_ns);
+            }
+            wait.is_undecided = reason == BlockReason::Futex && self.is_undecided();
+        }
+        self.wait = Some(wait);
+    }
+
+    /// Returns the activity of a thread that blocks outside of calls. A thread that announces when it gets data loads at
+    /// no other time.
+    fn activity_in_block(&self, reason: BlockReason) -> Activity {
+        if self.activity == Activity::Receiving {
+            return Activity::Loading;
+        }
+        if self.announces_data {
+            return self.activity;
+        }
+        match (reason, self.activity) {
+            (BlockReason::Io, _) => Activity::Loading,
+            (BlockReason::Poll, Activity::Idle) => Activity::Idle,
+            (BlockReason::Poll, _) => Activity::Loading,
+            (BlockReason::Futex, Activity::Computing | Activity::Backward)
+                if !self.is_training_thread =>
+            {
+                Activity::Idle
+            }
+            (BlockReason::Futex, Activity::Updating) if !self.announces_updates => {
+                Activity::Computing
+            }
+            (_, activity) => activity,
         }
     }
 
-    fn waits_for_data(&self, reason: BlockReason) -> bool {
-        match reason {
-            BlockReason::Io => true,
-            BlockReason::Poll => self.activity != Activity::Idle,
-            // After launches the wait may be for the thread of the backward pass.
-            BlockReason::Futex => !matches!(self.activity, Activity::Idle | Activity::Launching),
-            BlockReason::Other => false,
-        }
+    /// Whether a wait on a futex in this activity is either for data or for another thread.
+    fn is_undecided(&self) -> bool {
+        let may_be_for_data = matches!(
+            self.activity,
+            Activity::Computing | Activity::Updating | Activity::Zeroing
+        );
+        may_be_for_data && !self.announces_data
     }
 
     /// Ends a wait and moves the deadlines by its length.
-    fn end_wait(&mut self) {
+    fn end_wait(&mut self, event: ThreadEvent) {
         let Some(wait) = self.wait.take() else {
             return;
         };
         let waited_ns = self.now_ns - wait.since_ns;
-        let is_short = waited_ns < self.config.short_wait_max_ns;
         if self.is_in_call() {
             self.call_shown_ns += waited_ns;
-        } else if is_short && wait.activity.survives_short_waits() {
+        } else if self.activity == Activity::Backward {
+            self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+            self.update_since_ns = Some(self.now_ns);
+        } else if waited_ns >= self.config.short_wait_max_ns {
+            self.end_long_wait(wait, event);
+        } else if wait.activity.survives_short_waits() {
             self.activity = wait.activity;
             self.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
-        } else if self.activity == Activity::Loading {
-            self.set_activity(Activity::Loading);
         } else {
-            self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
-            if wait.is_undecided && self.activity == Activity::Launching {
-                self.undecided_since_ns = Some(wait.since_ns);
-            }
+            self.set_activity(self.activity, self.now_ns);
+        }
+    }
+
+    fn end_long_wait(&mut self, wait: Wait, event: ThreadEvent) {
+        if self.activity == Activity::Loading {
+            let next = match self.is_training_thread && !self.uses_gpu {
+                true => Activity::Receiving,
+                false => Activity::Loading,
+            };
+            self.set_activity(next, self.now_ns);
+            return;
+        }
+        let waited_ns = self.now_ns - wait.since_ns;
+        self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+        if wait.is_undecided && event != ThreadEvent::UnblockAfterLaunches {
+            self.update_since_ns = None;
+            self.undecided_since_ns = Some(wait.since_ns);
         }
     }
 
@@ -473,7 +613,7 @@ impl PhaseTracker {
     /// changed.
     fn update_phase(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if !self.is_in_call() && self.wait.is_none() && self.activity_until_ns <= self.now_ns {
-            self.set_activity(self.activity.after_deadline());
+            self.set_activity(self.activity.after_deadline(), self.now_ns);
         }
         let (phase, shown_ns, max_ns) = match (self.collective_since_ns, self.sync_since_ns) {
             (Some(_), _) => (
@@ -516,33 +656,29 @@ impl PhaseTracker {
         self.start_ns = end_ns;
     }
 
-    fn set_activity(&mut self, activity: Activity) {
+    fn set_activity(&mut self, activity: Activity, from_ns: u64) {
         let max_ns = match activity {
-            Activity::Idle | Activity::Drained => u64::MAX,
+            Activity::Idle => u64::MAX,
             Activity::Loading => self.config.loading_max_ns,
-            Activity::Launching => self.config.launching_max_ns,
+            Activity::Receiving => self.config.short_wait_max_ns,
+            Activity::Computing if self.announces_data || self.announces_updates => {
+                self.config.announced_max_ns
+            }
+            Activity::Computing => self.config.launching_max_ns,
+            Activity::Backward => self.config.sync_max_ns,
             Activity::Updating => self.config.optimizer_max_ns,
-            Activity::Burst => self.config.optimizer_burst_max_ns,
+            Activity::Zeroing => self.config.optimizer_launch_max_ns,
         };
         self.activity = activity;
-        self.activity_until_ns = self.now_ns.saturating_add(max_ns);
+        self.activity_until_ns = from_ns.saturating_add(max_ns);
         self.undecided_since_ns = None;
-    }
-
-    /// Returns the activity after a sync. No optimizer step is inferred for a thread that passes
-    /// markers.
-    fn activity_after_sync(&self) -> Activity {
-        match self.last_marker_ns {
-            Some(_) => Activity::Drained,
-            None => Activity::Burst,
-        }
+        self.update_since_ns = None;
     }
 
     fn launches_for_optimizer(&self) -> bool {
+        let since_marker_ns = self.now_ns - self.last_marker_ns;
         self.activity == Activity::Updating
-            && self.last_marker_ns.is_some_and(|marker_ns| {
-                self.now_ns - marker_ns < self.config.optimizer_launch_max_ns
-            })
+            && (self.announces_updates || since_marker_ns < self.config.optimizer_launch_max_ns)
     }
 
     fn is_in_call(&self) -> bool {
@@ -551,12 +687,17 @@ impl PhaseTracker {
 
     fn end_sync_without_leave(&mut self) {
         let open = self.sync_since_ns.take().is_some();
-        count_fault(&mut self.faults.lost_leaves, open);
+        self.count_lost_leave(open);
     }
 
     fn end_collective_without_leave(&mut self) {
         let open = self.collective_since_ns.take().is_some();
-        count_fault(&mut self.faults.lost_leaves, open);
+        self.count_lost_leave(open);
+    }
+
+    fn count_lost_leave(&mut self, is_lost: bool) {
+        count_fault(&mut self.faults.lost_leaves, is_lost);
+        self.update_since_ns = self.update_since_ns.filter(|_| !is_lost);
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use rustix::thread::CpuSet;
 use serde::Serialize;
 use zernel_model::snapshot::{self, CollectiveTotals, Role};
+use zernel_phase::steps::MarkClass;
 
 use super::record::Sample;
 use super::steps::StepReport;
@@ -142,6 +143,14 @@ impl ProcessReport {
         let waited = times.data_waits.total() + times.peer_wait_seconds > 0.0;
         let stepped = self.steps.is_some() || times.phases.total() > times.phases.unknown;
         !self.is_loader && (worked || waited || stepped)
+    }
+
+    /// Whether it uses a GPU, and nothing shows that it trains: no backward pass, no optimizer step, no reduction of
+    /// gradients.
+    pub(crate) fn only_infers(&self) -> bool {
+        let separated_by = self.steps.as_ref().and_then(|steps| steps.separated_by);
+        let trains = separated_by.is_some_and(|mark| mark.class() == MarkClass::Training);
+        self.launches > 0 && !trains && self.times.phases.optimizer_step == 0.0
     }
 
     /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.

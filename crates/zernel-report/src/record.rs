@@ -39,6 +39,8 @@ pub struct Record {
     gpu_busy_seconds: Option<f64>,
     /// CPUs in its affinity mask. Empty: unknown.
     pub cpus: CpuSet,
+    /// Time that the CPU limit of its cgroup has cost so far, and when recording began.
+    throttled_seconds: Option<(f64, f64)>,
 }
 
 impl Record {
@@ -64,6 +66,12 @@ impl Record {
         }
     }
 
+    /// Notes for how long the CPU limit of its cgroup has made threads wait since the cgroup was created.
+    pub fn set_throttled(&mut self, seconds: f64) {
+        let (_, begin) = self.throttled_seconds.unwrap_or((seconds, seconds));
+        self.throttled_seconds = Some((seconds, begin));
+    }
+
     /// Adds the current state of the process.
     pub fn observe(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
         match process.first_seen_ns.cmp(&self.first_seen_ns) {
@@ -73,6 +81,7 @@ impl Record {
             Ordering::Greater => {
                 *self = Self {
                     first_seen_ns: process.first_seen_ns,
+                    throttled_seconds: self.throttled_seconds,
                     ..Self::default()
                 };
             }
@@ -83,6 +92,8 @@ impl Record {
             None => report,
         };
         self.latest = report;
+        let throttled = self.throttled_seconds;
+        self.latest.times.throttled_seconds = throttled.map_or(0.0, |(now, begin)| now - begin);
         self.steps.observe(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
         let mut sample = Sample {
@@ -251,6 +262,17 @@ mod tests {
         // After an exec, the first call is not the first of the process.
         let later = program(20_000_000_000, 5, 5.0);
         assert_eq!(before(started, &later), None);
+    }
+
+    #[test]
+    fn throttling_counts_from_the_begin_of_the_record() {
+        let mut record = Record::default();
+        for (seconds, throttled) in [(1, 50.0), (2, 50.5), (3, 52.0)] {
+            record.set_throttled(throttled);
+            let process = program(1, seconds, seconds as f64);
+            record.observe(&process, 1_000_000_000 * seconds);
+        }
+        assert_eq!(record.finish().times.throttled_seconds, 2.0);
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct Report {
     pub(crate) wall_seconds: f64,
     /// `None`: `zernel attach` observed it, and it may still run.
     pub(crate) ended: Option<Ended>,
+    /// For a job that was attached to: seconds until the first call of a rank was observed.
+    pub(crate) observing_began_seconds: Option<f64>,
     /// Why nothing was observed.
     pub(crate) not_observed: Option<String>,
     /// Training processes, by rank.
@@ -123,6 +125,10 @@ impl Report {
             Some(_) => Verdict::CannotTell(Inconclusive::NotObserved),
             None => verdict::judge(&times),
         };
+        let longest = ranks.iter().map(|rank| rank.times.wall_seconds);
+        let longest = longest.reduce(f64::max).filter(|_| ended.is_none());
+        let observing_began_seconds =
+            longest.map(|seconds| (wall.as_secs_f64() - seconds).max(0.0));
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let began = since_epoch.unwrap_or_default().saturating_sub(wall);
         Self {
@@ -130,6 +136,7 @@ impl Report {
             began_unix_seconds: began.as_secs(),
             wall_seconds: wall.as_secs_f64(),
             ended,
+            observing_began_seconds,
             not_observed,
             loaders,
             others: all - loaders - ranks.len(),

@@ -21,6 +21,8 @@ const NEVER_IDLE: f64 = 0.9;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub(crate) struct Times {
     pub(crate) wall_seconds: f64,
+    /// The part of the wall time in which its calls were not observed.
+    pub(crate) not_observed_seconds: f64,
     pub(crate) phases: Phases,
     pub(crate) data_waits: DataWaits,
     /// Waits for other ranks, in any library.
@@ -44,20 +46,37 @@ pub(crate) struct Times {
     pub(crate) calling_run_delay_seconds: f64,
     /// Time in which threads waited for disk, network or pages.
     pub(crate) fetch_seconds: f64,
+    /// Time in which its cgroup had used up its CPU limit, summed over CPUs.
+    pub(crate) throttled_seconds: f64,
     /// Time in which its GPUs were busy, for any process. `None`: NVML reports no utilization.
     pub(crate) gpu_busy_seconds: Option<f64>,
 }
 
 impl Times {
-    /// Time in collectives: the phase, or the waits for peers if those are longer.
+    /// Time in collectives: the phase, or the waits for peers if those are longer. Several threads of a process may wait at
+    /// once, but the process waits no longer than the wall time.
     pub(crate) fn communication_seconds(&self) -> f64 {
-        self.phases.nccl_collective.max(self.peer_wait_seconds)
+        let seconds = self.phases.nccl_collective.max(self.peer_wait_seconds);
+        seconds.min(self.wall_seconds)
+    }
+
+    /// Waits for data, at most as long as the wall time.
+    pub(crate) fn bounded_data_waits(&self) -> DataWaits {
+        let waits = self.data_waits;
+        let scale = (self.wall_seconds / waits.total().max(f64::EPSILON)).min(1.0);
+        DataWaits {
+            prepare: scale * waits.prepare,
+            fetch: scale * waits.fetch,
+            sched: scale * waits.sched,
+            other: scale * waits.other,
+        }
     }
 
     pub(crate) fn new(process: &snapshot::ProcessSnapshot) -> Self {
         let wall_seconds = process.observed_seconds;
         Self {
             wall_seconds,
+            not_observed_seconds: process.not_observed_seconds,
             phases: Phases::new(process, wall_seconds),
             data_waits: process.probes.dataload.data_waits,
             peer_wait_seconds: process.probes.dist_sync.peer_wait_seconds,
@@ -70,6 +89,7 @@ impl Times {
             calling_cpu_seconds: process.probes.sched.calling_cpu_seconds,
             calling_run_delay_seconds: process.probes.sched.calling_run_delay_seconds,
             fetch_seconds: process.probes.sched.fetch_seconds,
+            throttled_seconds: 0.0,
             gpu_busy_seconds: None,
         }
     }
@@ -80,6 +100,10 @@ impl Times {
         let wall_seconds = combine_one(self.wall_seconds, other.wall_seconds);
         Self {
             wall_seconds,
+            not_observed_seconds: combine_one(
+                self.not_observed_seconds,
+                other.not_observed_seconds,
+            ),
             phases: (self.phases).combine(&other.phases, wall_seconds, &combine_one),
             data_waits: DataWaits {
                 prepare: combine_one(data[0].prepare, data[1].prepare),
@@ -100,6 +124,7 @@ impl Times {
                 other.calling_run_delay_seconds,
             ),
             fetch_seconds: combine_one(self.fetch_seconds, other.fetch_seconds),
+            throttled_seconds: combine_one(self.throttled_seconds, other.throttled_seconds),
             gpu_busy_seconds: (self.gpu_busy_seconds.zip(other.gpu_busy_seconds))
                 .map(|(own, others)| combine_one(own, others)),
         }
@@ -110,6 +135,10 @@ impl Times {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct RankTimes {
     pub(crate) wall: f64,
+    /// The part of `wall` in which its calls were not observed.
+    pub(crate) not_observed: f64,
+    /// Its first steps, which are not part of `wall`.
+    pub(crate) warm_up: f64,
     /// In phase NcclCollective, or in waits for peers if those are longer.
     pub(crate) communication: f64,
     /// In calls that wait for the GPU.
@@ -118,6 +147,8 @@ pub(crate) struct RankTimes {
     pub(crate) peer_waits: f64,
     /// From the call of a collective to the end of the wait that covers it, without overlaps.
     pub(crate) until_sync: f64,
+    /// Number of calls that wait for the GPU.
+    pub(crate) gpu_wait_calls: f64,
     /// In launch calls.
     pub(crate) launching: f64,
     /// Number of launches.
@@ -136,10 +167,16 @@ pub(crate) struct RankTimes {
     pub(crate) cpu: f64,
     /// Its training threads were runnable without a CPU.
     pub(crate) run_delay: f64,
+    /// Its cgroup had used up its CPU limit, summed over CPUs.
+    pub(crate) throttled: f64,
     /// Its GPUs were busy. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
+    /// Whether nothing shows that it trains: no backward pass, no optimizer step, no reduction of gradients.
+    pub(crate) only_infers: bool,
     /// Share of the time in which its busiest loader worked. `None`: it has no loaders.
     pub(crate) loader_busy: Option<f64>,
+    /// Number of its loaders.
+    pub(crate) loaders: f64,
     /// Whether it has as many loaders as CPUs.
     pub(crate) loaders_fill_cpus: bool,
 }
@@ -152,6 +189,9 @@ impl RankTimes {
         processes: &[ProcessReport],
     ) -> Self {
         let times = rank.training_times();
+        let data_waits = times.bounded_data_waits();
+        let loaders = loader_count(rank, processes);
+        let steps = rank.steps.as_ref();
         let collectives = rank.collectives.iter();
         // Collectives that one wait covers overlap, so at most one counts per wait.
         let until_sync = collectives.map(|collective| {
@@ -160,22 +200,28 @@ impl RankTimes {
         });
         Self {
             wall: times.wall_seconds,
+            not_observed: times.not_observed_seconds.min(times.wall_seconds),
+            warm_up: steps.map_or(0.0, |steps| steps.warm_up_seconds),
             communication: times.communication_seconds(),
             gpu_waits: times.gpu_wait_seconds,
             peer_waits: times.peer_wait_seconds,
             until_sync: until_sync.fold(0.0, f64::max),
+            gpu_wait_calls: times.gpu_waits,
             launching: times.launch_seconds,
             launches: times.launches,
             unknown: times.phases.unknown,
-            data_waits: times.data_waits.total(),
-            data_prepare: times.data_waits.prepare,
-            data_fetch: times.data_waits.fetch,
-            data_sched: times.data_waits.sched,
+            data_waits: data_waits.total(),
+            data_prepare: data_waits.prepare,
+            data_fetch: data_waits.fetch,
+            data_sched: data_waits.sched,
             cpu: times.calling_cpu_seconds,
             run_delay: times.calling_run_delay_seconds,
+            throttled: times.throttled_seconds,
             gpu_busy: times.gpu_busy_seconds,
+            only_infers: rank.only_infers(),
             loader_busy: loader_busy(rank, processes),
-            loaders_fill_cpus: loader_count(rank, processes) >= cpu_count(rank, ranks),
+            loaders,
+            loaders_fill_cpus: loaders >= cpu_count(rank, ranks),
         }
     }
 }
@@ -224,6 +270,8 @@ pub(crate) enum Part {
     OtherData,
     /// Runnable without a CPU: its training threads, or the loaders that it waited for.
     CpuDelay,
+    /// The same, because its cgroup had used up its CPU limit.
+    Throttled,
     /// Waiting for peers.
     Communication,
     /// Waiting for the GPU.
@@ -233,11 +281,12 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Prepare,
         Self::Fetch,
         Self::OtherData,
         Self::CpuDelay,
+        Self::Throttled,
         Self::Communication,
         Self::Gpu,
         Self::Host,
@@ -254,6 +303,17 @@ pub(crate) struct Parts {
     pub(crate) ahead_of_gpu: f64,
     /// Busy share of its GPUs. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
+    /// Time in which its GPUs were idle. `None`: NVML reports no utilization.
+    pub(crate) gpu_idle: Option<f64>,
+    /// Number of launches, and of calls that wait for the GPU.
+    pub(crate) launches: f64,
+    pub(crate) gpu_wait_calls: f64,
+    /// Whether nothing shows that it trains.
+    pub(crate) only_infers: bool,
+    /// Its first steps, which are not part of its time.
+    pub(crate) warm_up: f64,
+    /// Number of its loaders.
+    pub(crate) loaders: f64,
     /// Whether it launched on a GPU or waited for one.
     pub(crate) uses_gpu: bool,
     /// Whether it has as many loaders as CPUs.
@@ -278,7 +338,8 @@ impl Parts {
     /// Splits a rank's time. Waits come first, because a thread waits for one thing at a time. CPU delay and host work
     /// get what remains, up to what was measured.
     pub(crate) fn new(rank: &RankTimes) -> Self {
-        let mut remaining = Remaining(rank.wall.max(0.0));
+        // Of the time in which it was not observed, nothing is known.
+        let mut remaining = Remaining((rank.wall - rank.not_observed).max(0.0));
         let mut parts = Self::default();
         let prepare = remaining.take(rank.data_prepare);
         let fetch = remaining.take(rank.data_fetch);
@@ -299,11 +360,14 @@ impl Parts {
         let is_ahead = rank.gpu_busy >= Some(NEVER_IDLE * rank.wall) && rank.wall > 0.0;
         let ahead_of_gpu = if is_ahead { host } else { 0.0 };
         let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
+        // The limit of a cgroup makes its threads wait in the run queue.
+        let throttled = (data_delay + delay).min(rank.throttled.max(0.0));
         for (part, seconds) in [
             (Part::Prepare, prepare),
             (Part::Fetch, fetch),
             (Part::OtherData, other),
-            (Part::CpuDelay, data_delay + delay),
+            (Part::CpuDelay, data_delay + delay - throttled),
+            (Part::Throttled, throttled),
             (Part::Communication, communication),
             (Part::Gpu, gpu),
             (Part::Host, host),
@@ -313,6 +377,12 @@ impl Parts {
         parts.data_delay = data_delay;
         parts.ahead_of_gpu = ahead_of_gpu;
         parts.gpu_busy = rank.gpu_busy.map(|busy| busy / rank.wall.max(f64::EPSILON));
+        parts.gpu_idle = rank.gpu_busy.map(|busy| (rank.wall - busy).max(0.0));
+        parts.launches = rank.launches;
+        parts.gpu_wait_calls = rank.gpu_wait_calls;
+        parts.only_infers = rank.only_infers;
+        parts.warm_up = rank.warm_up;
+        parts.loaders = rank.loaders;
         parts.uses_gpu = uses_gpu;
         parts.loaders_fill_cpus = rank.loaders_fill_cpus;
         parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io, ptr, thread};
 
@@ -47,7 +48,8 @@ const SUM: u64 = 0;
 
 /// A rank's GPU.
 pub(crate) struct Gpu {
-    cuda: Library,
+    cuda: Arc<Library>,
+    context: u64,
     kernel: u64,
     /// Device memory that a batch, a loss and a checkpoint can be copied to and from.
     memory: u64,
@@ -68,7 +70,7 @@ impl Gpu {
         plan: &Plan,
         bytes: usize,
     ) -> io::Result<Self> {
-        let cuda = load(libraries, "libcuda.so.1")?;
+        let cuda = Arc::new(load(libraries, "libcuda.so.1")?);
         let (mut context, mut module, mut kernel) = (0_u64, 0_u64, 0_u64);
         let (mut memory, mut address) = (0_u64, 0_u64);
         call!(cuda, "cuInit", 0)?;
@@ -90,33 +92,25 @@ impl Gpu {
         };
         Ok(Self {
             cuda,
+            context,
             kernel,
             memory,
             host,
         })
     }
 
+    /// Launches kernels, from this thread or another one.
+    pub(crate) fn launcher(&self) -> Launcher {
+        Launcher {
+            cuda: Arc::clone(&self.cuda),
+            context: self.context,
+            kernel: self.kernel,
+        }
+    }
+
     /// Launches a kernel that takes so long.
     pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
-        let duration_ns = duration.as_nanos() as u64;
-        let parameters = [&raw const duration_ns];
-        let cuda = &self.cuda;
-        let parameters = parameters.as_ptr();
-        call!(
-            cuda,
-            "cuLaunchKernel",
-            self.kernel,
-            1,
-            1,
-            1,
-            1,
-            1,
-            1,
-            0,
-            0,
-            parameters,
-            0
-        )
+        self.launcher().launch(duration)
     }
 
     /// Copies a batch to the GPU, as from memory that is not pinned.
@@ -162,6 +156,42 @@ impl Gpu {
 
     fn synchronize(&self) -> io::Result<()> {
         call!(self.cuda, "cuStreamSynchronize", 0)
+    }
+}
+
+/// What a thread needs to launch kernels.
+pub(crate) struct Launcher {
+    cuda: Arc<Library>,
+    context: u64,
+    kernel: u64,
+}
+
+impl Launcher {
+    /// Lets the calling thread use the GPU.
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        call!(self.cuda, "cuCtxSetCurrent", self.context)
+    }
+
+    /// Launches a kernel that takes so long.
+    pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
+        let duration_ns = duration.as_nanos() as u64;
+        let parameters = [&raw const duration_ns];
+        let parameters = parameters.as_ptr();
+        call!(
+            self.cuda,
+            "cuLaunchKernel",
+            self.kernel,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+            parameters,
+            0
+        )
     }
 }
 

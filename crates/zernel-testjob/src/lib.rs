@@ -29,6 +29,7 @@ mod plan;
 mod rank;
 mod storage;
 mod sys;
+mod torch;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,6 +58,7 @@ impl Job {
     pub fn new(plan: Plan) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
         install(&directory.path().join("lib"), Prologue::Push)?;
+        torch::install(&directory.path().join("lib"))?;
         fs::write(directory.path().join("plan"), serde_json::to_vec(&plan)?)?;
         Ok(Self { directory, plan })
     }
@@ -133,6 +135,10 @@ pub enum Part {
     Evaluation,
     /// A checkpoint: the model is copied to the host and written to a file.
     Checkpoint,
+    /// Part of a step: the wait for a batch.
+    Data,
+    /// Part of a step: the model is updated.
+    Update,
 }
 
 /// Runs this process's part of a job, and returns its exit code; `None` if it is no part of a job.

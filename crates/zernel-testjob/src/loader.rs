@@ -91,6 +91,7 @@ fn work(
 
 enum Source {
     Nowhere,
+    Sleep,
     Disk(Disk),
     Remote(Remote),
 }
@@ -99,6 +100,7 @@ impl Source {
     fn open(directory: &Path, load: Load) -> io::Result<Self> {
         Ok(match load {
             Load::Burn => Self::Nowhere,
+            Load::Sleep => Self::Sleep,
             Load::Disk => Self::Disk(Disk::new(directory)?),
             Load::Network => Self::Remote(Remote::connect(directory)?),
         })
@@ -107,6 +109,7 @@ impl Source {
     fn load(&mut self, how_long: Duration) -> io::Result<()> {
         match self {
             Self::Nowhere => sys::burn(how_long),
+            Self::Sleep => std::thread::sleep(how_long),
             Self::Disk(disk) => disk.fetch(how_long)?,
             Self::Remote(remote) => remote.fetch(how_long)?,
         }

@@ -57,6 +57,8 @@ pub enum Load {
     Disk,
     /// It asks a server.
     Network,
+    /// It sleeps.
+    Sleep,
 }
 
 /// A rank that is slower than the others.
@@ -161,6 +163,12 @@ pub struct Plan {
     pub warm_up_steps: u32,
     /// CPU time that makes them slow.
     pub warm_up_us: u64,
+    /// Whether it is a loop of `PyTorch`: it announces what it does, and another thread runs its backward passes.
+    pub torch: bool,
+    /// How long gradients take to be reduced through the CPU at the end of each such backward pass; 0: they are not.
+    pub gloo_us: u64,
+    /// Whether it only runs forward passes, on batches that the GPU has already.
+    pub infers: bool,
 }
 
 /// How long a job trains, about.
@@ -220,6 +228,9 @@ impl Plan {
             checkpoint_bytes: 0,
             warm_up_steps: 2,
             warm_up_us: random.u64(20_000..50_000),
+            torch: false,
+            gloo_us: 0,
+            infers: false,
         }
     }
 
@@ -282,7 +293,7 @@ impl Plan {
         let delayed = 1 + u64::from(self.spinners);
         let load_us = match self.load {
             Load::Burn => self.load_us * delayed,
-            Load::Disk | Load::Network => self.load_us,
+            Load::Disk | Load::Network | Load::Sleep => self.load_us,
         };
         let kernels = u64::from(3 * self.launches);
         let bytes = u64::from(self.buckets) * self.bucket_bytes;

@@ -11,6 +11,7 @@ use crate::labels::Labels;
 use crate::loader::{Jitter, Loaders};
 use crate::plan::Plan;
 use crate::sys::{self, Priority, now_ns};
+use crate::torch::Torch;
 use crate::{Part, Stamp};
 
 /// Trains, and returns the stamps of all parts.
@@ -26,7 +27,10 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     let loaders = Loaders::fork(directory, plan, seed)?;
     (0..plan.busy_threads).for_each(|_| be_busy());
     let peers = Peers::meet(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
+    let start_torch = || Torch::start(&directory.join("lib"), gpu.launcher(), plan, seed);
+    let torch = plan.torch.then(start_torch).transpose()?;
     let mut trainer = Trainer {
+        torch,
         plan,
         gpu: &gpu,
         peers: &peers,
@@ -66,6 +70,7 @@ fn is_due(every: u32, step: u32) -> bool {
 }
 
 struct Trainer<'a> {
+    torch: Option<Torch>,
     plan: &'a Plan,
     gpu: &'a Gpu,
     peers: &'a Peers<'a>,
@@ -103,6 +108,8 @@ impl Trainer<'_> {
             Part::WarmUp | Part::Step => {
                 self.labelled("+step", |trainer| trainer.labelled("+host", act))?;
             }
+            Part::Data => self.labelled("+data", act)?,
+            Part::Update => self.labelled("+optimizer", act)?,
             Part::Evaluation => self.labelled("+evaluation", act)?,
             Part::Checkpoint => self.labelled("+checkpoint", act)?,
         }
@@ -125,7 +132,19 @@ impl Trainer<'_> {
         })
     }
 
+    /// Announces a part of the loop, if it is one of `PyTorch`.
+    fn announce(&self, name: &str) -> io::Result<()> {
+        match &self.torch {
+            Some(torch) => torch.announce(name),
+            None => Ok(()),
+        }
+    }
+
     fn optimize(&mut self) -> io::Result<()> {
+        if self.plan.infers {
+            self.launch(self.plan.launches)?;
+            return self.read_loss();
+        }
         let last = self.plan.accumulate - 1;
         for micro_batch in 0..=last {
             self.forward()?;
@@ -141,8 +160,10 @@ impl Trainer<'_> {
             // The norm of the gradients, or whether they are finite. The GPU does nothing but reduce them.
             self.labelled("+peer", Self::read)?;
         }
-        self.labelled("+optimizer", |trainer| {
-            trainer.launch(trainer.plan.optimizer_launches)
+        self.stamped(Part::Update, |trainer| {
+            trainer.announce("Optimizer.step#AdamW.step")?;
+            trainer.launch(trainer.plan.optimizer_launches)?;
+            trainer.announce("Optimizer.zero_grad#AdamW.zero_grad")
         })?;
         match self.plan.overlaps {
             true => self.read_loss(),
@@ -153,21 +174,34 @@ impl Trainer<'_> {
     fn forward(&mut self) -> io::Result<()> {
         let (gpu, bytes) = (self.gpu, self.plan.batch_bytes);
         let mut copied = Ok(());
+        self.announce("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")?;
+        let start_ns = now_ns(ClockId::Monotonic);
+        let mut end_ns = start_ns;
         let labels = &mut self.labels;
         labels.stamp("+data");
         self.loaders.next(|batch| {
             labels.stamp("-");
+            end_ns = now_ns(ClockId::Monotonic);
             labels.stamp("+gpu");
             copied = gpu.copy_to(batch, bytes);
             labels.stamp("-");
         })?;
         copied?;
+        let part = Part::Data;
+        self.stamps.push(Stamp {
+            part,
+            start_ns,
+            end_ns,
+        });
         self.labelled("+forward", |trainer| trainer.launch(trainer.plan.launches))
     }
 
     /// As DDP does it, a bucket is reduced as soon as its gradients will be there.
     fn backward(&mut self, reduces: bool) -> io::Result<()> {
         let launches = 2 * self.plan.launches;
+        if let Some(torch) = &self.torch {
+            return torch.backward(launches);
+        }
         if !reduces {
             return self.launch(launches);
         }

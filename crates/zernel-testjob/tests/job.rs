@@ -54,7 +54,9 @@ fn everything_happens() {
         for (part, expected) in parts {
             assert_eq!(count(&job, rank, part), expected, "{part:?}");
         }
-        let stamps = job.stamps(rank).unwrap();
+        let mut stamps = job.stamps(rank).unwrap();
+        // These lie within steps.
+        stamps.retain(|stamp| !matches!(stamp.part, Part::Data | Part::Update));
         assert!(stamps.iter().all(|stamp| stamp.start_ns < stamp.end_ns));
         let in_order = stamps
             .windows(2)

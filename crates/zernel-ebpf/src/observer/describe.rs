@@ -99,6 +99,7 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
         },
         first_seen_ns: process.first_ns,
         observed_seconds: end_ns.saturating_sub(process.first_ns) as f64 / 1e9,
+        not_observed_seconds: process.not_observed_ns(end_ns) as f64 / 1e9,
         ended_seconds_ago: process.ended_ns.and_then(seconds_ago),
         exit_code: None,
         signal: None,

@@ -14,7 +14,6 @@ use libbpf_rs::{
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags};
 use zernel_phase::shared::RawTaskState;
-use zernel_phase::steps::Mark;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -181,6 +180,8 @@ impl Kernel {
             detached_ns: 0,
             events_from_ns: 0,
             events_sampled: 0,
+            launches_sampled: 0,
+            is_suspended: 0,
         };
         self.settings.write(0, &settings);
         for symbol in 0..SYMBOLS.len() {
@@ -205,7 +206,7 @@ impl Kernel {
         find_map(&self.object, "symbols")?.update(&key, row.as_bytes(), MapFlags::ANY)
     }
 
-    /// Whether the programs assume that a thread launches after a copy to the GPU or a backward pass.
+    /// Whether the programs assume that a thread launches after a copy to the GPU or in a backward pass.
     pub(crate) fn assumes_launches(&self) -> bool {
         self.settings.read(0).tracker.launching_max_ns == ASSUMED_LAUNCHING_NS
     }
@@ -223,6 +224,9 @@ impl Kernel {
         };
         let word = self.settings.word(0, offset);
         word.store(launching_ns, Ordering::Relaxed);
+        let offset = offset_of!(layout::Settings, launches_sampled);
+        let word = self.settings.word(0, offset);
+        word.store(assume.into(), Ordering::Relaxed);
         self.trace_coverage(CoverageChange::AssumedLaunches(assume));
         for symbol in (0..SYMBOLS.len()).filter(|symbol| begins_launches(*symbol)) {
             self.set_sampled(symbol, is_sampled(symbol))?;
@@ -263,6 +267,13 @@ impl Kernel {
         if let Some(trace) = &self.trace {
             trace.note(change);
         }
+    }
+
+    /// Sets whether all probes are detached. Phases are unknown meanwhile.
+    pub(crate) fn set_suspended(&self, suspended: bool) {
+        let offset = offset_of!(layout::Settings, is_suspended);
+        let word = self.settings.word(0, offset);
+        word.store(suspended.into(), Ordering::Release);
     }
 
     /// Makes a handle available to the next process.
@@ -558,7 +569,7 @@ pub const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 /// Whether launches usually follow a call of this function.
 fn begins_launches(symbol: usize) -> bool {
     let symbol = &SYMBOLS[symbol];
-    symbol.kind == CallKind::Copy(Direction::HostToDevice) || symbol.mark == Some(Mark::Backward)
+    symbol.kind == CallKind::Copy(Direction::HostToDevice) || symbol.begins_backward()
 }
 
 fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {

@@ -16,7 +16,9 @@ use super::estimate::Interval;
 use super::governor::LaunchSpans;
 use super::kernel::Kernel;
 use crate::discovery::ProcessKey;
-use crate::probes::{CallKind, DurationKind, ProbeStates, SYMBOLS, SamplingGroup, layout};
+use crate::probes::{
+    CallKind, DurationKind, ProbeStates, ProbedFunction, SYMBOLS, SamplingGroup, layout,
+};
 pub use call_counts::CallCount;
 use call_counts::CallCounts;
 pub(super) use call_counts::window_length_for_steps;
@@ -64,6 +66,8 @@ pub struct ObservedProcess {
     pub is_loader: bool,
     /// Whether it has opened more than one device.
     pub(super) uses_several_devices: bool,
+    /// Whether it announces its optimizer steps.
+    announces_steps: bool,
     /// Its identity. If it exited before that could be read, only its name, user and parent are known.
     pub identity: Option<Identity>,
     /// The pid of the process that it loads data for.
@@ -86,6 +90,10 @@ pub struct ObservedProcess {
     exited_phases_ns: [u64; 5],
     /// Whether some of its calls were not observed.
     had_gap: bool,
+    /// How long none of its calls were observed, until `not_observed_since_ns`.
+    not_observed_ns: u64,
+    /// Since when its calls are not observed.
+    not_observed_since_ns: Option<u64>,
     /// Probed calls so far.
     hits: u64,
     /// Time of the last step mark.
@@ -103,6 +111,7 @@ impl ObservedProcess {
             coverage: Coverage::Since(raw.first_ns),
             is_loader: false,
             uses_several_devices: false,
+            announces_steps: false,
             identity: Some(identity_at_admission(raw)),
             loads_for: None,
             probes: ProbeStates::default(),
@@ -114,6 +123,8 @@ impl ObservedProcess {
             devices: VisibleDevices::default(),
             trainer: 0,
             had_gap: false,
+            not_observed_ns: 0,
+            not_observed_since_ns: None,
             hits: 0,
             last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
@@ -126,11 +137,9 @@ impl ObservedProcess {
         self.hits = raw.hits;
         self.trainer = raw.trainer;
         self.exited_phases_ns = raw.phase_ns;
-        if raw.ended_ns != 0 {
-            self.set_phases([].into_iter(), raw.ended_ns);
-        }
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
         self.uses_several_devices = raw.flags & layout::Process::SEVERAL_DEVICES != 0;
+        self.announces_steps = raw.flags & layout::Process::ANNOUNCES_STEPS != 0;
         if raw.flags & layout::Process::SAW_INIT != 0 && !self.had_gap {
             self.coverage = Coverage::Complete;
         }
@@ -138,6 +147,9 @@ impl ObservedProcess {
         let trainer = kernel.record(raw.trainer).map(|trainer| trainer.pid);
         self.loads_for = trainer.or(self.loads_for).filter(|_| loads);
         self.probes.read(raw);
+        if raw.ended_ns != 0 {
+            self.set_phases([].into_iter(), raw.ended_ns);
+        }
         self.counts.read(&kernel.counters(raw.handle));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = DurationKind::from_index(number).filter(|_| slot != 0) else {
@@ -186,11 +198,13 @@ impl ObservedProcess {
         }
     }
 
-    /// Tells the step detector which marks are sampled: they do not occur in every step.
+    /// Tells the step detector which marks are sampled: they do not occur in every step. An announced optimizer step is a
+    /// mark that is never sampled.
     pub(super) fn update_sampled_marks(&mut self) {
         let is_sampled = |mark: &Mark| {
-            self.counts
-                .calls_sampled(|function| function.mark == Some(*mark))
+            let is_announced = *mark == Mark::Optimizer && self.announces_steps;
+            let is_wanted = |function: &ProbedFunction| function.mark == Some(*mark);
+            !is_announced && self.counts.calls_sampled(is_wanted)
         };
         let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
         self.steps.distrust(&sampled);
@@ -223,16 +237,13 @@ impl ObservedProcess {
         threads: impl Iterator<Item = &'a RawTaskState>,
         now_ns: u64,
     ) {
-        let drives = |state: &&RawTaskState| state.tracker.flags & RawTracker::TRAINING_THREAD != 0;
-        let driver = threads.filter(drives).max_by_key(|state| {
-            let known = &state.phase_ns[1..];
-            known.iter().sum::<u64>()
-        });
+        let driver = training_thread(threads);
         let mut times = PhaseTimeAccumulator::default();
         for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.exited_phases_ns) {
             times.record(phase, ns);
         }
         let Some(driver) = driver else {
+            self.count_helper_waits(&mut times);
             // The times of a thread that is exiting may be missing in both places.
             let before = self.phases.as_ref();
             if times.total_ns() > before.map_or(0, |before| before.times.total_ns()) {
@@ -245,16 +256,25 @@ impl ObservedProcess {
             }
             return;
         };
-        for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(driver.phase_ns) {
-            times.record(phase, ns);
+        let (current, own) = driver.phases_at(now_ns);
+        for phase in WorkloadPhase::ALL {
+            times.record(phase, own.phase_ns(phase));
         }
-        let current = driver.phase_word.phase();
-        times.record(current, now_ns.saturating_sub(driver.phase_word.start_ns()));
+        self.count_helper_waits(&mut times);
         self.phases = Some(Phases {
             tid: driver.pid,
             current,
             times,
         });
+    }
+
+    /// While the thread of a backward pass waits for peers, the process does, although its training thread only waits for
+    /// that thread.
+    fn count_helper_waits(&self, times: &mut PhaseTimeAccumulator) {
+        let waited_ns = self.probes.dist_sync.helper_wait_ns;
+        let moved_ns = waited_ns.min(times.gpu_compute_ns);
+        times.gpu_compute_ns -= moved_ns;
+        times.record(WorkloadPhase::NcclCollective, moved_ns);
     }
 
     /// Ends all sampling and frees its memory, because it exited.
@@ -367,7 +387,14 @@ impl ObservedProcess {
             self.counts.end_sampling(*symbol, now_ns, &self.steps);
         }
         self.counts.set_paused(true, now_ns, &self.steps);
+        self.not_observed_since_ns.get_or_insert(now_ns);
         self.mark_incomplete(now_ns);
+    }
+
+    /// How long none of its calls were observed, up to `now_ns`.
+    pub(super) fn not_observed_ns(&self, now_ns: u64) -> u64 {
+        let since_ns = self.not_observed_since_ns.unwrap_or(now_ns);
+        self.not_observed_ns + now_ns.saturating_sub(since_ns)
     }
 
     /// Marks it as observed incompletely: some of its calls are not probed.
@@ -382,6 +409,8 @@ impl ObservedProcess {
     pub(super) fn resume(&mut self, now_ns: u64) {
         self.coverage = Coverage::Since(now_ns);
         self.had_gap = true;
+        self.not_observed_ns = self.not_observed_ns(now_ns);
+        self.not_observed_since_ns = None;
         self.counts.set_paused(false, now_ns, &self.steps);
         self.steps.gap(&MarkClass::ALL);
     }
@@ -391,6 +420,18 @@ impl ObservedProcess {
     pub fn is_sampled(&self) -> bool {
         self.counts.samples(|_| true)
     }
+}
+
+/// The thread that runs the training loop: the one that announces its steps, else the one whose phases are known best.
+fn training_thread<'a>(
+    threads: impl Iterator<Item = &'a RawTaskState>,
+) -> Option<&'a RawTaskState> {
+    const ANNOUNCES: u16 = RawTracker::ANNOUNCES_DATA | RawTracker::ANNOUNCES_UPDATES;
+    let trains = |state: &&RawTaskState| state.tracker.flags & RawTracker::TRAINING_THREAD != 0;
+    threads.filter(trains).max_by_key(|state| {
+        let known_ns: u64 = state.phase_ns[1..].iter().sum();
+        (state.tracker.flags & ANNOUNCES != 0, known_ns)
+    })
 }
 
 /// What the kernel recorded of a process when it was admitted.

@@ -18,6 +18,7 @@ impl Observer {
             process.suspend(&self.governor.symbols(), now_ns);
         }
         self.is_suspended = true;
+        self.kernel.set_suspended(true);
         files::pause_all(self.attachment.files.iter_mut());
         self.kernel.note_detached();
         self.kernel.trace_coverage(CoverageChange::Probes(false));
@@ -31,6 +32,7 @@ impl Observer {
         files::attach_each(self.attachment.files.iter_mut(), |file| {
             file.resume(&self.kernel);
         });
+        self.kernel.set_suspended(false);
         self.kernel.trace_coverage(CoverageChange::Probes(true));
         self.governor.restart_event_tracking(&self.kernel);
         let running: Vec<u32> = self.processes.running.keys().copied().collect();

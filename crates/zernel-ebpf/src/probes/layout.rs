@@ -34,6 +34,8 @@ mirrors! {
             detached_ns: u64,
             events_from_ns: u64,
             events_sampled: u64,
+            launches_sampled: u64,
+            is_suspended: u64,
         }
 
         pub(crate) struct Counter = "zernel_counter" {
@@ -53,6 +55,7 @@ mirrors! {
             count: [u32; MarkClass::ALL.len()],
             missing: u32,
             reserved: u32,
+            launched_ns: u64,
         }
 
         pub(crate) struct Heartbeat = "zernel_heartbeat" {
@@ -211,7 +214,7 @@ macro_rules! mirror_process {
                     handle: u32,
                     parent: u32,
                     uid: u32,
-                    reserved: u32,
+                    announcer: u32,
                     is_rested: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
@@ -227,6 +230,7 @@ macro_rules! mirror_process {
                     SAW_INIT = 1 << 0,
                     IS_LOADER = 1 << 1,
                     SEVERAL_DEVICES = 1 << 3,
+                    ANNOUNCES_STEPS = 1 << 4,
                 }
             }
         }

@@ -460,6 +460,11 @@ impl ProbedFunction {
         self.label.unwrap_or(self.names[0])
     }
 
+    /// Whether a call begins a backward pass.
+    pub(crate) fn begins_backward(&self) -> bool {
+        self.enter == Some(ThreadEvent::BackwardBegin)
+    }
+
     /// Its row in the kernel's table of functions.
     pub(crate) fn raw(&self, sampled: bool) -> layout::Symbol {
         const NONE: u8 = layout::NONE as u8;

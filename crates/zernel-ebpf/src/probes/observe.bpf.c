@@ -80,6 +80,27 @@ static __always_inline void end_waits(struct zernel_thread *thread, struct zerne
 		end_peer_wait(thread);
 }
 
+/* Notes that the current thread announces what it does. */
+static __always_inline void note_announcement(struct zernel_thread *thread,
+					      struct zernel_process *process, __u32 event,
+					      __u64 now_ns)
+{
+	switch (event) {
+	case ZERNEL_DATA_BEGIN:
+		begin_data_wait(thread, process, now_ns);
+		process->announcer = (__u32)bpf_get_current_pid_tgid();
+		break;
+	case ZERNEL_BACKWARD_BEGIN:
+		process->dist_sync.backward_since_ns = now_ns;
+		break;
+	case ZERNEL_OPTIMIZER_BEGIN:
+		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
+			process->flags |= ZERNEL_ANNOUNCES_STEPS;
+		process->announcer = (__u32)bpf_get_current_pid_tgid();
+		break;
+	}
+}
+
 /* Feeds an event of the current thread to its tracker. */
 static __always_inline void observe_event(struct zernel_thread *thread, __u32 symbol, __u32 event,
 					  __u64 now_ns)
@@ -137,7 +158,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 		call->arguments[i] = nth ? zernel_argument(registers, stack, nth) : 0;
 	}
 	probe_enter(symbol, thread, call);
-	zernel_mark_step(symbol, process, thread->process, now_ns);
+	zernel_mark_step(symbol, symbol->mark, process, thread->process, now_ns);
 	if (symbol->enter_event != ZERNEL_NONE) {
 		end_waits(thread, process, symbol->enter_event, now_ns);
 		observe_event(thread, id, symbol->enter_event, now_ns);
@@ -194,9 +215,15 @@ static __always_inline int mark(struct pt_regs *ctx)
 	struct zernel_thread *thread;
 	struct zernel_process *process;
 	struct zernel_counter *counter;
+	struct zernel_entry entry = {};
 
 	if (!symbol || !is_counted(symbol))
 		return 0;
+	entry.arguments[0] = PT_REGS_PARM1(ctx);
+	barrier_var(entry.arguments[0]);
+	entry.arguments[1] = PT_REGS_PARM2(ctx);
+	entry.event = symbol->enter_event;
+	entry.mark = symbol->mark;
 	thread = zernel_current_thread();
 	process = thread ? zernel_process(thread->process) : NULL;
 	counter = process ? zernel_counter(thread->process, id) : NULL;
@@ -206,15 +233,18 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (process->is_rested)
 		return 0;
 	__sync_fetch_and_add(&counter->calls, 1);
-	end_waits(thread, process, symbol->enter_event, now_ns);
+	probe_read(symbol, &entry);
+	if (entry.is_other)
+		return 0;
+	end_waits(thread, process, entry.event, now_ns);
 	probe_mark(symbol, thread, process, now_ns);
-	zernel_mark_step(symbol, process, thread->process, now_ns);
-	if (symbol->enter_event != ZERNEL_NONE)
-		observe_event(thread, id, symbol->enter_event, now_ns);
+	zernel_mark_step(symbol, entry.mark, process, thread->process, now_ns);
+	if (entry.event != ZERNEL_NONE)
+		observe_event(thread, id, entry.event, now_ns);
 	else
 		trace_call(thread, id, now_ns);
-	if (presumes_launches_in_backward(symbol, process, thread, now_ns))
-		observe_event(thread, id, ZERNEL_LAUNCH, now_ns);
+	note_announcement(thread, process, entry.event, now_ns);
+	note_backward(symbol, process, thread, now_ns);
 	return 0;
 }
 

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 61] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -76,13 +76,28 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ),
     (
         "phase_tracker.h",
-        "max_ns = config->optimizer_max_ns",
-        "max_ns = config->loading_max_ns",
+        "return config->optimizer_max_ns;",
+        "return config->loading_max_ns;",
     ),
     (
         "phase_tracker.h",
-        "max_ns = config->launching_max_ns",
-        "max_ns = config->loading_max_ns",
+        "config->announced_max_ns :",
+        "config->launching_max_ns :",
+    ),
+    (
+        "phase_tracker.h",
+        "case ZERNEL_BACKWARD:\n\t\treturn config->sync_max_ns;",
+        "case ZERNEL_BACKWARD:\n\t\treturn config->loading_max_ns;",
+    ),
+    (
+        "phase_tracker.h",
+        "return config->optimizer_launch_max_ns;",
+        "return config->optimizer_max_ns;",
+    ),
+    (
+        "phase_tracker.h",
+        "case ZERNEL_RECEIVING:\n\t\treturn config->short_wait_max_ns;",
+        "case ZERNEL_RECEIVING:\n\t\treturn config->loading_max_ns;",
     ),
     (
         "phase_tracker.h",
@@ -101,6 +116,11 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ),
     (
         "phase_tracker.h",
+        "tracker->now_ns >= tracker->deadline_ns",
+        "tracker->now_ns > tracker->deadline_ns",
+    ),
+    (
+        "phase_tracker.h",
         "at_ns < task->tracker.now_ns",
         "at_ns <= task->tracker.now_ns",
     ),
@@ -116,28 +136,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ),
     (
         "phase_tracker.h",
-        "? ZERNEL_DRAINED : ZERNEL_BURST",
-        "? ZERNEL_BURST : ZERNEL_BURST",
+        "last_marker_ns < config->optimizer_launch_max_ns",
+        "last_marker_ns <= config->optimizer_launch_max_ns",
     ),
     (
         "phase_tracker.h",
-        ">= config->optimizer_launch_max_ns",
-        "> config->optimizer_launch_max_ns",
+        "return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;",
+        "return ZERNEL_LOADING;",
     ),
     (
         "phase_tracker.h",
-        "tracker->activity != ZERNEL_IDLE && ",
-        "",
-    ),
-    (
-        "phase_tracker.h",
-        "return tracker->activity != ZERNEL_IDLE;",
-        "return 1;",
-    ),
-    (
-        "phase_tracker.h",
-        "waited_ns < config->short_wait_max_ns",
-        "waited_ns <= config->short_wait_max_ns",
+        "waited_ns >= config->short_wait_max_ns",
+        "waited_ns > config->short_wait_max_ns",
     ),
     (
         "phase_tracker.h",
@@ -152,6 +162,11 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ("phase_tracker.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
     (
         "phase_tracker.h",
+        " && event != ZERNEL_UNBLOCK_AFTER_LAUNCHES",
+        "",
+    ),
+    (
+        "phase_tracker.h",
         "if (!(tracker->flags & ZERNEL_LAUNCHED_SINCE_SYNC))",
         "if (1)",
     ),
@@ -162,18 +177,13 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ),
     (
         "phase_tracker.h",
-        "tracker->activity == ZERNEL_LOADING ? ZERNEL_LOADING",
-        "0 ? ZERNEL_LOADING",
-    ),
-    (
-        "phase_tracker.h",
         "tracker->activity_until_ns <= tracker->now_ns",
         "tracker->activity_until_ns < tracker->now_ns",
     ),
     (
         "phase_tracker.h",
-        "zernel_transition(task, ZERNEL_UNKNOWN, tracker->deadline_ns)",
-        "zernel_transition(task, ZERNEL_UNKNOWN, tracker->now_ns)",
+        "zernel_transition(task, phase, at_ns)",
+        "zernel_transition(task, phase, tracker->now_ns)",
     ),
     (
         "phase_tracker.h",
@@ -182,17 +192,88 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 44] = [
     ),
     (
         "phase_tracker.h",
-        "if (tracker->activity == ZERNEL_BURST || tracker->activity == ZERNEL_DRAINED)",
-        "if (tracker->activity == ZERNEL_BURST)",
+        "zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns)",
+        "zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->now_ns)",
     ),
     (
         "phase_tracker.h",
-        "after_launches && !(tracker->flags & ZERNEL_TRAINING_THREAD)",
-        "after_launches",
+        "tracker->flags |= ZERNEL_MAY_UPDATE;",
+        "",
+    ),
+    ("phase_tracker.h", "tracker->flags |= may_update;", ""),
+    (
+        "phase_tracker.h",
+        "if (tracker->flags & ZERNEL_MAY_UPDATE)",
+        "if (0)",
     ),
     (
         "phase_tracker.h",
-        "\tzernel_end_wait(config, &task->tracker);\n",
+        "(tracker->flags & announces) == announces",
+        "1",
+    ),
+    (
+        "phase_tracker.h",
+        "if (tracker->flags & ZERNEL_ANNOUNCES_DATA)",
+        "if (0)",
+    ),
+    (
+        "phase_tracker.h",
+        "if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)",
+        "if (0)",
+    ),
+    (
+        "phase_tracker.h",
+        "(tracker->flags & ZERNEL_ANNOUNCES_UPDATES ||",
+        "(0 ||",
+    ),
+    (
+        "phase_tracker.h",
+        "activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)",
+        "0",
+    ),
+    (
+        "phase_tracker.h",
+        "if (activity == ZERNEL_RECEIVING)",
+        "if (0)",
+    ),
+    (
+        "phase_tracker.h",
+        "uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING",
+        "ZERNEL_LOADING",
+    ),
+    (
+        "phase_tracker.h",
+        "    !(tracker->flags & ZERNEL_TRAINING_THREAD))",
+        "    0)",
+    ),
+    (
+        "phase_tracker.h",
+        "zernel_in_call(tracker) || tracker->flags & ZERNEL_WAITING;",
+        "zernel_in_call(tracker);",
+    ),
+    (
+        "phase_tracker.h",
+        "\t\t\t!zernel_in_call(tracker);",
+        "\t\t\t1;",
+    ),
+    (
+        "phase_tracker.h",
+        "ZERNEL_LAUNCHED_SINCE_SYNC | trains);",
+        "trains);",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->flags & ZERNEL_USES_GPU ? 0 : ZERNEL_TRAINING_THREAD;",
+        "ZERNEL_TRAINING_THREAD;",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_turn_to(config, tracker, ZERNEL_IDLE, tracker->now_ns);\n",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_wait(config, &task->tracker, event);\n",
         "",
     ),
 ];

@@ -14,7 +14,22 @@ pub(crate) fn rng() -> Rng {
     Rng::with_seed(seed.unwrap_or(42))
 }
 
-pub(crate) fn any_event(rng: &mut Rng) -> ThreadEvent {
+/// An event of a thread that uses a GPU, or of one that does not.
+pub(crate) fn any_event(rng: &mut Rng, uses_gpu: bool) -> ThreadEvent {
+    match event_with_gpu(rng) {
+        ThreadEvent::GpuSyncEnter
+        | ThreadEvent::GpuSyncLeave
+        | ThreadEvent::Launch
+        | ThreadEvent::CopyToDevice
+            if !uses_gpu =>
+        {
+            ThreadEvent::Unblock
+        }
+        event => event,
+    }
+}
+
+fn event_with_gpu(rng: &mut Rng) -> ThreadEvent {
     let reasons = [
         BlockReason::Io,
         BlockReason::Futex,
@@ -22,6 +37,8 @@ pub(crate) fn any_event(rng: &mut Rng) -> ThreadEvent {
         BlockReason::Other,
     ];
     let reason = rng.choice(reasons).unwrap();
+    let data = rare(rng, ThreadEvent::DataBegin);
+    let update = rare(rng, ThreadEvent::OptimizerBegin);
     rng.choice([
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
@@ -31,9 +48,24 @@ pub(crate) fn any_event(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::CopyToDevice,
         ThreadEvent::Block(reason),
         ThreadEvent::Unblock,
+        ThreadEvent::UnblockAfterLaunches,
         ThreadEvent::OptimizerMarker,
+        ThreadEvent::BackwardBegin,
+        ThreadEvent::ForwardBegin,
+        ThreadEvent::NotObserved,
+        data,
+        update,
+        ThreadEvent::ZeroGradients,
     ])
     .unwrap()
+}
+
+/// Seldom an announcement: a thread that has made one follows other rules from then on.
+fn rare(rng: &mut Rng, announcement: ThreadEvent) -> ThreadEvent {
+    match rng.u8(0..16) {
+        0 => announcement,
+        _ => ThreadEvent::Launch,
+    }
 }
 
 /// Mostly a little forward, now and then back, or up to a deadline and past it. In whole

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         ),
         trial("torch_models_are_waited_for", &with_torch, torch::model),
         trial(
-            "the_end_of_a_backward_pass_on_a_gpu_is_no_wait",
+            "reductions_through_the_cpu_beside_a_gpu_are_waited_for",
             &with_torch,
             torch::model_on_gpu,
         ),

@@ -35,6 +35,8 @@ pub struct ProcessSnapshot {
     pub first_seen_ns: u64,
     /// Time from the first event to its exit, or to now.
     pub observed_seconds: f64,
+    /// The part of that time in which its calls were not observed.
+    pub not_observed_seconds: f64,
     /// Time since its exit; `None` while it runs.
     pub ended_seconds_ago: Option<f64>,
     /// Exit code of a rank that exited by itself.

@@ -50,13 +50,13 @@ tracker_config! {
     blocked_max_ns = Self::MAX_NS,
     /// Limit for data loading after its last event.
     loading_max_ns = 10_000_000_000,
-    /// Limit for GPU compute after the last launch.
+    /// Limit for GPU compute after the last launch, copy or sync.
     launching_max_ns = 20_000_000,
-    /// Limit for an optimizer step after its last marker.
+    /// The same limit for a thread that announces its batches or its optimizer steps.
+    announced_max_ns = 1_000_000_000,
+    /// Limit for an optimizer step after it was announced, or after its last marker.
     optimizer_max_ns = 1_000_000_000,
-    /// Limit for an optimizer step inferred from the CPU burst after a sync.
-    optimizer_burst_max_ns = 5_000_000,
-    /// A launch within this time after a marker belongs to the optimizer step.
+    /// A launch within this time after a marker belongs to the optimizer step. Clearing gradients takes no longer.
     optimizer_launch_max_ns = 1_000_000,
     /// A shorter wait does not end the current activity.
     short_wait_max_ns = 1_000_000,

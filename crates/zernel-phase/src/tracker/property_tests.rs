@@ -17,6 +17,13 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         Block(BlockReason::Other),
         Unblock,
         OptimizerMarker,
+        UnblockAfterLaunches,
+        DataBegin,
+        ForwardBegin,
+        BackwardBegin,
+        OptimizerBegin,
+        ZeroGradients,
+        NotObserved,
     ])
 }
 
@@ -28,8 +35,8 @@ fn tight() -> TrackerConfig {
         blocked_max_ns: 70,
         loading_max_ns: 40,
         launching_max_ns: 30,
+        announced_max_ns: 35,
         optimizer_max_ns: 20,
-        optimizer_burst_max_ns: 10,
         optimizer_launch_max_ns: 5,
         short_wait_max_ns: 4,
     }
@@ -60,10 +67,10 @@ fn step(wait: u64, launches: u64, sync: u64, collective: u64, burst: u64) -> Ste
     add(collective, CollectiveLeave);
     add(burst, Block(BlockReason::Poll));
     let truth = PhaseTimeAccumulator {
-        data_loading_ns: wait + 1,
-        gpu_compute_ns: launches + sync,
+        data_loading_ns: wait,
+        gpu_compute_ns: 1 + launches + sync + burst,
         nccl_collective_ns: collective,
-        optimizer_step_ns: burst,
+        optimizer_step_ns: 0,
         unknown_ns: 0,
     };
     Step { events, truth }

@@ -40,20 +40,18 @@ fn phases_of_a_training_step_without_markers() {
         (27, CollectiveLeave),
         (27, GpuSyncEnter),
         (35, GpuSyncLeave),
-        (38, Block(BlockReason::Futex)),
+        (38, Block(BlockReason::Poll)),
     ];
     let (intervals, faults) = track_with_faults(&step, 50);
     assert_eq!(
         intervals,
         [
-            (GpuCompute, 0, 1),
-            (OptimizerStep, 1, 2),
-            (DataLoading, 2, 13),
-            (GpuCompute, 13, 25),
-            (OptimizerStep, 25, 26),
+            (GpuCompute, 0, 2),
+            (DataLoading, 2, 12),
+            (GpuCompute, 12, 26),
             (NcclCollective, 26, 27),
             (NcclCollective, 27, 35),
-            (OptimizerStep, 35, 38),
+            (GpuCompute, 35, 38),
             (DataLoading, 38, 50),
         ]
     );
@@ -72,16 +70,17 @@ fn phases_of_a_training_step_with_markers() {
         (11, GpuSyncEnter),
         (20, GpuSyncLeave),
         (21, Block(BlockReason::Futex)),
+        (30, Unblock),
+        (30, CopyToDevice),
     ];
     assert_eq!(
-        track(&step, 30),
+        track(&step, 31),
         [
-            (DataLoading, 0, 1),
-            (GpuCompute, 1, 9),
+            (GpuCompute, 0, 9),
             (OptimizerStep, 9, 11),
-            (GpuCompute, 11, 20),
-            (Unknown, 20, 21), // with markers, no optimizer step is inferred
+            (GpuCompute, 11, 21),
             (DataLoading, 21, 30),
+            (GpuCompute, 30, 31),
         ]
     );
 }
@@ -128,27 +127,179 @@ fn a_sync_inside_a_collective_is_part_of_the_collective() {
     assert_eq!(faults, TrackerFaults::default());
 }
 
+/// The phases of a loop that announces what it does, as PyTorch's loops do.
 #[test]
-fn the_burst_after_a_sync_is_an_optimizer_step_until_its_deadline() {
+fn announced_steps_have_the_announced_phases() {
+    let step = [
+        (0, DataBegin),
+        (1, Block(BlockReason::Futex)), // for the thread that pins memory
+        (5, Unblock),
+        (6, CopyToDevice),
+        (7, ZeroGradients),
+        (7, Launch), // the forward pass
+        (10, BackwardBegin),
+        (10, Block(BlockReason::Futex)),
+        (30, UnblockAfterLaunches),
+        (31, OptimizerBegin),
+        (31, Launch),
+        (35, Launch),
+        (36, DataBegin),
+    ];
     assert_eq!(
-        track(&[(0, GpuSyncEnter), (10, GpuSyncLeave)], 100),
+        track(&step, 40),
         [
-            (GpuCompute, 0, 10),
-            (OptimizerStep, 10, 15),
-            (Unknown, 15, 100)
+            (DataLoading, 0, 6),
+            (GpuCompute, 6, 7),
+            (GpuCompute, 7, 30),
+            (OptimizerStep, 30, 36),
+            (DataLoading, 36, 40),
         ]
     );
-    // A wait after the deadline is still for the next batch.
+}
+
+/// Launches after the backward pass clip or unscale gradients if an optimizer step follows. With micro-batches none may
+/// follow.
+#[test]
+fn launches_before_an_announced_update_belong_to_it() {
+    let backward = [
+        (0, DataBegin),
+        (1, CopyToDevice),
+        (2, BackwardBegin),
+        (2, Block(BlockReason::Futex)),
+        (10, UnblockAfterLaunches),
+        (11, Launch),
+    ];
+    let clipping = [&backward[..], &[(13, OptimizerBegin)]].concat();
     assert_eq!(
-        track(
-            &[
-                (0, GpuSyncEnter),
-                (10, GpuSyncLeave),
-                (20, Block(BlockReason::Futex))
-            ],
-            30
-        )[2..],
-        [(Unknown, 15, 20), (DataLoading, 20, 30)]
+        track(&clipping, 20)[1..],
+        [(GpuCompute, 1, 10), (OptimizerStep, 10, 20)]
+    );
+    // Waiting for the GPU is no part of it.
+    let scaler = [(13, GpuSyncEnter), (15, GpuSyncLeave), (16, OptimizerBegin)];
+    assert_eq!(
+        track(&[&backward[..], &scaler].concat(), 20)[1..],
+        [(GpuCompute, 1, 15), (OptimizerStep, 15, 20)]
+    );
+    let accumulating = [&backward[..], &[(12, DataBegin), (13, CopyToDevice)]].concat();
+    assert_eq!(
+        track(&accumulating, 20)[1..],
+        [
+            (GpuCompute, 1, 12),
+            (DataLoading, 12, 13),
+            (GpuCompute, 13, 20)
+        ]
+    );
+}
+
+/// A block for the backward pass that a copy follows, in a loop that announces nothing.
+#[test]
+fn a_wait_in_which_other_threads_launched_is_not_for_data() {
+    let micro_batches = [
+        (0, CopyToDevice),
+        (1, Launch),
+        (2, Block(BlockReason::Futex)),
+        (9, UnblockAfterLaunches),
+        (10, CopyToDevice),
+    ];
+    assert_eq!(track(&micro_batches, 12), [(GpuCompute, 0, 12)]);
+}
+
+#[test]
+fn a_thread_that_announces_its_batches_loads_at_no_other_time() {
+    let events = [
+        (0, DataBegin),
+        (1, CopyToDevice),
+        (2, Block(BlockReason::Poll)),
+        (9, Unblock),
+        (9, Block(BlockReason::Io)),
+        (12, Unblock),
+        (13, CopyToDevice),
+    ];
+    assert_eq!(
+        track(&events, 14),
+        [(DataLoading, 0, 1), (GpuCompute, 1, 14)]
+    );
+}
+
+/// Inference: nothing shows an optimizer.
+#[test]
+fn work_between_syncs_is_gpu_compute() {
+    let mut events = Vec::new();
+    for token in 0..4 {
+        events.extend([
+            (10 * token, Launch),
+            (10 * token + 2, GpuSyncEnter),
+            (10 * token + 7, GpuSyncLeave),
+        ]);
+    }
+    assert_eq!(track(&events, 40), [(GpuCompute, 0, 40)]);
+    // After that the evidence ends.
+    assert_eq!(track(&events, 100)[1..], [(Unknown, 57, 100)]);
+}
+
+/// Without a GPU nothing shows that a batch has arrived, except that the thread runs on.
+#[test]
+fn without_a_gpu_loading_ends_soon_after_its_last_block() {
+    let events = [
+        (0, OptimizerMarker),
+        (1, Block(BlockReason::Poll)),
+        (20, Unblock),
+        (30, BackwardBegin),
+        (40, OptimizerMarker),
+    ];
+    assert_eq!(
+        track(&events, 41),
+        [
+            (OptimizerStep, 0, 1),
+            (DataLoading, 1, 21),
+            (GpuCompute, 21, 40),
+            (OptimizerStep, 40, 41),
+        ]
+    );
+}
+
+#[test]
+fn clearing_gradients_ends_soon() {
+    let clears = [(0, ZeroGradients)];
+    assert_eq!(
+        track(&clears, 10),
+        [(OptimizerStep, 0, 1), (GpuCompute, 1, 10)]
+    );
+    assert_eq!(track(&clears, 30)[2..], [(Unknown, 21, 30)]);
+}
+
+#[test]
+fn nothing_is_known_of_a_thread_that_is_not_observed() {
+    let events = [
+        (0, DataBegin),
+        (1, Block(BlockReason::Poll)),
+        (2, NotObserved),
+        (50, NotObserved),
+        (60, Launch),
+    ];
+    let (intervals, faults) = track_with_faults(&events, 61);
+    assert_eq!(
+        intervals,
+        [(DataLoading, 0, 2), (Unknown, 2, 60), (GpuCompute, 60, 61)]
+    );
+    assert_eq!(faults, TrackerFaults::default());
+}
+
+#[test]
+fn markers_are_no_news_of_a_thread_that_announces_its_updates() {
+    let averages = [
+        (0, OptimizerBegin),
+        (2, DataBegin),
+        (3, CopyToDevice),
+        (4, OptimizerMarker), // an average of the model, say
+    ];
+    assert_eq!(
+        track(&averages, 5),
+        [
+            (OptimizerStep, 0, 2),
+            (DataLoading, 2, 3),
+            (GpuCompute, 3, 5)
+        ]
     );
 }
 
@@ -183,7 +334,7 @@ fn deadlines_stand_still_while_a_thread_is_blocked() {
         (60_000, Unblock),
     ];
     let (intervals, faults) = track_with_faults(&data, 60_010);
-    assert_eq!(intervals, [(DataLoading, 0, 60_010)]);
+    assert_eq!(intervals[1..], [(DataLoading, 1, 60_010)]);
     assert_eq!(faults, TrackerFaults::default());
 
     let stuck = [
@@ -232,9 +383,9 @@ fn a_wait_after_launches_is_data_loading_if_a_copy_follows() {
     assert_eq!(
         track(&pinned_memory, 212),
         [
-            (DataLoading, 0, 1),
-            (GpuCompute, 1, 10),
-            (DataLoading, 10, 212)
+            (GpuCompute, 0, 10),
+            (DataLoading, 10, 211),
+            (GpuCompute, 211, 212)
         ]
     );
 }
@@ -246,7 +397,7 @@ fn cpu_time_long_after_the_last_launch_is_unknown() {
         [
             (GpuCompute, 0, 20),
             (Unknown, 20, 400),
-            (DataLoading, 400, 401)
+            (GpuCompute, 400, 401)
         ]
     );
 }
@@ -288,7 +439,7 @@ fn a_lost_collective_leave_does_not_hide_later_steps() {
     let (intervals, faults) = track_with_faults(&events, 400);
     assert_eq!(
         intervals[..2],
-        [(NcclCollective, 0, 100), (DataLoading, 100, 110)]
+        [(NcclCollective, 0, 100), (GpuCompute, 100, 191)]
     );
     assert_eq!(faults.lost_leaves, 1);
 }
@@ -302,20 +453,6 @@ fn a_sync_after_launches_and_a_collective_is_gpu_compute() {
         (2, GpuSyncEnter),
     ];
     assert_eq!(track(&clip_grad_norm, 300)[2..], [(GpuCompute, 2, 300)]);
-}
-
-#[test]
-fn a_sync_inside_a_copy_does_not_end_data_loading() {
-    let pageable = [
-        (0, CopyToDevice),
-        (0, GpuSyncEnter),
-        (1, GpuSyncLeave),
-        (2, Launch),
-    ];
-    assert_eq!(
-        track(&pageable, 3),
-        [(GpuCompute, 0, 1), (DataLoading, 1, 2), (GpuCompute, 2, 3)]
-    );
 }
 
 #[test]
@@ -357,7 +494,7 @@ fn validation_errors_name_the_limit() {
 #[test]
 fn a_call_without_leave_ends_at_the_next_contradicting_event_or_its_deadline() {
     let (intervals, faults) = track_with_faults(&[(0, GpuSyncEnter), (7, CopyToDevice)], 8);
-    assert_eq!(intervals, [(GpuCompute, 0, 7), (DataLoading, 7, 8)]);
+    assert_eq!(intervals, [(GpuCompute, 0, 8)]);
     assert_eq!(faults.lost_leaves, 1);
 
     let (intervals, faults) = track_with_faults(&[(0, CollectiveEnter), (100, Launch)], 90_000);
@@ -375,7 +512,7 @@ fn a_call_without_leave_ends_at_the_next_contradicting_event_or_its_deadline() {
 #[test]
 fn a_leave_without_enter_still_ends_the_sync() {
     let (intervals, faults) = track_with_faults(&[(0, Launch), (5, GpuSyncLeave)], 6);
-    assert_eq!(intervals, [(GpuCompute, 0, 5), (OptimizerStep, 5, 6)]);
+    assert_eq!(intervals, [(GpuCompute, 0, 6)]);
     assert_eq!(faults.lost_enters, 1);
 }
 
@@ -387,7 +524,7 @@ fn a_late_leave_ends_only_its_own_call() {
         (5, GpuSyncLeave),
     ];
     let (intervals, faults) = track_with_faults(&late_but_matching, 8);
-    assert_eq!(intervals, [(GpuCompute, 0, 6), (OptimizerStep, 6, 8)]);
+    assert_eq!(intervals, [(GpuCompute, 0, 8)]);
     assert_eq!(faults.late, 1);
 
     let of_an_earlier_call = [(10, GpuSyncEnter), (9, GpuSyncLeave)];
@@ -398,7 +535,7 @@ fn a_late_leave_ends_only_its_own_call() {
 #[test]
 fn an_enter_that_arrives_after_its_leave_opens_no_call() {
     let (intervals, faults) = track_with_faults(&[(5, GpuSyncLeave), (3, GpuSyncEnter)], 100);
-    assert_eq!(intervals[1..], [(OptimizerStep, 5, 10), (Unknown, 10, 100)]);
+    assert_eq!(intervals[1..], [(GpuCompute, 5, 25), (Unknown, 25, 100)]);
     assert_eq!((faults.late, faults.lost_enters), (1, 1));
 }
 

@@ -18,7 +18,7 @@ mod tables;
 mod tests;
 
 use super::process::ProcessReport;
-use super::render::{evidence, exit_text, no_ranks, rank_name, slowest};
+use super::render::{evidence, exit_text, next_step, no_ranks, rank_name, slowest};
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
 use crate::text::shortened;
@@ -137,6 +137,10 @@ fn verdict(out: &mut String, report: &Report) {
     if let Some(helps) = verdict.helps {
         let helps = Escaped(helps);
         push(out, format_args!("<p><strong>Try:</strong> {helps}</p>"));
+    }
+    for step in &verdict.next_steps {
+        let step = next_step(step);
+        push(out, format_args!("<p>{}</p>", Escaped(&step)));
     }
     if let Some(slowest) = slowest(report) {
         push(

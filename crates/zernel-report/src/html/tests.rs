@@ -143,6 +143,7 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
             user_seconds: 12.0,
             system_seconds: 3.0,
         }),
+        observing_began_seconds: None,
         not_observed: None,
         loaders: 2 * ranks.len(),
         others: 0,

@@ -17,7 +17,7 @@ use anstyle::Style;
 use super::report::{Ended, Report};
 use crate::text::{shortened, wrapped};
 pub(crate) use ranks::{no_ranks, rank_name};
-pub(crate) use verdict::{evidence, slowest};
+pub(crate) use verdict::{evidence, next_step, slowest};
 
 /// Line width, unless the terminal is narrower.
 const WIDTH: usize = 100;
@@ -66,7 +66,7 @@ fn write_report(out: &mut Page, report: &Report) -> std::fmt::Result {
 
 fn summary(out: &mut Page, report: &Report) -> std::fmt::Result {
     let (title, end) = match &report.ended {
-        None => ("zernel attach", "observed".to_owned()),
+        None => ("zernel attach", observed_text(report)),
         Some(ended) => ("zernel run", exit_text(ended)),
     };
     let rest = format!(": {:.2} s, {end}", report.wall_seconds);
@@ -82,6 +82,14 @@ fn summary(out: &mut Page, report: &Report) -> std::fmt::Result {
     writeln!(out, "{BOLD}{title}{BOLD:#} {}", lines[0])?;
     let indent = title.len();
     (lines[1..].iter()).try_for_each(|line| writeln!(out, "{:indent$} {line}", ""))
+}
+
+/// Since when a job that was attached to was observed.
+fn observed_text(report: &Report) -> String {
+    match report.observing_began_seconds {
+        Some(seconds) => format!("observed from {seconds:.2} s on"),
+        None => "observed".to_owned(),
+    }
 }
 
 /// How the command ended, and its CPU time.

@@ -152,10 +152,16 @@ fn details(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
             ),
         )?;
     }
-    if times.data_waits.total() > 0.0 {
-        let causes = times.data_waits.by_name();
+    if times.not_observed_seconds > 0.0 {
+        let seconds = times.not_observed_seconds;
+        let text = format!("not observed for {seconds:.2} s of it, so phases are unknown then");
+        paragraph(out, "", &text)?;
+    }
+    let data_waits = times.bounded_data_waits();
+    if data_waits.total() > 0.0 {
+        let causes = data_waits.by_name();
         let causes = causes.map(|(name, seconds)| format!("{name} {seconds:.2}"));
-        let total = times.data_waits.total();
+        let total = data_waits.total();
         paragraph(
             out,
             "",
@@ -163,7 +169,8 @@ fn details(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
         )?;
     }
     if times.peer_wait_seconds > 0.0 {
-        let waits = format!("waits for other ranks {:.2} s", times.peer_wait_seconds);
+        let seconds = times.peer_wait_seconds.min(times.wall_seconds);
+        let waits = format!("waits for other ranks {seconds:.2} s");
         paragraph(out, "", &waits)?;
     }
     if !rank.collectives.is_empty() {

@@ -71,6 +71,7 @@ fn report(ranks: u32) -> Report {
             user_seconds: 1_234_567.0,
             system_seconds: 123_456.0,
         }),
+        observing_began_seconds: None,
         not_observed: None,
         ranks: (0..ranks).map(rank).collect(),
         loaders: 0,

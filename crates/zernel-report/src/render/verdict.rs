@@ -3,7 +3,7 @@
 use super::{Page, paragraph, rank_name};
 use crate::report::Report;
 use crate::text::unbroken;
-use crate::verdict::{Description, Slowest};
+use crate::verdict::{Description, NextStep, Slowest};
 
 /// Smallest share of a rank's time in collectives from which the slowest rank can be judged.
 const MIN_COLLECTIVE_SHARE: f64 = 0.01;
@@ -17,10 +17,22 @@ pub(super) fn write_verdict(out: &mut Page, report: &Report) -> std::fmt::Result
         let at_most = unbroken(&format!("saves at most {seconds:.1} s ({share:.0} %)"));
         paragraph(out, "try", &format!("{helps}; {at_most}"))?;
     }
+    for step in &verdict.next_steps {
+        paragraph(out, "", &next_step(step))?;
+    }
     match slowest(report) {
         Some(text) => paragraph(out, "slowest", &text),
         None => Ok(()),
     }
+}
+
+/// Something to try: what, the line that does it, and its bound.
+pub(crate) fn next_step(step: &NextStep) -> String {
+    let bound = match step.at_most_seconds {
+        Some(seconds) => format!("at most {seconds:.1} s"),
+        None => "no bound".to_owned(),
+    };
+    format!("- {}: {} ({})", step.what, step.line, unbroken(&bound))
 }
 
 /// The evidence of the verdict, after the name of the straggler if there is one.

@@ -1,8 +1,9 @@
 //! Communication-bound: the ranks wait for each other in collectives.
 
+use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime};
 use super::{Description, Verdict};
-use crate::times::Part;
+use crate::times::{Part, Parts};
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "communication",
@@ -10,10 +11,33 @@ pub(super) static RESOURCE: Resource = Resource {
     time: "collectives",
     parts: &[(Part::Communication, "in collectives")],
     remedy: |_, _| REMEDY,
+    most: |_| f64::INFINITY,
+    next_steps,
     verdict: |time, _| Verdict::Communication(CommunicationBound { time }),
 };
 
 const REMEDY: &str = "overlapping collectives with the backward pass, or fewer bytes";
+
+fn next_steps(time: &ResourceTime, _: &[Parts]) -> Vec<NextStep> {
+    let most = time.at_most_seconds;
+    vec![
+        NextStep::bounded(
+            "gradients of half the size",
+            "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
+            most,
+        ),
+        NextStep::bounded(
+            "fewer reductions: accumulate gradients",
+            "with model.no_sync(): loss.backward()",
+            most,
+        ),
+        NextStep::bounded(
+            "reductions beside the backward pass, in larger buckets",
+            "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
+            most,
+        ),
+    ]
+}
 
 /// The ranks wait for each other in collectives.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,6 +10,8 @@ pub(super) static RESOURCE: Resource = Resource {
     time: "runnable without a CPU",
     parts: &[(Part::CpuDelay, "runnable without a CPU (with its loaders)")],
     remedy: |_, _| REMEDY,
+    most: |_| f64::INFINITY,
+    next_steps: |_, _| Vec::new(),
     verdict,
 };
 
@@ -30,7 +32,7 @@ fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
     Verdict::CpuScheduler(CpuSchedulerBound {
         time,
         loaders,
-        ranks: sum_of_part(ranks, Part::CpuDelay) - loaders,
+        ranks: (sum_of_part(ranks, Part::CpuDelay) - loaders).max(0.0),
     })
 }
 

@@ -1,5 +1,6 @@
 //! GPU-bound: the ranks wait for their GPUs.
 
+use super::inference::Inference;
 use super::resource::{MENTIONED, Resource, ResourceTime};
 use super::{Description, Verdict};
 use crate::times::{Part, Parts};
@@ -10,6 +11,8 @@ pub(super) static RESOURCE: Resource = Resource {
     time: "waits for the GPU",
     parts: &[(Part::Gpu, "waiting for its GPU")],
     remedy: |_, _| FASTER_GPU,
+    most: |_| f64::INFINITY,
+    next_steps: |_, _| Vec::new(),
     verdict,
 };
 
@@ -25,6 +28,7 @@ pub(crate) struct GpuBound {
     collectives: f64,
     /// Host work that counts as waiting, because the GPU was never idle.
     ahead: f64,
+    inference: Option<Inference>,
 }
 
 fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
@@ -32,6 +36,7 @@ fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
         time,
         collectives: ranks.iter().map(|rank| rank.shared_with_collectives).sum(),
         ahead: ranks.iter().map(|rank| rank.ahead_of_gpu).sum(),
+        inference: Inference::new(ranks),
     })
 }
 
@@ -49,7 +54,9 @@ impl GpuBound {
             false => String::new(),
         };
         let share = self.time.share_text();
-        let evidence = format!("waits for the GPU took {share}{collectives_text}{ahead_text}");
+        let inference = self.inference.map_or(String::new(), Inference::text);
+        let evidence =
+            format!("waits for the GPU took {share}{collectives_text}{ahead_text}{inference}");
         let remedy = match 2.0 * collectives > seconds {
             true => FASTER_GPU_OR_FEWER_BYTES,
             false => FASTER_GPU,

@@ -1,5 +1,7 @@
 //! Host-bound: the training threads run on CPUs.
 
+use super::inference::Inference;
+use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime};
 use super::{Description, Verdict};
 use crate::times::{Part, Parts};
@@ -10,14 +12,21 @@ pub(super) static RESOURCE: Resource = Resource {
     time: "host work",
     parts: &[(Part::Host, "running on CPUs")],
     remedy,
+    // A host that launches less leaves the GPU idle for less time, and no more than that can be saved.
+    most: |rank| rank.gpu_idle.unwrap_or(f64::INFINITY),
+    next_steps,
     verdict,
 };
+
+/// Warm-up from which a job may have compiled its model already, in seconds.
+const COMPILES: f64 = 5.0;
 
 /// The training threads run on CPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HostBound {
     time: ResourceTime,
     gpu: GpuActivity,
+    inference: Option<Inference>,
     remedy: &'static str,
 }
 
@@ -36,8 +45,44 @@ fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
     Verdict::Host(HostBound {
         time,
         gpu: GpuActivity::new(ranks),
+        inference: Inference::new(ranks),
         remedy: remedy(Part::Host, ranks),
     })
+}
+
+/// CUDA graphs launch with one call what took many, so the idle time of the GPU bounds what they save. A compiler that fuses
+/// kernels also shortens the GPU's work, so nothing measured here bounds what it saves.
+fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
+    if !use_gpu(ranks) {
+        return Vec::new();
+    }
+    let infers = ranks.iter().all(|rank| rank.only_infers);
+    let compiles = ranks.iter().any(|rank| rank.warm_up > COMPILES);
+    let graphs = match infers {
+        true => "torch.compile(model, mode=\"reduce-overhead\")",
+        false => "torch.cuda.make_graphed_callables(model, (sample_batch,))",
+    };
+    let mut steps = vec![NextStep::bounded(
+        "CUDA graphs: one launch instead of many",
+        graphs,
+        time.at_most_seconds,
+    )];
+    if !compiles && !infers {
+        let what = "fused kernels: may save more than the idle time of the GPU; no bound is known";
+        steps.push(NextStep::unbounded(what, "model = torch.compile(model)"));
+    }
+    if infers {
+        let what = "a larger batch per launch: more throughput, not less latency";
+        steps.push(NextStep::unbounded(
+            what,
+            "model.generate(batch_of_prompts)",
+        ));
+    } else {
+        let what = "one kernel for the whole optimizer step";
+        let line = "torch.optim.AdamW(model.parameters(), fused=True)";
+        steps.push(NextStep::bounded(what, line, time.at_most_seconds));
+    }
+    steps
 }
 
 fn use_gpu(ranks: &[Parts]) -> bool {
@@ -68,11 +113,13 @@ impl HostBound {
             GpuActivity::Unused => "and no rank used a GPU".to_owned(),
             GpuActivity::NotReported => "and hardly waited for the GPU".to_owned(),
             GpuActivity::Busy(share) => {
-                format!("while the GPU was busy {:.0} % (NVML)", 100.0 * share)
+                let percent = 100.0 * share;
+                format!("while the GPU was busy {percent:.0} % (NVML: any kernel, however small)")
             }
         };
+        let inference = self.inference.map_or(String::new(), Inference::text);
         let share = self.time.share_text();
-        let evidence = format!("training threads ran on CPUs for {share} {gpu}");
+        let evidence = format!("training threads ran on CPUs for {share} {gpu}{inference}");
         (self.time).describe(&RESOURCE, Part::Host, evidence, self.remedy)
     }
 }
@@ -112,6 +159,50 @@ mod tests {
         assert_eq!(bound_of(&verdict), "host");
         assert!(verdict.describe().evidence.contains("no rank used a GPU"));
         assert!(!remedy_of(&verdict).contains("CUDA"));
+    }
+
+    /// However much the host works, the GPU's idle time is all that less launching can save.
+    #[test]
+    fn the_gain_is_at_most_the_idle_time_of_the_gpu() {
+        let launching = RankTimes {
+            gpu_waits: 10.0,
+            cpu: 90.0,
+            gpu_busy: Some(87.0),
+            ..gpu_rank()
+        };
+        let description = judge(&[launching]).describe();
+        assert_eq!(description.bound, "host");
+        assert_eq!(description.at_most_seconds, Some(13.0));
+        let [graphs, compiler, _] = &description.next_steps[..] else {
+            panic!("{description:?}");
+        };
+        assert_eq!(graphs.at_most_seconds, Some(13.0));
+        assert!(compiler.line.contains("torch.compile") && compiler.at_most_seconds.is_none());
+        // A job with a long warm-up may be compiled already.
+        let compiled = RankTimes {
+            warm_up: 40.0,
+            ..launching
+        };
+        let description = judge(&[compiled]).describe();
+        assert!(!format!("{:?}", description.next_steps).contains("torch.compile"));
+    }
+
+    #[test]
+    fn inference_gets_its_own_figures() {
+        let decoding = RankTimes {
+            gpu_waits: 10.0,
+            gpu_wait_calls: 4000.0,
+            cpu: 90.0,
+            only_infers: true,
+            ..gpu_rank()
+        };
+        let description = judge(&[decoding]).describe();
+        assert_eq!(description.bound, "host");
+        assert!(
+            description.evidence.contains("100 launches and 20.5 ms"),
+            "{}",
+            description.evidence
+        );
     }
 
     /// Without a GPU and a known optimizer all time is in phase Unknown.

@@ -3,7 +3,7 @@
 use super::job::{Job, TotalTime};
 use super::resource::{DOMINANT, list, mentioned};
 use super::{Description, Verdict};
-use crate::times::Parts;
+use crate::times::{Parts, RankTimes};
 
 /// Seconds that the longest rank must have been observed for. Anything shorter is start-up.
 const SHORTEST: f64 = 1.0;
@@ -22,6 +22,16 @@ pub(crate) enum Inconclusive {
         unknown_seconds: f64,
         total: TotalTime,
     },
+    /// Calls were not observed for most of the time.
+    MostlyNotObserved {
+        not_observed_seconds: f64,
+        total: TotalTime,
+    },
+    /// The first steps, which are slow because a model is compiled, say, took longer than all others.
+    WarmingUp {
+        warm_up_seconds: f64,
+        total: TotalTime,
+    },
     /// No resource has a dominant share.
     NothingDominates {
         /// The resources with a share worth mentioning, largest first.
@@ -30,7 +40,8 @@ pub(crate) enum Inconclusive {
     },
 }
 
-/// Rule: there are no ranks, they ran for less than [`SHORTEST`], or more than [`UNKNOWN`] of their time is unknown.
+/// Rule: there are no ranks, they ran for less than [`SHORTEST`], more than [`UNKNOWN`] of their time is unknown or was not
+/// observed, or they have not done much more than to warm up.
 pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
     if job.ranks.is_empty() {
         return Some(Verdict::CannotTell(Inconclusive::NoRanks));
@@ -42,6 +53,21 @@ pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
         return Some(Verdict::CannotTell(reason));
     }
     let total = job.total;
+    let sum = |figure: fn(&RankTimes) -> f64| job.ranks.iter().map(figure).sum::<f64>();
+    let not_observed_seconds = sum(|rank| rank.not_observed);
+    if not_observed_seconds > UNKNOWN * total.wall_seconds {
+        return Some(Verdict::CannotTell(Inconclusive::MostlyNotObserved {
+            not_observed_seconds,
+            total,
+        }));
+    }
+    let warm_up_seconds = sum(|rank| rank.warm_up);
+    if warm_up_seconds > total.wall_seconds {
+        return Some(Verdict::CannotTell(Inconclusive::WarmingUp {
+            warm_up_seconds,
+            total,
+        }));
+    }
     let known: f64 = job.parts.iter().map(Parts::total).sum();
     let unknown_seconds = total.wall_seconds - known;
     let reason = Inconclusive::MostlyUnknown {
@@ -68,6 +94,7 @@ impl Inconclusive {
             straggler: None,
             evidence: self.evidence(),
             helps: None,
+            next_steps: Vec::new(),
             share: None,
             at_most_seconds: None,
         }
@@ -86,6 +113,21 @@ impl Inconclusive {
             } => format!(
                 "the cause of waiting is unknown for {}",
                 total.share_text(*unknown_seconds)
+            ),
+            Self::MostlyNotObserved {
+                not_observed_seconds,
+                total,
+            } => format!(
+                "calls were not observed for {}; the report shows why",
+                total.share_text(*not_observed_seconds)
+            ),
+            Self::WarmingUp {
+                warm_up_seconds,
+                total,
+            } => format!(
+                "the first steps took {warm_up_seconds:.1} s, as when a model is compiled, and all later ones {:.1} s; \
+                 observe for longer",
+                total.wall_seconds
             ),
             Self::NothingDominates { shares, total } => format!(
                 "no resource took {:.0} % of {:.1} s: {}",
@@ -173,6 +215,45 @@ mod tests {
             ..RankTimes::default()
         };
         assert_eq!(bound_of(&judge(&[idle])), "cannot-tell");
+    }
+
+    /// Waits that were seen while probes were attached say nothing of the time without them.
+    #[test]
+    fn a_verdict_needs_half_of_the_time_observed() {
+        let waits = RankTimes {
+            data_waits: 100.0,
+            data_prepare: 100.0,
+            ..gpu_rank()
+        };
+        let paused = RankTimes {
+            not_observed: 94.0,
+            ..waits
+        };
+        let verdict = judge(&[paused]);
+        assert_eq!(bound_of(&verdict), "cannot-tell");
+        let evidence = verdict.describe().evidence;
+        assert!(evidence.contains("not observed for 94.0 s"), "{evidence}");
+        let mostly_observed = RankTimes {
+            not_observed: 20.0,
+            ..waits
+        };
+        let verdict = judge(&[mostly_observed]);
+        assert_eq!(bound_of(&verdict), "input");
+        assert_eq!(verdict.describe().at_most_seconds, Some(80.0));
+    }
+
+    #[test]
+    fn a_job_that_compiles_has_no_verdict_yet() {
+        let compiling = RankTimes {
+            cpu: 90.0,
+            gpu_waits: 5.0,
+            warm_up: 130.0,
+            ..gpu_rank()
+        };
+        let description = judge(&[compiling]).describe();
+        assert_eq!(description.bound, "cannot-tell");
+        assert!(description.evidence.contains("compiled"), "{description:?}");
+        assert!(description.next_steps.is_empty());
     }
 
     #[test]

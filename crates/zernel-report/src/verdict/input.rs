@@ -1,8 +1,9 @@
 //! Input-bound: the ranks wait for data.
 
 use super::job::{Job, WASTE};
+use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime, sum_of_part};
-use super::{Description, Verdict, cpu_scheduler};
+use super::{Description, Verdict, cpu_limit, cpu_scheduler};
 use crate::times::{Part, Parts};
 
 /// Busy share from which loaders count as never resting. The rest is handing over requests and batches.
@@ -18,6 +19,8 @@ pub(super) static RESOURCE: Resource = Resource {
         (Part::OtherData, "waiting for data that no loader worked on"),
     ],
     remedy,
+    most: |_| f64::INFINITY,
+    next_steps,
     verdict,
 };
 
@@ -47,12 +50,33 @@ pub(super) fn loaders_are_saturated(job: &Job) -> Option<Verdict> {
     if !never_rest || data_waits + delays < WASTE * job.total.wall_seconds {
         return None;
     }
-    let lack_cpus = cpu_scheduler::RESOURCE.seconds(parts) > data_waits;
-    let resource = match lack_cpus {
-        true => &cpu_scheduler::RESOURCE,
-        false => &RESOURCE,
-    };
+    let resources = [&RESOURCE, &cpu_scheduler::RESOURCE, &cpu_limit::RESOURCE];
+    let by_time = |a: &&&Resource, b: &&&Resource| a.seconds(parts).total_cmp(&b.seconds(parts));
+    let resource = resources.iter().max_by(by_time)?;
     Some(resource.bounds(job))
+}
+
+/// More loaders help if there are CPUs for them, or if they need none. Without loaders, the first ones help most.
+fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
+    const WORKERS: &str = "DataLoader(dataset, num_workers=N, persistent_workers=True)";
+    let most = time.at_most_seconds;
+    let prepare = sum_of_part(ranks, Part::Prepare);
+    let fetch = sum_of_part(ranks, Part::Fetch);
+    let other = sum_of_part(ranks, Part::OtherData);
+    let fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
+    let have_loaders = ranks.iter().any(|rank| rank.loaders > 0.0);
+    let mut steps = Vec::new();
+    if !have_loaders && prepare + fetch >= other {
+        let what = "loader processes: the training thread loads its data itself";
+        steps.push(NextStep::bounded(what, WORKERS, most));
+    } else if have_loaders && (!fill_cpus || prepare < fetch.max(other)) {
+        steps.push(NextStep::bounded("more workers", WORKERS, most));
+    }
+    if prepare > fetch.max(other) {
+        let line = "decode once and store tensors, or torchvision.transforms.v2 on the GPU";
+        steps.push(NextStep::bounded("cheaper preprocessing", line, most));
+    }
+    steps
 }
 
 fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
@@ -78,6 +102,10 @@ fn remedy(part: Part, ranks: &[Parts]) -> &'static str {
     let loaders_fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
     match part {
         Part::Fetch => "faster storage or network, or deeper prefetching",
+        // A loader that sleeps or waits for something that is not seen takes no CPU, so more of them can.
+        Part::OtherData if ranks.iter().any(|rank| rank.loaders > 0.0) => {
+            "more loaders: those that the ranks have wait for something else than CPU, disk or network"
+        }
         Part::OtherData => {
             "checking the data source: no process that the ranks started worked on the data"
         }

@@ -6,7 +6,9 @@
 //! | `slowest` | the rank that the others wait for |
 //! | `straggler` | verdict: one rank keeps its peers waiting |
 //! | `resource` | the verdicts that one resource takes the time: what they share, and their rule |
-//! | `input`, `cpu_scheduler`, `communication`, `gpu`, `host` | verdict: this resource takes the time |
+//! | `input`, `cpu_scheduler`, `cpu_limit`, `communication`, `gpu`, `host` | verdict: this resource takes the time |
+//! | `inference` | the evidence that a job does not train |
+//! | `next_step` | things to try, with the line of `PyTorch` that does each |
 //! | `inconclusive` | verdict: the evidence does not point at one cause |
 //!
 //! A file has all of its verdict: the data, the rule that gives it, the sentences and the tests. This file lists the
@@ -14,12 +16,15 @@
 //! [`Verdict::describe`] and an entry in [`RULES`] or [`RESOURCES`]. A figure that it lacks goes into `times`.
 
 mod communication;
+mod cpu_limit;
 mod cpu_scheduler;
 mod gpu;
 mod host;
 mod inconclusive;
+mod inference;
 mod input;
 mod job;
+mod next_step;
 mod resource;
 mod slowest;
 mod straggler;
@@ -30,12 +35,14 @@ use serde::{Serialize, Serializer};
 
 use crate::times::{Part, RankTimes};
 use communication::CommunicationBound;
+use cpu_limit::CpuLimitBound;
 use cpu_scheduler::CpuSchedulerBound;
 use gpu::GpuBound;
 use host::HostBound;
 pub(crate) use inconclusive::Inconclusive;
 use input::InputBound;
 use job::Job;
+pub(crate) use next_step::NextStep;
 use resource::Resource;
 pub(crate) use slowest::{Slowest, slowest};
 use straggler::Straggler;
@@ -46,6 +53,7 @@ pub(crate) enum Verdict {
     Straggler(Straggler),
     Input(InputBound),
     CpuScheduler(CpuSchedulerBound),
+    CpuLimit(CpuLimitBound),
     Communication(CommunicationBound),
     Gpu(GpuBound),
     Host(HostBound),
@@ -58,6 +66,7 @@ impl Verdict {
             Self::Straggler(straggler) => straggler.describe(),
             Self::Input(bound) => bound.describe(),
             Self::CpuScheduler(bound) => bound.describe(),
+            Self::CpuLimit(bound) => bound.describe(),
             Self::Communication(bound) => bound.describe(),
             Self::Gpu(bound) => bound.describe(),
             Self::Host(bound) => bound.describe(),
@@ -81,6 +90,7 @@ const RULES: &[Rule] = &[
 static RESOURCES: &[&Resource] = &[
     &input::RESOURCE,
     &cpu_scheduler::RESOURCE,
+    &cpu_limit::RESOURCE,
     &communication::RESOURCE,
     &gpu::RESOURCE,
     &host::RESOURCE,
@@ -109,6 +119,8 @@ pub(crate) struct Description {
     pub(crate) evidence: String,
     /// Things to try that would make the job faster.
     pub(crate) helps: Option<&'static str>,
+    /// The same in detail: at most three, each supported by what was measured.
+    pub(crate) next_steps: Vec<NextStep>,
     /// The share of the time of all ranks that the verdict is about.
     pub(crate) share: Option<f64>,
     /// By how many seconds the job can get shorter at most.

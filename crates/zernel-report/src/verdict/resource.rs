@@ -3,6 +3,7 @@
 use std::slice;
 
 use super::job::{Job, TotalTime};
+use super::next_step::{MAX_STEPS, NextStep};
 use super::{Description, RESOURCES, Verdict};
 use crate::times::{Part, Parts};
 
@@ -23,6 +24,10 @@ pub(super) struct Resource {
     pub(super) parts: &'static [(Part, &'static str)],
     /// What makes a part of these ranks' time shorter.
     pub(super) remedy: fn(Part, &[Parts]) -> &'static str,
+    /// The most that a rank can save of its time, if something else than that time limits it.
+    pub(super) most: fn(&Parts) -> f64,
+    /// Things to try, from the parts of the ranks.
+    pub(super) next_steps: fn(&ResourceTime, &[Parts]) -> Vec<NextStep>,
     /// The verdict that the resource bounds a job, from the parts of its ranks.
     pub(super) verdict: fn(ResourceTime, &[Parts]) -> Verdict,
 }
@@ -54,13 +59,16 @@ impl Resource {
     /// The verdict that it bounds the job.
     pub(super) fn bounds(&self, job: &Job) -> Verdict {
         let ranks = &job.parts_by_cause;
-        let of_rank = |rank: &Parts| self.seconds(slice::from_ref(rank));
-        let time = ResourceTime {
+        let of_rank = |rank: &Parts| self.seconds(slice::from_ref(rank)).min((self.most)(rank));
+        let mut time = ResourceTime {
             seconds: self.seconds(ranks),
             total: job.total,
             others: mentioned(job, Some(self)),
             at_most_seconds: ranks.iter().map(of_rank).fold(0.0, f64::max),
+            next_steps: Vec::new(),
         };
+        time.next_steps = (self.next_steps)(&time, ranks);
+        time.next_steps.truncate(MAX_STEPS);
         (self.verdict)(time, ranks)
     }
 }
@@ -113,6 +121,7 @@ pub(crate) struct ResourceTime {
     pub(super) others: Vec<(&'static str, f64)>,
     /// By how much the job can get shorter at most: the largest time of one rank.
     pub(super) at_most_seconds: f64,
+    pub(super) next_steps: Vec<NextStep>,
 }
 
 impl ResourceTime {
@@ -140,6 +149,7 @@ impl ResourceTime {
             straggler: None,
             evidence: evidence + &others,
             helps: Some(helps),
+            next_steps: self.next_steps.clone(),
             share: Some(self.seconds / self.total.wall_seconds),
             at_most_seconds: Some(self.at_most_seconds),
         }

@@ -93,6 +93,7 @@ impl Straggler {
             straggler: Some(self.slowest.index),
             evidence,
             helps: Some(self.remedy),
+            next_steps: Vec::new(),
             share: Some(self.share),
             at_most_seconds: Some(self.waited_seconds),
         }

@@ -60,6 +60,7 @@ pub(crate) fn no_communication() -> Verdict {
         },
         others: Vec::new(),
         at_most_seconds: 0.0,
+        next_steps: Vec::new(),
     };
     (communication::RESOURCE.verdict)(time, &[])
 }
@@ -98,6 +99,8 @@ pub(super) fn assert_json(ranks: &[RankTimes], values: &Value) {
     let mut json = serde_json::to_value(judge(ranks)).expect("JSON");
     let keys = json.as_object_mut().expect("an object");
     let sentences = ["evidence", "helps"].map(|key| keys.remove(key).expect(key));
+    let steps = keys.remove("next_steps").expect("next steps");
+    assert!(steps.as_array().is_some_and(|steps| steps.len() <= 3));
     let expected = json!({
         "bound": values[0],
         "cause": values[1],

@@ -35,12 +35,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("zernel-softgpu-cuda", &["zernel-softgpu"]),
     ("zernel-softgpu-nccl", &["zernel-softgpu"]),
     ("zernel-softgpu-nvml", &["zernel-softgpu"]),
+    ("zernel-softgpu-torch", &[]),
     (
         "zernel-testjob",
         &[
             "zernel-softgpu-cuda",
             "zernel-softgpu-nccl",
             "zernel-softgpu-nvml",
+            "zernel-softgpu-torch",
         ],
     ),
     ("zernel-testkit", &["zernel-softgpu", "zernel-lab"]),

@@ -13,6 +13,7 @@ use zernel_ebpf::observer::{Observer, ObserverOptions, ObserverThread};
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::{Observation, Record};
 
+use super::cpu_limit::throttled_seconds;
 use crate::client::Socket;
 
 /// Time between snapshots. The parents of a process with a shorter life may stay unknown.
@@ -205,6 +206,11 @@ impl Recording {
             Root::RunningProcess(_) if process.start_ns >= start_ns => Record::default(),
             Root::RunningProcess(_) => Record::for_running_process(process),
         });
+        if process.is_trainer()
+            && let Some(seconds) = throttled_seconds(process.pid)
+        {
+            record.set_throttled(seconds);
+        }
         record.observe(process, now_ns);
         // A process can change its affinity at any time.
         if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {

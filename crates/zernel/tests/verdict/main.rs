@@ -2,6 +2,7 @@
 
 mod other;
 mod steps;
+mod torch;
 
 use std::process::{Command, ExitCode, Output};
 use std::sync::{Mutex, PoisonError};
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
     ];
     let other = other::trials(&observing).into_iter();
     let other = other.chain(steps::trials(&observing));
+    let other = other.chain(torch::trials(&observing));
     zernel_testkit::main(jobs.chain(more).chain(other))
 }
 
@@ -75,7 +77,7 @@ fn report_on_job(job: &Job) -> (Value, String) {
     let program = std::env::current_exe().unwrap();
     // Attached before it starts: this is about the verdict.
     let attach = |run: &mut Command| {
-        for library in ["libcuda.so.1", "libnccl.so.2"] {
+        for library in ["libcuda.so.1", "libnccl.so.2", "libtorch_cpu.so"] {
             run.arg("--library").arg(job.library(library));
         }
         job.alone(run);
@@ -153,6 +155,7 @@ fn expected(plan: &Plan) -> (&'static str, &'static str) {
     let loading = |load| match load {
         Load::Burn => "prepare",
         Load::Disk | Load::Network => "fetch",
+        Load::Sleep => "other-data",
     };
     match plan.cause {
         Cause::LoaderCpu | Cause::LoaderFetch => ("input", loading(plan.load)),

@@ -93,21 +93,19 @@ static __always_inline bool presumes_launches(const struct zernel_symbol *symbol
 	       (trace->copied_ns && call->since_ns - trace->copied_ns < COPY_WAIT_NS);
 }
 
-/* Whether a call begins a backward pass, in which the thread is presumed to launch. A thread
- * without a copy since its last backward pass has its batches on the GPU already. */
-static __always_inline bool presumes_launches_in_backward(const struct zernel_symbol *symbol,
-							  const struct zernel_process *process,
-							  struct zernel_thread *thread,
-							  __u64 now_ns)
+/* Notes that a backward pass begins. A thread without a copy since its last backward pass has its
+ * batches on the GPU already. */
+static __always_inline void note_backward(const struct zernel_symbol *symbol,
+					  const struct zernel_process *process,
+					  struct zernel_thread *thread, __u64 now_ns)
 {
-	bool presumes = symbol->flags & ZERNEL_BEGINS_LAUNCHES && process->device != ZERNEL_NO_GPU;
+	bool presumes = symbol->flags & ZERNEL_BEGINS_LAUNCHES && zernel_uses_gpu(process);
 	struct cuda_trace_thread *trace = &thread->cuda_trace;
 
-	if (symbol->mark != ZERNEL_MARK_BACKWARD)
-		return false;
+	if (symbol->enter_event != ZERNEL_BACKWARD_BEGIN)
+		return;
 	trace->copies_nothing = presumes && trace->copied_ns < trace->backward_ns;
 	trace->backward_ns = presumes ? now_ns : 0;
-	return presumes;
 }
 
 #define cuda_trace_leave cuda_trace_leave

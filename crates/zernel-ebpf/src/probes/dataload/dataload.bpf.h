@@ -104,8 +104,26 @@ static __always_inline void mark_training_loop(struct zernel_thread *thread,
 static __always_inline bool steps_without_gpu(struct zernel_thread *thread,
 					      struct zernel_process *process, bool is_main)
 {
-	return process->device == ZERNEL_NO_GPU &&
+	return !zernel_uses_gpu(process) &&
 	       (thread->dataload.runs_training_loop || (is_main && process->loaders));
+}
+
+/* The thread announces that it gets its next batch. All of that is a wait for data, also if it
+ * prepares the batch itself. */
+static __noinline int begin_data_wait(struct zernel_thread *thread, struct zernel_process *process,
+				      __u64 now_ns)
+{
+	struct dataload_thread *wait = &thread->dataload;
+
+	wait->since_ns = now_ns;
+	wait->until_ns = now_ns;
+	wait->cpu_ns = 0;
+	wait->is_announced = true;
+	wait->is_tentative = false;
+	wait->is_by_loaders = process->loaders != 0;
+	note_work(process, wait, wait->work_before, now_ns);
+	note_work(process, wait, wait->work_after, now_ns);
+	return 0;
 }
 
 enum data_wait {
@@ -123,7 +141,8 @@ static __always_inline enum data_wait classify_data_wait(struct zernel_thread *t
 	struct zernel_tracker *tracker = &state->tracker;
 	bool waits_for_ipc = reason == SCHED_BLOCKED_POLL || reason == SCHED_BLOCKED_IPC;
 
-	if (zernel_in_call(tracker))
+	/* A thread that announces its waits has no others, and helps nobody else to wait. */
+	if (zernel_in_call(tracker) || process->announcer)
 		return NO_DATA_WAIT;
 	if (steps_without_gpu(thread, process, state->pid == state->tgid))
 		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loaders) ?
@@ -154,9 +173,16 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 	bool by_loaders = is_for_loaders(process, thread->sched.reason);
 	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
 	bool goes_on = wait->cpu_ns <= WAIT_MERGE_NS ||
-		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT &&
-			process->device != ZERNEL_NO_GPU);
+		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT && zernel_uses_gpu(process));
 
+	if (wait->since_ns && wait->is_announced) {
+		/* Without a GPU, a thread that ran on has its batch. */
+		if (!zernel_uses_gpu(process) && wait->until_ns > wait->since_ns &&
+		    wait->cpu_ns > WAIT_MERGE_NS)
+			return end_data_wait(thread, process);
+		thread->sched.awaits = SCHED_AWAITS_DATA;
+		return 0;
+	}
 	if (wait->since_ns && (!goes_on || (by_loaders && !wait->is_by_loaders)))
 		give_up_data_wait(thread, process);
 	if (kind == NO_DATA_WAIT)
@@ -164,6 +190,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 	thread->sched.awaits = SCHED_AWAITS_DATA;
 	if (!wait->since_ns) {
 		wait->since_ns = now_ns;
+		wait->is_announced = false;
 		wait->is_tentative = kind == PERHAPS_DATA_WAIT;
 		wait->is_by_loaders = by_loaders;
 		note_work(process, wait, wait->work_before, now_ns);
@@ -171,6 +198,14 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 		wait->is_tentative = false;
 	}
 	return 0;
+}
+
+/* Drops a tentative wait: other threads of the process launched meanwhile, so the thread waited for
+ * them. */
+static __always_inline void drop_tentative_wait(struct zernel_thread *thread)
+{
+	if (thread->dataload.is_tentative)
+		thread->dataload.since_ns = 0;
 }
 
 /* A block for data ends: the batch may be ready. */
@@ -184,6 +219,21 @@ static __always_inline void data_until(struct zernel_thread *thread, struct zern
 	note_work(process, wait, wait->work_after, now_ns);
 }
 
+/* Ends a wait that was announced. Without a GPU, nothing shows when a batch that loaders made was
+ * received, except that the thread runs on. */
+static __noinline int end_announced_wait(struct zernel_thread *thread,
+					 struct zernel_process *process, __u64 now_ns)
+{
+	struct dataload_thread *wait = &thread->dataload;
+	__u64 stretch_ns = thread->sched.state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
+								 0;
+	bool runs_on = wait->cpu_ns + stretch_ns > WAIT_MERGE_NS;
+
+	if (zernel_uses_gpu(process) || !wait->is_by_loaders || !runs_on)
+		data_until(thread, process, now_ns);
+	return end_data_wait(thread, process);
+}
+
 /* The thread uses the GPU while a wait is open: it has got its batch. */
 static __noinline int data_used(struct zernel_thread *thread, struct zernel_process *process,
 				__u32 event, __u64 now_ns)
@@ -193,6 +243,8 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 	__u64 stretch_ns = thread->sched.state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
 								 0;
 
+	if (wait->is_announced)
+		return end_announced_wait(thread, process, now_ns);
 	if (wait->until_ns < wait->since_ns) {
 		wait->since_ns = 0; /* the end of its block was missed */
 		return 0;

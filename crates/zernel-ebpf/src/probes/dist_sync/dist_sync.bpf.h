@@ -25,6 +25,7 @@
 enum dist_sync_role {
 	SYNC_AWAIT_PEERS,
 	SYNC_AWAIT_GRADIENTS,
+	SYNC_REDUCE_ON_CPU,
 };
 ZERNEL_IN_BTF(enum, dist_sync_role);
 
@@ -68,6 +69,50 @@ static __always_inline bool peer_block(struct zernel_thread *thread)
 	return true;
 }
 
+/* The training thread comes back from a backward pass that another thread ran. */
+static __always_inline void note_end_of_backward(struct zernel_process *process,
+						 const struct zernel_task_state *state,
+						 __u64 now_ns)
+{
+	if (state->tracker.activity == ZERNEL_BACKWARD &&
+	    state->tracker.flags & ZERNEL_TRAINING_THREAD)
+		process->dist_sync.backward_until_ns = now_ns;
+}
+
+/*
+ * A block of a thread that runs backward passes ends. It idles after each of them, and only the
+ * training thread shows when that is. So it waits for peers only until that thread comes back.
+ */
+static __noinline int end_helper_block(struct zernel_thread *thread, struct zernel_process *process,
+				       __u64 block_ns, __u64 now_ns)
+{
+	__u64 begin_ns = process->dist_sync.backward_since_ns;
+	__u64 back_ns = process->dist_sync.backward_until_ns;
+	bool is_within = begin_ns > back_ns && begin_ns <= block_ns;
+
+	if (back_ns <= block_ns && !is_within)
+		return end_peer_wait(thread);
+	thread->dist_sync.until_ns = back_ns > block_ns && back_ns < now_ns ? back_ns : now_ns;
+	thread->dist_sync.cpu_ns = 0;
+	__sync_fetch_and_add(&process->dist_sync.helper_wait_ns,
+			     thread->dist_sync.until_ns - block_ns);
+	return back_ns > block_ns ? end_peer_wait(thread) : 0;
+}
+
+/* A block for peers ends. */
+static __noinline int end_peer_block(struct zernel_thread *thread, struct zernel_process *process,
+				     const struct zernel_task_state *state, __u64 now_ns)
+{
+	bool trains = process->announcer ? process->announcer == state->pid :
+					   state->tracker.flags & ZERNEL_TRAINING_THREAD;
+
+	if (!trains && zernel_uses_gpu(process) && process->dist_sync.backward_since_ns)
+		return end_helper_block(thread, process, state->tracker.wait_since_ns, now_ns);
+	thread->dist_sync.until_ns = now_ns;
+	thread->dist_sync.cpu_ns = 0;
+	return 0;
+}
+
 /* The current thread leaves a GPU sync. The tracker has not seen that yet. */
 static __noinline int sync_left(__u32 process, __u64 now_ns)
 {
@@ -89,10 +134,18 @@ static __always_inline void dist_sync_mark(const struct zernel_symbol *symbol,
 					   struct zernel_thread *thread,
 					   struct zernel_process *process, __u64 now_ns)
 {
-	/* With a GPU the gradients are mostly NCCL's, whose waits do not block, and the caller is a
-	 * thread that idles afterwards, not the training thread. */
-	if (symbol->role == SYNC_AWAIT_GRADIENTS && process->device != ZERNEL_NO_GPU)
+	if (symbol->role == SYNC_REDUCE_ON_CPU) {
+		process->dist_sync.cpu_reductions++;
 		return;
+	}
+	/* With a GPU, only reductions that go through the CPU block. Those of NCCL do not. */
+	if (symbol->role == SYNC_AWAIT_GRADIENTS && zernel_uses_gpu(process)) {
+		if (process->dist_sync.cpu_reductions) {
+			process->dist_sync.cpu_reductions = 0;
+			await_peers(thread, now_ns);
+		}
+		return;
+	}
 	mark_training_loop(thread, process);
 	await_peers(thread, now_ns);
 }

@@ -1,13 +1,11 @@
 //! Waits for peers.
 
-mod layout;
 mod state;
 
-pub use state::PeerWaits;
-
 #[cfg(test)]
-pub(super) use layout::MIRRORS;
-use layout::{AWAIT_GRADIENTS, AWAIT_PEERS};
+pub(super) use state::MIRRORS;
+pub use state::PeerWaits;
+use state::{AWAIT_GRADIENTS, AWAIT_PEERS, REDUCE_ON_CPU};
 
 use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::TorchCpu;
@@ -32,5 +30,11 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         AWAIT_GRADIENTS,
         "c10d::Reducer::finalize_backward",
         &["_ZN4c10d7Reducer17finalize_backwardE"],
+    ),
+    // Only these reductions of gradients on a GPU block a thread.
+    waits(
+        REDUCE_ON_CPU,
+        "c10d::ProcessGroupGloo::allreduce",
+        &["_ZN4c10d16ProcessGroupGloo9allreduceE"],
     ),
 ];

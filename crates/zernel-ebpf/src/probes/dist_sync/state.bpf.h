@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* State of the dist_sync probe: a thread's wait for its peers. */
+/* State of the dist_sync probe: waits of a thread and of a process for their peers. */
 #ifndef DIST_SYNC_STATE_BPF_H
 #define DIST_SYNC_STATE_BPF_H
 
 #include "kernel.h"
+
+struct dist_sync_process {
+	__u64 backward_since_ns; /* when a thread last began a backward pass */
+	__u64 backward_until_ns; /* when its training thread last came back from a backward pass */
+	__u64 cpu_reductions; /* begun through the CPU since the last backward pass ended */
+	__u64 helper_wait_ns; /* waits of the threads that run its backward passes */
+};
 
 /* Several blocks with short bursts between them. */
 struct dist_sync_thread {

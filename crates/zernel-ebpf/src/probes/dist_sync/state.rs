@@ -1,14 +1,37 @@
 //! Waits of a process for other ranks.
 
 use zernel_model::snapshot::PeerSnapshot;
+use zernel_phase::mirrors;
 
 use crate::observer::ObservedProcess;
 use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::{DurationKind, ProbeState};
 
-/// Waits of a process for other ranks. Only their durations are known, and the process keeps all durations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PeerWaits;
+mirrors! {
+    #[cfg(test)]
+    pub(crate) const MIRRORS;
+    structs {
+        /// Waits of a process for other ranks. The process keeps their durations with all others.
+        #[derive(Default)]
+        pub struct PeerWaits = "dist_sync_process" {
+            /// When a thread last began a backward pass.
+            backward_since_ns: u64,
+            /// When its training thread last came back from a backward pass.
+            backward_until_ns: u64,
+            /// Reductions through the CPU since the last backward pass.
+            cpu_reductions: u64,
+            /// Waits of the threads that run its backward passes. Its training thread waits for these threads.
+            helper_wait_ns: u64,
+        }
+    }
+    constants {
+        pub(super) u8 = "dist_sync_role", "SYNC_" {
+            AWAIT_PEERS = 0,
+            AWAIT_GRADIENTS = 1,
+            REDUCE_ON_CPU = 2,
+        }
+    }
+}
 
 impl ProbeState for PeerWaits {
     type Snapshot = PeerSnapshot;

@@ -53,7 +53,8 @@ static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u
 	return run->burst_ns + stretch_ns + 1;
 }
 
-static __always_inline __u8 event_of_block(__u8 reason)
+/* The tracker's event. A poll is a wait for data only if somebody loads data for the process. */
+static __always_inline __u8 event_of_block(const struct zernel_process *process, __u8 reason)
 {
 	switch (reason) {
 	case SCHED_BLOCKED_IO:
@@ -61,6 +62,7 @@ static __always_inline __u8 event_of_block(__u8 reason)
 	case SCHED_BLOCKED_FUTEX:
 		return ZERNEL_BLOCK_FUTEX;
 	case SCHED_BLOCKED_POLL:
+		return process->loaders ? ZERNEL_BLOCK_POLL : ZERNEL_BLOCK_OTHER;
 	case SCHED_BLOCKED_IPC:
 	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_POLL;
@@ -178,30 +180,65 @@ static __noinline int track_event(struct zernel_task_state *state, __u32 process
 	return 0;
 }
 
+/* Whether the calls of a process are observed. If not, nothing is known of its phases and waits. */
+static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_process *process,
+				   struct zernel_task_state *state, __u64 now_ns)
+{
+	struct zernel_settings *set = zernel_settings();
+
+	if (!process->is_rested && set && !*(volatile __u64 *)&set->is_suspended)
+		return true;
+	track_event(state, thread->process, now_ns, ZERNEL_NOT_OBSERVED);
+	thread->dataload.since_ns = 0;
+	thread->dist_sync.since_ns = 0;
+	thread->dist_sync.armed_ns = 0;
+	return false;
+}
+
 /* Passes a block to the tracker and to the probes that measure waits. */
 static __noinline int track_block(struct zernel_thread *thread, struct zernel_process *process,
 				  struct zernel_task_state *state, __u64 now_ns)
 {
 	thread->sched.awaits = SCHED_AWAITS_NOTHING;
+	if (!is_observed(thread, process, state, now_ns))
+		return 0;
 	if (peer_block(thread)) {
 		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_ENTER);
 		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	track_event(state, thread->process, now_ns, event_of_block(thread->sched.reason));
+	track_event(state, thread->process, now_ns, event_of_block(process, thread->sched.reason));
 	data_block(thread, process, state, now_ns);
 	return 0;
+}
+
+/* Whether other threads of the process may have launched while the thread was blocked: while
+ * launches are sampled, that is not known. */
+static __always_inline bool may_have_launched(const struct zernel_process *process,
+					      const struct zernel_task_state *state)
+{
+	struct zernel_settings *set = zernel_settings();
+
+	return !set || (set->launches_sampled && !set->window_open) ||
+	       process->marks.launched_ns > state->tracker.wait_since_ns;
 }
 
 static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,
 				    struct zernel_task_state *state, __u64 now_ns)
 {
-	track_event(state, thread->process, now_ns, ZERNEL_UNBLOCK);
+	bool waits_for_launches = may_have_launched(process, state);
+
+	if (!is_observed(thread, process, state, now_ns))
+		return 0;
+	note_end_of_backward(process, state, now_ns);
+	track_event(state, thread->process, now_ns,
+		    waits_for_launches ? ZERNEL_UNBLOCK_AFTER_LAUNCHES : ZERNEL_UNBLOCK);
 	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
 		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_LEAVE);
-		thread->dist_sync.until_ns = now_ns;
-		thread->dist_sync.cpu_ns = 0;
+		end_peer_block(thread, process, state, now_ns);
 	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
+		if (waits_for_launches)
+			drop_tentative_wait(thread);
 		data_until(thread, process, now_ns);
 	}
 	return 0;

@@ -9,6 +9,8 @@ mirrors! {
         pub(super) u8 = "torch_role", "TORCH_" {
             BACKWARD = 0,
             OPTIMIZER = 1,
+            BACKWARD_THREAD = 2,
+            RECORD_FUNCTION = 3,
         }
     }
 }

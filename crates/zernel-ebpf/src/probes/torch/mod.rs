@@ -4,9 +4,9 @@ mod layout;
 
 #[cfg(test)]
 pub(super) use layout::MIRRORS;
-use layout::{BACKWARD, OPTIMIZER};
+use layout::{BACKWARD, BACKWARD_THREAD, OPTIMIZER, RECORD_FUNCTION};
 use zernel_phase::steps::Mark;
-use zernel_phase::tracker::ThreadEvent::OptimizerMarker;
+use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker};
 
 use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::TorchCpu;
@@ -21,7 +21,22 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         "torch::autograd::Engine::execute",
         &["_ZN5torch8autograd6Engine7executeE"],
     )
+    .event(BackwardBegin)
     .step_mark(Mark::Backward),
+    // The thread that asks for gradients runs this until it has them. Some versions call it and not `execute`.
+    torch(
+        BACKWARD_THREAD,
+        "torch::autograd::Engine::thread_main",
+        &["_ZN5torch8autograd6Engine11thread_mainE"],
+    )
+    .event(BackwardBegin),
+    // Batches, optimizer steps and forward passes of models on several GPUs announce themselves here, with or without a
+    // profiler. Their names determine what they are; see torch.bpf.h.
+    torch(
+        RECORD_FUNCTION,
+        "torch::autograd::profiler::record_function_enter_new",
+        &["_ZN5torch8autograd8profiler25record_function_enter_newE"],
+    ),
     torch(
         OPTIMIZER,
         "at::_ops::_fused_adam_::call",

@@ -1,0 +1,79 @@
+//! Throttled: threads wait because their cgroup has used up its CPU limit.
+
+use super::next_step::NextStep;
+use super::resource::{Resource, ResourceTime};
+use super::{Description, Verdict};
+use crate::times::Part;
+
+pub(super) static RESOURCE: Resource = Resource {
+    key: "throttled",
+    title: "throttled",
+    time: "throttled by the CPU limit",
+    parts: &[(Part::Throttled, "throttled by the CPU limit of its cgroup")],
+    remedy: |_, _| REMEDY,
+    most: |_| f64::INFINITY,
+    next_steps: |time, _| {
+        let line = "cpu.max of the cgroup (cpu.cfs_quota_us on cgroup v1), resources.limits.cpu of the pod";
+        vec![NextStep::bounded(
+            "a higher CPU limit",
+            line,
+            time.at_most_seconds,
+        )]
+    },
+    verdict: |time, _| Verdict::CpuLimit(CpuLimitBound { time }),
+};
+
+const REMEDY: &str =
+    "a higher CPU limit of the cgroup, or fewer threads and loaders than its limit of CPUs";
+
+/// Threads wait because their cgroup has used up its CPU limit.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CpuLimitBound {
+    time: ResourceTime,
+}
+
+impl CpuLimitBound {
+    pub(super) fn describe(&self) -> Description {
+        let evidence = format!(
+            "threads were runnable without a CPU, because the CPU limit of their cgroup was used up, for {}",
+            self.time.share_text()
+        );
+        (self.time).describe(&RESOURCE, Part::Throttled, evidence, REMEDY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::times::RankTimes;
+    use crate::verdict::tests::{assert_bound, assert_json, gpu_rank};
+
+    fn throttled_rank() -> RankTimes {
+        RankTimes {
+            run_delay: 50.0,
+            throttled: 90.0,
+            gpu_waits: 38.0,
+            ..gpu_rank()
+        }
+    }
+
+    /// Throttling is summed over CPUs, so it may exceed the time that threads waited.
+    #[test]
+    fn a_used_up_cpu_limit_bounds_a_job() {
+        assert_bound("throttled", &[("is throttled", throttled_rank())]);
+        let seldom = RankTimes {
+            throttled: 10.0,
+            ..throttled_rank()
+        };
+        assert_bound("cpu-scheduler", &[("is seldom throttled", seldom)]);
+    }
+
+    #[test]
+    fn the_json_keeps_its_values() {
+        assert_json(
+            &[throttled_rank()],
+            &json!(["throttled", "throttled", null, 0.505, 50.5]),
+        );
+    }
+}

@@ -1,0 +1,35 @@
+//! Things to try, with the line of `PyTorch` that does each.
+
+use serde::Serialize;
+
+/// Most next steps that a verdict lists.
+pub(super) const MAX_STEPS: usize = 3;
+
+/// Something to try.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct NextStep {
+    /// What to change.
+    pub(crate) what: &'static str,
+    /// The line of `PyTorch`, or the setting, that does it.
+    pub(crate) line: &'static str,
+    /// By how many seconds the job can get shorter at most. `None`: what was measured gives no bound.
+    pub(crate) at_most_seconds: Option<f64>,
+}
+
+impl NextStep {
+    pub(super) fn bounded(what: &'static str, line: &'static str, at_most_seconds: f64) -> Self {
+        Self {
+            what,
+            line,
+            at_most_seconds: Some(at_most_seconds),
+        }
+    }
+
+    pub(super) fn unbounded(what: &'static str, line: &'static str) -> Self {
+        Self {
+            what,
+            line,
+            at_most_seconds: None,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! A training loop of `PyTorch`: it announces what it does, and its backward passes run on another thread.
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+use std::{fs, io, ptr, thread};
+
+use libloading::Library;
+use zernel_softgpu::install::built_libraries;
+use zernel_softgpu_torch::EXPORTS;
+
+use crate::driver::Launcher;
+use crate::loader::Jitter;
+use crate::plan::Plan;
+use crate::sys;
+
+/// The name of the library that announces, in the folder of the job's libraries.
+pub(crate) const LIBRARY: &str = "libtorch_cpu.so";
+
+/// A `std::string` of libstdc++ that is too long to be stored in place.
+#[repr(C)]
+struct CxxString {
+    text: *const u8,
+    length: u64,
+    capacity: [u64; 2],
+}
+
+/// Installs the library into `directory`.
+pub(crate) fn install(directory: &Path) -> io::Result<()> {
+    let built = built_libraries()?.join("libzernel_softgpu_torch.so");
+    fs::copy(built, directory.join(LIBRARY)).map(|_| ())
+}
+
+/// Calls the function whose exported name contains `name`.
+fn call(library: &Library, name: &str, arguments: [*const c_void; 3]) -> io::Result<()> {
+    type Function = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void);
+    let exported = EXPORTS.iter().find(|exported| exported.contains(name));
+    let exported = exported.ok_or_else(|| io::Error::other(format!("{LIBRARY} has no {name}")))?;
+    // SAFETY: the functions of the stand-in return at once, and read nothing.
+    unsafe {
+        let function = library.get::<Function>(exported.as_bytes());
+        let function = function.map_err(io::Error::other)?;
+        function(arguments[0], arguments[1], arguments[2]);
+    }
+    Ok(())
+}
+
+fn load(libraries: &Path) -> io::Result<Library> {
+    // SAFETY: loading the stand-in runs no code of its own.
+    unsafe { Library::new(libraries.join(LIBRARY)) }.map_err(io::Error::other)
+}
+
+/// What the training thread announces.
+pub(crate) struct Torch {
+    library: Library,
+    backward: BackwardThread,
+}
+
+impl Torch {
+    pub(crate) fn start(
+        libraries: &Path,
+        launcher: Launcher,
+        plan: &Plan,
+        seed: u64,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            library: load(libraries)?,
+            backward: BackwardThread::start(load(libraries)?, launcher, plan, seed),
+        })
+    }
+
+    /// Announces a part of the loop by its name.
+    pub(crate) fn announce(&self, name: &str) -> io::Result<()> {
+        let mut result = ptr::null::<c_void>();
+        let string = CxxString {
+            text: name.as_ptr(),
+            length: name.len() as u64,
+            capacity: [name.len() as u64, 0],
+        };
+        let place = (&raw mut result).cast();
+        let arguments = [place, (&raw const string).cast(), ptr::null()];
+        call(&self.library, "record_function_enter_new", arguments)
+    }
+
+    /// Runs a backward pass on its thread, and waits for it.
+    pub(crate) fn backward(&self, launches: u32) -> io::Result<()> {
+        let graph = &raw const *self;
+        let engine = ptr::null();
+        let arguments = [engine, (&raw const graph).cast(), ptr::null()];
+        call(&self.library, "thread_main", arguments)?;
+        self.backward.run(launches)
+    }
+}
+
+/// The thread that runs backward passes.
+struct BackwardThread {
+    requests: Sender<u32>,
+    results: Receiver<io::Result<()>>,
+}
+
+impl BackwardThread {
+    fn start(library: Library, launcher: Launcher, plan: &Plan, seed: u64) -> Self {
+        let (requests, orders) = channel();
+        let (done, results) = channel();
+        let plan = plan.clone();
+        thread::spawn(move || {
+            let mut jitter = Jitter::new(seed ^ 1, plan.jitter);
+            let peers = (plan.gloo_us > 0).then(Peers::start);
+            while let Ok(launches) = orders.recv() {
+                let pass = launcher.enter().and_then(|()| {
+                    for _ in 0..launches {
+                        sys::burn(jitter.around(plan.launch_us));
+                        launcher.launch(jitter.around(plan.kernel_us))?;
+                    }
+                    match &peers {
+                        Some(peers) => peers.reduce(&library, jitter.around(plan.gloo_us)),
+                        None => Ok(()),
+                    }
+                });
+                if done.send(pass).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { requests, results }
+    }
+
+    fn run(&self, launches: u32) -> io::Result<()> {
+        let ended = |_| io::Error::other("the thread of backward passes has ended");
+        self.requests.send(launches).map_err(|_| ended(()))?;
+        self.results.recv().map_err(|_| ended(()))?
+    }
+}
+
+/// Other ranks, of which only the time until they answer is simulated.
+struct Peers {
+    requests: Sender<Duration>,
+    answers: Receiver<()>,
+}
+
+impl Peers {
+    fn start() -> Self {
+        let (requests, orders) = channel();
+        let (answer, answers) = channel();
+        thread::spawn(move || {
+            while let Ok(time) = orders.recv() {
+                thread::sleep(time);
+                if answer.send(()).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { requests, answers }
+    }
+
+    /// Reduces the gradients of a pass through the CPU.
+    fn reduce(&self, library: &Library, time: Duration) -> io::Result<()> {
+        let ended = |_| io::Error::other("the peers have ended");
+        call(library, "ProcessGroupGloo9allreduce", [ptr::null(); 3])?;
+        self.requests.send(time).map_err(|_| ended(()))?;
+        call(library, "finalize_backward", [ptr::null(); 3])?;
+        self.answers.recv().map_err(|_| ended(()))
+    }
+}

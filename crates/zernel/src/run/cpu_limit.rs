@@ -1,0 +1,75 @@
+//! How long the CPU limit of a cgroup has made threads wait.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where cgroup file systems are mounted.
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// Seconds for which the CPU limits above a process have throttled its cgroup, summed over CPUs. `None`: its cgroup has no
+/// such account.
+pub(super) fn throttled_seconds(pid: u32) -> Option<f64> {
+    let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let folders = cgroups.lines().filter_map(folder);
+    let accounts = folders.flat_map(|folder| {
+        // A limit of any cgroup above throttles too.
+        let above: Vec<PathBuf> = folder.ancestors().map(Path::to_owned).collect();
+        let inside = above.into_iter().take_while(|path| path.starts_with(MOUNT));
+        inside.filter_map(|path| throttled_in(&fs::read_to_string(path.join("cpu.stat")).ok()?))
+    });
+    accounts.reduce(f64::max)
+}
+
+/// The folder of a cgroup with CPU limits, from a line of `/proc/PID/cgroup`: `0::/path` for version 2, or
+/// `4:cpu,cpuacct:/path`.
+fn folder(line: &str) -> Option<PathBuf> {
+    let mut fields = line.splitn(3, ':');
+    let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+    let path = path.trim_start_matches('/');
+    match controllers {
+        "" => Some(Path::new(MOUNT).join(path)),
+        _ if controllers.split(',').any(|name| name == "cpu") => {
+            Some(Path::new(MOUNT).join(controllers).join(path))
+        }
+        _ => None,
+    }
+}
+
+/// The throttled time in a `cpu.stat`: microseconds in version 2, nanoseconds in version 1.
+fn throttled_in(statistics: &str) -> Option<f64> {
+    let mut values = statistics.lines().filter_map(|line| {
+        let (name, value) = line.split_once(' ')?;
+        let value: f64 = value.trim().parse().ok()?;
+        match name {
+            "throttled_usec" => Some(value / 1e6),
+            "throttled_time" => Some(value / 1e9),
+            _ => None,
+        }
+    });
+    values.next().filter(|seconds| seconds.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_have_an_account() {
+        let second = "usage_usec 7\nnr_periods 9\nnr_throttled 3\nthrottled_usec 2500000\n";
+        assert_eq!(throttled_in(second), Some(2.5));
+        let first = "nr_periods 9\nnr_throttled 3\nthrottled_time 2500000000\n";
+        assert_eq!(throttled_in(first), Some(2.5));
+        assert_eq!(throttled_in("usage_usec 7\n"), None);
+        assert_eq!(throttled_in("throttled_usec x\n"), None);
+    }
+
+    #[test]
+    fn both_versions_have_a_folder() {
+        let folder = |line| folder(line).map(|path| path.display().to_string());
+        assert_eq!(folder("0::/job"), Some("/sys/fs/cgroup/job".to_owned()));
+        let first = folder("4:cpu,cpuacct:/job");
+        assert_eq!(first, Some("/sys/fs/cgroup/cpu,cpuacct/job".to_owned()));
+        assert_eq!(folder("5:memory:/job"), None);
+        assert_eq!(folder("nonsense"), None);
+    }
+}

@@ -1,0 +1,188 @@
+//! Loops of PyTorch, and what they announce themselves, held against phases and verdict.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::PoisonError;
+use std::thread;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use serde_json::Value;
+use zernel_testjob::{Cause, Job, Load, Part, Plan};
+use zernel_testkit::{Need, trial};
+
+use crate::{MACHINE, report_on_job};
+
+/// By how many points a share of the time may be off.
+const POINTS: f64 = 3.0;
+
+pub(crate) fn trials(needs: &[Need]) -> [Trial; 6] {
+    [
+        trial("announced_phases_are_the_jobs_own", needs, || {
+            phases_are_the_jobs_own(announcing(1));
+        }),
+        trial("micro_batches_are_no_data_loading", needs, || {
+            phases_are_the_jobs_own(Plan {
+                loaders: 1,
+                load_us: 9_000,
+                ..announcing(4)
+            });
+        }),
+        trial("inference_has_no_optimizer_step", needs, inference),
+        trial("reductions_through_the_cpu_are_communication", needs, gloo),
+        trial("loaders_that_sleep_get_company", needs, sleeping_loaders),
+        trial("attach_and_run_agree", needs, attach_and_run_agree),
+    ]
+}
+
+/// One rank of PyTorch without collectives.
+fn announcing(accumulate: u32) -> Plan {
+    Plan {
+        ranks: 1,
+        buckets: 0,
+        torch: true,
+        accumulate,
+        launches: 10,
+        launch_us: 60,
+        kernel_us: 150,
+        optimizer_launches: 20,
+        steps: 400 / accumulate,
+        ..Plan::new(Cause::Gpu, 4)
+    }
+}
+
+fn rank(report: &Value) -> &Value {
+    &report["ranks"].as_array().expect("ranks")[0]
+}
+
+/// Percentage of the training in a phase.
+fn percent(rank: &Value, phase: &str) -> f64 {
+    let training = &rank["training"];
+    let wall = training["wall_seconds"].as_f64().expect("training");
+    100.0 * training["phases"][phase].as_f64().expect(phase) / wall
+}
+
+fn phases_are_the_jobs_own(plan: Plan) {
+    let job = Job::new(plan).unwrap();
+    let (report, said) = report_on_job(&job);
+    let stamps = job.stamps(0).unwrap();
+    let first = stamps.iter().find(|stamp| stamp.part == Part::Step);
+    let begin_ns = first.expect("steps").start_ns;
+    let seconds = |part: Part| {
+        let own = stamps
+            .iter()
+            .filter(|stamp| stamp.part == part && stamp.start_ns >= begin_ns);
+        own.map(|stamp| stamp.end_ns - stamp.start_ns).sum::<u64>() as f64
+    };
+    for (phase, part) in [
+        ("data_loading", Part::Data),
+        ("optimizer_step", Part::Update),
+    ] {
+        let truth = 100.0 * seconds(part) / seconds(Part::Step);
+        let seen = percent(rank(&report), phase);
+        eprintln!("{phase}: {seen:.1} % of {truth:.1} %");
+        assert!((seen - truth).abs() <= POINTS, "{phase}: {said}");
+    }
+    assert_eq!(percent(rank(&report), "nccl_collective"), 0.0, "{said}");
+    assert!(percent(rank(&report), "unknown") < POINTS, "{said}");
+}
+
+fn inference() {
+    let plan = Plan {
+        ranks: 1,
+        buckets: 0,
+        infers: true,
+        launches: 100,
+        launch_us: 40,
+        kernel_us: 3,
+        steps: 600,
+        ..Plan::new(Cause::Host, 0)
+    };
+    let (report, said) = report_on_job(&Job::new(plan).unwrap());
+    let rank = rank(&report);
+    for absent in ["optimizer_step", "nccl_collective", "data_loading"] {
+        assert!(percent(rank, absent) < 1.0, "{absent}: {said}");
+    }
+    assert!(percent(rank, "gpu_compute") > 90.0, "{said}");
+    let verdict = &report["verdict"];
+    assert_eq!(verdict["bound"], "host", "{said}");
+    let evidence = verdict["evidence"].as_str().unwrap();
+    assert!(evidence.contains("nothing shows training"), "{said}");
+}
+
+fn gloo() {
+    let plan = Plan {
+        gloo_us: 15_000,
+        ..announcing(1)
+    };
+    let (report, said) = report_on_job(&Job::new(plan).unwrap());
+    assert_eq!(report["verdict"]["bound"], "communication", "{said}");
+    let rank = rank(&report);
+    assert!(percent(rank, "nccl_collective") > 50.0, "{said}");
+    let times = &rank["training"];
+    let waits = times["peer_wait_seconds"].as_f64().unwrap();
+    assert!(waits <= times["wall_seconds"].as_f64().unwrap(), "{said}");
+}
+
+fn sleeping_loaders() {
+    let plan = Plan {
+        ranks: 1,
+        buckets: 0,
+        load: Load::Sleep,
+        loaders: 1,
+        load_us: 25_000,
+        steps: 100,
+        ..Plan::new(Cause::LoaderCpu, 0)
+    };
+    let (report, said) = report_on_job(&Job::new(plan).unwrap());
+    let verdict = &report["verdict"];
+    assert_eq!(verdict["bound"], "input", "{said}");
+    let first = &verdict["next_steps"][0];
+    assert_eq!(first["what"], "more workers", "{said}");
+    assert!(said.contains("num_workers=N"), "{said}");
+}
+
+/// A job that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn attach_and_run_agree() {
+    let plan = Plan {
+        ranks: 2,
+        steps: 2_000,
+        ..Plan::new(Cause::LoaderCpu, 1)
+    };
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let job = Job::new(plan).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    job.alone(&mut command);
+    let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
+    thread::sleep(Duration::from_secs(2));
+    for _ in 0..3 {
+        let output = Command::new(env!("CARGO_BIN_EXE_zernel"))
+            .args(["attach", &running.0.id().to_string()])
+            .args(["--for", "4s", "--json", "-"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
+        assert_eq!(report["verdict"]["bound"], "input", "{said}");
+        for rank in report["ranks"].as_array().unwrap() {
+            let times = &rank["training"];
+            let waits = &times["data_waits"];
+            let waited: f64 = ["prepare", "fetch", "sched", "other"]
+                .iter()
+                .map(|cause| waits[cause].as_f64().unwrap())
+                .sum();
+            let loading = percent(rank, "data_loading");
+            let wall = times["wall_seconds"].as_f64().unwrap();
+            eprintln!("waits {waited:.2} s of {wall:.2} s, loading {loading:.1} %");
+            assert!((100.0 * waited / wall - loading).abs() < 15.0, "{said}");
+        }
+    }
+}
