@@ -11,6 +11,9 @@ use crate::stamps::StampLog;
 use crate::timeline::Timeline;
 use crate::trace::{CoverageEntry, DelaySummary, TraceEntry, TraceFile};
 
+/// Shorter true spans have no boundaries of their own: consecutive stamps of a Python script are up to this far apart.
+const RESOLUTION_NS: u64 = 50_000;
+
 /// The score of one trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TruthReport {
@@ -136,8 +139,9 @@ impl Sums {
         self.sampled.add(&truth, &sampled);
         let true_activities = labels.map(Label::activity);
         self.activities.add(&true_activities, &activities);
-        self.boundaries.add_boundaries(&truth, &phases);
-        self.delays.add_delays(&truth, &live);
+        let distinct = truth.without_shorter(RESOLUTION_NS);
+        self.boundaries.add_boundaries(&distinct, &phases);
+        self.delays.add_delays(&distinct, &live);
         self.training_ns += u128::from(end_ns - start_ns);
         self.observed_ns += u128::from(observed_ns(trace, log.pid, start_ns, end_ns));
         self.steps_ns.extend(log.median_step_ns());

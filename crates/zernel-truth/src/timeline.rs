@@ -97,6 +97,18 @@ impl<T: Copy + PartialEq> Timeline<T> {
         joined
     }
 
+    /// The same without spans shorter than `min_ns`: they become part of the span before. The first span stays.
+    #[must_use]
+    pub fn without_shorter(&self, min_ns: u64) -> Self {
+        let mut kept = Timeline::new(Vec::new(), self.end_ns);
+        for (start_ns, end_ns, value) in self.spans() {
+            if kept.changes.is_empty() || end_ns - start_ns >= min_ns {
+                kept.set(start_ns, value);
+            }
+        }
+        kept
+    }
+
     /// The part between two times.
     #[must_use]
     pub fn clip(&self, start_ns: u64, end_ns: u64) -> Self {
@@ -144,6 +156,13 @@ mod tests {
         assert_eq!(spans, expected);
         let empty = Timeline::<()>::new(Vec::new(), 100);
         assert_eq!(one.zip(&empty).spans().count(), 0);
+    }
+
+    #[test]
+    fn short_spans_become_part_of_the_span_before() {
+        let timeline = Timeline::new(vec![(0, 'a'), (50, 'b'), (55, 'a'), (90, 'c')], 200);
+        let spans: Vec<_> = timeline.without_shorter(10).spans().collect();
+        assert_eq!(spans, [(0, 90, 'a'), (90, 200, 'c')]);
     }
 
     #[test]
