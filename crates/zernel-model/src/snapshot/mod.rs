@@ -41,7 +41,7 @@ pub use ledger::{
     RefusedFiles, START_UNIT_NS,
 };
 pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
-pub use wire::{is_late, lateness};
+pub use wire::{FORMAT, VERSION, is_late, lateness};
 
 use crate::aggregation::{AggregatedMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, ProcessMemory};

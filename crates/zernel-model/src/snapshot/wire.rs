@@ -10,6 +10,8 @@ use super::{ProcessSnapshot, Scope, SharedState, Snapshot};
 /// A snapshot within a scope. It is serialised directly: a [`Value`] of it takes several times the memory and the time.
 #[derive(Serialize)]
 struct ScopedSnapshot<'a> {
+    format: u32,
+    zernel_version: &'static str,
     #[serde(flatten)]
     aggregated: Value,
     shared_state: &'a SharedState,
@@ -21,6 +23,13 @@ struct ScopedSnapshot<'a> {
     call_cost_seconds: f64,
     age_seconds: f64,
 }
+
+/// Number of the format of snapshots. It changes when a reader of the format before would misread a snapshot: not for a new key,
+/// because readers skip keys that they do not know, and take the default of missing ones.
+pub const FORMAT: u32 = 1;
+
+/// The version of this program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A snapshot older than this is late: four of the observer's rounds.
 const LATE: Duration = Duration::from_secs(2);
@@ -44,6 +53,8 @@ impl Snapshot {
     pub fn to_json(&self, scope: Scope, age: Duration) -> String {
         let gone = self.gone_ranks.iter();
         let scoped = ScopedSnapshot {
+            format: FORMAT,
+            zernel_version: VERSION,
             aggregated: self.aggregated_json(scope),
             shared_state: &self.shared_state,
             observed: self.processes(scope).collect(),
