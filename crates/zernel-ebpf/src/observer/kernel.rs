@@ -25,7 +25,7 @@ use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
 use crate::capability::{Capability, quietly};
-use crate::child_task;
+use crate::child_task::{self, TakeLink};
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
@@ -369,37 +369,51 @@ impl Kernel {
 
     /// Attaches probes to functions of one file. Dropping the links detaches them.
     pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
+        let mut links = Vec::new();
+        self.attach_each(file, targets, &mut |link| {
+            links.push(link);
+            Ok(())
+        })?;
+        Ok(links)
+    }
+
+    /// Attaches probes to functions of one file, and passes each link on as soon as there is one.
+    pub(crate) fn attach_each(
+        &self,
+        file: &Path,
+        targets: &[Target],
+        take: TakeLink<'_>,
+    ) -> libbpf_rs::Result<()> {
         let (markers, calls): (Vec<Target>, Vec<Target>) = targets
             .iter()
             .partition(|target| SYMBOLS[target.symbol].entry_only);
-        let mut links = Vec::new();
         if !calls.is_empty() {
-            self.attach_calls(file, &calls, &mut links)?;
+            self.attach_calls(file, &calls, take)?;
         }
         if !markers.is_empty() {
-            self.attach_entries(file, &markers, &mut links)?;
+            self.attach_entries(file, &markers, take)?;
         }
-        Ok(links)
+        Ok(())
     }
 
     fn attach_calls(
         &self,
         file: &Path,
         targets: &[Target],
-        links: &mut Vec<Link>,
+        take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
-            Rung::Session => links.push(self.attach_multi("call_session", file, targets, false)?),
+            Rung::Session => take(self.attach_multi("call_session", file, targets, false)?)?,
             // Returns first: a return without its entry is ignored, but an entry without its return is a call that
             // never ends.
             Rung::Multi => {
-                links.push(self.attach_multi("call_leave_multi", file, targets, true)?);
-                links.push(self.attach_multi("call_enter_multi", file, targets, false)?);
+                take(self.attach_multi("call_leave_multi", file, targets, true)?)?;
+                take(self.attach_multi("call_enter_multi", file, targets, false)?)?;
             }
             Rung::PerfEvent => {
                 for target in targets {
-                    links.push(self.attach_perf("call_leave_perf", file, target, true)?);
-                    links.push(self.attach_perf("call_enter_perf", file, target, false)?);
+                    take(self.attach_perf("call_leave_perf", file, target, true)?)?;
+                    take(self.attach_perf("call_enter_perf", file, target, false)?)?;
                 }
             }
         }
@@ -411,15 +425,15 @@ impl Kernel {
         &self,
         file: &Path,
         targets: &[Target],
-        links: &mut Vec<Link>,
+        take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
             Rung::Session | Rung::Multi => {
-                links.push(self.attach_multi("call_mark_multi", file, targets, false)?);
+                take(self.attach_multi("call_mark_multi", file, targets, false)?)?;
             }
             Rung::PerfEvent => {
                 for target in targets {
-                    links.push(self.attach_perf("call_mark_perf", file, target, false)?);
+                    take(self.attach_perf("call_mark_perf", file, target, false)?)?;
                 }
             }
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `thread` | the thread that owns an [`Observer`] and publishes snapshots |
 //! | `attachment`, `files` | the library files that probes are attached to, and the processes that map them |
+//! | `file_queue`, `file_task` | new library files, which child processes read and attach to |
 //! | `changes` | notices when one of these files is written to or removed |
 //! | `process_table`, `process` | the observed processes |
 //! | `governor`, `alarm` | keep the overhead of the probes within a budget |
@@ -21,6 +22,7 @@ mod changes;
 mod describe;
 mod durations;
 mod estimate;
+mod file_queue;
 mod file_task;
 mod files;
 mod functions;
@@ -134,6 +136,8 @@ pub struct ObserverOptions {
     pub libraries: Vec<PathBuf>,
     /// How long a process is still exported after it exited.
     pub grace: Duration,
+    /// How many processes of one user are still exported after they exited.
+    pub max_exited: usize,
     /// Budget and ceiling of the overhead.
     pub governor: GovernorOptions,
     /// Directory in a bpffs where task states are pinned, for a scheduler.
@@ -146,6 +150,7 @@ impl Default for ObserverOptions {
             rungs: Rung::LADDER.to_vec(),
             libraries: Vec::new(),
             grace: Duration::from_secs(60),
+            max_exited: 256,
             governor: GovernorOptions::default(),
             pins: shared_state::DIRECTORY.into(),
         }
@@ -233,7 +238,7 @@ impl Observer {
                 kernel.alarm.as_fd(),
             ])?,
             attachment,
-            processes: ProcessTable::new(options.grace),
+            processes: ProcessTable::new(options.grace, options.max_exited),
             discovery,
             governor,
             gpu_facts: gpus.facts(),
@@ -251,17 +256,16 @@ impl Observer {
 
     /// Attaches to the libraries that the user named and to those that are installed.
     fn attach_libraries(&mut self, named: &[PathBuf]) {
-        let context = attach_context!(self);
         for path in named {
-            self.attachment.attach_named(path, context);
+            self.attachment.attach_named(path);
         }
         for kind in [LibraryKind::Cuda, LibraryKind::Nccl] {
             for path in kind.installed() {
-                self.attachment.attach_installed(kind, &path, context);
+                self.attachment.attach_installed(kind, &path);
             }
         }
-        self.attachment
-            .finish_tasks(Instant::now() + START_LIMIT, context);
+        let until = Instant::now() + START_LIMIT;
+        self.attachment.work_on_queue(until, attach_context!(self));
     }
 
     /// The kind of uprobes in use.

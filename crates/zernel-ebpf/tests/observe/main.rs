@@ -167,12 +167,20 @@ fn main() -> ExitCode {
             files::written_to_at_once,
         ),
         ("garbage_is_refused_and_disturbs_nothing", files::garbage),
+        (
+            "a_remapped_library_is_taken_for_what_it_is",
+            files::remapped,
+        ),
         ("a_mount_namespace_hides_nothing", files::hidden),
         (
             "one_user_has_a_share_of_the_probed_files",
             many_files::one_user_has_a_share,
         ),
         ("states_are_pinned_for_a_scheduler", shared::pinned),
+        (
+            "pins_of_another_version_are_replaced",
+            shared::pinned_by_another_version,
+        ),
         ("no_bpffs_is_no_error", shared::without_bpffs),
     ];
     let more: [(&str, Need, fn()); 7] = [
