@@ -22,7 +22,7 @@
 #include "mark.h"
 #include "probe_parts.gen.h"
 #include "task_state.h"
-#include "users.h"
+#include "tenants.h"
 
 enum zernel_process_flags {
 	ZERNEL_SAW_INIT = 1 << 0, /* its first call of the driver was seen */
@@ -47,7 +47,7 @@ struct zernel_process {
 	__u32 handle; /* 0: the index is free */
 	__u32 parent; /* pid of its parent when it was admitted, like the next two */
 	__u32 uid; /* effective user */
-	__u32 user; /* index of the user that its entries count for */
+	__u32 tenant; /* index of the tenant that its entries count for */
 	__u64 is_rested; /* not 0: its calls are not counted; userspace sets it */
 	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
 	__u32 histograms[ZERNEL_FAMILIES]; /* indices; 0: none yet */
@@ -105,7 +105,7 @@ __noinline int zernel_may_add_entry_of(__u32 handle, __u32 table)
 {
 	struct zernel_process *process = zernel_process(handle);
 
-	return process && zernel_may_add_entry(process->user, table);
+	return process && zernel_may_add_entry(process->tenant, table);
 }
 
 /* Counts entries of a process that were added, or deleted with a negative change. */
@@ -114,7 +114,7 @@ __noinline int zernel_count_entries_of(__u32 handle, __u32 table, __s64 change)
 	struct zernel_process *process = zernel_process(handle);
 
 	if (process)
-		zernel_count_entries(process->user, table, change);
+		zernel_count_entries(process->tenant, table, change);
 	return 0;
 }
 
@@ -130,15 +130,15 @@ static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
 	return bpf_map_lookup_elem(&processes, &index);
 }
 
-/* Gives a process a handle; 0 if none is free for its user. Global, so that the verifier checks it
+/* Gives a process a handle; 0 if none is free for its tenant. Global, so that the verifier checks it
  * once. */
 __noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid)
 {
 	struct zernel_process_key key = { .start_ns = start_ns, .pid = pid };
-	__u32 handle = 0, user = zernel_find_user(uid);
+	__u32 handle = 0, tenant = zernel_find_tenant(uid);
 	struct zernel_process *process;
 
-	if (!zernel_may_add_entry(user, ZERNEL_PROCESS_TABLE))
+	if (!zernel_may_add_entry(tenant, ZERNEL_PROCESS_TABLE))
 		return 0;
 	if (bpf_map_pop_elem(&free_processes, &handle)) {
 		ZERNEL_LOST(processes);
@@ -151,7 +151,7 @@ __noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid)
 	process->first_ns = bpf_ktime_get_ns();
 	process->device = ZERNEL_NO_GPU;
 	process->uid = uid;
-	process->user = user;
+	process->tenant = tenant;
 	*(volatile __u32 *)&process->handle = handle;
 	if (bpf_map_update_elem(&process_handles, &key, &handle, BPF_NOEXIST)) {
 		__u32 *winner = bpf_map_lookup_elem(&process_handles, &key);
@@ -160,7 +160,7 @@ __noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid)
 		bpf_map_push_elem(&free_processes, &handle, BPF_ANY);
 		return winner ? *winner : 0;
 	}
-	zernel_count_entries(user, ZERNEL_PROCESS_TABLE, 1);
+	zernel_count_entries(tenant, ZERNEL_PROCESS_TABLE, 1);
 	return handle;
 }
 

@@ -24,7 +24,7 @@ use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
-use super::users::{Table, Users};
+use super::tenants::{Table, Tenants};
 use crate::capability::{Capability, quietly};
 use crate::child_task;
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
@@ -101,7 +101,7 @@ pub(crate) struct Kernel {
     /// Map entries that were visited to delete some of them.
     pub(crate) visited_entries: AtomicU64,
     pub(crate) histograms: MappedArray<layout::Histogram>,
-    pub(super) users: Users,
+    pub(super) tenants: Tenants,
 }
 
 impl Kernel {
@@ -159,10 +159,10 @@ impl Kernel {
             visited_entries: AtomicU64::new(0),
             counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
             histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
-            users: Users::new(
-                &find_map(&object, "users")?,
-                find_map(&object, "user_indices")?,
-                find_map(&object, "free_users")?,
+            tenants: Tenants::new(
+                &find_map(&object, "tenants")?,
+                find_map(&object, "tenant_indices")?,
+                find_map(&object, "free_tenants")?,
             )?,
             object,
         })
@@ -309,7 +309,7 @@ impl Kernel {
                 self.free_histogram(histogram)?;
             }
             self.free_process(layout::next_handle(record.handle))?;
-            self.users.count_deleted(record.user, Table::Processes, 1);
+            self.tenants.count_deleted(record.tenant, Table::Processes, 1);
         }
         Ok(())
     }
@@ -361,7 +361,7 @@ impl Kernel {
     /// Counts entries of a process that were deleted from a table. The index of the process must not be free yet.
     pub(crate) fn count_deleted(&self, handle: u32, table: Table, entries: u64) {
         let record = self.processes.read(layout::index_of(handle));
-        self.users.count_deleted(record.user, table, entries);
+        self.tenants.count_deleted(record.tenant, table, entries);
     }
 
     /// A map by name.

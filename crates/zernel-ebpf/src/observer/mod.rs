@@ -12,7 +12,7 @@
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
-//! | `users` | the users of processes, and their shares of the maps |
+//! | `tenants` | the tenants of processes, and their shares of the maps |
 //! | `shared_state` | the pinned states of tasks, for a scheduler |
 
 mod alarm;
@@ -35,8 +35,8 @@ mod rest;
 mod shared_state;
 mod step_marks;
 mod suspension;
+mod tenants;
 mod thread;
-mod users;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -59,7 +59,7 @@ use process_table::{ProcessTable, ReadContext};
 use rest::Rests;
 use rustix::process::{Resource, Rlimit};
 pub use thread::{ObserverRequests, ObserverThread, Published};
-pub(crate) use users::Table;
+pub(crate) use tenants::Table;
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
@@ -168,7 +168,7 @@ impl ObserverOptions {
 
 /// Number of events that the kernel could not record, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-#[allow(missing_docs)] // documented in bpf/losses.h and bpf/users.h
+#[allow(missing_docs)] // documented in bpf/losses.h and bpf/tenants.h
 pub struct Losses {
     pub processes: u64,
     pub histograms: u64,
@@ -416,7 +416,7 @@ impl Observer {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));
             }
         }
-        problems.extend(self.kernel.users.problems());
+        problems.extend(self.kernel.tenants.problems());
         problems
     }
 
@@ -437,7 +437,7 @@ impl Observer {
     #[must_use]
     pub fn losses(&self) -> Losses {
         let raw = self.kernel.losses.read(0);
-        let users = &self.kernel.users;
+        let tenants = &self.kernel.tenants;
         Losses {
             processes: raw.processes,
             histograms: raw.histograms,
@@ -448,8 +448,8 @@ impl Observer {
             threads: raw.threads,
             contexts: raw.contexts,
             collectives: raw.collectives,
-            refused_processes: users.refused(Table::Processes),
-            refused_allocations: users.refused(Table::Allocations),
+            refused_processes: tenants.refused(Table::Processes),
+            refused_allocations: tenants.refused(Table::Allocations),
         }
     }
 }

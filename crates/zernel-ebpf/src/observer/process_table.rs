@@ -201,7 +201,7 @@ impl ProcessTable {
         let free: BTreeSet<u32> = self.retired.difference(&trainers).copied().collect();
         self.retired.retain(|handle| !free.contains(handle));
         kernel.forget_processes(&free)?;
-        kernel.users.free_unused()
+        kernel.tenants.free_unused()
     }
 
     fn forget_past_grace(&mut self) {

@@ -74,7 +74,7 @@ mirrors! {
             collectives: u64,
         }
 
-        pub(crate) struct User = "zernel_user" {
+        pub(crate) struct Tenant = "zernel_tenant" {
             used: [u64; Table::ALL.len()],
             refused: [u64; Table::ALL.len()],
             uid: u32,
@@ -105,11 +105,11 @@ mirrors! {
             ARGUMENTS = 4,
             NONE = 0xff,
         }
-        pub(crate) usize = "zernel_user_index", "ZERNEL_" {
-            ALL_USERS = 0,
-            OTHER_USERS = 1,
-            FIRST_USER = 2,
-            USERS = 256,
+        pub(crate) usize = "zernel_tenant_index", "ZERNEL_" {
+            ALL_TENANTS = 0,
+            OTHER_TENANTS = 1,
+            FIRST_TENANT = 2,
+            TENANTS = 256,
         }
         pub(crate) u32 = "zernel_h2", "ZERNEL_" {
             H2_GROUPING = 4,
@@ -183,7 +183,7 @@ mirrors! {
     }
 }
 
-impl User {
+impl Tenant {
     pub(crate) const EMPTY: Self = Self {
         used: [0; Table::ALL.len()],
         refused: [0; Table::ALL.len()],
@@ -222,7 +222,7 @@ macro_rules! mirror_process {
                     handle: u32,
                     parent: u32,
                     uid: u32,
-                    user: u32,
+                    tenant: u32,
                     is_rested: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
@@ -276,7 +276,7 @@ mod tests {
             ("symbols", SYMBOLS),
             ("histograms", HISTOGRAMS),
             ("allocations", ALLOCATIONS),
-            ("users", USERS),
+            (("tenants", TENANTS),
         ];
         for (name, length) in lengths {
             let mut maps = object.maps();

@@ -27,7 +27,7 @@
 #include "losses.h"
 #include "symbol.h"
 #include "thread.h"
-#include "users.h"
+#include "tenants.h"
 
 enum gpu_mem_role {
 	MEMORY_ALLOCATE, /* arguments: where the address is stored, bytes */
@@ -160,7 +160,7 @@ static __always_inline bool set_allocation(const struct allocation_key *key,
 	return false;
 }
 
-/* Whether a process may have another allocation, because its user has not used up its share. */
+/* Whether a process may have another allocation, because its tenant has not used up its share. */
 static __always_inline bool may_add_allocation(__u32 process)
 {
 	return zernel_may_add_entry_of(process, ZERNEL_ALLOCATION_TABLE);
