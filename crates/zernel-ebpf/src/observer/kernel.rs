@@ -24,6 +24,7 @@ use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
+use super::tenants::{Table, Tenants};
 use crate::capability::{Capability, quietly};
 use crate::child_task::{self, TakeLink};
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
@@ -100,6 +101,7 @@ pub(crate) struct Kernel {
     /// Map entries that were visited to delete some of them.
     pub(crate) visited_entries: AtomicU64,
     pub(crate) histograms: MappedArray<layout::Histogram>,
+    pub(super) tenants: Tenants,
 }
 
 impl Kernel {
@@ -157,6 +159,11 @@ impl Kernel {
             visited_entries: AtomicU64::new(0),
             counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
             histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
+            tenants: Tenants::new(
+                &find_map(&object, "tenants")?,
+                find_map(&object, "tenant_indices")?,
+                find_map(&object, "free_tenants")?,
+            )?,
             object,
         })
     }
@@ -302,6 +309,7 @@ impl Kernel {
                 self.free_histogram(histogram)?;
             }
             self.free_process(layout::next_handle(record.handle))?;
+            self.tenants.count_deleted(record.tenant, Table::Processes, 1);
         }
         Ok(())
     }
@@ -338,15 +346,22 @@ impl Kernel {
         self.forget_processes(&forgotten)
     }
 
-    /// Deletes the entries of a hash map that meet a condition, in one pass.
+    /// Deletes the entries of a hash map that meet a condition, in one pass. Returns the keys of those that it deleted.
     pub(crate) fn delete_where<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
         condition: impl Fn(&K, &V) -> bool,
-    ) -> libbpf_rs::Result<()> {
-        let visited = batch::delete_where(&find_map(&self.object, map)?, condition)?;
-        self.visited_entries.fetch_add(visited, Ordering::Relaxed);
-        Ok(())
+    ) -> libbpf_rs::Result<Vec<K>> {
+        let deleted = batch::delete_where(&find_map(&self.object, map)?, condition)?;
+        self.visited_entries
+            .fetch_add(deleted.visited, Ordering::Relaxed);
+        Ok(deleted.keys)
+    }
+
+    /// Counts entries of a process that were deleted from a table. The index of the process must not be free yet.
+    pub(crate) fn count_deleted(&self, handle: u32, table: Table, entries: u64) {
+        let record = self.processes.read(layout::index_of(handle));
+        self.tenants.count_deleted(record.tenant, table, entries);
     }
 
     /// A map by name.

@@ -13,6 +13,7 @@
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
+//! | `tenants` | the tenants of processes, and their shares of the maps |
 //! | `shared_state` | the pinned states of tasks, for a scheduler |
 
 mod alarm;
@@ -36,6 +37,7 @@ mod rest;
 mod shared_state;
 mod step_marks;
 mod suspension;
+mod tenants;
 mod thread;
 
 use std::io;
@@ -59,6 +61,7 @@ use process_table::{ProcessTable, ReadContext};
 use rest::Rests;
 use rustix::process::{Resource, Rlimit};
 pub use thread::{ObserverRequests, ObserverThread, Published};
+pub(crate) use tenants::Table;
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 
@@ -170,7 +173,7 @@ impl ObserverOptions {
 
 /// Number of events that the kernel could not record, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-#[allow(missing_docs)] // documented in bpf/losses.h
+#[allow(missing_docs)] // documented in bpf/losses.h and bpf/tenants.h
 pub struct Losses {
     pub processes: u64,
     pub histograms: u64,
@@ -181,12 +184,14 @@ pub struct Losses {
     pub threads: u64,
     pub contexts: u64,
     pub collectives: u64,
+    pub refused_processes: u64,
+    pub refused_allocations: u64,
 }
 
 impl Losses {
     /// The counts with their names.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 9] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 11] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -197,6 +202,8 @@ impl Losses {
             ("threads", self.threads),
             ("contexts", self.contexts),
             ("collectives", self.collectives),
+            ("refused_processes", self.refused_processes),
+            ("refused_allocations", self.refused_allocations),
         ]
     }
 }
@@ -409,10 +416,11 @@ impl Observer {
         }
         problems.extend(self.rests.problems());
         for (cause, lost) in self.losses().by_cause() {
-            if lost > 0 {
+            if lost > 0 && !cause.starts_with("refused_") {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));
             }
         }
+        problems.extend(self.kernel.tenants.problems());
         problems
     }
 
@@ -433,6 +441,7 @@ impl Observer {
     #[must_use]
     pub fn losses(&self) -> Losses {
         let raw = self.kernel.losses.read(0);
+        let tenants = &self.kernel.tenants;
         Losses {
             processes: raw.processes,
             histograms: raw.histograms,
@@ -443,6 +452,8 @@ impl Observer {
             threads: raw.threads,
             contexts: raw.contexts,
             collectives: raw.collectives,
+            refused_processes: tenants.refused(Table::Processes),
+            refused_allocations: tenants.refused(Table::Allocations),
         }
     }
 }

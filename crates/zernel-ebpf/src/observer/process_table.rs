@@ -222,7 +222,8 @@ impl ProcessTable {
         let trainers: BTreeSet<u32> = self.running.values().map(|it| it.trainer).collect();
         let free: BTreeSet<u32> = self.retired.difference(&trainers).copied().collect();
         self.retired.retain(|handle| !free.contains(handle));
-        kernel.forget_processes(&free)
+        kernel.forget_processes(&free)?;
+        kernel.tenants.free_unused()
     }
 
     /// Forgets exited processes whose grace period is over.

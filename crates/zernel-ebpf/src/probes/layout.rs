@@ -6,6 +6,7 @@ use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
 use super::{DurationKind, Operation};
+use crate::observer::Table;
 
 /// Number of buckets of a histogram in the kernel.
 pub(crate) const BUCKETS: usize = H2_BUCKETS as usize;
@@ -73,6 +74,13 @@ mirrors! {
             collectives: u64,
         }
 
+        pub(crate) struct Tenant = "zernel_tenant" {
+            used: [u64; Table::ALL.len()],
+            refused: [u64; Table::ALL.len()],
+            uid: u32,
+            reserved: u32,
+        }
+
         pub(crate) struct StepMark = "zernel_step_mark" {
             at_ns: u64,
             process: u32,
@@ -93,8 +101,15 @@ mirrors! {
             PROCESSES = 2048,
             SYMBOLS = 96,
             HISTOGRAMS = 4096,
+            ALLOCATIONS = 1 << 17,
             ARGUMENTS = 4,
             NONE = 0xff,
+        }
+        pub(crate) usize = "zernel_tenant_index", "ZERNEL_" {
+            ALL_TENANTS = 0,
+            OTHER_TENANTS = 1,
+            FIRST_TENANT = 2,
+            TENANTS = 256,
         }
         pub(crate) u32 = "zernel_h2", "ZERNEL_" {
             H2_GROUPING = 4,
@@ -127,6 +142,12 @@ mirrors! {
             GpuUse = "ZERNEL_MARKS_GPU_USE",
         } and {
             "ZERNEL_MARK_CLASSES" = MarkClass::ALL.len(),
+        }
+        enum Table = "zernel_table" {
+            Processes = "ZERNEL_PROCESS_TABLE",
+            Allocations = "ZERNEL_ALLOCATION_TABLE",
+        } and {
+            "ZERNEL_TABLES" = Table::ALL.len(),
         }
         enum Operation = "nccl_operation" {
             AllReduce = "NCCL_OP_ALL_REDUCE",
@@ -162,6 +183,15 @@ mirrors! {
     }
 }
 
+impl Tenant {
+    pub(crate) const EMPTY: Self = Self {
+        used: [0; Table::ALL.len()],
+        refused: [0; Table::ALL.len()],
+        uid: 0,
+        reserved: 0,
+    };
+}
+
 /// The index of a process in arrays, from its handle. 0 stands for no process.
 pub(crate) fn index_of(handle: u32) -> usize {
     handle as usize % PROCESSES
@@ -192,7 +222,7 @@ macro_rules! mirror_process {
                     handle: u32,
                     parent: u32,
                     uid: u32,
-                    reserved: u32,
+                    tenant: u32,
                     is_rested: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
@@ -245,6 +275,8 @@ mod tests {
             ("counters", PROCESSES),
             ("symbols", SYMBOLS),
             ("histograms", HISTOGRAMS),
+            ("allocations", ALLOCATIONS),
+            (("tenants", TENANTS),
         ];
         for (name, length) in lengths {
             let mut maps = object.maps();

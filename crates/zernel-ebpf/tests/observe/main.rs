@@ -14,6 +14,7 @@ mod processes;
 mod prologues;
 mod series;
 mod shared;
+mod shares;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         nccl::ROLES,
         processes::ROLES,
         series::ROLES,
+        shares::ROLES,
     ]
     .concat();
     if let Some(code) = target::act(&roles) {
@@ -175,6 +177,11 @@ fn main() -> ExitCode {
         (
             "one_user_has_a_share_of_the_probed_files",
             many_files::one_user_has_a_share,
+        ),
+        ("one_user_has_a_share_of_the_processes", shares::processes),
+        (
+            "one_user_has_a_share_of_the_allocations",
+            shares::allocations,
         ),
         ("states_are_pinned_for_a_scheduler", shared::pinned),
         (
