@@ -346,6 +346,7 @@ impl Handover<'_> {
         }
         let byte = [IoSlice::new(&[0])];
         sendmsg(self.socket, &byte, &mut ancillary, SendFlags::NOSIGNAL)?;
+        drop(descriptor);
         Ok(())
     }
 

@@ -309,7 +309,8 @@ impl Kernel {
                 self.free_histogram(histogram)?;
             }
             self.free_process(layout::next_handle(record.handle))?;
-            self.tenants.count_deleted(record.tenant, Table::Processes, 1);
+            self.tenants
+                .count_deleted(record.tenant, Table::Processes, 1);
         }
         Ok(())
     }

@@ -60,8 +60,8 @@ pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
 use rest::Rests;
 use rustix::process::{Resource, Rlimit};
-pub use thread::{ObserverRequests, ObserverThread, Published};
 pub(crate) use tenants::Table;
+pub use thread::{ObserverRequests, ObserverThread, Published};
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 

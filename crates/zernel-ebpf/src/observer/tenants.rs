@@ -124,7 +124,10 @@ impl Tenants {
 /// The tenants that a table refused, those with the most refusals first.
 fn names_of(tenants: &[layout::Tenant], table: Table) -> String {
     let refused = |tenant: &&layout::Tenant| tenant.refused[table as usize];
-    let mut tenants: Vec<_> = tenants.iter().filter(|tenant| refused(tenant) > 0).collect();
+    let mut tenants: Vec<_> = tenants
+        .iter()
+        .filter(|tenant| refused(tenant) > 0)
+        .collect();
     tenants.sort_by_key(|tenant| std::cmp::Reverse(refused(tenant)));
     let named = tenants.iter().take(NAMED_TENANTS);
     let names: Vec<String> = named.map(|tenant| tenant.uid.to_string()).collect();

@@ -276,7 +276,7 @@ mod tests {
             ("symbols", SYMBOLS),
             ("histograms", HISTOGRAMS),
             ("allocations", ALLOCATIONS),
-            (("tenants", TENANTS),
+            ("tenants", TENANTS),
         ];
         for (name, length) in lengths {
             let mut maps = object.maps();

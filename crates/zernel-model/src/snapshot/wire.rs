@@ -87,7 +87,7 @@ impl Snapshot {
         let problems = self.problems.iter();
         let problems = problems.map(|problem| match scope {
             Scope::All => problem.clone(),
-            Scope::User(_) | Scope::Machine => hide_foreign_pids(problem, &pids),
+            Scope::User(_) | Scope::Pod(_) | Scope::Machine => hide_foreign_pids(problem, &pids),
         });
         problems
             .chain(is_late(age).then(|| lateness(age)))
@@ -125,6 +125,35 @@ mod tests {
             }),
             ..ProcessSnapshot::default()
         }
+    }
+
+    #[test]
+    fn a_pod_sees_its_own_processes() {
+        use super::super::PodUid;
+        let process = |pid, pod: Option<&str>| ProcessSnapshot {
+            pid,
+            identity: Some(crate::identity::Identity {
+                pid,
+                pod_uid: pod.map(str::to_owned),
+                ..Default::default()
+            }),
+            ..ProcessSnapshot::default()
+        };
+        let own = "0f0e0d0c-0b0a-0908-0706-050403020100";
+        let snapshot = Snapshot {
+            observed: vec![
+                process(1, Some(own)),
+                process(2, Some("11111111-1111-1111-1111-111111111111")),
+                process(3, Some("not a uid")),
+                process(4, None),
+            ],
+            ..Snapshot::default()
+        };
+        let scope = Scope::Pod(PodUid::parse(&own.replace('-', "_")).unwrap());
+        let pids: Vec<u32> = snapshot.processes(scope).map(|it| it.pid).collect();
+        assert_eq!(pids, [1]);
+        assert_eq!(PodUid::parse("+f0e0d0c0b0a09080706050403020100"), None);
+        assert_eq!(PodUid::parse("0f"), None);
     }
 
     #[test]
