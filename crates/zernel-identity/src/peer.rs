@@ -10,7 +10,7 @@ use crate::Tenant;
 /// `SO_PEERPIDFD` of Linux 6.5. The C library does not define it yet.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The process that connected to a unix socket.
+/// What is known of the process that connected to a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerProcess {
     /// Who it counts for.
@@ -19,32 +19,42 @@ pub struct PeerProcess {
     pub shares_user_namespace: bool,
 }
 
-impl PeerProcess {
-    /// The process that connected. `None` if the kernel cannot identify it: before Linux 6.5. An error of the kind
-    /// `ConnectionAborted` if the process has exited, so that nothing can be read of it.
-    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Option<Self>> {
-        let exited = || io::Error::from(io::ErrorKind::ConnectionAborted);
-        let handle = match open_peer(socket) {
-            Ok(handle) => handle,
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => return Ok(None),
-            Err(_) => return Err(exited()),
-        };
-        let pid = pid_of(&handle).ok_or_else(exited)?;
+/// A handle of the process that connected to a unix socket.
+#[derive(Debug)]
+pub struct PeerHandle(OwnedFd);
+
+impl PeerHandle {
+    /// Opens a handle of the process that connected. `None` if the kernel cannot identify it: before Linux 6.5. An error of
+    /// the kind `ConnectionAborted` if the process has exited.
+    pub fn open(socket: BorrowedFd<'_>) -> io::Result<Option<Self>> {
+        match open_peer(socket) {
+            Ok(handle) => Ok(Some(Self(handle))),
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(None),
+            Err(_) => Err(exited()),
+        }
+    }
+
+    /// Reads what is known of the process. An error of the kind `ConnectionAborted` if it has exited.
+    pub fn read(&self) -> io::Result<PeerProcess> {
+        let pid = pid_of(&self.0).ok_or_else(exited)?;
         let own = fs::metadata("/proc/self/ns/user")?.ino();
         let namespace = fs::metadata(format!("/proc/{pid}/ns/user")).map_err(|_| exited())?;
         let tenant = Tenant::of(pid).map_err(|_| exited())?;
         // If it still runs, its pid was not reused while it was read.
-        if pid_of(&handle) != Some(pid) {
+        if pid_of(&self.0) != Some(pid) {
             return Err(exited());
         }
-        Ok(Some(Self {
+        Ok(PeerProcess {
             tenant,
             shares_user_namespace: namespace.ino() == own,
-        }))
+        })
     }
 }
 
-/// A handle of the process that connected to a unix socket.
+fn exited() -> io::Error {
+    io::ErrorKind::ConnectionAborted.into()
+}
+
 fn open_peer(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut descriptor: libc::c_int = -1;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
@@ -90,9 +100,10 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         let (accepted, _) = listener.accept().unwrap();
-        let Some(peer) = PeerProcess::of(accepted.as_fd()).unwrap() else {
+        let Some(handle) = PeerHandle::open(accepted.as_fd()).unwrap() else {
             return; // a kernel before 6.5
         };
+        let peer = handle.read().unwrap();
         assert!(peer.shares_user_namespace);
         assert_eq!(peer.tenant, Tenant::of(std::process::id()).unwrap());
     }
@@ -112,9 +123,11 @@ mod tests {
         };
         assert!(status.success());
         let (accepted, _) = listener.accept().unwrap();
-        match PeerProcess::of(accepted.as_fd()) {
-            Ok(None) => {} // a kernel before 6.5
-            other => assert_eq!(other.unwrap_err().kind(), io::ErrorKind::ConnectionAborted),
-        }
+        let error = match PeerHandle::open(accepted.as_fd()) {
+            Ok(None) => return, // a kernel before 6.5
+            Ok(Some(handle)) => handle.read().unwrap_err(),
+            Err(error) => error,
+        };
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     }
 }

@@ -3,15 +3,16 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use rustix::process::geteuid;
 use tokio::net::{TcpStream, UnixStream};
-use zernel_identity::{PeerProcess, Tenant};
+use zernel_identity::{PeerHandle, PeerProcess, Tenant};
 use zernel_model::snapshot::PodUid;
 
 use crate::Scope;
 
-/// The client of a connection.
+/// Whose request it is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Peer {
     /// A TCP client that connected to the address `local`. Its user is unknown; a token decides the
@@ -34,22 +35,61 @@ pub(crate) enum Owner {
     Anonymous,
 }
 
-impl Peer {
+/// The client of a connection. What a user without privilege may see is looked up at the first
+/// request: a connection without one costs little.
+#[derive(Debug)]
+pub(crate) struct Client {
+    owner: Owner,
+    /// The user and the process of a unix socket client.
+    unix: Option<(u32, Option<PeerHandle>)>,
+    /// `None` if the client has exited.
+    peer: OnceLock<Option<Peer>>,
+}
+
+impl Client {
     pub(crate) fn of_tcp(stream: &TcpStream) -> io::Result<Self> {
         let local = stream.local_addr()?.ip().to_canonical();
-        Ok(Self::Tcp { local })
+        Ok(Self {
+            owner: Owner::Anonymous,
+            unix: None,
+            peer: OnceLock::from(Some(Peer::Tcp { local })),
+        })
     }
 
-    /// Identifies the client of a unix socket. This is the only place that decides which processes
-    /// such a client sees.
     pub(crate) fn of_unix(stream: &UnixStream) -> io::Result<Self> {
         let user = stream.peer_cred()?.uid();
-        let process = PeerProcess::of(stream.as_fd())?;
-        let scope = scope_of(user, geteuid().as_raw(), process.as_ref());
-        Ok(Self::Unix { scope })
+        let process = PeerHandle::open(stream.as_fd())?;
+        let mut client = Self {
+            owner: Owner::User(user),
+            unix: Some((user, process)),
+            peer: OnceLock::new(),
+        };
+        // Their connections count as trusted, so who they are must be known.
+        if user == 0 || user == geteuid().as_raw() {
+            let peer = client.peer().ok_or(io::ErrorKind::ConnectionAborted)?;
+            client.owner = peer.owner();
+        }
+        Ok(client)
     }
 
-    /// The owner of a connection before its first request.
+    /// The owner of the connection before its first request.
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Whose requests these are; `None` if the client has exited.
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        *self.peer.get_or_init(|| {
+            let (user, process) = self.unix.as_ref()?;
+            let process = process.as_ref().map(PeerHandle::read).transpose().ok()?;
+            let scope = scope_of(*user, geteuid().as_raw(), process.as_ref());
+            Some(Peer::Unix { scope })
+        })
+    }
+}
+
+impl Peer {
+    /// Who its requests are counted for.
     pub(crate) fn owner(self) -> Owner {
         match self {
             Self::Tcp { .. } => Owner::Anonymous,
@@ -63,7 +103,8 @@ impl Peer {
     }
 }
 
-/// Returns which processes a client of `user` may see, if the daemon runs as user `own`. A pod sees
+/// Returns which processes a client of `user` may see, if the daemon runs as user `own`. This is the
+/// only place that decides which processes a unix socket client sees. A pod sees
 /// its own processes: its root is not the root of the machine, and its users are other users
 /// than those of the machine with the same numbers. `process` is `None` on kernels before 6.5; then
 /// the root of a container without a user namespace is taken for the root of the machine.

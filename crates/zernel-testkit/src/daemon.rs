@@ -229,6 +229,14 @@ impl KernelObjects {
         objects
     }
 
+    /// Waits until the kernel has freed all links, so that nothing is attached.
+    pub fn wait_until_detached(&self) {
+        eventually("the daemon's links are freed", || {
+            let mut links = LinkInfoIter::default().map(|link| link.id);
+            !links.any(|id| self.links.contains(&id))
+        });
+    }
+
     /// Waits until the kernel has freed all programs and links.
     pub fn wait_until_gone(&self) {
         eventually("the daemon's programs and links are freed", || {

@@ -120,9 +120,13 @@ impl FileQueue {
             finished.extend(self.start_tasks(changes, context));
             let before = finished.len();
             self.finish_tasks(&mut finished);
-            let is_idle = self.pending.is_empty() || child_task::is_asked_to_stop();
-            if finished.len() == before && (is_idle || !self.wait(until)) {
+            let is_idle = finished.len() == before && self.pending.is_empty();
+            let is_over = Instant::now() >= until || child_task::is_asked_to_stop();
+            if is_idle || is_over {
                 return finished;
+            }
+            if finished.len() == before {
+                self.wait(until);
             }
         }
     }
@@ -188,14 +192,10 @@ impl FileQueue {
         }
     }
 
-    /// Waits until a child process has something to say. Returns false if that is not before a moment.
-    fn wait(&self, until: Instant) -> bool {
+    /// Waits until a child process has something to say, at most until a moment.
+    fn wait(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return false;
-        }
         child_task::wait_until_readable(self.events.as_fd(), left.min(LONGEST_WAIT));
-        true
     }
 }
 

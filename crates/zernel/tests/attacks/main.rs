@@ -57,9 +57,11 @@ fn main() -> ExitCode {
     let attacks = ATTACKS.iter().map(|(name, role, rounds)| {
         let attack = || {
             let mut scene = Scene::start();
-            let _attacker = attack(&scene.stage, role, *rounds);
+            let attacker = attack(&scene.stage, role, *rounds);
             scene.endure(name, duration());
-            scene.stop(name);
+            let stage = scene.stop(name);
+            attacker.kill();
+            drop(stage);
         };
         trial(name, &needs, attack)
     });
@@ -111,8 +113,10 @@ fn dead_file_system() {
     let name = "a_dead_file_system";
     let mut scene = Scene::start();
     let files = mount_files(&scene.stage);
-    let _attacker = attack(&scene.stage, "maps_dead_files", 0);
+    let attacker = attack(&scene.stage, "maps_dead_files", 0);
     files.iter().for_each(StallingFs::stall);
     scene.endure(name, duration());
-    scene.stop(name);
+    let stage = scene.stop(name);
+    attacker.kill();
+    drop((files, stage));
 }

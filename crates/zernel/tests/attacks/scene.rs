@@ -135,19 +135,20 @@ impl Scene {
         assert!(peak < MAX_RESIDENT, "{} MiB", peak >> 20);
     }
 
-    /// Ends the daemon by SIGTERM during the attack. Nothing stays attached.
-    pub(crate) fn stop(self, attack: &str) {
+    /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns the stage, which the attacker uses.
+    pub(crate) fn stop(self, attack: &str) -> Stage {
         let objects = self.daemon.kernel_objects();
         let begin = Instant::now();
         let (status, said) = self.daemon.end(Signal::TERM);
         let exit = begin.elapsed();
         assert_eq!(status.code(), Some(0), "{said}");
         assert!(exit < EXIT_LIMIT, "{exit:?}");
-        objects.wait_until_gone();
+        objects.wait_until_detached();
         crate::measured(&format!(
             "{attack}: exit after {exit:.2?}, nothing attached after {:.2?}",
             begin.elapsed()
         ));
+        self.stage
     }
 }
 
