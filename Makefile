@@ -1,4 +1,4 @@
-.PHONY: run check test fuzz lint bench dist softgpu setup setup-check setup-test
+.PHONY: run check test fuzz soak lint bench dist softgpu setup setup-check setup-test
 .NOTPARALLEL:
 
 # A training job on simulated GPUs, observed. Only observing needs root; the target never asks for it.
@@ -24,6 +24,10 @@ test: setup-test lint
 MINUTES ?= 5
 fuzz: setup-test
 	ZERNEL_FUZZ_SECONDS=$$(($(MINUTES) * 60)) cargo test --workspace --lib --test fuzz fuzz_ -- --nocapture
+
+# Runs all attacks of a second user for this many minutes, over several lives of the daemon, and prints what was measured.
+soak: setup-test
+	ZERNEL_SOAK_MINUTES=$(MINUTES) cargo test -p zernel --test attacks -- --exact soak --nocapture
 
 lint:
 	cargo fmt --all --check

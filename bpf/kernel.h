@@ -39,6 +39,7 @@ enum { BPF_RB_NO_WAKEUP = 1 };
 enum {
 	BPF_ANY = 0,
 	BPF_NOEXIST = 1,
+	BPF_EXIST = 2,
 };
 
 enum {

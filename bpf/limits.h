@@ -11,6 +11,7 @@ enum zernel_limits {
 	ZERNEL_PROCESSES = 2048,
 	ZERNEL_SYMBOLS = 96,
 	ZERNEL_HISTOGRAMS = 4096,
+	ZERNEL_ALLOCATIONS = 1 << 17, /* of GPU memory, of all processes */
 	ZERNEL_ARGUMENTS = 4, /* of a call that are kept */
 	ZERNEL_NONE = 0xff, /* in a row of `symbols`: no family, no event */
 };

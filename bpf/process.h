@@ -22,6 +22,7 @@
 #include "mark.h"
 #include "probe_parts.gen.h"
 #include "task_state.h"
+#include "tenants.h"
 
 enum zernel_process_flags {
 	ZERNEL_SAW_INIT = 1 << 0, /* its first call of the driver was seen */
@@ -47,7 +48,9 @@ struct zernel_process {
 	__u32 handle; /* 0: the index is free */
 	__u32 parent; /* pid of its parent when it was admitted, like the next two */
 	__u32 uid; /* effective user */
+	__u32 tenant; /* index of the tenant that its entries count for */
 	__u32 announcer; /* the thread that announces its steps, or 0 */
+	__u32 reserved;
 	__u64 is_rested; /* not 0: its calls are not counted; userspace sets it */
 	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
 	__u32 histograms[ZERNEL_FAMILIES]; /* indices; 0: none yet */
@@ -99,6 +102,25 @@ static __always_inline struct zernel_process *zernel_process(__u32 handle)
 	return process && process->handle == handle ? process : NULL;
 }
 
+/* Whether a process may get another entry of a table. Global, like the next one: inlined, it would
+ * take stack of its callers. */
+__noinline int zernel_may_add_entry_of(__u32 handle, __u32 table)
+{
+	struct zernel_process *process = zernel_process(handle);
+
+	return process && zernel_may_add_entry(process->tenant, table);
+}
+
+/* Counts entries of a process that were added, or deleted with a negative change. */
+__noinline int zernel_count_entries_of(__u32 handle, __u32 table, __s64 change)
+{
+	struct zernel_process *process = zernel_process(handle);
+
+	if (process)
+		zernel_count_entries(process->tenant, table, change);
+	return 0;
+}
+
 /* Clears a record before its first use: whoever had the handle before may have written to it after
  * userspace read it for the last time. */
 static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
@@ -111,13 +133,16 @@ static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
 	return bpf_map_lookup_elem(&processes, &index);
 }
 
-/* Gives a process a handle; 0 if none is free. Global, so that the verifier checks it once. */
-__noinline __u32 zernel_admit(__u64 start_ns, __u32 pid)
+/* Gives a process a handle; 0 if none is free for its tenant. Global, so that the verifier checks it
+ * once. */
+__noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid)
 {
 	struct zernel_process_key key = { .start_ns = start_ns, .pid = pid };
+	__u32 handle = 0, tenant = zernel_find_tenant(uid);
 	struct zernel_process *process;
-	__u32 handle = 0;
 
+	if (!zernel_may_add_entry(tenant, ZERNEL_PROCESS_TABLE))
+		return 0;
 	if (bpf_map_pop_elem(&free_processes, &handle)) {
 		ZERNEL_LOST(processes);
 		return 0;
@@ -128,6 +153,8 @@ __noinline __u32 zernel_admit(__u64 start_ns, __u32 pid)
 	process->start_ns = start_ns;
 	process->first_ns = bpf_ktime_get_ns();
 	process->device = ZERNEL_NO_GPU;
+	process->uid = uid;
+	process->tenant = tenant;
 	*(volatile __u32 *)&process->handle = handle;
 	if (bpf_map_update_elem(&process_handles, &key, &handle, BPF_NOEXIST)) {
 		__u32 *winner = bpf_map_lookup_elem(&process_handles, &key);
@@ -136,6 +163,7 @@ __noinline __u32 zernel_admit(__u64 start_ns, __u32 pid)
 		bpf_map_push_elem(&free_processes, &handle, BPF_ANY);
 		return winner ? *winner : 0;
 	}
+	zernel_count_entries(tenant, ZERNEL_PROCESS_TABLE, 1);
 	return handle;
 }
 
@@ -156,17 +184,17 @@ static __always_inline __u32 zernel_known_process(struct task_struct *task)
 	return handle ? *handle : 0;
 }
 
-/* Gives the process of a task a handle, its name and its user. */
+/* Gives the process of a task a handle and its name. */
 static __noinline __u32 zernel_admit_process(struct task_struct *task)
 {
 	struct zernel_process_key key = zernel_key_of(task);
-	__u32 handle = zernel_admit(key.start_ns, key.pid);
+	__u32 uid = BPF_CORE_READ(task, group_leader, cred, euid.val);
+	__u32 handle = zernel_admit(key.start_ns, key.pid, uid);
 	struct zernel_process *process = zernel_process(handle);
 
 	if (!process || process->pid)
 		return handle;
 	process->parent = BPF_CORE_READ(task, group_leader, real_parent, tgid);
-	process->uid = BPF_CORE_READ(task, group_leader, cred, euid.val);
 	BPF_CORE_READ_INTO(&process->comm, task, group_leader, comm);
 	/* Last: userspace reads a record once it has a pid. */
 	*(volatile __u32 *)&process->pid = key.pid;

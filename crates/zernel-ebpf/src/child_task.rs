@@ -4,15 +4,18 @@
 //! cannot be killed. While it waits, its process cannot exit, and the probes of its process stay attached. So work that
 //! opens, reads, closes or attaches to a file of another user runs in a child process. The child has none of its parent's
 //! descriptors but those that the work needs, and a limit on its memory. If it misses its deadline it is killed. If the
-//! kernel does not let it die, it stays, and the daemon goes on without it. Each user has a number of children at a time.
+//! kernel does not let it die, it stays, and the daemon goes on without it. So a child keeps no probe attached: it hands each
+//! link over to its parent at once. Each user has a number of children at a time.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libbpf_rs::{Link, Object, Program, libbpf_sys};
@@ -30,8 +33,8 @@ use serde::de::DeserializeOwned;
 const MAX_MEMORY: u64 = 64 << 20;
 /// Largest result.
 const MAX_RESULT: usize = 16 << 20;
-/// Descriptors per message. The kernel passes at most 253.
-const MAX_DESCRIPTORS: usize = 128;
+/// How often a wait looks whether its thread is asked to stop.
+const STOP_CHECK: Duration = Duration::from_millis(50);
 
 /// The byte that lets a child begin. Before that the parent opens a handle of it, which it could not do if the child had
 /// ended and SIGCHLD is ignored.
@@ -61,6 +64,24 @@ const NOW: Timespec = Timespec {
     tv_nsec: 0,
 };
 
+thread_local! {
+    /// Whether this thread is asked to stop, if it can be.
+    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Ends this thread's waits for child processes when `stop` is set.
+pub(crate) fn end_waits_on(stop: Arc<AtomicBool>) {
+    STOP.with_borrow_mut(|own| *own = Some(stop));
+}
+
+/// Whether this thread is asked to stop.
+pub(crate) fn is_asked_to_stop() -> bool {
+    STOP.with_borrow(|stop| {
+        let stop = stop.as_ref();
+        stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    })
+}
+
 /// Why a task has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TaskError {
@@ -78,7 +99,7 @@ pub(crate) enum TaskError {
     NotStarted,
 }
 
-/// What a task returns: a value, and descriptors that the child opened.
+/// What a task returns: a value, and the descriptors that the child handed over.
 #[derive(Debug)]
 pub(crate) struct Outcome<T> {
     pub(crate) value: T,
@@ -99,12 +120,12 @@ pub(crate) struct ChildTask<T> {
 
 impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     /// Runs `work` on a file of `user` in a child process, which is killed after `limit`. The child keeps the descriptors
-    /// `kept` and closes all others but stderr.
+    /// `kept` and closes all others.
     pub(crate) fn start(
         user: u32,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
-        work: impl FnOnce() -> Outcome<T>,
+        work: impl FnOnce(&Handover<'_>) -> T,
     ) -> Result<Self, TaskError> {
         if !has_room(user) {
             return Err(TaskError::TooMany);
@@ -116,7 +137,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         user: u32,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
-        work: impl FnOnce() -> Outcome<T>,
+        work: impl FnOnce(&Handover<'_>) -> T,
     ) -> io::Result<Self> {
         let (socket, remote) = socketpair(
             AddressFamily::UNIX,
@@ -125,7 +146,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             None,
         )?;
         let mut kept: Vec<i32> = kept.iter().map(AsRawFd::as_raw_fd).collect();
-        kept.extend([remote.as_raw_fd(), io::stderr().as_raw_fd()]);
+        kept.push(remote.as_raw_fd());
         let started = Instant::now();
         // SAFETY: the child shares no memory with this process. It has only this thread; locks of the C library are usable
         // in it, because `fork` takes care of them. A lock of another owner may stay locked in the child: then it waits
@@ -162,35 +183,30 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         }
     }
 
-    /// Waits for the result for at most `patience`.
+    /// Waits for the result for at most `patience`, and until its thread is asked to stop.
     pub(crate) fn wait(&mut self, patience: Duration) -> Option<Result<Outcome<T>, TaskError>> {
         let until = (Instant::now() + patience).min(self.started + self.limit);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let result = self.poll();
-            if result.is_some() || left.is_zero() {
+            if result.is_some() || left.is_zero() || is_asked_to_stop() {
                 return result;
             }
-            let timeout = Timespec::try_from(left).unwrap_or_default();
-            // A signal ends the wait early, and the loop goes on.
-            let _ = poll(
-                &mut [PollFd::new(&self.socket, PollFlags::IN)],
-                Some(&timeout),
-            );
+            wait_until_readable(self.socket.as_fd(), left.min(STOP_CHECK));
         }
     }
 
     /// Reads what the child has sent; true if that was all.
     fn receive(&mut self) -> io::Result<bool> {
         let mut bytes = vec![0; 64 * 1024];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         loop {
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let mut parts = [IoSliceMut::new(&mut bytes)];
             let flags = RecvFlags::CMSG_CLOEXEC;
             let length = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
                 Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
-                    // There was no room for all descriptors.
+                    // There was no room for the descriptor.
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
                 Ok(message) => message.bytes,
@@ -214,7 +230,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     }
 
     fn outcome(&mut self) -> Option<Outcome<T>> {
-        // The bytes that carried descriptors come first, one for each message.
+        // The bytes that carried descriptors come first, one for each.
         let start = self.received.iter().position(|byte| *byte != 0)?;
         let value = serde_json::from_slice(&self.received[start..]).ok()?;
         Some(Outcome {
@@ -231,6 +247,13 @@ impl<T> Drop for ChildTask<T> {
             children().ending.push(child);
         }
     }
+}
+
+/// Waits until a descriptor is readable, for at most `time`. A signal ends the wait early.
+pub(crate) fn wait_until_readable(descriptor: BorrowedFd<'_>, time: Duration) {
+    let timeout = Timespec::try_from(time).unwrap_or_default();
+    let mut descriptors = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
+    let _ = poll(&mut descriptors, Some(&timeout));
 }
 
 /// Opens a handle of a new child, counts it, and lets it begin.
@@ -307,27 +330,58 @@ pub(crate) fn program_descriptors(object: &Object) -> Vec<BorrowedFd<'_>> {
     object.progs().map(borrow).collect()
 }
 
-/// Attaches probes in a child process, without libbpf's messages. A descriptor keeps the probes attached that it stands for.
-/// What libbpf keeps beside them ends with the child.
-pub(crate) fn attach(
-    attach: impl FnOnce() -> libbpf_rs::Result<Vec<Link>>,
-) -> libbpf_rs::Result<Vec<OwnedFd>> {
-    // SAFETY: the child has one thread. libbpf-rs's own function takes a lock, which another thread of the parent may hold.
-    unsafe { libbpf_sys::libbpf_set_print(None) };
-    let descriptors = attach()?.into_iter().map(|link| {
-        let descriptor = link.as_fd().try_clone_to_owned();
-        // Its destructor would detach the probes.
-        std::mem::forget(link);
-        descriptor.map_err(libbpf_rs::Error::from)
-    });
-    descriptors.collect()
+/// Where a child process hands descriptors over to its parent.
+pub(crate) struct Handover<'a> {
+    socket: &'a OwnedFd,
 }
+
+impl Handover<'_> {
+    /// Gives a descriptor to the parent, and closes the child's.
+    fn give(&self, descriptor: OwnedFd) -> io::Result<()> {
+        let descriptors = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let byte = [IoSlice::new(&[0])];
+        sendmsg(self.socket, &byte, &mut ancillary, SendFlags::NOSIGNAL)?;
+        drop(descriptor);
+        Ok(())
+    }
+
+    /// Attaches probes without libbpf's messages, and gives each link to the parent at once. If the child then waits for a file
+    /// system and cannot die, the parent still can detach the probes. Returns the number of links, also with an error.
+    pub(crate) fn attach(
+        &self,
+        attach: impl FnOnce(TakeLink<'_>) -> libbpf_rs::Result<()>,
+    ) -> (usize, libbpf_rs::Result<()>) {
+        // SAFETY: the child has one thread. libbpf-rs's own function takes a lock, which another thread of the parent may
+        // hold.
+        unsafe { libbpf_sys::libbpf_set_print(None) };
+        let mut count = 0;
+        let attached = attach(&mut |link: Link| {
+            let descriptor = link.as_fd().as_raw_fd();
+            // Its destructor would detach the probes.
+            std::mem::forget(link);
+            // SAFETY: the link that owned the descriptor is forgotten.
+            let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+            self.give(descriptor)?;
+            count += 1;
+            Ok(())
+        });
+        (count, attached)
+    }
+}
+
+/// Takes over a link as soon as its probes are attached.
+pub(crate) type TakeLink<'a> = &'a mut dyn FnMut(Link) -> libbpf_rs::Result<()>;
 
 /// The life of the child.
 fn run_and_exit<T: Serialize>(
     socket: &OwnedFd,
     kept: &[i32],
-    work: impl FnOnce() -> Outcome<T>,
+    work: impl FnOnce(&Handover<'_>) -> T,
 ) -> ! {
     let run = AssertUnwindSafe(|| {
         confine(kept);
@@ -335,8 +389,8 @@ fn run_and_exit<T: Serialize>(
         if rustix::io::read(socket, &mut begin)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let outcome = work();
-        send(socket, &outcome)
+        let value = work(&Handover { socket });
+        send(socket, &value)
     });
     let is_sent = matches!(panic::catch_unwind(run), Ok(Ok(())));
     // SAFETY: ends this process at once. Destructors and handlers belong to the parent.
@@ -346,6 +400,11 @@ fn run_and_exit<T: Serialize>(
 /// Gives up what the work does not need.
 fn confine(kept: &[i32]) {
     close_all_but(kept);
+    // A child that cannot die would keep the daemon's output open. Nothing else takes the number of stderr now.
+    if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        // SAFETY: nothing in the child has a descriptor of this number.
+        unsafe { libc::dup2(null.as_raw_fd(), libc::STDERR_FILENO) };
+    }
     // None of these can fail in a way that the work could make better.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
@@ -379,23 +438,9 @@ fn close_all_but(kept: &[i32]) {
     }
 }
 
-/// Sends a result to the parent: descriptors with one zero byte per message, then the value as JSON.
-fn send<T: Serialize>(socket: &OwnedFd, outcome: &Outcome<T>) -> io::Result<()> {
-    for descriptors in outcome.descriptors.chunks(MAX_DESCRIPTORS) {
-        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
-        sendmsg(
-            socket,
-            &[IoSlice::new(&[0])],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        )?;
-    }
-    let value = serde_json::to_vec(&outcome.value)?;
+/// Sends a result to the parent as JSON, after the zero bytes that carried descriptors.
+fn send<T: Serialize>(socket: &OwnedFd, value: &T) -> io::Result<()> {
+    let value = serde_json::to_vec(value)?;
     let mut stream = std::os::unix::net::UnixStream::from(socket.try_clone()?);
     stream.write_all(&value)
 }
@@ -411,15 +456,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
     const NOBODY: u32 = 65534;
 
-    fn value<T>(value: T) -> Outcome<T> {
-        Outcome {
-            value,
-            descriptors: Vec::new(),
-        }
-    }
-
     fn run<T: Serialize + DeserializeOwned>(
-        work: impl FnOnce() -> Outcome<T>,
+        work: impl FnOnce(&Handover<'_>) -> T,
     ) -> Result<Outcome<T>, TaskError> {
         let mut task = ChildTask::start(NOBODY, LONG, &[], work).unwrap();
         task.wait(LONG).unwrap()
@@ -427,11 +465,12 @@ mod tests {
 
     #[test]
     fn a_result_comes_back_with_its_descriptors() {
-        let outcome = run(|| Outcome {
-            value: "x".repeat(300_000),
-            descriptors: (0..300)
-                .map(|_| File::open("/proc/version").unwrap().into())
-                .collect(),
+        let outcome = run(|handover| {
+            for _ in 0..300 {
+                let file = File::open("/proc/version").unwrap();
+                handover.give(file.into()).unwrap();
+            }
+            "x".repeat(300_000)
         });
         let outcome = outcome.unwrap();
         assert_eq!(outcome.value.len(), 300_000);
@@ -445,11 +484,7 @@ mod tests {
     #[test]
     fn a_task_that_does_not_end_is_killed_at_its_deadline() {
         let (user, limit) = (1, Duration::from_millis(100));
-        let mut task = ChildTask::start(user, limit, &[], || {
-            sleep(LONG);
-            value(())
-        })
-        .unwrap();
+        let mut task = ChildTask::start(user, limit, &[], |_| sleep(LONG)).unwrap();
         assert!(task.poll().is_none());
         assert_eq!(
             task.wait(LONG).unwrap().unwrap_err(),
@@ -460,22 +495,45 @@ mod tests {
     }
 
     #[test]
+    fn descriptors_of_a_child_that_does_not_end_belong_to_the_parent() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let limit = Duration::from_millis(500);
+        let writer = OwnedFd::from(writer);
+        let mut task = ChildTask::start(4, limit, &[writer.as_fd()], |handover| {
+            // SAFETY: a descriptor of its own, which this process has kept.
+            let own = unsafe { OwnedFd::from_raw_fd(writer.as_raw_fd()) };
+            handover.give(own).unwrap();
+            sleep(LONG);
+        })
+        .unwrap();
+        drop(writer);
+        assert!(task.wait(LONG).unwrap().is_err());
+        assert_eq!(task.descriptors.len(), 1);
+        // The child closed its own descriptor, so the pipe ends although the child may still run.
+        task.descriptors.clear();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_thread_that_is_asked_to_stop_does_not_wait() {
+        let mut task = ChildTask::start(5, LONG, &[], |_| sleep(LONG)).unwrap();
+        end_waits_on(Arc::new(AtomicBool::new(true)));
+        assert!(task.wait(LONG).is_none());
+        STOP.with_borrow_mut(Option::take);
+    }
+
+    #[test]
     fn a_task_that_panics_or_takes_too_much_memory_is_an_error() {
-        let panics = run(|| -> Outcome<()> { panic!("on purpose") });
+        let panics = run(|_| -> () { panic!("on purpose") });
         assert_eq!(panics.unwrap_err(), TaskError::Died);
-        let greedy = run(|| value(vec![1_u8; 2 * MAX_MEMORY as usize].len()));
+        let greedy = run(|_| vec![1_u8; 2 * MAX_MEMORY as usize].len());
         assert_eq!(greedy.unwrap_err(), TaskError::Died);
     }
 
     #[test]
     fn a_user_has_a_number_of_children_at_a_time() {
         let user = 2;
-        let start = || {
-            ChildTask::start(user, LONG, &[], || {
-                sleep(LONG);
-                value(())
-            })
-        };
+        let start = || ChildTask::start(user, LONG, &[], |_| sleep(LONG));
         let tasks: Vec<_> = (0..MAX_OF_USER).map(|_| start().unwrap()).collect();
         assert_eq!(start().unwrap_err(), TaskError::TooMany);
         assert!(has_room(3));
@@ -488,12 +546,12 @@ mod tests {
         let secret = File::open("/proc/self/stat").unwrap();
         let needed = File::open("/proc/self/status").unwrap();
         let (secret_number, needed_number) = (secret.as_raw_fd(), needed.as_raw_fd());
-        let mut task = ChildTask::start(NOBODY, LONG, &[needed.as_fd()], || {
+        let mut task = ChildTask::start(NOBODY, LONG, &[needed.as_fd()], |_| {
             let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")
                 .unwrap()
                 .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
                 .collect();
-            value(open)
+            open
         })
         .unwrap();
         let open = task.wait(LONG).unwrap().unwrap().value;

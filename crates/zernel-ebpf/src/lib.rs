@@ -8,6 +8,7 @@
 //! | [`observer`] | attaches probes, reads what they count, bounds what they cost, publishes snapshots |
 //! | [`privilege`] | the capabilities that observing needs |
 //! | [`probes`] | the probed functions, and what is kept of their calls |
+//! | [`quarantine`] | files that were being read when the daemon died |
 //! | [`twin`] | the kernel's copy of the phase rules, run on states of a test's choice |
 //!
 //! Private modules handle what belongs to other users: `child_task` runs work on their files in child processes,
@@ -25,6 +26,7 @@ pub mod metrics;
 pub mod observer;
 pub mod privilege;
 pub mod probes;
+pub mod quarantine;
 mod shares;
 pub mod twin;
 

@@ -77,7 +77,7 @@ impl Cgroup {
 
 /// Parses `pod<uid>` below `kubepods`, or systemd's `kubepods-burstable-pod<uid with
 /// underscores>.slice`.
-fn pod_uid(segment: &str) -> Option<String> {
+pub(super) fn pod_uid(segment: &str) -> Option<String> {
     let name = segment.strip_suffix(".slice").unwrap_or(segment);
     let uid = match name.strip_prefix("pod") {
         Some(uid) => uid,
@@ -103,7 +103,7 @@ fn container(segment: &str) -> Option<String> {
 }
 
 /// Parses `job_<number>`.
-fn slurm_job(segment: &str) -> Option<String> {
+pub(super) fn slurm_job(segment: &str) -> Option<String> {
     let number = segment.strip_prefix("job_")?;
     number.parse::<u32>().is_ok().then(|| number.to_owned())
 }

@@ -13,10 +13,16 @@ mod environment;
 mod fuzz;
 pub mod gpu;
 mod mapped_regions;
+mod peer;
 mod printable_text;
+mod subordinate_uids;
+mod tenant;
 
 pub use cgroup::Cgroup;
 pub use mapped_regions::{MappedRegion, read_mapped_regions, visit_mapped_regions};
+pub use peer::{PeerHandle, PeerProcess};
+pub use subordinate_uids::{SubordinateRange, SubordinateUids};
+pub use tenant::Tenant;
 pub use zernel_model::identity::{Identity, JobSource, RankSource};
 
 use std::io;

@@ -144,7 +144,7 @@ async fn health(
     // The sentences name processes and files.
     let body = match grant.scope {
         Scope::All => json!(health),
-        Scope::User(_) | Scope::Machine => {
+        Scope::User(_) | Scope::Pod(_) | Scope::Machine => {
             json!({ "ok": health.ok, "problem_count": health.problems.len() })
         }
     };

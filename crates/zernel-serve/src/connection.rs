@@ -8,7 +8,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::response::Response;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -20,7 +21,7 @@ use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use crate::Limits;
-use crate::peer::Peer;
+use crate::peer::Client;
 use crate::shutdown::ShutdownSignal;
 use crate::slots::{Slot, Slots};
 
@@ -36,28 +37,28 @@ pub(crate) trait Accept: Send + 'static {
     type Stream: AsyncRead + AsyncWrite + Send + 'static;
 
     /// Accepts the next connection.
-    fn accept_client(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
+    fn accept_client(&self) -> impl Future<Output = io::Result<(Self::Stream, Client)>> + Send;
 }
 
 impl Accept for TcpListener {
     type Stream = TcpStream;
 
-    async fn accept_client(&self) -> io::Result<(TcpStream, Peer)> {
+    async fn accept_client(&self) -> io::Result<(TcpStream, Client)> {
         let (stream, _) = self.accept().await?;
         // Responses are written whole, so Nagle's delay only adds latency. A failure is harmless.
         let _ = stream.set_nodelay(true);
-        let peer = Peer::of_tcp(&stream)?;
-        Ok((stream, peer))
+        let client = Client::of_tcp(&stream)?;
+        Ok((stream, client))
     }
 }
 
 impl Accept for UnixListener {
     type Stream = UnixStream;
 
-    async fn accept_client(&self) -> io::Result<(UnixStream, Peer)> {
+    async fn accept_client(&self) -> io::Result<(UnixStream, Client)> {
         let (stream, _) = self.accept().await?;
-        let peer = Peer::of_unix(&stream)?;
-        Ok((stream, peer))
+        let client = Client::of_unix(&stream)?;
+        Ok((stream, client))
     }
 }
 
@@ -80,10 +81,10 @@ impl Acceptor {
                 next = listener.accept_client() => next,
             };
             match next {
-                Ok((stream, peer)) => {
+                Ok((stream, client)) => {
                     // A client without a slot is disconnected.
-                    if let Some(slot) = self.slots.take(peer.owner()) {
-                        tokio::spawn(self.clone().serve_until_ended(stream, peer, slot));
+                    if let Some(slot) = self.slots.take(client.owner()) {
+                        tokio::spawn(self.clone().serve_until_ended(stream, client, slot));
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -94,7 +95,7 @@ impl Acceptor {
     }
 
     /// Serves one connection, unless another client needs its slot.
-    async fn serve_until_ended<S>(self, stream: S, peer: Peer, slot: Slot)
+    async fn serve_until_ended<S>(self, stream: S, client: Client, slot: Slot)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -102,13 +103,13 @@ impl Acceptor {
         tokio::select! {
             biased;
             () = slot.ended() => {}
-            () = self.serve_connection(stream, peer, Arc::clone(&slot)) => {}
+            () = self.serve_connection(stream, client, Arc::clone(&slot)) => {}
         }
     }
 
     /// Serves one connection until the client closes it, it becomes a WebSocket, or shutdown is
     /// requested.
-    async fn serve_connection<S>(self, stream: S, peer: Peer, slot: Arc<Slot>)
+    async fn serve_connection<S>(self, stream: S, client: Client, slot: Arc<Slot>)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -118,8 +119,15 @@ impl Acceptor {
             mut shutdown,
             ..
         } = self;
-        let service =
-            service_fn(move |request| answer(router.clone(), request, peer, Arc::clone(&slot)));
+        let client = Arc::new(client);
+        let service = service_fn(move |request| {
+            answer(
+                router.clone(),
+                request,
+                Arc::clone(&client),
+                Arc::clone(&slot),
+            )
+        });
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(limits.stall));
         let connection = http1::Builder::new()
@@ -145,10 +153,14 @@ impl Acceptor {
 async fn answer(
     router: Router,
     request: Request<Incoming>,
-    peer: Peer,
+    client: Arc<Client>,
     slot: Arc<Slot>,
 ) -> Result<Response, Infallible> {
     let mut request = request.map(Body::new);
+    let Some(peer) = client.peer() else {
+        // The client has exited. Another process may have its socket.
+        return Ok(StatusCode::FORBIDDEN.into_response());
+    };
     request.extensions_mut().insert(peer);
     request.extensions_mut().insert(slot);
     router.oneshot(request).await

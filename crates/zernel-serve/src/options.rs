@@ -87,7 +87,7 @@ impl Default for Limits {
             websockets_per_user: 8,
             request_head: Duration::from_secs(10),
             stall: Duration::from_secs(10),
-            grace: Duration::from_secs(2),
+            grace: Duration::from_secs(1),
         }
     }
 }

@@ -2,19 +2,23 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use rustix::process::geteuid;
 use tokio::net::{TcpStream, UnixStream};
+use zernel_identity::{PeerHandle, PeerProcess, Tenant};
+use zernel_model::snapshot::PodUid;
 
 use crate::Scope;
 
-/// The client of a connection.
+/// Whose request it is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Peer {
     /// A TCP client that connected to the address `local`. Its user is unknown; a token decides the
     /// scope of each request.
     Tcp { local: IpAddr },
-    /// A unix socket client, whose user decides the scope.
+    /// A unix socket client, whose pod or user decides the scope.
     Unix { scope: Scope },
 }
 
@@ -25,43 +29,92 @@ pub(crate) enum Owner {
     Trusted,
     /// A user of the unix socket.
     User(u32),
+    /// All users of a pod.
+    Pod(PodUid),
     /// All TCP clients without the token together.
     Anonymous,
 }
 
-impl Peer {
+/// The client of a connection. What a user without privilege may see is looked up at the first
+/// request: a connection without one costs little.
+#[derive(Debug)]
+pub(crate) struct Client {
+    owner: Owner,
+    /// The user and the process of a unix socket client.
+    unix: Option<(u32, Option<PeerHandle>)>,
+    /// `None` if the client has exited.
+    peer: OnceLock<Option<Peer>>,
+}
+
+impl Client {
     pub(crate) fn of_tcp(stream: &TcpStream) -> io::Result<Self> {
         let local = stream.local_addr()?.ip().to_canonical();
-        Ok(Self::Tcp { local })
+        Ok(Self {
+            owner: Owner::Anonymous,
+            unix: None,
+            peer: OnceLock::from(Some(Peer::Tcp { local })),
+        })
     }
 
-    /// Identifies the client of a unix socket. This is the only place that decides which processes
-    /// such a client sees.
     pub(crate) fn of_unix(stream: &UnixStream) -> io::Result<Self> {
         let user = stream.peer_cred()?.uid();
-        let scope = scope_for_user(user, geteuid().as_raw());
-        Ok(Self::Unix { scope })
+        let process = PeerHandle::open(stream.as_fd())?;
+        let mut client = Self {
+            owner: Owner::User(user),
+            unix: Some((user, process)),
+            peer: OnceLock::new(),
+        };
+        // Their connections count as trusted, so who they are must be known.
+        if user == 0 || user == geteuid().as_raw() {
+            let peer = client.peer().ok_or(io::ErrorKind::ConnectionAborted)?;
+            client.owner = peer.owner();
+        }
+        Ok(client)
     }
 
-    /// The owner of a connection before its first request.
+    /// The owner of the connection before its first request.
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Whose requests these are; `None` if the client has exited.
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        *self.peer.get_or_init(|| {
+            let (user, process) = self.unix.as_ref()?;
+            let process = process.as_ref().map(PeerHandle::read).transpose().ok()?;
+            let scope = scope_of(*user, geteuid().as_raw(), process.as_ref());
+            Some(Peer::Unix { scope })
+        })
+    }
+}
+
+impl Peer {
+    /// Who its requests are counted for.
     pub(crate) fn owner(self) -> Owner {
         match self {
             Self::Tcp { .. } => Owner::Anonymous,
-            Self::Unix {
-                scope: Scope::User(user),
-            } => Owner::User(user),
-            Self::Unix {
-                scope: Scope::All | Scope::Machine,
-            } => Owner::Trusted,
+            Self::Unix { scope } => match scope {
+                Scope::User(user) => Owner::User(user),
+                Scope::Pod(pod) => Owner::Pod(pod),
+                Scope::All => Owner::Trusted,
+                Scope::Machine => Owner::Anonymous,
+            },
         }
     }
 }
 
-/// Returns which processes `user` may see, if the daemon runs as user `own`.
-fn scope_for_user(user: u32, own: u32) -> Scope {
-    match user == 0 || user == own {
-        true => Scope::All,
-        false => Scope::User(user),
+/// Returns which processes a client of `user` may see, if the daemon runs as user `own`. This is the
+/// only place that decides which processes a unix socket client sees. A pod sees
+/// its own processes: its root is not the root of the machine, and its users are other users
+/// than those of the machine with the same numbers. `process` is `None` on kernels before 6.5; then
+/// the root of a container without a user namespace is taken for the root of the machine.
+fn scope_of(user: u32, own: u32, process: Option<&PeerProcess>) -> Scope {
+    let is_outside = process.is_none_or(|process| process.shares_user_namespace);
+    match process.map(|process| &process.tenant) {
+        // Without a UID of the usual form the pod has no scope of its own.
+        Some(Tenant::Pod(uid)) => PodUid::parse(uid).map_or(Scope::Machine, Scope::Pod),
+        _ if is_outside && (user == 0 || user == own) => Scope::All,
+        _ => Scope::User(user),
     }
 }
 
@@ -69,13 +122,43 @@ fn scope_for_user(user: u32, own: u32) -> Scope {
 mod tests {
     use super::*;
 
+    const UID: &str = "0f0e0d0c-0b0a-0908-0706-050403020100";
+
+    fn process(tenant: Tenant, shares_user_namespace: bool) -> PeerProcess {
+        PeerProcess {
+            tenant,
+            shares_user_namespace,
+        }
+    }
+
     #[test]
     fn root_and_the_daemons_user_see_all_processes() {
-        assert_eq!(scope_for_user(0, 0), Scope::All);
-        assert_eq!(scope_for_user(0, 7), Scope::All);
-        assert_eq!(scope_for_user(7, 7), Scope::All);
-        assert_eq!(scope_for_user(8, 7), Scope::User(8));
-        assert_eq!(scope_for_user(8, 0), Scope::User(8));
+        for process in [None, Some(process(Tenant::User(0), true))] {
+            let scope = |user, own| scope_of(user, own, process.as_ref());
+            assert_eq!(scope(0, 0), Scope::All);
+            assert_eq!(scope(0, 7), Scope::All);
+            assert_eq!(scope(7, 7), Scope::All);
+            assert_eq!(scope(8, 7), Scope::User(8));
+            assert_eq!(scope(8, 0), Scope::User(8));
+        }
+    }
+
+    #[test]
+    fn a_pod_sees_its_own_processes() {
+        let pod = process(Tenant::Pod(UID.to_owned()), true);
+        let uid = PodUid::parse(UID).unwrap();
+        for user in [0, 7, 8] {
+            assert_eq!(scope_of(user, 7, Some(&pod)), Scope::Pod(uid));
+        }
+        let odd = process(Tenant::Pod("odd".to_owned()), true);
+        assert_eq!(scope_of(0, 0, Some(&odd)), Scope::Machine);
+    }
+
+    #[test]
+    fn root_of_a_user_namespace_is_not_root() {
+        let process = process(Tenant::User(1000), false);
+        assert_eq!(scope_of(0, 0, Some(&process)), Scope::User(0));
+        assert_eq!(scope_of(1000, 0, Some(&process)), Scope::User(1000));
     }
 
     #[test]
@@ -83,6 +166,8 @@ mod tests {
         let owner = |scope| Peer::Unix { scope }.owner();
         assert_eq!(owner(Scope::All), Owner::Trusted);
         assert_eq!(owner(Scope::User(8)), Owner::User(8));
+        let pod = PodUid::parse(UID).unwrap();
+        assert_eq!(owner(Scope::Pod(pod)), Owner::Pod(pod));
         let local = [127, 0, 0, 1].into();
         assert_eq!(Peer::Tcp { local }.owner(), Owner::Anonymous);
     }

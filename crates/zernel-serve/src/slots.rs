@@ -138,7 +138,7 @@ impl Shared {
     fn make_room(&self, table: &mut Table, owner: Owner) -> Option<()> {
         let limit = match owner {
             Owner::Trusted => self.limits.trusted,
-            Owner::User(_) => self.limits.per_user.min(self.limits.others),
+            Owner::User(_) | Owner::Pod(_) => self.limits.per_user.min(self.limits.others),
             Owner::Anonymous => self.limits.others,
         };
         if table.count(|other| other == owner) >= limit {

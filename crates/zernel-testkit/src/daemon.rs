@@ -42,16 +42,19 @@ impl Daemon {
     }
 
     /// Starts a command that is or becomes [`command`]. Without a budget every call is counted, so that
-    /// numbers can be compared. HTTP needs no token, unless the command has an option
-    /// `--expose` or `--token-file`.
+    /// numbers can be compared; the command may have an option `--budget`. HTTP needs no token, unless the
+    /// command has an option `--expose` or `--token-file`.
     pub fn start_as(mut command: Command, stage: &Stage, socket: &Path) -> Self {
-        let mut arguments = command.get_args();
-        if !arguments.any(|argument| argument == "--expose" || argument == "--token-file") {
+        let has = |command: &Command, option| command.get_args().any(|it| it == option);
+        if !has(&command, "--expose") && !has(&command, "--token-file") {
             command.args(["--expose", "all"]);
+        }
+        if !has(&command, "--budget") {
+            command.args(["--budget", "none"]);
         }
         let mut child = command
             .args(["--http", "127.0.0.1:0", "--websocket", "127.0.0.1:0"])
-            .args(["--budget", "none", "--socket"])
+            .arg("--socket")
             .arg(socket)
             .arg("--library")
             .arg(stage.library("libcuda.so.1"))
@@ -224,6 +227,14 @@ impl KernelObjects {
         }
         assert!(!objects.programs.is_empty() && !objects.links.is_empty());
         objects
+    }
+
+    /// Waits until the kernel has freed all links, so that nothing is attached.
+    pub fn wait_until_detached(&self) {
+        eventually("the daemon's links are freed", || {
+            let mut links = LinkInfoIter::default().map(|link| link.id);
+            !links.any(|id| self.links.contains(&id))
+        });
     }
 
     /// Waits until the kernel has freed all programs and links.

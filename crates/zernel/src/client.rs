@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use zernel_model::snapshot::{Snapshot, is_late, lateness};
+use serde::Deserialize;
+use zernel_model::snapshot::{FORMAT, Snapshot, VERSION, is_late, lateness};
 
 /// Longest wait for the daemon.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,6 +42,17 @@ pub(crate) enum ClientError {
     /// The daemon refused the request.
     #[error("the daemon refused the request: {0}")]
     Refused(String),
+    /// The daemon writes snapshots that this program would misread.
+    #[error(
+        "the daemon on {} is {daemon}, this program is zernel {VERSION}, and their snapshots differ; use the same version for both",
+        path.display()
+    )]
+    OtherVersion {
+        /// The socket.
+        path: PathBuf,
+        /// The version of the daemon.
+        daemon: String,
+    },
     /// The response is not a snapshot.
     #[error("{} is not a socket of this version of `zernel observe`: {problem}", path.display())]
     InvalidResponse {
@@ -84,7 +96,33 @@ impl Socket {
             let refused = format!("{status} {}", zernel_report::text::shortened(&text, 200));
             return Err(ClientError::Refused(refused));
         }
-        serde_json::from_slice(body).map_err(|error| invalid(error.to_string()))
+        let parse_error = |error: serde_json::Error| invalid(error.to_string());
+        let header: SnapshotHeader = serde_json::from_slice(body).map_err(parse_error)?;
+        if header.format != FORMAT {
+            return Err(ClientError::OtherVersion {
+                path: path(),
+                daemon: header.daemon(),
+            });
+        }
+        serde_json::from_slice(body).map_err(parse_error)
+    }
+}
+
+/// What every version of a snapshot has. Daemons before 0.2.0 have no format.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SnapshotHeader {
+    format: u32,
+    zernel_version: String,
+}
+
+impl SnapshotHeader {
+    /// The program that wrote the snapshot.
+    fn daemon(&self) -> String {
+        match self.zernel_version.as_str() {
+            "" => "older than zernel 0.2.0".to_owned(),
+            version => format!("zernel {}", zernel_report::text::shortened(version, 40)),
+        }
     }
 }
 
@@ -131,6 +169,46 @@ mod tests {
         ] {
             assert!(parse(invalid).is_err());
         }
+    }
+
+    /// Answers one request on a socket.
+    fn answer_once(path: &Path, body: &str) -> std::thread::JoinHandle<()> {
+        let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+        let response = format!("HTTP/1.0 200 OK\r\n\r\n{body}");
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 64];
+            let _ = stream.read(&mut request).unwrap();
+            stream.write_all(response.as_bytes()).unwrap();
+        })
+    }
+
+    /// The snapshot of a daemon that answers with this body.
+    fn snapshot_of(body: &str) -> Result<Snapshot, ClientError> {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("observe.sock");
+        let daemon = answer_once(&socket, body);
+        let snapshot = Socket { socket }.snapshot();
+        daemon.join().unwrap();
+        snapshot
+    }
+
+    #[test]
+    fn a_daemon_with_another_format_is_named_with_both_versions() {
+        let newer = r#"{"format": 2, "zernel_version": "9.9.9", "observed": 7}"#;
+        let error = snapshot_of(newer).unwrap_err().to_string();
+        assert!(error.contains("zernel 9.9.9"), "{error}");
+        assert!(error.contains(VERSION), "{error}");
+        let older = r#"{"observed": []}"#;
+        let error = snapshot_of(older).unwrap_err().to_string();
+        assert!(error.contains("older than zernel 0.2.0"), "{error}");
+    }
+
+    #[test]
+    fn another_version_with_the_same_format_is_understood() {
+        let newer = r#"{"format": 1, "zernel_version": "0.3.0", "new": 1, "observed": [{"pid": 7, "new": 2}]}"#;
+        let snapshot = snapshot_of(newer).unwrap();
+        assert_eq!(snapshot.observed[0].pid, 7);
     }
 
     #[test]

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
-use zernel_ebpf::metrics;
 use zernel_ebpf::observer::{
     self, GovernorOptions, Observer, ObserverRequests, ObserverThread, Published,
 };
+use zernel_ebpf::{metrics, quarantine};
 use zernel_model::snapshot::{Snapshot, is_late, lateness};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
@@ -61,6 +61,13 @@ pub(crate) struct Options {
     /// File with the token that clients send, created if missing [default: /var/lib/zernel/token]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Directory of the list of files that are being read. If the daemon dies, they are refused for an hour
+    #[arg(
+        long = "state-dir",
+        value_name = "DIR",
+        default_value = "/var/lib/zernel"
+    )]
+    state_directory: PathBuf,
     /// Another host name of this machine that clients may use, such as node7.example; may be repeated
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
@@ -117,6 +124,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         return Ok(ExitCode::from(2));
     }
     let stop = interrupt::flag()?;
+    if !options.ledger
+        && let Err(error) = quarantine::keep_in(&options.state_directory)
+    {
+        let directory = options.state_directory.display();
+        eprintln!("zernel: files in hand are not recorded in {directory}: {error}");
+    }
     let observer = Observer::start(&observer_options(options))?;
     let observer = ObserverThread::start(observer, ROUND)?;
     if options.ledger {
@@ -136,13 +149,18 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         eprintln!("zernel: cannot notify the service manager: {error}");
     }
     let end = options.time.map(|time| Instant::now() + time);
+    let mut stopping = None;
     let served = server.run_on_this_thread(async {
         until_stopped(&stop, &published, end, manager).await;
+        pausing.close();
         // Probes are detached while clients get their last answers.
-        observer.ask_to_stop();
+        stopping = Some(thread::spawn(|| observer.stop().map(drop)));
     });
-    pausing.close();
-    observer.stop()?;
+    match stopping.map(JoinHandle::join) {
+        Some(Ok(stopped)) => stopped?,
+        Some(Err(panic)) => std::panic::resume_unwind(panic),
+        None => {}
+    }
     served?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,8 +11,9 @@ use super::library::Subject;
 use super::scan::Mapping;
 use super::trace::Trace;
 use crate::capability::reason;
-use crate::child_task::{self, ChildTask, Outcome};
+use crate::child_task::{ChildTask, Handover, Outcome};
 use crate::foreign_file::ForeignFile;
+use crate::quarantine::{self, InHand};
 use crate::shares::Shares;
 
 /// Loaders that may be attached to at once: more than any machine has. Any user can name a file like a loader.
@@ -58,6 +59,7 @@ struct PendingLoader {
     file: ForeignFile,
     user: u32,
     task: ChildTask<Result<(), String>>,
+    _in_hand: InHand,
 }
 
 impl Loaders {
@@ -86,15 +88,24 @@ impl Loaders {
             };
             let users = self.known.values().map(|loader| loader.user);
             let users = users.chain(self.pending.values().map(|pending| pending.user));
-            if !LOADER_SHARES.admits(user, users) || !file.is_regular() {
+            let is_refused = !file.is_regular() || quarantine::contains(&file.identity);
+            if is_refused || !LOADER_SHARES.admits(user, users) {
                 continue;
             }
             let mut kept = trace.program_descriptors();
             kept.push(file.as_fd());
-            let task = ChildTask::start(user, READ_LIMIT, &kept, || attach(&file, trace));
+            let task = ChildTask::start(user, READ_LIMIT, &kept, |handover| {
+                attach(&file, trace, handover)
+            });
             // Otherwise the next scan tries again.
             if let Ok(task) = task {
-                self.pending.insert(key, PendingLoader { file, user, task });
+                let loader = PendingLoader {
+                    _in_hand: InHand::new(file.identity),
+                    file,
+                    user,
+                    task,
+                };
+                self.pending.insert(key, loader);
             }
         }
         self.finish(patience)
@@ -156,21 +167,9 @@ impl Loaders {
 }
 
 /// Finds the hook of a loader and attaches to it. Runs in a child process.
-fn attach(file: &ForeignFile, trace: &Trace) -> Outcome<Result<(), String>> {
+fn attach(file: &ForeignFile, trace: &Trace, handover: &Handover<'_>) -> Result<(), String> {
     let access = file.reopen_path();
-    let symbols = LoaderSymbols::read(&access).map_err(|error| error.to_string());
-    let link = symbols.and_then(|symbols| {
-        let link = || Ok(vec![trace.attach_loader(&access, symbols)?]);
-        child_task::attach(link).map_err(|error| reason(&error))
-    });
-    match link {
-        Ok(descriptors) => Outcome {
-            value: Ok(()),
-            descriptors,
-        },
-        Err(refusal) => Outcome {
-            value: Err(refusal),
-            descriptors: Vec::new(),
-        },
-    }
+    let symbols = LoaderSymbols::read(&access).map_err(|error| error.to_string())?;
+    let (_, attached) = handover.attach(|take| take(trace.attach_loader(&access, symbols)?));
+    attached.map_err(|error| reason(&error))
 }

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
 use zernel_elf::{FileIdentity, LibraryKind};
 use zernel_model::identity::Identity;
 use zernel_model::snapshot::{
@@ -16,13 +15,13 @@ use zernel_model::snapshot::{
 };
 
 use super::changes::Changes;
-use super::file_task::{AttachPlan, FileTask};
+use super::file_queue::{FileDemand, FileQueue, FinishedFile};
+use super::file_task::{AttachPlan, Refusal};
 use super::files::{self, AttachedFile};
 use super::functions::AttachMode;
 use super::governor::Governor;
-use super::identities;
+use super::identities::{self, IdentityReader};
 use super::kernel::Kernel;
-use crate::child_task;
 use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::foreign_file::ForeignFile;
 use crate::probes::SYMBOLS;
@@ -31,8 +30,8 @@ use crate::shares::Shares;
 /// The library files that probes are attached to, and the processes that map them.
 pub(super) struct Attachment {
     pub(super) files: Vec<AttachedFile>,
-    /// Files that child processes attach to.
-    pending: Vec<PendingFile>,
+    /// New files.
+    queue: FileQueue,
     /// Readable when a file was written to or removed, or a child process has a result.
     events: OwnedFd,
     /// Files that no probe can be attached to.
@@ -48,9 +47,10 @@ pub(super) struct Attachment {
     exited_identities: BTreeMap<ProcessKey, Identity>,
     /// Processes that mapped the CUDA driver when observing began.
     found_running: BTreeSet<ProcessKey>,
-    /// Mapped files that the next scan tries again.
-    retries: BTreeSet<(ProcessKey, LibraryKind, PathBuf)>,
-    last_number: u64,
+    /// Reads them.
+    identity_reader: IdentityReader,
+    /// Files that the next scan tries again. An installed one has no process.
+    retries: BTreeSet<(Option<ProcessKey>, LibraryKind, PathBuf)>,
 }
 
 /// What decides how a file is attached to.
@@ -63,7 +63,7 @@ pub(super) struct AttachContext<'a> {
 }
 
 impl AttachContext<'_> {
-    fn plan(&self) -> AttachPlan {
+    pub(super) fn plan(&self) -> AttachPlan {
         AttachPlan {
             sampled: self.governor.symbols().into_iter().collect(),
             is_off: self.is_off,
@@ -84,47 +84,6 @@ const FILE_SHARES: Shares = Shares {
 /// Files that are tried again at most. Any user can have files refused.
 const MAX_RETRIES: usize = 1024;
 
-/// A file that a child process attaches to.
-struct PendingFile {
-    task: FileTask,
-    /// The processes that map it.
-    processes: BTreeSet<ProcessKey>,
-    is_kept: bool,
-    /// Where it was found.
-    access: PathBuf,
-}
-
-/// For whom a file is attached to.
-#[derive(Clone, Copy)]
-struct User<'a> {
-    /// The process that maps it; `None` if it is installed.
-    process: Option<ProcessKey>,
-    uid: u32,
-    /// Where the file was found.
-    access: &'a Path,
-}
-
-impl<'a> User<'a> {
-    /// `None` if the process has exited.
-    fn of(process: ProcessKey, access: &'a Path) -> Option<Self> {
-        let uid = zernel_identity::uid_of(process.pid).ok()?;
-        Some(Self {
-            process: Some(process),
-            uid,
-            access,
-        })
-    }
-
-    /// The whole machine.
-    fn of_machine(access: &'a Path) -> Self {
-        Self {
-            process: None,
-            uid: 0,
-            access,
-        }
-    }
-}
-
 fn has_functions(kind: LibraryKind) -> bool {
     SYMBOLS.iter().any(|symbol| symbol.library == kind)
 }
@@ -132,13 +91,11 @@ fn has_functions(kind: LibraryKind) -> bool {
 impl Attachment {
     pub(super) fn new() -> rustix::io::Result<Self> {
         let changes = Changes::new()?;
-        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(0);
-        epoll::add(&events, &changes, data, epoll::EventFlags::IN)?;
+        let queue = FileQueue::new()?;
         Ok(Self {
             files: Vec::new(),
-            pending: Vec::new(),
-            events,
+            events: super::epoll_any([changes.as_fd(), queue.as_fd()])?,
+            queue,
             refused: Arc::default(),
             refused_contents: VecDeque::new(),
             changes,
@@ -146,18 +103,18 @@ impl Attachment {
             identities: BTreeMap::new(),
             exited_identities: BTreeMap::new(),
             found_running: BTreeSet::new(),
+            identity_reader: IdentityReader::default(),
             retries: BTreeSet::new(),
-            last_number: 0,
         })
     }
 
     /// Attaches to a library that a user named. No process may map it yet.
-    pub(super) fn attach_named(&mut self, path: &Path, context: AttachContext<'_>) {
+    pub(super) fn attach_named(&mut self, path: &Path) {
         let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let mut names = [path, &target].into_iter();
         let kind = names.find_map(|path| LibraryKind::from_file_name(path.file_name()?));
         match kind {
-            Some(kind) => self.attach_installed(kind, path, context),
+            Some(kind) => self.attach_installed(kind, path),
             None => {
                 let reason = "its name is not that of a known library".to_owned();
                 self.refuse(path, RefusalCause::UnknownName, reason);
@@ -166,19 +123,21 @@ impl Attachment {
     }
 
     /// Attaches to a library that is installed at this path, and stays attached.
-    pub(super) fn attach_installed(
-        &mut self,
-        kind: LibraryKind,
-        path: &Path,
-        context: AttachContext<'_>,
-    ) {
+    pub(super) fn attach_installed(&mut self, kind: LibraryKind, path: &Path) {
         if !has_functions(kind) {
             return;
         }
         match ForeignFile::open(path) {
-            Ok(file) => {
-                self.attach(kind, file, User::of_machine(path), context);
-            }
+            Ok(file) => self.attach(
+                kind,
+                file,
+                FileDemand {
+                    processes: BTreeSet::new(),
+                    uid: 0,
+                    access: path.to_owned(),
+                    is_installed: true,
+                },
+            ),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let reason = format!("cannot read {}: {error}", path.display());
@@ -188,15 +147,12 @@ impl Attachment {
     }
 
     /// Attaches to a file that a process maps.
-    fn attach_mapped(
-        &mut self,
-        process: ProcessKey,
-        kind: LibraryKind,
-        access: &Path,
-        context: AttachContext<'_>,
-    ) {
+    fn attach_mapped(&mut self, process: ProcessKey, kind: LibraryKind, access: &Path) {
         // A process that has exited maps nothing.
-        let (Some(user), Ok(file)) = (User::of(process, access), ForeignFile::open(access)) else {
+        let (Ok(uid), Ok(file)) = (
+            zernel_identity::uid_of(process.pid),
+            ForeignFile::open(access),
+        ) else {
             return;
         };
         // The process may have mapped another file at this address since it was scanned. The next scan reports that one.
@@ -204,158 +160,128 @@ impl Attachment {
         if name != Some(kind) || !has_functions(kind) {
             return;
         }
-        self.attach(kind, file, user, context);
+        let demand = FileDemand {
+            processes: BTreeSet::from([process]),
+            uid,
+            access: access.to_owned(),
+            is_installed: false,
+        };
+        self.attach(kind, file, demand);
     }
 
-    /// Attaches to a file, unless probes are attached already.
-    fn attach(
-        &mut self,
-        kind: LibraryKind,
-        file: ForeignFile,
-        user: User<'_>,
-        context: AttachContext<'_>,
-    ) {
+    /// Has a child process attach to a file, unless probes are attached already.
+    fn attach(&mut self, kind: LibraryKind, file: ForeignFile, demand: FileDemand) {
         let is_refused = self.refused_contents.contains(&(kind, file.identity));
-        if is_refused || self.is_known(file.identity, user) {
+        if is_refused || self.is_known(file.identity, &demand) {
             return;
         }
         if !file.is_regular() {
             let reason = format!("{} is not a regular file", file.path.display());
             self.refuse(&file.path, RefusalCause::NotAFile, reason);
-            return;
-        }
-        if !self.has_room_for(user.uid) {
+        } else if !self.has_room_for(demand.uid) {
             let reason = "its user has more library files than may be probed at once".to_owned();
             self.refuse(&file.path, RefusalCause::TooManyFiles, reason);
-            self.retry_later(kind, user);
-            return;
+            self.retry_later(kind, &demand);
+        } else {
+            self.queue.add(kind, file, demand);
         }
-        if !child_task::has_room(user.uid) {
-            self.finish_tasks(Instant::now() + PATIENCE, context);
-        }
-        self.start_task(kind, file, user, context);
     }
 
-    /// Whether probes are attached to a file already, or a child process attaches to it. Records that a process maps it.
-    fn is_known(&mut self, identity: FileIdentity, user: User<'_>) -> bool {
+    /// Whether probes are attached to a file already, or it is in the queue. Records which processes map it.
+    fn is_known(&mut self, identity: FileIdentity, demand: &FileDemand) -> bool {
         let mut files = self.files.iter_mut();
         if let Some(known) = files.find(|it| it.file.identity == identity) {
-            if known.user != user.uid {
+            if known.user != demand.uid {
                 known.user = files::SHARED;
             }
             let number = known.number;
-            self.add_user(user.process, number);
+            self.add_users(&demand.processes, number);
             return true;
         }
-        let mut pending = self.pending.iter_mut();
-        let pending = pending.find(|it| it.task.file.identity == identity);
-        pending.is_some_and(|pending| {
-            pending.processes.extend(user.process);
+        let queued = self.queue.demand_for(identity);
+        queued.is_some_and(|queued| {
+            queued.processes.extend(&demand.processes);
+            queued.is_installed |= demand.is_installed;
             true
         })
     }
 
-    /// Has a child process attach to a file.
-    fn start_task(
-        &mut self,
-        kind: LibraryKind,
-        file: ForeignFile,
-        user: User<'_>,
-        context: AttachContext<'_>,
-    ) {
-        let path = file.path.clone();
-        let (plan, owner) = (context.plan(), (user.uid, user.access));
-        match FileTask::start(context.kernel, &self.changes, kind, file, owner, &plan) {
-            Ok(task) => {
-                let data = epoll::EventData::new_u64(0);
-                // If it cannot be added, the next round finds the result.
-                let _ = epoll::add(&self.events, &task, data, epoll::EventFlags::IN);
-                self.pending.push(PendingFile {
-                    task,
-                    processes: user.process.into_iter().collect(),
-                    is_kept: user.process.is_none(),
-                    access: user.access.to_owned(),
-                });
-            }
-            Err(refusal) => {
-                self.refuse(&path, refusal.cause, refusal.reason);
-                self.retry_later(kind, user);
-            }
-        }
-    }
-
     /// Has the next scan try again: the reason for the refusal may pass.
-    fn retry_later(&mut self, kind: LibraryKind, user: User<'_>) {
-        if let Some(process) = user.process
-            && self.retries.len() < MAX_RETRIES
-        {
-            self.retries.insert((process, kind, user.access.to_owned()));
-        }
+    fn retry_later(&mut self, kind: LibraryKind, demand: &FileDemand) {
+        let installed = demand.is_installed.then_some(None);
+        let processes = demand.processes.iter().copied().map(Some);
+        let room = MAX_RETRIES.saturating_sub(self.retries.len());
+        let retries = installed.into_iter().chain(processes).take(room);
+        let retries = retries.map(|process| (process, kind, demand.access.clone()));
+        self.retries.extend(retries);
     }
 
     /// Tries again what was refused for a reason that may have passed.
     pub(super) fn retry(&mut self, context: AttachContext<'_>) {
         files::attach_each(self.files.iter_mut(), |file| file.retry(context.kernel));
         for (process, kind, access) in std::mem::take(&mut self.retries) {
-            self.attach_mapped(process, kind, &access, context);
+            match process {
+                Some(process) => self.attach_mapped(process, kind, &access),
+                None => self.attach_installed(kind, &access),
+            }
         }
     }
 
     /// Whether another file of this user may be probed.
     fn has_room_for(&self, uid: u32) -> bool {
         let attached = self.files.iter().map(|file| file.user);
-        let users = attached.chain(self.pending.iter().map(|pending| pending.task.user));
+        let users = attached.chain(self.queue.demands().map(|(_, demand)| demand.uid));
         FILE_SHARES.admits(uid, users)
     }
 
-    /// Records that a process maps a file.
-    fn add_user(&mut self, process: Option<ProcessKey>, number: u64) {
-        if let Some(process) = process {
-            self.mapped.entry(process).or_default().insert(number);
+    /// Records that processes map a file.
+    fn add_users(&mut self, processes: &BTreeSet<ProcessKey>, number: u64) {
+        for process in processes {
+            self.mapped.entry(*process).or_default().insert(number);
         }
     }
 
     /// Takes over the files that child processes have attached to. Waits for them until a moment.
-    pub(super) fn finish_tasks(&mut self, until: Instant, context: AttachContext<'_>) {
-        for pending in std::mem::take(&mut self.pending) {
-            let patience = until.saturating_duration_since(Instant::now());
-            let number = self.last_number + 1;
-            let kind = pending.task.kind;
-            match pending.task.finish(patience, number) {
-                Err(task) => self.pending.push(PendingFile {
-                    task: *task,
-                    ..pending
-                }),
-                Ok(Ok(mut file)) => {
-                    file.is_kept = pending.is_kept;
+    pub(super) fn work_on_queue(&mut self, until: Instant, context: AttachContext<'_>) {
+        for finished in self.queue.work(until, &self.changes, context) {
+            let FinishedFile {
+                kind,
+                demand,
+                result,
+            } = finished;
+            match result {
+                Ok(mut file) => {
+                    file.is_kept = demand.is_installed;
                     self.changes.adopt(file.change_watches());
-                    self.last_number = number;
+                    self.add_users(&demand.processes, file.number);
                     self.add_file(file, context);
-                    for process in pending.processes {
-                        self.add_user(Some(process), number);
-                    }
                 }
-                Ok(Err((file, refusal))) => {
-                    let is_final = matches!(
-                        refusal.cause,
-                        RefusalCause::NotALibrary | RefusalCause::OverLimit
-                    );
-                    if is_final {
-                        self.refused_contents.push_back((kind, file.identity));
-                        if self.refused_contents.len() > RefusedFiles::KEPT {
-                            self.refused_contents.pop_front();
-                        }
-                    }
-                    if refusal.cause == RefusalCause::NoAnswer {
-                        let retries = pending.processes.into_iter();
-                        let retries = retries.map(|it| (it, kind, pending.access.clone()));
-                        let room = MAX_RETRIES.saturating_sub(self.retries.len());
-                        self.retries.extend(retries.take(room));
-                    }
-                    self.refuse(&file.path, refusal.cause, refusal.reason);
-                }
+                Err((file, refusal)) => self.refuse_content(kind, &file, &demand, refusal),
             }
         }
+    }
+
+    /// Records why a file was refused. It is tried again if the reason may pass.
+    fn refuse_content(
+        &mut self,
+        kind: LibraryKind,
+        file: &ForeignFile,
+        demand: &FileDemand,
+        refusal: Refusal,
+    ) {
+        match refusal.cause {
+            RefusalCause::NotALibrary | RefusalCause::OverLimit => {
+                self.refused_contents.push_back((kind, file.identity));
+                if self.refused_contents.len() > RefusedFiles::KEPT {
+                    self.refused_contents.pop_front();
+                }
+            }
+            RefusalCause::NoAnswer | RefusalCause::NoProcess | RefusalCause::Quarantined => {
+                self.retry_later(kind, demand);
+            }
+            _ => {}
+        }
+        self.refuse(&file.path, refusal.cause, refusal.reason);
     }
 
     fn add_file(&mut self, mut file: AttachedFile, context: AttachContext<'_>) {
@@ -390,7 +316,7 @@ impl Attachment {
                     process,
                     kind,
                     file,
-                } => self.attach_mapped(*process, *kind, &file.map_files, context),
+                } => self.attach_mapped(*process, *kind, &file.map_files),
                 ProcessEvent::Executed { process } => self.forget(*process),
                 ProcessEvent::Exited { process } => {
                     self.forget(*process);
@@ -404,7 +330,7 @@ impl Attachment {
                 }
             }
         }
-        self.finish_tasks(until, context);
+        self.work_on_queue(until, context);
     }
 
     /// Reads the identities of processes that are new, or have executed another program.
@@ -424,14 +350,17 @@ impl Attachment {
             }
         }
         new.retain(|process| !self.identities.contains_key(process));
-        self.identities.extend(identities::read(&new));
+        self.identity_reader.request(&new);
+        let patience = match new.is_empty() {
+            true => Duration::ZERO,
+            false => identities::PATIENCE,
+        };
+        self.identities.extend(self.identity_reader.take(patience));
     }
 
     /// Forgets the mappings of a process.
     fn forget(&mut self, process: ProcessKey) {
-        for pending in &mut self.pending {
-            pending.processes.remove(&process);
-        }
+        self.queue.forget(process);
         self.mapped.remove(&process);
         self.found_running.remove(&process);
     }
@@ -500,6 +429,10 @@ impl Attachment {
         let drivers = files.filter(|file| file.kind == LibraryKind::Cuda);
         let drivers: BTreeSet<u64> = drivers.map(|file| file.number).collect();
         self.found_running = self.users_of(&drivers);
+        let queued = self.queue.demands();
+        let queued = queued.filter(|(kind, _)| *kind == LibraryKind::Cuda);
+        let processes = queued.flat_map(|(_, demand)| &demand.processes);
+        self.found_running.extend(processes);
     }
 
     /// Whether a process mapped the CUDA driver when observing began.

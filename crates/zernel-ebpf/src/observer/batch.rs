@@ -22,11 +22,19 @@ pub(super) fn entries<K: FromBytes, V: FromBytes>(
     Ok(entries)
 }
 
-/// Deletes the entries that meet a condition, in one pass over the map. Returns how many entries it visited.
+/// What [`delete_where`] did.
+pub(super) struct Deleted<K> {
+    /// Number of entries that it visited.
+    pub(super) visited: u64,
+    /// Keys of the entries that it deleted, without those that a program deleted meanwhile.
+    pub(super) keys: Vec<K>,
+}
+
+/// Deletes the entries that meet a condition, in one pass over the map.
 pub(super) fn delete_where<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
     condition: impl Fn(&K, &V) -> bool,
-) -> libbpf_rs::Result<u64> {
+) -> libbpf_rs::Result<Deleted<K>> {
     let mut visited = 0;
     let mut keys = Vec::new();
     for_each(map, |bytes, key, value| {
@@ -35,8 +43,14 @@ pub(super) fn delete_where<K: FromBytes, V: FromBytes>(
             keys.extend_from_slice(bytes);
         }
     })?;
-    delete(map, keys)?;
-    Ok(visited)
+    let mut deleted = Vec::new();
+    delete(map, keys, |bytes| {
+        deleted.extend(K::read_from_bytes(bytes).ok());
+    })?;
+    Ok(Deleted {
+        visited,
+        keys: deleted,
+    })
 }
 
 /// Calls a function for every entry of a hash map, with the bytes of its key, the key and the value.
@@ -132,8 +146,9 @@ impl Batch {
     }
 }
 
-/// Deletes entries of a map, whose keys lie one after another. Keys without an entry are skipped.
-fn delete(map: &MapHandle, mut keys: Vec<u8>) -> io::Result<()> {
+/// Deletes entries of a map, whose keys lie one after another. Keys without an entry are skipped. Calls a function with
+/// the key of every entry that it deleted.
+fn delete(map: &MapHandle, mut keys: Vec<u8>, mut on_deleted: impl FnMut(&[u8])) -> io::Result<()> {
     let key_bytes = map.key_size() as usize;
     let mut rest = &mut keys[..];
     while !rest.is_empty() {
@@ -148,6 +163,9 @@ fn delete(map: &MapHandle, mut keys: Vec<u8>) -> io::Result<()> {
             )
         };
         let deleted = count as usize * key_bytes;
+        rest[..deleted]
+            .chunks_exact(key_bytes)
+            .for_each(&mut on_deleted);
         if result == 0 {
             return Ok(());
         }

@@ -4,11 +4,12 @@
 //! an overlay file system, and older kernels do not report a write to the second at the first. inotify does not report
 //! writes through a shared mapping or from another host of a network file system. The regular scan finds those.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
@@ -21,11 +22,17 @@ const CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB);
 /// inotify watch descriptor.
 pub(crate) type WatchId = i32;
 
+/// How long a watch may stay without being taken over: longer than a child process lives that adds watches. Later it belongs to
+/// a child process that did not finish.
+const ORPHAN_AGE: Duration = Duration::from_secs(30);
+
 /// An inotify instance with its watches.
 #[derive(Debug)]
 pub(crate) struct Changes {
     descriptor: OwnedFd,
     watched: BTreeSet<WatchId>,
+    /// Watches that child processes added and nobody has taken over, with the time when they were found.
+    unclaimed: BTreeMap<WatchId, Instant>,
 }
 
 impl Changes {
@@ -33,6 +40,7 @@ impl Changes {
         Ok(Self {
             descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
             watched: BTreeSet::new(),
+            unclaimed: BTreeMap::new(),
         })
     }
 
@@ -48,6 +56,32 @@ impl Changes {
             let _ = inotify::remove_watch(&self.descriptor, *unneeded);
         }
         self.watched.retain(|watched| needed.contains(watched));
+        self.remove_orphans(Instant::now());
+    }
+
+    /// Removes watches that nobody has taken over for a while.
+    fn remove_orphans(&mut self, now: Instant) {
+        let all = self.all().unwrap_or_default();
+        self.unclaimed.retain(|watch, _| all.contains(watch));
+        for watch in all.difference(&self.watched) {
+            let found = *self.unclaimed.entry(*watch).or_insert(now);
+            if now.saturating_duration_since(found) >= ORPHAN_AGE {
+                let _ = inotify::remove_watch(&self.descriptor, *watch);
+            }
+        }
+        self.unclaimed
+            .retain(|watch, _| !self.watched.contains(watch));
+    }
+
+    /// All watches of the instance, those of child processes included. The kernel lists them as `inotify wd:NUMBER …`.
+    fn all(&self) -> std::io::Result<BTreeSet<WatchId>> {
+        let path = format!("/proc/self/fdinfo/{}", self.descriptor.as_raw_fd());
+        let text = std::fs::read_to_string(path)?;
+        let numbers = text.lines().filter_map(|line| {
+            let (number, _) = line.strip_prefix("inotify wd:")?.split_once(' ')?;
+            WatchId::from_str_radix(number, 16).ok()
+        });
+        Ok(numbers.collect())
     }
 
     /// Whether a file changed since the last call. The event that a watch was removed does not count.
@@ -130,5 +164,29 @@ mod tests {
         changes.retain(&BTreeSet::new());
         file.write_all(b"newer").unwrap();
         assert!(!changes.take());
+    }
+
+    #[test]
+    fn watches_of_a_child_that_did_not_finish_are_removed() {
+        let files = [(); 40].map(|()| tempfile::NamedTempFile::new().unwrap());
+        let mut changes = Changes::new().unwrap();
+        let watch_one = |changes: &Changes, file: &tempfile::NamedTempFile| {
+            let foreign = ForeignFile::open(file.path()).unwrap();
+            watch(changes.as_fd(), &foreign, file.path())[0]
+        };
+        let known = watch_one(&changes, &files[0]);
+        changes.adopt([known].into_iter());
+        for file in &files[1..] {
+            watch_one(&changes, file);
+        }
+        let needed = BTreeSet::from([known]);
+        changes.retain(&needed);
+        assert_eq!(
+            changes.all().unwrap().len(),
+            files.len(),
+            "a child may still finish"
+        );
+        changes.remove_orphans(Instant::now() + ORPHAN_AGE);
+        assert_eq!(changes.all().unwrap(), needed);
     }
 }

@@ -1,7 +1,7 @@
 //! A library file that a child process reads and attaches to.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,15 +9,18 @@ use serde::{Deserialize, Serialize};
 use zernel_elf::{Library, LibraryError, LibraryKind};
 use zernel_model::snapshot::RefusalCause;
 
+use super::attachment::AttachContext;
 use super::changes::{self, Changes, WatchId};
-use super::files::{AttachedFile, Links, ProbeLink, link};
+use super::file_queue::FileDemand;
+use super::files::{AttachedFile, LinkSet, Links};
 use super::functions::{
     AttachMode, Function, find_functions, frequent_symbols, infrequent_targets, refuse_infrequent,
     set_mode, targets,
 };
-use super::kernel::Kernel;
-use crate::child_task::{ChildTask, Outcome, TaskError};
+use super::kernel::{Kernel, Target};
+use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
 use crate::foreign_file::ForeignFile;
+use crate::quarantine::InHand;
 
 /// How long a file system may take to deliver what is read of a library: a slow one, not a dead one.
 const READ_LIMIT: Duration = Duration::from_secs(10);
@@ -48,31 +51,60 @@ impl From<TaskError> for Refusal {
     fn from(error: TaskError) -> Self {
         Self {
             cause: match error {
-                TaskError::TimedOut(_) | TaskError::TooMany => RefusalCause::NoAnswer,
-                TaskError::Died | TaskError::NotStarted => RefusalCause::Unreadable,
+                TaskError::TimedOut(_) => RefusalCause::NoAnswer,
+                TaskError::TooMany | TaskError::NotStarted => RefusalCause::NoProcess,
+                TaskError::Died => RefusalCause::Unreadable,
             },
             reason: error.to_string(),
         }
     }
 }
 
-/// What a child process found in a file and did with it. The links come as descriptors: those of the infrequent functions
-/// first, then those of each frequent one.
+/// What a child process found in a file and did with it. The links come as descriptors: those of each frequent function first,
+/// then those of the infrequent ones.
 #[derive(Debug, Serialize, Deserialize)]
 struct ProbedFile {
     functions: Vec<Function>,
-    infrequent_links: usize,
-    /// Frequent functions that are attached permanently, with their numbers of links.
-    frequent_links: Vec<(usize, usize)>,
+    /// Links of each frequent function that is attached permanently.
+    frequent_links: Vec<(usize, LinkSet)>,
+    /// Links of the infrequent functions, unless all probes are detached for now.
+    infrequent_links: Option<LinkSet>,
     change_watches: Vec<WatchId>,
+}
+
+impl ProbedFile {
+    /// Its links, from the descriptors that the child process handed over. A function without probes keeps the reason.
+    fn take_links(&mut self, descriptors: Vec<OwnedFd>) -> Links {
+        let mut descriptors = descriptors.into_iter();
+        let mut links = Links::default();
+        for (symbol, set) in std::mem::take(&mut self.frequent_links) {
+            match set.take(&mut descriptors) {
+                Ok(taken) => {
+                    links.frequent.insert(symbol, taken);
+                }
+                Err(problem) => {
+                    let mode = AttachMode::NotAttached(problem);
+                    set_mode(&mut self.functions, symbol, &mode);
+                }
+            }
+        }
+        let infrequent = self.infrequent_links.take();
+        match infrequent.map(|set| set.take(&mut descriptors)) {
+            Some(Ok(taken)) => links.infrequent = taken,
+            Some(Err(problem)) => refuse_infrequent(&mut self.functions, &problem),
+            None => {}
+        }
+        links
+    }
 }
 
 /// A file that a child process reads and attaches to.
 pub(crate) struct FileTask {
     pub(crate) kind: LibraryKind,
     pub(crate) file: ForeignFile,
-    pub(crate) user: u32,
+    user: u32,
     task: ChildTask<Result<ProbedFile, Refusal>>,
+    _in_hand: Option<InHand>,
 }
 
 /// How probes are attached to a new file.
@@ -84,65 +116,63 @@ pub(crate) struct AttachPlan {
 }
 
 impl FileTask {
-    /// Starts to attach to a file, which was found at `access` and is mapped by a process of `user`.
-    pub(crate) fn start(
-        kernel: &Kernel,
+    /// Starts to attach to a file. Gives the file back if no child process can be started.
+    pub(super) fn start(
         changes: &Changes,
         kind: LibraryKind,
         file: ForeignFile,
-        (user, access): (u32, &Path),
-        plan: &AttachPlan,
-    ) -> Result<Self, Refusal> {
+        demand: &FileDemand,
+        context: AttachContext<'_>,
+    ) -> Result<Self, (ForeignFile, Refusal)> {
+        let (kernel, plan) = (context.kernel, context.plan());
         let mut kept = kernel.program_descriptors();
         kept.extend([file.as_fd(), changes.as_fd()]);
-        let work = || probe_file(kernel, changes.as_fd(), kind, &file, access, plan);
-        let task = ChildTask::start(user, READ_LIMIT, &kept, work)?;
-        Ok(Self {
-            kind,
-            file,
-            user,
-            task,
-        })
+        let work = |handover: &Handover<'_>| {
+            let file = (kind, &file, demand.access.as_path());
+            probe_file(kernel, changes.as_fd(), file, &plan, handover)
+        };
+        let in_hand = (!demand.is_installed).then(|| InHand::new(file.identity));
+        match ChildTask::start(demand.uid, READ_LIMIT, &kept, work) {
+            Ok(task) => Ok(Self {
+                kind,
+                file,
+                user: demand.uid,
+                task,
+                _in_hand: in_hand,
+            }),
+            Err(error) => Err((file, error.into())),
+        }
     }
 
-    /// The result, waiting for at most `patience`; gives the task back if there is none yet.
+    /// The result, if there is one by now; otherwise gives the task back.
     pub(crate) fn finish(
         mut self,
-        patience: Duration,
         number: u64,
     ) -> Result<Result<AttachedFile, (ForeignFile, Refusal)>, Box<Self>> {
-        let Some(result) = self.task.wait(patience) else {
+        let Some(result) = self.task.poll() else {
             return Err(Box::new(self));
         };
         let Self {
             kind, file, user, ..
         } = self;
-        let (probed, mut links) = match result {
+        let (mut probed, descriptors) = match result {
             Ok(Outcome {
                 value: Ok(probed),
                 descriptors,
-            }) => (probed, descriptors.into_iter()),
+            }) => (probed, descriptors),
             Ok(Outcome {
                 value: Err(refusal),
                 ..
             }) => return Ok(Err((file, refusal))),
             Err(error) => return Ok(Err((file, error.into()))),
         };
-        let mut take = |count: usize| links.by_ref().take(count).collect::<Vec<ProbeLink>>();
+        let links = probed.take_links(descriptors);
         Ok(Ok(AttachedFile {
             number,
             kind,
             user,
             functions: probed.functions,
-            links: Links {
-                infrequent: take(probed.infrequent_links),
-                frequent: probed
-                    .frequent_links
-                    .into_iter()
-                    .map(|(symbol, count)| (symbol, take(count)))
-                    .collect(),
-                window: Vec::new(),
-            },
+            links,
             change_watches: probed.change_watches,
             is_kept: false,
             unused_since: None,
@@ -157,61 +187,32 @@ impl FileTask {
 fn probe_file(
     kernel: &Kernel,
     changes: BorrowedFd<'_>,
-    kind: LibraryKind,
-    file: &ForeignFile,
-    access: &Path,
+    (kind, file, access): (LibraryKind, &ForeignFile, &Path),
     plan: &AttachPlan,
-) -> Outcome<Result<ProbedFile, Refusal>> {
-    let found = Library::open(&file.reopen_path())
-        .and_then(|library| find_functions(kind, &library).map(|functions| (library, functions)));
-    let (_library, functions) = match found {
-        Ok(found) => found,
-        Err(error) => {
-            return Outcome {
-                value: Err(error.into()),
-                descriptors: Vec::new(),
-            };
-        }
-    };
-    let mut probed = ProbedFile {
-        functions,
-        infrequent_links: 0,
-        frequent_links: Vec::new(),
-        // Before probes are attached, so that no write goes unnoticed.
-        change_watches: changes::watch(changes, file, access),
-    };
-    let mut frequent = Vec::new();
-    for symbol in frequent_symbols(&probed.functions) {
-        let targets = targets(&probed.functions, |function| function.symbol == symbol);
+    handover: &Handover<'_>,
+) -> Result<ProbedFile, Refusal> {
+    let library = Library::open(&file.reopen_path())?;
+    let mut functions = find_functions(kind, &library)?;
+    // Before probes are attached, so that no write goes unnoticed.
+    let change_watches = changes::watch(changes, file, access);
+    let attach = |targets: &[Target]| LinkSet::attach(kernel, file, targets, handover);
+    let mut frequent_links = Vec::new();
+    for symbol in frequent_symbols(&functions) {
         if plan.sampled.contains(&symbol) {
-            set_mode(&mut probed.functions, symbol, &AttachMode::Sampled);
+            set_mode(&mut functions, symbol, &AttachMode::Sampled);
         } else if !plan.is_off {
-            match link(kernel, file, &targets) {
-                Ok(links) => {
-                    probed.frequent_links.push((symbol, links.len()));
-                    frequent.extend(links);
-                }
-                Err(problem) => {
-                    let mode = AttachMode::NotAttached(problem);
-                    set_mode(&mut probed.functions, symbol, &mode);
-                }
-            }
+            let targets = targets(&functions, |function| function.symbol == symbol);
+            frequent_links.push((symbol, attach(&targets)));
         }
     }
     // Last, because a process whose `cuInit` is probed counts as completely covered.
-    let mut links = Vec::new();
-    if !plan.is_off {
-        match link(kernel, file, &infrequent_targets(&probed.functions)) {
-            Ok(infrequent) => links = infrequent,
-            Err(problem) => refuse_infrequent(&mut probed.functions, &problem),
-        }
-    }
-    probed.infrequent_links = links.len();
-    links.append(&mut frequent);
-    Outcome {
-        value: Ok(probed),
-        descriptors: links,
-    }
+    let infrequent_links = (!plan.is_off).then(|| attach(&infrequent_targets(&functions)));
+    Ok(ProbedFile {
+        functions,
+        frequent_links,
+        infrequent_links,
+        change_watches,
+    })
 }
 
 impl AsFd for FileTask {

@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::changes::WatchId;
 use super::file_task::AttachPlan;
 use super::functions::{
@@ -21,7 +23,7 @@ use super::functions::{
 };
 use super::kernel::{Kernel, Target};
 use crate::capability::reason;
-use crate::child_task::{self, ChildTask, Outcome, TaskError};
+use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
 use crate::foreign_file::ForeignFile;
 use zernel_elf::LibraryKind;
 
@@ -31,8 +33,8 @@ pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were a
 const LINK_LIMIT: Duration = Duration::from_millis(500);
 /// How long probes stay on a file that no process maps.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
-/// Threads that detach links at once.
-const DETACHERS: usize = 16;
+/// Threads that detach links at once. 400 files of one user then take less than a second.
+const DETACHERS: usize = 64;
 /// Files that probes are attached to at once.
 const LINKED_AT_ONCE: usize = 6;
 /// Stands for the user of a file that several users map.
@@ -41,14 +43,42 @@ pub(super) const SHARED: u32 = u32::MAX;
 /// A link to attached probes. Dropping it detaches them, which takes a while.
 pub(crate) type ProbeLink = OwnedFd;
 
-/// Attaches probes to functions of a file. Runs in a child process.
-pub(super) fn link(
-    kernel: &Kernel,
-    file: &ForeignFile,
-    targets: &[Target],
-) -> Result<Vec<ProbeLink>, String> {
-    child_task::attach(|| kernel.attach(&file.reopen_path(), targets))
-        .map_err(|error| format!("the kernel refuses the probes ({})", reason(&error)))
+/// What a child process attached of a set of functions. The links are the next descriptors that it handed over.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LinkSet {
+    links: usize,
+    /// Why probes are missing. Then those that are there are detached.
+    problem: Option<String>,
+}
+
+impl LinkSet {
+    /// Attaches probes to functions of a file. Runs in a child process.
+    pub(super) fn attach(
+        kernel: &Kernel,
+        file: &ForeignFile,
+        targets: &[Target],
+        handover: &Handover<'_>,
+    ) -> Self {
+        let access = file.reopen_path();
+        let (links, attached) = handover.attach(|take| kernel.attach_each(&access, targets, take));
+        let problem = |error| format!("the kernel refuses the probes ({})", reason(&error));
+        Self {
+            links,
+            problem: attached.err().map(problem),
+        }
+    }
+
+    /// Its links, from the descriptors that the child process handed over.
+    pub(super) fn take(
+        self,
+        descriptors: &mut impl Iterator<Item = ProbeLink>,
+    ) -> Result<Vec<ProbeLink>, String> {
+        let links = descriptors.take(self.links).collect();
+        match self.problem {
+            None => Ok(links),
+            Some(problem) => Err(problem),
+        }
+    }
 }
 
 /// A file that probes are attached to.
@@ -82,7 +112,7 @@ pub(super) struct Links {
 }
 
 /// Links of several sets of functions of one file, in the order in which they were asked for.
-type LinkSets = Vec<Result<usize, String>>;
+type LinkSets = Vec<LinkSet>;
 
 impl AttachedFile {
     /// Starts to attach probes to several sets of functions.
@@ -93,16 +123,9 @@ impl AttachedFile {
     ) -> Result<ChildTask<LinkSets>, TaskError> {
         let mut kept = kernel.program_descriptors();
         kept.push(self.file.as_fd());
-        ChildTask::start(self.user, LINK_LIMIT, &kept, || {
-            let mut descriptors = Vec::new();
-            let mut link_set = |set: &Vec<Target>| {
-                let links = link(kernel, &self.file, set)?;
-                let count = links.len();
-                descriptors.extend(links);
-                Ok(count)
-            };
-            let value = sets.iter().map(&mut link_set).collect();
-            Outcome { value, descriptors }
+        ChildTask::start(self.user, LINK_LIMIT, &kept, |handover| {
+            let attach = |set: &Vec<Target>| LinkSet::attach(kernel, &self.file, set, handover);
+            sets.iter().map(attach).collect()
         })
     }
 
@@ -302,10 +325,8 @@ fn finish_linking(
     let outcome = task.and_then(|mut task| task.wait(LINK_LIMIT).unwrap_or(Err(late)));
     outcome.map(|Outcome { value, descriptors }| {
         let mut links = descriptors.into_iter();
-        let counts = value.into_iter();
-        counts
-            .map(|count| Ok(links.by_ref().take(count?).collect()))
-            .collect()
+        let sets = value.into_iter();
+        sets.map(|set| set.take(&mut links)).collect()
     })
 }
 

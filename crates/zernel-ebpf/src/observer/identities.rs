@@ -1,50 +1,135 @@
 //! Reads the identities of processes, in child processes.
 //!
 //! The environment of a process is part of its memory. A process can map a file there whose file system does not answer, and
-//! then whoever reads it waits. So the processes of each user are read by a child process of their own.
+//! then whoever reads it waits. So the processes of each user are read by child processes of their own, a few at a time. What
+//! is not read at once comes in a later round.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use zernel_identity::identify;
 use zernel_model::identity::Identity;
 
-use crate::child_task::{ChildTask, Outcome};
+use crate::child_task::{self, ChildTask};
 use crate::discovery::ProcessKey;
 
-/// How long reading the processes of one user may take. The loop waits for it.
+/// How long reading may take that one child process does.
 const LIMIT: Duration = Duration::from_secs(1);
+/// How long the loop waits for identities. Most processes are read in less than a millisecond.
+pub(super) const PATIENCE: Duration = Duration::from_millis(200);
+/// Processes that one child process reads.
+const AT_ONCE: usize = 32;
+/// Processes that wait to be read at most.
+const MAX_WAITING: usize = 8192;
 
-/// The identities of these processes. Those are missing that have exited, or could not be read in time.
-pub(super) fn read<'a>(
-    processes: impl IntoIterator<Item = &'a ProcessKey>,
-) -> BTreeMap<ProcessKey, Identity> {
-    let mut by_user: BTreeMap<u32, Vec<ProcessKey>> = BTreeMap::new();
-    for process in processes {
-        if let Ok(user) = zernel_identity::uid_of(process.pid) {
-            by_user.entry(user).or_default().push(*process);
+/// Reads identities of processes.
+#[derive(Debug, Default)]
+pub(super) struct IdentityReader {
+    /// Processes that no child process reads yet, by user.
+    waiting: BTreeMap<u32, Vec<ProcessKey>>,
+    /// Processes that could not be read together with others. Each is read alone.
+    suspects: BTreeMap<u32, Vec<ProcessKey>>,
+    tasks: Vec<IdentityTask>,
+}
+
+/// Processes of one user that a child process reads.
+#[derive(Debug)]
+struct IdentityTask {
+    user: u32,
+    processes: Vec<ProcessKey>,
+    task: ChildTask<Vec<Option<Identity>>>,
+}
+
+impl IdentityReader {
+    /// Has these processes read, except those that are being read already.
+    pub(super) fn request<'a>(&mut self, processes: impl IntoIterator<Item = &'a ProcessKey>) {
+        let requested = [&self.waiting, &self.suspects];
+        let requested = requested.into_iter().flat_map(BTreeMap::values).flatten();
+        let read = self.tasks.iter().flat_map(|task| &task.processes);
+        let mut known: BTreeSet<ProcessKey> = requested.chain(read).copied().collect();
+        for process in processes {
+            let room = known.len() < MAX_WAITING;
+            if let Ok(user) = zernel_identity::uid_of(process.pid)
+                && room
+                && known.insert(*process)
+            {
+                self.waiting.entry(user).or_default().push(*process);
+            }
         }
     }
-    let until = Instant::now() + LIMIT;
-    let tasks: Vec<ChildTask<Vec<Option<Identity>>>> = by_user
-        .iter()
-        .filter_map(|(user, processes)| {
-            let read = || Outcome {
-                value: processes.iter().map(identity_of).collect(),
-                descriptors: Vec::new(),
-            };
-            ChildTask::start(*user, LIMIT, &[], read).ok()
-        })
-        .collect();
-    let mut identities = BTreeMap::new();
-    for mut task in tasks {
-        let left = until.saturating_duration_since(Instant::now());
-        if let Some(Ok(outcome)) = task.wait(left) {
-            let read = outcome.value.into_iter().flatten();
-            identities.extend(read.map(|identity| (key_of(&identity), identity)));
+
+    /// The identities that have been read by now. Waits for more for at most `patience`. Processes that have exited, or do not
+    /// answer, are missing.
+    pub(super) fn take(&mut self, patience: Duration) -> BTreeMap<ProcessKey, Identity> {
+        let until = Instant::now() + patience;
+        let mut identities = BTreeMap::new();
+        loop {
+            self.start_tasks();
+            let patience = until.saturating_duration_since(Instant::now());
+            if !self.finish_tasks(patience, &mut identities) {
+                return identities;
+            }
         }
     }
-    identities
+
+    /// Starts as many child processes as there is room for.
+    fn start_tasks(&mut self) {
+        for (queue, at_once) in [(&mut self.waiting, AT_ONCE), (&mut self.suspects, 1)] {
+            for (user, processes) in queue.iter_mut() {
+                while !processes.is_empty() && child_task::has_room(*user) {
+                    let some = processes.split_off(processes.len().saturating_sub(at_once));
+                    match start_task(*user, &some) {
+                        Some(task) => self.tasks.push(IdentityTask {
+                            user: *user,
+                            processes: some,
+                            task,
+                        }),
+                        None => {
+                            processes.extend(some);
+                            break;
+                        }
+                    }
+                }
+            }
+            queue.retain(|_, processes| !processes.is_empty());
+        }
+    }
+
+    /// Takes results over, waiting for them for at most `patience`. Returns whether there was one.
+    fn finish_tasks(
+        &mut self,
+        patience: Duration,
+        identities: &mut BTreeMap<ProcessKey, Identity>,
+    ) -> bool {
+        let until = Instant::now() + patience;
+        let mut has_finished = false;
+        for mut task in std::mem::take(&mut self.tasks) {
+            let patience = until.saturating_duration_since(Instant::now());
+            match task.task.wait(patience) {
+                None => self.tasks.push(task),
+                Some(Ok(outcome)) => {
+                    has_finished = true;
+                    let read = outcome.value.into_iter().flatten();
+                    identities.extend(read.map(|identity| (key_of(&identity), identity)));
+                }
+                Some(Err(_)) => {
+                    has_finished = true;
+                    // One of them does not answer. Alone, it does not hold up the others.
+                    if task.processes.len() > 1 {
+                        let suspects = self.suspects.entry(task.user).or_default();
+                        suspects.append(&mut task.processes);
+                    }
+                }
+            }
+        }
+        has_finished
+    }
+}
+
+/// Has a child process read some processes of a user; `None` if there is no room for it.
+fn start_task(user: u32, processes: &[ProcessKey]) -> Option<ChildTask<Vec<Option<Identity>>>> {
+    let read = || processes.iter().map(identity_of).collect();
+    ChildTask::start(user, LIMIT, &[], |_| read()).ok()
 }
 
 /// The identity of a process; `None` if it has exited.
@@ -60,6 +145,10 @@ fn key_of(identity: &Identity) -> ProcessKey {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use zernel_testkit::eventually;
+
     use super::*;
 
     #[test]
@@ -67,7 +156,41 @@ mod tests {
         let own = identify(std::process::id()).unwrap();
         let key = key_of(&own);
         let other = ProcessKey::new(key.pid, key.start_ns + 1_000_000_000);
-        let read = read(&[key, other]);
+        let mut reader = IdentityReader::default();
+        reader.request(&[key, other]);
+        let mut read = BTreeMap::new();
+        eventually("it is read", || {
+            read.extend(reader.take(PATIENCE));
+            !read.is_empty()
+        });
         assert_eq!(read.into_iter().collect::<Vec<_>>(), [(key, own)]);
+    }
+
+    /// More processes of a user than its child processes can read at once.
+    #[test]
+    fn many_processes_are_all_identified() {
+        let sleepers: Vec<Child> = (0..600)
+            .map(|_| {
+                let mut command = Command::new("sleep");
+                command.arg("60").env("RANK", "3").stdin(Stdio::null());
+                command.spawn().unwrap()
+            })
+            .collect();
+        let key = |child: &Child| {
+            let identity = identify(child.id()).unwrap();
+            key_of(&identity)
+        };
+        let keys: Vec<ProcessKey> = sleepers.iter().map(key).collect();
+        let mut reader = IdentityReader::default();
+        reader.request(&keys);
+        let mut read = BTreeMap::new();
+        eventually("all are read", || {
+            read.extend(reader.take(Duration::from_millis(10)));
+            read.len() == keys.len()
+        });
+        for mut sleeper in sleepers {
+            sleeper.kill().unwrap();
+            sleeper.wait().unwrap();
+        }
     }
 }

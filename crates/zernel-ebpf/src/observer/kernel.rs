@@ -23,9 +23,10 @@ use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
+use super::tenants::{Table, Tenants};
 use super::trace::{CoverageChange, EventTrace};
 use crate::capability::{Capability, quietly};
-use crate::child_task;
+use crate::child_task::{self, TakeLink};
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
@@ -102,6 +103,7 @@ pub(crate) struct Kernel {
     /// Map entries that were visited to delete some of them.
     pub(crate) visited_entries: AtomicU64,
     pub(crate) histograms: MappedArray<layout::Histogram>,
+    pub(super) tenants: Tenants,
 }
 
 impl Kernel {
@@ -167,6 +169,11 @@ impl Kernel {
             visited_entries: AtomicU64::new(0),
             counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
             histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
+            tenants: Tenants::new(
+                &find_map(&object, "tenants")?,
+                find_map(&object, "tenant_indices")?,
+                find_map(&object, "free_tenants")?,
+            )?,
             object,
         })
     }
@@ -335,6 +342,8 @@ impl Kernel {
                 self.free_histogram(histogram)?;
             }
             self.free_process(layout::next_handle(record.handle))?;
+            self.tenants
+                .count_deleted(record.tenant, Table::Processes, 1);
         }
         Ok(())
     }
@@ -371,15 +380,22 @@ impl Kernel {
         self.forget_processes(&forgotten)
     }
 
-    /// Deletes the entries of a hash map that meet a condition, in one pass.
+    /// Deletes the entries of a hash map that meet a condition, in one pass. Returns the keys of those that it deleted.
     pub(crate) fn delete_where<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
         condition: impl Fn(&K, &V) -> bool,
-    ) -> libbpf_rs::Result<()> {
-        let visited = batch::delete_where(&find_map(&self.object, map)?, condition)?;
-        self.visited_entries.fetch_add(visited, Ordering::Relaxed);
-        Ok(())
+    ) -> libbpf_rs::Result<Vec<K>> {
+        let deleted = batch::delete_where(&find_map(&self.object, map)?, condition)?;
+        self.visited_entries
+            .fetch_add(deleted.visited, Ordering::Relaxed);
+        Ok(deleted.keys)
+    }
+
+    /// Counts entries of a process that were deleted from a table. The index of the process must not be free yet.
+    pub(crate) fn count_deleted(&self, handle: u32, table: Table, entries: u64) {
+        let record = self.processes.read(layout::index_of(handle));
+        self.tenants.count_deleted(record.tenant, table, entries);
     }
 
     /// A map by name.
@@ -402,37 +418,51 @@ impl Kernel {
 
     /// Attaches probes to functions of one file. Dropping the links detaches them.
     pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
+        let mut links = Vec::new();
+        self.attach_each(file, targets, &mut |link| {
+            links.push(link);
+            Ok(())
+        })?;
+        Ok(links)
+    }
+
+    /// Attaches probes to functions of one file, and passes each link on as soon as there is one.
+    pub(crate) fn attach_each(
+        &self,
+        file: &Path,
+        targets: &[Target],
+        take: TakeLink<'_>,
+    ) -> libbpf_rs::Result<()> {
         let (markers, calls): (Vec<Target>, Vec<Target>) = targets
             .iter()
             .partition(|target| SYMBOLS[target.symbol].entry_only);
-        let mut links = Vec::new();
         if !calls.is_empty() {
-            self.attach_calls(file, &calls, &mut links)?;
+            self.attach_calls(file, &calls, take)?;
         }
         if !markers.is_empty() {
-            self.attach_entries(file, &markers, &mut links)?;
+            self.attach_entries(file, &markers, take)?;
         }
-        Ok(links)
+        Ok(())
     }
 
     fn attach_calls(
         &self,
         file: &Path,
         targets: &[Target],
-        links: &mut Vec<Link>,
+        take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
-            Rung::Session => links.push(self.attach_multi("call_session", file, targets, false)?),
+            Rung::Session => take(self.attach_multi("call_session", file, targets, false)?)?,
             // Returns first: a return without its entry is ignored, but an entry without its return is a call that
             // never ends.
             Rung::Multi => {
-                links.push(self.attach_multi("call_leave_multi", file, targets, true)?);
-                links.push(self.attach_multi("call_enter_multi", file, targets, false)?);
+                take(self.attach_multi("call_leave_multi", file, targets, true)?)?;
+                take(self.attach_multi("call_enter_multi", file, targets, false)?)?;
             }
             Rung::PerfEvent => {
                 for target in targets {
-                    links.push(self.attach_perf("call_leave_perf", file, target, true)?);
-                    links.push(self.attach_perf("call_enter_perf", file, target, false)?);
+                    take(self.attach_perf("call_leave_perf", file, target, true)?)?;
+                    take(self.attach_perf("call_enter_perf", file, target, false)?)?;
                 }
             }
         }
@@ -444,15 +474,15 @@ impl Kernel {
         &self,
         file: &Path,
         targets: &[Target],
-        links: &mut Vec<Link>,
+        take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
             Rung::Session | Rung::Multi => {
-                links.push(self.attach_multi("call_mark_multi", file, targets, false)?);
+                take(self.attach_multi("call_mark_multi", file, targets, false)?)?;
             }
             Rung::PerfEvent => {
                 for target in targets {
-                    links.push(self.attach_perf("call_mark_perf", file, target, false)?);
+                    take(self.attach_perf("call_mark_perf", file, target, false)?)?;
                 }
             }
         }

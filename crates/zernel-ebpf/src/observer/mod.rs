@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `thread` | the thread that owns an [`Observer`] and publishes snapshots |
 //! | `attachment`, `files` | the library files that probes are attached to, and the processes that map them |
+//! | `file_queue`, `file_task` | new library files, which child processes read and attach to |
 //! | `changes` | notices when one of these files is written to or removed |
 //! | `process_table`, `process` | the observed processes |
 //! | `governor`, `alarm` | keep the overhead of the probes within a budget |
@@ -12,6 +13,7 @@
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
+//! | `tenants` | the tenants of processes, and their shares of the maps |
 //! | `shared_state` | the pinned states of tasks, for a scheduler |
 //! | `trace` | every event of every tracker, for `zernel truth` |
 
@@ -22,6 +24,7 @@ mod changes;
 mod describe;
 mod durations;
 mod estimate;
+mod file_queue;
 mod file_task;
 mod files;
 mod functions;
@@ -35,6 +38,7 @@ mod rest;
 mod shared_state;
 mod step_marks;
 mod suspension;
+mod tenants;
 mod thread;
 mod trace;
 
@@ -58,6 +62,7 @@ pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
 use rest::Rests;
 use rustix::process::{Resource, Rlimit};
+pub(crate) use tenants::Table;
 pub use thread::{ObserverRequests, ObserverThread, Published};
 pub use trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
 use zernel_phase::shared::RawTaskState;
@@ -137,6 +142,8 @@ pub struct ObserverOptions {
     pub libraries: Vec<PathBuf>,
     /// How long a process is still exported after it exited.
     pub grace: Duration,
+    /// How many processes of one user are still exported after they exited.
+    pub max_exited: usize,
     /// Budget and ceiling of the overhead.
     pub governor: GovernorOptions,
     /// Directory in a bpffs where task states are pinned, for a scheduler.
@@ -151,6 +158,7 @@ impl Default for ObserverOptions {
             rungs: Rung::LADDER.to_vec(),
             libraries: Vec::new(),
             grace: Duration::from_secs(60),
+            max_exited: 256,
             governor: GovernorOptions::default(),
             pins: shared_state::DIRECTORY.into(),
             traces: false,
@@ -171,7 +179,7 @@ impl ObserverOptions {
 
 /// Number of events that the kernel could not record, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-#[allow(missing_docs)] // documented in bpf/losses.h
+#[allow(missing_docs)] // documented in bpf/losses.h and bpf/tenants.h
 pub struct Losses {
     pub processes: u64,
     pub histograms: u64,
@@ -182,12 +190,14 @@ pub struct Losses {
     pub threads: u64,
     pub contexts: u64,
     pub collectives: u64,
+    pub refused_processes: u64,
+    pub refused_allocations: u64,
 }
 
 impl Losses {
     /// The counts with their names.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 9] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 11] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -198,6 +208,8 @@ impl Losses {
             ("threads", self.threads),
             ("contexts", self.contexts),
             ("collectives", self.collectives),
+            ("refused_processes", self.refused_processes),
+            ("refused_allocations", self.refused_allocations),
         ]
     }
 }
@@ -239,7 +251,7 @@ impl Observer {
                 kernel.alarm.as_fd(),
             ])?,
             attachment,
-            processes: ProcessTable::new(options.grace),
+            processes: ProcessTable::new(options.grace, options.max_exited),
             discovery,
             governor,
             gpu_facts: gpus.facts(),
@@ -257,17 +269,16 @@ impl Observer {
 
     /// Attaches to the libraries that the user named and to those that are installed.
     fn attach_libraries(&mut self, named: &[PathBuf]) {
-        let context = attach_context!(self);
         for path in named {
-            self.attachment.attach_named(path, context);
+            self.attachment.attach_named(path);
         }
         for kind in [LibraryKind::Cuda, LibraryKind::Nccl] {
             for path in kind.installed() {
-                self.attachment.attach_installed(kind, &path, context);
+                self.attachment.attach_installed(kind, &path);
             }
         }
-        self.attachment
-            .finish_tasks(Instant::now() + START_LIMIT, context);
+        let until = Instant::now() + START_LIMIT;
+        self.attachment.work_on_queue(until, attach_context!(self));
     }
 
     /// The kind of uprobes in use.
@@ -418,10 +429,11 @@ impl Observer {
         }
         problems.extend(self.rests.problems());
         for (cause, lost) in self.losses().by_cause() {
-            if lost > 0 {
+            if lost > 0 && !cause.starts_with("refused_") {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));
             }
         }
+        problems.extend(self.kernel.tenants.problems());
         problems
     }
 
@@ -442,6 +454,7 @@ impl Observer {
     #[must_use]
     pub fn losses(&self) -> Losses {
         let raw = self.kernel.losses.read(0);
+        let tenants = &self.kernel.tenants;
         Losses {
             processes: raw.processes,
             histograms: raw.histograms,
@@ -452,6 +465,8 @@ impl Observer {
             threads: raw.threads,
             contexts: raw.contexts,
             collectives: raw.collectives,
+            refused_processes: tenants.refused(Table::Processes),
+            refused_allocations: tenants.refused(Table::Allocations),
         }
     }
 }

@@ -277,6 +277,11 @@ impl ObservedProcess {
         times.record(WorkloadPhase::NcclCollective, moved_ns);
     }
 
+    /// Its user.
+    pub(super) fn uid(&self) -> Option<u32> {
+        self.identity.as_ref().map(|identity| identity.uid)
+    }
+
     /// Ends all sampling and frees its memory, because it exited.
     pub(super) fn end(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);

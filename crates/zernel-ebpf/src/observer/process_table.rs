@@ -1,5 +1,6 @@
 //! The observed processes: reads what the kernel keeps of them, and forgets those that have exited.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use zernel_model::snapshot::{ExitedRankTimes, SharedHistogram};
 
 use super::attachment::Attachment;
 use super::governor::Governor;
-use super::identities;
+use super::identities::{self, IdentityReader};
 use super::kernel::Kernel;
 use super::monotonic_ns;
 use super::process::ObservedProcess;
@@ -34,9 +35,12 @@ pub(super) struct ProcessTable {
     retired: BTreeSet<u32>,
     /// Handles of processes that are new since the last round.
     new: BTreeSet<u32>,
+    identity_reader: IdentityReader,
     /// Rounds since identities were read.
     identity_age: usize,
     grace: Duration,
+    /// Exited processes of one user that are exported at most.
+    max_exited: usize,
 }
 
 /// What a new process is described with.
@@ -49,8 +53,8 @@ pub(super) struct ReadContext<'a> {
 }
 
 impl ProcessTable {
-    /// An empty table. Exited processes are exported for a grace period.
-    pub(super) fn new(grace: Duration) -> Self {
+    /// An empty table. Exited processes are exported for a grace period, `max_exited` of each user.
+    pub(super) fn new(grace: Duration, max_exited: usize) -> Self {
         Self {
             running: BTreeMap::new(),
             exited: Vec::new(),
@@ -58,8 +62,10 @@ impl ProcessTable {
             exited_ranks: ExitedRanks::default(),
             retired: BTreeSet::new(),
             new: BTreeSet::new(),
+            identity_reader: IdentityReader::default(),
             identity_age: 0,
             grace,
+            max_exited,
         }
     }
 
@@ -80,12 +86,11 @@ impl ProcessTable {
                 process.read(kernel, &record);
             }
         }
-        let new = std::mem::take(&mut self.new);
-        if !new.is_empty() {
+        if !self.new.is_empty() {
             // What a process forked before it was known loads data for it from now on.
             kernel.adopt()?;
-            self.identify(&new, context);
         }
+        self.identify(context);
         self.read_step_marks(context)?;
         let now_ns = monotonic_ns();
         for process in self.running.values_mut() {
@@ -114,20 +119,37 @@ impl ProcessTable {
 
     /// Identifies new processes and finds their devices. A process that has exited has the identity that it had when it
     /// mapped its first library.
-    fn identify(&mut self, new: &BTreeSet<u32>, context: ReadContext<'_>) {
-        let processes = new.iter().filter_map(|handle| self.running.get(handle));
-        let keys: Vec<ProcessKey> = processes.map(ObservedProcess::key).collect();
-        let mut read = identities::read(&keys);
-        for handle in new {
+    fn identify(&mut self, context: ReadContext<'_>) {
+        let new = std::mem::take(&mut self.new);
+        for handle in &new {
             let Some(process) = self.running.get_mut(handle) else {
                 continue;
             };
             let key = process.key();
-            let earlier = context.attachment.identity(key).cloned();
-            for identity in earlier.into_iter().chain(read.remove(&key)) {
-                process.set_identity(identity);
+            if let Some(earlier) = context.attachment.identity(key) {
+                process.set_identity(earlier.clone());
+                process.find_devices(context.gpus);
             }
-            process.find_devices(context.gpus);
+            self.identity_reader.request([&key]);
+        }
+        let patience = match new.is_empty() {
+            true => Duration::ZERO,
+            false => identities::PATIENCE,
+        };
+        self.take_identities(patience, context.gpus);
+    }
+
+    /// Sets the identities that have been read by now. Waits for more for at most `patience`.
+    fn take_identities(&mut self, patience: Duration, gpus: &[GpuFacts]) {
+        let mut read = self.identity_reader.take(patience);
+        if read.is_empty() {
+            return;
+        }
+        for process in self.running.values_mut() {
+            if let Some(identity) = read.remove(&process.key()) {
+                process.set_identity(identity);
+                process.find_devices(gpus);
+            }
         }
     }
 
@@ -200,18 +222,21 @@ impl ProcessTable {
         let trainers: BTreeSet<u32> = self.running.values().map(|it| it.trainer).collect();
         let free: BTreeSet<u32> = self.retired.difference(&trainers).copied().collect();
         self.retired.retain(|handle| !free.contains(handle));
-        kernel.forget_processes(&free)
+        kernel.forget_processes(&free)?;
+        kernel.tenants.free_unused()
     }
 
+    /// Forgets exited processes whose grace period is over.
     fn forget_past_grace(&mut self) {
         let now_ns = monotonic_ns();
         let grace_ns = self.grace.as_nanos() as u64;
+        let surplus = self.surplus_exited();
         let is_over = |process: &mut ObservedProcess| {
-            let ended_ns = process.ended_ns;
-            ended_ns.is_some_and(|end| now_ns.saturating_sub(end) >= grace_ns)
+            let ended_ns = process.ended_ns.unwrap_or(now_ns);
+            now_ns.saturating_sub(ended_ns) >= grace_ns || surplus.contains(&process.key())
         };
         for process in self.exited.extract_if(.., is_over) {
-            let user = process.identity.as_ref().map(|identity| identity.uid);
+            let user = process.uid();
             for (family, histogram) in process.durations() {
                 if matches!(
                     family,
@@ -224,6 +249,22 @@ impl ProcessTable {
         }
     }
 
+    /// Exited processes of users who have many newer ones. Loaders go before trainers.
+    fn surplus_exited(&self) -> BTreeSet<ProcessKey> {
+        if self.exited.len() <= self.max_exited {
+            return BTreeSet::new();
+        }
+        let mut exited: Vec<&ObservedProcess> = self.exited.iter().collect();
+        exited.sort_by_key(|process| (process.is_loader, Reverse(process.ended_ns)));
+        let mut kept: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+        exited.retain(|process| {
+            let kept = kept.entry(process.uid()).or_default();
+            *kept += 1;
+            *kept > self.max_exited
+        });
+        exited.into_iter().map(ObservedProcess::key).collect()
+    }
+
     /// Reads the identities and the devices of processes anew from time to time: programs rename themselves and change
     /// their user after they start.
     pub(super) fn refresh_identities(&mut self, gpus: &[GpuFacts]) {
@@ -233,13 +274,8 @@ impl ProcessTable {
         }
         self.identity_age = 0;
         let keys: Vec<ProcessKey> = self.running.values().map(ObservedProcess::key).collect();
-        let mut read = identities::read(&keys);
-        for process in self.running.values_mut() {
-            if let Some(identity) = read.remove(&process.key()) {
-                process.set_identity(identity);
-                process.find_devices(gpus);
-            }
-        }
+        self.identity_reader.request(&keys);
+        self.take_identities(identities::PATIENCE, gpus);
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.

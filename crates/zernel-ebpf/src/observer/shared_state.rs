@@ -2,7 +2,8 @@
 //!
 //! Observer and scheduler start and stop independently. The name of the pin contains a hash of the layout of its
 //! values. A heartbeat is pinned beside it: when it stops, task states are stale and a scheduler must treat them as
-//! unknown. A map left behind by a killed observer is reused, because a scheduler may be reading it.
+//! unknown. A map left behind by a killed observer is reused, because a scheduler may be reading it. Maps that a killed observer
+//! of another version left behind have another layout, and are removed.
 
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ use crate::probes::layout::Heartbeat;
 pub(super) const DIRECTORY: &str = "/sys/fs/bpf/zernel";
 /// An observer whose heartbeat is older than this is not running.
 const HEARTBEAT_TIMEOUT_NS: u64 = 3_000_000_000;
+/// Begin of the name of a pinned map of task states.
+const TASKS: &str = "tasks-";
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 /// The pins of this observer; dropping it removes them.
@@ -55,6 +58,7 @@ impl SharedState {
             }
             _ => {}
         }
+        shared.remove_other_layouts();
         let tasks = shared.tasks();
         if tasks.exists() {
             for mut map in object.maps_mut() {
@@ -79,18 +83,36 @@ impl SharedState {
 
     /// Path of the pinned map of task states.
     pub(super) fn tasks(&self) -> PathBuf {
-        self.directory.join(format!("tasks-{:08x}", layout_hash()))
+        let hash = layout_hash();
+        self.directory.join(format!("{TASKS}{hash:08x}"))
     }
 
     fn heartbeat(&self) -> PathBuf {
         self.directory.join("heartbeat")
     }
 
+    /// Removes maps of task states with another layout, which an observer of another version left behind.
+    fn remove_other_layouts(&self) {
+        let own = self.tasks();
+        for entry in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            let is_of_tasks = name.to_string_lossy().starts_with(TASKS);
+            if is_of_tasks && entry.path() != own {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
     /// Pid of another running observer that uses the directory.
     fn live_owner(&self) -> Option<u32> {
         let map = MapHandle::from_pinned_path(self.heartbeat()).ok()?;
         let value = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()??;
-        let beat = Heartbeat::read_from_bytes(&value).ok()?;
+        // An observer of a later version may have a longer heartbeat.
+        let (beat, _) = Heartbeat::read_from_prefix(&value).ok()?;
         let beats = monotonic_ns().saturating_sub(beat.beat_ns) < HEARTBEAT_TIMEOUT_NS;
         beats.then_some(beat.owner)
     }

@@ -17,6 +17,7 @@ use zernel_model::snapshot::Snapshot;
 
 use super::files::detach;
 use super::{ObserveError, Observer, monotonic_ns};
+use crate::child_task;
 
 /// How often costs are checked.
 const GOVERN: Duration = Duration::from_millis(500);
@@ -237,6 +238,7 @@ impl Due {
 
 impl Rounds {
     fn run(self, observer: Observer) -> Result<Observer, ObserveError> {
+        child_task::end_waits_on(Arc::clone(&self.stop));
         let result = self.observe(observer);
         let end = result.as_ref().err().map(ToString::to_string);
         let _ = self.published.end.set(end.unwrap_or_default());

@@ -7,6 +7,7 @@ use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
 use super::{DurationKind, Operation};
+use crate::observer::Table;
 
 /// Number of buckets of a histogram in the kernel.
 pub(crate) const BUCKETS: usize = H2_BUCKETS as usize;
@@ -91,6 +92,13 @@ mirrors! {
             reserved: [u8; 2],
         }
 
+        pub(crate) struct Tenant = "zernel_tenant" {
+            used: [u64; Table::ALL.len()],
+            refused: [u64; Table::ALL.len()],
+            uid: u32,
+            reserved: u32,
+        }
+
         pub(crate) struct StepMark = "zernel_step_mark" {
             at_ns: u64,
             process: u32,
@@ -111,12 +119,19 @@ mirrors! {
             PROCESSES = 2048,
             SYMBOLS = 96,
             HISTOGRAMS = 4096,
+            ALLOCATIONS = 1 << 17,
             ARGUMENTS = 4,
             NONE = 0xff,
         }
         pub(crate) u8 = "zernel_trace_event", "ZERNEL_" {
             TRACE_CALL = 0xf0,
             TRACE_EXIT = 0xf1,
+        }
+        pub(crate) usize = "zernel_tenant_index", "ZERNEL_" {
+            ALL_TENANTS = 0,
+            OTHER_TENANTS = 1,
+            FIRST_TENANT = 2,
+            TENANTS = 256,
         }
         pub(crate) u32 = "zernel_h2", "ZERNEL_" {
             H2_GROUPING = 4,
@@ -149,6 +164,12 @@ mirrors! {
             GpuUse = "ZERNEL_MARKS_GPU_USE",
         } and {
             "ZERNEL_MARK_CLASSES" = MarkClass::ALL.len(),
+        }
+        enum Table = "zernel_table" {
+            Processes = "ZERNEL_PROCESS_TABLE",
+            Allocations = "ZERNEL_ALLOCATION_TABLE",
+        } and {
+            "ZERNEL_TABLES" = Table::ALL.len(),
         }
         enum Operation = "nccl_operation" {
             AllReduce = "NCCL_OP_ALL_REDUCE",
@@ -184,6 +205,15 @@ mirrors! {
     }
 }
 
+impl Tenant {
+    pub(crate) const EMPTY: Self = Self {
+        used: [0; Table::ALL.len()],
+        refused: [0; Table::ALL.len()],
+        uid: 0,
+        reserved: 0,
+    };
+}
+
 /// The index of a process in arrays, from its handle. 0 stands for no process.
 pub(crate) fn index_of(handle: u32) -> usize {
     handle as usize % PROCESSES
@@ -214,7 +244,9 @@ macro_rules! mirror_process {
                     handle: u32,
                     parent: u32,
                     uid: u32,
+                    tenant: u32,
                     announcer: u32,
+                    reserved: u32,
                     is_rested: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
@@ -268,6 +300,8 @@ mod tests {
             ("counters", PROCESSES),
             ("symbols", SYMBOLS),
             ("histograms", HISTOGRAMS),
+            ("allocations", ALLOCATIONS),
+            ("tenants", TENANTS),
         ];
         for (name, length) in lengths {
             let mut maps = object.maps();

@@ -20,6 +20,7 @@ use crate::harness::{assert_exact, find, functions_of, observe, seen_of, start};
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("loads_and_launches", loads_and_launches),
     ("maps_garbage", maps_garbage),
+    ("remaps", remaps),
 ];
 
 /// Waits between loading its libraries and using them.
@@ -31,6 +32,46 @@ fn loads_and_launches(driver: &Driver, rounds: u64) {
 /// Maps a file as a library that is none.
 fn maps_garbage(_driver: &Driver, _rounds: u64) {
     map_code(&directory().join("garbage/libcuda.so.1"));
+}
+
+/// Maps the CUDA driver and a file with the name of another library at the same address, one after the other, until it is
+/// killed.
+fn remaps(_driver: &Driver, _rounds: u64) {
+    let names = ["lib/libcuda.so.1", "remapped/libnccl.so.2"];
+    let files = names.map(|name| fs::File::open(directory().join(name)).expect("it is there"));
+    let protection = ProtFlags::READ | ProtFlags::EXEC;
+    let mut address = std::ptr::null_mut();
+    let mut flags = MapFlags::PRIVATE;
+    println!("done");
+    for file in files.iter().cycle() {
+        // SAFETY: a mapping of its own, which nobody executes. Only this function replaces it.
+        let mapped = unsafe { rustix::mm::mmap(address, 4096, protection, flags, file, 0) };
+        address = mapped.expect("a file can be mapped");
+        flags |= MapFlags::FIXED;
+    }
+}
+
+/// A process remaps files while it is scanned. Each file is taken for what it is.
+pub(crate) fn remapped() {
+    let stage = Stage::new(Prologue::Push);
+    let other = stage.path().join("remapped/libnccl.so.2");
+    fs::create_dir(stage.path().join("remapped")).expect("ours");
+    fs::copy(stage.library("libnccl.so.2"), &other).expect("ours");
+    let mut observer = observe_nothing_yet();
+    let mut remapping = stage.target("remaps", 0);
+    remapping.go();
+    remapping.wait_until_done();
+    for _ in 0..100 {
+        observer.scan().expect("processes can be scanned");
+    }
+    let cuda = functions_of(&observer, &stage.library("libcuda.so.1").to_string_lossy());
+    assert_eq!(cuda["cuLaunchKernel"]["state"], "attached");
+    let nccl = functions_of(&observer, &other.to_string_lossy());
+    assert!(nccl.keys().all(|name| name.starts_with("nccl")), "{nccl:?}");
+    assert!(!nccl.is_empty(), "it was found");
+    let mut targets = [stage.target("everything", 10)];
+    targets[0].step();
+    assert_exact(&mut observer, &stage, &targets);
 }
 
 /// Maps a file as a program's loader and library are.

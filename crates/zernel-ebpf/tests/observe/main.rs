@@ -14,6 +14,7 @@ mod processes;
 mod prologues;
 mod series;
 mod shared;
+mod shares;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         nccl::ROLES,
         processes::ROLES,
         series::ROLES,
+        shares::ROLES,
     ]
     .concat();
     if let Some(code) = target::act(&roles) {
@@ -167,12 +169,25 @@ fn main() -> ExitCode {
             files::written_to_at_once,
         ),
         ("garbage_is_refused_and_disturbs_nothing", files::garbage),
+        (
+            "a_remapped_library_is_taken_for_what_it_is",
+            files::remapped,
+        ),
         ("a_mount_namespace_hides_nothing", files::hidden),
         (
             "one_user_has_a_share_of_the_probed_files",
             many_files::one_user_has_a_share,
         ),
+        ("one_user_has_a_share_of_the_processes", shares::processes),
+        (
+            "one_user_has_a_share_of_the_allocations",
+            shares::allocations,
+        ),
         ("states_are_pinned_for_a_scheduler", shared::pinned),
+        (
+            "pins_of_another_version_are_replaced",
+            shared::pinned_by_another_version,
+        ),
         ("no_bpffs_is_no_error", shared::without_bpffs),
     ];
     let more: [(&str, Need, fn()); 7] = [

@@ -297,6 +297,7 @@ pub(crate) fn thousands_of_short_ones() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&ObserverOptions {
         libraries: Vec::new(),
+        max_exited: usize::MAX,
         ..exact(&stage)
     });
     let mut warm = stage.target("launches", 1);

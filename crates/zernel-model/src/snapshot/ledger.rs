@@ -102,6 +102,10 @@ pub enum RefusalCause {
     Changed,
     /// Its file system does not answer.
     NoAnswer,
+    /// No process could be started to read it.
+    NoProcess,
+    /// A daemon died while it read the file.
+    Quarantined,
     /// Its user has too many files.
     TooManyFiles,
 }
@@ -118,6 +122,8 @@ impl RefusalCause {
             Self::OverLimit => "over a limit",
             Self::Changed => "changed",
             Self::NoAnswer => "no answer",
+            Self::NoProcess => "no process",
+            Self::Quarantined => "quarantined",
             Self::TooManyFiles => "too many files",
         }
     }

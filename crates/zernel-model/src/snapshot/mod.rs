@@ -41,7 +41,7 @@ pub use ledger::{
     RefusedFiles, START_UNIT_NS,
 };
 pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
-pub use wire::{is_late, lateness};
+pub use wire::{FORMAT, VERSION, is_late, lateness};
 
 use crate::aggregation::{AggregatedMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, ProcessMemory};
@@ -57,6 +57,8 @@ pub enum Scope {
     All,
     /// Those of the user with this id.
     User(u32),
+    /// Those of a Kubernetes pod.
+    Pod(PodUid),
     /// None of them: only figures of the machine and of the observer, and sums over all processes. Nothing in this
     /// scope names a process, user, cgroup or job.
     Machine,
@@ -66,16 +68,22 @@ impl Scope {
     /// Whether a process of this identity is within the scope. A process without an identity belongs to no user.
     #[must_use]
     pub fn contains(self, identity: Option<&Identity>) -> bool {
-        self.contains_user(identity.map(|identity| identity.uid))
+        match self {
+            Self::Pod(own) => {
+                let pod = identity.and_then(|identity| identity.pod_uid.as_deref());
+                pod.and_then(PodUid::parse) == Some(own)
+            }
+            _ => self.contains_user(identity.map(|identity| identity.uid)),
+        }
     }
 
-    /// Whether processes of this user are within the scope.
+    /// Whether all processes of this user are within the scope. A user may have processes in several pods.
     #[must_use]
     pub fn contains_user(self, uid: Option<u32>) -> bool {
         match self {
             Self::All => true,
             Self::User(own) => uid == Some(own),
-            Self::Machine => false,
+            Self::Pod(_) | Self::Machine => false,
         }
     }
 
@@ -89,6 +97,21 @@ impl Scope {
     #[must_use]
     pub fn has_machine(self) -> bool {
         matches!(self, Self::All | Self::Machine)
+    }
+}
+
+/// UID of a Kubernetes pod: 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PodUid(u128);
+
+impl PodUid {
+    /// Parses a UID, with or without separators.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits: String = text.chars().filter(|it| !matches!(it, '-' | '_')).collect();
+        let is_uid = digits.len() == 32 && digits.bytes().all(|it| it.is_ascii_hexdigit());
+        let number = is_uid.then(|| u128::from_str_radix(&digits, 16).ok());
+        number.flatten().map(Self)
     }
 }
 

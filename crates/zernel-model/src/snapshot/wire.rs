@@ -10,6 +10,8 @@ use super::{ProcessSnapshot, Scope, SharedState, Snapshot};
 /// A snapshot within a scope. It is serialised directly: a [`Value`] of it takes several times the memory and the time.
 #[derive(Serialize)]
 struct ScopedSnapshot<'a> {
+    format: u32,
+    zernel_version: &'static str,
     #[serde(flatten)]
     aggregated: Value,
     shared_state: &'a SharedState,
@@ -21,6 +23,13 @@ struct ScopedSnapshot<'a> {
     call_cost_seconds: f64,
     age_seconds: f64,
 }
+
+/// Number of the format of snapshots. It changes when a reader of the format before would misread a snapshot: not for a new key,
+/// because readers skip keys that they do not know, and take the default of missing ones.
+pub const FORMAT: u32 = 1;
+
+/// The version of this program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A snapshot older than this is late: four of the observer's rounds.
 const LATE: Duration = Duration::from_secs(2);
@@ -44,6 +53,8 @@ impl Snapshot {
     pub fn to_json(&self, scope: Scope, age: Duration) -> String {
         let gone = self.gone_ranks.iter();
         let scoped = ScopedSnapshot {
+            format: FORMAT,
+            zernel_version: VERSION,
             aggregated: self.aggregated_json(scope),
             shared_state: &self.shared_state,
             observed: self.processes(scope).collect(),
@@ -76,7 +87,7 @@ impl Snapshot {
         let problems = self.problems.iter();
         let problems = problems.map(|problem| match scope {
             Scope::All => problem.clone(),
-            Scope::User(_) | Scope::Machine => hide_foreign_pids(problem, &pids),
+            Scope::User(_) | Scope::Pod(_) | Scope::Machine => hide_foreign_pids(problem, &pids),
         });
         problems
             .chain(is_late(age).then(|| lateness(age)))
@@ -114,6 +125,35 @@ mod tests {
             }),
             ..ProcessSnapshot::default()
         }
+    }
+
+    #[test]
+    fn a_pod_sees_its_own_processes() {
+        use super::super::PodUid;
+        let process = |pid, pod: Option<&str>| ProcessSnapshot {
+            pid,
+            identity: Some(crate::identity::Identity {
+                pid,
+                pod_uid: pod.map(str::to_owned),
+                ..Default::default()
+            }),
+            ..ProcessSnapshot::default()
+        };
+        let own = "0f0e0d0c-0b0a-0908-0706-050403020100";
+        let snapshot = Snapshot {
+            observed: vec![
+                process(1, Some(own)),
+                process(2, Some("11111111-1111-1111-1111-111111111111")),
+                process(3, Some("not a uid")),
+                process(4, None),
+            ],
+            ..Snapshot::default()
+        };
+        let scope = Scope::Pod(PodUid::parse(&own.replace('-', "_")).unwrap());
+        let pids: Vec<u32> = snapshot.processes(scope).map(|it| it.pid).collect();
+        assert_eq!(pids, [1]);
+        assert_eq!(PodUid::parse("+f0e0d0c0b0a09080706050403020100"), None);
+        assert_eq!(PodUid::parse("0f"), None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("zernel-ebpf", &["zernel-identity", "zernel-elf"]),
     ("zernel-identity", &["zernel-model"]),
     ("zernel-report", &["zernel-model"]),
-    ("zernel-serve", &["zernel-model"]),
+    ("zernel-serve", &["zernel-identity", "zernel-model"]),
     ("zernel-model", &["zernel-phase"]),
     ("zernel-scheduler", &["zernel-phase"]),
     ("zernel-truth", &["zernel-phase"]),

@@ -27,6 +27,7 @@
 #include "losses.h"
 #include "symbol.h"
 #include "thread.h"
+#include "tenants.h"
 
 enum gpu_mem_role {
 	MEMORY_ALLOCATE, /* arguments: where the address is stored, bytes */
@@ -116,7 +117,7 @@ struct account {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 17);
+	__uint(max_entries, ZERNEL_ALLOCATIONS);
 	__type(key, struct allocation_key);
 	__type(value, struct allocation);
 } allocations SEC(".maps");
@@ -128,6 +129,42 @@ struct {
 	__type(key, struct account_key);
 	__type(value, struct account);
 } memory_accounts SEC(".maps");
+
+/* Adds an allocation, unless the map has its key or is full. */
+static __always_inline bool add_allocation(const struct allocation_key *key,
+					   const struct allocation *allocation)
+{
+	if (bpf_map_update_elem(&allocations, key, allocation, BPF_NOEXIST))
+		return false;
+	zernel_count_entries_of(key->process, ZERNEL_ALLOCATION_TABLE, 1);
+	return true;
+}
+
+/* Deletes an allocation; false if the map does not have it. */
+static __always_inline bool delete_allocation(const struct allocation_key *key)
+{
+	if (bpf_map_delete_elem(&allocations, key))
+		return false;
+	zernel_count_entries_of(key->process, ZERNEL_ALLOCATION_TABLE, -1);
+	return true;
+}
+
+/* Adds an allocation, or replaces one whose end was not seen; false if there is no room. */
+static __always_inline bool set_allocation(const struct allocation_key *key,
+					   const struct allocation *allocation)
+{
+	if (add_allocation(key, allocation) ||
+	    !bpf_map_update_elem(&allocations, key, allocation, BPF_EXIST))
+		return true;
+	ZERNEL_LOST(allocations);
+	return false;
+}
+
+/* Whether a process may have another allocation, because its tenant has not used up its share. */
+static __always_inline bool may_add_allocation(__u32 process)
+{
+	return zernel_may_add_entry_of(process, ZERNEL_ALLOCATION_TABLE);
+}
 
 static __always_inline struct account *find_account(const struct account_key *key)
 {
@@ -262,16 +299,17 @@ static __always_inline void record_allocation(struct zernel_thread *thread,
 	struct allocation allocation = {
 		.bytes = bytes,
 		.caller = call->caller,
-		.home = book_allocation(thread->process, device, context, bytes),
 		.device = device,
 		.references = 1,
 	};
 
+	if (!may_add_allocation(thread->process))
+		return;
+	allocation.home = book_allocation(thread->process, device, context, bytes);
 	if (allocation.home == MEMORY_LOST)
 		return;
 	bpf_probe_read_user(&key.object, sizeof(key.object), (void *)call->arguments[0]);
-	if (bpf_map_update_elem(&allocations, &key, &allocation, BPF_ANY)) {
-		ZERNEL_LOST(allocations);
+	if (!set_allocation(&key, &allocation)) {
 		book_free(thread->process, device, allocation.home, bytes);
 		return;
 	}
@@ -391,7 +429,7 @@ static __always_inline void change_references(__u32 process, __u64 handle, __s32
 	if (!found || (__s32)__sync_fetch_and_add(&found->references, change) + change > 0)
 		return;
 	gone = *found;
-	if (!bpf_map_delete_elem(&allocations, &key))
+	if (delete_allocation(&key))
 		record_free(process, &gone);
 }
 
@@ -417,7 +455,7 @@ static long unmap_next(__u64 index, void *context)
 		return 1;
 	handle = found->caller;
 	rest->address += found->bytes;
-	if (!bpf_map_delete_elem(&allocations, &key))
+	if (delete_allocation(&key))
 		change_references(rest->process, handle, -1);
 	return 0;
 }
@@ -444,11 +482,9 @@ __noinline int map_memory(__u32 process, __u64 address, __u64 bytes, __u64 handl
 	/* If something was mapped here, its unmapping was not seen. */
 	unmap_memory(process, address, bytes);
 	/* Host memory, imported memory, or memory created before the probes were attached. */
-	if (!bpf_map_lookup_elem(&allocations, &whole))
+	if (!bpf_map_lookup_elem(&allocations, &whole) || !may_add_allocation(process))
 		return 0;
-	if (bpf_map_update_elem(&allocations, &key, &mapping, BPF_ANY))
-		ZERNEL_LOST(allocations);
-	else
+	if (set_allocation(&key, &mapping))
 		change_references(process, handle, 1);
 	return 0;
 }
@@ -472,7 +508,7 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 	call->scratch[1] = found->device;
 	call->caller = found->caller;
 	call->arguments[1] = found->home;
-	if (bpf_map_delete_elem(&allocations, &key))
+	if (!delete_allocation(&key))
 		call->scratch[0] = 0;
 }
 
@@ -496,7 +532,7 @@ static __always_inline void free_leave(struct zernel_thread *thread, struct zern
 	if (!call->scratch[0])
 		return;
 	if (failed)
-		bpf_map_update_elem(&allocations, &key, &allocation, BPF_NOEXIST);
+		add_allocation(&key, &allocation);
 	else
 		record_free(thread->process, &allocation);
 }

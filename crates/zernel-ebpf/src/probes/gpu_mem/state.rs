@@ -11,7 +11,7 @@ use zernel_phase::shared::NO_GPU;
 use super::callers::{Callers, UNKNOWN};
 use super::epochs::Epochs;
 use super::layout::{ADDRESS, ANY_DEVICE, Account, AccountKey, Allocation, AllocationKey};
-use crate::observer::{Kernel, ObservedProcess};
+use crate::observer::{Kernel, ObservedProcess, Table};
 use crate::probes::{ProbeState, SamplingGroup};
 
 /// GPU memory of a process.
@@ -67,17 +67,34 @@ fn delete_emptied(kernel: &Kernel, epochs: &Epochs) -> libbpf_rs::Result<()> {
     let is_over = |key: &AllocationKey, allocation: &Allocation| {
         key.kind == ADDRESS && epochs.is_over(&allocation.account_key(key.process))
     };
-    kernel.delete_where("allocations", is_over)?;
+    delete_allocations(kernel, is_over)?;
     let is_over = |key: &AccountKey, _: &Account| epochs.is_over(key);
-    kernel.delete_where("memory_accounts", is_over)
+    kernel.delete_where("memory_accounts", is_over)?;
+    Ok(())
 }
 
 /// Deletes the allocations and accounts of exited processes.
 pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
     let is_theirs = |key: &AllocationKey, _: &Allocation| processes.contains(&key.process);
-    kernel.delete_where("allocations", is_theirs)?;
+    delete_allocations(kernel, is_theirs)?;
     let is_theirs = |key: &AccountKey, _: &Account| processes.contains(&key.process);
-    kernel.delete_where("memory_accounts", is_theirs)
+    kernel.delete_where("memory_accounts", is_theirs)?;
+    Ok(())
+}
+
+/// Deletes allocations that meet a condition.
+fn delete_allocations(
+    kernel: &Kernel,
+    condition: impl Fn(&AllocationKey, &Allocation) -> bool,
+) -> libbpf_rs::Result<()> {
+    let mut by_process: BTreeMap<u32, u64> = BTreeMap::new();
+    for key in kernel.delete_where("allocations", condition)? {
+        *by_process.entry(key.process).or_default() += 1;
+    }
+    for (process, deleted) in by_process {
+        kernel.count_deleted(process, Table::Allocations, deleted);
+    }
+    Ok(())
 }
 
 impl GpuMemory {

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Tenants, and how they share tables.
+ *
+ * A tenant may use all that is free in a table, except a reserve. The reserve is for tenants that have
+ * less than a minimum. So one tenant cannot fill a table for all others.
+ *
+ * A tenant gets an index with its first process. Beyond ZERNEL_TENANTS, the other tenants count as one.
+ * Programs count the entries that they add and delete, and userspace those that it deletes. Both
+ * change counts by atomic additions only. Two programs that add an entry at once may both see the
+ * last free one, so a tenant may exceed its share by the number of CPUs.
+ */
+#ifndef ZERNEL_TENANTS_H
+#define ZERNEL_TENANTS_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "btf.h"
+#include "limits.h"
+
+enum zernel_table {
+	ZERNEL_PROCESS_TABLE,
+	ZERNEL_ALLOCATION_TABLE,
+	ZERNEL_TABLES, /* how many there are */
+};
+ZERNEL_IN_BTF(enum, zernel_table);
+
+enum zernel_tenant_index {
+	ZERNEL_ALL_TENANTS = 0, /* the sums */
+	ZERNEL_OTHER_TENANTS = 1, /* those that got no index */
+	ZERNEL_FIRST_TENANT = 2,
+	ZERNEL_TENANTS = 256,
+};
+ZERNEL_IN_BTF(enum, zernel_tenant_index);
+
+struct zernel_tenant {
+	__u64 used[ZERNEL_TABLES]; /* entries */
+	__u64 refused[ZERNEL_TABLES]; /* events that got no entry because of the reserve */
+	__u32 uid;
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, ZERNEL_TENANTS);
+	__type(key, __u32);
+	__type(value, struct zernel_tenant);
+} tenants SEC(".maps");
+
+/* Indices by uid. Userspace deletes those of tenants without entries. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, ZERNEL_TENANTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} tenant_indices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, ZERNEL_TENANTS);
+	__type(value, __u32);
+} free_tenants SEC(".maps");
+
+/* How a table is shared. Eight tenants with their minimum fit into a reserve. */
+static const struct zernel_shares {
+	__u64 unreserved; /* entries that any tenant may have */
+	__u64 minimum;
+} zernel_shares[ZERNEL_TABLES] = {
+	/* Index 0 stands for no process. */
+	[ZERNEL_PROCESS_TABLE] = { ZERNEL_PROCESSES - 1 - 512, 64 },
+	[ZERNEL_ALLOCATION_TABLE] = { ZERNEL_ALLOCATIONS - 32768, 4096 },
+};
+
+static __always_inline struct zernel_tenant *zernel_tenant(__u32 index)
+{
+	return bpf_map_lookup_elem(&tenants, &index);
+}
+
+/* The index of a tenant, which gets one if it has none. Global, so that the verifier checks it once. */
+__noinline __u32 zernel_find_tenant(__u32 uid)
+{
+	__u32 *known = bpf_map_lookup_elem(&tenant_indices, &uid);
+	struct zernel_tenant *tenant;
+	__u32 index = 0;
+
+	if (known)
+		return *known;
+	if (bpf_map_pop_elem(&free_tenants, &index))
+		return ZERNEL_OTHER_TENANTS;
+	tenant = zernel_tenant(index);
+	if (tenant)
+		tenant->uid = uid;
+	if (!bpf_map_update_elem(&tenant_indices, &uid, &index, BPF_NOEXIST))
+		return index;
+	bpf_map_push_elem(&free_tenants, &index, BPF_ANY);
+	known = bpf_map_lookup_elem(&tenant_indices, &uid);
+	return known ? *known : ZERNEL_OTHER_TENANTS;
+}
+
+/* Whether a tenant may get another entry of a table. Counts a refusal. */
+static __always_inline bool zernel_may_add_entry(__u32 index, __u32 table)
+{
+	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS), *tenant = zernel_tenant(index);
+
+	if (!all || !tenant || table >= ZERNEL_TABLES)
+		return false;
+	if (*(volatile __u64 *)&all->used[table] < zernel_shares[table].unreserved ||
+	    *(volatile __u64 *)&tenant->used[table] < zernel_shares[table].minimum)
+		return true;
+	__sync_fetch_and_add(&all->refused[table], 1);
+	__sync_fetch_and_add(&tenant->refused[table], 1);
+	return false;
+}
+
+/* Counts entries of a tenant that were added, or deleted with a negative change. */
+static __always_inline void zernel_count_entries(__u32 index, __u32 table, __s64 change)
+{
+	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS), *tenant = zernel_tenant(index);
+
+	if (!all || !tenant || table >= ZERNEL_TABLES)
+		return;
+	__sync_fetch_and_add(&all->used[table], change);
+	__sync_fetch_and_add(&tenant->used[table], change);
+}
+
+#endif

@@ -1,0 +1,220 @@
+//! New library files: those that wait for a child process, and those that a child process attaches to.
+//!
+//! Each user has a number of child processes at a time. A file for which there is none yet waits here, and holds up neither the
+//! loop nor the files of other users.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use zernel_elf::{FileIdentity, LibraryKind};
+use zernel_model::snapshot::RefusalCause;
+
+use super::attachment::AttachContext;
+use super::changes::Changes;
+use super::file_task::{FileTask, Refusal};
+use super::files::AttachedFile;
+use crate::child_task;
+use crate::discovery::ProcessKey;
+use crate::foreign_file::ForeignFile;
+use crate::quarantine;
+
+/// For whom a file is attached to.
+#[derive(Debug, Clone)]
+pub(super) struct FileDemand {
+    /// The processes that map it.
+    pub(super) processes: BTreeSet<ProcessKey>,
+    /// The user of the first of them. Installed libraries belong to root.
+    pub(super) uid: u32,
+    /// Where the file was found.
+    pub(super) access: PathBuf,
+    /// Whether it is installed. Then it stays attached although no process maps it.
+    pub(super) is_installed: bool,
+}
+
+/// A file with the kind of library that it is.
+struct NewFile {
+    kind: LibraryKind,
+    file: ForeignFile,
+    demand: FileDemand,
+}
+
+/// A file that a child process attaches to.
+struct PendingFile {
+    task: FileTask,
+    demand: FileDemand,
+}
+
+/// A file that the queue is done with.
+pub(super) struct FinishedFile {
+    pub(super) kind: LibraryKind,
+    pub(super) demand: FileDemand,
+    pub(super) result: Result<AttachedFile, (ForeignFile, Refusal)>,
+}
+
+/// New library files.
+pub(super) struct FileQueue {
+    waiting: VecDeque<NewFile>,
+    pending: Vec<PendingFile>,
+    /// Readable when a child process has something to say.
+    events: OwnedFd,
+    last_number: u64,
+}
+
+impl FileQueue {
+    pub(super) fn new() -> rustix::io::Result<Self> {
+        Ok(Self {
+            waiting: VecDeque::new(),
+            pending: Vec::new(),
+            events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            last_number: 0,
+        })
+    }
+
+    /// Adds a file.
+    pub(super) fn add(&mut self, kind: LibraryKind, file: ForeignFile, demand: FileDemand) {
+        self.waiting.push_back(NewFile { kind, file, demand });
+    }
+
+    /// For whom a file of this identity is in the queue, if it is.
+    pub(super) fn demand_for(&mut self, identity: FileIdentity) -> Option<&mut FileDemand> {
+        let waiting = self.waiting.iter_mut();
+        let waiting = waiting.map(|it| (it.file.identity, &mut it.demand));
+        let pending = self.pending.iter_mut();
+        let pending = pending.map(|it| (it.task.file.identity, &mut it.demand));
+        let mut files = waiting.chain(pending);
+        files.find_map(|(other, demand)| (other == identity).then_some(demand))
+    }
+
+    /// The kind of each file, and for whom it is attached to.
+    pub(super) fn demands(&self) -> impl Iterator<Item = (LibraryKind, &FileDemand)> {
+        let waiting = self.waiting.iter().map(|it| (it.kind, &it.demand));
+        let pending = self.pending.iter().map(|it| (it.task.kind, &it.demand));
+        waiting.chain(pending)
+    }
+
+    /// Forgets that a process maps files. Files that nobody maps any more leave the queue.
+    pub(super) fn forget(&mut self, process: ProcessKey) {
+        for pending in &mut self.pending {
+            pending.demand.processes.remove(&process);
+        }
+        self.waiting.retain_mut(|waiting| {
+            let demand = &mut waiting.demand;
+            demand.processes.remove(&process);
+            demand.is_installed || !demand.processes.is_empty()
+        });
+    }
+
+    /// Starts child processes for waiting files, and takes over the files that child processes are done with. Waits for more
+    /// of them until a moment.
+    pub(super) fn work(
+        &mut self,
+        until: Instant,
+        changes: &Changes,
+        context: AttachContext<'_>,
+    ) -> Vec<FinishedFile> {
+        let mut finished = Vec::new();
+        loop {
+            finished.extend(self.start_tasks(changes, context));
+            let before = finished.len();
+            self.finish_tasks(&mut finished);
+            let is_idle = finished.len() == before && self.pending.is_empty();
+            let is_over = Instant::now() >= until || child_task::is_asked_to_stop();
+            if is_idle || is_over {
+                return finished;
+            }
+            if finished.len() == before {
+                self.wait(until);
+            }
+        }
+    }
+
+    /// Starts child processes for waiting files, and returns those for which none can be started.
+    fn start_tasks(&mut self, changes: &Changes, context: AttachContext<'_>) -> Vec<FinishedFile> {
+        let mut refused = Vec::new();
+        for new in std::mem::take(&mut self.waiting) {
+            if quarantine::contains(&new.file.identity) && !new.demand.is_installed {
+                let refusal = Refusal {
+                    cause: RefusalCause::Quarantined,
+                    reason: quarantine::REASON.to_owned(),
+                };
+                refused.push(new.refused(refusal));
+            } else if child_task::has_room(new.demand.uid) {
+                refused.extend(self.start_task(new, changes, context));
+            } else {
+                self.waiting.push_back(new);
+            }
+        }
+        refused
+    }
+
+    /// Has a child process attach to a file, and returns the file if that cannot be started.
+    fn start_task(
+        &mut self,
+        new: NewFile,
+        changes: &Changes,
+        context: AttachContext<'_>,
+    ) -> Option<FinishedFile> {
+        let NewFile { kind, file, demand } = new;
+        match FileTask::start(changes, kind, file, &demand, context) {
+            Ok(task) => {
+                let data = epoll::EventData::new_u64(0);
+                // If it cannot be added, the next round finds the result.
+                let _ = epoll::add(&self.events, &task, data, epoll::EventFlags::IN);
+                self.pending.push(PendingFile { task, demand });
+                None
+            }
+            Err((file, refusal)) => Some(NewFile { kind, file, demand }.refused(refusal)),
+        }
+    }
+
+    /// Takes over the files that child processes are done with.
+    fn finish_tasks(&mut self, finished: &mut Vec<FinishedFile>) {
+        for PendingFile { task, demand } in std::mem::take(&mut self.pending) {
+            let kind = task.kind;
+            let number = self.last_number + 1;
+            match task.finish(number) {
+                Err(task) => self.pending.push(PendingFile {
+                    task: *task,
+                    demand,
+                }),
+                Ok(result) => {
+                    self.last_number = number;
+                    finished.push(FinishedFile {
+                        kind,
+                        demand,
+                        result,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Waits until a child process has something to say, at most until a moment.
+    fn wait(&self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        child_task::wait_until_readable(self.events.as_fd(), left.min(LONGEST_WAIT));
+    }
+}
+
+/// Longest wait before the deadlines of child processes are looked at.
+const LONGEST_WAIT: Duration = Duration::from_millis(50);
+
+impl NewFile {
+    fn refused(self, refusal: Refusal) -> FinishedFile {
+        FinishedFile {
+            kind: self.kind,
+            demand: self.demand,
+            result: Err((self.file, refusal)),
+        }
+    }
+}
+
+impl AsFd for FileQueue {
+    /// Readable when a child process has something to say.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}

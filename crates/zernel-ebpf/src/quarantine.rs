@@ -1,0 +1,209 @@
+//! Files that were being read or attached to when the daemon died.
+//!
+//! Nothing in a file should be able to end the daemon. If a file does so anyway, the service manager starts the daemon again,
+//! the file ends it again, and nobody is observed. So a state file names the files that child processes have in hand. If it
+//! names some at the start, the last daemon died meanwhile, and these files are refused until they change, or for an hour.
+
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::geteuid;
+use zernel_elf::FileIdentity;
+
+/// How long a file is refused.
+const TIME: Duration = Duration::from_secs(3600);
+/// Why a file is refused.
+pub(crate) const REASON: &str =
+    "the daemon died while it read this file; it is read again when it changes, or after an hour";
+/// Largest state file that is read: more than the child processes of all users can have in hand.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// The name of the state file.
+const NAME: &str = "files-in-hand";
+
+static QUARANTINE: Mutex<Quarantine> = Mutex::new(Quarantine {
+    state: None,
+    in_hand: Vec::new(),
+    refused: Vec::new(),
+});
+
+struct Quarantine {
+    /// Locked as long as this process runs.
+    state: Option<File>,
+    in_hand: Vec<FileIdentity>,
+    /// Refused files, and until when, in seconds since 1970.
+    refused: Vec<(FileIdentity, u64)>,
+}
+
+fn quarantine() -> MutexGuard<'static, Quarantine> {
+    QUARANTINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads the state file in a directory, which is created if it is missing, and writes it from now on. The directory must belong
+/// to root or to this user.
+pub fn keep_in(directory: &Path) -> io::Result<()> {
+    DirBuilder::new()
+        .mode(0o750)
+        .recursive(true)
+        .create(directory)?;
+    let mut state = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(directory.join(NAME))?;
+    let status = state.metadata()?;
+    if !status.is_file() || ![0, geteuid().as_raw()].contains(&status.uid()) {
+        let problem = "the state file belongs to another user";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+    }
+    flock(&state, FlockOperation::NonBlockingLockExclusive)?;
+    let mut text = String::new();
+    (&mut state).take(MAX_BYTES).read_to_string(&mut text)?;
+    let mut quarantine = quarantine();
+    quarantine.refused = parse(&text, now());
+    quarantine.state = Some(state);
+    quarantine.write();
+    Ok(())
+}
+
+/// Whether a file was in hand when a daemon died.
+pub(crate) fn contains(file: &FileIdentity) -> bool {
+    let mut quarantine = quarantine();
+    let now = now();
+    quarantine.refused.retain(|(_, until)| *until > now);
+    quarantine
+        .refused
+        .iter()
+        .any(|(refused, _)| refused == file)
+}
+
+/// A file that a child process has in hand, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct InHand(FileIdentity);
+
+impl InHand {
+    pub(crate) fn new(file: FileIdentity) -> Self {
+        let mut quarantine = quarantine();
+        quarantine.in_hand.push(file);
+        quarantine.write();
+        Self(file)
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        let mut quarantine = quarantine();
+        let mut in_hand = quarantine.in_hand.iter();
+        if let Some(position) = in_hand.position(|file| *file == self.0) {
+            quarantine.in_hand.swap_remove(position);
+            quarantine.write();
+        }
+    }
+}
+
+impl Quarantine {
+    /// Writes the state file, if there is one. A file in hand has no end of its quarantine yet.
+    fn write(&self) {
+        let Some(state) = &self.state else {
+            return;
+        };
+        let in_hand = self.in_hand.iter().map(|file| (file, 0));
+        let refused = self.refused.iter().map(|(file, until)| (file, *until));
+        let mut text = String::new();
+        for (file, until) in in_hand.chain(refused) {
+            let FileIdentity {
+                device,
+                inode,
+                size,
+                modified_ns,
+            } = file;
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{device} {inode} {size} {modified_ns} {until}");
+        }
+        // If the disk is full, a file is not refused that could have been.
+        let written = state.write_all_at(text.as_bytes(), 0);
+        let _ = written.and_then(|()| state.set_len(text.len() as u64));
+    }
+}
+
+/// The files that a state file names, and until when they are refused. After a clock step it is an hour at most. Lines that are
+/// no file are left out.
+fn parse(text: &str, now: u64) -> Vec<(FileIdentity, u64)> {
+    let last = now + TIME.as_secs();
+    let file = |line: &str| {
+        let mut words = line.split(' ');
+        let file = FileIdentity {
+            device: words.next()?.parse().ok()?,
+            inode: words.next()?.parse().ok()?,
+            size: words.next()?.parse().ok()?,
+            modified_ns: words.next()?.parse().ok()?,
+        };
+        let until: u64 = words.next()?.parse().ok()?;
+        Some((file, if until == 0 { last } else { until.min(last) }))
+    };
+    let files = text.lines().filter_map(file);
+    files.filter(|(_, until)| *until > now).collect()
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileIdentity = FileIdentity {
+        device: 1,
+        inode: 2,
+        size: 3,
+        modified_ns: i128::MAX,
+    };
+
+    #[test]
+    fn a_file_in_hand_is_refused_for_an_hour_after_the_next_start() {
+        let text = format!("1 2 3 {} 0\n", i128::MAX);
+        assert_eq!(parse(&text, 1000), [(FILE, 4600)]);
+    }
+
+    #[test]
+    fn a_refused_file_stays_refused_until_its_time() {
+        let text = format!("1 2 3 {} 1010\n", i128::MAX);
+        assert_eq!(parse(&text, 1000), [(FILE, 1010)]);
+        assert_eq!(parse(&text, 1010), []);
+        // The clock was set back.
+        assert_eq!(parse(&text, 1), [(FILE, 1010)]);
+        let text = format!("1 2 3 {} 900000\n", i128::MAX);
+        assert_eq!(parse(&text, 1000), [(FILE, 4600)]);
+    }
+
+    #[test]
+    fn lines_that_are_no_file_are_left_out() {
+        let text = format!("\nx\n1 2\n-1 2 3 4 0\n1 2 3 {} 0\n1 2 3 4", i128::MAX);
+        assert_eq!(parse(&text, 1000), [(FILE, 4600)]);
+    }
+
+    #[test]
+    fn the_state_file_names_what_is_in_hand() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = || std::fs::read_to_string(folder.path().join(NAME)).unwrap();
+        keep_in(folder.path()).unwrap();
+        let in_hand = InHand::new(FILE);
+        assert_eq!(read(), format!("1 2 3 {} 0\n", i128::MAX));
+        assert!(!contains(&FILE));
+        assert!(keep_in(folder.path()).is_err(), "it is locked");
+        drop(in_hand);
+        assert_eq!(read(), "");
+    }
+}

@@ -1,0 +1,169 @@
+//! One user wants all of a table in the kernel: other users are still observed.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
+use zernel_ebpf::metrics::{self, TextFormat};
+use zernel_ebpf::observer::Observer;
+use zernel_model::snapshot::Scope;
+use zernel_softgpu::config;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::eventually;
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause};
+
+use crate::counts::launches;
+use crate::harness::{find, observe, seen_of, truth_of};
+use crate::processes::fork_one_that_waits;
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("keeps_children", keeps_children),
+    ("fills_memory", fills_memory),
+];
+
+const NOBODY: u32 = 65534;
+/// More than one user may have, of processes and of allocations.
+const CHILDREN: u64 = 1800;
+const ALLOCATIONS: u64 = 110_000;
+/// What one user may have: the table without its reserve.
+const PROCESS_SHARE: u64 = 2047 - 512;
+const ALLOCATION_SHARE: u64 = (1 << 17) - (1 << 15);
+/// Entries that processes of other tests and of this machine may have meanwhile.
+const OTHERS: u64 = 20;
+
+/// Has so many children, which do nothing until it ends.
+fn keeps_children(driver: &Driver, children: u64) {
+    launches(driver, 1);
+    for _ in 0..children {
+        fork_one_that_waits();
+    }
+}
+
+/// Allocates and frees so many times, then allocates so many times in a context that it destroys, and then so many times
+/// without a free.
+fn fills_memory(driver: &Driver, allocations: u64) {
+    driver.open();
+    for _ in 0..allocations {
+        driver.free(driver.allocate(64));
+    }
+    let mut context = 0_u64;
+    call!(driver.cuda(), "cuCtxCreate_v2", out(&mut context), 0, 0);
+    for _ in 0..ALLOCATION_SHARE / 2 {
+        driver.allocate(64);
+    }
+    call!(driver.cuda(), "cuCtxDestroy_v2", context);
+    pause();
+    driver.open();
+    for _ in 0..allocations {
+        driver.allocate(64);
+    }
+}
+
+/// A stage whose log any user may write.
+fn open_stage() -> Stage {
+    let stage = Stage::alone(Prologue::Push);
+    let log = stage.path().join("log");
+    fs::create_dir(&log).expect("ours");
+    for (path, mode) in [(stage.path(), 0o755), (&log, 0o777)] {
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("ours");
+    }
+    stage
+}
+
+/// Starts a target of a user without privileges, with GPUs of its own.
+fn target_of_nobody(stage: &Stage, role: &str, rounds: u64) -> Target {
+    let node = stage.path().join("node-of-nobody");
+    if !node.exists() {
+        fs::create_dir(&node).expect("ours");
+        std::os::unix::fs::chown(&node, Some(NOBODY), None).expect("we are root");
+    }
+    let mut command = stage.command(role, rounds);
+    Target::start(command.env(config::DIRECTORY, node).uid(NOBODY))
+}
+
+/// Number of running children of a target that are observed.
+fn observed_children(observer: &mut Observer, parent: u32) -> u64 {
+    observer.read().expect("maps can be read");
+    let children = observer
+        .processes()
+        .filter(|process| process.loads_for == Some(parent) && process.ended_ns.is_none());
+    children.count() as u64
+}
+
+/// Checks that a refusal is exported, and reported as a problem of the user.
+fn assert_reported(observer: &Observer, cause: &str, refused: u64) {
+    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let series = format!("zernel_observe_lost_total{{cause=\"{cause}\"}} {refused}\n");
+    assert!(text.contains(&series), "{series}");
+    let problems = observer.problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(
+        problems[0].contains("lost: user 65534 used"),
+        "{problems:?}"
+    );
+}
+
+/// Checks that a new process of another user is counted exactly, and its memory too.
+fn assert_others_are_observed(observer: &mut Observer, stage: &Stage) {
+    let mut modest = stage.target("everything", 10);
+    modest.step();
+    observer.read().expect("maps can be read");
+    let process = find(observer, modest.pid());
+    assert_eq!(seen_of(process), truth_of(stage, modest.pid()));
+    let memory = &process.probes.gpu_mem.by_device[&0].total;
+    assert_eq!(memory.current_bytes, 4096);
+}
+
+pub(crate) fn processes() {
+    let stage = open_stage();
+    let mut observer = observe(&stage);
+    let mut refused = 0;
+    // The second time shows that exits give everything back.
+    for _ in 0..2 {
+        let mut greedy = target_of_nobody(&stage, "keeps_children", CHILDREN);
+        let parent = greedy.pid();
+        greedy.step();
+        let children = observed_children(&mut observer, parent);
+        let share = PROCESS_SHARE - OTHERS..PROCESS_SHARE;
+        assert!(share.contains(&children), "{children}");
+        let losses = observer.losses();
+        assert_eq!(losses.processes, 0);
+        assert!(losses.refused_processes - refused >= CHILDREN - children);
+        refused = losses.refused_processes;
+        assert_reported(&observer, "refused_processes", refused);
+        assert_others_are_observed(&mut observer, &stage);
+        greedy.kill();
+        eventually("the children have exited", || {
+            observed_children(&mut observer, parent) == 0
+        });
+        refused = observer.losses().refused_processes;
+    }
+}
+
+pub(crate) fn allocations() {
+    let stage = open_stage();
+    let mut observer = observe(&stage);
+    let mut refused = 0;
+    for _ in 0..2 {
+        let mut greedy = target_of_nobody(&stage, "fills_memory", ALLOCATIONS);
+        greedy.step();
+        observer.read().expect("maps can be read");
+        assert_eq!(observer.losses().refused_allocations, refused);
+        greedy.step();
+        observer.read().expect("maps can be read");
+        let memory = &find(&observer, greedy.pid()).probes.gpu_mem.by_device[&0];
+        let held = memory.total.current_bytes / 64;
+        let share = ALLOCATION_SHARE - OTHERS..=ALLOCATION_SHARE;
+        assert!(share.contains(&held), "{held}");
+        refused += ALLOCATIONS - held;
+        let losses = observer.losses();
+        assert_eq!(
+            (losses.allocations, losses.refused_allocations),
+            (0, refused)
+        );
+        assert_reported(&observer, "refused_allocations", refused);
+        assert_others_are_observed(&mut observer, &stage);
+        greedy.kill();
+        observer.read().expect("maps can be read");
+    }
+}

@@ -1,0 +1,159 @@
+//! Subordinate uids: those that a user may use besides his own, by `/etc/subuid`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// More than such a file has. The rest of a longer one is ignored.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// A range of uids that a user may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubordinateRange {
+    /// The first of them.
+    pub first: u32,
+    /// The last of them.
+    pub last: u32,
+    /// The user. If its name is unknown to `/etc/passwd`, the first uid of the range stands for it.
+    pub user: u32,
+}
+
+/// The subordinate uids of all users but root.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SubordinateUids {
+    ranges: Vec<SubordinateRange>,
+}
+
+/// A table, and the time and size of the files that it is from.
+type CachedTable = Option<([Option<(i64, i64, u64)>; 2], Arc<SubordinateUids>)>;
+
+const FILES: [&str; 2] = ["/etc/subuid", "/etc/passwd"];
+
+impl SubordinateUids {
+    /// The table of this machine. Its files are read again when they have changed.
+    #[must_use]
+    pub fn of_machine() -> Arc<Self> {
+        static CACHE: Mutex<CachedTable> = Mutex::new(None);
+        let version = FILES.map(|path| {
+            let file = std::fs::metadata(path).ok()?;
+            Some((file.mtime(), file.mtime_nsec(), file.size()))
+        });
+        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, table)) = &*cache
+            && *of == version
+        {
+            return Arc::clone(table);
+        }
+        let [subordinates, users] = FILES.map(|path| read(Path::new(path)));
+        let table = Arc::new(Self::parse(&subordinates, &users));
+        *cache = Some((version, Arc::clone(&table)));
+        table
+    }
+
+    /// From the texts of `/etc/subuid` and `/etc/passwd`. Lines that are not understood are skipped.
+    #[must_use]
+    pub fn parse(subordinates: &str, users: &str) -> Self {
+        let uids: BTreeMap<&str, u32> = users.lines().filter_map(name_and_uid).collect();
+        let ranges = subordinates.lines().filter_map(|line| {
+            let mut parts = line.split(':');
+            let name = parts.next()?;
+            let first = parts.next()?.parse::<u32>().ok()?;
+            let count = parts.next()?.trim().parse::<u32>().ok()?;
+            let uid = uids.get(name).copied().or_else(|| name.parse().ok());
+            Some(SubordinateRange {
+                first,
+                last: first.checked_add(count.checked_sub(1)?)?,
+                user: uid.unwrap_or(first),
+            })
+        });
+        // Those of root are for containers that root starts: they are not root.
+        let ranges = ranges.filter(|range| range.user != 0 && range.first != 0);
+        Self {
+            ranges: ranges.collect(),
+        }
+    }
+
+    /// The user who may use a uid, or the uid itself if it is no subordinate one.
+    #[must_use]
+    pub fn user_of(&self, uid: u32) -> u32 {
+        let mut ranges = self.ranges.iter();
+        let range = ranges.find(|range| (range.first..=range.last).contains(&uid));
+        range.map_or(uid, |range| range.user)
+    }
+
+    /// All ranges, in the order of the file.
+    #[must_use]
+    pub fn ranges(&self) -> &[SubordinateRange] {
+        &self.ranges
+    }
+}
+
+fn name_and_uid(line: &str) -> Option<(&str, u32)> {
+    let mut parts = line.split(':');
+    let name = parts.next()?;
+    Some((name, parts.nth(1)?.parse().ok()?))
+}
+
+/// The text of a file, or nothing if it cannot be read.
+fn read(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(file) = File::open(path) {
+        // What was read before an error is used.
+        let _ = file.take(MAX_FILE_BYTES).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USERS: &str = "root:x:0:0:root:/root:/bin/bash\n\
+        alice:x:1000:1000::/home/alice:/bin/bash\n\
+        bob:x:1001:1001::/home/bob:/bin/bash\nbroken\n";
+
+    #[test]
+    fn subordinate_uids_stand_for_their_user() {
+        let text = "alice:100000:65536\nbob:165536:65536\n1002:231072:10\nroot:1000000:65536\n";
+        let table = SubordinateUids::parse(text, USERS);
+        let cases = [
+            (0, 0),
+            (1000, 1000),
+            (99_999, 99_999),
+            (100_000, 1000),
+            (165_535, 1000),
+            (165_536, 1001),
+            (231_081, 1002),
+            (231_082, 231_082),
+            // Containers that root starts are not root.
+            (1_000_000, 1_000_000),
+        ];
+        for (uid, user) in cases {
+            assert_eq!(table.user_of(uid), user, "{uid}");
+        }
+    }
+
+    /// A user of a directory service is not in `/etc/passwd`. His range is still one user.
+    #[test]
+    fn a_range_of_an_unknown_user_is_one_user() {
+        let table = SubordinateUids::parse("carol:500000:65536\n", USERS);
+        assert_eq!(table.user_of(500_000), 500_000);
+        assert_eq!(table.user_of(565_535), 500_000);
+    }
+
+    #[test]
+    fn lines_that_are_not_understood_are_skipped() {
+        let text = "\n:\nalice\nalice:1\nalice:x:3\nalice:4294967295:2\nalice:7:0\nalice:-1:5\n\
+            nobody:0:4294967295\nalice:100000:65536";
+        let table = SubordinateUids::parse(text, USERS);
+        let range = SubordinateRange {
+            first: 100_000,
+            last: 165_535,
+            user: 1000,
+        };
+        assert_eq!(table.ranges(), [range]);
+    }
+}

@@ -1,0 +1,253 @@
+//! What a second user does to the daemon. Each attack is a role: it prepares itself, reports that, and goes on until it is
+//! killed.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{process, thread};
+
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{WaitOptions, waitpid};
+use zernel_testkit::elf_builder::{ElfBuilder, function};
+use zernel_testkit::libloading::Library;
+use zernel_testkit::target::{Driver, TargetRole, call, directory, out, pause};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("grows_loaders", grows_loaders),
+    ("maps_huge_libraries", maps_huge_libraries),
+    ("maps_dead_files", maps_dead_files),
+    ("maps_copies", maps_copies),
+    ("loops_cu_init", loops_cu_init),
+    ("forks_and_exits", forks_and_exits),
+    ("destroys_contexts", destroys_contexts),
+    ("maps_refused_files", maps_refused_files),
+    ("holds_connections", holds_connections),
+];
+
+/// The directory that belongs to the attacking user. Each attacking process has a directory below it, with its pid as name.
+pub(crate) fn own_directory(stage: &Path) -> PathBuf {
+    stage.join("attack")
+}
+
+fn own_path(name: &str) -> PathBuf {
+    let folder = own_directory(&directory()).join(process::id().to_string());
+    fs::create_dir_all(&folder).expect("ours");
+    folder.join(name)
+}
+
+/// `push %rbp; pop %rbp; ret`
+const CODE: [u8; 3] = [0x55, 0x5d, 0xc3];
+
+/// Files of these names are on a file system that does not answer.
+pub(crate) const DEAD_NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
+
+/// Length of a mapping.
+const LENGTH: usize = 4096;
+
+/// Maps a file as loaders and libraries are mapped.
+fn map_code(path: &Path) -> *mut std::ffi::c_void {
+    let file = File::open(path).expect("it is there");
+    let protection = ProtFlags::READ | ProtFlags::EXEC;
+    let address = std::ptr::null_mut();
+    // SAFETY: a mapping of its own, which nobody executes.
+    let mapped =
+        unsafe { rustix::mm::mmap(address, LENGTH, protection, MapFlags::PRIVATE, file, 0) };
+    mapped.expect("a file can be mapped")
+}
+
+/// Loads and unloads a library. The dynamic loader announces that, and the daemon looks at this process at once.
+fn announce() {
+    // SAFETY: loading a library of the C library runs no code of its own.
+    drop(unsafe { Library::new("libresolv.so.2") }.expect("part of the C library"));
+}
+
+/// Removes a mapping of [`map_code`].
+fn unmap(address: *mut std::ffi::c_void) {
+    // SAFETY: nothing refers to the mapping.
+    unsafe { rustix::mm::munmap(address, LENGTH) }.expect("it is mapped");
+}
+
+/// Time for the daemon to look at what was mapped.
+fn wait_a_moment() {
+    thread::sleep(Duration::from_millis(50));
+}
+
+/// Maps loaders that show 31 MiB and grow to 40 GiB while they are read.
+fn grows_loaders(_driver: &Driver, _rounds: u64) {
+    pause();
+    for number in 0_u64.. {
+        let folder = own_path(&format!("loaders-{number}"));
+        fs::create_dir(&folder).expect("ours");
+        let path = folder.join("ld-linux-x86-64.so.2");
+        let file = File::create(&path).expect("ours");
+        file.set_len(31 << 20).expect("a sparse file");
+        let mapped = map_code(&path);
+        announce();
+        for _ in 0..20 {
+            file.set_len(40 << 30).expect("a sparse file");
+            wait_a_moment();
+            file.set_len(31 << 20).expect("a sparse file");
+        }
+        unmap(mapped);
+        fs::remove_dir_all(&folder).expect("ours");
+    }
+}
+
+/// Maps libraries with many symbols that match a probed function, and with many long names.
+fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
+    let prefix = "_ZN5torch8autograd6Engine7executeE";
+    let matching = (0..100_000).map(|number| function(format!("{prefix}{number}"), 3));
+    let long = "x".repeat(1000);
+    let unique = (0..20_000).map(|number| function(format!("{number}{long}"), 3));
+    let contents = [
+        ElfBuilder::new(&CODE, matching.collect()).bytes(),
+        ElfBuilder::new(&CODE, unique.collect()).bytes(),
+    ];
+    pause();
+    for number in 0_usize.. {
+        let path = own_path("libtorch_cpu.so");
+        // Another inode each time.
+        let _ = fs::remove_file(&path);
+        fs::write(&path, &contents[number % contents.len()]).expect("ours");
+        let mapped = map_code(&path);
+        announce();
+        wait_a_moment();
+        unmap(mapped);
+    }
+}
+
+/// Maps a library and a loader. Then their file system stops answering.
+fn maps_dead_files(_driver: &Driver, _rounds: u64) {
+    for name in DEAD_NAMES {
+        map_code(&directory().join("dead").join(name).join(name));
+    }
+    pause();
+    announce();
+    loop {
+        thread::park();
+    }
+}
+
+/// Maps this number of copies of a small library.
+fn maps_copies(_driver: &Driver, copies: u64) {
+    let library = ElfBuilder::new(&CODE, vec![function("cuInit", 3)]).bytes();
+    for copy in 0..copies {
+        let path = own_path(&format!("libcuda.so.{copy}"));
+        fs::write(&path, &library).expect("ours");
+    }
+    pause();
+    for copy in 0..copies {
+        map_code(&own_path(&format!("libcuda.so.{copy}")));
+    }
+    announce();
+    loop {
+        thread::park();
+    }
+}
+
+/// Calls `cuInit` all the time, in a private copy and in the library that everybody uses.
+fn loops_cu_init(driver: &Driver, _rounds: u64) {
+    let copy = own_path("libcuda.so.1");
+    fs::copy(directory().join("lib/libcuda.so.1"), &copy).expect("ours");
+    // SAFETY: loading the software GPU runs no code of its own.
+    let private = unsafe { Library::new(&copy) }.expect("a library");
+    pause();
+    thread::scope(|scope| {
+        for library in [driver.cuda(), &private] {
+            scope.spawn(move || {
+                loop {
+                    call!(library, "cuInit", 0);
+                }
+            });
+        }
+    });
+}
+
+/// Forks short processes that use the GPU, while it holds this number of allocations.
+fn forks_and_exits(driver: &Driver, allocations: u64) {
+    driver.open();
+    for _ in 0..allocations {
+        driver.allocate(64);
+    }
+    pause();
+    loop {
+        for number in 0..60 {
+            // SAFETY: this process has one thread.
+            match unsafe { libc::fork() } {
+                0 if number % 2 == 0 => {
+                    // The software GPU refuses it in a child, as the real one does. The call is probed.
+                    let _ = zernel_testkit::try_call!(driver.cuda(), "cuInit", 0);
+                    process::exit(0)
+                }
+                0 => process::exit(0),
+                _ => {}
+            }
+        }
+        while waitpid(None, WaitOptions::empty()).is_ok() {}
+    }
+}
+
+/// Destroys contexts while it holds this number of allocations.
+fn destroys_contexts(driver: &Driver, allocations: u64) {
+    driver.open();
+    for _ in 0..allocations {
+        driver.allocate(64);
+    }
+    pause();
+    loop {
+        let mut context = 0_u64;
+        call!(driver.cuda(), "cuCtxCreate_v2", out(&mut context), 0, 0);
+        call!(driver.cuda(), "cuCtxDestroy_v2", context);
+    }
+}
+
+/// Maps files that are named like libraries and are none.
+fn maps_refused_files(_driver: &Driver, _rounds: u64) {
+    pause();
+    for number in 0_u64.. {
+        let path = own_path(&format!("libcuda.so.refused{number}"));
+        fs::write(&path, b"no library").expect("ours");
+        let mapped = map_code(&path);
+        announce();
+        unmap(mapped);
+        fs::remove_file(&path).expect("ours");
+    }
+}
+
+/// Opens 400 connections that send half a request, and 64 WebSockets that read nothing, and opens them again when the
+/// daemon ends them.
+fn holds_connections(_driver: &Driver, _rounds: u64) {
+    pause();
+    let mut connections: Vec<UnixStream> = Vec::new();
+    loop {
+        connections.retain(is_open);
+        while connections.len() < 464 {
+            let request: &[u8] = match connections.len() % 7 {
+                0 => {
+                    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                      Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+                }
+                _ => b"GET /metrics HTTP/1.1\r\nHost: local",
+            };
+            // The daemon may have stopped.
+            let Ok(mut stream) = UnixStream::connect(directory().join("observe.sock")) else {
+                return;
+            };
+            // It may end the connection at once.
+            let _ = stream.write_all(request);
+            let _ = stream.set_nonblocking(true);
+            connections.push(stream);
+        }
+        wait_a_moment();
+    }
+}
+
+/// Whether the daemon has not ended a connection.
+fn is_open(mut stream: &UnixStream) -> bool {
+    match stream.read(&mut [0; 256]) {
+        Ok(length) => length > 0,
+        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+    }
+}

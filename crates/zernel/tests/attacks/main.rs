@@ -1,0 +1,122 @@
+//! A second user attacks while the daemon counts a well-behaved job: the job's numbers stay exact, every endpoint answers, and
+//! the daemon ends on SIGTERM with nothing attached.
+//!
+//! `ZERNEL_ATTACK_SECONDS` sets how long each attack lasts, and prints how long answers and exits took. `ZERNEL_SOAK_MINUTES`
+//! sets how long the soak lasts.
+
+mod attackers;
+mod restart;
+mod scene;
+mod soak;
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use zernel_ebpf::capability::Capability;
+use zernel_testkit::needs::bpf;
+use zernel_testkit::target::{self, Stage, TargetRole};
+use zernel_testkit::{Need, StallingFs, root, trial};
+
+use attackers::DEAD_NAMES;
+use scene::{Scene, attack};
+
+/// The variable that sets how long an attack lasts.
+const SECONDS: &str = "ZERNEL_ATTACK_SECONDS";
+
+/// The attacks: name of the trial, role, rounds.
+const ATTACKS: &[(&str, &str, u64)] = &[
+    ("growing_loaders", "grows_loaders", 0),
+    ("huge_libraries", "maps_huge_libraries", 0),
+    ("many_copies_of_a_library", "maps_copies", 600),
+    ("a_loop_of_cu_init", "loops_cu_init", 0),
+    ("churn_of_short_processes", "forks_and_exits", 5000),
+    ("destroyed_contexts", "destroys_contexts", 5000),
+    ("refused_files", "maps_refused_files", 0),
+    ("held_connections", "holds_connections", 0),
+];
+
+/// Whether a FUSE file system can be mounted.
+const FUSE: Need = Need {
+    name: "fuse",
+    check: || match fs::metadata("/dev/fuse") {
+        Ok(device) if device.rdev() != 0 => Ok(()),
+        _ => Err("there is no /dev/fuse".into()),
+    },
+};
+
+fn main() -> ExitCode {
+    let roles: &[(&str, TargetRole)] = &[("trains", scene::trains)];
+    let roles = [roles, attackers::ROLES, restart::ROLES].concat();
+    if let Some(code) = target::act(&roles) {
+        return code;
+    }
+    let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
+    let attacks = ATTACKS.iter().map(|(name, role, rounds)| {
+        let attack = || {
+            let mut scene = Scene::start();
+            let attacker = attack(&scene.stage, role, *rounds);
+            scene.endure(name, duration());
+            let stage = scene.stop(name);
+            attacker.kill();
+            drop(stage);
+        };
+        trial(name, &needs, attack)
+    });
+    let dead = trial(
+        "a_dead_file_system",
+        &[needs[0], needs[1], FUSE],
+        dead_file_system,
+    );
+    let quarantined = trial(
+        "a_file_in_hand_of_a_killed_daemon_is_refused",
+        &[needs[0], needs[1], FUSE],
+        restart::quarantined,
+    );
+    let busy = trial(
+        "a_job_beside_a_starting_daemon_has_its_rank",
+        &needs,
+        restart::busy_machine,
+    );
+    let soak = trial("soak", &needs, soak::soak);
+    zernel_testkit::main(attacks.chain([dead, quarantined, busy, soak]))
+}
+
+/// How long an attack lasts.
+fn duration() -> Duration {
+    let seconds = env::var(SECONDS).ok();
+    let seconds = seconds.map(|text| text.parse().expect("a number of seconds"));
+    Duration::from_secs(seconds.unwrap_or(2))
+}
+
+/// Prints a measurement, if that was asked for.
+fn measured(text: &str) {
+    if env::var_os(SECONDS).is_some() {
+        println!("{text}");
+    }
+}
+
+/// Mounts the file systems with the files that [`attackers`] maps and that can stop answering.
+fn mount_files(stage: &Stage) -> [StallingFs; 2] {
+    let content = fs::read(stage.library("libcuda.so.1")).expect("it is installed");
+    DEAD_NAMES.map(|name| {
+        let directory = stage.path().join("dead").join(name);
+        fs::create_dir_all(&directory).expect("ours");
+        StallingFs::mount(&directory, name, content.clone()).expect("FUSE is there")
+    })
+}
+
+/// A library and a loader are on a file system that does not answer any more.
+fn dead_file_system() {
+    let name = "a_dead_file_system";
+    let mut scene = Scene::start();
+    let files = mount_files(&scene.stage);
+    let attacker = attack(&scene.stage, "maps_dead_files", 0);
+    files.iter().for_each(StallingFs::stall);
+    scene.endure(name, duration());
+    let stage = scene.stop(name);
+    attacker.kill();
+    drop((files, stage));
+}

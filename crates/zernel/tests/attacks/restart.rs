@@ -1,0 +1,119 @@
+//! What a daemon finds when it starts: files that its predecessor died with, and a busy machine.
+
+use std::fs;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use zernel_testkit::daemon::Daemon;
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause};
+use zernel_testkit::{StallingFs, eventually, eventually_ok};
+
+use crate::attackers::DEAD_NAMES;
+use crate::scene::{VICTIM, ZERNEL, attack, command_of, public_stage, start_daemon, start_victim};
+use crate::{mount_files, scene};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("has_children", has_children)];
+
+/// Forks this number of children, which map the same libraries and do nothing.
+fn has_children(driver: &Driver, children: u64) {
+    driver.open();
+    for _ in 0..children {
+        // SAFETY: this process has one thread. The child does nothing, and dies with its parent.
+        if unsafe { libc::fork() } == 0 {
+            let signal = Some(rustix::process::Signal::KILL);
+            let _ = rustix::process::set_parent_process_death_signal(signal);
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+    pause();
+}
+
+/// Why a file is refused, by the ledger of a daemon.
+fn refusal(daemon: &Daemon, path: &str) -> Option<String> {
+    let ledger = daemon.get("/api/v1/ledger").json();
+    let mut refused = ledger["refused"].as_array()?.iter();
+    let entry = refused.find(|entry| entry["path"] == path)?;
+    entry["reason"].as_str().map(str::to_owned)
+}
+
+/// A daemon is killed while it reads a file. The next one refuses the file, and counts others.
+pub(crate) fn quarantined() {
+    let stage = public_stage();
+    let files = mount_files(&stage);
+    let state = stage.path().join("state/files-in-hand");
+    let in_hand = || fs::read_to_string(&state).unwrap_or_default();
+    let first = start_daemon(&stage);
+    assert_eq!(in_hand(), "");
+    let _holder = attack(&stage, "maps_dead_files", 0);
+    files.iter().for_each(StallingFs::stall);
+    eventually("a library and a loader are in hand", || {
+        in_hand().lines().count() == DEAD_NAMES.len()
+    });
+    first.end(Signal::KILL);
+    files.iter().for_each(StallingFs::answer);
+
+    let second = start_daemon(&stage);
+    let path = stage
+        .path()
+        .join("dead")
+        .join(DEAD_NAMES[0])
+        .join(DEAD_NAMES[0]);
+    let path = path.to_str().expect("text");
+    let reason = eventually_ok("the file is refused", || {
+        refusal(&second, path).ok_or("it is not refused")
+    });
+    assert!(reason.contains("the daemon died"), "{reason}");
+    assert_eq!(
+        in_hand().lines().count(),
+        DEAD_NAMES.len(),
+        "for the next start"
+    );
+    let victim = start_victim(&stage, 1);
+    scene::assert_exact(&second, &stage, &victim);
+    // A daemon that ends as it should leaves no further file behind.
+    let (status, said) = second.end(Signal::TERM);
+    assert!(status.success(), "{said}");
+    assert_eq!(in_hand().lines().count(), DEAD_NAMES.len());
+}
+
+/// The job with this pid, as `zernel ps` lists it.
+fn listed(daemon: &Daemon, pid: u32) -> Option<Value> {
+    let mut command = Command::new(ZERNEL);
+    command
+        .args(["ps", "--json", "--socket"])
+        .arg(&daemon.socket);
+    let output = command.output().expect("zernel runs");
+    let trainers: Vec<Value> = serde_json::from_slice(&output.stdout).ok()?;
+    trainers.into_iter().find(|trainer| trainer["pid"] == pid)
+}
+
+/// A job that starts together with the daemon, on a machine with many processes, has its rank, its job and its GPU.
+pub(crate) fn busy_machine() {
+    let stage = public_stage();
+    let own = stage.path().join("victim");
+    let with_rank = |stage: &Stage, role, rounds, rank: &str| {
+        let mut command = command_of(stage, VICTIM, &own, role, rounds);
+        command.envs([("RANK", rank), ("WORLD_SIZE", "8"), ("SLURM_JOB_ID", "77")]);
+        Target::start(&mut command)
+    };
+    let mut crowd = with_rank(&stage, "has_children", 400, "1");
+    crowd.step();
+    let mut job = with_rank(&stage, "trains", u64::MAX, "5");
+    let daemon = std::thread::scope(|scope| {
+        let daemon = scope.spawn(|| start_daemon(&stage));
+        job.step();
+        daemon.join().expect("it starts")
+    });
+    job.step();
+    eventually_ok("the job is known", || {
+        let job = listed(&daemon, job.pid()).ok_or("it is not listed")?;
+        let is_known = job["rank"] == 5 && job["gpus"] == serde_json::json!([0]);
+        match is_known && job["job"] == "slurm-77" {
+            true => Ok(()),
+            false => Err(job.to_string()),
+        }
+    });
+}

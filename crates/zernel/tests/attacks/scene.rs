@@ -1,0 +1,319 @@
+//! A daemon, a well-behaved job of one user that it counts, and a second user who attacks.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use zernel_ebpf::probes::SYMBOLS;
+use zernel_softgpu::config;
+use zernel_softgpu::install::Prologue;
+use zernel_softgpu::truth::TruthLog;
+use zernel_testkit::daemon::{Daemon, command};
+use zernel_testkit::eventually_ok;
+use zernel_testkit::target::{Driver, Stage, Target, pause};
+
+use crate::attackers::own_directory;
+
+pub(crate) const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
+
+/// The user of the well-behaved job.
+pub(crate) const VICTIM: u32 = 54_321;
+/// The user who attacks.
+pub(crate) const NOBODY: u32 = 65_534;
+
+/// Longest time in which every request must be answered. Measured times are in docs/measurements.md.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Longest time from SIGTERM to the exit of the daemon. Measured times are in docs/measurements.md.
+const EXIT_LIMIT: Duration = Duration::from_secs(10);
+/// Resident memory that the daemon never exceeds, as docs/security.md states.
+pub(crate) const MAX_RESIDENT: u64 = 192 << 20;
+
+/// A step of the victim: few enough calls that nothing is sampled.
+pub(crate) fn victim_step(driver: &Driver, function: u64) {
+    for _ in 0..20 {
+        driver.launch(function);
+    }
+    let address = driver.allocate(4096);
+    driver.synchronize();
+    driver.free(address);
+}
+
+/// The role of the victim: a step each time that it is asked.
+pub(crate) fn trains(driver: &Driver, steps: u64) {
+    driver.open();
+    let function = driver.kernel();
+    for _ in 0..steps {
+        victim_step(driver, function);
+        pause();
+    }
+}
+
+/// A directory of a user.
+pub(crate) fn create_directory_of(user: u32, path: &Path) {
+    fs::create_dir(path).expect("ours");
+    chown(path, Some(user), Some(user)).expect("we are root");
+    fs::set_permissions(path, Permissions::from_mode(0o755)).expect("ours");
+}
+
+/// A stage that other users can get to, with directories of the victim and of the attacker.
+pub(crate) fn public_stage() -> Stage {
+    let stage = Stage::alone(Prologue::Push);
+    fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).expect("ours");
+    create_directory_of(VICTIM, &stage.path().join("victim"));
+    create_directory_of(NOBODY, &own_directory(stage.path()));
+    let program = std::env::current_exe().expect("we run");
+    let copy = stage.path().join("program");
+    fs::copy(program, &copy).expect("a program");
+    fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("ours");
+    stage
+}
+
+/// The command that runs a role as a user, with a software GPU in a directory of the user.
+pub(crate) fn command_of(stage: &Stage, user: u32, own: &Path, role: &str, rounds: u64) -> Command {
+    let mut command = stage.command_of(&stage.path().join("program"), role, rounds);
+    command
+        .env(config::DIRECTORY, own.join("node"))
+        .env(config::LOG, own.join("log"))
+        .uid(user)
+        .gid(user);
+    command
+}
+
+/// A daemon that observes the libraries of the stage, and its victim.
+pub(crate) struct Scene {
+    pub(crate) daemon: Daemon,
+    pub(crate) victim: Target,
+    pub(crate) stage: Stage,
+}
+
+impl Scene {
+    /// Starts a daemon with the budget of the service, and a victim that it counts.
+    pub(crate) fn start() -> Self {
+        let stage = public_stage();
+        let daemon = start_daemon(&stage);
+        let victim = start_victim(&stage, 10_000);
+        Self {
+            daemon,
+            victim,
+            stage,
+        }
+    }
+
+    /// Has the victim work for this long, while all endpoints are asked. Asserts that all answer, that the victim is counted
+    /// exactly, and that the daemon stays small.
+    pub(crate) fn endure(&mut self, attack: &str, time: Duration) {
+        let clients = Clients::start(&self.daemon);
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.victim.step();
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert_exact(&self.daemon, &self.stage, &self.victim);
+        let answers = clients.stop();
+        for (endpoint, times) in &answers {
+            assert!(!times.is_empty(), "{endpoint} never answered");
+            let slowest = times.iter().max().expect("not empty");
+            assert!(*slowest < ANSWER_LIMIT, "{endpoint}: {slowest:?}");
+        }
+        let peak = peak_resident(self.daemon.pid());
+        crate::measured(&format!(
+            "{attack}: peak {} MiB resident; {}",
+            peak >> 20,
+            describe(&answers)
+        ));
+        assert!(peak < MAX_RESIDENT, "{} MiB", peak >> 20);
+    }
+
+    /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns the stage, which the attacker uses.
+    pub(crate) fn stop(self, attack: &str) -> Stage {
+        let objects = self.daemon.kernel_objects();
+        let begin = Instant::now();
+        let (status, said) = self.daemon.end(Signal::TERM);
+        let exit = begin.elapsed();
+        assert_eq!(status.code(), Some(0), "{said}");
+        assert!(exit < EXIT_LIMIT, "{exit:?}");
+        objects.wait_until_detached();
+        crate::measured(&format!(
+            "{attack}: exit after {exit:.2?}, nothing attached after {:.2?}",
+            begin.elapsed()
+        ));
+        self.stage
+    }
+}
+
+/// Waits until the daemon shows exactly the calls that the victim made.
+pub(crate) fn assert_exact(daemon: &Daemon, stage: &Stage, victim: &Target) {
+    let truth = truth_of(stage, victim.pid());
+    assert!(truth["cuLaunchKernel"] > 0);
+    eventually_ok("the victim is counted exactly", || {
+        let counted = counted_calls(daemon, victim.pid())?;
+        match counted == truth {
+            true => Ok(()),
+            false => Err(format!("{counted:?} instead of {truth:?}")),
+        }
+    });
+}
+
+/// Starts an attack, which runs until the target is dropped.
+pub(crate) fn attack(stage: &Stage, role: &str, rounds: u64) -> Target {
+    let own = own_directory(stage.path());
+    let mut command = command_of(stage, NOBODY, &own, role, rounds);
+    command.env_remove(config::LOG);
+    let mut attacker = Target::start(&mut command);
+    attacker.step();
+    attacker.go();
+    attacker
+}
+
+/// Starts a daemon with the budget of the service.
+pub(crate) fn start_daemon(stage: &Stage) -> Daemon {
+    let mut command = command(ZERNEL);
+    command.args(["--budget", "0.5%", "--state-dir"]);
+    command.arg(stage.path().join("state"));
+    Daemon::start_as(command, stage, &stage.path().join("observe.sock"))
+}
+
+/// Starts the well-behaved job.
+pub(crate) fn start_victim(stage: &Stage, steps: u64) -> Target {
+    let own = stage.path().join("victim");
+    let mut victim = Target::start(&mut command_of(stage, VICTIM, &own, "trains", steps));
+    victim.step();
+    victim
+}
+
+/// Calls of the victim by name, from the log of its software GPU.
+pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<String, u64> {
+    let log = TruthLog::read(&stage.path().join("victim/log")).expect("a readable log");
+    let mut calls = BTreeMap::new();
+    for process in log.processes.iter().filter(|process| process.pid == pid) {
+        for ((_, function, _), count) in &process.returned {
+            let mut symbols = SYMBOLS.iter();
+            if let Some(symbol) = symbols.find(|symbol| symbol.names.contains(&&**function)) {
+                *calls.entry(symbol.name().to_owned()).or_default() += count.calls;
+            }
+        }
+    }
+    calls
+}
+
+/// Calls of a process by name, as the daemon shows them.
+pub(crate) fn counted_calls(daemon: &Daemon, pid: u32) -> Result<BTreeMap<String, u64>, String> {
+    let body = request(daemon.http, "/api/v1/snapshot").map_err(|error| error.to_string())?;
+    let snapshot: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
+    let mut observed = snapshot["observed"].as_array().into_iter().flatten();
+    let process = observed.find(|process| process["pid"] == pid);
+    let calls = process.and_then(|process| process["calls"].as_object());
+    let calls = calls.ok_or("it is not observed")?;
+    let count = |calls: &Value| calls["calls"].as_u64().unwrap_or(0);
+    let calls = calls
+        .iter()
+        .map(|(name, calls)| (name.clone(), count(calls)));
+    Ok(calls.filter(|(_, calls)| *calls > 0).collect())
+}
+
+/// Requests a path over HTTP, and returns the body.
+pub(crate) fn request(address: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    match answer.split_once("\r\n\r\n") {
+        Some((_, body)) => Ok(body.to_owned()),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Peak of the resident memory of a process.
+pub(crate) fn peak_resident(pid: u32) -> u64 {
+    1024 * status_number(pid, "VmHWM:")
+}
+
+/// Resident memory of a process.
+pub(crate) fn resident(pid: u32) -> u64 {
+    1024 * status_number(pid, "VmRSS:")
+}
+
+fn status_number(pid: u32, key: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix(key));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.expect("the kernel reports it")
+}
+
+/// How long each answer of an endpoint took.
+pub(crate) type AnswerTimes = BTreeMap<&'static str, Vec<Duration>>;
+
+/// Clients that ask every endpoint all the time.
+pub(crate) struct Clients {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<AnswerTimes>,
+}
+
+impl Clients {
+    /// Starts to ask.
+    pub(crate) fn start(daemon: &Daemon) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (http, socket, is_over) = (daemon.http, daemon.socket.clone(), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let mut times = AnswerTimes::new();
+            while !is_over.load(Ordering::Relaxed) {
+                for endpoint in ["/metrics", "/healthz", "/api/v1/snapshot"] {
+                    let begin = Instant::now();
+                    request(http, endpoint).expect(endpoint);
+                    times.entry(endpoint).or_default().push(begin.elapsed());
+                }
+                let begin = Instant::now();
+                list_processes(&socket);
+                times.entry("zernel ps").or_default().push(begin.elapsed());
+                thread::sleep(Duration::from_millis(20));
+            }
+            times
+        });
+        Self { stop, thread }
+    }
+
+    /// Stops asking, and returns how long the answers took.
+    pub(crate) fn stop(self) -> AnswerTimes {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("every endpoint answers")
+    }
+}
+
+fn list_processes(socket: &PathBuf) {
+    let mut command = Command::new(ZERNEL);
+    let output = command.arg("ps").arg("--socket").arg(socket).output();
+    let output = output.expect("zernel runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "zernel ps: {said}");
+}
+
+/// Median, 99th percentile and maximum of the answer times of each endpoint.
+pub(crate) fn describe(answers: &AnswerTimes) -> String {
+    let describe = |(endpoint, times): (&&str, &Vec<Duration>)| {
+        let mut times = times.clone();
+        times.sort_unstable();
+        let quantile = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+        format!(
+            "{endpoint} median {:.1?}, p99 {:.1?}, max {:.1?} of {}",
+            quantile(0.5),
+            quantile(0.99),
+            quantile(1.0),
+            times.len()
+        )
+    };
+    let endpoints: Vec<String> = answers.iter().map(describe).collect();
+    endpoints.join("; ")
+}

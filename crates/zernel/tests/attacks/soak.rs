@@ -1,0 +1,234 @@
+//! All attacks at once for a long time, over several lives of the daemon, beside a job that is counted.
+//!
+//! `ZERNEL_SOAK_MINUTES` sets how long it lasts.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use zernel_softgpu::config;
+use zernel_testkit::daemon::Daemon;
+use zernel_testkit::eventually_ok;
+use zernel_testkit::target::{Stage, Target};
+
+use crate::ATTACKS;
+use crate::attackers::own_directory;
+use crate::scene::{
+    AnswerTimes, Clients, MAX_RESIDENT, NOBODY, command_of, counted_calls, describe, peak_resident,
+    public_stage, request, resident, start_daemon, start_victim, truth_of,
+};
+
+/// The variable that sets how long the soak lasts.
+const MINUTES: &str = "ZERNEL_SOAK_MINUTES";
+/// How long it lasts without.
+const SHORT: Duration = Duration::from_secs(24);
+/// Lives of the daemon.
+const LIVES: u32 = 4;
+/// Attacks at the same time.
+const AT_ONCE: usize = 3;
+/// How long one attack lasts.
+const ATTACK: Duration = Duration::from_secs(5);
+
+/// Calls by name.
+type Calls = BTreeMap<String, u64>;
+
+/// Everything that was measured.
+#[derive(Default)]
+struct Measured {
+    answers: AnswerTimes,
+    exits: Vec<Duration>,
+    attacks: usize,
+    peak: u64,
+    /// Growth of the resident memory in the second half of each life, in KiB per minute.
+    slopes: Vec<f64>,
+    calls: u64,
+}
+
+/// Attackers of a second user that come and go.
+struct Attackers {
+    running: Vec<(Instant, Target)>,
+    started: usize,
+}
+
+impl Attackers {
+    /// Kills attackers whose time is over, and starts others.
+    fn turn(&mut self, stage: &Stage) {
+        let now = Instant::now();
+        let own = own_directory(stage.path());
+        for (_, target) in self.running.extract_if(.., |(end, _)| now >= *end) {
+            let files = own.join(target.pid().to_string());
+            target.kill();
+            // Not every attack has files.
+            let _ = fs::remove_dir_all(files);
+        }
+        while self.running.len() < AT_ONCE {
+            let (_, role, rounds) = ATTACKS[self.started % ATTACKS.len()];
+            let mut command = command_of(stage, NOBODY, &own, role, rounds);
+            command.env_remove(config::LOG);
+            let mut attacker = Target::start(&mut command);
+            // It prepares itself, then it attacks.
+            attacker.go();
+            attacker.go();
+            self.running.push((now + ATTACK, attacker));
+            self.started += 1;
+        }
+    }
+}
+
+pub(crate) fn soak() {
+    let minutes = env::var(MINUTES).ok();
+    let minutes = minutes.map(|text| text.parse::<f64>().expect("a number of minutes"));
+    let time = minutes.map_or(SHORT, |minutes| Duration::from_secs_f64(60.0 * minutes));
+    let stage = public_stage();
+    // It lives longer than any daemon.
+    let mut old = start_victim(&stage, u64::MAX);
+    let mut attackers = Attackers {
+        running: Vec::new(),
+        started: 0,
+    };
+    let mut measured = Measured::default();
+    for life in 0..LIVES {
+        let signal = match life % 2 {
+            0 => Signal::KILL,
+            _ => Signal::TERM,
+        };
+        live(
+            &stage,
+            &mut old,
+            &mut attackers,
+            time / LIVES,
+            signal,
+            &mut measured,
+        );
+    }
+    measured.attacks = attackers.started;
+    drop(attackers);
+    // It was not harmed: it ends at the first call that fails.
+    old.step();
+    old.kill();
+    if minutes.is_some() {
+        report(time, &measured);
+    }
+}
+
+/// One life of the daemon, which ends by a signal.
+fn live(
+    stage: &Stage,
+    old: &mut Target,
+    attackers: &mut Attackers,
+    time: Duration,
+    signal: Signal,
+    measured: &mut Measured,
+) {
+    let daemon = start_daemon(stage);
+    let end = Instant::now() + time;
+    let clients = Clients::start(&daemon);
+    // Found running: what it called before is unknown, and the daemon says so.
+    old.step();
+    let start = eventually_ok("it is found", || settled(&daemon, stage, old.pid()));
+    assert_eq!(is_complete(&daemon, old.pid()), Some(false));
+    let mut new = start_victim(stage, u64::MAX);
+    let mut sizes = Vec::new();
+    while Instant::now() < end {
+        attackers.turn(stage);
+        old.step();
+        new.step();
+        let left = end.saturating_duration_since(Instant::now());
+        sizes.push((left, resident(daemon.pid())));
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_counted_since(&daemon, stage, old.pid(), &start);
+    assert_counted_since(&daemon, stage, new.pid(), &(Calls::new(), Calls::new()));
+    assert_eq!(is_complete(&daemon, new.pid()), Some(true));
+    measured.calls += truth_of(stage, new.pid()).values().sum::<u64>();
+    for (endpoint, times) in clients.stop() {
+        measured.answers.entry(endpoint).or_default().extend(times);
+    }
+    let peak = peak_resident(daemon.pid());
+    assert!(peak < MAX_RESIDENT, "{} MiB", peak >> 20);
+    measured.peak = measured.peak.max(peak);
+    measured.slopes.push(slope(&sizes, time / 2));
+    let objects = daemon.kernel_objects();
+    let begin = Instant::now();
+    let (status, said) = daemon.end(signal);
+    measured.exits.push(begin.elapsed());
+    assert!(signal == Signal::KILL || status.success(), "{said}");
+    objects.wait_until_gone();
+    new.kill();
+}
+
+/// True and counted calls of a process, when two readings in a row count the same.
+fn settled(daemon: &Daemon, stage: &Stage, pid: u32) -> Result<(Calls, Calls), String> {
+    let first = counted_calls(daemon, pid)?;
+    thread::sleep(Duration::from_millis(1200));
+    let second = counted_calls(daemon, pid)?;
+    match first == second {
+        true => Ok((truth_of(stage, pid), second)),
+        false => Err("its counts still change".to_owned()),
+    }
+}
+
+/// Calls since a start.
+fn since(calls: &Calls, start: &Calls) -> Calls {
+    let calls = calls.iter().map(|(name, count)| {
+        let before = start.get(name).copied().unwrap_or(0);
+        (name.clone(), count - before)
+    });
+    calls.filter(|(_, count)| *count > 0).collect()
+}
+
+/// Waits until the daemon shows exactly the calls that a process made since a start.
+fn assert_counted_since(daemon: &Daemon, stage: &Stage, pid: u32, start: &(Calls, Calls)) {
+    let truth = since(&truth_of(stage, pid), &start.0);
+    assert!(truth["cuLaunchKernel"] > 0);
+    eventually_ok("it is counted exactly", || {
+        let counted = since(&counted_calls(daemon, pid)?, &start.1);
+        match counted == truth {
+            true => Ok(()),
+            false => Err(format!("{counted:?} instead of {truth:?}")),
+        }
+    });
+}
+
+/// Whether the daemon says that it observed all calls of a process.
+fn is_complete(daemon: &Daemon, pid: u32) -> Option<bool> {
+    let body = request(daemon.http, "/api/v1/snapshot").expect("it answers");
+    let snapshot: Value = serde_json::from_str(&body).expect("JSON");
+    let mut observed = snapshot["observed"].as_array()?.iter();
+    observed.find(|process| process["pid"] == pid)?["complete"].as_bool()
+}
+
+/// Growth of the resident memory in the last part of a life, in KiB per minute: the slope of the line through the sizes with
+/// the least squares.
+fn slope(sizes: &[(Duration, u64)], last: Duration) -> f64 {
+    let sizes = sizes.iter().filter(|(left, _)| *left <= last);
+    let points: Vec<(f64, f64)> = sizes
+        .map(|(left, bytes)| (-left.as_secs_f64() / 60.0, *bytes as f64 / 1024.0))
+        .collect();
+    let count = points.len() as f64;
+    let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / count;
+    let mean_y = points.iter().map(|(_, y)| y).sum::<f64>() / count;
+    let products = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y));
+    let squares = points.iter().map(|(x, _)| (x - mean_x).powi(2));
+    products.sum::<f64>() / squares.sum::<f64>()
+}
+
+fn report(time: Duration, measured: &Measured) {
+    println!(
+        "{:.1} minutes, {LIVES} lives, {} attacks; {} calls of new jobs counted exactly, 0 harmed",
+        time.as_secs_f64() / 60.0,
+        measured.attacks,
+        measured.calls
+    );
+    println!(
+        "peak {} MiB resident, slopes {:.0?} KiB/min",
+        measured.peak >> 20,
+        measured.slopes
+    );
+    println!("exits after {:.2?}", measured.exits);
+    println!("{}", describe(&measured.answers));
+}
