@@ -16,11 +16,14 @@
 //! | [`kernel`] | which kernel: found in the cache, fetched with apt, or given by path |
 //! | [`initramfs`] | which files: a list of what the guest sees, written as a cpio archive |
 //! | [`vm`] | the run itself: QEMU, the command, its outcome |
+//! | [`deterministic`] | runs that repeat to the last byte |
 #![forbid(unsafe_code)]
 
 mod apt;
 mod availability;
 mod cpio;
+pub mod deterministic;
+mod entropy_program;
 mod guest;
 mod host;
 pub mod initramfs;
@@ -28,9 +31,12 @@ pub mod kernel;
 mod package;
 mod program;
 mod qemu;
+mod topology;
 pub mod vm;
 
 pub use availability::{Unavailable, available};
+pub use deterministic::{Determinism, Deterministic, Digest, Ticks};
 pub use initramfs::{Initramfs, InitramfsError};
 pub use kernel::{Kernel, KernelCache, KernelError, KernelRequest, KernelVersion};
+pub use topology::{BadTopology, Topology};
 pub use vm::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};

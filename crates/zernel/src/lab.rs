@@ -9,7 +9,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
-use zernel_lab::{CommandStatus, Initramfs, KernelCache, KernelRequest, VmError, VmSpec};
+use zernel_lab::{
+    CommandStatus, Determinism, Deterministic, Initramfs, Kernel, KernelCache, KernelRequest,
+    Ticks, Topology, VmError, VmSpec,
+};
 
 use crate::{help, interrupt};
 
@@ -38,15 +41,42 @@ struct RunOptions {
     /// Kernel version, such as 6.12 or 6.18.15; `sched_ext` for the newest one that has it
     #[arg(long, value_name = "VERSION", default_value = "sched_ext")]
     kernel: KernelRequest,
-    /// Number of CPUs of the virtual machine
-    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=255))]
-    cpus: u32,
+    /// Number of CPUs of the virtual machine [default: 2]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=255))]
+    cpus: Option<u32>,
+    /// NUMA nodes x last-level caches per node x cores per cache x threads per core, such as 1x2x4x1
+    #[arg(long, value_name = "NxLxCxT", conflicts_with = "cpus")]
+    topology: Option<Topology>,
+    /// Emulate the machine with a clock that counts instructions: equal runs print equal bytes,
+    /// whatever the host does, but take 5 to 10 times as long
+    #[arg(long)]
+    deterministic: bool,
+    /// Seed of the random numbers and of the start time of a deterministic run
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        requires = "deterministic"
+    )]
+    seed: u64,
+    /// Spread the scheduler ticks of the CPUs over the tick interval
+    #[arg(long, requires = "deterministic")]
+    skew_ticks: bool,
+    /// Limit of virtual time for COMMAND in a deterministic run, in seconds
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 40,
+        requires = "deterministic"
+    )]
+    #[arg(value_parser = value_parser!(u64).range(1..=4000))]
+    virtual_limit: u64,
     /// Memory of the virtual machine, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = value_parser!(u32).range(128..))]
     memory: u32,
-    /// Time limit for COMMAND after the kernel has booted, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
-    timeout: u64,
+    /// Time limit for COMMAND after the kernel has booted, in seconds [default: 120, deterministic: 600]
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
     /// Copy FILE to the same path in the machine, with the libraries that it is linked to; may be
     /// repeated
     #[arg(long, value_name = "FILE")]
@@ -80,16 +110,16 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
         files.add_same(own_or(file.as_os_str())?)?;
     }
     let (program, arguments) = options.command.split_first().expect("clap requires it");
-    let result = VmSpec::new(kernel)
-        .cpus(options.cpus)
-        .memory_mib(options.memory)
-        .timeout(Duration::from_secs(options.timeout))
+    let result = machine(options, kernel)
         .files(files)
         .interrupted_by(interrupt)
         .run(own_or(program)?, arguments);
     match result {
         Ok(outcome) => {
             pass_on(&outcome.stdout, &outcome.stderr)?;
+            if let Some(determinism) = outcome.determinism {
+                print_determinism(options.seed, determinism);
+            }
             Ok(ExitCode::from(exit_code(outcome.status)))
         }
         Err(error) => {
@@ -102,6 +132,40 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
             }
         }
     }
+}
+
+/// The virtual machine of the options, without files.
+fn machine(options: &RunOptions, kernel: Kernel) -> VmSpec {
+    let topology = options
+        .topology
+        .unwrap_or(Topology::flat(options.cpus.unwrap_or(2)));
+    let default_timeout = if options.deterministic { 600 } else { 120 };
+    let spec = VmSpec::new(kernel)
+        .topology(topology)
+        .memory_mib(options.memory)
+        .timeout(Duration::from_secs(
+            options.timeout.unwrap_or(default_timeout),
+        ));
+    if !options.deterministic {
+        return spec;
+    }
+    let ticks = match options.skew_ticks {
+        true => Ticks::Skewed,
+        false => Ticks::Aligned,
+    };
+    let deterministic = Deterministic::new(options.seed)
+        .ticks(ticks)
+        .virtual_limit(Duration::from_secs(options.virtual_limit));
+    spec.deterministic(deterministic)
+}
+
+/// Prints the line by which two deterministic runs are compared. It goes to stderr, because stdout is the command's.
+fn print_determinism(seed: u64, determinism: Determinism) {
+    eprintln!(
+        "zernel: deterministic, seed {seed}: digest {}, {:.6} virtual seconds",
+        determinism.digest,
+        determinism.virtual_time.as_secs_f64()
+    );
 }
 
 /// The path of a program. `zernel` is the running program.
