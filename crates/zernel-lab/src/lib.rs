@@ -15,12 +15,17 @@
 //! |---|---|
 //! | [`kernel`] | which kernel: found in the cache, fetched with apt, or given by path |
 //! | [`initramfs`] | which files: a list of what the guest sees, written as a cpio archive |
+//! | [`scenario`], [`assertion`] | what runs in the machine, and what must hold |
+//! | [`compare`] | many schedulers and seeds: a table, plots, who is better |
+//! | [`scenario_run`] | one scenario under one scheduler: figures and a verdict |
 //! | [`vm`] | the run itself: QEMU, the command, its outcome |
 //! | [`deterministic`] | runs that repeat to the last byte |
 #![forbid(unsafe_code)]
 
 mod apt;
+pub mod assertion;
 mod availability;
+pub mod compare;
 mod cpio;
 pub mod deterministic;
 mod entropy_program;
@@ -31,12 +36,21 @@ pub mod kernel;
 mod package;
 mod program;
 mod qemu;
+mod run_cache;
+pub mod scenario;
+pub mod scenario_run;
+mod software_gpu;
 mod topology;
 pub mod vm;
 
+pub use assertion::{Assertion, Finding, Verdict};
 pub use availability::{Unavailable, available};
+pub use compare::Comparison;
 pub use deterministic::{Determinism, Deterministic, Digest, Ticks};
 pub use initramfs::{Initramfs, InitramfsError};
 pub use kernel::{Kernel, KernelCache, KernelError, KernelRequest, KernelVersion};
+pub use scenario::plan::Scheduler;
+pub use scenario::{Control, Scenario, ScenarioError};
+pub use scenario_run::{GuestAnswer, RunResult, ScenarioRun};
 pub use topology::{BadTopology, Topology};
 pub use vm::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};

@@ -206,6 +206,11 @@ impl VmSpec {
         self
     }
 
+    /// QEMU's arguments of a deterministic run.
+    pub(crate) fn deterministic_arguments(&self) -> Vec<OsString> {
+        qemu::arguments(self, Accelerator::Tcg, Ports::of(&self.kernel))
+    }
+
     /// Boots, runs one program as root, and waits for its end.
     ///
     /// The program is one of the guest's files, or else an executable of this machine (a path, or a name

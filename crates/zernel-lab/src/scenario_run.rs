@@ -1,0 +1,407 @@
+//! One scenario under one scheduler with one seed: a boot, figures, and a verdict.
+//!
+//! ```no_run
+//! use zernel_lab::{Scenario, ScenarioRun, Scheduler, Verdict};
+//!
+//! let scenario = Scenario::load("scenarios/saturate.toml".as_ref())?;
+//! let result = ScenarioRun::new(scenario, Scheduler::Eevdf).guest("/usr/bin/zernel").run();
+//! assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::assertion::{Finding, Verdict, first_warning, judge, worst};
+use crate::deterministic::{Deterministic, Ticks};
+use crate::initramfs::Initramfs;
+use crate::kernel::{Kernel, KernelCache, KernelRequest};
+use crate::run_cache::{Identity, RunCache};
+use crate::scenario::figures::RunFigures;
+use crate::scenario::plan::{GuestPlan, PLAN, SCHEDULER, Scheduler};
+use crate::scenario::{SOFTWARE_GPU, Scenario};
+use crate::software_gpu;
+use crate::vm::{VmError, VmSpec};
+
+/// Virtual time that a run may take beside its scenario: boot, loading a scheduler, stopping.
+const VIRTUAL_SLACK: Duration = Duration::from_secs(38);
+/// Host time that a run may take.
+const HOST_LIMIT: Duration = Duration::from_secs(900);
+/// Lines of the console that a failed run keeps.
+const CONSOLE_LINES: usize = 40;
+
+/// What the virtual machine prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestAnswer {
+    /// The run was measured.
+    Figures(RunFigures),
+    /// The run could not start.
+    Error(String),
+}
+
+/// A scenario to run in a virtual machine.
+#[derive(Debug, Clone)]
+pub struct ScenarioRun {
+    scenario: Scenario,
+    scheduler: Scheduler,
+    seed: u64,
+    ticks: Ticks,
+    guest: Option<PathBuf>,
+    use_cache: bool,
+    interrupt: Arc<AtomicBool>,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// The scenario's name.
+    pub scenario: String,
+    /// The scheduler's name.
+    pub scheduler: String,
+    /// The seed.
+    pub seed: u64,
+    /// What was measured; `None` if the run did not get so far.
+    pub figures: Option<RunFigures>,
+    /// What was judged.
+    pub findings: Vec<Finding>,
+    /// The first kernel message that is a warning.
+    pub kernel_warning: Option<String>,
+    /// The end of the kernel's messages.
+    pub console: String,
+    /// Time that the run took on this machine.
+    pub host_seconds: f64,
+}
+
+impl RunResult {
+    /// The worst finding.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        worst(&self.findings)
+    }
+}
+
+impl fmt::Display for RunResult {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            scenario,
+            scheduler,
+            seed,
+            ..
+        } = self;
+        writeln!(
+            formatter,
+            "{scenario}, {scheduler}, seed {seed}: {}",
+            self.verdict()
+        )?;
+        for finding in &self.findings {
+            writeln!(formatter, "  {:<12} {}", finding.verdict, finding.text)?;
+        }
+        if self.verdict() == Verdict::Fail && !self.console.is_empty() {
+            writeln!(formatter, "last kernel messages:\n{}", self.console)?;
+        }
+        Ok(())
+    }
+}
+
+impl ScenarioRun {
+    /// A run with seed 1 and aligned ticks, taken from the cache if nothing that decides it has changed.
+    #[must_use]
+    pub fn new(scenario: Scenario, scheduler: Scheduler) -> Self {
+        Self {
+            scenario,
+            scheduler,
+            seed: 1,
+            ticks: Ticks::Aligned,
+            guest: None,
+            use_cache: true,
+            interrupt: Arc::default(),
+        }
+    }
+
+    /// The same with another seed.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The same with other ticks.
+    #[must_use]
+    pub fn ticks(mut self, ticks: Ticks) -> Self {
+        self.ticks = ticks;
+        self
+    }
+
+    /// The same with `zernel` at this path as the guest program, instead of the running program.
+    #[must_use]
+    pub fn guest(mut self, path: impl Into<PathBuf>) -> Self {
+        self.guest = Some(path.into());
+        self
+    }
+
+    /// The same, run although its result is known.
+    #[must_use]
+    pub fn without_cache(mut self) -> Self {
+        self.use_cache = false;
+        self
+    }
+
+    /// The same, ended when the flag is set.
+    #[must_use]
+    pub fn interrupted_by(mut self, interrupt: Arc<AtomicBool>) -> Self {
+        self.interrupt = interrupt;
+        self
+    }
+
+    /// Boots, runs and judges. Whatever goes wrong is a finding.
+    #[must_use]
+    pub fn run(&self) -> RunResult {
+        let begin = Instant::now();
+        let mut result = RunResult {
+            scenario: self.scenario.name.clone(),
+            scheduler: self.scheduler.name(),
+            seed: self.seed,
+            figures: None,
+            findings: Vec::new(),
+            kernel_warning: None,
+            console: String::new(),
+            host_seconds: 0.0,
+        };
+        match self.prepare() {
+            Err(problem) => result.findings.push(finding(Verdict::Skip, problem)),
+            Ok(prepared) => {
+                let cache = RunCache::from_environment();
+                let known = self
+                    .use_cache
+                    .then(|| cache.read(&prepared.identity))
+                    .flatten();
+                if let Some(known) = known {
+                    // What is expected may have changed since; what was measured has not.
+                    return self.judged_again(known);
+                }
+                self.boot(&prepared, &mut result);
+                result.host_seconds = begin.elapsed().as_secs_f64();
+                if result.figures.is_some() {
+                    cache.write(&prepared.identity, &result);
+                }
+            }
+        }
+        result
+    }
+
+    fn judged_again(&self, known: RunResult) -> RunResult {
+        let findings = match &known.figures {
+            Some(figures) => judge(
+                &self.judged_scenario(),
+                figures,
+                known.kernel_warning.as_deref(),
+            ),
+            None => known.findings.clone(),
+        };
+        RunResult {
+            scenario: self.scenario.name.clone(),
+            scheduler: self.scheduler.name(),
+            findings,
+            ..known
+        }
+    }
+
+    /// The scenario whose assertions hold for this scheduler.
+    fn judged_scenario(&self) -> Scenario {
+        match &self.scheduler {
+            Scheduler::Control(control) => control
+                .apply(&self.scenario)
+                .unwrap_or_else(|_| self.scenario.clone()),
+            _ => self.scenario.clone(),
+        }
+    }
+
+    fn prepare(&self) -> Result<Prepared, String> {
+        let plan = GuestPlan::new(&self.scenario, &self.scheduler, self.seed)?;
+        let kernel = kernel(&self.scenario.kernel)?;
+        let guest = match &self.guest {
+            Some(path) => path.clone(),
+            None => std::env::current_exe().map_err(|error| error.to_string())?,
+        };
+        let mut identity = Identity::default();
+        identity.add_file(&kernel.image)?;
+        identity.add_file(&guest)?;
+        let json = serde_json::to_vec(&plan).map_err(|error| error.to_string())?;
+        identity.add(&json);
+        let mut files = Initramfs::new();
+        files
+            .add_bytes(PLAN, json, 0o644)
+            .map_err(|error| error.to_string())?;
+        if let Scheduler::Program { path, .. } = &self.scheduler {
+            identity.add_file(path)?;
+            add_program(&mut files, path, SCHEDULER)?;
+        }
+        if plan.scenario.needs_software_gpu() {
+            let folder = Path::new(SOFTWARE_GPU).parent().unwrap_or(Path::new("/"));
+            for (host, name) in software_gpu::find()? {
+                identity.add_file(&host)?;
+                files
+                    .add_file(&host, folder.join(name))
+                    .map_err(|error| error.to_string())?;
+            }
+        }
+        let program = stripped(&guest);
+        files
+            .add_program(&program)
+            .map_err(|error| error.to_string())?;
+        let spec = self.machine(kernel, files)?;
+        for word in spec.deterministic_arguments() {
+            identity.add(word.as_encoded_bytes());
+        }
+        identity.add(qemu_version().as_bytes());
+        Ok(Prepared {
+            spec,
+            program,
+            identity,
+        })
+    }
+
+    fn machine(&self, kernel: Kernel, files: Initramfs) -> Result<VmSpec, String> {
+        let scenario_ms = self.scenario.warmup_ms + self.scenario.duration_ms;
+        let limit = VIRTUAL_SLACK + Duration::from_millis(scenario_ms);
+        let deterministic = Deterministic::new(self.seed)
+            .ticks(self.ticks)
+            .virtual_limit(limit);
+        Ok(VmSpec::new(kernel)
+            .topology(self.scenario.parsed_topology()?)
+            .memory_mib(self.scenario.memory_mib)
+            .timeout(HOST_LIMIT)
+            .boot_timeout(HOST_LIMIT)
+            .deterministic(deterministic)
+            .files(files)
+            .interrupted_by(Arc::clone(&self.interrupt)))
+    }
+
+    fn boot(&self, prepared: &Prepared, result: &mut RunResult) {
+        match prepared.spec.run(&prepared.program, ["lab", "guest", PLAN]) {
+            Ok(outcome) => {
+                let scenario = self.judged_scenario();
+                result.kernel_warning = first_warning(&outcome.console_log);
+                match serde_json::from_slice(&outcome.stdout) {
+                    Ok(GuestAnswer::Figures(figures)) => {
+                        result.findings =
+                            judge(&scenario, &figures, result.kernel_warning.as_deref());
+                        result.figures = Some(figures);
+                    }
+                    Ok(GuestAnswer::Error(problem)) => {
+                        result.findings.push(finding(self.blamed(), problem));
+                    }
+                    Err(error) => {
+                        let stderr = String::from_utf8_lossy(&outcome.stderr);
+                        let text = format!("the guest printed no result ({error}): {stderr}");
+                        result.findings.push(finding(self.blamed(), text));
+                    }
+                }
+                result.console = tail(&outcome.console_log);
+            }
+            Err(error) => {
+                result.console = error
+                    .remains()
+                    .map_or_else(String::new, |remains| tail(&remains.console_log));
+                let verdict = match error {
+                    VmError::KernelPanic { .. }
+                    | VmError::VirtualLimitReached { .. }
+                    | VmError::TimedOut { .. } => self.blamed(),
+                    VmError::QemuMissing | VmError::BusyboxMissing => Verdict::Skip,
+                    _ => Verdict::Inconclusive,
+                };
+                result.findings.push(finding(verdict, error.to_string()));
+            }
+        }
+    }
+
+    /// The verdict when a run breaks: a scheduler under test is to blame, the kernel's own is not.
+    fn blamed(&self) -> Verdict {
+        match self.scheduler {
+            Scheduler::Own(_) | Scheduler::Program { .. } => Verdict::Fail,
+            Scheduler::Eevdf | Scheduler::Control(_) => Verdict::Inconclusive,
+        }
+    }
+}
+
+/// Everything that a boot needs.
+struct Prepared {
+    spec: VmSpec,
+    program: PathBuf,
+    identity: Identity,
+}
+
+fn finding(verdict: Verdict, text: String) -> Finding {
+    Finding { verdict, text }
+}
+
+fn kernel(version: &str) -> Result<Kernel, String> {
+    let request = version
+        .parse::<KernelRequest>()
+        .map_err(|error| format!("key `kernel`: {error}"))?;
+    let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
+    cache.obtain(&request).map_err(|error| error.to_string())
+}
+
+/// Copies a program of this machine to another path in the guest, with the libraries that it needs.
+fn add_program(files: &mut Initramfs, host: &Path, guest: &str) -> Result<(), String> {
+    files.add_program(host).map_err(|error| error.to_string())?;
+    files
+        .add_file(host, guest)
+        .map_err(|error| error.to_string())
+}
+
+fn qemu_version() -> String {
+    let output = Command::new(crate::qemu::PROGRAM).arg("--version").output();
+    output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
+}
+
+/// The program without debug information, which a guest would have to unpack at every boot. Kept beside
+/// the cached results; the program itself where there is no `strip`.
+fn stripped(program: &Path) -> PathBuf {
+    let mut identity = Identity::default();
+    if identity.add_file(program).is_err() {
+        return program.to_owned();
+    }
+    let folder = RunCache::from_environment()
+        .folder()
+        .join("guest")
+        .join(identity.to_string());
+    let target = folder.join("zernel");
+    if target.is_file() {
+        return target;
+    }
+    let partial = folder.join(format!("partial-{}", std::process::id()));
+    let strip = || -> std::io::Result<bool> {
+        fs::create_dir_all(&folder)?;
+        let status = Command::new("strip")
+            .arg("-o")
+            .arg(&partial)
+            .arg(program)
+            .status()?;
+        if status.success() {
+            fs::rename(&partial, &target)?;
+        }
+        Ok(status.success())
+    };
+    match strip() {
+        Ok(true) => target,
+        _ => program.to_owned(),
+    }
+}
+
+fn tail(console: &str) -> String {
+    let lines: Vec<&str> = console.lines().collect();
+    lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+}
