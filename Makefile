@@ -1,4 +1,4 @@
-.PHONY: run check test fuzz lint bench dist softgpu setup setup-check setup-test
+.PHONY: run check test fuzz lab lint bench dist softgpu setup setup-check setup-test
 .NOTPARALLEL:
 
 # A training job on simulated GPUs, observed. Only observing needs root; the target never asks for it.
@@ -24,6 +24,17 @@ test: setup-test lint
 MINUTES ?= 5
 fuzz: setup-test
 	ZERNEL_FUZZ_SECONDS=$$(($(MINUTES) * 60)) cargo test --workspace --lib --test fuzz fuzz_ -- --nocapture
+
+# Compares schedulers in all scenarios; the report and one plot per scenario go to target/lab. Results are cached by
+# everything that decides them: one more scheduler boots only its own runs. Six seeds are needed for a verdict.
+SCHEDULERS ?= eevdf,ref,fair
+SEEDS ?= 1
+SCENARIOS ?= $(sort $(wildcard scenarios/*.toml))
+lab: softgpu
+	cargo build --release --quiet --bin zernel
+	@mkdir -p target/lab
+	target/release/zernel lab compare $(SCENARIOS) --sched $(SCHEDULERS) --seeds $(SEEDS) \
+		--json target/lab/report.json --plots target/lab
 
 lint:
 	cargo fmt --all --check

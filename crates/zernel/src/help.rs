@@ -29,7 +29,17 @@ Examples:
 pub(crate) const LAB: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
-  zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12";
+  zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12
+  zernel lab scenario scenarios/wake.toml    figures of one scenario
+  zernel lab test --sched ./mine scenarios/*.toml
+                                             check a scheduler of yours";
+
+pub(crate) const LAB_COMPARE: &str = "\
+Examples:
+  zernel lab compare scenarios/wake.toml --sched eevdf,fair,./mine --seeds 6
+  zernel lab compare scenarios/train-*.toml --sched eevdf,nice,fifo,ref,'./mine:-s 5000'
+  zernel lab compare scenarios/*.toml --sched ./mine --json today.json --plots plots
+  zernel lab compare scenarios/*.toml --sched ./mine --baseline yesterday.json";
 
 pub(crate) const LAB_RUN: &str = "\
 Examples:
@@ -37,6 +47,17 @@ Examples:
   zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12
   zernel lab run --cpus 4 -- nproc --all     any program with its options
   zernel lab run --with ./load.toml zernel workload run $PWD/load.toml";
+
+pub(crate) const LAB_SCENARIO: &str = "\
+Examples:
+  zernel lab scenario scenarios/wake.toml                 the kernel's own scheduler
+  zernel lab scenario scenarios/wake.toml --sched ./mine  a scheduler of yours
+  zernel lab scenario scenarios/wake.toml --sched './mine:-s 5000' --seed 3 --json";
+
+pub(crate) const LAB_TEST: &str = "\
+Examples:
+  zernel lab test --sched ./mine scenarios/*.toml  check a scheduler of yours
+  zernel lab test scenarios/weights.toml           what the kernel's own does";
 
 pub(crate) const OBSERVE: &str = "\
 Examples:

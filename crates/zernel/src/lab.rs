@@ -1,4 +1,4 @@
-//! `zernel lab`: runs commands in virtual machines with other kernels.
+//! `zernel lab`: runs commands and scenarios in virtual machines with other kernels.
 
 use std::env;
 use std::error::Error;
@@ -16,7 +16,10 @@ use zernel_lab::{
 
 use crate::{help, interrupt};
 
-/// Run commands in virtual machines with other kernels
+mod compare;
+mod scenario;
+
+/// Run commands and scenarios in virtual machines with other kernels
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -25,7 +28,14 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Compare(compare::CompareOptions),
+    #[command(hide = true)]
+    Guest(scenario::GuestOptions),
     Run(RunOptions),
+    Scenario(scenario::ScenarioOptions),
+    #[command(hide = true)]
+    Scheduler(scenario::SchedulerOptions),
+    Test(scenario::TestOptions),
 }
 
 /// Boot a Debian kernel in QEMU and run a command in it as root
@@ -88,7 +98,12 @@ struct RunOptions {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
+        Command::Compare(options) => compare::run(options),
+        Command::Guest(options) => scenario::guest(options),
         Command::Run(options) => run_in_vm(options),
+        Command::Scenario(options) => scenario::run(options),
+        Command::Scheduler(options) => scenario::scheduler(options),
+        Command::Test(options) => scenario::test(options),
     }
 }
 
