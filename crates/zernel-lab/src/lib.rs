@@ -17,8 +17,10 @@
 //! | [`initramfs`] | which files: a list of what the guest sees, written as a cpio archive |
 //! | [`vm`] | the run itself: QEMU, the command, its outcome |
 //! | [`deterministic`] | runs that repeat to the last byte |
+//! | [`account`] | where the CPU time of a run went |
 #![forbid(unsafe_code)]
 
+pub mod account;
 mod apt;
 mod availability;
 mod cpio;
@@ -34,6 +36,7 @@ mod qemu;
 mod topology;
 pub mod vm;
 
+pub use account::{Account, CpuTimeReading};
 pub use availability::{Unavailable, available};
 pub use deterministic::{Determinism, Deterministic, Digest, Ticks};
 pub use initramfs::{Initramfs, InitramfsError};
