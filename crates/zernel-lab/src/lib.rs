@@ -15,6 +15,7 @@
 //! |---|---|
 //! | [`kernel`] | which kernel: found in the cache, fetched with apt, or given by path |
 //! | [`initramfs`] | which files: a list of what the guest sees, written as a cpio archive |
+//! | [`peers`] | public schedulers, built into the cache |
 //! | [`vm`] | the run itself: QEMU, the command, its outcome |
 //! | [`deterministic`] | runs that repeat to the last byte |
 //! | [`account`] | where the CPU time of a run went |
@@ -31,6 +32,7 @@ mod host;
 pub mod initramfs;
 pub mod kernel;
 mod package;
+pub mod peers;
 mod program;
 mod qemu;
 mod topology;
@@ -40,6 +42,9 @@ pub use account::{Account, CpuTimeReading};
 pub use availability::{Unavailable, available};
 pub use deterministic::{Determinism, Deterministic, Digest, Ticks};
 pub use initramfs::{Initramfs, InitramfsError};
-pub use kernel::{Kernel, KernelCache, KernelError, KernelRequest, KernelVersion};
+pub use kernel::{
+    AvailableKernel, Kernel, KernelCache, KernelError, KernelRequest, KernelVersion,
+    SchedulerSupport,
+};
 pub use topology::{BadTopology, Topology};
 pub use vm::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};
