@@ -10,13 +10,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
 use zernel_lab::{
-    CommandStatus, Determinism, Deterministic, Initramfs, Kernel, KernelCache, KernelRequest,
-    Ticks, Topology, VmError, VmSpec,
+    CommandStatus, Determinism, Deterministic, Initramfs, Kernel, KernelRequest, Ticks, Topology,
+    VmError, VmSpec,
 };
 
 use crate::{help, interrupt};
 
 mod compare;
+mod kernel;
+mod peers;
 mod scenario;
 
 /// Run commands and scenarios in virtual machines with other kernels
@@ -31,6 +33,8 @@ enum Command {
     Compare(compare::CompareOptions),
     #[command(hide = true)]
     Guest(scenario::GuestOptions),
+    Kernel(kernel::Options),
+    Peers(peers::Options),
     Run(RunOptions),
     Scenario(scenario::ScenarioOptions),
     #[command(hide = true)]
@@ -48,9 +52,10 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = help::LAB_RUN)]
 struct RunOptions {
-    /// Kernel version, such as 6.12 or 6.18.15; `sched_ext` for the newest one that has it
-    #[arg(long, value_name = "VERSION", default_value = "sched_ext")]
-    kernel: KernelRequest,
+    /// Kernel version, such as 6.12 or 6.18.15 [default: that of `zernel lab kernel use`, else
+    /// `sched_ext`, the newest one that loads schedulers]
+    #[arg(long, value_name = "VERSION")]
+    kernel: Option<KernelRequest>,
     /// Number of CPUs of the virtual machine [default: 2]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=255))]
     cpus: Option<u32>,
@@ -100,6 +105,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
         Command::Compare(options) => compare::run(options),
         Command::Guest(options) => scenario::guest(options),
+        Command::Kernel(options) => kernel::run(options),
+        Command::Peers(options) => peers::run(options),
         Command::Run(options) => run_in_vm(options),
         Command::Scenario(options) => scenario::run(options),
         Command::Scheduler(options) => scenario::scheduler(options),
@@ -109,14 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 
 fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let interrupt = interrupt::flag()?;
-    let cache = KernelCache::from_environment()?;
-    let kernel = match cache.cached(&options.kernel)? {
-        Some(kernel) => kernel,
-        None => {
-            eprintln!("zernel: downloading the kernel {}", options.kernel);
-            cache.fetch(&options.kernel)?
-        }
-    };
+    let kernel = kernel::obtain(options.kernel.as_ref())?;
     if io::stderr().is_terminal() {
         eprintln!("zernel: booting; the output follows when the command exits");
     }
