@@ -27,6 +27,9 @@ enum {
 /* bpf_helpers.h names map types only in declarations that these schedulers do not use. */
 enum bpf_map_type { BPF_MAP_TYPE_UNSPEC = 0 };
 
+/* Only the type's name matters. */
+enum scx_exit_kind { SCX_EXIT_NONE = 0 };
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct sched_ext_entity {
@@ -51,8 +54,7 @@ struct cgroup {
 };
 
 struct scx_exit_info {
-	int kind;
-	const char *reason;
+	enum scx_exit_kind kind;
 	char *msg;
 };
 

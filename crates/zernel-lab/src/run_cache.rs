@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::kernel::cache_folder;
 use crate::scenario_run::RunResult;
 
 /// A hash (two lanes of FNV-1a) of everything that decides a run.
@@ -54,19 +55,11 @@ pub(crate) struct RunCache {
 }
 
 impl RunCache {
-    /// The folder `lab` beside the kernels' cache: `$ZERNEL_CACHE`, else `$XDG_CACHE_HOME/zernel`, else
-    /// `~/.cache/zernel`.
+    /// The folder `lab` beside the kernels; a temporary one if no variable names a cache.
     pub(crate) fn from_environment() -> Self {
-        let set = |name| {
-            env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
-        let cache = set("ZERNEL_CACHE")
-            .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("zernel")))
-            .or_else(|| set("HOME").map(|folder| folder.join(".cache/zernel")));
+        let cache = cache_folder().unwrap_or_else(|_| env::temp_dir().join("zernel"));
         Self {
-            folder: cache.unwrap_or_else(env::temp_dir).join("lab"),
+            folder: cache.join("lab"),
         }
     }
 

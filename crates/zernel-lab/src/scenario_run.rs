@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelCache, KernelRequest};
 use crate::run_cache::{Identity, RunCache};
 use crate::scenario::figures::RunFigures;
-use crate::scenario::plan::{GuestPlan, PLAN, SCHEDULER, Scheduler};
+use crate::scenario::plan::{GUEST, GuestPlan, PLAN, SCHEDULER, Scheduler};
 use crate::scenario::{SOFTWARE_GPU, Scenario};
 use crate::software_gpu;
 use crate::vm::{VmError, VmSpec};
@@ -233,7 +234,8 @@ impl ScenarioRun {
         };
         let mut identity = Identity::default();
         identity.add_file(&kernel.image)?;
-        identity.add_file(&guest)?;
+        let program = stripped(&guest);
+        identity.add_file(&program)?;
         let json = serde_json::to_vec(&plan).map_err(|error| error.to_string())?;
         identity.add(&json);
         let mut files = Initramfs::new();
@@ -242,7 +244,9 @@ impl ScenarioRun {
             .map_err(|error| error.to_string())?;
         if let Scheduler::Program { path, .. } = &self.scheduler {
             identity.add_file(path)?;
-            add_program(&mut files, path, SCHEDULER)?;
+            files
+                .add_program_at(path, SCHEDULER)
+                .map_err(|error| error.to_string())?;
         }
         if plan.scenario.needs_software_gpu() {
             let folder = Path::new(SOFTWARE_GPU).parent().unwrap_or(Path::new("/"));
@@ -253,20 +257,15 @@ impl ScenarioRun {
                     .map_err(|error| error.to_string())?;
             }
         }
-        let program = stripped(&guest);
         files
-            .add_program(&program)
+            .add_program_at(&program, GUEST)
             .map_err(|error| error.to_string())?;
         let spec = self.machine(kernel, files)?;
         for word in spec.deterministic_arguments() {
             identity.add(word.as_encoded_bytes());
         }
         identity.add(qemu_version().as_bytes());
-        Ok(Prepared {
-            spec,
-            program,
-            identity,
-        })
+        Ok(Prepared { spec, identity })
     }
 
     fn machine(&self, kernel: Kernel, files: Initramfs) -> Result<VmSpec, String> {
@@ -286,7 +285,7 @@ impl ScenarioRun {
     }
 
     fn boot(&self, prepared: &Prepared, result: &mut RunResult) {
-        match prepared.spec.run(&prepared.program, ["lab", "guest", PLAN]) {
+        match prepared.spec.run(GUEST, ["lab", "guest", PLAN]) {
             Ok(outcome) => {
                 let scenario = self.judged_scenario();
                 result.kernel_warning = first_warning(&outcome.console_log);
@@ -335,7 +334,6 @@ impl ScenarioRun {
 /// Everything that a boot needs.
 struct Prepared {
     spec: VmSpec,
-    program: PathBuf,
     identity: Identity,
 }
 
@@ -351,14 +349,6 @@ fn kernel(version: &str) -> Result<Kernel, String> {
     cache.obtain(&request).map_err(|error| error.to_string())
 }
 
-/// Copies a program of this machine to another path in the guest, with the libraries that it needs.
-fn add_program(files: &mut Initramfs, host: &Path, guest: &str) -> Result<(), String> {
-    files.add_program(host).map_err(|error| error.to_string())?;
-    files
-        .add_file(host, guest)
-        .map_err(|error| error.to_string())
-}
-
 fn qemu_version() -> String {
     let output = Command::new(crate::qemu::PROGRAM).arg("--version").output();
     output.map_or_else(
@@ -370,10 +360,15 @@ fn qemu_version() -> String {
 /// The program without debug information, which a guest would have to unpack at every boot. Kept beside
 /// the cached results; the program itself where there is no `strip`.
 fn stripped(program: &Path) -> PathBuf {
-    let mut identity = Identity::default();
-    if identity.add_file(program).is_err() {
+    let Ok(metadata) = fs::metadata(program) else {
         return program.to_owned();
-    }
+    };
+    // By time and size, because a build with debug information is large to read.
+    let mut identity = Identity::default();
+    identity.add(program.as_os_str().as_encoded_bytes());
+    identity.add(&metadata.len().to_le_bytes());
+    identity.add(&metadata.mtime().to_le_bytes());
+    identity.add(&metadata.mtime_nsec().to_le_bytes());
     let folder = RunCache::from_environment()
         .folder()
         .join("guest")

@@ -16,10 +16,11 @@ use zernel_workload::{
 };
 
 use super::cgroup;
-use super::figures::{GroupFigures, RunFigures};
+use super::figures::{AccountFigures, GroupFigures, RunFigures};
 use super::plan::GuestPlan;
 use super::sampler::{TaskSampler, TaskTimes};
 use super::{Action, Scenario, Step};
+use crate::account::{Account, CpuTimeReading};
 
 mod companion;
 
@@ -216,6 +217,9 @@ struct Execution<'a> {
     groups: Vec<RunningGroup>,
     started_ns: u64,
     window: (u64, u64),
+    /// The groups' cgroups and all CPU time at the begin of the measured time.
+    reading: Option<(Vec<(String, PathBuf)>, CpuTimeReading)>,
+    account: Option<AccountFigures>,
     problems: Vec<String>,
 }
 
@@ -233,6 +237,8 @@ impl<'a> Execution<'a> {
             groups: Vec::new(),
             started_ns: 0,
             window: (0, 0),
+            reading: None,
+            account: None,
             problems: Vec::new(),
         };
         let at_once = |group: &&WorkSpec| !scenario.is_added_later(&group.name);
@@ -301,7 +307,24 @@ impl<'a> Execution<'a> {
         }
     }
 
+    /// The cgroups of all groups, by name.
+    fn parts(&self) -> Vec<(String, PathBuf)> {
+        let leaves = |group: &RunningGroup| -> Vec<(String, PathBuf)> {
+            let name = &group.spec.name;
+            group
+                .leaves
+                .iter()
+                .map(|leaf| (name.clone(), leaf.clone()))
+                .collect()
+        };
+        self.groups.iter().flat_map(leaves).collect()
+    }
+
     fn begin_window(&mut self) {
+        // Before the window, because it takes a while.
+        let parts = self.parts();
+        let reading = CpuTimeReading::take(&parts).ok();
+        self.reading = reading.map(|reading| (parts, reading));
         self.window.0 = now_ns();
         for group in &mut self.groups {
             group.before = group.snapshot();
@@ -313,6 +336,11 @@ impl<'a> Execution<'a> {
         for group in &mut self.groups {
             group.after = group.snapshot();
         }
+        // The parts of the first reading: groups that came later are among the others.
+        self.account = self.reading.take().and_then(|(parts, first)| {
+            let second = CpuTimeReading::take(&parts).ok()?;
+            Some(Account::between(&first, &second).into())
+        });
     }
 
     fn take(&mut self, step: &Step) {
@@ -381,6 +409,7 @@ impl<'a> Execution<'a> {
                 .map(|group| group.figures(self.window))
                 .collect(),
             problems: self.problems.clone(),
+            account: self.account.clone(),
             ..RunFigures::default()
         }
     }

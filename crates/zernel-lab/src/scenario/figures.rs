@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use zernel_workload::Histogram;
 
+use crate::account::Account;
+
 /// What one run measured, as the virtual machine prints it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RunFigures {
@@ -14,8 +16,40 @@ pub struct RunFigures {
     pub scheduler: SchedulerFigures,
     /// One per group, in the scenario's order.
     pub groups: Vec<GroupFigures>,
+    /// Where the CPU time went; `None` if it could not be read.
+    pub account: Option<AccountFigures>,
     /// What went wrong in the guest, such as a step that the kernel refused.
     pub problems: Vec<String>,
+}
+
+/// Where the CPU time of all CPUs went, in CPUs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct AccountFigures {
+    /// CPUs of the machine, which the rest must add up to.
+    pub cpus: usize,
+    /// The groups that ran when the measured time began.
+    pub groups: Vec<(String, f64)>,
+    /// Kernel threads.
+    pub kernel: f64,
+    /// Other processes: the measuring program, the scheduler, the observer.
+    pub other: f64,
+    /// Idle time.
+    pub idle: f64,
+    /// Whether all add up to the CPUs.
+    pub adds_up: bool,
+}
+
+impl From<Account> for AccountFigures {
+    fn from(account: Account) -> Self {
+        Self {
+            cpus: account.cpus,
+            kernel: account.kernel,
+            other: account.other,
+            idle: account.idle,
+            adds_up: account.adds_up(),
+            groups: account.parts,
+        }
+    }
 }
 
 /// How the scheduler fared.

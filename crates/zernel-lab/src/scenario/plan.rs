@@ -6,9 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::seed::{self, StartOffsets};
 use super::{Control, Scenario};
+use crate::peers::{PEERS, Peer, PeerCache, peer};
 
 /// Where the plan is in the virtual machine.
 pub const PLAN: &str = "/lab/plan.json";
+/// Where the guest program is in the virtual machine.
+pub const GUEST: &str = "/lab/zernel";
 /// Where a scheduler given by path is in the virtual machine.
 pub const SCHEDULER: &str = "/lab/scheduler";
 
@@ -31,7 +34,7 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
-    /// Reads `eevdf`, a control, one of the `own` schedulers, or `PATH[:ARGUMENTS]`.
+    /// Reads `eevdf`, a control, one of the `own` schedulers, the name of a peer, or `PATH[:ARGUMENTS]`.
     ///
     /// # Errors
     /// It is none of these, and no such file exists.
@@ -46,18 +49,38 @@ impl Scheduler {
             return Ok(Self::Own(text.to_owned()));
         }
         let (path, arguments) = text.split_once(':').unwrap_or((text, ""));
+        let arguments = arguments.split_whitespace().map(str::to_owned);
+        if let Ok(peer) = peer(path) {
+            return Self::of_peer(peer, arguments.collect());
+        }
         let path = PathBuf::from(path);
         if !path.is_file() {
             let controls = Control::ALL.map(Control::name).join(", ");
             return Err(format!(
-                "there is no scheduler `{text}`; use eevdf, a control ({controls}), one of the lab's ({}), or the path of a program",
-                own.join(", ")
+                "there is no scheduler `{text}`; use eevdf, a control ({controls}), one of the lab's ({}), a peer ({}), \
+                 or the path of a program",
+                own.join(", "),
+                PEERS.map(|peer| peer.name).join(", ")
             ));
         }
         Ok(Self::Program {
             path,
-            arguments: arguments.split_whitespace().map(str::to_owned).collect(),
+            arguments: arguments.collect(),
         })
+    }
+
+    /// A peer with these arguments, or with those that its authors recommend.
+    fn of_peer(peer: Peer, arguments: Vec<String>) -> Result<Self, String> {
+        let cache = PeerCache::from_environment().map_err(|error| error.to_string())?;
+        let path = cache.program(peer).ok_or_else(|| {
+            let name = peer.name;
+            format!("{name} is not built; build it with `zernel lab peers {name}`")
+        })?;
+        let arguments = match arguments.is_empty() {
+            true => peer.arguments.iter().map(ToString::to_string).collect(),
+            false => arguments,
+        };
+        Ok(Self::Program { path, arguments })
     }
 
     /// Its name in tables.

@@ -188,6 +188,15 @@ fn table(figures: &RunFigures) -> String {
     for group in &figures.groups {
         text += &line(group, figures.window_ns);
     }
+    if let Some(account) = &figures.account {
+        let groups: f64 = account.groups.iter().map(|(_, cpus)| cpus).sum();
+        let (kernel, other, idle) = (account.kernel, account.other, account.idle);
+        let sum = groups + kernel + other + idle;
+        text += &format!(
+            "CPUs: groups {groups:.3} + kernel threads {kernel:.3} + other {other:.3} + idle {idle:.3} = {sum:.3} of {}\n",
+            account.cpus
+        );
+    }
     text
 }
 
