@@ -29,12 +29,18 @@ use crate::scenario::figures::RunFigures;
 use crate::scenario::plan::{GUEST, GuestPlan, PLAN, SCHEDULER, Scheduler};
 use crate::scenario::{SOFTWARE_GPU, Scenario};
 use crate::software_gpu;
-use crate::vm::{VmError, VmSpec};
+use crate::vm::{CommandOutcome, VmError, VmSpec};
 
 /// Virtual time that a run may take beside its scenario: boot, loading a scheduler, stopping.
 const VIRTUAL_SLACK: Duration = Duration::from_secs(38);
 /// Host time that a run may take.
 const HOST_LIMIT: Duration = Duration::from_secs(900);
+/// Boots of one run, if the emulator crashes the guest.
+const ATTEMPTS: u64 = 4;
+/// Difference between the seeds of two attempts, larger than any number of seeds.
+const SEEDS_PER_ATTEMPT: u64 = 1_000_003;
+/// The flags that a processor has. The others are always 0.
+const FLAGS: u32 = 0x003f_7fd7;
 /// Lines of the console that a failed run keeps.
 const CONSOLE_LINES: usize = 40;
 
@@ -269,57 +275,72 @@ impl ScenarioRun {
     }
 
     fn machine(&self, kernel: Kernel, files: Initramfs) -> Result<VmSpec, String> {
-        let scenario_ms = self.scenario.warmup_ms + self.scenario.duration_ms;
-        let limit = VIRTUAL_SLACK + Duration::from_millis(scenario_ms);
-        let deterministic = Deterministic::new(self.seed)
-            .ticks(self.ticks)
-            .virtual_limit(limit);
         Ok(VmSpec::new(kernel)
             .topology(self.scenario.parsed_topology()?)
             .memory_mib(self.scenario.memory_mib)
             .timeout(HOST_LIMIT)
             .boot_timeout(HOST_LIMIT)
-            .deterministic(deterministic)
+            .deterministic(self.deterministic(0))
             .files(files)
             .interrupted_by(Arc::clone(&self.interrupt)))
     }
 
+    /// The settings of one attempt. Another attempt has other random numbers and another start time.
+    fn deterministic(&self, attempt: u64) -> Deterministic {
+        let scenario_ms = self.scenario.warmup_ms + self.scenario.duration_ms;
+        Deterministic::new(self.seed + attempt * SEEDS_PER_ATTEMPT)
+            .ticks(self.ticks)
+            .virtual_limit(VIRTUAL_SLACK + Duration::from_millis(scenario_ms))
+    }
+
     fn boot(&self, prepared: &Prepared, result: &mut RunResult) {
-        match prepared.spec.run(GUEST, ["lab", "guest", PLAN]) {
-            Ok(outcome) => {
-                let scenario = self.judged_scenario();
-                result.kernel_warning = first_warning(&outcome.console_log);
-                match serde_json::from_slice(&outcome.stdout) {
-                    Ok(GuestAnswer::Figures(figures)) => {
-                        result.findings =
-                            judge(&scenario, &figures, result.kernel_warning.as_deref());
-                        result.figures = Some(figures);
-                    }
-                    Ok(GuestAnswer::Error(problem)) => {
-                        result.findings.push(finding(self.blamed(), problem));
-                    }
-                    Err(error) => {
-                        let stderr = String::from_utf8_lossy(&outcome.stderr);
-                        let text = format!("the guest printed no result ({error}): {stderr}");
-                        result.findings.push(finding(self.blamed(), text));
-                    }
-                }
-                result.console = tail(&outcome.console_log);
-            }
-            Err(error) => {
-                result.console = error
-                    .remains()
-                    .map_or_else(String::new, |remains| tail(&remains.console_log));
-                let verdict = match error {
-                    VmError::KernelPanic { .. }
-                    | VmError::VirtualLimitReached { .. }
-                    | VmError::TimedOut { .. } => self.blamed(),
-                    VmError::QemuMissing | VmError::BusyboxMissing => Verdict::Skip,
-                    _ => Verdict::Inconclusive,
-                };
-                result.findings.push(finding(verdict, error.to_string()));
+        for attempt in 0..ATTEMPTS {
+            let spec = prepared
+                .spec
+                .clone()
+                .deterministic(self.deterministic(attempt));
+            match spec.run(GUEST, ["lab", "guest", PLAN]) {
+                Ok(outcome) => return self.note_outcome(&outcome, result),
+                // The same attempts fail in every run, so the result stays the same, too.
+                Err(error) if emulator_failed(&error) && attempt + 1 < ATTEMPTS => {}
+                Err(error) => return self.note_error(&error, result),
             }
         }
+    }
+
+    fn note_outcome(&self, outcome: &CommandOutcome, result: &mut RunResult) {
+        result.kernel_warning = first_warning(&outcome.console_log);
+        result.console = tail(&outcome.console_log);
+        match serde_json::from_slice(&outcome.stdout) {
+            Ok(GuestAnswer::Figures(figures)) => {
+                let scenario = self.judged_scenario();
+                result.findings = judge(&scenario, &figures, result.kernel_warning.as_deref());
+                result.figures = Some(figures);
+            }
+            Ok(GuestAnswer::Error(problem)) => {
+                result.findings.push(finding(self.blamed(), problem));
+            }
+            Err(error) => {
+                let stderr = String::from_utf8_lossy(&outcome.stderr);
+                let text = format!("the guest printed no result ({error}): {stderr}");
+                result.findings.push(finding(self.blamed(), text));
+            }
+        }
+    }
+
+    fn note_error(&self, error: &VmError, result: &mut RunResult) {
+        result.console = error
+            .remains()
+            .map_or_else(String::new, |remains| tail(&remains.console_log));
+        let verdict = match error {
+            _ if emulator_failed(error) => Verdict::Inconclusive,
+            VmError::KernelPanic { .. }
+            | VmError::VirtualLimitReached { .. }
+            | VmError::TimedOut { .. } => self.blamed(),
+            VmError::QemuMissing | VmError::BusyboxMissing => Verdict::Skip,
+            _ => Verdict::Inconclusive,
+        };
+        result.findings.push(finding(verdict, error.to_string()));
     }
 
     /// The verdict when a run breaks: a scheduler under test is to blame, the kernel's own is not.
@@ -339,6 +360,19 @@ struct Prepared {
 
 fn finding(verdict: Verdict, text: String) -> Finding {
     Finding { verdict, text }
+}
+
+/// Whether the guest crashed of flags that no processor has: after cmpxchg16b QEMU 7.2 now and then leaves garbage
+/// in the flags register.
+fn emulator_failed(error: &VmError) -> bool {
+    let console = error.remains().map_or("", |remains| &remains.console_log);
+    matches!(error, VmError::KernelPanic { .. }) && has_impossible_flags(console)
+}
+
+fn has_impossible_flags(console: &str) -> bool {
+    let flags = |rest: &str| u32::from_str_radix(rest.get(..8)?, 16).ok();
+    let printed = console.split("EFLAGS: ").skip(1).filter_map(flags);
+    printed.into_iter().any(|flags| flags & !FLAGS != 0)
 }
 
 fn kernel(version: &str) -> Result<Kernel, String> {
@@ -399,4 +433,25 @@ fn stripped(program: &Path) -> PathBuf {
 fn tail(console: &str) -> String {
     let lines: Vec<&str> = console.lines().collect();
     lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_of_the_emulator_is_told_from_one_of_the_kernel() {
+        let garbage = "[ 2.8] RSP: 0018:ffa00000003d7ad0 EFLAGS: 04ce2be2\n[ 2.8] RSP: 002b:00 EFLAGS: 00000293";
+        assert!(has_impossible_flags(garbage));
+        assert!(!has_impossible_flags(
+            "[ 2.8] RSP: 002b:00 EFLAGS: 00010246\nEFLAGS: 0"
+        ));
+    }
+
+    #[test]
+    fn the_end_of_a_console_is_kept() {
+        let console: String = (0..100).map(|line| format!("line {line}\n")).collect();
+        assert!(tail(&console).starts_with("line 60\n") && tail(&console).ends_with("line 99"));
+        assert_eq!(tail("one"), "one");
+    }
 }

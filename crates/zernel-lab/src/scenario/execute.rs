@@ -28,6 +28,8 @@ use companion::{Observer, RunningScheduler};
 
 /// Time between two looks at the tasks.
 const SAMPLE_EVERY_MS: u64 = 100;
+/// Time between the first reading of all CPU time, which takes a while, and the measured time.
+const READING_BEFORE_MS: u64 = 200;
 /// The phase that ends a step of a training job.
 const LAST_PHASE: &str = "OptimizerStep";
 
@@ -217,7 +219,7 @@ struct Execution<'a> {
     groups: Vec<RunningGroup>,
     started_ns: u64,
     window: (u64, u64),
-    /// The groups' cgroups and all CPU time at the begin of the measured time.
+    /// The groups' cgroups and all CPU time shortly before the measured time.
     reading: Option<(Vec<(String, PathBuf)>, CpuTimeReading)>,
     account: Option<AccountFigures>,
     problems: Vec<String>,
@@ -284,15 +286,19 @@ impl<'a> Execution<'a> {
         steps.sort_by_key(|step| step.at_ms);
         let mut steps = steps.into_iter().peekable();
         let mut sample_ms = SAMPLE_EVERY_MS;
+        let mut reading_ms = begin_ms.saturating_sub(READING_BEFORE_MS);
         loop {
             let step_ms = steps.peek().map_or(u64::MAX, |step| step.at_ms);
             let window_ms = match self.window.0 {
                 0 => begin_ms,
                 _ => end_ms,
             };
-            let next_ms = step_ms.min(window_ms).min(sample_ms);
+            let next_ms = step_ms.min(window_ms).min(sample_ms).min(reading_ms);
             sleep_until(self.started_ns + next_ms * 1_000_000);
-            if next_ms == window_ms && self.window.0 == 0 {
+            if next_ms == reading_ms {
+                self.take_first_reading();
+                reading_ms = u64::MAX;
+            } else if next_ms == window_ms && self.window.0 == 0 {
                 self.begin_window();
             } else if next_ms == step_ms {
                 if let Some(step) = steps.next() {
@@ -320,11 +326,13 @@ impl<'a> Execution<'a> {
         self.groups.iter().flat_map(leaves).collect()
     }
 
-    fn begin_window(&mut self) {
-        // Before the window, because it takes a while.
+    fn take_first_reading(&mut self) {
         let parts = self.parts();
         let reading = CpuTimeReading::take(&parts).ok();
         self.reading = reading.map(|reading| (parts, reading));
+    }
+
+    fn begin_window(&mut self) {
         self.window.0 = now_ns();
         for group in &mut self.groups {
             group.before = group.snapshot();
