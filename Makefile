@@ -1,4 +1,4 @@
-.PHONY: run check test fuzz soak lint bench dist softgpu setup setup-check setup-test
+.PHONY: run check test fuzz soak lab lint bench dist softgpu setup setup-check setup-test
 .NOTPARALLEL:
 
 # A training job on simulated GPUs, observed. Only observing needs root; the target never asks for it.
@@ -28,6 +28,17 @@ fuzz: setup-test
 # Runs all attacks of a second user for this many minutes, over several lives of the daemon, and prints what was measured.
 soak: setup-test
 	ZERNEL_SOAK_MINUTES=$(MINUTES) cargo test -p zernel --test attacks -- --exact soak --nocapture
+
+# Compares schedulers in all scenarios; the report and one plot per scenario go to target/lab. Results are cached by
+# everything that decides them: one more scheduler boots only its own runs. Six seeds are needed for a verdict.
+SCHEDULERS ?= eevdf,ref,fair
+SEEDS ?= 1
+SCENARIOS ?= $(sort $(wildcard scenarios/*.toml))
+lab: softgpu
+	cargo build --release --quiet --bin zernel
+	@mkdir -p target/lab
+	target/release/zernel lab compare $(SCENARIOS) --sched $(SCHEDULERS) --seeds $(SEEDS) \
+		--json target/lab/report.json --plots target/lab
 
 lint:
 	cargo fmt --all --check

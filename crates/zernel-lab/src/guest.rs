@@ -6,7 +6,10 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use crate::deterministic::Deterministic;
+use crate::entropy_program;
 use crate::host::find_program;
 use crate::initramfs::{Initramfs, InitramfsError};
 use crate::kernel::Kernel;
@@ -16,6 +19,8 @@ use crate::vm::{CommandStatus, VmError};
 /// The first process, named on the kernel's command line.
 pub(crate) const INIT: &str = "/zernel/init";
 const BUSYBOX: &str = "/zernel/busybox";
+/// Credits the kernel with the seed's random bytes.
+const ENTROPY: &str = "/zernel/entropy";
 
 /// Files in the run's folder, one a port.
 pub(crate) const STDOUT: &str = "stdout";
@@ -41,10 +46,16 @@ impl Ports {
     }
 
     /// QEMU's side: each port ends in a file of its working folder.
-    pub(crate) fn qemu_arguments(self) -> Vec<OsString> {
+    ///
+    /// With an event descriptor another thread of the host carries the bytes, at a moment that no guest clock decides.
+    pub(crate) fn qemu_arguments(self, deterministic: bool) -> Vec<OsString> {
         let mut arguments = Vec::new();
         if self == Self::Virtio {
-            arguments.extend(["-device".to_owned(), "virtio-serial-pci".to_owned()]);
+            let device = match deterministic {
+                true => "virtio-serial-pci,ioeventfd=off",
+                false => "virtio-serial-pci",
+            };
+            arguments.extend(["-device".to_owned(), device.to_owned()]);
         }
         for (index, name) in [STDOUT, STDERR, STATUS].iter().enumerate() {
             let number = index + 1;
@@ -75,6 +86,7 @@ pub(crate) struct GuestCommand<'a> {
     pub(crate) program: &'a OsStr,
     pub(crate) arguments: &'a [OsString],
     pub(crate) environment: &'a [(String, OsString)],
+    pub(crate) deterministic: Option<&'a Deterministic>,
 }
 
 /// The statically linked busybox that the first process is made of.
@@ -111,6 +123,15 @@ pub(crate) fn add_base(
     Ok(())
 }
 
+/// Adds the program that the first process of a deterministic guest calls.
+pub(crate) fn add_entropy(
+    initramfs: &mut Initramfs,
+    deterministic: &Deterministic,
+) -> Result<(), VmError> {
+    let program = entropy_program::executable(&deterministic.entropy());
+    Ok(initramfs.add_bytes(ENTROPY, program, 0o755)?)
+}
+
 /// The first process's script.
 ///
 /// The command writes to pipes, as under any shell, and `cat` carries the bytes on: a virtio port takes
@@ -141,9 +162,34 @@ pub(crate) fn init_script(command: &GuestCommand<'_>, ports: Ports) -> Result<Ve
         &words,
         b"; }",
     ]);
+    line(&[hooks(command.deterministic).as_bytes()]);
     line(&[RUN.as_bytes()]);
     Ok(script)
 }
+
+/// What the script does right before and right after the command, as two functions.
+fn hooks(deterministic: Option<&Deterministic>) -> String {
+    let Some(deterministic) = deterministic else {
+        return "before() { :; }\nafter() { :; }".to_owned();
+    };
+    let limit_us = deterministic.virtual_limit.as_micros();
+    let offset_us = deterministic.start_offset().as_micros();
+    format!(
+        "before() {{
+    {ENTROPY}
+    {{ $busybox usleep {limit_us}; echo {LIMIT} >&3; $busybox poweroff -f; }} </dev/null >/dev/null 2>&1 &
+    $busybox usleep {offset_us}
+}}
+after() {{
+    $busybox sed -n 's/^now at \\([0-9]*\\) nsecs/{TIME}\\1/p' /proc/timer_list >&3
+    $busybox sed 's/^/state /' /proc/stat /proc/interrupts /proc/schedstat >&3
+}}"
+    )
+}
+
+/// Lines on the status port of a deterministic guest: the limit of virtual time was reached, the time at the end.
+const LIMIT: &str = "limit";
+const TIME: &str = "time ";
 
 const PREPARE: &str = "#!/zernel/busybox sh
 busybox=/zernel/busybox
@@ -170,6 +216,7 @@ $busybox cat </run/stdout >${port}1 3>&- &
 stdout=$!
 $busybox cat </run/stderr >${port}2 3>&- &
 stderr=$!
+before
 echo ready >&3
 (run) </dev/null >/run/stdout 2>/run/stderr 3>&-
 code=$?
@@ -182,6 +229,7 @@ done
 wait $stdout $stderr
 how=
 read -r how 2>/dev/null </run/how
+after
 echo "done $code $how" >&3
 $busybox poweroff -f"#;
 
@@ -219,6 +267,7 @@ fn variable_name(name: &str) -> Result<&[u8], VmError> {
 pub(crate) enum Progress {
     Booting,
     Running,
+    VirtualLimitReached,
     Done(CommandStatus),
 }
 
@@ -229,10 +278,17 @@ impl Progress {
         let done = complete.lines().find_map(|line| line.strip_prefix("done "));
         match done.and_then(command_status) {
             Some(status) => Self::Done(status),
+            None if complete.lines().any(|line| line == LIMIT) => Self::VirtualLimitReached,
             None if complete.lines().any(|line| line == "ready") => Self::Running,
             None => Self::Booting,
         }
     }
+}
+
+/// The time since boot that a deterministic guest wrote at the command's end.
+pub(crate) fn virtual_time(status: &str) -> Option<Duration> {
+    let nanoseconds = status.lines().find_map(|line| line.strip_prefix(TIME))?;
+    nanoseconds.parse().ok().map(Duration::from_nanos)
 }
 
 /// Reads the shell's exit code and the first line `time` wrote. `time` that wrote nothing was killed itself,
@@ -310,18 +366,32 @@ mod tests {
             Progress::Done(Killed { signal: 9 })
         );
         assert_eq!(Progress::read("ready\ndone rubbish\n"), Progress::Running);
+        assert_eq!(
+            Progress::read("ready\nlimit\n"),
+            Progress::VirtualLimitReached
+        );
+        assert_eq!(
+            virtual_time("ready\ntime 1234567890\ndone 0 ok\n"),
+            Some(Duration::new(1, 234_567_890))
+        );
     }
 
     #[test]
     fn the_script_is_valid_shell() {
         let arguments = [OsString::from("-c"), OsString::from("echo 'a' && exit 7")];
         let environment = [("A".to_owned(), OsString::from("b c"))];
-        let command = GuestCommand {
-            program: OsStr::new("/bin/sh"),
-            arguments: &arguments,
-            environment: &environment,
-        };
-        for ports in [Ports::Virtio, Ports::Serial] {
+        let deterministic = Deterministic::new(1);
+        for (ports, deterministic) in [
+            (Ports::Virtio, None),
+            (Ports::Serial, None),
+            (Ports::Virtio, Some(&deterministic)),
+        ] {
+            let command = GuestCommand {
+                program: OsStr::new("/bin/sh"),
+                arguments: &arguments,
+                environment: &environment,
+                deterministic,
+            };
             let script = init_script(&command, ports).unwrap();
             let status = Command::new("/bin/sh")
                 .arg("-nc")

@@ -156,14 +156,23 @@ impl Initramfs {
                 path: host.as_ref().to_owned(),
                 source,
             })?;
-        let needs = needs(&host)?;
+        self.add_program_at(&host, &host)
+    }
+
+    /// An executable of this machine, at another path, with the loader and the libraries it needs.
+    pub fn add_program_at(
+        &mut self,
+        host: impl AsRef<Path>,
+        guest: impl AsRef<Path>,
+    ) -> Result<(), InitramfsError> {
+        let needs = needs(host.as_ref())?;
         if !needs.is_empty() && Path::new(LOADER_INDEX).is_file() {
             self.add_file(LOADER_INDEX, LOADER_INDEX)?;
         }
-        for path in needs.iter().chain([&host]) {
+        for path in &needs {
             self.add_file(path, path)?;
         }
-        Ok(())
+        self.add_file(host, guest)
     }
 
     /// A file of this machine, at the same path; a program comes with the loader and the libraries it needs.

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -11,14 +10,20 @@ use thiserror::Error;
 
 pub use crate::apt::AptError;
 
+mod btf;
 mod cache;
+mod image;
 mod version;
 
-pub use cache::KernelCache;
+pub use btf::{BadBtf, malformed_scheduler_functions};
+pub(crate) use cache::cache_folder;
+pub use cache::{AvailableKernel, KernelCache};
 pub use version::{BadVersion, KernelVersion};
 
 /// The kernel option for BPF schedulers.
 const SCHED_EXT: &str = "CONFIG_SCHED_CLASS_EXT";
+/// A file beside an image in the cache: the functions that [`malformed_scheduler_functions`] found in it.
+const MALFORMED: &str = "malformed-scheduler-functions";
 /// The first series whose Debian build has it.
 const FIRST_WITH_SCHED_EXT: [u32; 2] = [6, 16];
 
@@ -61,11 +66,21 @@ pub enum KernelError {
         /// The missing file.
         name: &'static str,
     },
-    /// The kernel Debian offers was built without BPF schedulers.
-    #[error("kernel {version} was built without {SCHED_EXT}; ask for another version")]
-    LacksSchedExt {
-        /// The kernel.
-        version: KernelVersion,
+    /// No kernel that Debian offers loads BPF schedulers.
+    #[error(
+        "no kernel that Debian offers loads schedulers: {tried}; give one with `zernel lab kernel use`"
+    )]
+    NoneLoadsSchedulers {
+        /// The kernels that were fetched, each with what is wrong with it.
+        tried: String,
+    },
+    /// No kernel of this release is in the cache.
+    #[error(
+        "{release} is neither a file nor a kernel in the cache; `zernel lab kernel list` prints those"
+    )]
+    NotCached {
+        /// What was given.
+        release: String,
     },
     /// What was asked for is not a version.
     #[error(transparent)]
@@ -109,7 +124,7 @@ impl KernelRequest {
     /// Whether a kernel on disk is what is wanted.
     pub fn fits(&self, kernel: &Kernel) -> bool {
         match self {
-            Self::SchedExt => kernel.has_option(SCHED_EXT),
+            Self::SchedExt => kernel.scheduler_support() == SchedulerSupport::Loads,
             Self::Series(numbers) => kernel.version.starts_with(numbers),
         }
     }
@@ -148,6 +163,32 @@ impl fmt::Display for KernelRequest {
     }
 }
 
+/// Whether a kernel can load BPF schedulers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SchedulerSupport {
+    /// Schedulers load, as far as the image shows.
+    Loads,
+    /// It was built without sched_ext.
+    NotBuilt,
+    /// It was built with tools that leave these functions in a form that the verifier refuses.
+    MalformedBtf(Vec<String>),
+}
+
+impl fmt::Display for SchedulerSupport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loads => formatter.write_str("loads schedulers"),
+            Self::NotBuilt => formatter.write_str("no sched_ext"),
+            Self::MalformedBtf(functions) => write!(
+                formatter,
+                "loads no scheduler: its BTF has {} malformed functions, such as {}",
+                functions.len(),
+                functions.first().map_or("", String::as_str)
+            ),
+        }
+    }
+}
+
 /// A kernel on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
@@ -157,13 +198,15 @@ pub struct Kernel {
     pub image: PathBuf,
     /// What it was built with, if known. The guest's BPF loader reads it.
     pub config: Option<PathBuf>,
+    /// Its folder in the cache, if it is there.
+    cache_folder: Option<PathBuf>,
 }
 
 impl Kernel {
     /// A kernel already on this machine, for example `/boot/vmlinuz-…` and `/boot/config-…`.
     pub fn from_image(image: impl AsRef<Path>, config: Option<&Path>) -> Result<Self, KernelError> {
         let image = absolute(image.as_ref())?;
-        let version = read_release(&image)?.parse()?;
+        let version = image::read_release(&image)?.parse()?;
         let config = config.map(absolute).transpose()?;
         if let Some(config) = &config {
             File::open(config).map_err(|error| file_error(config, error))?;
@@ -172,6 +215,7 @@ impl Kernel {
             version,
             image,
             config,
+            cache_folder: None,
         })
     }
 
@@ -185,39 +229,44 @@ impl Kernel {
         config.is_some_and(|config| config.lines().any(|line| line == wanted))
     }
 
+    /// Whether BPF schedulers load. Reading this from an image takes seconds, so the cache keeps it.
+    pub fn scheduler_support(&self) -> SchedulerSupport {
+        if !self.has_option(SCHED_EXT) {
+            return SchedulerSupport::NotBuilt;
+        }
+        let kept = self
+            .cache_folder
+            .as_ref()
+            .map(|folder| folder.join(MALFORMED));
+        let known = kept.as_ref().and_then(|kept| fs::read_to_string(kept).ok());
+        let malformed: Vec<String> = match known {
+            Some(text) => text.lines().map(str::to_owned).collect(),
+            None => {
+                let btf = image::read_btf(&self.image).unwrap_or_default();
+                malformed_scheduler_functions(&btf).unwrap_or_default()
+            }
+        };
+        if let Some(kept) = kept.filter(|kept| !kept.exists()) {
+            // Only saves time; where it cannot be written the image is read again.
+            let _ = fs::write(kept, malformed.join("\n"));
+        }
+        match malformed.is_empty() {
+            true => SchedulerSupport::Loads,
+            false => SchedulerSupport::MalformedBtf(malformed),
+        }
+    }
+
     fn from_folder(folder: &Path) -> Result<Self, KernelError> {
-        Self::from_image(folder.join("vmlinuz"), Some(&folder.join("config")))
+        let kernel = Self::from_image(folder.join("vmlinuz"), Some(&folder.join("config")))?;
+        Ok(Self {
+            cache_folder: Some(folder.to_owned()),
+            ..kernel
+        })
     }
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, KernelError> {
     std::path::absolute(path).map_err(|error| file_error(path, error))
-}
-
-/// The release inside an image, by the x86 boot protocol: a magic word at 0x202, and at 0x20e where the
-/// text is, counted from 0x200. The text goes on with who built it.
-fn read_release(image: &Path) -> Result<String, KernelError> {
-    const LONGEST: usize = 128;
-    let file = File::open(image).map_err(|error| file_error(image, error))?;
-    let not_an_image = || KernelError::NotAnImage {
-        path: image.to_owned(),
-    };
-    let mut header = [0; 14];
-    file.read_exact_at(&mut header, 0x202)
-        .map_err(|_| not_an_image())?;
-    if !header.starts_with(b"HdrS") {
-        return Err(not_an_image());
-    }
-    let offset = u64::from(u16::from_le_bytes([header[12], header[13]])) + 0x200;
-    let mut text = [0; LONGEST];
-    let length = file
-        .read_at(&mut text, offset)
-        .map_err(|error| file_error(image, error))?;
-    let release = text[..length]
-        .split(|byte| matches!(byte, 0 | b' '))
-        .next()
-        .unwrap_or_default();
-    String::from_utf8(release.to_vec()).map_err(|_| not_an_image())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use crate::deterministic::Deterministic;
 use crate::guest;
 use crate::host::find_program;
 use crate::vm::{Accelerator, VmError, VmSpec};
@@ -98,7 +99,7 @@ pub(crate) fn arguments(
     ports: guest::Ports,
 ) -> Vec<OsString> {
     let (accelerator, cpu) = match accelerator {
-        Accelerator::Kvm => ("kvm", "host"),
+        Accelerator::Kvm => ("kvm", "host".to_owned()),
         // One thread for all processors: with several, QEMU 7.2 loses the race when the guest patches its code.
         Accelerator::Tcg | Accelerator::Auto => ("tcg,thread=single", emulated_cpu(spec)),
     };
@@ -110,7 +111,16 @@ pub(crate) fn arguments(
     option("-machine", "q35".into());
     option("-accel", accelerator.into());
     option("-cpu", cpu.into());
-    option("-smp", spec.cpus.to_string().into());
+    for (name, value) in spec.topology.qemu_options(spec.memory_mib) {
+        option(name, value.into());
+    }
+    for (name, value) in spec
+        .deterministic
+        .iter()
+        .flat_map(Deterministic::qemu_options)
+    {
+        option(name, value.into());
+    }
     option("-m", format!("{}M", spec.memory_mib).into());
     option("-kernel", spec.kernel.image.clone().into());
     option("-initrd", INITRAMFS.into());
@@ -120,7 +130,7 @@ pub(crate) fn arguments(
         format!("file,id={CONSOLE},path={CONSOLE}").into(),
     );
     option("-serial", format!("chardev:{CONSOLE}").into());
-    arguments.extend(ports.qemu_arguments());
+    arguments.extend(ports.qemu_arguments(spec.deterministic.is_some()));
     arguments
 }
 
@@ -129,11 +139,17 @@ const FIRST_TO_NEED_CMPXCHG16B: [u32; 2] = [6, 18];
 
 /// All that can be emulated, except for cmpxchg16b where it can be done without: after it QEMU 7.2 now and then
 /// leaves rubbish in the flags register, of which 6.12 crashes.
-fn emulated_cpu(spec: &VmSpec) -> &'static str {
-    match spec.kernel.version.numbers() < FIRST_TO_NEED_CMPXCHG16B.as_slice() {
-        true => "max,-cx16",
-        false => "max",
+///
+/// A deterministic guest gets no random numbers from the host.
+fn emulated_cpu(spec: &VmSpec) -> String {
+    let mut cpu = "max".to_owned();
+    if spec.kernel.version.numbers() < FIRST_TO_NEED_CMPXCHG16B.as_slice() {
+        cpu += ",-cx16";
     }
+    if spec.deterministic.is_some() {
+        cpu += ",-rdrand,-rdseed";
+    }
+    cpu
 }
 
 /// A panic or any other fault of the kernel ends the run at once, addresses are the same in every boot, and
@@ -144,6 +160,10 @@ fn kernel_command_line(spec: &VmSpec) -> String {
         "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
         guest::INIT
     );
+    for word in spec.deterministic.iter().flat_map(|it| it.kernel_words()) {
+        words.push(' ');
+        words.push_str(word);
+    }
     for word in &spec.command_line {
         words.push(' ');
         words.push_str(word);

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use crate::deterministic::{Determinism, Deterministic};
 use crate::guest::{self, GuestCommand, Ports};
 use crate::host::find_program;
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 use crate::qemu::{self, Programs};
+use crate::topology::Topology;
 
 mod attempt;
 mod error;
@@ -97,6 +99,8 @@ pub struct CommandOutcome {
     pub boot_time: Duration,
     /// From the start of QEMU to the end of the command.
     pub total_time: Duration,
+    /// What to compare with another run of the same command, after a deterministic run.
+    pub determinism: Option<Determinism>,
 }
 
 /// A virtual machine to run one command in. Nothing starts before [`VmSpec::run`], which may be called
@@ -104,9 +108,10 @@ pub struct CommandOutcome {
 #[derive(Debug, Clone)]
 pub struct VmSpec {
     pub(crate) kernel: Kernel,
-    pub(crate) cpus: u32,
+    pub(crate) topology: Topology,
     pub(crate) memory_mib: u32,
     pub(crate) command_line: Vec<String>,
+    pub(crate) deterministic: Option<Deterministic>,
     accelerator: Accelerator,
     boot_timeout: Duration,
     timeout: Duration,
@@ -121,9 +126,10 @@ impl VmSpec {
     pub fn new(kernel: Kernel) -> Self {
         Self {
             kernel,
-            cpus: 2,
+            topology: Topology::flat(2),
             memory_mib: 1024,
             command_line: Vec::new(),
+            deterministic: None,
             accelerator: Accelerator::default(),
             boot_timeout: Duration::from_secs(120),
             timeout: Duration::from_secs(120),
@@ -133,9 +139,21 @@ impl VmSpec {
         }
     }
 
-    /// The number of processors.
-    pub fn cpus(mut self, cpus: u32) -> Self {
-        self.cpus = cpus;
+    /// The number of processors, as cores that share one cache.
+    pub fn cpus(self, cpus: u32) -> Self {
+        self.topology(Topology::flat(cpus))
+    }
+
+    /// The processors with their nodes, caches, cores and threads.
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = topology;
+        self
+    }
+
+    /// Makes every run with the same files, command and seed the same to the last byte. The guest is emulated
+    /// whatever [`VmSpec::accelerator`] says.
+    pub fn deterministic(mut self, deterministic: Deterministic) -> Self {
+        self.deterministic = Some(deterministic);
         self
     }
 
@@ -188,6 +206,11 @@ impl VmSpec {
         self
     }
 
+    /// QEMU's arguments of a deterministic run.
+    pub(crate) fn deterministic_arguments(&self) -> Vec<OsString> {
+        qemu::arguments(self, Accelerator::Tcg, Ports::of(&self.kernel))
+    }
+
     /// Boots, runs one program as root, and waits for its end.
     ///
     /// The program is one of the guest's files, or else an executable of this machine (a path, or a name
@@ -219,7 +242,11 @@ impl VmSpec {
         folder: &RunFolder,
         ports: Ports,
     ) -> Result<CommandOutcome, VmError> {
-        let attempts = self.accelerator.attempts();
+        let attempts = match self.deterministic {
+            // A second attempt would be the same.
+            Some(_) => &[Accelerator::Tcg],
+            None => self.accelerator.attempts(),
+        };
         for (index, &accelerator) in attempts.iter().enumerate() {
             let boots = index + 1;
             let last = boots == attempts.len();
@@ -233,7 +260,11 @@ impl VmSpec {
             let arguments = qemu::arguments(self, accelerator, ports);
             let attempt = Attempt::make(programs, &arguments, folder, limits, &self.interrupt)?;
             if last || !attempt.deserves_another(accelerator) {
-                return attempt.outcome(folder, accelerator, boots);
+                let mut outcome = attempt.outcome(folder, accelerator, boots)?;
+                if self.deterministic.is_some() {
+                    outcome.determinism = Some(folder.determinism()?);
+                }
+                return Ok(outcome);
             }
         }
         unreachable!("there is always an attempt, and the last one returns")
@@ -252,12 +283,16 @@ impl VmSpec {
             program: program.as_os_str(),
             arguments,
             environment: &self.environment,
+            deterministic: self.deterministic.as_ref(),
         };
         guest::add_base(
             &mut files,
             &self.kernel,
             guest::init_script(&command, ports)?,
         )?;
+        if let Some(deterministic) = &self.deterministic {
+            guest::add_entropy(&mut files, deterministic)?;
+        }
         let path = folder.path(qemu::INITRAMFS);
         let file = File::create(&path).map_err(|source| VmError::File { path, source })?;
         Ok(files.write_to(BufWriter::new(file))?)

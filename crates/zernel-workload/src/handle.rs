@@ -11,6 +11,7 @@ use crate::clock;
 use crate::config::{WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
 use crate::exit::WorkerExitInfo;
+use crate::histogram::Histogram;
 use crate::keeper::Keeper;
 use crate::plan::{Plan, cpu_mask};
 use crate::report::WorkerReport;
@@ -222,6 +223,15 @@ impl WorkloadHandle {
             .counters()
             .iter()
             .map(|counters| counters.iterations.load(Relaxed))
+            .collect()
+    }
+
+    /// Each worker's wake-up latencies so far, in the order of
+    /// [`snapshot_iterations`](Self::snapshot_iterations).
+    #[must_use]
+    pub fn snapshot_wake_latency(&self) -> Vec<Histogram> {
+        (0..self.shared.workers())
+            .map(|worker| self.shared.record(worker).wake_latency.snapshot())
             .collect()
     }
 

@@ -106,6 +106,70 @@ impl Histogram {
         })
     }
 
+    /// The values that were recorded after an earlier look at the same histogram. The smallest and the
+    /// largest are as coarse as a bucket, unless `earlier` is empty.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        if earlier.count == 0 {
+            return self.clone();
+        }
+        let count_before = |up_to_ns: u64| {
+            let same = earlier
+                .buckets
+                .iter()
+                .find(|bucket| bucket.up_to_ns == up_to_ns);
+            same.map_or(0, |bucket| bucket.count)
+        };
+        let rest = self.buckets.iter().map(|bucket| Bucket {
+            up_to_ns: bucket.up_to_ns,
+            count: bucket.count.saturating_sub(count_before(bucket.up_to_ns)),
+        });
+        Self::from_buckets(
+            rest.filter(|bucket| bucket.count > 0).collect(),
+            self.sum_ns.saturating_sub(earlier.sum_ns),
+            self.max_ns,
+        )
+    }
+
+    /// The values of both.
+    #[must_use]
+    pub fn merged(&self, other: &Self) -> Self {
+        if other.count == 0 {
+            return self.clone();
+        }
+        if self.count == 0 {
+            return other.clone();
+        }
+        let mut buckets = self.buckets.clone();
+        for bucket in &other.buckets {
+            match buckets.binary_search_by_key(&bucket.up_to_ns, |own| own.up_to_ns) {
+                Ok(index) => buckets[index].count += bucket.count,
+                Err(index) => buckets.insert(index, *bucket),
+            }
+        }
+        Self {
+            count: self.count + other.count,
+            sum_ns: self.sum_ns.saturating_add(other.sum_ns),
+            min_ns: self.min_ns.min(other.min_ns),
+            max_ns: self.max_ns.max(other.max_ns),
+            buckets,
+        }
+    }
+
+    fn from_buckets(buckets: Vec<Bucket>, sum_ns: u64, largest_ns: u64) -> Self {
+        Self {
+            count: buckets.iter().map(|bucket| bucket.count).sum(),
+            sum_ns,
+            min_ns: buckets
+                .first()
+                .map_or(0, |bucket| bucket.up_to_ns.min(largest_ns)),
+            max_ns: buckets
+                .last()
+                .map_or(0, |bucket| bucket.up_to_ns.min(largest_ns)),
+            buckets,
+        }
+    }
+
     /// The mean; `None` when there is no value.
     #[must_use]
     pub fn mean_ns(&self) -> Option<u64> {
@@ -157,6 +221,19 @@ mod tests {
     fn a_value_beyond_the_last_bucket_keeps_its_true_total() {
         let histogram = recorded([1 << 50]);
         assert_eq!((histogram.sum_ns, histogram.max_ns), (1 << 50, 1 << 50));
+    }
+
+    #[test]
+    fn what_came_later_and_what_two_recorded_add_up() {
+        let (early, all) = (recorded(1..=10), recorded(1..=100));
+        let late = all.since(&early);
+        assert_eq!((late.count, late.sum_ns), (90, 4995));
+        assert_eq!(late.max_ns, 100);
+        let both = early.merged(&late);
+        assert_eq!((both.count, both.sum_ns), (all.count, all.sum_ns));
+        assert_eq!(both.buckets, all.buckets);
+        assert_eq!(recorded([]).merged(&all), all);
+        assert_eq!(all.since(&recorded([])), all);
     }
 
     #[test]

@@ -13,6 +13,11 @@ choice! {
     pub enum SchedPolicy {
         /// The kernel's default, `SCHED_OTHER`.
         Normal,
+        /// `SCHED_OTHER` with a slice of its own, which EEVDF takes as a request for latency (Linux 6.12).
+        NormalSlice {
+            /// The slice, 100 to 100000.
+            slice_us: u64,
+        },
         /// `SCHED_BATCH`: a wake-up does not preempt other tasks.
         Batch,
         /// `SCHED_IDLE`: runs when no other task wants the CPU.
@@ -52,6 +57,9 @@ impl SchedPolicy {
                     "real-time priority {priority} is not between 1 and 99"
                 ))
             }
+            Self::NormalSlice { slice_us } if !(100..=100_000).contains(&slice_us) => Err(format!(
+                "a slice of {slice_us} µs is not between 100 and 100000"
+            )),
             Self::Deadline {
                 runtime_us,
                 deadline_us,
@@ -77,6 +85,10 @@ impl SchedPolicy {
         };
         match *self {
             Self::Normal => with(libc::SCHED_OTHER),
+            Self::NormalSlice { slice_us } => SchedAttributes {
+                runtime_ns: us(slice_us),
+                ..with(libc::SCHED_OTHER)
+            },
             Self::Batch => with(libc::SCHED_BATCH),
             Self::Idle => with(libc::SCHED_IDLE),
             Self::Fifo { priority } => SchedAttributes {
@@ -106,6 +118,21 @@ impl SchedPolicy {
             },
         }
     }
+}
+
+/// Gives the calling thread the highest `SCHED_FIFO` priority, so that it goes on whatever a scheduler
+/// under test does. The processes and threads that it starts have the default policy.
+///
+/// # Errors
+/// The caller is not privileged.
+pub fn outrank_everybody() -> std::io::Result<()> {
+    let attributes = SchedAttributes {
+        policy: libc::SCHED_FIFO as u32,
+        flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
+        priority: 99,
+        ..SchedAttributes::default()
+    };
+    Ok(crate::sys::sched::set_attributes(0, attributes)?)
 }
 
 choice! {

@@ -160,7 +160,11 @@ impl Spec {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks everything that can be wrong before a worker exists.
+    ///
+    /// # Errors
+    /// The first problem, with its group and field.
+    pub fn check(&self) -> Result<()> {
         let mut names = BTreeSet::new();
         if let Some(twice) = self
             .groups

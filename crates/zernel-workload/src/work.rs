@@ -212,6 +212,8 @@ work_types! {
         Sequence: sequence::Sequence,
         /// Loads, computes, reduces, optimizes: a training job that knows its phases.
         MlTraining: ml_training::MlTraining,
+        /// Serves requests with a GPU.
+        Inference: ml_training::Inference,
     }
 }
 

@@ -12,7 +12,7 @@ use zernel_softgpu::install::{Prologue, install};
 use zernel_softgpu::truth::{Event, EventKind, TruthLog};
 use zernel_testkit::{eventually, trial};
 use zernel_workload::report::WorkerPhaseInterval;
-use zernel_workload::work::{GpuBackend, GpuWait, MlTraining};
+use zernel_workload::work::{GpuBackend, GpuWait, Inference, MlTraining};
 use zernel_workload::{CloneMode, Spec, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
 
 /// Where this test puts the software GPU's libraries.
@@ -41,6 +41,16 @@ fn main() -> ExitCode {
             "forked_loaders_that_cannot_load_are_told_of",
             &[],
             failing_loaders,
+        ),
+        trial(
+            "a_backward_thread_works_once_per_step",
+            &[],
+            backward_thread,
+        ),
+        trial(
+            "a_request_lasts_from_its_arrival_to_its_answer",
+            &[],
+            inference_requests,
         ),
         trial("the_bottleneck_shows_in_the_truth", &[], bottleneck),
         trial("steps_beyond_the_trace_are_counted", &[], lost_intervals),
@@ -283,6 +293,57 @@ fn software_gpu(mode: CloneMode) {
 
 /// How often ranks are stopped at a random moment.
 const STOPS: usize = 50;
+
+/// The trainer waits for its backward thread in every step, so both have done as many; one may be in the middle.
+fn backward_thread() {
+    let work = MlTraining {
+        backward_us: 500,
+        gpu_us: 500,
+        ..MlTraining::default()
+    };
+    let config = WorkloadConfig::default()
+        .workers(3)
+        .work_type(WorkType::MlTraining(work))
+        .first(|spec| spec.pcomm("job"));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    eventually("ten steps", || handle.snapshot_iterations()[0] >= 10);
+    let reports = handle.stop_and_collect();
+    assert!(reports.iter().all(|report| report.completed), "{reports:?}");
+    let (trainer, backward) = (&reports[0], &reports[2]);
+    assert!(
+        backward.work_units.abs_diff(trainer.work_units) <= 1,
+        "{} steps, {} backward passes",
+        trainer.work_units,
+        backward.work_units
+    );
+    assert!(backward.cpu_ns >= 500_000 * trainer.work_units);
+    assert_eq!(trainer.pid, backward.pid);
+}
+
+fn inference_requests() {
+    let work = Inference {
+        period_us: 3_000,
+        launches: 4,
+        launch_us: 50,
+        gpu_us: 1_000,
+        ..Inference::default()
+    };
+    let config = WorkloadConfig::default().work_type(WorkType::Inference(work));
+    let mut handle = WorkloadHandle::spawn(&config).unwrap();
+    handle.start();
+    eventually("ten requests", || handle.snapshot_iterations()[0] >= 10);
+    let reports = handle.stop_and_collect();
+    let intervals = &reports[0].phase_intervals;
+    assert_eq!(intervals.len() as u64, reports[0].work_units);
+    for pair in intervals.windows(2) {
+        assert_eq!(pair[1].start_ns - pair[0].start_ns, 3_000_000);
+    }
+    for interval in intervals {
+        let duration_ns = interval.end_ns - interval.start_ns;
+        assert!(duration_ns >= 1_000_000, "{interval:?}");
+    }
+}
 
 fn helper(name: &str) {
     let mode = match name.ends_with("fork") {

@@ -29,14 +29,51 @@ Examples:
 pub(crate) const LAB: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
-  zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12";
+  zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12
+  zernel lab scenario scenarios/wake.toml    figures of one scenario
+  zernel lab test --sched ./mine scenarios/*.toml
+                                             check a scheduler of yours";
+
+pub(crate) const LAB_COMPARE: &str = "\
+Examples:
+  zernel lab compare scenarios/wake.toml --sched eevdf,fair,./mine --seeds 6
+  zernel lab compare scenarios/train-*.toml --sched eevdf,nice,fifo,ref,'./mine:-s 5000'
+  zernel lab compare scenarios/*.toml --sched ./mine --json today.json --plots plots
+  zernel lab compare scenarios/*.toml --sched ./mine --baseline yesterday.json";
 
 pub(crate) const LAB_RUN: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
   zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12
   zernel lab run --cpus 4 -- nproc --all     any program with its options
+  zernel lab run --deterministic --seed 7 -- ./load
+                                             the same output in every run
   zernel lab run --with ./load.toml zernel workload run $PWD/load.toml";
+
+pub(crate) const LAB_SCENARIO: &str = "\
+Examples:
+  zernel lab scenario scenarios/wake.toml                 the kernel's own scheduler
+  zernel lab scenario scenarios/wake.toml --sched ./mine  a scheduler of yours
+  zernel lab scenario scenarios/wake.toml --sched './mine:-s 5000' --seed 3 --json";
+
+pub(crate) const LAB_TEST: &str = "\
+Examples:
+  zernel lab test --sched ./mine scenarios/*.toml  check a scheduler of yours
+  zernel lab test scenarios/weights.toml           what the kernel's own does";
+
+pub(crate) const LAB_KERNEL: &str = "\
+Examples:
+  zernel lab kernel list --available   cached kernels, and what Debian offers
+  zernel lab kernel get 6.16           download the newest 6.16
+  zernel lab kernel use arch/x86/boot/bzImage
+                                       boot your own kernel from now on
+  zernel lab kernel use --newest       return to Debian's newest";
+
+pub(crate) const LAB_PEERS: &str = "\
+Examples:
+  zernel lab peers --list              what there is, what is built
+  zernel lab peers scx_bpfland         build one of them
+  zernel lab peers                     build all, an hour on two cores";
 
 pub(crate) const OBSERVE: &str = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `zernel lab`: runs commands in virtual machines with other kernels.
+//! `zernel lab`: runs commands and scenarios in virtual machines with other kernels.
 
 use std::env;
 use std::error::Error;
@@ -9,11 +9,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
-use zernel_lab::{CommandStatus, Initramfs, KernelCache, KernelRequest, VmError, VmSpec};
+use zernel_lab::{
+    CommandStatus, Determinism, Deterministic, Initramfs, Kernel, KernelRequest, Ticks, Topology,
+    VmError, VmSpec,
+};
 
 use crate::{help, interrupt};
 
-/// Run commands in virtual machines with other kernels
+mod compare;
+mod kernel;
+mod peers;
+mod scenario;
+
+/// Run commands and scenarios in virtual machines with other kernels
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -22,7 +30,16 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Compare(compare::CompareOptions),
+    #[command(hide = true)]
+    Guest(scenario::GuestOptions),
+    Kernel(kernel::Options),
+    Peers(peers::Options),
     Run(RunOptions),
+    Scenario(scenario::ScenarioOptions),
+    #[command(hide = true)]
+    Scheduler(scenario::SchedulerOptions),
+    Test(scenario::TestOptions),
 }
 
 /// Boot a Debian kernel in QEMU and run a command in it as root
@@ -35,18 +52,46 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = help::LAB_RUN)]
 struct RunOptions {
-    /// Kernel version, such as 6.12 or 6.18.15; `sched_ext` for the newest one that has it
-    #[arg(long, value_name = "VERSION", default_value = "sched_ext")]
-    kernel: KernelRequest,
-    /// Number of CPUs of the virtual machine
-    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=255))]
-    cpus: u32,
+    /// Kernel version, such as 6.12 or 6.18.15 [default: that of `zernel lab kernel use`, else
+    /// `sched_ext`, the newest one that loads schedulers]
+    #[arg(long, value_name = "VERSION")]
+    kernel: Option<KernelRequest>,
+    /// Number of CPUs of the virtual machine [default: 2]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=255))]
+    cpus: Option<u32>,
+    /// NUMA nodes x last-level caches per node x cores per cache x threads per core, such as 1x2x4x1
+    #[arg(long, value_name = "NxLxCxT", conflicts_with = "cpus")]
+    topology: Option<Topology>,
+    /// Emulate the machine with a clock that counts instructions: equal runs print equal bytes,
+    /// whatever the host does, but take 5 to 10 times as long
+    #[arg(long)]
+    deterministic: bool,
+    /// Seed of the random numbers and of the start time of a deterministic run
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        requires = "deterministic"
+    )]
+    seed: u64,
+    /// Spread the scheduler ticks of the CPUs over the tick interval
+    #[arg(long, requires = "deterministic")]
+    skew_ticks: bool,
+    /// Limit of virtual time for COMMAND in a deterministic run, in seconds
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 40,
+        requires = "deterministic"
+    )]
+    #[arg(value_parser = value_parser!(u64).range(1..=4000))]
+    virtual_limit: u64,
     /// Memory of the virtual machine, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = value_parser!(u32).range(128..))]
     memory: u32,
-    /// Time limit for COMMAND after the kernel has booted, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
-    timeout: u64,
+    /// Time limit for COMMAND after the kernel has booted, in seconds [default: 120, deterministic: 600]
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
     /// Copy FILE to the same path in the machine, with the libraries that it is linked to; may be
     /// repeated
     #[arg(long, value_name = "FILE")]
@@ -58,20 +103,20 @@ struct RunOptions {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
+        Command::Compare(options) => compare::run(options),
+        Command::Guest(options) => scenario::guest(options),
+        Command::Kernel(options) => kernel::run(options),
+        Command::Peers(options) => peers::run(options),
         Command::Run(options) => run_in_vm(options),
+        Command::Scenario(options) => scenario::run(options),
+        Command::Scheduler(options) => scenario::scheduler(options),
+        Command::Test(options) => scenario::test(options),
     }
 }
 
 fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let interrupt = interrupt::flag()?;
-    let cache = KernelCache::from_environment()?;
-    let kernel = match cache.cached(&options.kernel)? {
-        Some(kernel) => kernel,
-        None => {
-            eprintln!("zernel: downloading the kernel {}", options.kernel);
-            cache.fetch(&options.kernel)?
-        }
-    };
+    let kernel = kernel::obtain(options.kernel.as_ref())?;
     if io::stderr().is_terminal() {
         eprintln!("zernel: booting; the output follows when the command exits");
     }
@@ -80,16 +125,16 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
         files.add_same(own_or(file.as_os_str())?)?;
     }
     let (program, arguments) = options.command.split_first().expect("clap requires it");
-    let result = VmSpec::new(kernel)
-        .cpus(options.cpus)
-        .memory_mib(options.memory)
-        .timeout(Duration::from_secs(options.timeout))
+    let result = machine(options, kernel)
         .files(files)
         .interrupted_by(interrupt)
         .run(own_or(program)?, arguments);
     match result {
         Ok(outcome) => {
             pass_on(&outcome.stdout, &outcome.stderr)?;
+            if let Some(determinism) = outcome.determinism {
+                print_determinism(options.seed, determinism);
+            }
             Ok(ExitCode::from(exit_code(outcome.status)))
         }
         Err(error) => {
@@ -102,6 +147,40 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
             }
         }
     }
+}
+
+/// The virtual machine of the options, without files.
+fn machine(options: &RunOptions, kernel: Kernel) -> VmSpec {
+    let topology = options
+        .topology
+        .unwrap_or(Topology::flat(options.cpus.unwrap_or(2)));
+    let default_timeout = if options.deterministic { 600 } else { 120 };
+    let spec = VmSpec::new(kernel)
+        .topology(topology)
+        .memory_mib(options.memory)
+        .timeout(Duration::from_secs(
+            options.timeout.unwrap_or(default_timeout),
+        ));
+    if !options.deterministic {
+        return spec;
+    }
+    let ticks = match options.skew_ticks {
+        true => Ticks::Skewed,
+        false => Ticks::Aligned,
+    };
+    let deterministic = Deterministic::new(options.seed)
+        .ticks(ticks)
+        .virtual_limit(Duration::from_secs(options.virtual_limit));
+    spec.deterministic(deterministic)
+}
+
+/// Prints the line by which two deterministic runs are compared. It goes to stderr, because stdout is the command's.
+fn print_determinism(seed: u64, determinism: Determinism) {
+    eprintln!(
+        "zernel: deterministic, seed {seed}: digest {}, {:.6} virtual seconds",
+        determinism.digest,
+        determinism.virtual_time.as_secs_f64()
+    );
 }
 
 /// The path of a program. `zernel` is the running program.

@@ -10,11 +10,36 @@ use std::path::{Path, PathBuf};
 use crate::apt::{AptError, Suite};
 use crate::package::{PackagedKernel, kernels_among};
 
-use super::{Kernel, KernelError, KernelRequest, file_error};
+use super::{Kernel, KernelError, KernelRequest, KernelVersion, file_error};
 
 /// Searched in this order. Backports come first: the smallest list, and the newest kernels that are not
 /// being changed every day. What is no longer looked after comes last.
 const SUITES: [&str; 5] = ["trixie-backports", "trixie", "bookworm", "sid", "bullseye"];
+
+/// A file in the cache: the release of the kernel that is booted when none is named.
+const CHOSEN: &str = "chosen";
+
+/// A kernel that Debian offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AvailableKernel {
+    /// Its release.
+    pub version: KernelVersion,
+    /// The suite that holds it.
+    pub suite: &'static str,
+}
+
+/// The folder for everything that is fetched or built once.
+pub(crate) fn cache_folder() -> Result<PathBuf, KernelError> {
+    let set = |name| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    set("ZERNEL_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("zernel")))
+        .or_else(|| set("HOME").map(|folder| folder.join(".cache/zernel")))
+        .ok_or(KernelError::NoCacheFolder)
+}
 
 /// The folder that holds fetched kernels.
 #[derive(Debug, Clone)]
@@ -25,16 +50,7 @@ pub struct KernelCache {
 impl KernelCache {
     /// The cache of this user: `$ZERNEL_CACHE`, else `$XDG_CACHE_HOME/zernel`, else `~/.cache/zernel`.
     pub fn from_environment() -> Result<Self, KernelError> {
-        let set = |name| {
-            env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
-        set("ZERNEL_CACHE")
-            .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("zernel")))
-            .or_else(|| set("HOME").map(|folder| folder.join(".cache/zernel")))
-            .map(Self::at)
-            .ok_or(KernelError::NoCacheFolder)
+        cache_folder().map(Self::at)
     }
 
     /// A cache in a given folder, which need not exist yet.
@@ -63,34 +79,135 @@ impl KernelCache {
         Ok(fitting.pop())
     }
 
-    /// Fetches the newest kernel that fits from Debian, whatever the cache holds.
+    /// Fetches the newest kernel that fits from Debian, whatever the cache holds. Kernels that turn out not to load
+    /// schedulers stay in the cache, so that they are not fetched again.
     pub fn fetch(&self, request: &KernelRequest) -> Result<Kernel, KernelError> {
         let mut seen = Vec::new();
+        let mut tried = Vec::new();
         let mut first_failure: Option<AptError> = None;
         for suite in SUITES {
-            match kernels_in(suite) {
-                Ok((suite, kernels)) => {
-                    let newest = kernels
-                        .iter()
-                        .rev()
-                        .find(|kernel| request.may_fit(&kernel.version));
-                    if let Some(kernel) = newest {
-                        return self.install(&suite, kernel, request);
-                    }
-                    seen.extend(kernels.into_iter().map(|kernel| kernel.version));
-                }
+            let (suite, kernels) = match kernels_in(suite) {
+                Ok(found) => found,
                 // One suite may be missing from a mirror; that is no reason to give up on the others.
-                Err(error) => first_failure = first_failure.or(Some(error)),
+                Err(error) => {
+                    first_failure = first_failure.or(Some(error));
+                    continue;
+                }
+            };
+            let candidates = kernels.iter().rev();
+            for packaged in candidates.filter(|kernel| request.may_fit(&kernel.version)) {
+                let kernel = self.install(&suite, packaged)?;
+                if request.fits(&kernel) {
+                    return Ok(kernel);
+                }
+                tried.push(format!("{} {}", kernel.version, kernel.scheduler_support()));
             }
+            seen.extend(kernels.into_iter().map(|kernel| kernel.version));
         }
         match first_failure {
+            _ if !tried.is_empty() => Err(KernelError::NoneLoadsSchedulers {
+                tried: tried.join("; "),
+            }),
             Some(error) => Err(error.into()),
             None => Err(KernelError::no_such_kernel(request, seen)),
         }
     }
 
-    /// Every kernel in the cache. What is not a complete kernel is not ours to judge and passed over.
-    fn kernels(&self) -> Result<Vec<Kernel>, KernelError> {
+    /// Every kernel that Debian offers, oldest first. Suites that cannot be read are left out, unless none can.
+    pub fn available(&self) -> Result<Vec<AvailableKernel>, KernelError> {
+        let mut available: Vec<AvailableKernel> = Vec::new();
+        let mut first_failure = None;
+        for suite in SUITES {
+            match kernels_in(suite) {
+                Ok((_, kernels)) => {
+                    available.extend(kernels.into_iter().map(|kernel| AvailableKernel {
+                        version: kernel.version,
+                        suite,
+                    }))
+                }
+                Err(error) => first_failure = first_failure.or(Some(error)),
+            }
+        }
+        match first_failure {
+            Some(error) if available.is_empty() => Err(error.into()),
+            _ => {
+                // Of a kernel in two suites, the one that is searched first stays.
+                available.sort_by(|left, right| left.version.cmp(&right.version));
+                available.dedup_by(|later, earlier| later.version == earlier.version);
+                Ok(available)
+            }
+        }
+    }
+
+    /// The kernel to boot when none is named: the one chosen by [`KernelCache::choose`].
+    pub fn chosen(&self) -> Result<Option<Kernel>, KernelError> {
+        let path = self.folder.join(CHOSEN);
+        match fs::read_to_string(&path) {
+            Ok(release) => Kernel::from_folder(&self.folder.join(release.trim())).map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(file_error(&path, error)),
+        }
+    }
+
+    /// Makes a kernel the one to boot when none is named. It is copied into the cache, where it replaces one of the
+    /// same release; `None` returns to the newest one that loads schedulers.
+    pub fn choose(&self, kernel: Option<&Kernel>) -> Result<(), KernelError> {
+        let path = self.folder.join(CHOSEN);
+        let Some(kernel) = kernel else {
+            return match fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    Err(file_error(&path, error))
+                }
+                _ => Ok(()),
+            };
+        };
+        let release = kernel.version.as_str();
+        if !kernel.image.starts_with(self.folder.join(release)) {
+            self.copy_in(kernel)?;
+        }
+        fs::write(&path, release).map_err(|error| file_error(&path, error))
+    }
+
+    /// The kernel of exactly this release in the cache.
+    pub fn by_release(&self, release: &str) -> Result<Kernel, KernelError> {
+        let mut kernels = self.kernels()?.into_iter();
+        let found = kernels.find(|kernel| kernel.version.as_str() == release);
+        found.ok_or_else(|| KernelError::NotCached {
+            release: release.to_owned(),
+        })
+    }
+
+    fn copy_in(&self, kernel: &Kernel) -> Result<(), KernelError> {
+        let place = self.folder.join(kernel.version.as_str());
+        let workspace = self.workspace()?;
+        let complete = workspace.path().join("complete");
+        fs::create_dir(&complete).map_err(|error| file_error(&complete, error))?;
+        let copy = |from: &Path, name: &str| {
+            fs::copy(from, complete.join(name)).map_err(|error| file_error(from, error))
+        };
+        copy(&kernel.image, "vmlinuz")?;
+        match &kernel.config {
+            Some(config) => copy(config, "config").map(drop)?,
+            None => fs::write(complete.join("config"), "")
+                .map_err(|error| file_error(&complete, error))?,
+        }
+        if place.exists() {
+            fs::remove_dir_all(&place).map_err(|error| file_error(&place, error))?;
+        }
+        self.publish(&complete).map(drop)
+    }
+
+    /// A folder for putting a kernel together, removed when dropped.
+    fn workspace(&self) -> Result<tempfile::TempDir, KernelError> {
+        fs::create_dir_all(&self.folder).map_err(|error| file_error(&self.folder, error))?;
+        tempfile::Builder::new()
+            .prefix(".fetch-")
+            .tempdir_in(&self.folder)
+            .map_err(|error| file_error(&self.folder, error))
+    }
+
+    /// Every kernel in the cache. Folders that are no complete kernel are passed over.
+    pub fn kernels(&self) -> Result<Vec<Kernel>, KernelError> {
         let folders = match fs::read_dir(&self.folder) {
             Ok(folders) => folders,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -102,31 +219,18 @@ impl KernelCache {
             .collect())
     }
 
-    fn install(
-        &self,
-        suite: &Suite,
-        packaged: &PackagedKernel,
-        request: &KernelRequest,
-    ) -> Result<Kernel, KernelError> {
-        fs::create_dir_all(&self.folder).map_err(|error| file_error(&self.folder, error))?;
-        let workspace = tempfile::Builder::new()
-            .prefix(".fetch-")
-            .tempdir_in(&self.folder)
-            .map_err(|error| file_error(&self.folder, error))?;
+    fn install(&self, suite: &Suite, packaged: &PackagedKernel) -> Result<Kernel, KernelError> {
+        if let Ok(kernel) = self.by_release(packaged.version.as_str()) {
+            return Ok(kernel);
+        }
+        let workspace = self.workspace()?;
         let unpacked = workspace.path().join("unpacked");
         for package in &packaged.packages {
             suite.unpack(package, &unpacked)?;
         }
         let complete = workspace.path().join("complete");
         gather(&unpacked, packaged.version.as_str(), &complete)?;
-        let kernel = self.publish(&complete)?;
-        if request.fits(&kernel) {
-            Ok(kernel)
-        } else {
-            Err(KernelError::LacksSchedExt {
-                version: kernel.version,
-            })
-        }
+        self.publish(&complete)
     }
 
     /// Moves a complete kernel to its place. Losing the race to another process is as good as winning it.
@@ -240,6 +344,34 @@ mod tests {
             Some("6.18.15-cloud-amd64")
         );
         assert_eq!(cached(&cache, "7.2"), None);
+    }
+
+    #[test]
+    fn a_chosen_kernel_is_copied_and_stays_until_another_is_chosen() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache::at(folder.path());
+        assert_eq!(cache.chosen().unwrap(), None);
+        let image = folder.path().join("bzImage");
+        for config in [None, Some(folder.path().join(".config"))] {
+            fs::write(&image, fake_image("6.19.0-mine")).unwrap();
+            config
+                .iter()
+                .for_each(|path| fs::write(path, "CONFIG_BPF=y\n").unwrap());
+            let kernel = Kernel::from_image(&image, config.as_deref()).unwrap();
+            cache.choose(Some(&kernel)).unwrap();
+            fs::remove_file(&image).unwrap();
+            let chosen = cache.chosen().unwrap().unwrap();
+            assert_eq!(chosen.version.as_str(), "6.19.0-mine");
+            assert_eq!(chosen.has_option("CONFIG_BPF"), config.is_some());
+            // A kernel in the cache is not copied onto itself.
+            cache
+                .choose(Some(&cache.by_release("6.19.0-mine").unwrap()))
+                .unwrap();
+        }
+        assert!(cache.by_release("6.19").is_err());
+        cache.choose(None).unwrap();
+        cache.choose(None).unwrap();
+        assert_eq!(cache.chosen().unwrap(), None);
     }
 
     #[test]

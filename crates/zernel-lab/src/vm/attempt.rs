@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::deterministic::{Determinism, Digest};
 use crate::guest::{self, Progress};
 use crate::qemu::{self, Programs, Qemu};
 
@@ -41,6 +42,7 @@ enum Ending {
     KvmGaveUp,
     BootTimedOut(Duration),
     TimedOut(Duration),
+    VirtualLimitReached,
     Interrupted,
 }
 
@@ -71,6 +73,7 @@ impl Attempt {
             }
             let ending = match (progress, exited) {
                 (Progress::Done(status), _) => Some(Ending::Finished(status)),
+                (Progress::VirtualLimitReached, _) => Some(Ending::VirtualLimitReached),
                 (_, Some(status)) => Some(Ending::QemuExited(status)),
                 _ if qemu::kvm_gave_up(&folder.text(qemu::LOG)?) => Some(Ending::KvmGaveUp),
                 _ if interrupt.load(Ordering::Relaxed) => Some(Ending::Interrupted),
@@ -115,12 +118,14 @@ impl Attempt {
                 boots,
                 boot_time: self.boot_time.unwrap_or(self.total_time),
                 total_time: self.total_time,
+                determinism: None,
             }),
             Ending::QemuExited(status) if status.success() => Err(guest_ended(remains)),
             Ending::QemuExited(status) => Err(VmError::QemuFailed { status, message }),
             Ending::KvmGaveUp => Err(VmError::KvmUnusable { message }),
             Ending::BootTimedOut(limit) => Err(VmError::BootTimedOut { limit, remains }),
             Ending::TimedOut(limit) => Err(VmError::TimedOut { limit, remains }),
+            Ending::VirtualLimitReached => Err(VmError::VirtualLimitReached { remains }),
             Ending::Interrupted => Err(VmError::Interrupted { remains }),
         }
     }
@@ -189,6 +194,22 @@ impl RunFolder {
 
     fn text(&self, name: &str) -> Result<String, VmError> {
         Ok(String::from_utf8_lossy(&self.bytes(name)?).into_owned())
+    }
+
+    /// What to compare with another run. QEMU must have written everything.
+    pub(super) fn determinism(&self) -> Result<Determinism, VmError> {
+        let remains = self.remains()?;
+        let status = self.text(guest::STATUS)?;
+        let texts = [
+            &remains.stdout,
+            &remains.stderr,
+            remains.console_log.as_bytes(),
+            status.as_bytes(),
+        ];
+        Ok(Determinism {
+            digest: Digest::of(texts),
+            virtual_time: guest::virtual_time(&status).unwrap_or_default(),
+        })
     }
 
     fn remains(&self) -> Result<Box<Remains>, VmError> {

@@ -99,6 +99,14 @@ pub enum VmError {
         /// What is left of the run.
         remains: Box<Remains>,
     },
+    /// The command of a deterministic run took too much virtual time.
+    #[error(
+        "the command reached the limit of virtual time, beyond which runs may differ, and was stopped with its VM; shorten it or raise the limit\n{remains}"
+    )]
+    VirtualLimitReached {
+        /// What is left of the run.
+        remains: Box<Remains>,
+    },
     /// The guest never came as far as starting the command.
     #[error("the guest did not start the command within {limit:?}; give it more time\n{remains}")]
     BootTimedOut {
@@ -123,6 +131,7 @@ impl VmError {
             Self::KernelPanic { remains, .. }
             | Self::GuestStopped { remains }
             | Self::TimedOut { remains, .. }
+            | Self::VirtualLimitReached { remains }
             | Self::BootTimedOut { remains, .. }
             | Self::Interrupted { remains } => Some(remains),
             _ => None,

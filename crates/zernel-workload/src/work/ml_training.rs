@@ -14,11 +14,13 @@ use crate::worker::{Failure, Step, Worker};
 
 mod collective;
 mod gpu;
+mod inference;
 mod loaders;
 
 use collective::{Collective, CollectiveSlots, Interval, Reduced, SLOTS_PER_JOB};
 use gpu::Gpu;
 pub use gpu::{GpuBackend, GpuWait};
+pub use inference::Inference;
 use loaders::Loaders;
 
 /// The phases of a training job by the number they have in shared memory: the names and the numbers
@@ -46,7 +48,8 @@ table! {
     /// See [`WorkType::MlTraining`](super::WorkType::MlTraining).
     ///
     /// A job has `ranks * (1 + loaders)` workers: for each rank its trainer, then its loaders. With
-    /// `forked_loaders` it has `ranks` workers, the trainers. A group may hold several jobs.
+    /// `forked_loaders` it has `ranks` workers, the trainers. With `backward_us` each rank has one more,
+    /// which comes last. A group may hold several jobs.
     #[derive(Eq)]
     pub struct MlTraining {
         /// Trainers that step together, at least 1.
@@ -83,6 +86,10 @@ table! {
         pub all_reduce_us: u64 = 400,
         /// Size of the gradients in an all-reduce, with a driver, 1 KiB to 1 TiB.
         pub gradient_kib: usize = 1024,
+        /// CPU time of the backward pass. If it is not 0, each rank has one more worker: the trainer
+        /// wakes it after the launches and waits until it is done, as PyTorch's does with its autograd
+        /// thread. With `pcomm` both are threads of one process.
+        pub backward_us: u64 = 0,
         /// CPU time of the optimizer per step.
         pub optimizer_us: u64 = 500,
         /// Steps whose phases are recorded, at most 1000000. Later steps are only counted.
@@ -95,9 +102,17 @@ struct Rank<'a> {
     free: &'a Slot,
     filled: &'a Slot,
     collective: CollectiveSlots<'a>,
+    backward: Backward<'a>,
 }
 
-const SLOTS_PER_RANK: usize = 3;
+/// Where the trainer and its backward thread wake each other.
+#[derive(Clone, Copy)]
+struct Backward<'a> {
+    wanted: &'a Slot,
+    done: &'a Slot,
+}
+
+const SLOTS_PER_RANK: usize = 5;
 
 impl Work for MlTraining {
     fn about(&self) -> About {
@@ -139,7 +154,8 @@ impl Work for MlTraining {
     }
 
     fn worker_rule(&self) -> String {
-        "a multiple of ranks * (1 + loaders); of ranks with forked_loaders".to_owned()
+        "a multiple of ranks * (1 + loaders); of ranks with forked_loaders; one more per rank with backward_us"
+            .to_owned()
     }
 
     fn slots(&self, _team_size: usize) -> usize {
@@ -173,6 +189,10 @@ impl Work for MlTraining {
                 next_arrived: slot(number + 1, 2),
                 job: &team.slots[self.ranks * SLOTS_PER_RANK..],
             },
+            backward: Backward {
+                wanted: slot(number, 3),
+                done: slot(number, 4),
+            },
         };
         let seed = |loader: usize| (number * self.loaders + loader) as u64;
         match team.index % self.workers_per_rank() {
@@ -184,6 +204,10 @@ impl Work for MlTraining {
                 loaders.end()
             }
             0 => self.train(worker, &rank, number),
+            last if self.backward_us > 0 && last + 1 == self.workers_per_rank() => {
+                self.run_backward(worker, rank.backward);
+                Ok(())
+            }
             loader => self.load(worker, &rank, seed(loader)),
         }
     }
@@ -191,9 +215,21 @@ impl Work for MlTraining {
 
 impl MlTraining {
     fn workers_per_rank(&self) -> usize {
-        match self.forked_loaders {
-            true => 1,
-            false => self.loaders.saturating_add(1),
+        let loaders = match self.forked_loaders {
+            true => 0,
+            false => self.loaders,
+        };
+        loaders
+            .saturating_add(1)
+            .saturating_add(usize::from(self.backward_us > 0))
+    }
+
+    fn run_backward(&self, worker: &mut Worker<'_>, backward: Backward<'_>) {
+        let _ = rustix::thread::set_name(c"backward");
+        while worker.proceed() && worker.take(backward.wanted) {
+            worker.burn_ns(us(self.backward_us));
+            worker.done(1);
+            worker.post(backward.done, 1);
         }
     }
 
@@ -277,7 +313,7 @@ impl MlTraining {
             }
             worker.post(rank.free, 1);
             laps.lap(worker, DATA_LOADING);
-            self.compute(worker, gpu)?;
+            self.compute(worker, gpu, rank.backward)?;
             laps.lap(worker, GPU_COMPUTE);
             match collective.all_reduce(worker)? {
                 Reduced::Together(interval) => laps.note(worker, COLLECTIVE, &interval),
@@ -292,11 +328,22 @@ impl MlTraining {
         Ok(())
     }
 
-    fn compute(&self, worker: &mut Worker<'_>, gpu: &mut Gpu) -> Result<(), Failure> {
+    fn compute(
+        &self,
+        worker: &mut Worker<'_>,
+        gpu: &mut Gpu,
+        backward: Backward<'_>,
+    ) -> Result<(), Failure> {
         gpu.copy(worker)?;
         for _ in 0..self.launches {
             worker.burn_ns(us(self.launch_us));
             gpu.launch(us(self.gpu_us) / u64::from(self.launches.max(1)))?;
+        }
+        if self.backward_us > 0 {
+            worker.post(backward.wanted, 1);
+            if !worker.take(backward.done) {
+                return Ok(());
+            }
         }
         gpu.synchronize(worker)
     }

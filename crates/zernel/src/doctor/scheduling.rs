@@ -15,9 +15,15 @@ pub(super) fn rows() -> Vec<Row> {
 fn sched_ext() -> Row {
     let name = "sched_ext";
     match SchedExt::current() {
-        Ok(SchedExt::NoScheduler { state }) => {
-            Row::ok(name, format!("{state}: no scheduler is loaded"))
-        }
+        Ok(SchedExt::NoScheduler { state }) => match malformed_functions() {
+            0 => Row::ok(name, format!("{state}: no scheduler is loaded")),
+            count => Row::missing(
+                name,
+                format!("{state}, but the kernel's BTF has {count} malformed scheduler functions"),
+                "no scheduler can be loaded: the verifier refuses all of them",
+            )
+            .remedy("use a kernel built with pahole 1.26 or newer"),
+        },
         Ok(SchedExt::Loaded { state, scheduler }) => Row::degraded(
             name,
             format!("{state}: the scheduler {scheduler} is loaded"),
@@ -32,6 +38,13 @@ fn sched_ext() -> Row {
         .remedy("use a kernel built with CONFIG_SCHED_CLASS_EXT=y (6.12 or newer; Debian's: 6.16)"),
         Err(error) => Row::missing(name, os_message(&error), "its state is not known"),
     }
+}
+
+/// The number of functions that keep the running kernel from loading schedulers.
+fn malformed_functions() -> usize {
+    let btf = fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();
+    let functions = zernel_lab::kernel::malformed_scheduler_functions(&btf);
+    functions.map_or(0, |functions| functions.len())
 }
 
 /// Controllers that workloads and scheduler comparisons use.

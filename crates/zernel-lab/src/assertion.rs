@@ -1,0 +1,414 @@
+//! What must hold in a run, and whether it did.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::scenario::Scenario;
+use crate::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
+
+/// The longest time that a runnable task may wait when a scenario does not say. A fair scheduler with
+/// twice as many tasks as CPUs lets each wait for some milliseconds.
+const DEFAULT_LONGEST_WAIT_MS: u64 = 250;
+/// Samples beyond a quantile that make it worth a verdict.
+const SAMPLES_BEYOND_QUANTILE: f64 = 2.0;
+
+/// What must hold in a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Assertion {
+    /// Nobody waits longer, neither runnable in a queue nor between two rounds. Replaces the default of 250 ms.
+    Starvation {
+        /// The longest wait.
+        at_most_ms: u64,
+    },
+    /// Groups get CPU time in these proportions.
+    Fairness {
+        /// The ideal share of each group, in any unit.
+        shares: BTreeMap<String, f64>,
+        /// The largest deviation of a group's share from its ideal.
+        within_percent: f64,
+    },
+    /// A group uses this many CPUs on average.
+    CpuTime {
+        /// The group.
+        group: String,
+        /// The ideal.
+        cpus: f64,
+        /// The largest deviation.
+        within_percent: f64,
+    },
+    /// A group uses at most this many CPUs on average.
+    CpuLimit {
+        /// The group.
+        group: String,
+        /// The limit.
+        at_most_cpus: f64,
+    },
+    /// The workers of a group run on these CPUs only.
+    Isolation {
+        /// The group.
+        group: String,
+        /// The CPUs.
+        cpus: Vec<usize>,
+    },
+    /// A quantile of a group's wake-up latencies.
+    Latency {
+        /// The group.
+        group: String,
+        /// The quantile, 0 to 1.
+        quantile: f64,
+        /// The largest value.
+        at_most_us: u64,
+    },
+    /// A quantile of a group's step times.
+    StepTime {
+        /// The group.
+        group: String,
+        /// The quantile, 0 to 1.
+        quantile: f64,
+        /// The largest value.
+        at_most_us: u64,
+    },
+    /// Steps of a group, or rounds if it has no steps.
+    Throughput {
+        /// The group.
+        group: String,
+        /// The smallest rate.
+        at_least_per_s: f64,
+    },
+}
+
+impl Assertion {
+    /// The groups that it names.
+    #[must_use]
+    pub fn groups(&self) -> Vec<&str> {
+        match self {
+            Self::Starvation { .. } => Vec::new(),
+            Self::Fairness { shares, .. } => shares.keys().map(String::as_str).collect(),
+            Self::CpuTime { group, .. }
+            | Self::CpuLimit { group, .. }
+            | Self::Isolation { group, .. }
+            | Self::Latency { group, .. }
+            | Self::StepTime { group, .. }
+            | Self::Throughput { group, .. } => vec![group.as_str()],
+        }
+    }
+}
+
+/// How a run or one assertion ended. The larger one wins when several are summed up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It held.
+    Pass,
+    /// It could not be tried here.
+    Skip,
+    /// The run shows neither that it held nor that it did not.
+    Inconclusive,
+    /// It did not hold.
+    Fail,
+}
+
+impl Verdict {
+    /// The exit code of a program that reports it. 2 is wrong usage.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Pass => 0,
+            Self::Fail => 1,
+            Self::Inconclusive => 3,
+            Self::Skip => 4,
+        }
+    }
+
+    fn of(held: bool) -> Self {
+        match held {
+            true => Self::Pass,
+            false => Self::Fail,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Pass => "pass",
+            Self::Skip => "skip",
+            Self::Inconclusive => "inconclusive",
+            Self::Fail => "FAIL",
+        })
+    }
+}
+
+/// One assertion, judged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// How it ended.
+    pub verdict: Verdict,
+    /// What was expected and what was measured.
+    pub text: String,
+}
+
+impl Finding {
+    fn new(held: bool, text: String) -> Self {
+        Self {
+            verdict: Verdict::of(held),
+            text,
+        }
+    }
+}
+
+/// The worst of some findings; a run without findings passes.
+#[must_use]
+pub fn worst(findings: &[Finding]) -> Verdict {
+    let verdicts = findings.iter().map(|finding| finding.verdict);
+    verdicts.max().unwrap_or(Verdict::Pass)
+}
+
+/// Judges a run: the assertions that hold for every scenario, then the scenario's own.
+#[must_use]
+pub fn judge(
+    scenario: &Scenario,
+    figures: &RunFigures,
+    kernel_warning: Option<&str>,
+) -> Vec<Finding> {
+    let mut findings = vec![
+        starvation(scenario, figures),
+        loaded(figures),
+        no_warning(kernel_warning),
+        completed(figures),
+    ];
+    let own = scenario.assertions.iter();
+    findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
+    findings
+}
+
+fn starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
+    let own = scenario
+        .assertions
+        .iter()
+        .find_map(|assertion| match assertion {
+            Assertion::Starvation { at_most_ms } => Some(*at_most_ms),
+            _ => None,
+        });
+    let limit_ms = own.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
+    let longest = |group: &GroupFigures| group.longest_wait_ns.max(group.largest_gap_ns);
+    let worst = figures.groups.iter().max_by_key(|group| longest(group));
+    let never: usize = figures.groups.iter().map(|group| group.never_ran).sum();
+    let (name, wait_ms) = worst.map_or(("nobody", 0.0), |group| {
+        (group.name.as_str(), longest(group) as f64 / 1e6)
+    });
+    let held = wait_ms <= limit_ms as f64 && never == 0;
+    let mut text =
+        format!("starvation: longest wait {wait_ms:.1} ms (`{name}`), at most {limit_ms} ms");
+    if never > 0 {
+        text += &format!("; {never} workers never ran");
+    }
+    Finding::new(held, text)
+}
+
+fn loaded(figures: &RunFigures) -> Finding {
+    let scheduler = &figures.scheduler;
+    let text = match (scheduler.expected, scheduler.at_end) {
+        (false, _) => "scheduler: EEVDF".to_owned(),
+        (true, true) => format!("scheduler: `{}` still loaded at the end", scheduler.loaded),
+        (true, false) => format!(
+            "scheduler: `{}` was not loaded any more at the end; it printed: {}",
+            scheduler.loaded, scheduler.output
+        ),
+    };
+    Finding::new(!scheduler.expected || scheduler.at_end, text)
+}
+
+/// Beginnings of kernel messages that a run must not cause.
+const WARNINGS: [&str; 7] = [
+    "WARNING:",
+    "BUG:",
+    "INFO: rcu",
+    "INFO: task ",
+    "watchdog: BUG",
+    "Oops",
+    "runtime error",
+];
+
+fn no_warning(kernel_warning: Option<&str>) -> Finding {
+    match kernel_warning {
+        None => Finding::new(true, "kernel: no warning".to_owned()),
+        Some(line) => Finding::new(false, format!("kernel: {line}")),
+    }
+}
+
+/// The first kernel message on a console that is a warning, or the ejection of a scheduler.
+#[must_use]
+pub fn first_warning(console: &str) -> Option<String> {
+    let message = |line: &str| {
+        line.split_once("] ")
+            .map_or(line.to_owned(), |(_, rest)| rest.to_owned())
+    };
+    let is_warning = |line: &String| {
+        let ejected = line.starts_with("sched_ext:")
+            && line.contains("disabled (")
+            && !line.contains("unregistered from user space");
+        ejected || WARNINGS.iter().any(|warning| line.contains(warning))
+    };
+    console.lines().map(message).find(is_warning)
+}
+
+fn completed(figures: &RunFigures) -> Finding {
+    let early = figures.groups.iter().flat_map(|group| {
+        let named = |text: &String| format!("`{}` {text}", group.name);
+        group.ended_early.iter().map(named)
+    });
+    let mut problems: Vec<String> = early.collect();
+    problems.extend(figures.problems.iter().cloned());
+    if !problems.is_empty() {
+        return Finding::new(false, format!("completed: {}", problems.join("; ")));
+    }
+    let refused = figures
+        .groups
+        .iter()
+        .flat_map(|group| &group.refused_settings);
+    match refused.into_iter().next() {
+        Some(setting) => Finding {
+            verdict: Verdict::Inconclusive,
+            text: format!("completed: the kernel refused {setting}"),
+        },
+        None => Finding::new(true, "completed: all workers and steps".to_owned()),
+    }
+}
+
+/// Judges one assertion; starvation is judged with the defaults.
+fn judge_one(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
+    let missing = |name: &str| Finding {
+        verdict: Verdict::Inconclusive,
+        text: format!("group `{name}` did not run"),
+    };
+    if let Some(name) = assertion
+        .groups()
+        .into_iter()
+        .find(|name| figures.group(name).is_none())
+    {
+        return Some(missing(name));
+    }
+    let group = |name: &str| figures.group(name).cloned().unwrap_or_default();
+    Some(match assertion {
+        Assertion::Starvation { .. } => return None,
+        Assertion::Fairness {
+            shares,
+            within_percent,
+        } => fairness(shares, *within_percent, figures),
+        Assertion::CpuTime {
+            group: name,
+            cpus,
+            within_percent,
+        } => {
+            let used = figures.cpus_used_by(std::slice::from_ref(name));
+            let text =
+                format!("cpu time: `{name}` used {used:.3} CPUs, {cpus} within {within_percent} %");
+            Finding::new((used / cpus - 1.0).abs() * 100.0 <= *within_percent, text)
+        }
+        Assertion::CpuLimit {
+            group: name,
+            at_most_cpus,
+        } => {
+            let used = figures.cpus_used_by(std::slice::from_ref(name));
+            let text = format!("cpu limit: `{name}` used {used:.3} CPUs, at most {at_most_cpus}");
+            Finding::new(used <= *at_most_cpus, text)
+        }
+        Assertion::Isolation { group: name, cpus } => {
+            let used = group(name).cpus_used;
+            let text = format!("isolation: `{name}` ran on CPUs {used:?}, allowed are {cpus:?}");
+            Finding::new(used.iter().all(|cpu| cpus.contains(cpu)), text)
+        }
+        Assertion::Latency {
+            group: name,
+            quantile,
+            at_most_us,
+        } => {
+            let latency = group(name).wake_latency;
+            let value = latency.quantile(*quantile);
+            quantile_finding(
+                "wake-up latency",
+                name,
+                (*quantile, *at_most_us),
+                value,
+                latency.count,
+            )
+        }
+        Assertion::StepTime {
+            group: name,
+            quantile,
+            at_most_us,
+        } => {
+            let steps = group(name).steps_ns;
+            let value = exact_quantile(&steps, *quantile);
+            quantile_finding(
+                "step time",
+                name,
+                (*quantile, *at_most_us),
+                value,
+                steps.len() as u64,
+            )
+        }
+        Assertion::Throughput {
+            group: name,
+            at_least_per_s,
+        } => {
+            let rate = group(name).rate(figures.window_ns);
+            let text =
+                format!("throughput: `{name}` {rate:.1} per second, at least {at_least_per_s}");
+            Finding::new(rate >= *at_least_per_s, text)
+        }
+    })
+}
+
+fn fairness(shares: &BTreeMap<String, f64>, within_percent: f64, figures: &RunFigures) -> Finding {
+    let cpu = |name: &String| figures.group(name).map_or(0, |group| group.cpu_ns) as f64;
+    let total: f64 = shares.keys().map(cpu).sum();
+    let ideal_total: f64 = shares.values().sum();
+    let deviation = |(name, ideal): (&String, &f64)| {
+        let (share, ideal) = (cpu(name) / total.max(1.0), ideal / ideal_total);
+        let percent = (share / ideal - 1.0) * 100.0;
+        (
+            percent,
+            format!("`{name}` {share:.3} (ideal {ideal:.3}, {percent:+.1} %)"),
+        )
+    };
+    let deviations: Vec<(f64, String)> = shares.iter().map(deviation).collect();
+    let held = deviations
+        .iter()
+        .all(|(percent, _)| percent.abs() <= within_percent);
+    let texts: Vec<&str> = deviations.iter().map(|(_, text)| text.as_str()).collect();
+    Finding::new(
+        held,
+        format!("fairness within {within_percent} %: {}", texts.join(", ")),
+    )
+}
+
+fn quantile_finding(
+    what: &str,
+    group: &str,
+    (quantile, at_most_us): (f64, u64),
+    value_ns: Option<u64>,
+    samples: u64,
+) -> Finding {
+    let beyond = samples as f64 * (1.0 - quantile);
+    let us = value_ns.unwrap_or(0) as f64 / 1e3;
+    let text = format!(
+        "{what}: `{group}` p{} {us:.1} µs of {samples}, at most {at_most_us} µs",
+        quantile * 100.0
+    );
+    let verdict = match us <= at_most_us as f64 {
+        // A large value is bad however few there are; a small one says little about a tail that was not sampled.
+        true if value_ns.is_none() || (quantile < 1.0 && beyond < SAMPLES_BEYOND_QUANTILE) => {
+            Verdict::Inconclusive
+        }
+        held => Verdict::of(held),
+    };
+    Finding { verdict, text }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! The figure by which schedulers are compared in a scenario.
+
+use serde::{Deserialize, Serialize};
+use zernel_workload::WorkType;
+
+use crate::scenario::Scenario;
+use crate::scenario::figures::{RunFigures, exact_quantile};
+
+/// The figure by which schedulers are compared: that of the first group of `training`, else of the first group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metric {
+    /// The group.
+    pub group: String,
+    /// The figure.
+    pub kind: MetricKind,
+}
+
+/// A figure of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MetricKind {
+    /// Steps, or rounds, per second.
+    Rate,
+    /// The 99th percentile of the wake-up latency, in microseconds.
+    WakeP99,
+    /// The 99th percentile of the time from request to answer, in microseconds.
+    StepP99,
+}
+
+impl Metric {
+    pub(super) fn of(scenario: &Scenario) -> Self {
+        let first = scenario.groups.first().map(|group| group.name.clone());
+        let group = scenario
+            .training
+            .first()
+            .cloned()
+            .or(first)
+            .unwrap_or_default();
+        let kind = match scenario.group(&group).map(|group| &group.work_type) {
+            Some(WorkType::TimerDeadline(_)) => MetricKind::WakeP99,
+            Some(WorkType::Inference(_)) => MetricKind::StepP99,
+            _ => MetricKind::Rate,
+        };
+        Self { group, kind }
+    }
+
+    /// Its value in a run.
+    pub(super) fn value(&self, figures: &RunFigures) -> Option<f64> {
+        let group = figures.group(&self.group)?;
+        let us = |ns: u64| ns as f64 / 1e3;
+        match self.kind {
+            MetricKind::Rate => Some(group.rate(figures.window_ns)),
+            MetricKind::WakeP99 => group.wake_latency.quantile(0.99).map(us),
+            MetricKind::StepP99 => exact_quantile(&group.steps_ns, 0.99).map(us),
+        }
+    }
+
+    /// Whether a larger value is better.
+    #[must_use]
+    pub fn higher_is_better(&self) -> bool {
+        self.kind == MetricKind::Rate
+    }
+
+    /// What it is, with its unit.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let what = match self.kind {
+            MetricKind::Rate => "steps or rounds per second",
+            MetricKind::WakeP99 => "wake-up latency p99, µs",
+            MetricKind::StepP99 => "request p99, µs",
+        };
+        format!("{}: {what}", self.group)
+    }
+}

@@ -1,0 +1,141 @@
+//! One scheduler in one scenario, over all seeds.
+
+use serde::{Deserialize, Serialize};
+use zernel_workload::Histogram;
+
+use super::metric::Metric;
+use super::statistics::{SignTest, median};
+use crate::assertion::Verdict;
+use crate::scenario::Scenario;
+use crate::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
+use crate::scenario_run::RunResult;
+
+/// One scheduler in one scenario, over all seeds. Quantiles are over the samples of all seeds together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SchedulerRow {
+    /// The scheduler's name.
+    pub scheduler: String,
+    /// The worst verdict over the seeds.
+    pub verdict: Verdict,
+    /// The first finding that is not a pass.
+    pub problem: Option<String>,
+    /// The compared figure by seed; `None` where a run measured nothing.
+    pub by_seed: Vec<Option<f64>>,
+    /// Its median.
+    pub median: Option<f64>,
+    /// Steps, or rounds, per second: the median over the seeds.
+    pub rate: Option<f64>,
+    /// Steps of all seeds.
+    pub steps: usize,
+    /// Median step time in milliseconds.
+    pub step_p50_ms: Option<f64>,
+    /// 99th percentile of the step time in milliseconds.
+    pub step_p99_ms: Option<f64>,
+    /// Median wake-up latency in microseconds.
+    pub wake_p50_us: Option<f64>,
+    /// 99th percentile of the wake-up latency in microseconds.
+    pub wake_p99_us: Option<f64>,
+    /// The largest wake-up latency in microseconds.
+    pub wake_max_us: Option<f64>,
+    /// CPU time of the group per step, in milliseconds.
+    pub cpu_ms_per_step: Option<f64>,
+    /// CPUs that noise used on average.
+    pub noise_cpus: Option<f64>,
+    /// The longest wait of any task, in milliseconds.
+    pub longest_wait_ms: Option<f64>,
+    /// Against the first scheduler.
+    pub against_first: SignTest,
+}
+
+impl SchedulerRow {
+    pub(super) fn new(
+        scenario: &Scenario,
+        metric: &Metric,
+        runs: &[&RunResult],
+        first: &[&RunResult],
+    ) -> Self {
+        let value = |run: &&RunResult| {
+            run.figures
+                .as_ref()
+                .and_then(|figures| metric.value(figures))
+        };
+        let figures: Vec<&RunFigures> =
+            runs.iter().filter_map(|run| run.figures.as_ref()).collect();
+        let groups: Vec<&GroupFigures> = figures
+            .iter()
+            .filter_map(|figures| figures.group(&metric.group))
+            .collect();
+        let steps: Vec<u64> = groups
+            .iter()
+            .flat_map(|group| group.steps_ns.iter().copied())
+            .collect();
+        let wakes = groups.iter().fold(Histogram::default(), |all, group| {
+            all.merged(&group.wake_latency)
+        });
+        let ms = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e6);
+        let us = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e3);
+        let pairs = first
+            .iter()
+            .zip(runs)
+            .filter_map(|(first, run)| Some((value(first)?, value(run)?)));
+        let by_seed: Vec<Option<f64>> = runs.iter().map(value).collect();
+        let problem = runs
+            .iter()
+            .flat_map(|run| &run.findings)
+            .find(|finding| finding.verdict != Verdict::Pass);
+        let noise = |figures: &&RunFigures| figures.cpus_used_by(&scenario.noise);
+        Self {
+            scheduler: runs
+                .first()
+                .map_or_else(String::new, |run| run.scheduler.clone()),
+            verdict: runs
+                .iter()
+                .map(|run| run.verdict())
+                .max()
+                .unwrap_or(Verdict::Skip),
+            problem: problem.map(|finding| finding.text.clone()),
+            median: median(&by_seed.iter().flatten().copied().collect::<Vec<f64>>()),
+            by_seed,
+            rate: median_of(&figures, |figures| {
+                figures
+                    .group(&metric.group)
+                    .map(|group| group.rate(figures.window_ns))
+            }),
+            steps: steps.len(),
+            step_p50_ms: ms(exact_quantile(&steps, 0.5)),
+            step_p99_ms: ms(exact_quantile(&steps, 0.99)),
+            wake_p50_us: us(wakes.quantile(0.5)),
+            wake_p99_us: us(wakes.quantile(0.99)),
+            wake_max_us: us(wakes.quantile(1.0)),
+            cpu_ms_per_step: cpu_ms_per_step(&groups),
+            noise_cpus: match scenario.noise.is_empty() {
+                true => None,
+                false => median(&figures.iter().map(noise).collect::<Vec<f64>>()),
+            },
+            longest_wait_ms: longest_wait_ms(&figures),
+            against_first: SignTest::of(pairs, metric.higher_is_better()),
+        }
+    }
+}
+
+fn median_of(figures: &[&RunFigures], value: impl Fn(&RunFigures) -> Option<f64>) -> Option<f64> {
+    let values: Vec<f64> = figures
+        .iter()
+        .filter_map(|figures| value(figures))
+        .collect();
+    median(&values)
+}
+
+fn cpu_ms_per_step(groups: &[&GroupFigures]) -> Option<f64> {
+    let cpu_ns: u64 = groups.iter().map(|group| group.cpu_ns).sum();
+    let steps: usize = groups.iter().map(|group| group.steps_ns.len()).sum();
+    (steps > 0).then(|| cpu_ns as f64 / steps as f64 / 1e6)
+}
+
+fn longest_wait_ms(figures: &[&RunFigures]) -> Option<f64> {
+    let groups = figures.iter().flat_map(|figures| &figures.groups);
+    let longest = groups
+        .map(|group| group.longest_wait_ns.max(group.largest_gap_ns))
+        .max();
+    longest.map(|ns| ns as f64 / 1e6)
+}

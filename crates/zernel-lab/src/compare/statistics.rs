@@ -1,0 +1,130 @@
+//! The sign test.
+
+use serde::{Deserialize, Serialize};
+
+/// The largest p of a difference that counts: what six wins of six give (1/64).
+pub const LARGEST_P: f64 = 0.016;
+
+/// Pairs of runs with the same seed.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct SignTest {
+    /// Pairs in which the second is better.
+    pub wins: u32,
+    /// Pairs in which the second is worse.
+    pub losses: u32,
+    /// Equal pairs, which do not count.
+    pub ties: u32,
+}
+
+/// What a sign test shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The second is better.
+    Better,
+    /// The second is worse.
+    Worse,
+    /// Neither is shown.
+    Undecided,
+}
+
+impl SignTest {
+    /// Compares pairs (first, second).
+    #[must_use]
+    pub fn of(pairs: impl IntoIterator<Item = (f64, f64)>, higher_is_better: bool) -> Self {
+        let mut test = Self::default();
+        for (first, second) in pairs {
+            let gain = if higher_is_better {
+                second - first
+            } else {
+                first - second
+            };
+            match gain {
+                gain if gain > 0.0 => test.wins += 1,
+                gain if gain < 0.0 => test.losses += 1,
+                _ => test.ties += 1,
+            }
+        }
+        test
+    }
+
+    /// The chance that two equal schedulers differ at least this much in this direction.
+    #[must_use]
+    pub fn p(&self) -> f64 {
+        let pairs = self.wins + self.losses;
+        let more = self.wins.max(self.losses);
+        let tail: f64 = (more..=pairs).map(|count| binomial(pairs, count)).sum();
+        tail / 2_f64.powi(i32::try_from(pairs).unwrap_or(i32::MAX))
+    }
+
+    /// What it shows by the rule that is stated before the runs.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self.p() <= LARGEST_P {
+            true if self.wins > self.losses => Outcome::Better,
+            true => Outcome::Worse,
+            false => Outcome::Undecided,
+        }
+    }
+}
+
+fn binomial(n: u32, k: u32) -> f64 {
+    (0..k).fold(1.0, |product, index| {
+        product * f64::from(n - index) / f64::from(index + 1)
+    })
+}
+
+/// The middle value; the mean of the middle two of an even number.
+#[must_use]
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        length if length.is_multiple_of(2) => {
+            Some(f64::midpoint(sorted[middle - 1], sorted[middle]))
+        }
+        _ => Some(sorted[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn test(wins: u32, losses: u32) -> SignTest {
+        SignTest {
+            wins,
+            losses,
+            ties: 0,
+        }
+    }
+
+    #[test]
+    fn six_of_six_decides_and_five_do_not() {
+        assert!((test(6, 0).p() - 1.0 / 64.0).abs() < 1e-12);
+        assert_eq!(test(6, 0).outcome(), Outcome::Better);
+        assert_eq!(test(0, 6).outcome(), Outcome::Worse);
+        assert_eq!(test(5, 0).outcome(), Outcome::Undecided);
+        assert_eq!(test(6, 1).outcome(), Outcome::Undecided);
+        assert_eq!(test(0, 0).outcome(), Outcome::Undecided);
+        assert!((test(9, 1).p() - 11.0 / 1024.0).abs() < 1e-12);
+        assert_eq!(test(9, 1).outcome(), Outcome::Better);
+    }
+
+    #[test]
+    fn the_direction_of_the_figure_counts() {
+        let pairs = [(1.0, 2.0), (2.0, 2.0), (3.0, 1.0), (1.0, 5.0)];
+        let higher = SignTest::of(pairs, true);
+        assert_eq!((higher.wins, higher.losses, higher.ties), (2, 1, 1));
+        let lower = SignTest::of(pairs, false);
+        assert_eq!((lower.wins, lower.losses), (1, 2));
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+}

@@ -1,0 +1,196 @@
+//! The deterministic machine: the same files, command and seed give the same output to the last byte, on any host and
+//! under any load.
+//!
+//! QEMU counts instructions and derives every clock of the guest from the count: one instruction takes one
+//! nanosecond, and while all vCPUs are idle the clock jumps to the next timer. One host thread executes all vCPUs in
+//! turn; each runs until the next virtual timer. A timer every 10 µs therefore bounds how long a vCPU waits for
+//! its turn. docs/lab.md lists what this machine can measure and what it cannot.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Interval of the timer that makes the emulator change vCPUs. At 50 µs vCPUs get unequal shares of an
+/// interval; at 10 µs four pinned spinners differ by 1 %.
+const TURN_US: u32 = 10;
+
+/// Address and date of the guest's clock at boot.
+const BOOT_DATE: &str = "base=2026-01-01,clock=vm";
+
+/// Settings of a deterministic run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deterministic {
+    /// Seeds the guest's random numbers and the moment of the command's start.
+    pub seed: u64,
+    /// Alignment of the CPUs' scheduler ticks.
+    pub ticks: Ticks,
+    /// Virtual time after which the guest stops the command. Longer runs have been seen to differ between boots.
+    pub virtual_limit: Duration,
+}
+
+impl Deterministic {
+    /// The longest virtual time from boot for which runs were compared and found equal.
+    pub const DEFAULT_VIRTUAL_LIMIT: Duration = Duration::from_secs(40);
+
+    /// A run with this seed, aligned ticks and the default limit.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            ticks: Ticks::default(),
+            virtual_limit: Self::DEFAULT_VIRTUAL_LIMIT,
+        }
+    }
+
+    /// The same run with other ticks.
+    #[must_use]
+    pub fn ticks(mut self, ticks: Ticks) -> Self {
+        self.ticks = ticks;
+        self
+    }
+
+    /// The same run with another limit.
+    #[must_use]
+    pub fn virtual_limit(mut self, virtual_limit: Duration) -> Self {
+        self.virtual_limit = virtual_limit;
+        self
+    }
+
+    /// QEMU's options beside the accelerator and the CPU.
+    pub(crate) fn qemu_options(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("-icount", "shift=0,sleep=off".to_owned()),
+            ("-seed", self.seed.to_string()),
+            ("-rtc", BOOT_DATE.to_owned()),
+            // A network hub without a card: only the filter's timer matters.
+            ("-netdev", "hubport,id=turns,hubid=0".to_owned()),
+            (
+                "-object",
+                format!("filter-buffer,id=turn,netdev=turns,interval={TURN_US}"),
+            ),
+        ]
+    }
+
+    /// Words on the kernel's command line.
+    pub(crate) fn kernel_words(&self) -> &'static [&'static str] {
+        match self.ticks {
+            Ticks::Aligned => &["clocksource=tsc", "skew_tick=0"],
+            Ticks::Skewed => &["clocksource=tsc", "skew_tick=1"],
+        }
+    }
+
+    /// Time from the guest's readiness to the start of the command: up to two ticks of 4 ms.
+    pub(crate) fn start_offset(&self) -> Duration {
+        const TWO_TICKS_US: u64 = 8_000;
+        Duration::from_micros(random_words(self.seed).next().unwrap_or(0) % TWO_TICKS_US)
+    }
+
+    /// The 64 bytes that the guest's random number generator starts from.
+    pub(crate) fn entropy(&self) -> [u8; 64] {
+        let mut entropy = [0; 64];
+        for (bytes, word) in entropy.chunks_mut(8).zip(random_words(self.seed).skip(1)) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        entropy
+    }
+}
+
+/// Alignment of the scheduler ticks of the CPUs. Ticks shape latencies, because most preemption happens at a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ticks {
+    /// All CPUs tick at the same moment, the kernel's default.
+    #[default]
+    Aligned,
+    /// The ticks are spread over the tick interval (`skew_tick=1`).
+    Skewed,
+}
+
+/// What a deterministic run leaves for comparing it with another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Determinism {
+    /// Hash of the output, the console with its timestamps, and the kernel's counters (interrupts, context switches,
+    /// CPU time) at the end. Two runs of the same files, command and seed must have the same digest.
+    pub digest: Digest,
+    /// The guest's time from boot to the end of the command.
+    pub virtual_time: Duration,
+}
+
+/// A 64-bit hash (FNV-1a), shown as 16 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digest(u64);
+
+impl Digest {
+    /// The hash of some texts and of where each of them ends.
+    pub(crate) fn of<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+        const PRIME: u64 = 0x0000_0100_0000_01b3;
+        let mut hash = OFFSET;
+        let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+        for text in texts {
+            text.iter().copied().for_each(&mut add);
+            text.len().to_le_bytes().into_iter().for_each(&mut add);
+        }
+        Self(hash)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
+/// An endless sequence that a seed determines (SplitMix64).
+fn random_words(seed: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed;
+    std::iter::from_fn(move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = state;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Some(word ^ (word >> 31))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_decides_the_entropy_and_the_start() {
+        let one = Deterministic::new(1);
+        assert_eq!(one.entropy(), Deterministic::new(1).entropy());
+        assert_ne!(one.entropy(), Deterministic::new(2).entropy());
+        let offsets: Vec<Duration> = (0..6)
+            .map(|seed| Deterministic::new(seed).start_offset())
+            .collect();
+        assert!(
+            offsets
+                .iter()
+                .all(|offset| *offset < Duration::from_millis(8))
+        );
+        assert!(
+            offsets.windows(2).all(|pair| pair[0] != pair[1]),
+            "{offsets:?}"
+        );
+    }
+
+    #[test]
+    fn the_first_words_are_those_of_splitmix64() {
+        // The reference implementation's sequence for seed 1234567.
+        let words: Vec<u64> = random_words(1_234_567).take(2).collect();
+        assert_eq!(
+            words,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
+        );
+    }
+
+    #[test]
+    fn a_digest_covers_every_byte_and_every_border() {
+        let digest = |texts: &[&str]| Digest::of(texts.iter().map(|text| text.as_bytes()));
+        assert_eq!(digest(&["a", "b"]), digest(&["a", "b"]));
+        for other in [&["a", "c"][..], &["ab", ""], &["", "ab"], &["a", "b", ""]] {
+            assert_ne!(digest(&["a", "b"]), digest(other), "{other:?}");
+        }
+        assert_eq!(digest(&[]).to_string(), "cbf29ce484222325");
+    }
+}

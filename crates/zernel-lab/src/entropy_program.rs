@@ -1,0 +1,96 @@
+//! A program of 220 bytes that credits the guest kernel with given random bytes.
+//!
+//! Without `rdrand` and with an exact clock the kernel finds no entropy, and `getrandom` blocks for seconds. Only an
+//! ioctl credits entropy, and a shell has none: busybox has `seedrng` from version 1.36 on.
+
+/// Where the program is loaded.
+const BASE: u64 = 0x40_0000;
+/// Sizes of the ELF header and of one program header.
+const ELF_HEADER: u16 = 64;
+const PROGRAM_HEADER: u16 = 56;
+const CODE: u64 = ELF_HEADER as u64 + PROGRAM_HEADER as u64;
+
+/// The instructions, followed by the path that they refer to. `struct rand_pool_info` comes right after them.
+const INSTRUCTIONS: &[u8] = &[
+    0xb8, 0x02, 0x00, 0x00, 0x00, // mov eax, 2 (open)
+    0x48, 0x8d, 0x3d, 0x27, 0x00, 0x00, 0x00, // lea rdi, [path]
+    0xbe, 0x01, 0x00, 0x00, 0x00, // mov esi, 1 (O_WRONLY)
+    0x0f, 0x05, // syscall
+    0x89, 0xc7, // mov edi, eax
+    0xb8, 0x10, 0x00, 0x00, 0x00, // mov eax, 16 (ioctl)
+    0xbe, 0x03, 0x52, 0x08, 0x40, // mov esi, RNDADDENTROPY
+    0x48, 0x8d, 0x15, 0x1a, 0x00, 0x00, 0x00, // lea rdx, [pool]
+    0x0f, 0x05, // syscall
+    0x89, 0xc7, // mov edi, eax
+    0xf7, 0xdf, // neg edi
+    0xb8, 0x3c, 0x00, 0x00, 0x00, // mov eax, 60 (exit), with the error number
+    0x0f, 0x05, // syscall
+];
+const PATH: &[u8] = b"/dev/urandom\0";
+
+/// The program as a static x86-64 executable.
+pub(crate) fn executable(entropy: &[u8; 64]) -> Vec<u8> {
+    let mut content = [INSTRUCTIONS, PATH].concat();
+    let bytes = entropy.len() as u32;
+    content.extend((bytes * 8).to_le_bytes());
+    content.extend(bytes.to_le_bytes());
+    content.extend(entropy);
+    let mut file = elf_header();
+    file.extend(program_header(CODE + content.len() as u64));
+    file.extend(content);
+    file
+}
+
+fn elf_header() -> Vec<u8> {
+    const EXECUTABLE: u16 = 2;
+    const X86_64: u16 = 62;
+    let mut header = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    header.extend(EXECUTABLE.to_le_bytes());
+    header.extend(X86_64.to_le_bytes());
+    header.extend(1_u32.to_le_bytes());
+    // Entry point, offset of the program headers, no sections.
+    for word in [BASE + CODE, u64::from(ELF_HEADER), 0] {
+        header.extend(word.to_le_bytes());
+    }
+    header.extend(0_u32.to_le_bytes());
+    for half in [ELF_HEADER, PROGRAM_HEADER, 1, 0, 0, 0] {
+        header.extend(half.to_le_bytes());
+    }
+    header
+}
+
+/// One segment with the whole file, readable and executable.
+fn program_header(size: u64) -> Vec<u8> {
+    const LOAD: u32 = 1;
+    const READ_AND_EXECUTE: u32 = 5;
+    const PAGE: u64 = 0x1000;
+    let mut header = [LOAD.to_le_bytes(), READ_AND_EXECUTE.to_le_bytes()].concat();
+    for word in [0, BASE, BASE, size, size, PAGE] {
+        header.extend(word.to_le_bytes());
+    }
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object::{Object, ObjectSegment};
+
+    #[test]
+    fn it_is_a_static_executable_with_the_bytes_at_its_end() {
+        let file = executable(&[0x5a; 64]);
+        let parsed = object::File::parse(&*file).unwrap();
+        assert_eq!(parsed.entry(), BASE + CODE);
+        let segment = parsed.segments().next().unwrap();
+        assert_eq!(segment.size(), file.len() as u64);
+        assert!(file.ends_with(&[0x5a; 64]));
+    }
+
+    /// The addresses in the code are distances from the next instruction.
+    #[test]
+    fn the_code_refers_to_the_path_and_to_the_pool() {
+        let distance = |at: usize| usize::from(INSTRUCTIONS[at - 4]) + at;
+        assert_eq!(distance(12), INSTRUCTIONS.len());
+        assert_eq!(distance(38), INSTRUCTIONS.len() + PATH.len());
+    }
+}

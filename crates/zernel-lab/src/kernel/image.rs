@@ -1,0 +1,64 @@
+//! The inside of a bootable kernel image: its release, and the type information (BTF) of the kernel that it unpacks.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use object::{Object, ObjectSection};
+
+use super::{KernelError, file_error};
+
+/// The release inside an image, by the x86 boot protocol: a magic word at 0x202, and at 0x20e where the
+/// text is, counted from 0x200. The text goes on with who built it.
+pub(super) fn read_release(image: &Path) -> Result<String, KernelError> {
+    const LONGEST: usize = 128;
+    let file = File::open(image).map_err(|error| file_error(image, error))?;
+    let not_an_image = || KernelError::NotAnImage {
+        path: image.to_owned(),
+    };
+    let mut header = [0; 14];
+    file.read_exact_at(&mut header, 0x202)
+        .map_err(|_| not_an_image())?;
+    if !header.starts_with(b"HdrS") {
+        return Err(not_an_image());
+    }
+    let offset = u64::from(u16::from_le_bytes([header[12], header[13]])) + 0x200;
+    let mut text = [0; LONGEST];
+    let length = file
+        .read_at(&mut text, offset)
+        .map_err(|error| file_error(image, error))?;
+    let release = text[..length]
+        .split(|byte| matches!(byte, 0 | b' '))
+        .next()
+        .unwrap_or_default();
+    String::from_utf8(release.to_vec()).map_err(|_| not_an_image())
+}
+
+/// The BTF of the kernel in an image; none if the kernel has none or is not compressed with zstd, as Debian's kernels
+/// with sched_ext are.
+pub(super) fn read_btf(image: &Path) -> Option<Vec<u8>> {
+    let image = fs::read(image).ok()?;
+    let mut vmlinux = Vec::new();
+    ruzstd::decoding::StreamingDecoder::new(payload(&image)?)
+        .ok()?
+        .read_to_end(&mut vmlinux)
+        .ok()?;
+    let file = object::File::parse(&*vmlinux).ok()?;
+    let btf = file.section_by_name(".BTF")?;
+    btf.data().ok().map(<[u8]>::to_vec)
+}
+
+/// The compressed kernel, by the x86 boot protocol: it lies behind the setup code, whose size in sectors is at 0x1f1.
+fn payload(image: &[u8]) -> Option<&[u8]> {
+    const SECTOR: usize = 512;
+    const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+    let word = |offset: usize| {
+        let bytes = image.get(offset..)?.first_chunk()?;
+        usize::try_from(u32::from_le_bytes(*bytes)).ok()
+    };
+    let setup = (usize::from(*image.get(0x1f1)?) + 1) * SECTOR;
+    let start = setup.checked_add(word(0x248)?)?;
+    let payload = image.get(start..start.checked_add(word(0x24c)?)?)?;
+    payload.starts_with(ZSTD).then_some(payload)
+}

@@ -1,0 +1,255 @@
+//! Public sched_ext schedulers to compare with, built from crates.io into the cache.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use thiserror::Error;
+
+use crate::host::find_program;
+use crate::kernel::{KernelError, cache_folder};
+
+/// A public scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its crate and its program.
+    pub name: &'static str,
+    /// The options that its authors recommend, beside the defaults.
+    pub arguments: &'static [&'static str],
+    /// Its design, in a few words.
+    pub about: &'static str,
+}
+
+/// All peers, in the order in which they are built: small ones first.
+pub const PEERS: [Peer; 9] = [
+    Peer {
+        name: "scx_bpfland",
+        arguments: &[],
+        about: "virtual deadlines, favours tasks that block often",
+    },
+    Peer {
+        name: "scx_cosmos",
+        arguments: &[],
+        about: "per-CPU queues until the machine is saturated, then deadlines",
+    },
+    Peer {
+        name: "scx_flash",
+        arguments: &[],
+        about: "earliest deadline first, for predictable latency",
+    },
+    Peer {
+        name: "scx_beerland",
+        arguments: &[],
+        about: "locality first, for many CPUs",
+    },
+    Peer {
+        name: "scx_tickless",
+        arguments: &[],
+        about: "a few CPUs decide for all others, which then need no tick",
+    },
+    Peer {
+        name: "scx_p2dq",
+        arguments: &[],
+        about: "multi-level queues, two random choices between caches",
+    },
+    Peer {
+        name: "scx_rusty",
+        arguments: &[],
+        about: "one queue per last-level cache, balanced from user space",
+    },
+    Peer {
+        name: "scx_lavd",
+        arguments: &[],
+        about: "latency criticality from who wakes whom, for games",
+    },
+    Peer {
+        name: "scx_layered",
+        // Without a configuration it does not start; this one is built in.
+        arguments: &["--run-example"],
+        about: "classes of tasks by rules, with CPUs of their own",
+    },
+];
+
+/// Why a peer could not be built or used.
+#[derive(Debug, Error)]
+pub enum PeerError {
+    /// No folder for the programs.
+    #[error(transparent)]
+    Cache(#[from] KernelError),
+    /// A tool of the build is missing.
+    #[error("{program} is not on PATH; {remedy}")]
+    ToolMissing {
+        /// The tool.
+        program: &'static str,
+        /// How to get it.
+        remedy: &'static str,
+    },
+    /// The build could not be started.
+    #[error("cannot start {program}: {source}", program = program.display())]
+    Start {
+        /// cargo.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The build failed.
+    #[error("building {name} failed ({status}); the end of its output:\n{output}")]
+    Build {
+        /// The scheduler.
+        name: &'static str,
+        /// How cargo ended.
+        status: ExitStatus,
+        /// The last lines that it printed.
+        output: String,
+    },
+    /// The name is none of a peer.
+    #[error("there is no peer `{name}`; there are {}", PEERS.map(|peer| peer.name).join(", "))]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+}
+
+/// The peer of this name.
+///
+/// # Errors
+/// There is none.
+pub fn peer(name: &str) -> Result<Peer, PeerError> {
+    let found = PEERS.into_iter().find(|peer| peer.name == name);
+    found.ok_or_else(|| PeerError::Unknown {
+        name: name.to_owned(),
+    })
+}
+
+/// The folder that holds built peers: `<cache>/peers/bin`.
+#[derive(Debug, Clone)]
+pub struct PeerCache {
+    folder: PathBuf,
+}
+
+impl PeerCache {
+    /// The cache of this user, beside that of the kernels.
+    ///
+    /// # Errors
+    /// No variable names a folder.
+    pub fn from_environment() -> Result<Self, PeerError> {
+        Ok(Self::at(cache_folder()?))
+    }
+
+    /// A cache in a given folder, which need not exist yet.
+    pub fn at(folder: impl AsRef<Path>) -> Self {
+        Self {
+            folder: folder.as_ref().join("peers"),
+        }
+    }
+
+    /// The program of a peer, if it is built.
+    #[must_use]
+    pub fn program(&self, peer: Peer) -> Option<PathBuf> {
+        let path = self.folder.join("bin").join(peer.name);
+        path.is_file().then_some(path)
+    }
+
+    /// The version of a built peer, by cargo's own list.
+    #[must_use]
+    pub fn version(&self, peer: Peer) -> Option<String> {
+        let list = fs::read_to_string(self.folder.join(".crates.toml")).ok()?;
+        version_in(&list, peer.name)
+    }
+
+    /// Builds the newest published version with the dependencies that its authors locked. The first build takes some
+    /// ten minutes on two cores; later ones share its dependencies.
+    ///
+    /// # Errors
+    /// cargo or clang is missing, or the build fails.
+    pub fn build(&self, peer: Peer) -> Result<PathBuf, PeerError> {
+        let cargo = find_program("cargo").ok_or(PeerError::ToolMissing {
+            program: "cargo",
+            remedy: "install Rust, for example with rustup",
+        })?;
+        let output = Command::new(&cargo)
+            .args(["install", "--locked", "--force", "--root"])
+            .arg(&self.folder)
+            .arg(peer.name)
+            .env("CARGO_TARGET_DIR", self.folder.join("target"))
+            .env("BPF_CLANG", bpf_clang()?)
+            // A configuration of the current folder is not meant for foreign crates.
+            .current_dir(env::temp_dir())
+            .output()
+            .map_err(|source| PeerError::Start {
+                program: cargo,
+                source,
+            })?;
+        match self.program(peer) {
+            Some(program) if output.status.success() => Ok(program),
+            _ => Err(PeerError::Build {
+                name: peer.name,
+                status: output.status,
+                output: last_lines(&output.stderr),
+            }),
+        }
+    }
+}
+
+/// The compiler for BPF: `$BPF_CLANG`, else the newest clang on `PATH`.
+fn bpf_clang() -> Result<OsString, PeerError> {
+    const NAMES: [&str; 6] = [
+        "clang-21", "clang-20", "clang-19", "clang-18", "clang-17", "clang",
+    ];
+    if let Some(chosen) = env::var_os("BPF_CLANG").filter(|value| !value.is_empty()) {
+        return Ok(chosen);
+    }
+    let found = NAMES.iter().find_map(|name| find_program(name));
+    found.map(Into::into).ok_or(PeerError::ToolMissing {
+        program: "clang",
+        remedy: "install the package clang-19",
+    })
+}
+
+/// The version in a line such as `"scx_bpfland 1.1.4 (registry+…)" = ["scx_bpfland"]`.
+fn version_in(list: &str, name: &str) -> Option<String> {
+    let entry = list.lines().find_map(|line| {
+        line.strip_prefix('"')?
+            .strip_prefix(name)?
+            .strip_prefix(' ')
+    })?;
+    entry.split(' ').next().map(str::to_owned)
+}
+
+fn last_lines(output: &[u8]) -> String {
+    const LINES: usize = 20;
+    let text = String::from_utf8_lossy(output);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargos_list_names_the_version() {
+        let list = "[v1]\n\"scx_bpfland 1.1.4 (registry+https://x)\" = [\"scx_bpfland\"]\n\"scx_bpfland_extra 9.9 (x)\" = []\n";
+        assert_eq!(version_in(list, "scx_bpfland").as_deref(), Some("1.1.4"));
+        assert_eq!(version_in(list, "scx_bpf"), None);
+        assert_eq!(version_in("", "scx_bpfland"), None);
+    }
+
+    #[test]
+    fn a_peer_is_found_by_name_and_built_only_where_its_program_is() {
+        assert_eq!(peer("scx_lavd").unwrap().name, "scx_lavd");
+        let error = peer("scx_none").unwrap_err().to_string();
+        assert!(error.contains("scx_layered"), "{error}");
+        let folder = tempfile::tempdir().unwrap();
+        let cache = PeerCache::at(folder.path());
+        assert_eq!(cache.program(PEERS[0]), None);
+        let program = folder.path().join("peers/bin").join(PEERS[0].name);
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        fs::write(&program, "").unwrap();
+        assert_eq!(cache.program(PEERS[0]), Some(program));
+        assert_eq!(cache.version(PEERS[0]), None);
+    }
+}

@@ -1,0 +1,143 @@
+//! Results of earlier runs, by everything that decides them.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::kernel::cache_folder;
+use crate::scenario_run::RunResult;
+
+/// A hash (two lanes of FNV-1a) of everything that decides a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity([u64; 2]);
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self([0xcbf2_9ce4_8422_2325, 0x6c62_272e_07bb_0142])
+    }
+}
+
+impl Identity {
+    /// Adds one part. Its length counts, so that parts cannot run into one another.
+    pub(crate) fn add(&mut self, part: &[u8]) {
+        const PRIMES: [u64; 2] = [0x0100_0000_01b3, 0x9e37_79b9_7f4a_7c15];
+        let length = (part.len() as u64).to_le_bytes();
+        for chunk in length.chunks(8).chain(part.chunks(8)) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            for (lane, prime) in self.0.iter_mut().zip(PRIMES) {
+                *lane = (*lane ^ u64::from_le_bytes(word)).wrapping_mul(prime);
+                *lane ^= *lane >> 29;
+            }
+        }
+    }
+
+    /// Adds the content of a file.
+    pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), String> {
+        let content =
+            fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        self.add(&content);
+        Ok(())
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}{:016x}", self.0[0], self.0[1])
+    }
+}
+
+/// The folder of results.
+#[derive(Debug, Clone)]
+pub(crate) struct RunCache {
+    folder: PathBuf,
+}
+
+impl RunCache {
+    /// The folder `lab` beside the kernels; a temporary one if no variable names a cache.
+    pub(crate) fn from_environment() -> Self {
+        let cache = cache_folder().unwrap_or_else(|_| env::temp_dir().join("zernel"));
+        Self {
+            folder: cache.join("lab"),
+        }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn file(&self, identity: &Identity) -> PathBuf {
+        self.folder.join("results").join(format!("{identity}.json"))
+    }
+
+    /// The result of an earlier run; a damaged file counts as none.
+    pub(crate) fn read(&self, identity: &Identity) -> Option<RunResult> {
+        let text = fs::read(self.file(identity)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Keeps a result. Without room for it the run is only repeated.
+    pub(crate) fn write(&self, identity: &Identity, result: &RunResult) {
+        let file = self.file(identity);
+        let partial = file.with_extension(format!("partial-{}", std::process::id()));
+        let Ok(text) = serde_json::to_vec(result) else {
+            return;
+        };
+        let _ = fs::create_dir_all(self.folder.join("results"));
+        if fs::write(&partial, text).is_ok() {
+            let _ = fs::rename(partial, file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(parts: &[&str]) -> String {
+        let mut identity = Identity::default();
+        parts.iter().for_each(|part| identity.add(part.as_bytes()));
+        identity.to_string()
+    }
+
+    #[test]
+    fn every_part_and_its_length_count() {
+        let all = [
+            identity(&[]),
+            identity(&[""]),
+            identity(&["ab", "c"]),
+            identity(&["a", "bc"]),
+            identity(&["abc"]),
+            identity(&["abc\0"]),
+        ];
+        for (index, one) in all.iter().enumerate() {
+            assert!(!all[index + 1..].contains(one), "{all:?}");
+        }
+        assert_eq!(identity(&["abc"]), identity(&["abc"]));
+    }
+
+    #[test]
+    fn a_result_comes_back_and_a_damaged_one_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = RunCache {
+            folder: folder.path().to_owned(),
+        };
+        let result = RunResult {
+            scenario: "s".to_owned(),
+            scheduler: "eevdf".to_owned(),
+            seed: 3,
+            figures: None,
+            findings: Vec::new(),
+            kernel_warning: None,
+            console: String::new(),
+            host_seconds: 1.5,
+        };
+        let key = Identity::default();
+        assert_eq!(cache.read(&key), None);
+        cache.write(&key, &result);
+        assert_eq!(cache.read(&key), Some(result));
+        fs::write(cache.file(&key), "{").unwrap();
+        assert_eq!(cache.read(&key), None);
+    }
+}

@@ -1,0 +1,408 @@
+//! Scenarios: what runs in the virtual machine, when, in which cgroups, and what must hold.
+//!
+//! A scenario is a TOML file. Its `[[group]]`s are those of a workload spec. [`Scenario::load`] reads
+//! and checks it, [`crate::ScenarioRun`] runs it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use zernel_workload::work::GpuBackend;
+use zernel_workload::{CloneMode, Spec, WorkSpec, WorkType};
+
+use crate::assertion::Assertion;
+use crate::topology::Topology;
+
+pub mod cgroup;
+pub mod control;
+pub mod execute;
+pub mod figures;
+pub mod plan;
+mod sampler;
+mod seed;
+
+pub use cgroup::ScenarioCgroup;
+pub use control::Control;
+
+/// Where a scenario finds the software GPU's `libcuda.so.1` in the virtual machine.
+pub const SOFTWARE_GPU: &str = "/softgpu/libcuda.so.1";
+/// The folder of a training job's files in the virtual machine.
+const FILES: &str = "/tmp";
+
+/// A scenario as a file states it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scenario {
+    /// The file's name without `.toml`.
+    #[serde(skip)]
+    pub name: String,
+    /// What it shows, in one sentence.
+    pub about: String,
+    /// The CPUs: a number, or nodes x last-level caches x cores x threads.
+    pub topology: String,
+    /// The kernel's version, such as `6.18`.
+    pub kernel: String,
+    /// Memory of the virtual machine.
+    pub memory_mib: u32,
+    /// Time between the start of the groups and the measured time.
+    pub warmup_ms: u64,
+    /// The measured time.
+    pub duration_ms: u64,
+    /// A seed delays the start of each group by at most this time.
+    pub start_spread_us: u64,
+    /// A seed changes each service time (every `_us` key of a work type) by at most this share.
+    pub service_spread_percent: f64,
+    /// Whether `zernel observe` runs in the virtual machine.
+    pub observe: bool,
+    /// The groups that controls favour: training jobs, or what else must be fast.
+    pub training: Vec<String>,
+    /// The groups that controls hold back.
+    pub noise: Vec<String>,
+    /// Groups of workers.
+    #[serde(rename = "group")]
+    pub groups: Vec<WorkSpec>,
+    /// Cgroups. A parent comes before its children.
+    #[serde(rename = "cgroup")]
+    pub cgroups: Vec<ScenarioCgroup>,
+    /// Changes while the scenario runs.
+    #[serde(rename = "step")]
+    pub steps: Vec<Step>,
+    /// What must hold beside the defaults.
+    #[serde(rename = "assert")]
+    pub assertions: Vec<Assertion>,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            about: String::new(),
+            topology: "4".to_owned(),
+            kernel: "6.18".to_owned(),
+            memory_mib: 1024,
+            warmup_ms: 500,
+            duration_ms: 1500,
+            start_spread_us: 4000,
+            service_spread_percent: 2.0,
+            observe: false,
+            training: Vec::new(),
+            noise: Vec::new(),
+            groups: Vec::new(),
+            cgroups: Vec::new(),
+            steps: Vec::new(),
+            assertions: Vec::new(),
+        }
+    }
+}
+
+/// A change at a moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// When, counted from the start of the groups.
+    pub at_ms: u64,
+    /// What.
+    pub action: Action,
+}
+
+/// A change of a running scenario.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Action {
+    /// Starts a group, which then does not start with the others.
+    Add(String),
+    /// Stops a group.
+    Remove(String),
+    /// Moves a group to another cgroup.
+    Move {
+        /// The group.
+        group: String,
+        /// The cgroup.
+        to: String,
+    },
+    /// Freezes a cgroup.
+    Freeze(String),
+    /// Thaws a cgroup.
+    Thaw(String),
+    /// Changes settings of a cgroup; those that are not named stay.
+    Set(ScenarioCgroup),
+    /// Takes a CPU offline.
+    Offline(usize),
+    /// Brings a CPU online.
+    Online(usize),
+}
+
+/// What is wrong with a scenario file.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{file}: {problem}")]
+pub struct ScenarioError {
+    file: String,
+    problem: String,
+}
+
+impl Scenario {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the first thing that is wrong with it.
+    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+        let file = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(|error| ScenarioError {
+            file: file.clone(),
+            problem: format!("cannot read it: {error}"),
+        })?;
+        Self::parse(&text, &file)
+    }
+
+    /// Reads and checks a text. Errors name `file`, and the scenario is named after it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn parse(text: &str, file: &str) -> Result<Self, ScenarioError> {
+        let failed = |problem: String| ScenarioError {
+            file: file.to_owned(),
+            problem,
+        };
+        let mut scenario: Self = toml::from_str(text)
+            .map_err(|error| failed(error.to_string().trim_end().to_owned()))?;
+        let stem = Path::new(file).file_stem().unwrap_or_default();
+        scenario.name = stem.to_string_lossy().into_owned();
+        for group in &mut scenario.groups {
+            if let WorkType::MlTraining(work) = &mut group.work_type {
+                work.folder = FILES.into();
+            }
+        }
+        scenario.check().map_err(failed)?;
+        Ok(scenario)
+    }
+
+    /// The CPUs of the virtual machine.
+    ///
+    /// # Errors
+    /// What is wrong with `topology`.
+    pub fn parsed_topology(&self) -> Result<Topology, String> {
+        if let Ok(cpus @ 1..=255) = self.topology.parse::<u32>() {
+            return Ok(Topology::flat(cpus));
+        }
+        self.topology
+            .parse::<Topology>()
+            .map_err(|error| format!("key `topology`: {error}"))
+    }
+
+    /// The group of this name.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Option<&WorkSpec> {
+        self.groups.iter().find(|group| group.name == name)
+    }
+
+    /// The cgroup of a group at the start.
+    #[must_use]
+    pub fn cgroup_of(&self, group: &str) -> Option<&ScenarioCgroup> {
+        let holds = |cgroup: &&ScenarioCgroup| cgroup.groups.iter().any(|name| name == group);
+        self.cgroups.iter().find(holds)
+    }
+
+    /// Whether a step starts this group.
+    #[must_use]
+    pub fn is_added_later(&self, group: &str) -> bool {
+        let adds = |step: &Step| matches!(&step.action, Action::Add(name) if name == group);
+        self.steps.iter().any(adds)
+    }
+
+    /// Whether a group uses the software GPU.
+    #[must_use]
+    pub fn needs_software_gpu(&self) -> bool {
+        self.groups
+            .iter()
+            .any(|group| driver(&group.work_type).is_some())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.about.is_empty() {
+            return Err("key `about` is missing; describe the scenario in one sentence".to_owned());
+        }
+        if self.duration_ms == 0 {
+            return Err("key `duration_ms` is 0; measure for at least 1 ms".to_owned());
+        }
+        if !(0.0..=50.0).contains(&self.service_spread_percent) {
+            return Err("key `service_spread_percent` is not between 0 and 50".to_owned());
+        }
+        self.parsed_topology()?;
+        self.check_groups()?;
+        self.check_cgroups()?;
+        self.steps
+            .iter()
+            .try_for_each(|step| self.check_step(step))?;
+        let names: BTreeSet<&str> = self
+            .groups
+            .iter()
+            .map(|group| group.name.as_str())
+            .collect();
+        for name in self.training.iter().chain(&self.noise) {
+            known("group", name, &names, "training` or `noise")?;
+        }
+        for assertion in &self.assertions {
+            for name in assertion.groups() {
+                known("group", name, &names, "assert")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_groups(&self) -> Result<(), String> {
+        if let Some(number) = self.groups.iter().position(|group| group.name.is_empty()) {
+            return Err(format!("group {number} has no `name`; name it"));
+        }
+        for group in &self.groups {
+            if let Some(path) = driver(&group.work_type)
+                && path != SOFTWARE_GPU
+            {
+                return Err(format!(
+                    "group `{}`, key `gpu`: the driver in the virtual machine is `{SOFTWARE_GPU}`",
+                    group.name
+                ));
+            }
+        }
+        if self.groups.is_empty() {
+            return Ok(());
+        }
+        // The host has neither the guest's driver nor its files.
+        let spec = Spec {
+            groups: self.groups.iter().map(without_driver).collect(),
+            clone_mode: CloneMode::Fork,
+            ..Spec::default()
+        };
+        spec.check().map_err(|error| error.to_string())
+    }
+
+    fn check_cgroups(&self) -> Result<(), String> {
+        let groups: BTreeSet<&str> = self
+            .groups
+            .iter()
+            .map(|group| group.name.as_str())
+            .collect();
+        let mut names: BTreeSet<&str> = BTreeSet::new();
+        let mut members: BTreeMap<&str, &str> = BTreeMap::new();
+        for cgroup in &self.cgroups {
+            cgroup.check()?;
+            if let Some((parent, _)) = cgroup.name.rsplit_once('/')
+                && !names.contains(parent)
+            {
+                return Err(format!(
+                    "cgroup `{}`: there is no cgroup `{parent}` before it; add it",
+                    cgroup.name
+                ));
+            }
+            if !names.insert(cgroup.name.as_str()) {
+                return Err(format!(
+                    "two cgroups are named `{}`; rename one",
+                    cgroup.name
+                ));
+            }
+            for group in &cgroup.groups {
+                known("group", group, &groups, "cgroup.groups")?;
+                if let Some(other) = members.insert(group, &cgroup.name) {
+                    return Err(format!(
+                        "group `{group}` is in `{other}` and in `{}`",
+                        cgroup.name
+                    ));
+                }
+            }
+        }
+        match self
+            .cgroups
+            .iter()
+            .find(|cgroup| !cgroup.groups.is_empty() && self.has_children(cgroup))
+        {
+            Some(cgroup) => Err(format!(
+                "cgroup `{}` has groups and child cgroups; a cgroup holds processes or children, so move its groups to a child",
+                cgroup.name
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn has_children(&self, cgroup: &ScenarioCgroup) -> bool {
+        let prefix = format!("{}/", cgroup.name);
+        self.cgroups
+            .iter()
+            .any(|other| other.name.starts_with(&prefix))
+    }
+
+    fn check_step(&self, step: &Step) -> Result<(), String> {
+        let end_ms = self.warmup_ms + self.duration_ms;
+        if step.at_ms > end_ms {
+            return Err(format!(
+                "the step at {} ms comes after the end at {end_ms} ms (warmup_ms + duration_ms)",
+                step.at_ms
+            ));
+        }
+        let groups: BTreeSet<&str> = self
+            .groups
+            .iter()
+            .map(|group| group.name.as_str())
+            .collect();
+        let cgroups: BTreeSet<&str> = self
+            .cgroups
+            .iter()
+            .map(|cgroup| cgroup.name.as_str())
+            .collect();
+        match &step.action {
+            Action::Add(group) | Action::Remove(group) => known("group", group, &groups, "step"),
+            Action::Move { group, to } => {
+                known("group", group, &groups, "step")?;
+                known("cgroup", to, &cgroups, "step")
+            }
+            Action::Freeze(cgroup) | Action::Thaw(cgroup) => {
+                known("cgroup", cgroup, &cgroups, "step")
+            }
+            Action::Set(cgroup) => {
+                cgroup.check()?;
+                known("cgroup", &cgroup.name, &cgroups, "step")
+            }
+            Action::Offline(0) | Action::Online(0) => {
+                Err("CPU 0 cannot be switched; use another".to_owned())
+            }
+            Action::Offline(_) | Action::Online(_) => Ok(()),
+        }
+    }
+}
+
+fn known(kind: &str, name: &str, names: &BTreeSet<&str>, key: &str) -> Result<(), String> {
+    if names.contains(name) {
+        return Ok(());
+    }
+    let names: Vec<&str> = names.iter().copied().collect();
+    Err(format!(
+        "key `{key}`: there is no {kind} `{name}`; there are [{}]",
+        names.join(", ")
+    ))
+}
+
+/// The path of the GPU driver that a work type uses.
+fn driver(work: &WorkType) -> Option<&str> {
+    let backend = match work {
+        WorkType::MlTraining(work) => &work.gpu,
+        WorkType::Inference(work) => &work.gpu,
+        _ => return None,
+    };
+    match backend {
+        GpuBackend::Driver(path) => path.to_str(),
+        GpuBackend::CpuTime => None,
+    }
+}
+
+fn without_driver(group: &WorkSpec) -> WorkSpec {
+    let mut group = group.clone();
+    match &mut group.work_type {
+        WorkType::MlTraining(work) => work.gpu = GpuBackend::CpuTime,
+        WorkType::Inference(work) => work.gpu = GpuBackend::CpuTime,
+        _ => {}
+    }
+    group
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! The cgroups of a scenario: their settings, and their folders in the virtual machine.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Where the cgroups are made. The virtual machine has no other user of them.
+const ROOT: &str = "/sys/fs/cgroup";
+/// The period of `cpu.max`, the kernel's default.
+const PERIOD_US: u64 = 100_000;
+
+/// A cgroup of a scenario.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScenarioCgroup {
+    /// Its path below the root, such as `a` or `a/b`.
+    pub name: String,
+    /// The groups that start in it.
+    pub groups: Vec<String>,
+    /// `cpu.weight`, 1 to 10000.
+    pub weight: Option<u32>,
+    /// `cpuset.cpus`.
+    pub cpus: Option<BTreeSet<usize>>,
+    /// `cpu.max`: CPU time per 100 ms.
+    pub max_ms_per_100ms: Option<u64>,
+    /// `cpu.idle`.
+    pub idle: Option<bool>,
+}
+
+impl ScenarioCgroup {
+    pub(super) fn check(&self) -> Result<(), String> {
+        let problem =
+            |key: &str, text: &str| Err(format!("cgroup `{}`, key `{key}`: {text}", self.name));
+        let bad_part = |part: &str| part.is_empty() || part.starts_with('.');
+        if self.name.split('/').any(bad_part) {
+            return problem("name", "use a relative path such as `a` or `a/b`");
+        }
+        if self
+            .weight
+            .is_some_and(|weight| !(1..=10_000).contains(&weight))
+        {
+            return problem("weight", "use 1 to 10000");
+        }
+        if self.max_ms_per_100ms == Some(0) {
+            return problem("max_ms_per_100ms", "use at least 1");
+        }
+        if self.cpus.as_ref().is_some_and(BTreeSet::is_empty) {
+            return problem("cpus", "name at least one CPU");
+        }
+        Ok(())
+    }
+
+    fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let list = |cpus: &BTreeSet<usize>| {
+            let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
+            ("cpuset.cpus", cpus.join(","))
+        };
+        let quota = |ms: u64| ("cpu.max", format!("{} {PERIOD_US}", ms * 1000));
+        [
+            self.cpus.as_ref().map(list),
+            self.weight.map(|weight| ("cpu.weight", weight.to_string())),
+            self.max_ms_per_100ms.map(quota),
+            self.idle
+                .map(|idle| ("cpu.idle", u8::from(idle).to_string())),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    /// Makes its folder with its settings. Its parent must exist.
+    pub(super) fn create(&self) -> io::Result<()> {
+        let folder = folder(&self.name);
+        if let Some(parent) = folder.parent() {
+            write(&parent.join("cgroup.subtree_control"), "+cpu +cpuset")?;
+        }
+        fs::create_dir(&folder)?;
+        self.apply()
+    }
+
+    /// Writes its settings.
+    pub(super) fn apply(&self) -> io::Result<()> {
+        let folder = folder(&self.name);
+        self.settings()
+            .try_for_each(|(file, text)| write(&folder.join(file), &text))
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(ROOT).join(name)
+}
+
+/// Moves processes into a leaf of their own below a cgroup, or below the root, and gives the leaf's path.
+///
+/// A leaf has no controllers: it counts CPU time, also that of processes which have exited, and changes nothing for the
+/// scheduler.
+pub(super) fn place(parent: Option<&str>, group: &str, pids: &[i32]) -> io::Result<PathBuf> {
+    let leaf = format!("group-{group}");
+    let path = parent.map_or_else(
+        || PathBuf::from(&leaf),
+        |parent| Path::new(parent).join(&leaf),
+    );
+    let folder = Path::new(ROOT).join(&path);
+    match fs::create_dir(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let file = folder.join("cgroup.procs");
+    pids.iter()
+        .try_for_each(|pid| write(&file, &pid.to_string()))?;
+    Ok(path)
+}
+
+/// CPU time that the processes of a cgroup have used, in nanoseconds.
+pub(super) fn cpu_ns(path: &Path) -> u64 {
+    let text = fs::read_to_string(Path::new(ROOT).join(path).join("cpu.stat")).unwrap_or_default();
+    let usage = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "));
+    usage
+        .and_then(|us| us.trim().parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1000
+}
+
+/// Freezes or thaws a cgroup.
+pub(super) fn freeze(name: &str, frozen: bool) -> io::Result<()> {
+    write(
+        &folder(name).join("cgroup.freeze"),
+        if frozen { "1" } else { "0" },
+    )
+}
+
+/// Switches a CPU on or off.
+pub(super) fn switch_cpu(cpu: usize, online: bool) -> io::Result<()> {
+    let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    write(Path::new(&file), if online { "1" } else { "0" })
+}
+
+/// Writes to a file that exists. Errors name the file and the text.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let result = fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()));
+    result.map_err(|error| {
+        let text = format!("cannot write `{text}` to {}: {error}", path.display());
+        io::Error::new(error.kind(), text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_written_as_the_kernel_reads_them() {
+        let cgroup = ScenarioCgroup {
+            name: "a".to_owned(),
+            cpus: Some([0, 2].into()),
+            weight: Some(300),
+            max_ms_per_100ms: Some(150),
+            idle: Some(true),
+            ..ScenarioCgroup::default()
+        };
+        let settings: Vec<(&str, String)> = cgroup.settings().collect();
+        let expected = [
+            ("cpuset.cpus", "0,2"),
+            ("cpu.weight", "300"),
+            ("cpu.max", "150000 100000"),
+            ("cpu.idle", "1"),
+        ];
+        assert_eq!(
+            settings,
+            expected.map(|(file, text)| (file, text.to_owned()))
+        );
+    }
+
+    #[test]
+    fn paths_that_leave_the_root_are_refused() {
+        for name in ["", "/a", "a/", "..", "a/../b", ".hidden"] {
+            let cgroup = ScenarioCgroup {
+                name: name.to_owned(),
+                ..ScenarioCgroup::default()
+            };
+            assert!(cgroup.check().is_err(), "{name}");
+        }
+    }
+}

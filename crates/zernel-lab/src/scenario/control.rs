@@ -1,0 +1,248 @@
+//! What an administrator could do by hand instead of running another scheduler.
+
+use std::fmt;
+use std::str::FromStr;
+
+use zernel_workload::{SchedPolicy, WorkSpec, WorkType};
+
+use super::{Action, Scenario, ScenarioCgroup, Step};
+
+/// The slice that the control `slice` asks EEVDF for: a fortieth of the default.
+const SLICE_US: u64 = 100;
+/// The real-time priority of the control `fifo`.
+const PRIORITY: u32 = 50;
+/// The largest `cpu.weight`.
+const LARGEST_WEIGHT: u32 = 10_000;
+/// The group of spinners that keeps CPUs busy in `ref`.
+const IDLE_SPINNERS: &str = "idle-spinners";
+
+/// A change of a scenario under EEVDF. Training means the groups of the key `training`, with the
+/// loaders that they fork; noise those of the key `noise`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Control {
+    /// Training at nice -20.
+    Nice,
+    /// Training at SCHED_FIFO.
+    Fifo,
+    /// Training in a cgroup with `cpu.weight` 10000.
+    Weight,
+    /// Noise in a cgroup with `cpu.idle`.
+    Idle,
+    /// Training with an EEVDF slice of 100 µs.
+    Slice,
+    /// The upper bound: training at SCHED_FIFO, without noise, beside one SCHED_IDLE spinner per CPU. The
+    /// spinners keep the CPUs as busy as noise does, because an emulated CPU is faster while others idle.
+    Ref,
+}
+
+impl Control {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Nice,
+        Self::Fifo,
+        Self::Weight,
+        Self::Idle,
+        Self::Slice,
+        Self::Ref,
+    ];
+
+    /// Its name on a command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nice => "nice",
+            Self::Fifo => "fifo",
+            Self::Weight => "weight",
+            Self::Idle => "idle",
+            Self::Slice => "slice",
+            Self::Ref => "ref",
+        }
+    }
+
+    /// The scenario with this change, or why the change means nothing there.
+    ///
+    /// # Errors
+    /// The scenario names no training, or no noise.
+    pub fn apply(self, scenario: &Scenario) -> Result<Scenario, String> {
+        let needs_noise = self == Self::Idle;
+        let (key, groups) = match needs_noise {
+            true => ("noise", &scenario.noise),
+            false => ("training", &scenario.training),
+        };
+        if groups.is_empty() {
+            return Err(format!("the scenario names no groups in its key `{key}`"));
+        }
+        let mut changed = scenario.clone();
+        match self {
+            Self::Nice => change_training(&mut changed, |group| group.nice = Some(-20)),
+            Self::Fifo => change_training(&mut changed, make_fifo),
+            Self::Slice => change_training(&mut changed, |group| {
+                group.policy = Some(SchedPolicy::NormalSlice { slice_us: SLICE_US });
+            }),
+            Self::Weight => {
+                set_cgroup(&mut changed, &scenario.training, "training", |cgroup| {
+                    cgroup.weight = Some(LARGEST_WEIGHT);
+                });
+                // Without a cgroup each task of the noise would count as much as a cgroup.
+                set_cgroup(&mut changed, &scenario.noise, "noise", |_| {});
+            }
+            Self::Idle => set_cgroup(&mut changed, &scenario.noise, "noise", |cgroup| {
+                cgroup.idle = Some(true);
+            }),
+            Self::Ref => make_reference(&mut changed)?,
+        }
+        Ok(changed)
+    }
+}
+
+impl fmt::Display for Control {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+impl FromStr for Control {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        let found = Self::ALL.into_iter().find(|control| control.name() == name);
+        found.ok_or(())
+    }
+}
+
+fn change_training(scenario: &mut Scenario, change: impl Fn(&mut WorkSpec)) {
+    let training = scenario.training.clone();
+    let is_training = |group: &&mut WorkSpec| training.contains(&group.name);
+    scenario
+        .groups
+        .iter_mut()
+        .filter(is_training)
+        .for_each(change);
+}
+
+fn make_fifo(group: &mut WorkSpec) {
+    group.policy = Some(SchedPolicy::Fifo { priority: PRIORITY });
+    group.nice = None;
+}
+
+/// Changes the cgroups of some groups. Groups without a cgroup get a common one.
+fn set_cgroup(
+    scenario: &mut Scenario,
+    groups: &[String],
+    name: &str,
+    change: impl Fn(&mut ScenarioCgroup),
+) {
+    let is_placed = |group: &&String| scenario.cgroup_of(group).is_some();
+    let (placed, free): (Vec<&String>, Vec<&String>) = groups.iter().partition(is_placed);
+    for cgroup in &mut scenario.cgroups {
+        if cgroup.groups.iter().any(|group| placed.contains(&group)) {
+            change(cgroup);
+        }
+    }
+    if free.is_empty() {
+        return;
+    }
+    let mut cgroup = ScenarioCgroup {
+        name: format!("control-{name}"),
+        groups: free.into_iter().cloned().collect(),
+        ..ScenarioCgroup::default()
+    };
+    change(&mut cgroup);
+    scenario.cgroups.push(cgroup);
+}
+
+fn make_reference(scenario: &mut Scenario) -> Result<(), String> {
+    change_training(scenario, make_fifo);
+    let noise = std::mem::take(&mut scenario.noise);
+    let is_noise = |name: &String| noise.contains(name);
+    scenario.groups.retain(|group| !is_noise(&group.name));
+    for cgroup in &mut scenario.cgroups {
+        cgroup.groups.retain(|group| !is_noise(group));
+    }
+    let concerns_noise = |step: &Step| match &step.action {
+        Action::Add(group) | Action::Remove(group) | Action::Move { group, .. } => is_noise(group),
+        _ => false,
+    };
+    scenario.steps.retain(|step| !concerns_noise(step));
+    let about_noise = |name: &str| noise.iter().any(|noise| noise == name);
+    scenario
+        .assertions
+        .retain(|assertion| !assertion.groups().into_iter().any(about_noise));
+    let cpus = scenario.parsed_topology()?.cpus();
+    let spinners = WorkSpec::new()
+        .name(IDLE_SPINNERS)
+        .workers(usize::try_from(cpus).unwrap_or(usize::MAX))
+        .work_type(WorkType::SpinWait)
+        .policy(SchedPolicy::Idle);
+    scenario.groups.push(spinners);
+    scenario.noise.push(IDLE_SPINNERS.to_owned());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scenario() -> Scenario {
+        let text = "about = 'x'\ntraining = ['t']\nnoise = ['n']\n[[group]]\nname = 't'\n[[group]]\nname = 'n'\nworkers = 8\n\
+                    [[step]]\nat_ms = 9\naction = { remove = 'n' }";
+        Scenario::parse(text, "x.toml").unwrap()
+    }
+
+    #[test]
+    fn controls_change_training_or_noise_and_nothing_else() {
+        let nice = Control::Nice.apply(&scenario()).unwrap();
+        assert_eq!(
+            (nice.groups[0].nice, nice.groups[1].nice),
+            (Some(-20), None)
+        );
+        let slice = Control::Slice.apply(&scenario()).unwrap();
+        assert_eq!(
+            slice.groups[0].policy,
+            Some(SchedPolicy::NormalSlice { slice_us: 100 })
+        );
+        let weight = Control::Weight.apply(&scenario()).unwrap();
+        assert_eq!(weight.cgroup_of("t").unwrap().weight, Some(10_000));
+        assert_eq!(weight.cgroup_of("n").unwrap().weight, None);
+        let idle = Control::Idle.apply(&scenario()).unwrap();
+        assert_eq!(idle.cgroup_of("n").unwrap().idle, Some(true));
+        assert!(idle.cgroup_of("t").is_none());
+    }
+
+    #[test]
+    fn the_reference_has_busy_cpus_and_no_noise() {
+        let reference = Control::Ref.apply(&scenario()).unwrap();
+        assert!(reference.group("n").is_none() && reference.steps.is_empty());
+        let spinners = reference.group(IDLE_SPINNERS).unwrap();
+        assert_eq!(
+            (spinners.workers, &spinners.policy),
+            (4, &Some(SchedPolicy::Idle))
+        );
+        assert_eq!(
+            reference.groups[0].policy,
+            Some(SchedPolicy::Fifo { priority: 50 })
+        );
+    }
+
+    #[test]
+    fn a_scenario_without_training_has_no_controls() {
+        let plain = Scenario::parse("about = 'x'\n[[group]]\nname = 'a'", "x.toml").unwrap();
+        for control in Control::ALL {
+            let error = control.apply(&plain).unwrap_err();
+            assert!(error.contains("the scenario names no groups"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_cgroup_that_exists_is_changed_in_place() {
+        let mut scenario = scenario();
+        scenario.cgroups.push(ScenarioCgroup {
+            name: "mine".to_owned(),
+            groups: vec!["t".to_owned()],
+            ..ScenarioCgroup::default()
+        });
+        let changed = Control::Weight.apply(&scenario).unwrap();
+        assert_eq!(changed.cgroup_of("t").unwrap().name, "mine");
+        assert_eq!(changed.cgroup_of("t").unwrap().weight, Some(10_000));
+    }
+}

@@ -1,0 +1,149 @@
+//! What a run measured.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use zernel_workload::Histogram;
+
+use crate::account::Account;
+
+/// What one run measured, as the virtual machine prints it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct RunFigures {
+    /// The measured time.
+    pub window_ns: u64,
+    /// The scheduler.
+    pub scheduler: SchedulerFigures,
+    /// One per group, in the scenario's order.
+    pub groups: Vec<GroupFigures>,
+    /// Where the CPU time went; `None` if it could not be read.
+    pub account: Option<AccountFigures>,
+    /// What went wrong in the guest, such as a step that the kernel refused.
+    pub problems: Vec<String>,
+}
+
+/// Where the CPU time of all CPUs went, in CPUs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct AccountFigures {
+    /// CPUs of the machine, which the rest must add up to.
+    pub cpus: usize,
+    /// The groups that ran when the measured time began.
+    pub groups: Vec<(String, f64)>,
+    /// Kernel threads.
+    pub kernel: f64,
+    /// Other processes: the measuring program, the scheduler, the observer.
+    pub other: f64,
+    /// Idle time.
+    pub idle: f64,
+    /// Whether all add up to the CPUs.
+    pub adds_up: bool,
+}
+
+impl From<Account> for AccountFigures {
+    fn from(account: Account) -> Self {
+        Self {
+            cpus: account.cpus,
+            kernel: account.kernel,
+            other: account.other,
+            idle: account.idle,
+            adds_up: account.adds_up(),
+            groups: account.parts,
+        }
+    }
+}
+
+/// How the scheduler fared.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SchedulerFigures {
+    /// Whether the run asked for a sched_ext scheduler.
+    pub expected: bool,
+    /// The name of the loaded one; empty when none was.
+    pub loaded: String,
+    /// Whether it was still loaded at the end of the measured time.
+    pub at_end: bool,
+    /// The last lines that it printed.
+    pub output: String,
+}
+
+/// What one group did in the measured time.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct GroupFigures {
+    /// Its name.
+    pub name: String,
+    /// Its workers.
+    pub workers: usize,
+    /// CPU time of its workers, their threads and the processes that they forked.
+    pub cpu_ns: u64,
+    /// Time that those of them which still ran at the end spent waiting for a CPU.
+    pub run_delay_ns: u64,
+    /// Rounds of its workers.
+    pub rounds: u64,
+    /// The longest time that one of its tasks was found runnable and not running.
+    pub longest_wait_ns: u64,
+    /// The longest time between two rounds of a worker that did not block, warm-up included.
+    pub largest_gap_ns: u64,
+    /// Workers that never ran.
+    pub never_ran: usize,
+    /// Workers that ended before they should, and how.
+    pub ended_early: Vec<String>,
+    /// Settings that the kernel refused.
+    pub refused_settings: Vec<String>,
+    /// The CPUs that workers were seen on.
+    pub cpus_used: BTreeSet<usize>,
+    /// Wake-up latencies of its workers.
+    pub wake_latency: Histogram,
+    /// Durations of training steps, or times from request to answer.
+    pub steps_ns: Vec<u64>,
+}
+
+impl RunFigures {
+    /// The figures of a group.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Option<&GroupFigures> {
+        self.groups.iter().find(|group| group.name == name)
+    }
+
+    /// CPUs that some groups used on average.
+    #[must_use]
+    pub fn cpus_used_by(&self, names: &[String]) -> f64 {
+        let used = names.iter().filter_map(|name| self.group(name));
+        let cpu_ns: u64 = used.map(|group| group.cpu_ns).sum();
+        cpu_ns as f64 / self.window_ns.max(1) as f64
+    }
+}
+
+impl GroupFigures {
+    /// Steps, or rounds of a group that has no steps, per second.
+    #[must_use]
+    pub fn rate(&self, window_ns: u64) -> f64 {
+        let count = match self.steps_ns.is_empty() {
+            true => self.rounds,
+            false => self.steps_ns.len() as u64,
+        };
+        count as f64 / (window_ns.max(1) as f64 / 1e9)
+    }
+}
+
+/// The smallest value that at least the share `quantile` of all values does not exceed.
+#[must_use]
+pub fn exact_quantile(values: &[u64], quantile: f64) -> Option<u64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let rank = (quantile.clamp(0.0, 1.0) * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_occurred() {
+        let values: Vec<u64> = (1..=100).rev().collect();
+        assert_eq!(exact_quantile(&values, 0.5), Some(50));
+        assert_eq!(exact_quantile(&values, 0.99), Some(99));
+        assert_eq!(exact_quantile(&values, 1.0), Some(100));
+        assert_eq!(exact_quantile(&values, 0.0), Some(1));
+        assert_eq!(exact_quantile(&[], 0.5), None);
+    }
+}

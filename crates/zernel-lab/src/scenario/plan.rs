@@ -1,0 +1,183 @@
+//! What the virtual machine is told: one scenario, seeded, under one scheduler.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::seed::{self, StartOffsets};
+use super::{Control, Scenario};
+use crate::peers::{PEERS, Peer, PeerCache, peer};
+
+/// Where the plan is in the virtual machine.
+pub const PLAN: &str = "/lab/plan.json";
+/// Where the guest program is in the virtual machine.
+pub const GUEST: &str = "/lab/zernel";
+/// Where a scheduler given by path is in the virtual machine.
+pub const SCHEDULER: &str = "/lab/scheduler";
+
+/// A scheduler to run a scenario under.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scheduler {
+    /// The kernel's own.
+    Eevdf,
+    /// The kernel's own, with settings that an administrator could make.
+    Control(Control),
+    /// One of the schedulers that this program contains, by name.
+    Own(String),
+    /// A program that loads a sched_ext scheduler.
+    Program {
+        /// The program on this machine.
+        path: PathBuf,
+        /// Its arguments.
+        arguments: Vec<String>,
+    },
+}
+
+impl Scheduler {
+    /// Reads `eevdf`, a control, one of the `own` schedulers, the name of a peer, or `PATH[:ARGUMENTS]`.
+    ///
+    /// # Errors
+    /// It is none of these, and no such file exists.
+    pub fn parse(text: &str, own: &[&str]) -> Result<Self, String> {
+        if text == "eevdf" {
+            return Ok(Self::Eevdf);
+        }
+        if let Ok(control) = text.parse() {
+            return Ok(Self::Control(control));
+        }
+        if own.contains(&text) {
+            return Ok(Self::Own(text.to_owned()));
+        }
+        let (path, arguments) = text.split_once(':').unwrap_or((text, ""));
+        let arguments = arguments.split_whitespace().map(str::to_owned);
+        if let Ok(peer) = peer(path) {
+            return Self::of_peer(peer, arguments.collect());
+        }
+        let path = PathBuf::from(path);
+        if !path.is_file() {
+            let controls = Control::ALL.map(Control::name).join(", ");
+            return Err(format!(
+                "there is no scheduler `{text}`; use eevdf, a control ({controls}), one of the lab's ({}), a peer ({}), \
+                 or the path of a program",
+                own.join(", "),
+                PEERS.map(|peer| peer.name).join(", ")
+            ));
+        }
+        Ok(Self::Program {
+            path,
+            arguments: arguments.collect(),
+        })
+    }
+
+    /// A peer with these arguments, or with those that its authors recommend.
+    fn of_peer(peer: Peer, arguments: Vec<String>) -> Result<Self, String> {
+        let cache = PeerCache::from_environment().map_err(|error| error.to_string())?;
+        let path = cache.program(peer).ok_or_else(|| {
+            let name = peer.name;
+            format!("{name} is not built; build it with `zernel lab peers {name}`")
+        })?;
+        let arguments = match arguments.is_empty() {
+            true => peer.arguments.iter().map(ToString::to_string).collect(),
+            false => arguments,
+        };
+        Ok(Self::Program { path, arguments })
+    }
+
+    /// Its name in tables.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Eevdf => "eevdf".to_owned(),
+            Self::Control(control) => control.name().to_owned(),
+            Self::Own(name) => name.clone(),
+            Self::Program { path, arguments } => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let mut words = vec![name.into_owned()];
+                words.extend(arguments.iter().cloned());
+                words.join(" ")
+            }
+        }
+    }
+
+    /// How it is loaded in the virtual machine.
+    fn command(&self) -> SchedulerCommand {
+        match self {
+            Self::Eevdf | Self::Control(_) => SchedulerCommand::None,
+            Self::Own(name) => SchedulerCommand::Own(name.clone()),
+            Self::Program { arguments, .. } => SchedulerCommand::Program(arguments.clone()),
+        }
+    }
+}
+
+/// How the virtual machine loads the scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SchedulerCommand {
+    /// It loads none.
+    None,
+    /// The guest program contains it.
+    Own(String),
+    /// [`SCHEDULER`], with these arguments.
+    Program(Vec<String>),
+}
+
+/// What the virtual machine is told.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GuestPlan {
+    /// The scenario, with the control and the seed applied.
+    pub scenario: Scenario,
+    /// Delays of the groups' starts, in microseconds.
+    pub start_offsets: StartOffsets,
+    /// The scheduler.
+    pub scheduler: SchedulerCommand,
+}
+
+impl GuestPlan {
+    /// The plan of one run.
+    ///
+    /// # Errors
+    /// The control means nothing in this scenario.
+    pub fn new(scenario: &Scenario, scheduler: &Scheduler, seed: u64) -> Result<Self, String> {
+        let mut scenario = match scheduler {
+            Scheduler::Control(control) => control.apply(scenario)?,
+            _ => scenario.clone(),
+        };
+        let start_offsets = seed::apply(&mut scenario, seed)?;
+        Ok(Self {
+            scenario,
+            start_offsets,
+            scheduler: scheduler.command(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedulers_are_read_from_a_command_line() {
+        let parse = |text: &str| Scheduler::parse(text, &["fair"]);
+        assert_eq!(parse("eevdf"), Ok(Scheduler::Eevdf));
+        assert_eq!(parse("fifo"), Ok(Scheduler::Control(Control::Fifo)));
+        assert_eq!(parse("fair"), Ok(Scheduler::Own("fair".to_owned())));
+        let program = parse("/bin/true:-s 20000 --fast").unwrap();
+        assert_eq!(program.name(), "true -s 20000 --fast");
+        let error = parse("fifa").unwrap_err();
+        assert!(
+            error.contains("`fifa`") && error.contains("nice, fifo"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_plan_survives_the_way_to_the_guest() {
+        let text =
+            "about = 'x'\ntraining = ['a']\n[[group]]\nname = 'a'\nworkers = 2\nwork.bursty = {}";
+        let scenario = Scenario::parse(text, "x.toml").unwrap();
+        let plan = GuestPlan::new(&scenario, &Scheduler::Control(Control::Fifo), 7).unwrap();
+        let json = serde_json::to_string(&plan).unwrap();
+        let mut back: GuestPlan = serde_json::from_str(&json).unwrap();
+        back.scenario.name = "x".to_owned();
+        assert_eq!(back, plan);
+    }
+}

@@ -1,0 +1,170 @@
+//! What `/proc` says about the tasks of a group: CPU time, waiting time, and who waits right now.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// CPU and waiting time of a task so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct TaskTimes {
+    pub(super) cpu_ns: u64,
+    pub(super) run_delay_ns: u64,
+}
+
+impl TaskTimes {
+    fn read(task: &Path) -> Option<Self> {
+        let text = fs::read_to_string(task.join("schedstat")).ok()?;
+        let mut fields = text.split_whitespace().map(str::parse);
+        Some(Self {
+            cpu_ns: fields.next()?.ok()?,
+            run_delay_ns: fields.next()?.ok()?,
+        })
+    }
+}
+
+/// Whether a task is running or waiting for a CPU.
+fn is_runnable(task: &Path) -> bool {
+    let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+    state(&stat) == Some('R')
+}
+
+/// The state in a `stat` file. The name before it may hold anything.
+fn state(stat: &str) -> Option<char> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.trim_start().chars().next()
+}
+
+/// The tasks of a group from one look to the next.
+#[derive(Debug, Default)]
+pub(super) struct TaskSampler {
+    tasks: BTreeMap<i32, SampledTask>,
+    /// Times of tasks that have ended.
+    ended: TaskTimes,
+    longest_wait_ns: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct SampledTask {
+    times: TaskTimes,
+    /// Since when it was runnable at each look without having run.
+    waiting_since_ns: Option<u64>,
+}
+
+impl TaskSampler {
+    /// Looks at the threads of these processes and of their descendants.
+    pub(super) fn sample(&mut self, pids: &[i32], now_ns: u64) {
+        let mut seen = BTreeMap::new();
+        let mut processes = pids.to_vec();
+        while let Some(process) = processes.pop() {
+            for task in threads(process) {
+                let folder = format!("/proc/{process}/task/{task}");
+                let folder = Path::new(&folder);
+                if let Some(times) = TaskTimes::read(folder) {
+                    seen.insert(task, self.look(task, times, is_runnable(folder), now_ns));
+                }
+                processes.extend(children(folder));
+            }
+        }
+        for (task, sampled) in std::mem::replace(&mut self.tasks, seen) {
+            if !self.tasks.contains_key(&task) {
+                self.ended.cpu_ns += sampled.times.cpu_ns;
+                self.ended.run_delay_ns += sampled.times.run_delay_ns;
+            }
+        }
+    }
+
+    fn look(&mut self, task: i32, times: TaskTimes, runnable: bool, now_ns: u64) -> SampledTask {
+        let before = self.tasks.get(&task).copied();
+        let has_run = before.is_none_or(|before| before.times.cpu_ns != times.cpu_ns);
+        let waiting_since_ns = match (runnable, has_run) {
+            (false, _) => None,
+            (true, true) => Some(now_ns),
+            (true, false) => before
+                .and_then(|before| before.waiting_since_ns)
+                .or(Some(now_ns)),
+        };
+        if let Some(since_ns) = waiting_since_ns {
+            self.longest_wait_ns = self.longest_wait_ns.max(now_ns - since_ns);
+        }
+        SampledTask {
+            times,
+            waiting_since_ns,
+        }
+    }
+
+    /// CPU and waiting time of all tasks so far, also of those that have ended.
+    pub(super) fn total(&self) -> TaskTimes {
+        let all = self.tasks.values().map(|sampled| sampled.times);
+        all.fold(self.ended, |sum, times| TaskTimes {
+            cpu_ns: sum.cpu_ns + times.cpu_ns,
+            run_delay_ns: sum.run_delay_ns + times.run_delay_ns,
+        })
+    }
+
+    /// The longest time for which a task was runnable at every look and did not run.
+    pub(super) fn longest_wait_ns(&self) -> u64 {
+        self.longest_wait_ns
+    }
+}
+
+fn threads(process: i32) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{process}/task")) else {
+        return Vec::new();
+    };
+    let tid = |entry: std::io::Result<fs::DirEntry>| -> Option<i32> {
+        entry.ok()?.file_name().to_str()?.parse().ok()
+    };
+    entries.filter_map(tid).collect()
+}
+
+fn children(task: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(task.join("children")).unwrap_or_default();
+    text.split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_state_is_found_behind_any_name() {
+        assert_eq!(state("12 (a) R) x) S 1 2"), Some('S'));
+        assert_eq!(state("12 (cat) R 1 2"), Some('R'));
+        assert_eq!(state("rubbish"), None);
+    }
+
+    #[test]
+    fn waiting_counts_while_a_runnable_task_does_not_run() {
+        let mut sampler = TaskSampler::default();
+        let mut look = |cpu_ns, runnable, now_ns| {
+            let times = TaskTimes {
+                cpu_ns,
+                run_delay_ns: 0,
+            };
+            let sampled = sampler.look(1, times, runnable, now_ns);
+            sampler.tasks.insert(1, sampled);
+            sampler.longest_wait_ns()
+        };
+        assert_eq!(look(5, true, SECOND), 0);
+        assert_eq!(look(5, true, 3 * SECOND), 2 * SECOND);
+        assert_eq!(look(6, true, 4 * SECOND), 2 * SECOND, "it has run");
+        assert_eq!(look(6, false, 9 * SECOND), 2 * SECOND, "it sleeps");
+        assert_eq!(look(6, true, 10 * SECOND), 2 * SECOND);
+        assert_eq!(look(6, true, 13 * SECOND), 3 * SECOND);
+    }
+
+    #[test]
+    fn this_process_uses_cpu_time() {
+        let mut sampler = TaskSampler::default();
+        let own = i32::try_from(std::process::id()).unwrap();
+        sampler.sample(&[own], 1);
+        assert!(sampler.total().cpu_ns > 0);
+        let before = sampler.total();
+        sampler.sample(&[], 2);
+        assert_eq!(sampler.total(), before, "tasks that ended keep their times");
+    }
+}

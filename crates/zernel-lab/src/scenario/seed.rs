@@ -1,0 +1,104 @@
+//! What a seed changes: when the groups start, and how long their work takes.
+//!
+//! A deterministic run repeats to the last digit, so one run shows one order of events. Seeds give
+//! many orders, and a comparison counts how many of them a scheduler wins.
+
+use std::collections::BTreeMap;
+
+use zernel_workload::WorkType;
+
+use super::Scenario;
+
+/// Numbers from a seed (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    /// A number from 0 to 1.
+    fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// Delays of the groups' starts, in microseconds.
+pub(super) type StartOffsets = BTreeMap<String, u64>;
+
+/// Changes the service times of a scenario, and gives the start offsets.
+pub(super) fn apply(scenario: &mut Scenario, seed: u64) -> Result<StartOffsets, String> {
+    let mut random = Random(seed);
+    let mut offsets = StartOffsets::new();
+    let spread = scenario.service_spread_percent / 100.0;
+    for group in &mut scenario.groups {
+        let offset = random.fraction() * scenario.start_spread_us as f64;
+        offsets.insert(group.name.clone(), offset as u64);
+        group.work_type = vary(&group.work_type, spread, &mut random)
+            .map_err(|error| format!("group `{}`: {error}", group.name))?;
+    }
+    Ok(offsets)
+}
+
+/// The same work with every `_us` parameter changed by at most the share `spread`.
+fn vary(work: &WorkType, spread: f64, random: &mut Random) -> Result<WorkType, toml::ser::Error> {
+    let mut value = toml::Value::try_from(work)?;
+    vary_value(&mut value, spread, random);
+    value
+        .try_into()
+        .map_err(|error: toml::de::Error| serde::ser::Error::custom(error))
+}
+
+fn vary_value(value: &mut toml::Value, spread: f64, random: &mut Random) {
+    let toml::Value::Table(table) = value else {
+        return;
+    };
+    for (key, value) in table.iter_mut() {
+        match value {
+            toml::Value::Integer(number) if key.ends_with("_us") && *number > 0 => {
+                let factor = 1.0 + spread * (2.0 * random.fraction() - 1.0);
+                *number = ((*number as f64 * factor).round() as i64).max(1);
+            }
+            other => vary_value(other, spread, random),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scenario() -> Scenario {
+        let text = "about = 'x'\nservice_spread_percent = 10\n[[group]]\nname = 'a'\n\
+                    work.bursty = { burst_us = 1000, sleep_us = 5000 }\n[[group]]\nname = 'b'";
+        Scenario::parse(text, "x.toml").unwrap()
+    }
+
+    fn burst_us(scenario: &Scenario) -> u64 {
+        match &scenario.groups[0].work_type {
+            WorkType::Bursty(work) => work.burst_us,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_scenario_and_another_one_does_not() {
+        let with_seed = |seed| {
+            let mut scenario = scenario();
+            let offsets = apply(&mut scenario, seed).unwrap();
+            (scenario, offsets)
+        };
+        assert_eq!(with_seed(3), with_seed(3));
+        assert_ne!(with_seed(3), with_seed(4));
+        for seed in 0..50 {
+            let (varied, offsets) = with_seed(seed);
+            assert!((900..=1100).contains(&burst_us(&varied)), "seed {seed}");
+            assert!(offsets.values().all(|offset| *offset <= 4000));
+            assert_eq!(varied.groups[1], scenario().groups[1]);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+use super::*;
+
+const SMALL: &str = "about = 'a test'\n[[group]]\nname = 'a'\n";
+
+fn refused(text: &str) -> String {
+    Scenario::parse(text, "some.toml").unwrap_err().to_string()
+}
+
+#[test]
+fn a_file_is_a_scenario_of_its_name() {
+    let text = format!(
+        "{SMALL}[[cgroup]]\nname = 'c'\ngroups = ['a']\nweight = 200\n[[step]]\nat_ms = 5\naction = {{ freeze = 'c' }}"
+    );
+    let scenario = Scenario::parse(&text, "scenarios/some.toml").unwrap();
+    assert_eq!(scenario.name, "some");
+    assert_eq!(scenario.cgroup_of("a").unwrap().weight, Some(200));
+    assert_eq!(scenario.steps[0].action, Action::Freeze("c".to_owned()));
+    assert!(!scenario.needs_software_gpu());
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_key() {
+    for (text, expected) in [
+        ("[[group]]\nname = 'a'".to_owned(), "key `about` is missing"),
+        (format!("colour = 1\n{SMALL}"), "unknown field `colour`"),
+        (format!("{SMALL}colour = 1"), "unknown field `colour`"),
+        (
+            format!("{SMALL}[[group]]\nname = 'a'"),
+            "two groups have this name",
+        ),
+        (format!("topology = '4x'\n{SMALL}"), "key `topology`"),
+        (
+            format!("training = ['b']\n{SMALL}"),
+            "there is no group `b`; there are [a]",
+        ),
+        (
+            format!("{SMALL}[[cgroup]]\nname = 'x/y'"),
+            "there is no cgroup `x` before it",
+        ),
+        (
+            format!("{SMALL}[[cgroup]]\nname = 'x'\nweight = 0"),
+            "cgroup `x`, key `weight`",
+        ),
+        (
+            format!("{SMALL}[[cgroup]]\nname = 'x'\ngroups = ['a']\n[[cgroup]]\nname = 'x/y'"),
+            "holds processes or children",
+        ),
+        (
+            format!("{SMALL}[[step]]\nat_ms = 9000\naction = {{ add = 'a' }}"),
+            "comes after the end at 2000 ms",
+        ),
+        (
+            format!("{SMALL}[[step]]\nat_ms = 9\naction = {{ freeze = 'a' }}"),
+            "there is no cgroup `a`",
+        ),
+        (
+            format!("{SMALL}[[step]]\nat_ms = 9\naction = {{ offline = 0 }}"),
+            "CPU 0 cannot be switched",
+        ),
+        (
+            format!(
+                "{SMALL}[[assert]]\nlatency = {{ group = 'b', quantile = 0.5, at_most_us = 1 }}"
+            ),
+            "there is no group `b`",
+        ),
+        (
+            format!("{SMALL}work.inference = {{ gpu = {{ driver = '/lib/libcuda.so.1' }} }}"),
+            "the driver in the virtual machine is `/softgpu/libcuda.so.1`",
+        ),
+        (format!("{SMALL}nice = 40"), "group `a`, field `nice`"),
+    ] {
+        let error = refused(&text);
+        assert!(error.starts_with("some.toml: "), "{error}");
+        assert!(error.contains(expected), "{text}\n{error}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Scenario::load(Path::new("/no/such.toml"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("/no/such.toml: cannot read it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn every_shipped_scenario_is_sound() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let mut files = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "toml")
+        {
+            Scenario::load(&path).unwrap();
+            files += 1;
+        }
+    }
+    assert!(files >= 20, "{files} scenarios");
+}

@@ -1,0 +1,457 @@
+//! One scenario under one scheduler with one seed: a boot, figures, and a verdict.
+//!
+//! ```no_run
+//! use zernel_lab::{Scenario, ScenarioRun, Scheduler, Verdict};
+//!
+//! let scenario = Scenario::load("scenarios/saturate.toml".as_ref())?;
+//! let result = ScenarioRun::new(scenario, Scheduler::Eevdf).guest("/usr/bin/zernel").run();
+//! assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::assertion::{Finding, Verdict, first_warning, judge, worst};
+use crate::deterministic::{Deterministic, Ticks};
+use crate::initramfs::Initramfs;
+use crate::kernel::{Kernel, KernelCache, KernelRequest};
+use crate::run_cache::{Identity, RunCache};
+use crate::scenario::figures::RunFigures;
+use crate::scenario::plan::{GUEST, GuestPlan, PLAN, SCHEDULER, Scheduler};
+use crate::scenario::{SOFTWARE_GPU, Scenario};
+use crate::software_gpu;
+use crate::vm::{CommandOutcome, VmError, VmSpec};
+
+/// Virtual time that a run may take beside its scenario: boot, loading a scheduler, stopping.
+const VIRTUAL_SLACK: Duration = Duration::from_secs(38);
+/// Host time that a run may take.
+const HOST_LIMIT: Duration = Duration::from_secs(900);
+/// Boots of one run, if the emulator crashes the guest.
+const ATTEMPTS: u64 = 4;
+/// Difference between the seeds of two attempts, larger than any number of seeds.
+const SEEDS_PER_ATTEMPT: u64 = 1_000_003;
+/// The flags that a processor has. The others are always 0.
+const FLAGS: u32 = 0x003f_7fd7;
+/// Lines of the console that a failed run keeps.
+const CONSOLE_LINES: usize = 40;
+
+/// What the virtual machine prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestAnswer {
+    /// The run was measured.
+    Figures(RunFigures),
+    /// The run could not start.
+    Error(String),
+}
+
+/// A scenario to run in a virtual machine.
+#[derive(Debug, Clone)]
+pub struct ScenarioRun {
+    scenario: Scenario,
+    scheduler: Scheduler,
+    seed: u64,
+    ticks: Ticks,
+    guest: Option<PathBuf>,
+    use_cache: bool,
+    interrupt: Arc<AtomicBool>,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// The scenario's name.
+    pub scenario: String,
+    /// The scheduler's name.
+    pub scheduler: String,
+    /// The seed.
+    pub seed: u64,
+    /// What was measured; `None` if the run did not get so far.
+    pub figures: Option<RunFigures>,
+    /// What was judged.
+    pub findings: Vec<Finding>,
+    /// The first kernel message that is a warning.
+    pub kernel_warning: Option<String>,
+    /// The end of the kernel's messages.
+    pub console: String,
+    /// Time that the run took on this machine.
+    pub host_seconds: f64,
+}
+
+impl RunResult {
+    /// The worst finding.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        worst(&self.findings)
+    }
+}
+
+impl fmt::Display for RunResult {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            scenario,
+            scheduler,
+            seed,
+            ..
+        } = self;
+        writeln!(
+            formatter,
+            "{scenario}, {scheduler}, seed {seed}: {}",
+            self.verdict()
+        )?;
+        for finding in &self.findings {
+            writeln!(formatter, "  {:<12} {}", finding.verdict, finding.text)?;
+        }
+        if self.verdict() == Verdict::Fail && !self.console.is_empty() {
+            writeln!(formatter, "last kernel messages:\n{}", self.console)?;
+        }
+        Ok(())
+    }
+}
+
+impl ScenarioRun {
+    /// A run with seed 1 and aligned ticks, taken from the cache if nothing that decides it has changed.
+    #[must_use]
+    pub fn new(scenario: Scenario, scheduler: Scheduler) -> Self {
+        Self {
+            scenario,
+            scheduler,
+            seed: 1,
+            ticks: Ticks::Aligned,
+            guest: None,
+            use_cache: true,
+            interrupt: Arc::default(),
+        }
+    }
+
+    /// The same with another seed.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The same with other ticks.
+    #[must_use]
+    pub fn ticks(mut self, ticks: Ticks) -> Self {
+        self.ticks = ticks;
+        self
+    }
+
+    /// The same with `zernel` at this path as the guest program, instead of the running program.
+    #[must_use]
+    pub fn guest(mut self, path: impl Into<PathBuf>) -> Self {
+        self.guest = Some(path.into());
+        self
+    }
+
+    /// The same, run although its result is known.
+    #[must_use]
+    pub fn without_cache(mut self) -> Self {
+        self.use_cache = false;
+        self
+    }
+
+    /// The same, ended when the flag is set.
+    #[must_use]
+    pub fn interrupted_by(mut self, interrupt: Arc<AtomicBool>) -> Self {
+        self.interrupt = interrupt;
+        self
+    }
+
+    /// Boots, runs and judges. Whatever goes wrong is a finding.
+    #[must_use]
+    pub fn run(&self) -> RunResult {
+        let begin = Instant::now();
+        let mut result = RunResult {
+            scenario: self.scenario.name.clone(),
+            scheduler: self.scheduler.name(),
+            seed: self.seed,
+            figures: None,
+            findings: Vec::new(),
+            kernel_warning: None,
+            console: String::new(),
+            host_seconds: 0.0,
+        };
+        match self.prepare() {
+            Err(problem) => result.findings.push(finding(Verdict::Skip, problem)),
+            Ok(prepared) => {
+                let cache = RunCache::from_environment();
+                let known = self
+                    .use_cache
+                    .then(|| cache.read(&prepared.identity))
+                    .flatten();
+                if let Some(known) = known {
+                    // What is expected may have changed since; what was measured has not.
+                    return self.judged_again(known);
+                }
+                self.boot(&prepared, &mut result);
+                result.host_seconds = begin.elapsed().as_secs_f64();
+                if result.figures.is_some() {
+                    cache.write(&prepared.identity, &result);
+                }
+            }
+        }
+        result
+    }
+
+    fn judged_again(&self, known: RunResult) -> RunResult {
+        let findings = match &known.figures {
+            Some(figures) => judge(
+                &self.judged_scenario(),
+                figures,
+                known.kernel_warning.as_deref(),
+            ),
+            None => known.findings.clone(),
+        };
+        RunResult {
+            scenario: self.scenario.name.clone(),
+            scheduler: self.scheduler.name(),
+            findings,
+            ..known
+        }
+    }
+
+    /// The scenario whose assertions hold for this scheduler.
+    fn judged_scenario(&self) -> Scenario {
+        match &self.scheduler {
+            Scheduler::Control(control) => control
+                .apply(&self.scenario)
+                .unwrap_or_else(|_| self.scenario.clone()),
+            _ => self.scenario.clone(),
+        }
+    }
+
+    fn prepare(&self) -> Result<Prepared, String> {
+        let plan = GuestPlan::new(&self.scenario, &self.scheduler, self.seed)?;
+        let kernel = kernel(&self.scenario.kernel)?;
+        let guest = match &self.guest {
+            Some(path) => path.clone(),
+            None => std::env::current_exe().map_err(|error| error.to_string())?,
+        };
+        let mut identity = Identity::default();
+        identity.add_file(&kernel.image)?;
+        let program = stripped(&guest);
+        identity.add_file(&program)?;
+        let json = serde_json::to_vec(&plan).map_err(|error| error.to_string())?;
+        identity.add(&json);
+        let mut files = Initramfs::new();
+        files
+            .add_bytes(PLAN, json, 0o644)
+            .map_err(|error| error.to_string())?;
+        if let Scheduler::Program { path, .. } = &self.scheduler {
+            identity.add_file(path)?;
+            files
+                .add_program_at(path, SCHEDULER)
+                .map_err(|error| error.to_string())?;
+        }
+        if plan.scenario.needs_software_gpu() {
+            let folder = Path::new(SOFTWARE_GPU).parent().unwrap_or(Path::new("/"));
+            for (host, name) in software_gpu::find()? {
+                identity.add_file(&host)?;
+                files
+                    .add_file(&host, folder.join(name))
+                    .map_err(|error| error.to_string())?;
+            }
+        }
+        files
+            .add_program_at(&program, GUEST)
+            .map_err(|error| error.to_string())?;
+        let spec = self.machine(kernel, files)?;
+        for word in spec.deterministic_arguments() {
+            identity.add(word.as_encoded_bytes());
+        }
+        identity.add(qemu_version().as_bytes());
+        Ok(Prepared { spec, identity })
+    }
+
+    fn machine(&self, kernel: Kernel, files: Initramfs) -> Result<VmSpec, String> {
+        Ok(VmSpec::new(kernel)
+            .topology(self.scenario.parsed_topology()?)
+            .memory_mib(self.scenario.memory_mib)
+            .timeout(HOST_LIMIT)
+            .boot_timeout(HOST_LIMIT)
+            .deterministic(self.deterministic(0))
+            .files(files)
+            .interrupted_by(Arc::clone(&self.interrupt)))
+    }
+
+    /// The settings of one attempt. Another attempt has other random numbers and another start time.
+    fn deterministic(&self, attempt: u64) -> Deterministic {
+        let scenario_ms = self.scenario.warmup_ms + self.scenario.duration_ms;
+        Deterministic::new(self.seed + attempt * SEEDS_PER_ATTEMPT)
+            .ticks(self.ticks)
+            .virtual_limit(VIRTUAL_SLACK + Duration::from_millis(scenario_ms))
+    }
+
+    fn boot(&self, prepared: &Prepared, result: &mut RunResult) {
+        for attempt in 0..ATTEMPTS {
+            let spec = prepared
+                .spec
+                .clone()
+                .deterministic(self.deterministic(attempt));
+            match spec.run(GUEST, ["lab", "guest", PLAN]) {
+                Ok(outcome) => return self.note_outcome(&outcome, result),
+                // The same attempts fail in every run, so the result stays the same, too.
+                Err(error) if emulator_failed(&error) && attempt + 1 < ATTEMPTS => {}
+                Err(error) => return self.note_error(&error, result),
+            }
+        }
+    }
+
+    fn note_outcome(&self, outcome: &CommandOutcome, result: &mut RunResult) {
+        result.kernel_warning = first_warning(&outcome.console_log);
+        result.console = tail(&outcome.console_log);
+        match serde_json::from_slice(&outcome.stdout) {
+            Ok(GuestAnswer::Figures(figures)) => {
+                let scenario = self.judged_scenario();
+                result.findings = judge(&scenario, &figures, result.kernel_warning.as_deref());
+                result.figures = Some(figures);
+            }
+            Ok(GuestAnswer::Error(problem)) => {
+                result.findings.push(finding(self.blamed(), problem));
+            }
+            Err(error) => {
+                let stderr = String::from_utf8_lossy(&outcome.stderr);
+                let text = format!("the guest printed no result ({error}): {stderr}");
+                result.findings.push(finding(self.blamed(), text));
+            }
+        }
+    }
+
+    fn note_error(&self, error: &VmError, result: &mut RunResult) {
+        result.console = error
+            .remains()
+            .map_or_else(String::new, |remains| tail(&remains.console_log));
+        let verdict = match error {
+            _ if emulator_failed(error) => Verdict::Inconclusive,
+            VmError::KernelPanic { .. }
+            | VmError::VirtualLimitReached { .. }
+            | VmError::TimedOut { .. } => self.blamed(),
+            VmError::QemuMissing | VmError::BusyboxMissing => Verdict::Skip,
+            _ => Verdict::Inconclusive,
+        };
+        result.findings.push(finding(verdict, error.to_string()));
+    }
+
+    /// The verdict when a run breaks: a scheduler under test is to blame, the kernel's own is not.
+    fn blamed(&self) -> Verdict {
+        match self.scheduler {
+            Scheduler::Own(_) | Scheduler::Program { .. } => Verdict::Fail,
+            Scheduler::Eevdf | Scheduler::Control(_) => Verdict::Inconclusive,
+        }
+    }
+}
+
+/// Everything that a boot needs.
+struct Prepared {
+    spec: VmSpec,
+    identity: Identity,
+}
+
+fn finding(verdict: Verdict, text: String) -> Finding {
+    Finding { verdict, text }
+}
+
+/// Whether the guest crashed of flags that no processor has: after cmpxchg16b QEMU 7.2 now and then leaves garbage
+/// in the flags register.
+fn emulator_failed(error: &VmError) -> bool {
+    let console = error.remains().map_or("", |remains| &remains.console_log);
+    matches!(error, VmError::KernelPanic { .. }) && has_impossible_flags(console)
+}
+
+fn has_impossible_flags(console: &str) -> bool {
+    let flags = |rest: &str| u32::from_str_radix(rest.get(..8)?, 16).ok();
+    let printed = console.split("EFLAGS: ").skip(1).filter_map(flags);
+    printed.into_iter().any(|flags| flags & !FLAGS != 0)
+}
+
+fn kernel(version: &str) -> Result<Kernel, String> {
+    let request = version
+        .parse::<KernelRequest>()
+        .map_err(|error| format!("key `kernel`: {error}"))?;
+    let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
+    cache.obtain(&request).map_err(|error| error.to_string())
+}
+
+fn qemu_version() -> String {
+    let output = Command::new(crate::qemu::PROGRAM).arg("--version").output();
+    output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
+}
+
+/// The program without debug information, which a guest would have to unpack at every boot. Kept beside
+/// the cached results; the program itself where there is no `strip`.
+fn stripped(program: &Path) -> PathBuf {
+    let Ok(metadata) = fs::metadata(program) else {
+        return program.to_owned();
+    };
+    // By time and size, because a build with debug information is large to read.
+    let mut identity = Identity::default();
+    identity.add(program.as_os_str().as_encoded_bytes());
+    identity.add(&metadata.len().to_le_bytes());
+    identity.add(&metadata.mtime().to_le_bytes());
+    identity.add(&metadata.mtime_nsec().to_le_bytes());
+    let folder = RunCache::from_environment()
+        .folder()
+        .join("guest")
+        .join(identity.to_string());
+    let target = folder.join("zernel");
+    if target.is_file() {
+        return target;
+    }
+    let partial = folder.join(format!("partial-{}", std::process::id()));
+    let strip = || -> std::io::Result<bool> {
+        fs::create_dir_all(&folder)?;
+        let status = Command::new("strip")
+            .arg("-o")
+            .arg(&partial)
+            .arg(program)
+            .status()?;
+        if status.success() {
+            fs::rename(&partial, &target)?;
+        }
+        Ok(status.success())
+    };
+    match strip() {
+        Ok(true) => target,
+        _ => program.to_owned(),
+    }
+}
+
+fn tail(console: &str) -> String {
+    let lines: Vec<&str> = console.lines().collect();
+    lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_of_the_emulator_is_told_from_one_of_the_kernel() {
+        let garbage = "[ 2.8] RSP: 0018:ffa00000003d7ad0 EFLAGS: 04ce2be2\n[ 2.8] RSP: 002b:00 EFLAGS: 00000293";
+        assert!(has_impossible_flags(garbage));
+        assert!(!has_impossible_flags(
+            "[ 2.8] RSP: 002b:00 EFLAGS: 00010246\nEFLAGS: 0"
+        ));
+    }
+
+    #[test]
+    fn the_end_of_a_console_is_kept() {
+        let console: String = (0..100).map(|line| format!("line {line}\n")).collect();
+        assert!(tail(&console).starts_with("line 60\n") && tail(&console).ends_with("line 99"));
+        assert_eq!(tail("one"), "one");
+    }
+}

@@ -1,0 +1,101 @@
+//! An inference server: requests that arrive at fixed moments, each a few launches and a wait for the GPU.
+
+use super::super::{About, Work};
+use super::{GPU_COMPUTE, Gpu, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining};
+use crate::clock::{self, us};
+use crate::keys::table;
+use crate::worker::{Failure, Worker};
+
+table! {
+    /// See [`WorkType::Inference`](crate::WorkType::Inference).
+    #[derive(Eq)]
+    pub struct Inference {
+        /// Time between two requests, at least 1.
+        pub period_us: u64 = 5_000,
+        /// Size of the copy to the GPU per request, 1 KiB to 1 TiB.
+        pub copy_kib: usize = 16,
+        /// Kernel launches per request.
+        pub launches: u32 = 20,
+        /// CPU time per launch.
+        pub launch_us: u64 = 10,
+        /// GPU time of all kernels of a request together.
+        pub gpu_us: u64 = 500,
+        /// How the server waits for the GPU.
+        pub gpu_wait: GpuWait = GpuWait::Block,
+        /// The GPU that the server uses.
+        pub gpu: GpuBackend = GpuBackend::CpuTime,
+        /// Requests whose time from arrival to answer is recorded, at most 1000000.
+        pub traced_requests: usize = 1_000,
+    }
+}
+
+impl Work for Inference {
+    fn about(&self) -> About {
+        About {
+            name: "inference",
+            does: "serves requests that arrive at fixed moments: copies, launches, waits for the GPU, and counts a unit",
+            exercises: "the latency of a request: the wake-up at its arrival, launches without a pause, the wake-up after the GPU",
+        }
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.period_us == 0 {
+            let problem = "a period of 0 never ends; use at least 1";
+            return Err(("work.period_us", problem.to_owned()));
+        }
+        if self.traced_requests > MAX_TRACED_STEPS {
+            let problem = format!(
+                "{} is too many; use 0 to {MAX_TRACED_STEPS}",
+                self.traced_requests
+            );
+            return Err(("work.traced_requests", problem));
+        }
+        super::super::check_kib("work.copy_kib", self.copy_kib)?;
+        self.gpu.check()
+    }
+
+    fn trace_entries(&self, _team_index: usize) -> usize {
+        self.traced_requests
+    }
+
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+        let _ = rustix::thread::set_name(c"inference");
+        let mut gpu = Gpu::open(&self.gpu_settings(), worker.index())?;
+        let period_ns = us(self.period_us);
+        let mut arrival_ns = clock::now_ns().saturating_add(period_ns);
+        let mut request = 0;
+        while worker.proceed() {
+            // A request that arrived while another was served has waited since then.
+            worker.sleep_until_ns(arrival_ns);
+            if worker.is_stopped() {
+                break;
+            }
+            self.serve(worker, &mut gpu)?;
+            worker.trace(request, GPU_COMPUTE, arrival_ns, clock::now_ns());
+            worker.done(1);
+            request += 1;
+            arrival_ns = arrival_ns.saturating_add(period_ns);
+        }
+        Ok(())
+    }
+}
+
+impl Inference {
+    fn gpu_settings(&self) -> MlTraining {
+        MlTraining {
+            copy_kib: self.copy_kib,
+            gpu_wait: self.gpu_wait,
+            gpu: self.gpu.clone(),
+            ..MlTraining::default()
+        }
+    }
+
+    fn serve(&self, worker: &mut Worker<'_>, gpu: &mut Gpu) -> Result<(), Failure> {
+        gpu.copy(worker)?;
+        for _ in 0..self.launches {
+            worker.burn_ns(us(self.launch_us));
+            gpu.launch(us(self.gpu_us) / u64::from(self.launches.max(1)))?;
+        }
+        gpu.synchronize(worker)
+    }
+}

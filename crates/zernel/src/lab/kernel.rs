@@ -1,0 +1,169 @@
+//! `zernel lab kernel`: the kernels that the lab can boot.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use zernel_lab::{AvailableKernel, Kernel, KernelCache, KernelRequest, SchedulerSupport};
+
+use crate::help;
+
+/// List, download and choose the kernels of virtual machines
+#[derive(Debug, Args)]
+#[command(after_help = help::LAB_KERNEL)]
+pub(super) struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the kernels in the cache
+    List {
+        /// Also list what Debian offers
+        #[arg(long)]
+        available: bool,
+    },
+    /// Download a kernel into the cache
+    Get {
+        /// Version, such as 6.12 or 6.18.15; `sched_ext` for the newest one that loads schedulers
+        #[arg(value_name = "VERSION", default_value = "sched_ext")]
+        kernel: KernelRequest,
+    },
+    /// Boot this kernel when no --kernel is given
+    ///
+    /// A file is copied into the cache. Its configuration is --config, or else a file beside it: config-RELEASE, or
+    /// .config of the kernel tree that it was built in.
+    Use {
+        /// Kernel image (vmlinuz, bzImage), or the release of a kernel in the cache
+        #[arg(value_name = "PATH", required_unless_present = "newest")]
+        kernel: Option<PathBuf>,
+        /// Configuration that the kernel was built with
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Return to the newest kernel that loads schedulers
+        #[arg(long, conflicts_with_all = ["kernel", "config"])]
+        newest: bool,
+    },
+}
+
+pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    let cache = KernelCache::from_environment()?;
+    match &options.command {
+        Command::List { available } => list(&cache, *available)?,
+        Command::Get { kernel } => {
+            eprintln!("zernel: downloading the kernel {kernel}");
+            let kernel = cache.fetch(kernel)?;
+            let support = kernel.scheduler_support();
+            crate::print(format!("{}  {support}\n", kernel.version).as_bytes())?;
+        }
+        Command::Use { kernel: None, .. } => cache.choose(None)?,
+        Command::Use {
+            kernel: Some(path),
+            config,
+            ..
+        } => choose(&cache, path, config.as_deref())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The kernel to boot: the requested one, else the chosen one, else the newest that loads schedulers.
+pub(super) fn obtain(request: Option<&KernelRequest>) -> Result<Kernel, Box<dyn Error>> {
+    let cache = KernelCache::from_environment()?;
+    if request.is_none()
+        && let Some(kernel) = cache.chosen()?
+    {
+        return Ok(kernel);
+    }
+    let request = request.unwrap_or(&KernelRequest::SchedExt);
+    let kernel = match cache.cached(request)? {
+        Some(kernel) => kernel,
+        None => {
+            eprintln!("zernel: downloading the kernel {request}");
+            cache.fetch(request)?
+        }
+    };
+    if let support @ SchedulerSupport::MalformedBtf(_) = kernel.scheduler_support() {
+        eprintln!("zernel: kernel {} {support}", kernel.version);
+    }
+    Ok(kernel)
+}
+
+fn list(cache: &KernelCache, available: bool) -> Result<(), Box<dyn Error>> {
+    let mut kernels = cache.kernels()?;
+    kernels.sort_by(|left, right| left.version.cmp(&right.version));
+    let default = match cache.chosen()? {
+        Some(kernel) => Some(kernel),
+        None => cache.cached(&KernelRequest::SchedExt)?,
+    };
+    let offered = match available {
+        true => cache.available()?,
+        false => Vec::new(),
+    };
+    crate::print(table(&kernels, default.as_ref(), &offered).as_bytes())?;
+    Ok(())
+}
+
+fn table(kernels: &[Kernel], default: Option<&Kernel>, offered: &[AvailableKernel]) -> String {
+    let cached = |version| kernels.iter().any(|kernel| kernel.version == version);
+    let mut rows: Vec<(String, String)> = kernels
+        .iter()
+        .map(|kernel| {
+            let mut about = kernel.scheduler_support().to_string();
+            if default.is_some_and(|default| default.version == kernel.version) {
+                about += " (default)";
+            }
+            (kernel.version.to_string(), about)
+        })
+        .collect();
+    rows.extend(
+        offered
+            .iter()
+            .filter(|kernel| !cached(kernel.version.clone()))
+            .map(|kernel| {
+                (
+                    kernel.version.to_string(),
+                    format!("in Debian {}", kernel.suite),
+                )
+            }),
+    );
+    let width = rows
+        .iter()
+        .map(|(version, _)| version.len())
+        .max()
+        .unwrap_or(0);
+    rows.iter()
+        .map(|(version, about)| format!("{version:width$}  {about}\n"))
+        .collect()
+}
+
+fn choose(cache: &KernelCache, path: &Path, config: Option<&Path>) -> Result<(), Box<dyn Error>> {
+    let kernel = if path.is_file() {
+        let config = config.map(Path::to_owned).or_else(|| find_config(path));
+        if config.is_none() {
+            eprintln!(
+                "zernel: no configuration beside {}: use --config, or BPF loaders may miss it",
+                path.display()
+            );
+        }
+        Kernel::from_image(path, config.as_deref())?
+    } else {
+        cache.by_release(&path.to_string_lossy())?
+    };
+    cache.choose(Some(&kernel))?;
+    let support = kernel.scheduler_support();
+    crate::print(format!("{}  {support}\n", kernel.version).as_bytes())?;
+    Ok(())
+}
+
+/// The configuration of an image: `config-RELEASE` beside it, or `.config` of the tree with `arch/x86/boot/bzImage`.
+fn find_config(image: &Path) -> Option<PathBuf> {
+    let release = Kernel::from_image(image, None).ok()?.version;
+    let beside = image.with_file_name(format!("config-{release}"));
+    let tree = image.ancestors().nth(4).map(|tree| tree.join(".config"));
+    [Some(beside), tree]
+        .into_iter()
+        .flatten()
+        .find(|path| path.is_file())
+}

@@ -1,0 +1,70 @@
+//! `zernel lab peers`: public schedulers to compare with.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Args;
+use zernel_lab::peers::{PEERS, Peer, PeerCache, peer};
+
+use crate::help;
+
+/// Build public sched_ext schedulers from crates.io into the cache
+///
+/// The first build takes some ten minutes on two cores, later ones share its dependencies. Schedulers that are built
+/// already are left alone.
+#[derive(Debug, Args)]
+#[command(after_help = help::LAB_PEERS)]
+pub(super) struct Options {
+    /// Schedulers to build; all by default
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// List the schedulers and what is built; build nothing
+    #[arg(long, conflicts_with = "update")]
+    list: bool,
+    /// Build the newest version even if one is built already
+    #[arg(long)]
+    update: bool,
+}
+
+pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    let cache = PeerCache::from_environment()?;
+    let chosen: Vec<Peer> = match options.names.is_empty() {
+        true => PEERS.to_vec(),
+        false => options
+            .names
+            .iter()
+            .map(|name| peer(name))
+            .collect::<Result<_, _>>()?,
+    };
+    if options.list {
+        let rows: String = chosen.iter().map(|peer| row(&cache, *peer)).collect();
+        crate::print(rows.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut failed = false;
+    for peer in chosen {
+        if cache.program(peer).is_none() || options.update {
+            eprintln!("zernel: building {}", peer.name);
+            // One scheduler that does not build is no reason to go without the others.
+            if let Err(error) = cache.build(peer) {
+                crate::print_error(&error);
+                failed = true;
+                continue;
+            }
+        }
+        crate::print(row(&cache, peer).as_bytes())?;
+    }
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+fn row(cache: &PeerCache, peer: Peer) -> String {
+    let state = match (cache.program(peer), cache.version(peer)) {
+        (None, _) => "not built".to_owned(),
+        (Some(_), version) => version.unwrap_or_else(|| "built".to_owned()),
+    };
+    let arguments = peer.arguments.join(" ");
+    format!("{:13} {state:10} {:60} {arguments}", peer.name, peer.about)
+        .trim_end()
+        .to_owned()
+        + "\n"
+}

@@ -1,0 +1,238 @@
+//! `zernel lab scenario`, `zernel lab test`, and the hidden commands that run inside the virtual machine.
+
+use std::error::Error;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use zernel_lab::scenario::execute::execute;
+use zernel_lab::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
+use zernel_lab::{GuestAnswer, RunResult, Scenario, ScenarioRun, Scheduler, Ticks, Verdict};
+use zernel_lab_schedulers::Fault;
+
+use crate::{help, interrupt, print};
+
+/// Run one scenario under one scheduler and print what was measured
+///
+/// The scenario runs in a deterministic virtual machine: the same scenario, scheduler and seed give
+/// the same figures to the last digit.
+#[derive(Debug, Args)]
+#[command(after_help = help::LAB_SCENARIO)]
+pub(super) struct ScenarioOptions {
+    /// Scenario file
+    file: PathBuf,
+    /// eevdf, a control (nice, fifo, weight, idle, slice, ref), fair, or PATH[:ARGUMENTS] of a program that loads a
+    /// scheduler
+    #[arg(long, value_name = "SCHEDULER", default_value = "eevdf")]
+    sched: String,
+    /// Seed, which moves the start of the groups and their service times
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    common: CommonOptions,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Check a scheduler against scenarios
+///
+/// Exit code: 0 all passed, 1 one failed, 3 one was inconclusive, 4 one was skipped.
+#[derive(Debug, Args)]
+#[command(after_help = help::LAB_TEST)]
+pub(super) struct TestOptions {
+    /// Scenario files
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Scheduler to check, as for `zernel lab scenario`
+    #[arg(long, value_name = "SCHEDULER", default_value = "eevdf")]
+    sched: String,
+    /// Seeds 1 to N of each scenario
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seeds: u64,
+    #[command(flatten)]
+    common: CommonOptions,
+}
+
+/// What all commands that boot a scenario share.
+#[derive(Debug, Args)]
+pub(super) struct CommonOptions {
+    /// Spread the scheduler ticks of the CPUs over the tick interval
+    #[arg(long)]
+    pub(super) skew_ticks: bool,
+    /// Run although the results are cached
+    #[arg(long)]
+    pub(super) no_cache: bool,
+}
+
+impl CommonOptions {
+    pub(super) fn apply(&self, run: ScenarioRun) -> ScenarioRun {
+        let ticks = match self.skew_ticks {
+            true => Ticks::Skewed,
+            false => Ticks::Aligned,
+        };
+        let run = run.ticks(ticks);
+        match self.no_cache {
+            true => run.without_cache(),
+            false => run,
+        }
+    }
+}
+
+/// The run of a plan inside the virtual machine.
+#[derive(Debug, Args)]
+pub(super) struct GuestOptions {
+    plan: PathBuf,
+}
+
+/// One of the lab's own schedulers.
+#[derive(Debug, Args)]
+pub(super) struct SchedulerOptions {
+    name: Fault,
+}
+
+/// Exit code of wrong input.
+pub(super) const WRONG_INPUT: u8 = 2;
+
+/// Reads files and schedulers.
+pub(super) fn load(
+    files: &[PathBuf],
+    schedulers: &[String],
+) -> Result<(Vec<Scenario>, Vec<Scheduler>), Box<dyn Error>> {
+    let scenarios = files.iter().map(|file| Scenario::load(file));
+    let schedulers = schedulers
+        .iter()
+        .map(|text| Scheduler::parse(text, &Fault::ALL.map(Fault::name)));
+    Ok((
+        scenarios.collect::<Result<_, _>>()?,
+        schedulers.collect::<Result<_, String>>()?,
+    ))
+}
+
+pub(super) fn run(options: &ScenarioOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let loaded = load(
+        std::slice::from_ref(&options.file),
+        std::slice::from_ref(&options.sched),
+    );
+    let (mut scenarios, mut schedulers) = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            crate::print_error(&*error);
+            return Ok(ExitCode::from(WRONG_INPUT));
+        }
+    };
+    let run = ScenarioRun::new(scenarios.remove(0), schedulers.remove(0))
+        .seed(options.seed)
+        .interrupted_by(interrupt::flag()?);
+    let result = options.common.apply(run).run();
+    let mut text = Vec::new();
+    if options.json {
+        serde_json::to_writer_pretty(&mut text, &result)?;
+        text.push(b'\n');
+    } else {
+        write!(text, "{result}")?;
+        if let Some(figures) = &result.figures {
+            write!(text, "\n{}", table(figures))?;
+        }
+    }
+    print(&text)?;
+    Ok(exit_code(&result))
+}
+
+pub(super) fn test(options: &TestOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let (scenarios, schedulers) = match load(&options.files, std::slice::from_ref(&options.sched)) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            crate::print_error(&*error);
+            return Ok(ExitCode::from(WRONG_INPUT));
+        }
+    };
+    let interrupt = interrupt::flag()?;
+    let mut worst = Verdict::Pass;
+    for scenario in &scenarios {
+        for seed in 1..=options.seeds {
+            let run = ScenarioRun::new(scenario.clone(), schedulers[0].clone())
+                .seed(seed)
+                .interrupted_by(interrupt.clone());
+            let result = options.common.apply(run).run();
+            if interrupt.load(std::sync::atomic::Ordering::Relaxed) {
+                return Ok(ExitCode::from(interrupt::EXIT_CODE));
+            }
+            worst = worst.max(result.verdict());
+            print(result.to_string().as_bytes())?;
+        }
+    }
+    Ok(ExitCode::from(worst.exit_code()))
+}
+
+fn exit_code(result: &RunResult) -> ExitCode {
+    ExitCode::from(result.verdict().exit_code())
+}
+
+/// One line per group.
+fn table(figures: &RunFigures) -> String {
+    let mut text = format!(
+        "{:<16} {:>6} {:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9}\n",
+        "group",
+        "CPUs",
+        "per s",
+        "step p50",
+        "step p99",
+        "wake p50",
+        "wake p99",
+        "wake max",
+        "wait ms"
+    );
+    for group in &figures.groups {
+        text += &line(group, figures.window_ns);
+    }
+    if let Some(account) = &figures.account {
+        let groups: f64 = account.groups.iter().map(|(_, cpus)| cpus).sum();
+        let (kernel, other, idle) = (account.kernel, account.other, account.idle);
+        let sum = groups + kernel + other + idle;
+        text += &format!(
+            "CPUs: groups {groups:.3} + kernel threads {kernel:.3} + other {other:.3} + idle {idle:.3} = {sum:.3} of {}\n",
+            account.cpus
+        );
+    }
+    text
+}
+
+fn line(group: &GroupFigures, window_ns: u64) -> String {
+    let ms = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.2} ms", ns as f64 / 1e6));
+    let us = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.0} us", ns as f64 / 1e3));
+    let wake = &group.wake_latency;
+    format!(
+        "{:<16} {:>6.3} {:>9.1} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9.1}\n",
+        group.name,
+        group.cpu_ns as f64 / window_ns.max(1) as f64,
+        group.rate(window_ns),
+        ms(exact_quantile(&group.steps_ns, 0.5)),
+        ms(exact_quantile(&group.steps_ns, 0.99)),
+        us(wake.quantile(0.5)),
+        us(wake.quantile(0.99)),
+        us(wake.quantile(1.0)),
+        group.longest_wait_ns.max(group.largest_gap_ns) as f64 / 1e6,
+    )
+}
+
+/// Runs a plan and prints the answer, whatever happens.
+pub(super) fn guest(options: &GuestOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let plan = serde_json::from_slice(&fs::read(&options.plan)?)?;
+    let program = std::env::current_exe()?;
+    let answer = match execute(&plan, &program) {
+        Ok(figures) => GuestAnswer::Figures(figures),
+        Err(problem) => GuestAnswer::Error(problem),
+    };
+    print(&serde_json::to_vec(&answer)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Loads one of the lab's schedulers until it is asked to stop.
+pub(super) fn scheduler(options: &SchedulerOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let stop = interrupt::flag()?;
+    zernel_lab_schedulers::run(options.name, &stop)?;
+    Ok(ExitCode::SUCCESS)
+}
