@@ -33,129 +33,17 @@
 //! until its next event. A call ends when another event contradicts it. A late event never changes
 //! a reported interval.
 
+mod activity;
 mod config;
+mod event;
 
 use serde::{Deserialize, Serialize};
 
 pub use config::TrackerConfig;
+pub use event::{BlockReason, PhaseInterval, ThreadEvent};
 
-use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase};
-
-/// An event of a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ThreadEvent {
-    /// Entered a GPU sync: a call that waits for the GPU.
-    GpuSyncEnter,
-    /// Left a GPU sync.
-    GpuSyncLeave,
-    /// Entered a collective call.
-    CollectiveEnter,
-    /// Left a collective call.
-    CollectiveLeave,
-    /// Launched work on the GPU.
-    Launch,
-    /// Copied data to the GPU.
-    CopyToDevice,
-    /// Left the CPU to wait.
-    Block(BlockReason),
-    /// Became runnable again.
-    Unblock,
-    /// Became runnable again. Other threads of its process launched meanwhile, or it is unknown whether they did.
-    UnblockAfterLaunches,
-    /// Called a function that only an optimizer step calls.
-    OptimizerMarker,
-    /// Begins to get its next batch.
-    DataBegin,
-    /// Begins a forward pass.
-    ForwardBegin,
-    /// Begins a backward pass.
-    BackwardBegin,
-    /// Begins an optimizer step.
-    OptimizerBegin,
-    /// Begins to clear gradients.
-    ZeroGradients,
-    /// Its calls are not observed from now on.
-    NotObserved,
-}
-
-/// The reason why a thread is blocked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum BlockReason {
-    /// A disk, a network file system, or a read from a pipe.
-    Io,
-    /// A futex, so usually another thread.
-    Futex,
-    /// A file descriptor becoming ready.
-    Poll,
-    /// Anything else, such as a sleep. It is no evidence for a phase.
-    Other,
-}
-
-/// A period in one phase: from `start_ns` up to, not including, `end_ns`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // the names are self-explanatory
-pub struct PhaseInterval {
-    pub phase: WorkloadPhase,
-    pub start_ns: u64,
-    pub end_ns: u64,
-}
-
-impl PhaseInterval {
-    /// Returns the length of the interval.
-    #[must_use]
-    pub fn duration_ns(&self) -> u64 {
-        self.end_ns - self.start_ns
-    }
-}
-
-impl Extend<PhaseInterval> for PhaseTimeAccumulator {
-    fn extend<I: IntoIterator<Item = PhaseInterval>>(&mut self, intervals: I) {
-        for interval in intervals {
-            self.record(interval.phase, interval.duration_ns());
-        }
-    }
-}
-
-/// The activity of a thread that is in no sync and no collective.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Activity {
-    Idle,
-    Loading,
-    /// Without a GPU: its block for data is over. Nothing shows when it has its batch.
-    Receiving,
-    /// It launched, copied or synced last.
-    Computing,
-    /// In a backward pass, which may run on another thread.
-    Backward,
-    /// In an optimizer step.
-    Updating,
-    /// It clears gradients.
-    Zeroing,
-}
-
-impl Activity {
-    fn phase(self) -> WorkloadPhase {
-        match self {
-            Self::Idle => WorkloadPhase::Unknown,
-            Self::Loading | Self::Receiving => WorkloadPhase::DataLoading,
-            Self::Computing | Self::Backward => WorkloadPhase::GpuCompute,
-            Self::Updating | Self::Zeroing => WorkloadPhase::OptimizerStep,
-        }
-    }
-
-    /// Whether the activity continues after a short wait.
-    fn survives_short_waits(self) -> bool {
-        !matches!(self, Self::Idle | Self::Loading)
-    }
-
-    /// Returns the activity after the deadline has passed without an event.
-    fn after_deadline(self) -> Self {
-        match self {
-            Self::Receiving | Self::Zeroing => Self::Computing,
-            _ => Self::Idle,
-        }
-    }
-}
+use crate::task_state::WorkloadPhase;
+use activity::Activity;
 
 /// Counts of lost and late events: the quality of a tracker's input. Counts saturate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -186,7 +74,8 @@ struct Wait {
 
 /// Turns the events of one thread into phase intervals.
 ///
-/// Closed intervals go to any collection: a `Vec`, or a [`PhaseTimeAccumulator`] for sums.
+/// Closed intervals go to any collection: a `Vec`, or a
+/// [`PhaseTimeAccumulator`](crate::PhaseTimeAccumulator) for sums.
 ///
 /// ```
 /// use zernel_phase::{PhaseTimeAccumulator, PhaseTracker, ThreadEvent, TrackerConfig};

@@ -106,7 +106,7 @@ impl BackwardThread {
         let plan = plan.clone();
         thread::spawn(move || {
             let mut jitter = Jitter::new(seed ^ 1, plan.jitter);
-            let peers = (plan.gloo_us > 0).then(Peers::start);
+            let peers = (plan.gloo_us > 0).then(GlooPeers::start);
             while let Ok(launches) = orders.recv() {
                 let pass = launcher.enter().and_then(|()| {
                     for _ in 0..launches {
@@ -134,12 +134,12 @@ impl BackwardThread {
 }
 
 /// Other ranks, of which only the time until they answer is simulated.
-struct Peers {
+struct GlooPeers {
     requests: Sender<Duration>,
     answers: Receiver<()>,
 }
 
-impl Peers {
+impl GlooPeers {
     fn start() -> Self {
         let (requests, orders) = channel();
         let (answer, answers) = channel();

@@ -11,7 +11,7 @@
 //! | `state.rs` | its userspace state per process, its part of a snapshot, and its counters that are exported as they are |
 //! | `metrics.rs` | its other metric families, written from a snapshot |
 //!
-//! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark` and
+//! In `<name>.bpf.h` a probe defines the hooks it needs, `<name>_enter`, `<name>_leave`, `<name>_mark`, `<name>_read` and
 //! `<name>_failed`, and a macro of the same name for each. `bpf/probes.rs` lists the probes. From that list the build script
 //! generates the dispatch to the hooks, and this module declares the folders. Adding a probe
 //! takes its folder, the list, and the file of its part of a snapshot in `zernel-model`.

@@ -21,7 +21,9 @@ use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial, vm};
 use zerocopy::FromZeros;
 
-use states::{any_config, any_event, any_state, any_step, any_time, change_inputs, rng};
+use states::{
+    ThreadKind, any_config, any_event, any_state, any_step, any_time, change_inputs, rng,
+};
 
 /// 256 batches of 4096: a little over a million states.
 const CLASSIFY_BATCHES: usize = 256;
@@ -181,7 +183,7 @@ fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     twin.track(&mut batch).map_err(|e| e.to_string())?;
     for round in 1..rounds {
         for (index, (tracker, sums)) in ours.iter_mut().enumerate() {
-            let event = any_event(&mut rng, index % 4 > 0);
+            let event = any_event(&mut rng, ThreadKind::of(index));
             batch.at_ns[index] = any_step(&mut rng, batch.at_ns[index]);
             batch.events[index] = raw_event(event);
             tracker.observe(batch.at_ns[index], event, sums);
@@ -239,7 +241,7 @@ fn every_mutant_is_noticed() {
         let mutant = PhaseTwin::load_object(&object).unwrap();
         let survived = classify_alike(&mutant, 32).is_ok()
             && detect_alike(&mutant, 16).is_ok()
-            && track_alike(&mutant, 64).is_ok();
+            && track_alike(&mutant, 128).is_ok();
         assert!(
             !survived,
             "nobody noticed that {header} says {to:?} instead of {from:?}"

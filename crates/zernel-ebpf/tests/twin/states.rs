@@ -14,14 +14,34 @@ pub(crate) fn rng() -> Rng {
     Rng::with_seed(seed.unwrap_or(42))
 }
 
-/// An event of a thread that uses a GPU, or of one that does not.
-pub(crate) fn any_event(rng: &mut Rng, uses_gpu: bool) -> ThreadEvent {
-    match event_with_gpu(rng) {
+/// What a thread does, so that rules for few threads are tried too.
+#[derive(Clone, Copy)]
+pub(crate) struct ThreadKind {
+    uses_gpu: bool,
+    announces: bool,
+}
+
+impl ThreadKind {
+    /// The kinds take turns.
+    pub(crate) fn of(index: usize) -> Self {
+        Self {
+            uses_gpu: !index.is_multiple_of(3),
+            announces: index.is_multiple_of(2),
+        }
+    }
+}
+
+pub(crate) fn any_event(rng: &mut Rng, kind: ThreadKind) -> ThreadEvent {
+    let event = match kind.announces && rng.bool() {
+        true => event_of_loop(rng),
+        false => event_of_any_thread(rng),
+    };
+    match event {
         ThreadEvent::GpuSyncEnter
         | ThreadEvent::GpuSyncLeave
         | ThreadEvent::Launch
         | ThreadEvent::CopyToDevice
-            if !uses_gpu =>
+            if !kind.uses_gpu =>
         {
             ThreadEvent::Unblock
         }
@@ -29,7 +49,23 @@ pub(crate) fn any_event(rng: &mut Rng, uses_gpu: bool) -> ThreadEvent {
     }
 }
 
-fn event_with_gpu(rng: &mut Rng) -> ThreadEvent {
+/// An event of a training loop that announces what it does.
+fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
+    rng.choice([
+        ThreadEvent::DataBegin,
+        ThreadEvent::CopyToDevice,
+        ThreadEvent::Launch,
+        ThreadEvent::BackwardBegin,
+        ThreadEvent::Block(BlockReason::Futex),
+        ThreadEvent::UnblockAfterLaunches,
+        ThreadEvent::OptimizerBegin,
+        ThreadEvent::GpuSyncEnter,
+        ThreadEvent::GpuSyncLeave,
+    ])
+    .unwrap()
+}
+
+fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
     let reasons = [
         BlockReason::Io,
         BlockReason::Futex,
@@ -37,8 +73,6 @@ fn event_with_gpu(rng: &mut Rng) -> ThreadEvent {
         BlockReason::Other,
     ];
     let reason = rng.choice(reasons).unwrap();
-    let data = rare(rng, ThreadEvent::DataBegin);
-    let update = rare(rng, ThreadEvent::OptimizerBegin);
     rng.choice([
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
@@ -52,20 +86,10 @@ fn event_with_gpu(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::OptimizerMarker,
         ThreadEvent::BackwardBegin,
         ThreadEvent::ForwardBegin,
-        ThreadEvent::NotObserved,
-        data,
-        update,
         ThreadEvent::ZeroGradients,
+        ThreadEvent::NotObserved,
     ])
     .unwrap()
-}
-
-/// Seldom an announcement: a thread that has made one follows other rules from then on.
-fn rare(rng: &mut Rng, announcement: ThreadEvent) -> ThreadEvent {
-    match rng.u8(0..16) {
-        0 => announcement,
-        _ => ThreadEvent::Launch,
-    }
 }
 
 /// Mostly a little forward, now and then back, or up to a deadline and past it. In whole

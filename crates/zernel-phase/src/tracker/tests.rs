@@ -1,4 +1,5 @@
 use super::*;
+use crate::task_state::PhaseTimeAccumulator;
 use ThreadEvent::*;
 use WorkloadPhase::*;
 

@@ -93,6 +93,11 @@ fn main() -> ExitCode {
             torch_waits_for_its_loader,
         ),
         trial(
+            "a_torch_program_whose_loaders_sleep_needs_more_of_them",
+            &[observing[0], observing[1], torch()],
+            torch_waits_for_loaders_that_sleep,
+        ),
+        trial(
             "a_running_job_is_reported",
             &observing,
             attach::a_running_job_is_reported,
@@ -459,6 +464,23 @@ fn torch_waits_for_its_loader() {
         false => &["input", "cpu-scheduler"],
     };
     assert!(expected.contains(&bound), "{said}");
+}
+
+/// Without a GPU and without announcements, polls for loaders show the waits.
+fn torch_waits_for_loaders_that_sleep() {
+    let script = SLOW_LOADER
+        .replace("end = time.thread_time() + 0.01", "time.sleep(0.01)")
+        .replace("while time.thread_time() < end:", "if False:");
+    assert!(script.contains("time.sleep(0.01)"));
+    let (report, output) = report_on(&[], &[PYTHON, "-c", &script]);
+    let said = text(&output.stderr);
+    let times = &report["ranks"][0]["training"];
+    let wall = times["wall_seconds"].as_f64().unwrap();
+    let loading = times["phases"]["data_loading"].as_f64().unwrap();
+    assert!(loading > 0.7 * wall, "{said}");
+    assert_eq!(report["verdict"]["bound"], "input", "{said}");
+    let step = &report["verdict"]["next_steps"][0];
+    assert_eq!(step["what"], "more workers", "{said}");
 }
 
 fn processes_of_others() {

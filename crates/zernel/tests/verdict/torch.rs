@@ -154,7 +154,7 @@ impl Drop for Running {
 fn attach_and_run_agree() {
     let plan = Plan {
         ranks: 2,
-        steps: 2_000,
+        steps: 4_000,
         ..Plan::new(Cause::LoaderCpu, 1)
     };
     let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,11 +164,12 @@ fn attach_and_run_agree() {
     let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
     thread::sleep(Duration::from_secs(2));
     for _ in 0..3 {
-        let output = Command::new(env!("CARGO_BIN_EXE_zernel"))
-            .args(["attach", &running.0.id().to_string()])
-            .args(["--for", "4s", "--json", "-"])
-            .output()
-            .unwrap();
+        let mut attach = Command::new(env!("CARGO_BIN_EXE_zernel"));
+        attach.args(["attach", &running.0.id().to_string()]);
+        attach.args(["--for", "4s", "--json", "-"]);
+        // Beside a job that has priority, it would hardly run.
+        job.alone(&mut attach);
+        let output = attach.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
         assert_eq!(report["verdict"]["bound"], "input", "{said}");

@@ -1,0 +1,80 @@
+//! The events of a thread, and the intervals that they result in.
+
+use serde::{Deserialize, Serialize};
+
+use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase};
+
+/// An event of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ThreadEvent {
+    /// Entered a GPU sync: a call that waits for the GPU.
+    GpuSyncEnter,
+    /// Left a GPU sync.
+    GpuSyncLeave,
+    /// Entered a collective call.
+    CollectiveEnter,
+    /// Left a collective call.
+    CollectiveLeave,
+    /// Launched work on the GPU.
+    Launch,
+    /// Copied data to the GPU.
+    CopyToDevice,
+    /// Left the CPU to wait.
+    Block(BlockReason),
+    /// Became runnable again.
+    Unblock,
+    /// Became runnable again. Other threads of its process launched meanwhile, or it is unknown whether they did.
+    UnblockAfterLaunches,
+    /// Called a function that only an optimizer step calls.
+    OptimizerMarker,
+    /// Begins to get its next batch.
+    DataBegin,
+    /// Begins a forward pass.
+    ForwardBegin,
+    /// Begins a backward pass.
+    BackwardBegin,
+    /// Begins an optimizer step.
+    OptimizerBegin,
+    /// Begins to clear gradients.
+    ZeroGradients,
+    /// Its calls are not observed from now on.
+    NotObserved,
+}
+
+/// The reason why a thread is blocked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum BlockReason {
+    /// A disk, a network file system, or a read from a pipe.
+    Io,
+    /// A futex, so usually another thread.
+    Futex,
+    /// A file descriptor becoming ready.
+    Poll,
+    /// Anything else, such as a sleep. It is no evidence for a phase.
+    Other,
+}
+
+/// A period in one phase: from `start_ns` up to, not including, `end_ns`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names are self-explanatory
+pub struct PhaseInterval {
+    pub phase: WorkloadPhase,
+    pub start_ns: u64,
+    pub end_ns: u64,
+}
+
+impl PhaseInterval {
+    /// Returns the length of the interval.
+    #[must_use]
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns - self.start_ns
+    }
+}
+
+impl Extend<PhaseInterval> for PhaseTimeAccumulator {
+    fn extend<I: IntoIterator<Item = PhaseInterval>>(&mut self, intervals: I) {
+        for interval in intervals {
+            self.record(interval.phase, interval.duration_ns());
+        }
+    }
+}
