@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zernel_elf::LoaderSymbols;
+use zernel_identity::Tenant;
 
 use super::library::Subject;
 use super::scan::Mapping;
@@ -38,7 +39,7 @@ pub struct Loader {
     /// Why no probe is attached to it, if so. Libraries that its processes load after their start are then found only
     /// by scanning.
     pub refusal: Option<String>,
-    user: u32,
+    tenant: Tenant,
     /// The probe; dropping it detaches.
     _link: Option<OwnedFd>,
 }
@@ -56,7 +57,7 @@ pub(super) struct Loaders {
 /// A loader that a child process attaches to.
 struct PendingLoader {
     file: ForeignFile,
-    user: u32,
+    tenant: Tenant,
     task: ChildTask<Result<(), String>>,
 }
 
@@ -81,20 +82,21 @@ impl Loaders {
             let Ok(file) = ForeignFile::open(&mapping.map_files()) else {
                 continue;
             };
-            let Ok(user) = zernel_identity::uid_of(mapping.process.pid) else {
+            let Ok(tenant) = Tenant::of(mapping.process.pid) else {
                 continue;
             };
-            let users = self.known.values().map(|loader| loader.user);
-            let users = users.chain(self.pending.values().map(|pending| pending.user));
-            if !LOADER_SHARES.admits(user, users) || !file.is_regular() {
+            let tenants = self.known.values().map(|loader| &loader.tenant);
+            let tenants = tenants.chain(self.pending.values().map(|pending| &pending.tenant));
+            if !LOADER_SHARES.admits(&tenant, tenants) || !file.is_regular() {
                 continue;
             }
             let mut kept = trace.program_descriptors();
             kept.push(file.as_fd());
-            let task = ChildTask::start(user, READ_LIMIT, &kept, || attach(&file, trace));
+            let task = ChildTask::start(&tenant, READ_LIMIT, &kept, || attach(&file, trace));
             // Otherwise the next scan tries again.
             if let Ok(task) = task {
-                self.pending.insert(key, PendingLoader { file, user, task });
+                self.pending
+                    .insert(key, PendingLoader { file, tenant, task });
             }
         }
         self.finish(patience)
@@ -113,7 +115,7 @@ impl Loaders {
                 Some(Ok(Outcome { value, descriptors })) => {
                     let link = value.map(|()| descriptors.into_iter().next());
                     attached |= link.is_ok();
-                    self.add(key, pending.file, pending.user, link);
+                    self.add(key, pending.file, pending.tenant, link);
                 }
                 // The next scan tries again.
                 Some(Err(_)) => {}
@@ -126,7 +128,7 @@ impl Loaders {
         &mut self,
         (device, inode): FileKey,
         file: ForeignFile,
-        user: u32,
+        tenant: Tenant,
         link: Result<Option<OwnedFd>, String>,
     ) {
         let (link, refusal) = match link {
@@ -138,7 +140,7 @@ impl Loaders {
             inode,
             path: file.path,
             refusal,
-            user,
+            tenant,
             _link: link,
         };
         self.known.insert((device, inode), loader);

@@ -17,7 +17,7 @@ families! {
     SAMPLED = Gauge "zernel_observe_sampled" ["symbol"]
         "A function that is sampled now; always 1.";
     LOST = Counter "zernel_observe_lost_total" ["cause"]
-        "Events that the kernel had no room for. If the cause begins with refused_, the room left is reserved for other users.";
+        "Events that the kernel had no room for. If the cause begins with refused_, the room left is reserved for other tenants.";
     FILES = Gauge "zernel_observe_files" []
         "Library files with at least one probe attached.";
     PROCESSES = Gauge "zernel_observe_processes" []

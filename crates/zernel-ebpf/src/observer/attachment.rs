@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use zernel_elf::{FileIdentity, LibraryKind};
+use zernel_identity::Tenant;
 use zernel_model::identity::Identity;
 use zernel_model::snapshot::{
     AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusalCause, RefusedFile,
@@ -99,31 +100,13 @@ struct PendingFile {
 struct User<'a> {
     /// The process that maps it; `None` if it is installed.
     process: Option<ProcessKey>,
-    uid: u32,
+    tenant: &'a Tenant,
     /// Where the file was found.
     access: &'a Path,
 }
 
-impl<'a> User<'a> {
-    /// `None` if the process has exited.
-    fn of(process: ProcessKey, access: &'a Path) -> Option<Self> {
-        let uid = zernel_identity::uid_of(process.pid).ok()?;
-        Some(Self {
-            process: Some(process),
-            uid,
-            access,
-        })
-    }
-
-    /// The whole machine.
-    fn of_machine(access: &'a Path) -> Self {
-        Self {
-            process: None,
-            uid: 0,
-            access,
-        }
-    }
-}
+/// The tenant of installed libraries.
+static MACHINE: Tenant = Tenant::User(0);
 
 fn has_functions(kind: LibraryKind) -> bool {
     SYMBOLS.iter().any(|symbol| symbol.library == kind)
@@ -177,7 +160,12 @@ impl Attachment {
         }
         match ForeignFile::open(path) {
             Ok(file) => {
-                self.attach(kind, file, User::of_machine(path), context);
+                let user = User {
+                    process: None,
+                    tenant: &MACHINE,
+                    access: path,
+                };
+                self.attach(kind, file, user, context);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -196,8 +184,13 @@ impl Attachment {
         context: AttachContext<'_>,
     ) {
         // A process that has exited maps nothing.
-        let (Some(user), Ok(file)) = (User::of(process, access), ForeignFile::open(access)) else {
+        let (Ok(tenant), Ok(file)) = (Tenant::of(process.pid), ForeignFile::open(access)) else {
             return;
+        };
+        let user = User {
+            process: Some(process),
+            tenant: &tenant,
+            access,
         };
         // The process may have mapped another file at this address since it was scanned. The next scan reports that one.
         let name = file.path.file_name().and_then(LibraryKind::from_file_name);
@@ -224,13 +217,13 @@ impl Attachment {
             self.refuse(&file.path, RefusalCause::NotAFile, reason);
             return;
         }
-        if !self.has_room_for(user.uid) {
-            let reason = "its user has more library files than may be probed at once".to_owned();
+        if !self.has_room_for(user.tenant) {
+            let reason = "its tenant has more library files than may be probed at once".to_owned();
             self.refuse(&file.path, RefusalCause::TooManyFiles, reason);
             self.retry_later(kind, user);
             return;
         }
-        if !child_task::has_room(user.uid) {
+        if !child_task::has_room(user.tenant) {
             self.finish_tasks(Instant::now() + PATIENCE, context);
         }
         self.start_task(kind, file, user, context);
@@ -240,8 +233,8 @@ impl Attachment {
     fn is_known(&mut self, identity: FileIdentity, user: User<'_>) -> bool {
         let mut files = self.files.iter_mut();
         if let Some(known) = files.find(|it| it.file.identity == identity) {
-            if known.user != user.uid {
-                known.user = files::SHARED;
+            if known.tenant != *user.tenant {
+                known.tenant = files::SHARED;
             }
             let number = known.number;
             self.add_user(user.process, number);
@@ -264,7 +257,7 @@ impl Attachment {
         context: AttachContext<'_>,
     ) {
         let path = file.path.clone();
-        let (plan, owner) = (context.plan(), (user.uid, user.access));
+        let (plan, owner) = (context.plan(), (user.tenant, user.access));
         match FileTask::start(context.kernel, &self.changes, kind, file, owner, &plan) {
             Ok(task) => {
                 let data = epoll::EventData::new_u64(0);
@@ -301,11 +294,11 @@ impl Attachment {
         }
     }
 
-    /// Whether another file of this user may be probed.
-    fn has_room_for(&self, uid: u32) -> bool {
-        let attached = self.files.iter().map(|file| file.user);
-        let users = attached.chain(self.pending.iter().map(|pending| pending.task.user));
-        FILE_SHARES.admits(uid, users)
+    /// Whether another file of this tenant may be probed.
+    fn has_room_for(&self, tenant: &Tenant) -> bool {
+        let attached = self.files.iter().map(|file| &file.tenant);
+        let tenants = attached.chain(self.pending.iter().map(|pending| &pending.task.tenant));
+        FILE_SHARES.admits(tenant, tenants)
     }
 
     /// Records that a process maps a file.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zernel_elf::{Library, LibraryError, LibraryKind};
+use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
 use super::changes::{self, Changes, WatchId};
@@ -71,7 +72,7 @@ struct ProbedFile {
 pub(crate) struct FileTask {
     pub(crate) kind: LibraryKind,
     pub(crate) file: ForeignFile,
-    pub(crate) user: u32,
+    pub(crate) tenant: Tenant,
     task: ChildTask<Result<ProbedFile, Refusal>>,
 }
 
@@ -84,23 +85,23 @@ pub(crate) struct AttachPlan {
 }
 
 impl FileTask {
-    /// Starts to attach to a file, which was found at `access` and is mapped by a process of `user`.
+    /// Starts to attach to a file, which was found at `access` and is mapped by a process of `tenant`.
     pub(crate) fn start(
         kernel: &Kernel,
         changes: &Changes,
         kind: LibraryKind,
         file: ForeignFile,
-        (user, access): (u32, &Path),
+        (tenant, access): (&Tenant, &Path),
         plan: &AttachPlan,
     ) -> Result<Self, Refusal> {
         let mut kept = kernel.program_descriptors();
         kept.extend([file.as_fd(), changes.as_fd()]);
         let work = || probe_file(kernel, changes.as_fd(), kind, &file, access, plan);
-        let task = ChildTask::start(user, READ_LIMIT, &kept, work)?;
+        let task = ChildTask::start(tenant, READ_LIMIT, &kept, work)?;
         Ok(Self {
             kind,
             file,
-            user,
+            tenant: tenant.clone(),
             task,
         })
     }
@@ -115,7 +116,7 @@ impl FileTask {
             return Err(Box::new(self));
         };
         let Self {
-            kind, file, user, ..
+            kind, file, tenant, ..
         } = self;
         let (probed, mut links) = match result {
             Ok(Outcome {
@@ -132,7 +133,7 @@ impl FileTask {
         Ok(Ok(AttachedFile {
             number,
             kind,
-            user,
+            tenant,
             functions: probed.functions,
             links: Links {
                 infrequent: take(probed.infrequent_links),

@@ -1,39 +1,39 @@
 //! Reads the identities of processes, in child processes.
 //!
 //! The environment of a process is part of its memory. A process can map a file there whose file system does not answer, and
-//! then whoever reads it waits. So the processes of each user are read by a child process of their own.
+//! then whoever reads it waits. So the processes of each tenant are read by a child process of their own.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use zernel_identity::identify;
+use zernel_identity::{Tenant, identify};
 use zernel_model::identity::Identity;
 
 use crate::child_task::{ChildTask, Outcome};
 use crate::discovery::ProcessKey;
 
-/// How long reading the processes of one user may take. The loop waits for it.
+/// How long reading the processes of one tenant may take. The loop waits for it.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The identities of these processes. Those are missing that have exited, or could not be read in time.
 pub(super) fn read<'a>(
     processes: impl IntoIterator<Item = &'a ProcessKey>,
 ) -> BTreeMap<ProcessKey, Identity> {
-    let mut by_user: BTreeMap<u32, Vec<ProcessKey>> = BTreeMap::new();
+    let mut by_tenant: BTreeMap<Tenant, Vec<ProcessKey>> = BTreeMap::new();
     for process in processes {
-        if let Ok(user) = zernel_identity::uid_of(process.pid) {
-            by_user.entry(user).or_default().push(*process);
+        if let Ok(tenant) = Tenant::of(process.pid) {
+            by_tenant.entry(tenant).or_default().push(*process);
         }
     }
     let until = Instant::now() + LIMIT;
-    let tasks: Vec<ChildTask<Vec<Option<Identity>>>> = by_user
+    let tasks: Vec<ChildTask<Vec<Option<Identity>>>> = by_tenant
         .iter()
-        .filter_map(|(user, processes)| {
+        .filter_map(|(tenant, processes)| {
             let read = || Outcome {
                 value: processes.iter().map(identity_of).collect(),
                 descriptors: Vec::new(),
             };
-            ChildTask::start(*user, LIMIT, &[], read).ok()
+            ChildTask::start(tenant, LIMIT, &[], read).ok()
         })
         .collect();
     let mut identities = BTreeMap::new();
