@@ -205,8 +205,8 @@ impl Tenants {
         Ok(listed.len())
     }
 
-    /// Frees the indices of tenants without entries when more than half of all indices are in use. Until then a problem can
-    /// name tenants whose processes have exited.
+    /// Frees the indices of tenants without entries. A tenant that was refused something keeps its index, so that a problem
+    /// can name it, until more than half of all indices are in use.
     pub(super) fn free_unused(&self) -> libbpf_rs::Result<()> {
         let mut unlisted = self.unlisted.lock().unwrap_or_else(PoisonError::into_inner);
         // Unlisted in an earlier round, so no program counts anything under it from now on.
@@ -215,15 +215,20 @@ impl Tenants {
             self.free_index(index)?;
         }
         let listed: Vec<(layout::TenantKey, u32)> = batch::entries(&self.indices)?;
-        if listed.len() <= TENANTS / 2 {
-            return Ok(());
-        }
+        let keeps_refused = listed.len() <= TENANTS / 2;
         for (key, index) in listed {
-            if self.is_unused(index) && self.indices.delete(key.as_bytes()).is_ok() {
+            let is_kept = keeps_refused && self.was_refused(index);
+            let is_free = !is_kept && self.is_unused(index);
+            if is_free && self.indices.delete(key.as_bytes()).is_ok() {
                 unlisted.push(index);
             }
         }
         Ok(())
+    }
+
+    fn was_refused(&self, index: u32) -> bool {
+        let refused = self.counts.read(index as usize).refused;
+        refused.iter().any(|events| *events > 0)
     }
 
     fn is_unused(&self, index: u32) -> bool {
