@@ -511,6 +511,15 @@ impl Attachment {
         self.exited_identities.clear();
     }
 
+    /// Whether files are not probed because their tenants have too many, as a sentence.
+    pub(super) fn problem(&self) -> Option<String> {
+        let refusals = self.refused.refusals().get(&RefusalCause::TooManyFiles)?;
+        let why = "their tenants have more than may be probed at once";
+        Some(format!(
+            "library files were refused {refusals} times: {why}"
+        ))
+    }
+
     /// Number of files with at least one probe.
     pub(super) fn watched_files(&self) -> usize {
         self.files.iter().filter(|file| file.has_probes()).count()

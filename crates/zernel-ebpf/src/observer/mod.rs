@@ -425,6 +425,7 @@ impl Observer {
             }
         }
         problems.extend(self.kernel.tenants.problems());
+        problems.extend(self.attachment.problem());
         problems
     }
 

@@ -266,7 +266,7 @@ fn names_of(tenants: &[layout::Tenant], table: Table) -> String {
     let names = names.join(", ");
     match tenants.len() {
         0 => "some tenants".to_owned(),
-        ..=NAMED_TENANTS => names,
+        1..=NAMED_TENANTS => names,
         all => format!("{names} and {} more", all - NAMED_TENANTS),
     }
 }

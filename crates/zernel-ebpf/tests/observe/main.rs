@@ -174,7 +174,7 @@ fn main() -> ExitCode {
         ("a_mount_namespace_hides_nothing", files::hidden),
         (
             "one_tenant_has_a_share_of_the_probed_files",
-            many_files::one_user_has_a_share,
+            many_files::one_tenant_has_a_share,
         ),
         ("one_tenant_has_a_share_of_the_processes", shares::processes),
         (

@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use zernel_ebpf::observer::Observer;
+use zernel_identity::Tenant;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause, try_call};
 use zernel_testkit::{Need, eventually};
 
@@ -69,23 +70,29 @@ fn tenants(observer: &mut Observer) -> usize {
     observer.tenants().expect("maps can be read")
 }
 
-/// Number of running processes with a parent.
-fn children_of(observer: &Observer, parent: u32) -> u64 {
+/// The pids of running processes with a parent.
+fn children_of(observer: &Observer, parent: u32) -> Vec<u32> {
     let running = observer.processes().filter(|it| it.ended_ns.is_none());
     let identities = running.filter_map(|it| it.identity.as_ref());
-    identities.filter(|it| it.parent == parent).count() as u64
+    let children = identities.filter(|it| it.parent == parent);
+    children.map(|it| it.pid).collect()
 }
 
 /// A user namespace of a user counts for the user, and one that root creates for the range of uids that it maps.
 pub(crate) fn many_uids_in_a_namespace() {
     let stage = open_stage();
     let mut observer = observe(&stage);
-    for (owner, map) in [
+    for (owner, map, tenant) in [
         (
             NOBODY,
             format!("0 {NOBODY} 1\n1 {FIRST_SUBORDINATE} 65536\n"),
+            NOBODY,
         ),
-        (0, format!("0 {FIRST_SUBORDINATE} 65536\n")),
+        (
+            0,
+            format!("0 {FIRST_SUBORDINATE} 65536\n"),
+            FIRST_SUBORDINATE,
+        ),
     ] {
         let before = tenants(&mut observer);
         let mut command = stage.command("enters_a_namespace", USERS);
@@ -94,8 +101,13 @@ pub(crate) fn many_uids_in_a_namespace() {
         fs::write(format!("/proc/{}/uid_map", target.pid()), map).expect("we are root");
         target.step();
         let after = tenants(&mut observer);
-        assert_eq!(children_of(&observer, target.pid()), USERS, "user {owner}");
+        let children = children_of(&observer, target.pid());
+        assert_eq!(children.len() as u64, USERS, "user {owner}");
         assert_eq!(after, before + 1, "user {owner}");
+        // Userspace applies the same rule.
+        for child in children {
+            assert_eq!(Tenant::of(child).expect("it runs"), Tenant::User(tenant));
+        }
         target.kill();
         eventually("the children have exited", || {
             observer.read().expect("maps can be read");
@@ -112,13 +124,14 @@ pub(crate) fn indices_are_reused() {
     let stage = open_stage();
     let mut observer = observe(&stage);
     for round in 0..3 {
-        let first = FIRST_SUBORDINATE as u64 + round * AT_ONCE;
+        let first = u64::from(FIRST_SUBORDINATE) + round * AT_ONCE;
         let mut command = stage.command("has_children_of_many_users", AT_ONCE);
         let mut target = Target::start(command.env(FIRST_UID, first.to_string()));
         target.step();
         let count = tenants(&mut observer) as u64;
         assert!((AT_ONCE..AT_ONCE + 20).contains(&count), "{count}");
-        assert_eq!(children_of(&observer, target.pid()), AT_ONCE);
+        let children = children_of(&observer, target.pid());
+        assert_eq!(children.len() as u64, AT_ONCE);
         target.kill();
         eventually("their tenants are forgotten", || {
             tenants(&mut observer) < 20
@@ -229,6 +242,8 @@ fn fill(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
     let mut greedy = stage.target("keeps_children", CHILDREN);
     pod.add(greedy.pid());
     greedy.step();
+    let tenant = Tenant::of(greedy.pid()).expect("it runs");
+    assert_eq!(tenant, Tenant::Pod(POD.to_owned()));
     let children = observed_children(observer, greedy.pid());
     assert!(children < PROCESS_SHARE, "{children}");
     let refused = observer.losses().refused_processes;

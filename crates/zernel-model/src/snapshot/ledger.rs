@@ -102,7 +102,7 @@ pub enum RefusalCause {
     Changed,
     /// Its file system does not answer.
     NoAnswer,
-    /// Its user has too many files.
+    /// Its tenant has too many files.
     TooManyFiles,
 }
 
@@ -128,6 +128,7 @@ impl RefusalCause {
 pub struct RefusedFiles {
     newest: VecDeque<RefusedFile>,
     left_out: BTreeMap<RefusalCause, u64>,
+    refusals: BTreeMap<RefusalCause, u64>,
 }
 
 impl RefusedFiles {
@@ -137,6 +138,7 @@ impl RefusedFiles {
     /// Adds a file. It replaces an earlier entry with the same path. The oldest entry beyond [`Self::KEPT`] is left
     /// out and counted.
     pub fn add(&mut self, file: RefusedFile) {
+        *self.refusals.entry(file.cause).or_default() += 1;
         self.newest.retain(|known| known.path != file.path);
         self.newest.push_back(file);
         if self.newest.len() > Self::KEPT
@@ -149,6 +151,12 @@ impl RefusedFiles {
     /// The newest entries, oldest first.
     pub fn newest(&self) -> impl Iterator<Item = &RefusedFile> {
         self.newest.iter()
+    }
+
+    /// Number of refusals so far, by cause. A file may be tried and refused several times.
+    #[must_use]
+    pub fn refusals(&self) -> &BTreeMap<RefusalCause, u64> {
+        &self.refusals
     }
 
     /// Number of entries that were left out, by cause.
