@@ -29,6 +29,7 @@ struct {
 	__type(value, __u32);
 } free_histograms SEC(".maps");
 
+/* The histogram of a family; NULL if there is none and none is free for the tenant. */
 static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_process *process,
 								 __u32 family)
 {
@@ -42,13 +43,19 @@ static __always_inline struct zernel_histogram *zernel_histogram(struct zernel_p
 	index = *(volatile __u32 *)place;
 	if (index)
 		return bpf_map_lookup_elem(&histograms, &index);
-	if (bpf_map_pop_elem(&free_histograms, &index))
+	if (!zernel_may_add_entry(process->tenant, ZERNEL_HISTOGRAM_TABLE))
 		return NULL;
+	if (bpf_map_pop_elem(&free_histograms, &index)) {
+		ZERNEL_LOST(histograms);
+		return NULL;
+	}
 	bpf_map_update_elem(&histograms, &index, &empty, BPF_ANY);
 	winner = __sync_val_compare_and_swap(place, 0, index);
 	if (winner) {
 		bpf_map_push_elem(&free_histograms, &index, BPF_ANY);
 		index = winner;
+	} else {
+		zernel_count_entries(process->tenant, ZERNEL_HISTOGRAM_TABLE, 1);
 	}
 	return bpf_map_lookup_elem(&histograms, &index);
 }
@@ -65,8 +72,6 @@ __noinline int zernel_observe_duration(__u32 handle, __u32 family, __u64 ns)
 	histogram = zernel_histogram(process, family);
 	if (histogram)
 		zernel_record(histogram, ns);
-	else
-		ZERNEL_LOST(histograms);
 	return 0;
 }
 

@@ -113,8 +113,56 @@ typedef struct {
 	__u32 val;
 } kuid_t;
 
+struct uid_gid_extent {
+	__u32 first;
+	__u32 lower_first;
+	__u32 count;
+};
+
+struct uid_gid_map {
+	struct uid_gid_extent extent[5];
+	__u32 nr_extents;
+};
+
+struct user_namespace {
+	struct uid_gid_map uid_map;
+	struct user_namespace *parent;
+	int level;
+	kuid_t owner;
+};
+
 struct cred {
+	kuid_t uid;
 	kuid_t euid;
+	struct user_namespace *user_ns;
+};
+
+struct kernfs_node {
+	__u64 id;
+};
+
+struct cgroup {
+	struct kernfs_node *kn;
+	int level;
+	struct cgroup *ancestors[];
+};
+
+/* Before Linux 6.1. */
+struct cgroup___with_ancestor_ids {
+	__u64 ancestor_ids[];
+};
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+};
+
+struct css_set {
+	struct cgroup_subsys_state *subsys[1]; /* as many as there are controllers */
+	struct cgroup *dfl_cgrp;
+};
+
+enum cgroup_subsys_id {
+	memory_cgrp_id,
 };
 
 struct task_struct {
@@ -134,6 +182,7 @@ struct task_struct {
 	struct files_struct *files;
 	void *vfork_done;
 	const struct cred *cred;
+	struct css_set *cgroups;
 	char comm[16];
 };
 

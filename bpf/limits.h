@@ -12,6 +12,8 @@ enum zernel_limits {
 	ZERNEL_SYMBOLS = 96,
 	ZERNEL_HISTOGRAMS = 4096,
 	ZERNEL_ALLOCATIONS = 1 << 17, /* of GPU memory, of all processes */
+	ZERNEL_MEMORY_ACCOUNTS = 1 << 14,
+	ZERNEL_COMMUNICATORS = 1 << 14,
 	ZERNEL_ARGUMENTS = 4, /* of a call that are kept */
 	ZERNEL_NONE = 0xff, /* in a row of `symbols`: no family, no event */
 };

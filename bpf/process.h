@@ -22,6 +22,7 @@
 #include "mark.h"
 #include "probe_parts.gen.h"
 #include "task_state.h"
+#include "tenant_of.h"
 #include "tenants.h"
 
 enum zernel_process_flags {
@@ -133,12 +134,12 @@ static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
 	return bpf_map_lookup_elem(&processes, &index);
 }
 
-/* Gives a process a handle; 0 if none is free for its tenant. Global, so that the verifier checks it
- * once. */
-__noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid)
+/* Gives a process a handle; 0 if none is free for its tenant. Global, so that the verifier checks
+ * it once. */
+__noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid, __u32 tenant)
 {
 	struct zernel_process_key key = { .start_ns = start_ns, .pid = pid };
-	__u32 handle = 0, tenant = zernel_find_tenant(uid);
+	__u32 handle = 0;
 	struct zernel_process *process;
 
 	if (!zernel_may_add_entry(tenant, ZERNEL_PROCESS_TABLE))
@@ -189,7 +190,7 @@ static __noinline __u32 zernel_admit_process(struct task_struct *task)
 {
 	struct zernel_process_key key = zernel_key_of(task);
 	__u32 uid = BPF_CORE_READ(task, group_leader, cred, euid.val);
-	__u32 handle = zernel_admit(key.start_ns, key.pid, uid);
+	__u32 handle = zernel_admit(key.start_ns, key.pid, uid, zernel_tenant_of(task));
 	struct zernel_process *process = zernel_process(handle);
 
 	if (!process || process->pid)

@@ -2,13 +2,15 @@
 /*
  * Tenants, and how they share tables.
  *
- * A tenant may use all that is free in a table, except a reserve. The reserve is for tenants that have
- * less than a minimum. So one tenant cannot fill a table for all others.
+ * A tenant may use all that is free in a table, except a reserve. The reserve is for tenants that
+ * have less than a minimum. So one tenant cannot fill a table for all others.
  *
- * A tenant gets an index with its first process. Beyond ZERNEL_TENANTS, the other tenants count as one.
- * Programs count the entries that they add and delete, and userspace those that it deletes. Both
- * change counts by atomic additions only. Two programs that add an entry at once may both see the
- * last free one, so a tenant may exceed its share by the number of CPUs.
+ * A tenant gets an index with its first process. Beyond ZERNEL_TENANTS, the other tenants count as
+ * one. Programs count the entries that they add and delete, and userspace those that it deletes.
+ * Both change counts by atomic additions only. Two programs that add an entry at once may both see
+ * the last free one, so a tenant may exceed its share by the number of CPUs. A program may add an
+ * entry of a process that userspace forgets at that moment, and then does not count it. So a count
+ * may fall below 0.
  */
 #ifndef ZERNEL_TENANTS_H
 #define ZERNEL_TENANTS_H
@@ -21,6 +23,9 @@
 enum zernel_table {
 	ZERNEL_PROCESS_TABLE,
 	ZERNEL_ALLOCATION_TABLE,
+	ZERNEL_HISTOGRAM_TABLE,
+	ZERNEL_COMMUNICATOR_TABLE,
+	ZERNEL_ACCOUNT_TABLE,
 	ZERNEL_TABLES, /* how many there are */
 };
 ZERNEL_IN_BTF(enum, zernel_table);
@@ -33,11 +38,31 @@ enum zernel_tenant_index {
 };
 ZERNEL_IN_BTF(enum, zernel_tenant_index);
 
-struct zernel_tenant {
-	__u64 used[ZERNEL_TABLES]; /* entries */
-	__u64 refused[ZERNEL_TABLES]; /* events that got no entry because of the reserve */
+/* A hierarchy of cgroups in which tenants are looked for. */
+enum zernel_hierarchy {
+	ZERNEL_UNIFIED, /* cgroup v2 */
+	ZERNEL_MEMORY, /* the memory controller, with cgroup v1 */
+};
+ZERNEL_IN_BTF(enum, zernel_hierarchy);
+
+/* A cgroup. The same number stands for different ones in different hierarchies. */
+struct zernel_cgroup_key {
+	__u64 id; /* its inode */
+	__u32 hierarchy; /* enum zernel_hierarchy */
+	__u32 reserved;
+};
+
+/* Identifies a tenant. */
+struct zernel_tenant_key {
+	struct zernel_cgroup_key cgroup; /* of a pod or a Slurm job; 0: it is a user */
 	__u32 uid;
 	__u32 reserved;
+};
+
+struct zernel_tenant {
+	__s64 used[ZERNEL_TABLES]; /* entries */
+	__u64 refused[ZERNEL_TABLES]; /* events that got no entry because of the reserve */
+	struct zernel_tenant_key key;
 };
 
 struct {
@@ -48,11 +73,11 @@ struct {
 	__type(value, struct zernel_tenant);
 } tenants SEC(".maps");
 
-/* Indices by uid. Userspace deletes those of tenants without entries. */
+/* Userspace deletes those without entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, ZERNEL_TENANTS);
-	__type(key, __u32);
+	__type(key, struct zernel_tenant_key);
 	__type(value, __u32);
 } tenant_indices SEC(".maps");
 
@@ -64,12 +89,15 @@ struct {
 
 /* How a table is shared. Eight tenants with their minimum fit into a reserve. */
 static const struct zernel_shares {
-	__u64 unreserved; /* entries that any tenant may have */
-	__u64 minimum;
+	__s64 unreserved; /* entries that any tenant may have */
+	__s64 minimum;
 } zernel_shares[ZERNEL_TABLES] = {
-	/* Index 0 stands for no process. */
+	/* Index 0 stands for no process and no histogram. */
 	[ZERNEL_PROCESS_TABLE] = { ZERNEL_PROCESSES - 1 - 512, 64 },
 	[ZERNEL_ALLOCATION_TABLE] = { ZERNEL_ALLOCATIONS - 32768, 4096 },
+	[ZERNEL_HISTOGRAM_TABLE] = { ZERNEL_HISTOGRAMS - 1 - 1024, 128 },
+	[ZERNEL_COMMUNICATOR_TABLE] = { ZERNEL_COMMUNICATORS - 4096, 512 },
+	[ZERNEL_ACCOUNT_TABLE] = { ZERNEL_MEMORY_ACCOUNTS - 4096, 512 },
 };
 
 static __always_inline struct zernel_tenant *zernel_tenant(__u32 index)
@@ -77,10 +105,13 @@ static __always_inline struct zernel_tenant *zernel_tenant(__u32 index)
 	return bpf_map_lookup_elem(&tenants, &index);
 }
 
-/* The index of a tenant, which gets one if it has none. Global, so that the verifier checks it once. */
-__noinline __u32 zernel_find_tenant(__u32 uid)
+/* The index of a tenant, which gets one if it has none. Global, so that the verifier checks it
+ * once. */
+__noinline __u32 zernel_find_tenant(__u64 cgroup, __u32 hierarchy, __u32 uid)
 {
-	__u32 *known = bpf_map_lookup_elem(&tenant_indices, &uid);
+	struct zernel_tenant_key key = { .cgroup = { .id = cgroup, .hierarchy = hierarchy },
+					 .uid = uid };
+	__u32 *known = bpf_map_lookup_elem(&tenant_indices, &key);
 	struct zernel_tenant *tenant;
 	__u32 index = 0;
 
@@ -90,23 +121,24 @@ __noinline __u32 zernel_find_tenant(__u32 uid)
 		return ZERNEL_OTHER_TENANTS;
 	tenant = zernel_tenant(index);
 	if (tenant)
-		tenant->uid = uid;
-	if (!bpf_map_update_elem(&tenant_indices, &uid, &index, BPF_NOEXIST))
+		tenant->key = key;
+	if (!bpf_map_update_elem(&tenant_indices, &key, &index, BPF_NOEXIST))
 		return index;
 	bpf_map_push_elem(&free_tenants, &index, BPF_ANY);
-	known = bpf_map_lookup_elem(&tenant_indices, &uid);
+	known = bpf_map_lookup_elem(&tenant_indices, &key);
 	return known ? *known : ZERNEL_OTHER_TENANTS;
 }
 
 /* Whether a tenant may get another entry of a table. Counts a refusal. */
 static __always_inline bool zernel_may_add_entry(__u32 index, __u32 table)
 {
-	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS), *tenant = zernel_tenant(index);
+	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS);
+	struct zernel_tenant *tenant = zernel_tenant(index);
 
 	if (!all || !tenant || table >= ZERNEL_TABLES)
 		return false;
-	if (*(volatile __u64 *)&all->used[table] < zernel_shares[table].unreserved ||
-	    *(volatile __u64 *)&tenant->used[table] < zernel_shares[table].minimum)
+	if (*(volatile __s64 *)&all->used[table] < zernel_shares[table].unreserved ||
+	    *(volatile __s64 *)&tenant->used[table] < zernel_shares[table].minimum)
 		return true;
 	__sync_fetch_and_add(&all->refused[table], 1);
 	__sync_fetch_and_add(&tenant->refused[table], 1);
@@ -116,7 +148,8 @@ static __always_inline bool zernel_may_add_entry(__u32 index, __u32 table)
 /* Counts entries of a tenant that were added, or deleted with a negative change. */
 static __always_inline void zernel_count_entries(__u32 index, __u32 table, __s64 change)
 {
-	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS), *tenant = zernel_tenant(index);
+	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS);
+	struct zernel_tenant *tenant = zernel_tenant(index);
 
 	if (!all || !tenant || table >= ZERNEL_TABLES)
 		return;

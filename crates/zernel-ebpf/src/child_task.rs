@@ -5,7 +5,7 @@
 //! opens, reads, closes or attaches to a file of another user runs in a child process. The child has none of its parent's
 //! descriptors but those that the work needs, and a limit on its memory. If it misses its deadline it is killed. If the
 //! kernel does not let it die, it stays, and the daemon goes on without it. So a child keeps no probe attached: it hands each
-//! link over to its parent at once. Each user has a number of children at a time.
+//! link over to its parent at once. Each tenant has a number of children at a time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,6 +28,7 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use zernel_identity::Tenant;
 
 /// Memory that a child may allocate.
 const MAX_MEMORY: u64 = 64 << 20;
@@ -40,21 +41,24 @@ const STOP_CHECK: Duration = Duration::from_millis(50);
 /// ended and SIGCHLD is ignored.
 const BEGIN: u8 = 1;
 
-/// Children that may work on the files of one user at a time. Those that cannot die count too.
-const MAX_OF_USER: usize = 16;
-/// Children of all users.
+/// Children that may work on the files of one tenant at a time. Those that cannot die count too.
+const MAX_OF_TENANT: usize = 16;
+/// Children of all tenants.
 const MAX_OF_ALL: usize = 64;
+/// Children that only tenants may have that have fewer than the minimum.
+const RESERVE: usize = 16;
+const MIN_OF_TENANT: usize = 2;
 
 /// All children that have not ended.
 static CHILDREN: Mutex<Children> = Mutex::new(Children {
-    users: BTreeMap::new(),
+    tenants: BTreeMap::new(),
     ending: Vec::new(),
 });
 
 #[derive(Debug)]
 struct Children {
-    /// Number of children by the user whose files they work on.
-    users: BTreeMap<u32, usize>,
+    /// Number of children by the tenant whose files they work on.
+    tenants: BTreeMap<Tenant, usize>,
     /// Those that were killed, or have sent their results.
     ending: Vec<Child>,
 }
@@ -91,8 +95,8 @@ pub(crate) enum TaskError {
     /// The child died, for example because its memory is limited.
     #[error("the process that read it died")]
     Died,
-    /// Too many children work on files of the user, or cannot die.
-    #[error("too many other files of its user are being read, or do not answer")]
+    /// Too many children work on files of the tenant, or cannot die.
+    #[error("too many other files of its tenant are being read, or do not answer")]
     TooMany,
     /// The system has no room for another process.
     #[error("no process could be started to read it")]
@@ -119,22 +123,22 @@ pub(crate) struct ChildTask<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> ChildTask<T> {
-    /// Runs `work` on a file of `user` in a child process, which is killed after `limit`. The child keeps the descriptors
+    /// Runs `work` on a file of `tenant` in a child process, which is killed after `limit`. The child keeps the descriptors
     /// `kept` and closes all others.
     pub(crate) fn start(
-        user: u32,
+        tenant: &Tenant,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce(&Handover<'_>) -> T,
     ) -> Result<Self, TaskError> {
-        if !has_room(user) {
+        if !has_room(tenant) {
             return Err(TaskError::TooMany);
         }
-        Self::fork(user, limit, kept, work).map_err(|_| TaskError::NotStarted)
+        Self::fork(tenant, limit, kept, work).map_err(|_| TaskError::NotStarted)
     }
 
     fn fork(
-        user: u32,
+        tenant: &Tenant,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce(&Handover<'_>) -> T,
@@ -157,7 +161,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             pid => Pid::from_raw(pid).ok_or(io::ErrorKind::Other)?,
         };
         drop(remote);
-        let child = adopt(pid, user, &socket).inspect_err(|_| {
+        let child = adopt(pid, tenant, &socket).inspect_err(|_| {
             // It waits for its first byte, so it dies at once.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
             let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
@@ -257,34 +261,42 @@ pub(crate) fn wait_until_readable(descriptor: BorrowedFd<'_>, time: Duration) {
 }
 
 /// Opens a handle of a new child, counts it, and lets it begin.
-fn adopt(pid: Pid, user: u32, socket: &OwnedFd) -> io::Result<Child> {
+fn adopt(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child> {
     let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     rustix::io::write(socket, &[BEGIN])?;
     rustix::io::ioctl_fionbio(socket, true)?;
-    *children().users.entry(user).or_default() += 1;
-    Ok(Child { pid, handle, user })
+    *children().tenants.entry(tenant.clone()).or_default() += 1;
+    Ok(Child {
+        pid,
+        handle,
+        tenant: tenant.clone(),
+    })
 }
 
 /// The children, without those that have ended by now.
 fn children() -> MutexGuard<'static, Children> {
     let mut children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
-    let Children { users, ending } = &mut *children;
+    let Children { tenants, ending } = &mut *children;
     ending.retain(|child| {
         let has_ended = child.has_ended();
-        if has_ended && let Some(count) = users.get_mut(&child.user) {
+        if has_ended && let Some(count) = tenants.get_mut(&child.tenant) {
             *count -= 1;
         }
         !has_ended
     });
-    users.retain(|_, count| *count > 0);
+    tenants.retain(|_, count| *count > 0);
     children
 }
 
-/// Whether another child may work on files of this user.
-pub(crate) fn has_room(user: u32) -> bool {
+/// Whether another child may work on files of this tenant.
+pub(crate) fn has_room(tenant: &Tenant) -> bool {
     let children = children();
-    let of_user = children.users.get(&user).copied().unwrap_or(0);
-    of_user < MAX_OF_USER && children.users.values().sum::<usize>() < MAX_OF_ALL
+    let of_tenant = children.tenants.get(tenant).copied().unwrap_or(0);
+    let limit = match of_tenant < MIN_OF_TENANT {
+        true => MAX_OF_ALL,
+        false => MAX_OF_ALL - RESERVE,
+    };
+    of_tenant < MAX_OF_TENANT && children.tenants.values().sum::<usize>() < limit
 }
 
 impl<T> AsFd for ChildTask<T> {
@@ -299,8 +311,8 @@ impl<T> AsFd for ChildTask<T> {
 struct Child {
     pid: Pid,
     handle: OwnedFd,
-    /// The user whose file it works on.
-    user: u32,
+    /// The tenant whose file it works on.
+    tenant: Tenant,
 }
 
 impl Child {
@@ -454,12 +466,12 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(30);
-    const NOBODY: u32 = 65534;
+    const NOBODY: Tenant = Tenant::User(65534);
 
     fn run<T: Serialize + DeserializeOwned>(
         work: impl FnOnce(&Handover<'_>) -> T,
     ) -> Result<Outcome<T>, TaskError> {
-        let mut task = ChildTask::start(NOBODY, LONG, &[], work).unwrap();
+        let mut task = ChildTask::start(&NOBODY, LONG, &[], work).unwrap();
         task.wait(LONG).unwrap()
     }
 
@@ -483,15 +495,17 @@ mod tests {
 
     #[test]
     fn a_task_that_does_not_end_is_killed_at_its_deadline() {
-        let (user, limit) = (1, Duration::from_millis(100));
-        let mut task = ChildTask::start(user, limit, &[], |_| sleep(LONG)).unwrap();
+        let (tenant, limit) = (Tenant::User(1), Duration::from_millis(100));
+        let mut task = ChildTask::start(&tenant, limit, &[], |_| sleep(LONG)).unwrap();
         assert!(task.poll().is_none());
         assert_eq!(
             task.wait(LONG).unwrap().unwrap_err(),
             TaskError::TimedOut(limit)
         );
         drop(task);
-        zernel_testkit::eventually("the child ends", || !children().users.contains_key(&user));
+        zernel_testkit::eventually("the child ends", || {
+            !children().tenants.contains_key(&tenant)
+        });
     }
 
     #[test]
@@ -499,7 +513,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         let limit = Duration::from_millis(500);
         let writer = OwnedFd::from(writer);
-        let mut task = ChildTask::start(4, limit, &[writer.as_fd()], |handover| {
+        let mut task = ChildTask::start(&Tenant::User(4), limit, &[writer.as_fd()], |handover| {
             // SAFETY: a descriptor of its own, which this process has kept.
             let own = unsafe { OwnedFd::from_raw_fd(writer.as_raw_fd()) };
             handover.give(own).unwrap();
@@ -516,7 +530,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_asked_to_stop_does_not_wait() {
-        let mut task = ChildTask::start(5, LONG, &[], |_| sleep(LONG)).unwrap();
+        let mut task = ChildTask::start(&Tenant::User(5), LONG, &[], |_| sleep(LONG)).unwrap();
         end_waits_on(Arc::new(AtomicBool::new(true)));
         assert!(task.wait(LONG).is_none());
         STOP.with_borrow_mut(Option::take);
@@ -531,14 +545,14 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_a_number_of_children_at_a_time() {
-        let user = 2;
-        let start = || ChildTask::start(user, LONG, &[], |_| sleep(LONG));
-        let tasks: Vec<_> = (0..MAX_OF_USER).map(|_| start().unwrap()).collect();
+    fn a_tenant_has_a_number_of_children_at_a_time() {
+        let tenant = Tenant::User(2);
+        let start = || ChildTask::start(&tenant, LONG, &[], |_| sleep(LONG));
+        let tasks: Vec<_> = (0..MAX_OF_TENANT).map(|_| start().unwrap()).collect();
         assert_eq!(start().unwrap_err(), TaskError::TooMany);
-        assert!(has_room(3));
+        assert!(has_room(&Tenant::User(3)));
         drop(tasks);
-        zernel_testkit::eventually("they end", || has_room(user));
+        zernel_testkit::eventually("they end", || has_room(&tenant));
     }
 
     #[test]
@@ -546,7 +560,7 @@ mod tests {
         let secret = File::open("/proc/self/stat").unwrap();
         let needed = File::open("/proc/self/status").unwrap();
         let (secret_number, needed_number) = (secret.as_raw_fd(), needed.as_raw_fd());
-        let mut task = ChildTask::start(NOBODY, LONG, &[needed.as_fd()], |_| {
+        let mut task = ChildTask::start(&NOBODY, LONG, &[needed.as_fd()], |_| {
             let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")
                 .unwrap()
                 .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())

@@ -1,7 +1,9 @@
-//! Shares of a limited table, so that one user cannot fill it for all.
+//! Shares of a limited table, so that one tenant cannot fill it for all.
 
-/// How a table is shared by users. Any user may use all that is free, except the reserve. The reserve is for users who have
-/// less than the minimum.
+use zernel_identity::Tenant;
+
+/// How a table is shared by tenants. Any tenant may use all that is free, except the reserve. The reserve is for tenants that
+/// have less than the minimum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shares {
     pub(crate) capacity: usize,
@@ -10,11 +12,15 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Whether a user may get another entry. `users` has the user of every entry in use.
-    pub(crate) fn admits(&self, user: u32, users: impl Iterator<Item = u32>) -> bool {
+    /// Whether a tenant may get another entry. `tenants` has the tenant of every entry in use.
+    pub(crate) fn admits<'a>(
+        &self,
+        tenant: &Tenant,
+        tenants: impl Iterator<Item = &'a Tenant>,
+    ) -> bool {
         let (mut own, mut all) = (0, 0);
-        for other in users {
-            own += usize::from(other == user);
+        for other in tenants {
+            own += usize::from(other == tenant);
             all += 1;
         }
         let limit = match own < self.minimum {
@@ -36,16 +42,16 @@ mod tests {
     };
 
     /// Number of entries that a user gets, beside those in use.
-    fn gets(user: u32, used: &mut Vec<u32>) -> usize {
-        let before = used.len();
-        while SHARES.admits(user, used.iter().copied()) {
-            used.push(user);
+    fn gets(user: u32, used: &mut Vec<Tenant>) -> usize {
+        let (tenant, before) = (Tenant::User(user), used.len());
+        while SHARES.admits(&tenant, used.iter()) {
+            used.push(tenant.clone());
         }
         used.len() - before
     }
 
     #[test]
-    fn a_greedy_user_leaves_the_reserve_to_others() {
+    fn a_greedy_tenant_leaves_the_reserve_to_others() {
         let mut used = Vec::new();
         assert_eq!(gets(1, &mut used), 12);
         for user in 2..6 {
@@ -55,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alone_user_may_use_all_but_the_reserve() {
-        assert_eq!(gets(1, &mut vec![2; 4]), 8);
+    fn an_alone_tenant_may_use_all_but_the_reserve() {
+        assert_eq!(gets(1, &mut vec![Tenant::User(2); 4]), 8);
     }
 }

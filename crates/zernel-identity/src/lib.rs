@@ -22,7 +22,7 @@ pub use cgroup::Cgroup;
 pub use mapped_regions::{MappedRegion, read_mapped_regions, visit_mapped_regions};
 pub use peer::{PeerHandle, PeerProcess};
 pub use subordinate_uids::{SubordinateRange, SubordinateUids};
-pub use tenant::Tenant;
+pub use tenant::{Tenant, TenantParent, tenant_parents, tenant_with_cgroup};
 pub use zernel_model::identity::{Identity, JobSource, RankSource};
 
 use std::io;

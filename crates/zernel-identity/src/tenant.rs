@@ -21,7 +21,10 @@ use crate::cgroup::{pod_uid, slurm_job};
 use crate::subordinate_uids::SubordinateUids;
 use crate::{IdentityError, open};
 
+mod parents;
 mod sys;
+
+pub use parents::{TenantParent, tenant_parents, tenant_with_cgroup};
 
 /// Who a process counts for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -137,16 +140,22 @@ fn is_class(name: &str) -> bool {
 fn job(segments: &[&str], is_absolute: bool) -> Option<String> {
     let mut rest = segments;
     // cgroup v1: /slurm/uid_1000/job_42, or /slurm_node/... with several daemons on a node.
-    let is_root = |name: &str| name == "slurm" || name.starts_with("slurm_");
-    if skip(&mut rest, is_root) {
+    if skip(&mut rest, is_slurm_root) {
         let is_user = skip(&mut rest, |name| name.starts_with("uid_"));
         return is_user.then(|| slurm_job(rest.first()?)).flatten();
     }
     // cgroup v2: /system.slice/slurmstepd.scope/job_42, or node_slurmstepd.scope.
     let is_system = skip(&mut rest, |name| name == "system.slice");
-    let is_step = |name: &str| name == "slurmstepd.scope" || name.ends_with("_slurmstepd.scope");
-    let is_slurm = (is_system || !is_absolute) && skip(&mut rest, is_step);
+    let is_slurm = (is_system || !is_absolute) && skip(&mut rest, is_slurm_scope);
     is_slurm.then(|| slurm_job(rest.first()?)).flatten()
+}
+
+fn is_slurm_root(name: &str) -> bool {
+    name == "slurm" || name.starts_with("slurm_")
+}
+
+fn is_slurm_scope(name: &str) -> bool {
+    name == "slurmstepd.scope" || name.ends_with("_slurmstepd.scope")
 }
 
 /// Removes the first segment if it meets a condition.

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::{env, fs};
 
-use zernel_identity::{identify, is_alive};
+use zernel_identity::{Tenant, identify, is_alive};
 use zernel_testkit::{root, trial};
 
 /// Pid of the process to identify as another user.
@@ -28,6 +28,11 @@ fn main() -> ExitCode {
             "ranks_are_not_inherited_across_users",
             &[root()],
             ranks_are_not_inherited,
+        ),
+        trial(
+            "a_user_in_a_user_namespace_is_the_same_tenant",
+            &[root()],
+            namespaces_change_no_tenant,
         ),
     ])
 }
@@ -109,4 +114,22 @@ fn ranks_are_not_inherited() {
     assert!(identity.environment_read);
     assert_eq!(identity.rank, None);
     assert_eq!(identify(trainer.0.id()).unwrap().rank, Some(3));
+}
+
+/// Whatever namespaces a user creates, and whoever the user is in them, the tenant is the user.
+fn namespaces_change_no_tenant() {
+    let wait = "sh -c 'echo ready; read line; true'";
+    for enter in [
+        "",
+        "unshare --user",
+        "unshare --user --map-root-user",
+        "unshare --user --map-root-user unshare --user --map-root-user unshare --user",
+    ] {
+        for uid in [NOBODY, 0] {
+            let script = format!("exec setpriv --reuid {uid} --clear-groups {enter} {wait}");
+            let process = trainer(&script);
+            let tenant = Tenant::of(process.0.id()).unwrap();
+            assert_eq!(tenant, Tenant::User(uid), "{script}");
+        }
+    }
 }

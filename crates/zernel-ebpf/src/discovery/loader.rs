@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zernel_elf::LoaderSymbols;
+use zernel_identity::Tenant;
 
 use super::library::Subject;
 use super::scan::Mapping;
@@ -39,7 +40,7 @@ pub struct Loader {
     /// Why no probe is attached to it, if so. Libraries that its processes load after their start are then found only
     /// by scanning.
     pub refusal: Option<String>,
-    user: u32,
+    tenant: Tenant,
     /// The probe; dropping it detaches.
     _link: Option<OwnedFd>,
 }
@@ -57,7 +58,7 @@ pub(super) struct Loaders {
 /// A loader that a child process attaches to.
 struct PendingLoader {
     file: ForeignFile,
-    user: u32,
+    tenant: Tenant,
     task: ChildTask<Result<(), String>>,
     _in_hand: InHand,
 }
@@ -83,18 +84,18 @@ impl Loaders {
             let Ok(file) = ForeignFile::open(&mapping.map_files()) else {
                 continue;
             };
-            let Ok(user) = zernel_identity::uid_of(mapping.process.pid) else {
+            let Ok(tenant) = Tenant::of(mapping.process.pid) else {
                 continue;
             };
-            let users = self.known.values().map(|loader| loader.user);
-            let users = users.chain(self.pending.values().map(|pending| pending.user));
+            let tenants = self.known.values().map(|loader| &loader.tenant);
+            let tenants = tenants.chain(self.pending.values().map(|pending| &pending.tenant));
             let is_refused = !file.is_regular() || quarantine::contains(&file.identity);
-            if is_refused || !LOADER_SHARES.admits(user, users) {
+            if is_refused || !LOADER_SHARES.admits(&tenant, tenants) {
                 continue;
             }
             let mut kept = trace.program_descriptors();
             kept.push(file.as_fd());
-            let task = ChildTask::start(user, READ_LIMIT, &kept, |handover| {
+            let task = ChildTask::start(&tenant, READ_LIMIT, &kept, |handover| {
                 attach(&file, trace, handover)
             });
             // Otherwise the next scan tries again.
@@ -102,7 +103,7 @@ impl Loaders {
                 let loader = PendingLoader {
                     _in_hand: InHand::new(file.identity),
                     file,
-                    user,
+                    tenant,
                     task,
                 };
                 self.pending.insert(key, loader);
@@ -124,7 +125,7 @@ impl Loaders {
                 Some(Ok(Outcome { value, descriptors })) => {
                     let link = value.map(|()| descriptors.into_iter().next());
                     attached |= link.is_ok();
-                    self.add(key, pending.file, pending.user, link);
+                    self.add(key, pending.file, pending.tenant, link);
                 }
                 // The next scan tries again.
                 Some(Err(_)) => {}
@@ -137,7 +138,7 @@ impl Loaders {
         &mut self,
         (device, inode): FileKey,
         file: ForeignFile,
-        user: u32,
+        tenant: Tenant,
         link: Result<Option<OwnedFd>, String>,
     ) {
         let (link, refusal) = match link {
@@ -149,7 +150,7 @@ impl Loaders {
             inode,
             path: file.path,
             refusal,
-            user,
+            tenant,
             _link: link,
         };
         self.known.insert((device, inode), loader);

@@ -17,9 +17,11 @@ families! {
     SAMPLED = Gauge "zernel_observe_sampled" ["symbol"]
         "A function that is sampled now; always 1.";
     LOST = Counter "zernel_observe_lost_total" ["cause"]
-        "Events that the kernel had no room for. If the cause begins with refused_, the room left is reserved for other users.";
+        "Events that the kernel had no room for. If the cause begins with refused_, the room left is reserved for other tenants.";
     FILES = Gauge "zernel_observe_files" []
         "Library files with at least one probe attached.";
+    REFUSED = Counter "zernel_observe_refused_files_total" ["cause"]
+        "Attempts to attach probes to a library file that were refused.";
     PROCESSES = Gauge "zernel_observe_processes" []
         "Observed processes, including those that exited in the last minute.";
     PROBLEMS = Gauge "zernel_observe_problems" []
@@ -57,6 +59,10 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
         out.sample(LOST.name, "", &[("cause", cause)], lost);
     }
     single(out, &FILES, &[], observer.files as f64);
+    head(out, &REFUSED);
+    for (cause, refusals) in snapshot.ledger.refused.refusals() {
+        out.sample(REFUSED.name, "", &[("cause", &cause.name())], refusals);
+    }
     single(out, &PROCESSES, &[], snapshot.observed.len() as f64);
     single(out, &PROBLEMS, &[], snapshot.problems.len() as f64);
     single(out, &MISSED, &[], observer.mappings_found_by_scan as f64);

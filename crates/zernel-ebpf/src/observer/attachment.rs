@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zernel_elf::{FileIdentity, LibraryKind};
+use zernel_identity::Tenant;
 use zernel_model::identity::Identity;
 use zernel_model::snapshot::{
     AttachState, FunctionEntry, Ledger, LibraryFile, MappedBy, RefusalCause, RefusedFile,
@@ -84,6 +85,9 @@ const FILE_SHARES: Shares = Shares {
 /// Files that are tried again at most. Any user can have files refused.
 const MAX_RETRIES: usize = 1024;
 
+/// The tenant of installed libraries.
+const MACHINE: Tenant = Tenant::User(0);
+
 fn has_functions(kind: LibraryKind) -> bool {
     SYMBOLS.iter().any(|symbol| symbol.library == kind)
 }
@@ -133,7 +137,7 @@ impl Attachment {
                 file,
                 FileDemand {
                     processes: BTreeSet::new(),
-                    uid: 0,
+                    tenant: MACHINE,
                     access: path.to_owned(),
                     is_installed: true,
                 },
@@ -149,10 +153,7 @@ impl Attachment {
     /// Attaches to a file that a process maps.
     fn attach_mapped(&mut self, process: ProcessKey, kind: LibraryKind, access: &Path) {
         // A process that has exited maps nothing.
-        let (Ok(uid), Ok(file)) = (
-            zernel_identity::uid_of(process.pid),
-            ForeignFile::open(access),
-        ) else {
+        let (Ok(tenant), Ok(file)) = (Tenant::of(process.pid), ForeignFile::open(access)) else {
             return;
         };
         // The process may have mapped another file at this address since it was scanned. The next scan reports that one.
@@ -162,7 +163,7 @@ impl Attachment {
         }
         let demand = FileDemand {
             processes: BTreeSet::from([process]),
-            uid,
+            tenant,
             access: access.to_owned(),
             is_installed: false,
         };
@@ -178,8 +179,8 @@ impl Attachment {
         if !file.is_regular() {
             let reason = format!("{} is not a regular file", file.path.display());
             self.refuse(&file.path, RefusalCause::NotAFile, reason);
-        } else if !self.has_room_for(demand.uid) {
-            let reason = "its user has more library files than may be probed at once".to_owned();
+        } else if !self.has_room_for(&demand.tenant) {
+            let reason = "its tenant has more library files than may be probed at once".to_owned();
             self.refuse(&file.path, RefusalCause::TooManyFiles, reason);
             self.retry_later(kind, &demand);
         } else {
@@ -191,8 +192,8 @@ impl Attachment {
     fn is_known(&mut self, identity: FileIdentity, demand: &FileDemand) -> bool {
         let mut files = self.files.iter_mut();
         if let Some(known) = files.find(|it| it.file.identity == identity) {
-            if known.user != demand.uid {
-                known.user = files::SHARED;
+            if known.tenant != demand.tenant {
+                known.tenant = files::SHARED;
             }
             let number = known.number;
             self.add_users(&demand.processes, number);
@@ -227,11 +228,11 @@ impl Attachment {
         }
     }
 
-    /// Whether another file of this user may be probed.
-    fn has_room_for(&self, uid: u32) -> bool {
-        let attached = self.files.iter().map(|file| file.user);
-        let users = attached.chain(self.queue.demands().map(|(_, demand)| demand.uid));
-        FILE_SHARES.admits(uid, users)
+    /// Whether another file of this tenant may be probed.
+    fn has_room_for(&self, tenant: &Tenant) -> bool {
+        let attached = self.files.iter().map(|file| &file.tenant);
+        let tenants = attached.chain(self.queue.demands().map(|(_, demand)| &demand.tenant));
+        FILE_SHARES.admits(tenant, tenants)
     }
 
     /// Records that processes map a file.
@@ -449,6 +450,15 @@ impl Attachment {
     /// Forgets processes that exited before the round that ends now.
     pub(super) fn end_round(&mut self) {
         self.exited_identities.clear();
+    }
+
+    /// Whether files are not probed because their tenants have too many, as a sentence.
+    pub(super) fn problem(&self) -> Option<String> {
+        let refusals = self.refused.refusals().get(&RefusalCause::TooManyFiles)?;
+        let why = "their tenants have more than may be probed at once";
+        Some(format!(
+            "library files were refused {refusals} times: {why}"
+        ))
     }
 
     /// Number of files with at least one probe.

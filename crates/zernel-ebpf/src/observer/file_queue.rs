@@ -1,7 +1,7 @@
 //! New library files: those that wait for a child process, and those that a child process attaches to.
 //!
-//! Each user has a number of child processes at a time. A file for which there is none yet waits here, and holds up neither the
-//! loop nor the files of other users.
+//! Each tenant has a number of child processes at a time. A file for which there is none yet waits here, and holds up neither the
+//! loop nor the files of other tenants.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use zernel_elf::{FileIdentity, LibraryKind};
+use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
 use super::attachment::AttachContext;
@@ -26,8 +27,8 @@ use crate::quarantine;
 pub(super) struct FileDemand {
     /// The processes that map it.
     pub(super) processes: BTreeSet<ProcessKey>,
-    /// The user of the first of them. Installed libraries belong to root.
-    pub(super) uid: u32,
+    /// The tenant of the first of them. Installed libraries belong to root.
+    pub(super) tenant: Tenant,
     /// Where the file was found.
     pub(super) access: PathBuf,
     /// Whether it is installed. Then it stays attached although no process maps it.
@@ -141,7 +142,7 @@ impl FileQueue {
                     reason: quarantine::REASON.to_owned(),
                 };
                 refused.push(new.refused(refusal));
-            } else if child_task::has_room(new.demand.uid) {
+            } else if child_task::has_room(&new.demand.tenant) {
                 refused.extend(self.start_task(new, changes, context));
             } else {
                 self.waiting.push_back(new);

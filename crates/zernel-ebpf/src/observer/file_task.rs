@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zernel_elf::{Library, LibraryError, LibraryKind};
+use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
 use super::attachment::AttachContext;
@@ -102,7 +103,7 @@ impl ProbedFile {
 pub(crate) struct FileTask {
     pub(crate) kind: LibraryKind,
     pub(crate) file: ForeignFile,
-    user: u32,
+    tenant: Tenant,
     task: ChildTask<Result<ProbedFile, Refusal>>,
     _in_hand: Option<InHand>,
 }
@@ -132,11 +133,11 @@ impl FileTask {
             probe_file(kernel, changes.as_fd(), file, &plan, handover)
         };
         let in_hand = (!demand.is_installed).then(|| InHand::new(file.identity));
-        match ChildTask::start(demand.uid, READ_LIMIT, &kept, work) {
+        match ChildTask::start(&demand.tenant, READ_LIMIT, &kept, work) {
             Ok(task) => Ok(Self {
                 kind,
                 file,
-                user: demand.uid,
+                tenant: demand.tenant.clone(),
                 task,
                 _in_hand: in_hand,
             }),
@@ -153,7 +154,7 @@ impl FileTask {
             return Err(Box::new(self));
         };
         let Self {
-            kind, file, user, ..
+            kind, file, tenant, ..
         } = self;
         let (mut probed, descriptors) = match result {
             Ok(Outcome {
@@ -170,7 +171,7 @@ impl FileTask {
         Ok(Ok(AttachedFile {
             number,
             kind,
-            user,
+            tenant,
             functions: probed.functions,
             links,
             change_watches: probed.change_watches,

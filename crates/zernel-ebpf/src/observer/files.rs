@@ -26,6 +26,7 @@ use crate::capability::reason;
 use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
 use crate::foreign_file::ForeignFile;
 use zernel_elf::LibraryKind;
+use zernel_identity::Tenant;
 
 /// Why probes are detached from a file that was written to.
 pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were attached";
@@ -37,8 +38,8 @@ const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 const DETACHERS: usize = 64;
 /// Files that probes are attached to at once.
 const LINKED_AT_ONCE: usize = 6;
-/// Stands for the user of a file that several users map.
-pub(super) const SHARED: u32 = u32::MAX;
+/// Stands for the tenant of a file that several tenants map. No user has this uid.
+pub(super) const SHARED: Tenant = Tenant::User(u32::MAX);
 
 /// A link to attached probes. Dropping it detaches them, which takes a while.
 pub(crate) type ProbeLink = OwnedFd;
@@ -88,8 +89,8 @@ pub(crate) struct AttachedFile {
     pub(crate) kind: LibraryKind,
     pub(crate) functions: Vec<Function>,
     pub(crate) file: ForeignFile,
-    /// The user whose process mapped it first.
-    pub(super) user: u32,
+    /// The tenant whose process mapped it first, or [`SHARED`].
+    pub(super) tenant: Tenant,
     pub(super) links: Links,
     pub(super) change_watches: Vec<WatchId>,
     /// Whether it stays attached although no process maps it: it is installed.
@@ -123,7 +124,7 @@ impl AttachedFile {
     ) -> Result<ChildTask<LinkSets>, TaskError> {
         let mut kept = kernel.program_descriptors();
         kept.push(self.file.as_fd());
-        ChildTask::start(self.user, LINK_LIMIT, &kept, |handover| {
+        ChildTask::start(&self.tenant, LINK_LIMIT, &kept, |handover| {
             let attach = |set: &Vec<Target>| LinkSet::attach(kernel, &self.file, set, handover);
             sets.iter().map(attach).collect()
         })
@@ -330,20 +331,20 @@ fn finish_linking(
     })
 }
 
-/// Does something with files that attaches their probes. After a file of a user did not answer, the user's other files are
-/// left to the next scan.
+/// Does something with files that attaches their probes. After a file of a tenant did not answer, the tenant's other files
+/// are left to the next scan.
 pub(crate) fn attach_each<'a>(
     files: impl Iterator<Item = &'a mut AttachedFile>,
     attach: impl Fn(&mut AttachedFile),
 ) {
     let mut slow = BTreeSet::new();
     for file in files {
-        if slow.contains(&file.user) && !file.is_deferred {
+        if slow.contains(&file.tenant) && !file.is_deferred {
             file.defer(TaskError::TimedOut(LINK_LIMIT));
         }
         attach(file);
         if file.is_deferred {
-            slow.insert(file.user);
+            slow.insert(file.tenant.clone());
         }
     }
 }
@@ -360,7 +361,7 @@ pub(crate) fn open_windows<'a>(kernel: &Kernel, files: impl Iterator<Item = &'a 
     loop {
         let some = files
             .by_ref()
-            .filter(|(file, _)| !slow.contains(&file.user));
+            .filter(|(file, _)| !slow.contains(&file.tenant));
         let started: Vec<_> = some
             .take(LINKED_AT_ONCE)
             .map(|(file, sampled)| {
@@ -377,7 +378,7 @@ pub(crate) fn open_windows<'a>(kernel: &Kernel, files: impl Iterator<Item = &'a 
                 Ok(Some(Err(problem))) => file.detach(&problem),
                 Ok(None) => {}
                 Err(error) => {
-                    slow.insert(file.user);
+                    slow.insert(file.tenant.clone());
                     file.defer(error);
                 }
             }

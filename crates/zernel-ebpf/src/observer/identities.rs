@@ -1,13 +1,13 @@
 //! Reads the identities of processes, in child processes.
 //!
 //! The environment of a process is part of its memory. A process can map a file there whose file system does not answer, and
-//! then whoever reads it waits. So the processes of each user are read by child processes of their own, a few at a time. What
+//! then whoever reads it waits. So the processes of each tenant are read by child processes of their own, a few at a time. What
 //! is not read at once comes in a later round.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use zernel_identity::identify;
+use zernel_identity::{Tenant, identify};
 use zernel_model::identity::Identity;
 
 use crate::child_task::{self, ChildTask};
@@ -25,17 +25,17 @@ const MAX_WAITING: usize = 8192;
 /// Reads identities of processes.
 #[derive(Debug, Default)]
 pub(super) struct IdentityReader {
-    /// Processes that no child process reads yet, by user.
-    waiting: BTreeMap<u32, Vec<ProcessKey>>,
+    /// Processes that no child process reads yet, by tenant.
+    waiting: BTreeMap<Tenant, Vec<ProcessKey>>,
     /// Processes that could not be read together with others. Each is read alone.
-    suspects: BTreeMap<u32, Vec<ProcessKey>>,
+    suspects: BTreeMap<Tenant, Vec<ProcessKey>>,
     tasks: Vec<IdentityTask>,
 }
 
-/// Processes of one user that a child process reads.
+/// Processes of one tenant that a child process reads.
 #[derive(Debug)]
 struct IdentityTask {
-    user: u32,
+    tenant: Tenant,
     processes: Vec<ProcessKey>,
     task: ChildTask<Vec<Option<Identity>>>,
 }
@@ -49,11 +49,11 @@ impl IdentityReader {
         let mut known: BTreeSet<ProcessKey> = requested.chain(read).copied().collect();
         for process in processes {
             let room = known.len() < MAX_WAITING;
-            if let Ok(user) = zernel_identity::uid_of(process.pid)
+            if let Ok(tenant) = Tenant::of(process.pid)
                 && room
                 && known.insert(*process)
             {
-                self.waiting.entry(user).or_default().push(*process);
+                self.waiting.entry(tenant).or_default().push(*process);
             }
         }
     }
@@ -75,12 +75,12 @@ impl IdentityReader {
     /// Starts as many child processes as there is room for.
     fn start_tasks(&mut self) {
         for (queue, at_once) in [(&mut self.waiting, AT_ONCE), (&mut self.suspects, 1)] {
-            for (user, processes) in queue.iter_mut() {
-                while !processes.is_empty() && child_task::has_room(*user) {
+            for (tenant, processes) in queue.iter_mut() {
+                while !processes.is_empty() && child_task::has_room(tenant) {
                     let some = processes.split_off(processes.len().saturating_sub(at_once));
-                    match start_task(*user, &some) {
+                    match start_task(tenant, &some) {
                         Some(task) => self.tasks.push(IdentityTask {
-                            user: *user,
+                            tenant: tenant.clone(),
                             processes: some,
                             task,
                         }),
@@ -116,7 +116,7 @@ impl IdentityReader {
                     has_finished = true;
                     // One of them does not answer. Alone, it does not hold up the others.
                     if task.processes.len() > 1 {
-                        let suspects = self.suspects.entry(task.user).or_default();
+                        let suspects = self.suspects.entry(task.tenant).or_default();
                         suspects.append(&mut task.processes);
                     }
                 }
@@ -126,10 +126,13 @@ impl IdentityReader {
     }
 }
 
-/// Has a child process read some processes of a user; `None` if there is no room for it.
-fn start_task(user: u32, processes: &[ProcessKey]) -> Option<ChildTask<Vec<Option<Identity>>>> {
+/// Has a child process read some processes of a tenant; `None` if there is no room for it.
+fn start_task(
+    tenant: &Tenant,
+    processes: &[ProcessKey],
+) -> Option<ChildTask<Vec<Option<Identity>>>> {
     let read = || processes.iter().map(identity_of).collect();
-    ChildTask::start(user, LIMIT, &[], |_| read()).ok()
+    ChildTask::start(tenant, LIMIT, &[], |_| read()).ok()
 }
 
 /// The identity of a process; `None` if it has exited.

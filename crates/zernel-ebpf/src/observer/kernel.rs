@@ -1,6 +1,6 @@
 //! The loaded BPF programs and the maps that they share with the observer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,7 +23,7 @@ use super::mapped::MappedArray;
 use super::monotonic_ns;
 use super::shared_state::SharedState;
 use super::step_marks::StepMarks;
-use super::tenants::{Table, Tenants};
+use super::tenants::{Table, TenantMaps, Tenants};
 use super::trace::{CoverageChange, EventTrace};
 use crate::capability::{Capability, quietly};
 use crate::child_task::{self, TakeLink};
@@ -169,11 +169,13 @@ impl Kernel {
             visited_entries: AtomicU64::new(0),
             counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
             histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
-            tenants: Tenants::new(
-                &find_map(&object, "tenants")?,
-                find_map(&object, "tenant_indices")?,
-                find_map(&object, "free_tenants")?,
-            )?,
+            tenants: Tenants::new(TenantMaps {
+                counts: find_map(&object, "tenants")?,
+                indices: find_map(&object, "tenant_indices")?,
+                free: find_map(&object, "free_tenants")?,
+                parents: find_map(&object, "tenant_parents")?,
+                subordinates: find_map(&object, "subordinate_ranges")?,
+            })?,
             object,
         })
     }
@@ -338,12 +340,17 @@ impl Kernel {
         // This takes longer than a program runs, so no program still uses what is freed after it.
         probes::forget(self, handles)?;
         for record in &records {
-            for histogram in record.histograms.into_iter().filter(|index| *index != 0) {
+            let histograms = record.histograms.into_iter().filter(|index| *index != 0);
+            let mut freed = 0;
+            for histogram in histograms {
                 self.free_histogram(histogram)?;
+                freed += 1;
             }
             self.free_process(layout::next_handle(record.handle))?;
-            self.tenants
-                .count_deleted(record.tenant, Table::Processes, 1);
+            let deleted = [(Table::Histograms, freed), (Table::Processes, 1)];
+            for (table, entries) in deleted {
+                self.tenants.count_deleted(record.tenant, table, entries);
+            }
         }
         Ok(())
     }
@@ -392,10 +399,17 @@ impl Kernel {
         Ok(deleted.keys)
     }
 
-    /// Counts entries of a process that were deleted from a table. The index of the process must not be free yet.
-    pub(crate) fn count_deleted(&self, handle: u32, table: Table, entries: u64) {
-        let record = self.processes.read(layout::index_of(handle));
-        self.tenants.count_deleted(record.tenant, table, entries);
+    /// Counts entries that were deleted from a table, by the handles of their processes. The indices of the processes must
+    /// not be free yet.
+    pub(crate) fn count_deleted(&self, table: Table, handles: impl Iterator<Item = u32>) {
+        let mut by_process: BTreeMap<u32, u64> = BTreeMap::new();
+        for handle in handles {
+            *by_process.entry(handle).or_default() += 1;
+        }
+        for (handle, entries) in by_process {
+            let record = self.processes.read(layout::index_of(handle));
+            self.tenants.count_deleted(record.tenant, table, entries);
+        }
     }
 
     /// A map by name.

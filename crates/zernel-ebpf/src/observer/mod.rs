@@ -62,7 +62,7 @@ pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
 use rest::Rests;
 use rustix::process::{Resource, Rlimit};
-pub(crate) use tenants::Table;
+pub(crate) use tenants::{Hierarchy, Table};
 pub use thread::{ObserverRequests, ObserverThread, Published};
 pub use trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
 use zernel_phase::shared::RawTaskState;
@@ -192,12 +192,15 @@ pub struct Losses {
     pub collectives: u64,
     pub refused_processes: u64,
     pub refused_allocations: u64,
+    pub refused_histograms: u64,
+    pub refused_communicators: u64,
+    pub refused_memory_accounts: u64,
 }
 
 impl Losses {
     /// The counts with their names.
     #[must_use]
-    pub fn by_cause(&self) -> [(&'static str, u64); 11] {
+    pub fn by_cause(&self) -> [(&'static str, u64); 14] {
         [
             ("processes", self.processes),
             ("histograms", self.histograms),
@@ -210,6 +213,9 @@ impl Losses {
             ("collectives", self.collectives),
             ("refused_processes", self.refused_processes),
             ("refused_allocations", self.refused_allocations),
+            ("refused_histograms", self.refused_histograms),
+            ("refused_communicators", self.refused_communicators),
+            ("refused_memory_accounts", self.refused_memory_accounts),
         ]
     }
 }
@@ -317,6 +323,8 @@ impl Observer {
         self.attachment.follow(&events, attach_context!(self));
         self.drop_changed_files();
         self.refresh_gpus();
+        let refreshed = self.kernel.tenants.refresh();
+        refreshed.map_err(ObserveError::Read)?;
         self.adopt()
     }
 
@@ -434,7 +442,13 @@ impl Observer {
             }
         }
         problems.extend(self.kernel.tenants.problems());
+        problems.extend(self.attachment.problem());
         problems
+    }
+
+    /// Number of tenants with entries in the kernel's tables, and of those that had some and are not forgotten yet.
+    pub fn tenants(&self) -> Result<usize, ObserveError> {
+        self.kernel.tenants.count().map_err(ObserveError::Read)
     }
 
     /// Entries of BPF maps that were visited so far to delete those of exited processes and of destroyed CUDA contexts.
@@ -467,6 +481,9 @@ impl Observer {
             collectives: raw.collectives,
             refused_processes: tenants.refused(Table::Processes),
             refused_allocations: tenants.refused(Table::Allocations),
+            refused_histograms: tenants.refused(Table::Histograms),
+            refused_communicators: tenants.refused(Table::Communicators),
+            refused_memory_accounts: tenants.refused(Table::MemoryAccounts),
         }
     }
 }

@@ -1,31 +1,79 @@
-//! The tenants of observed processes, and their shares of the tables in the kernel. The rule is in `bpf/tenants.h`.
+//! The tenants of observed processes, and their shares of the tables in the kernel. The rules are in `bpf/tenants.h` and
+//! `bpf/tenant_of.h`.
 
 use std::mem::offset_of;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use zernel_identity::{SubordinateUids, Tenant, TenantParent, tenant_parents, tenant_with_cgroup};
+use zerocopy::IntoBytes;
 
 use super::batch;
 use super::mapped::MappedArray;
-use crate::probes::layout::{self, ALL_TENANTS, FIRST_TENANT, TENANTS};
+use crate::probes::layout::{self, ALL_TENANTS, FIRST_TENANT, SUBORDINATE_RANGES, TENANTS};
 
 /// A table in the kernel that tenants share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Table {
     Processes,
     Allocations,
+    Histograms,
+    Communicators,
+    MemoryAccounts,
 }
 
 impl Table {
-    pub(crate) const ALL: [Self; 2] = [Self::Processes, Self::Allocations];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Processes,
+        Self::Allocations,
+        Self::Histograms,
+        Self::Communicators,
+        Self::MemoryAccounts,
+    ];
 
     /// What a refused event wanted to record.
     fn refused_events(self) -> &'static str {
         match self {
             Self::Processes => "events of new processes",
             Self::Allocations => "GPU memory allocations",
+            Self::Histograms => "durations",
+            Self::Communicators => "NCCL communicators",
+            Self::MemoryAccounts => "changes of GPU memory accounts",
         }
+    }
+}
+
+/// A hierarchy of cgroups in which the kernel looks for tenants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hierarchy {
+    /// cgroup v2.
+    Unified,
+    /// The memory controller, with cgroup v1.
+    Memory,
+}
+
+/// Where cgroups are mounted. In a container, the mounts of the first process of the machine show all of them.
+const MOUNTS: [&str; 2] = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"];
+
+impl Hierarchy {
+    const ALL: [Self; 2] = [Self::Unified, Self::Memory];
+
+    /// Where it is mounted.
+    fn root(self) -> PathBuf {
+        let mounts = MOUNTS.map(Path::new);
+        let cgroups = *mounts.iter().find(|it| it.exists()).unwrap_or(&mounts[1]);
+        match self {
+            Self::Unified if cgroups.join("cgroup.controllers").exists() => cgroups.to_owned(),
+            Self::Unified => cgroups.join("unified"),
+            Self::Memory => cgroups.join("memory"),
+        }
+    }
+
+    /// The cgroups below which those of tenants are.
+    fn parents(self) -> Vec<TenantParent> {
+        tenant_parents(&self.root())
     }
 }
 
@@ -37,31 +85,104 @@ pub(crate) struct Tenants {
     counts: MappedArray<layout::Tenant>,
     indices: MapHandle,
     free: MapHandle,
+    parents: MapHandle,
+    subordinates: MappedArray<layout::SubordinateRange>,
+    written: Mutex<WrittenTables>,
     /// Indices that were deleted from `indices` and are not free yet: a program may have read one just before.
     unlisted: Mutex<Vec<u32>>,
 }
 
+/// The maps that hold tenants.
+pub(super) struct TenantMaps {
+    pub(super) counts: MapHandle,
+    pub(super) indices: MapHandle,
+    pub(super) free: MapHandle,
+    pub(super) parents: MapHandle,
+    pub(super) subordinates: MapHandle,
+}
+
+/// What was written for the programs to find tenants with.
+#[derive(Default)]
+struct WrittenTables {
+    parents: Vec<layout::CgroupKey>,
+    subordinates: Option<Arc<SubordinateUids>>,
+}
+
 impl Tenants {
     /// All indices are free at first.
-    pub(super) fn new(
-        counts: &MapHandle,
-        indices: MapHandle,
-        free: MapHandle,
-    ) -> libbpf_rs::Result<Self> {
+    pub(super) fn new(maps: TenantMaps) -> libbpf_rs::Result<Self> {
         let tenants = Self {
-            counts: MappedArray::new(counts, TENANTS)?,
-            indices,
-            free,
+            counts: MappedArray::new(&maps.counts, TENANTS)?,
+            indices: maps.indices,
+            free: maps.free,
+            parents: maps.parents,
+            subordinates: MappedArray::new(&maps.subordinates, SUBORDINATE_RANGES)?,
+            written: Mutex::default(),
             unlisted: Mutex::default(),
         };
         for index in FIRST_TENANT..TENANTS {
             tenants.free_index(index as u32)?;
         }
+        tenants.refresh()?;
         Ok(tenants)
     }
 
     fn free_index(&self, index: u32) -> libbpf_rs::Result<()> {
         self.free.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
+    }
+
+    /// Writes what the programs find the tenant of a process with, if it has changed.
+    pub(super) fn refresh(&self) -> libbpf_rs::Result<()> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = Vec::new();
+        for hierarchy in Hierarchy::ALL {
+            for parent in hierarchy.parents() {
+                let key = layout::CgroupKey {
+                    id: parent.id,
+                    hierarchy: hierarchy as u32,
+                    reserved: 0,
+                };
+                let value = parent.levels.to_ne_bytes();
+                self.parents.update(key.as_bytes(), &value, MapFlags::ANY)?;
+                listed.push(key);
+            }
+        }
+        let is_listed = |key: &layout::CgroupKey| {
+            let mut listed = listed.iter();
+            listed.any(|it| (it.id, it.hierarchy) == (key.id, key.hierarchy))
+        };
+        for key in written.parents.iter().filter(|key| !is_listed(key)) {
+            // Its cgroup was removed. Another one may get its id.
+            let _ = self.parents.delete(key.as_bytes());
+        }
+        written.parents = listed;
+        let table = SubordinateUids::of_machine();
+        if written.subordinates.as_ref() != Some(&table) {
+            self.write_subordinates(&table);
+            written.subordinates = Some(table);
+        }
+        Ok(())
+    }
+
+    fn write_subordinates(&self, table: &SubordinateUids) {
+        const UNUSED: layout::SubordinateRange = layout::SubordinateRange {
+            first: u32::MAX,
+            last: 0,
+            user: 0,
+            reserved: 0,
+        };
+        let mut ranges = table.ranges().to_vec();
+        ranges.sort_by_key(|range| range.first);
+        let ranges = ranges.iter().map(|range| layout::SubordinateRange {
+            first: range.first,
+            last: range.last,
+            user: range.user,
+            reserved: 0,
+        });
+        let all = ranges.chain(std::iter::repeat_with(|| UNUSED));
+        for (index, range) in all.take(SUBORDINATE_RANGES).enumerate() {
+            self.subordinates.write(index, &range);
+        }
     }
 
     /// Counts entries of a tenant that userspace has deleted from a table.
@@ -78,8 +199,14 @@ impl Tenants {
         self.counts.read(ALL_TENANTS).refused[table as usize]
     }
 
-    /// Frees the indices of tenants without entries when more than half of all indices are in use. Until then a problem can
-    /// name tenants whose processes have exited.
+    /// Number of tenants that have an index.
+    pub(super) fn count(&self) -> libbpf_rs::Result<usize> {
+        let listed: Vec<(layout::TenantKey, u32)> = batch::entries(&self.indices)?;
+        Ok(listed.len())
+    }
+
+    /// Frees the indices of tenants without entries. A tenant that was refused something keeps its index, so that a problem
+    /// can name it, until more than half of all indices are in use.
     pub(super) fn free_unused(&self) -> libbpf_rs::Result<()> {
         let mut unlisted = self.unlisted.lock().unwrap_or_else(PoisonError::into_inner);
         // Unlisted in an earlier round, so no program counts anything under it from now on.
@@ -87,57 +214,75 @@ impl Tenants {
             self.counts.write(index as usize, &layout::Tenant::EMPTY);
             self.free_index(index)?;
         }
-        let listed: Vec<(u32, u32)> = batch::entries(&self.indices)?;
-        if listed.len() <= TENANTS / 2 {
-            return Ok(());
-        }
-        for (uid, index) in listed {
-            if self.is_unused(index) && self.indices.delete(&uid.to_ne_bytes()).is_ok() {
+        let listed: Vec<(layout::TenantKey, u32)> = batch::entries(&self.indices)?;
+        let keeps_refused = listed.len() <= TENANTS / 2;
+        for (key, index) in listed {
+            let is_kept = keeps_refused && self.was_refused(index);
+            let is_free = !is_kept && self.is_unused(index);
+            if is_free && self.indices.delete(key.as_bytes()).is_ok() {
                 unlisted.push(index);
             }
         }
         Ok(())
     }
 
+    fn was_refused(&self, index: u32) -> bool {
+        let refused = self.counts.read(index as usize).refused;
+        refused.iter().any(|events| *events > 0)
+    }
+
     fn is_unused(&self, index: u32) -> bool {
-        self.counts.read(index as usize).used == [0; Table::ALL.len()]
+        let used = self.counts.read(index as usize).used;
+        used.iter().all(|entries| *entries <= 0)
     }
 
     /// What was refused, one sentence per table.
-    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        let tenants: Vec<layout::Tenant> = (FIRST_TENANT..TENANTS)
-            .map(|index| self.counts.read(index))
-            .collect();
-        let tables = Table::ALL.into_iter().map(move |table| {
-            let refused = self.refused(table);
+    pub(super) fn problems(&self) -> Vec<String> {
+        let tables = Table::ALL.into_iter();
+        let refused = tables.map(|table| (table, self.refused(table)));
+        let refused: Vec<(Table, u64)> = refused.filter(|(_, refused)| *refused > 0).collect();
+        if refused.is_empty() {
+            return Vec::new();
+        }
+        let tenants = (FIRST_TENANT..TENANTS).map(|index| self.counts.read(index));
+        let tenants: Vec<layout::Tenant> = tenants.collect();
+        let sentences = refused.into_iter().map(|(table, refused)| {
             let events = table.refused_events();
             let names = names_of(&tenants, table);
-            (refused > 0).then(|| {
-                let why = "used all of the table that is not reserved for other tenants";
-                format!("{refused} {events} lost: {names} {why}")
-            })
+            let why = "used all of the table that is not reserved for other tenants";
+            format!("{refused} {events} lost: {names} {why}")
         });
-        tables.flatten()
+        sentences.collect()
     }
 }
 
 /// The tenants that a table refused, those with the most refusals first.
 fn names_of(tenants: &[layout::Tenant], table: Table) -> String {
     let refused = |tenant: &&layout::Tenant| tenant.refused[table as usize];
-    let mut tenants: Vec<_> = tenants
-        .iter()
-        .filter(|tenant| refused(tenant) > 0)
-        .collect();
+    let mut tenants: Vec<_> = tenants.iter().filter(|it| refused(it) > 0).collect();
     tenants.sort_by_key(|tenant| std::cmp::Reverse(refused(tenant)));
     let named = tenants.iter().take(NAMED_TENANTS);
-    let names: Vec<String> = named.map(|tenant| tenant.uid.to_string()).collect();
+    let names: Vec<String> = named.map(|tenant| name_of(&tenant.key)).collect();
     let names = names.join(", ");
     match tenants.len() {
         0 => "some tenants".to_owned(),
-        1 => format!("user {names}"),
-        2..=NAMED_TENANTS => format!("users {names}"),
-        all => format!("users {names} and {} more", all - NAMED_TENANTS),
+        1..=NAMED_TENANTS => names,
+        all => format!("{names} and {} more", all - NAMED_TENANTS),
     }
+}
+
+fn name_of(key: &layout::TenantKey) -> String {
+    if key.cgroup.id == 0 {
+        return Tenant::User(key.uid).to_string();
+    }
+    let hierarchy = match key.cgroup.hierarchy == Hierarchy::Memory as u32 {
+        true => Hierarchy::Memory,
+        false => Hierarchy::Unified,
+    };
+    let tenant = tenant_with_cgroup(&hierarchy.root(), &hierarchy.parents(), key.cgroup.id);
+    tenant.map_or("a pod or job that has ended".to_owned(), |it| {
+        it.to_string()
+    })
 }
 
 #[cfg(test)]
@@ -145,20 +290,27 @@ mod tests {
     use super::*;
 
     fn user(uid: u32, refused: u64) -> layout::Tenant {
-        layout::Tenant {
-            uid,
-            refused: [refused, 0],
-            ..layout::Tenant::EMPTY
-        }
+        let mut tenant = layout::Tenant::EMPTY;
+        tenant.key.uid = uid;
+        tenant.refused[Table::Processes as usize] = refused;
+        tenant
     }
 
     #[test]
     fn tenants_with_most_refusals_are_named() {
         let name = |tenants: &[layout::Tenant]| names_of(tenants, Table::Processes);
         assert_eq!(name(&[user(5, 0), user(7, 3)]), "user 7");
-        assert_eq!(name(&[user(5, 2), user(7, 3)]), "users 7, 5");
+        assert_eq!(name(&[user(5, 2), user(7, 3)]), "user 7, user 5");
         let many: Vec<_> = (1..=10).map(|uid| user(uid, uid.into())).collect();
-        assert_eq!(name(&many), "users 10, 9, 8, 7, 6, 5, 4, 3 and 2 more");
+        let all = "user 10, user 9, user 8, user 7, user 6, user 5, user 4, user 3 and 2 more";
+        assert_eq!(name(&many), all);
         assert_eq!(names_of(&many, Table::Allocations), "some tenants");
+    }
+
+    #[test]
+    fn a_tenant_whose_cgroup_was_removed_has_a_name() {
+        let mut key = layout::Tenant::EMPTY.key;
+        key.cgroup.id = u64::MAX;
+        assert_eq!(name_of(&key), "a pod or job that has ended");
     }
 }

@@ -7,7 +7,7 @@ use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
 use super::{DurationKind, Operation};
-use crate::observer::Table;
+use crate::observer::{Hierarchy, Table};
 
 /// Number of buckets of a histogram in the kernel.
 pub(crate) const BUCKETS: usize = H2_BUCKETS as usize;
@@ -92,10 +92,28 @@ mirrors! {
             reserved: [u8; 2],
         }
 
-        pub(crate) struct Tenant = "zernel_tenant" {
-            used: [u64; Table::ALL.len()],
-            refused: [u64; Table::ALL.len()],
+        pub(crate) struct CgroupKey = "zernel_cgroup_key" {
+            id: u64,
+            hierarchy: u32,
+            reserved: u32,
+        }
+
+        pub(crate) struct TenantKey = "zernel_tenant_key" {
+            cgroup: CgroupKey,
             uid: u32,
+            reserved: u32,
+        }
+
+        pub(crate) struct Tenant = "zernel_tenant" {
+            used: [i64; Table::ALL.len()],
+            refused: [u64; Table::ALL.len()],
+            key: TenantKey,
+        }
+
+        pub(crate) struct SubordinateRange = "zernel_subordinate_range" {
+            first: u32,
+            last: u32,
+            user: u32,
             reserved: u32,
         }
 
@@ -120,6 +138,8 @@ mirrors! {
             SYMBOLS = 96,
             HISTOGRAMS = 4096,
             ALLOCATIONS = 1 << 17,
+            MEMORY_ACCOUNTS = 1 << 14,
+            COMMUNICATORS = 1 << 14,
             ARGUMENTS = 4,
             NONE = 0xff,
         }
@@ -132,6 +152,12 @@ mirrors! {
             OTHER_TENANTS = 1,
             FIRST_TENANT = 2,
             TENANTS = 256,
+        }
+        pub(crate) usize = "zernel_tenant_limits", "ZERNEL_" {
+            TENANT_PARENTS = 256,
+            TENANT_DEPTH = 8,
+            NAMESPACE_DEPTH = 33,
+            SUBORDINATE_RANGES = 1 << 12,
         }
         pub(crate) u32 = "zernel_h2", "ZERNEL_" {
             H2_GROUPING = 4,
@@ -168,8 +194,15 @@ mirrors! {
         enum Table = "zernel_table" {
             Processes = "ZERNEL_PROCESS_TABLE",
             Allocations = "ZERNEL_ALLOCATION_TABLE",
+            Histograms = "ZERNEL_HISTOGRAM_TABLE",
+            Communicators = "ZERNEL_COMMUNICATOR_TABLE",
+            MemoryAccounts = "ZERNEL_ACCOUNT_TABLE",
         } and {
             "ZERNEL_TABLES" = Table::ALL.len(),
+        }
+        enum Hierarchy = "zernel_hierarchy" {
+            Unified = "ZERNEL_UNIFIED",
+            Memory = "ZERNEL_MEMORY",
         }
         enum Operation = "nccl_operation" {
             AllReduce = "NCCL_OP_ALL_REDUCE",
@@ -209,8 +242,15 @@ impl Tenant {
     pub(crate) const EMPTY: Self = Self {
         used: [0; Table::ALL.len()],
         refused: [0; Table::ALL.len()],
-        uid: 0,
-        reserved: 0,
+        key: TenantKey {
+            cgroup: CgroupKey {
+                id: 0,
+                hierarchy: 0,
+                reserved: 0,
+            },
+            uid: 0,
+            reserved: 0,
+        },
     };
 }
 
@@ -301,7 +341,11 @@ mod tests {
             ("symbols", SYMBOLS),
             ("histograms", HISTOGRAMS),
             ("allocations", ALLOCATIONS),
+            ("memory_accounts", MEMORY_ACCOUNTS),
+            ("communicators", COMMUNICATORS),
             ("tenants", TENANTS),
+            ("tenant_parents", TENANT_PARENTS),
+            ("subordinate_ranges", SUBORDINATE_RANGES),
         ];
         for (name, length) in lengths {
             let mut maps = object.maps();

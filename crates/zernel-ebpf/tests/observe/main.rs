@@ -15,6 +15,7 @@ mod prologues;
 mod series;
 mod shared;
 mod shares;
+mod tenants;
 
 use std::process::ExitCode;
 
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         processes::ROLES,
         series::ROLES,
         shares::ROLES,
+        tenants::ROLES,
     ]
     .concat();
     if let Some(code) = target::act(&roles) {
@@ -175,14 +177,19 @@ fn main() -> ExitCode {
         ),
         ("a_mount_namespace_hides_nothing", files::hidden),
         (
-            "one_user_has_a_share_of_the_probed_files",
-            many_files::one_user_has_a_share,
+            "one_tenant_has_a_share_of_the_probed_files",
+            many_files::one_tenant_has_a_share,
         ),
-        ("one_user_has_a_share_of_the_processes", shares::processes),
+        ("one_tenant_has_a_share_of_the_processes", shares::processes),
         (
-            "one_user_has_a_share_of_the_allocations",
+            "one_tenant_has_a_share_of_the_allocations",
             shares::allocations,
         ),
+        (
+            "many_uids_in_a_namespace_are_one_tenant",
+            tenants::many_uids_in_a_namespace,
+        ),
+        ("indices_of_tenants_are_reused", tenants::indices_are_reused),
         ("states_are_pinned_for_a_scheduler", shared::pinned),
         (
             "pins_of_another_version_are_replaced",
@@ -190,7 +197,8 @@ fn main() -> ExitCode {
         ),
         ("no_bpffs_is_no_error", shared::without_bpffs),
     ];
-    let more: [(&str, Need, fn()); 7] = [
+    let more: [(&str, Need, fn()); 8] = [
+        ("one_tenant_is_a_pod", tenants::NO_KUBELET, tenants::pods),
         (
             "a_dead_environment_holds_up_nobody",
             dead_files::FUSE,

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
+use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::Observer;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
@@ -55,7 +56,7 @@ fn write_copies(stage: &Stage, user: u32, copies: u64) {
 
 /// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly. When its
 /// process ends, its files can be let go.
-pub(crate) fn one_user_has_a_share() {
+pub(crate) fn one_tenant_has_a_share() {
     let stage = Stage::alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
     write_copies(&stage, NOBODY, COPIES);
@@ -73,6 +74,16 @@ pub(crate) fn one_user_has_a_share() {
     assert!(share < COPIES as usize, "{share}");
     let refused = observer.snapshot().ledger_json(Scope::All)["refused"].to_string();
     assert!(refused.contains("more library files than"), "{refused}");
+    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let series = "zernel_observe_refused_files_total{cause=\"too many files\"} ";
+    assert!(text.contains(series), "{series}");
+    let problems = observer.problems();
+    assert!(
+        problems
+            .iter()
+            .any(|it| it.contains("library files were refused")),
+        "{problems:?}"
+    );
 
     let mut modest = stage.target("maps_copies", 3);
     modest.step();

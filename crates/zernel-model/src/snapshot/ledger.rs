@@ -106,7 +106,7 @@ pub enum RefusalCause {
     NoProcess,
     /// A daemon died while it read the file.
     Quarantined,
-    /// Its user has too many files.
+    /// Its tenant has too many files.
     TooManyFiles,
 }
 
@@ -134,6 +134,7 @@ impl RefusalCause {
 pub struct RefusedFiles {
     newest: VecDeque<RefusedFile>,
     left_out: BTreeMap<RefusalCause, u64>,
+    refusals: BTreeMap<RefusalCause, u64>,
 }
 
 impl RefusedFiles {
@@ -143,6 +144,7 @@ impl RefusedFiles {
     /// Adds a file. It replaces an earlier entry with the same path. The oldest entry beyond [`Self::KEPT`] is left
     /// out and counted.
     pub fn add(&mut self, file: RefusedFile) {
+        *self.refusals.entry(file.cause).or_default() += 1;
         self.newest.retain(|known| known.path != file.path);
         self.newest.push_back(file);
         if self.newest.len() > Self::KEPT
@@ -155,6 +157,12 @@ impl RefusedFiles {
     /// The newest entries, oldest first.
     pub fn newest(&self) -> impl Iterator<Item = &RefusedFile> {
         self.newest.iter()
+    }
+
+    /// Number of refusals so far, by cause. A file may be tried and refused several times.
+    #[must_use]
+    pub fn refusals(&self) -> &BTreeMap<RefusalCause, u64> {
+        &self.refusals
     }
 
     /// Number of entries that were left out, by cause.

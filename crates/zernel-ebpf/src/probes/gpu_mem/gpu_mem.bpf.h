@@ -125,7 +125,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 14);
+	__uint(max_entries, ZERNEL_MEMORY_ACCOUNTS);
 	__type(key, struct account_key);
 	__type(value, struct account);
 } memory_accounts SEC(".maps");
@@ -166,6 +166,7 @@ static __always_inline bool may_add_allocation(__u32 process)
 	return zernel_may_add_entry_of(process, ZERNEL_ALLOCATION_TABLE);
 }
 
+/* An account, which is opened if there is none; NULL if none is free for the tenant. */
 static __always_inline struct account *find_account(const struct account_key *key)
 {
 	static const struct account empty;
@@ -173,7 +174,10 @@ static __always_inline struct account *find_account(const struct account_key *ke
 
 	if (account)
 		return account;
-	bpf_map_update_elem(&memory_accounts, key, &empty, BPF_NOEXIST);
+	if (!zernel_may_add_entry_of(key->process, ZERNEL_ACCOUNT_TABLE))
+		return NULL;
+	if (!bpf_map_update_elem(&memory_accounts, key, &empty, BPF_NOEXIST))
+		zernel_count_entries_of(key->process, ZERNEL_ACCOUNT_TABLE, 1);
 	account = bpf_map_lookup_elem(&memory_accounts, key);
 	if (!account)
 		ZERNEL_LOST(memory_accounts);
@@ -238,14 +242,19 @@ __noinline __u64 book_allocation(__u32 process, __u32 device, __u64 context, __u
 	return context | epoch << MEMORY_EPOCH_SHIFT;
 }
 
-/* Takes memory from its device and its context; false if it went with an earlier epoch. */
+/* Takes memory from its device and its context; false if it went with an earlier epoch. Both have
+ * accounts since the memory was allocated. */
 __noinline int book_free(__u32 process, __u32 device, __u64 home, __u64 bytes)
 {
 	__u64 context = home & MEMORY_BELOW_EPOCH;
-	struct account *total = device_account(process, device), *owner = total;
+	struct account_key key = { .process = process, .device = device };
+	struct account *total = bpf_map_lookup_elem(&memory_accounts, &key), *owner = total;
 
-	if (context && context != MEMORY_OF_NO_CONTEXT)
-		owner = context_account(process, context);
+	if (context && context != MEMORY_OF_NO_CONTEXT) {
+		key.home = context;
+		key.device = MEMORY_ANY_DEVICE;
+		owner = bpf_map_lookup_elem(&memory_accounts, &key);
+	}
 	if (!total || !owner)
 		return false;
 	if (context != MEMORY_OF_NO_CONTEXT &&
@@ -256,7 +265,7 @@ __noinline int book_free(__u32 process, __u32 device, __u64 home, __u64 bytes)
 	return true;
 }
 
-__noinline int change_caller(__u64 caller, __u64 home, __u32 process, __u32 device, __u64 change)
+__noinline int add_to_caller(__u64 caller, __u64 home, __u32 process, __u32 device, __u64 bytes)
 {
 	struct account_key key = {
 		.caller = caller, .home = home, .process = process, .device = device
@@ -264,31 +273,45 @@ __noinline int change_caller(__u64 caller, __u64 home, __u32 process, __u32 devi
 	struct account *account = find_account(&key);
 
 	if (account)
-		__sync_fetch_and_add(&account->current_bytes, change);
+		__sync_fetch_and_add(&account->current_bytes, bytes);
 	return 0;
 }
 
-/* Changes the accounts of an allocation's caller. */
+/* Does not open an account: if there was none for the caller, its memory was not added either. */
+__noinline int take_from_caller(__u64 caller, __u64 home, __u32 process, __u32 device, __u64 bytes)
+{
+	struct account_key key = {
+		.caller = caller, .home = home, .process = process, .device = device
+	};
+	struct account *account = bpf_map_lookup_elem(&memory_accounts, &key);
+
+	if (account)
+		__sync_fetch_and_add(&account->current_bytes, -bytes);
+	return 0;
+}
+
+/* Changes the accounts of an allocation's caller with a function. */
 static __always_inline void change_callers(__u32 process, const struct allocation *allocation,
-					   __u64 change)
+					   int (*change)(__u64, __u64, __u32, __u32, __u64))
 {
 	__u64 caller = allocation->caller & ~MEMORY_POOLED, home = allocation->home;
+	__u64 bytes = allocation->bytes;
 	__u32 device = allocation->device;
 
 	/* 0 if the return address could not be read: that is the key of the device. */
 	if (caller)
-		change_caller(caller, home, process, device, change);
+		change(caller, home, process, device, bytes);
 	if (caller != allocation->caller) {
-		change_caller(MEMORY_POOLED, home, process, device, change);
+		change(MEMORY_POOLED, home, process, device, bytes);
 		if (caller)
-			change_caller(allocation->caller, home, process, device, change);
+			change(allocation->caller, home, process, device, bytes);
 	}
 }
 
 static __always_inline void record_free(__u32 process, const struct allocation *allocation)
 {
 	if (book_free(process, allocation->device, allocation->home, allocation->bytes))
-		change_callers(process, allocation, -allocation->bytes);
+		change_callers(process, allocation, take_from_caller);
 }
 
 static __always_inline void record_allocation(struct zernel_thread *thread,
@@ -313,7 +336,7 @@ static __always_inline void record_allocation(struct zernel_thread *thread,
 		book_free(thread->process, device, allocation.home, bytes);
 		return;
 	}
-	change_callers(thread->process, &allocation, bytes);
+	change_callers(thread->process, &allocation, add_to_caller);
 }
 
 /* The device of a context that was opened before its process was observed: that of its first
@@ -471,19 +494,16 @@ __noinline int unmap_memory(__u32 process, __u64 address, __u64 bytes)
 
 __noinline int map_memory(__u32 process, __u64 address, __u64 bytes, __u64 handle)
 {
-	struct allocation_key whole = { .object = handle,
-					.process = process,
-					.kind = MEMORY_HANDLE };
-	struct allocation_key key = { .object = address,
-				      .process = process,
-				      .kind = MEMORY_MAPPING };
+	struct allocation_key key = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
 	struct allocation mapping = { .bytes = bytes, .caller = handle, .references = 1 };
 
 	/* If something was mapped here, its unmapping was not seen. */
 	unmap_memory(process, address, bytes);
 	/* Host memory, imported memory, or memory created before the probes were attached. */
-	if (!bpf_map_lookup_elem(&allocations, &whole) || !may_add_allocation(process))
+	if (!bpf_map_lookup_elem(&allocations, &key) || !may_add_allocation(process))
 		return 0;
+	key.object = address;
+	key.kind = MEMORY_MAPPING;
 	if (set_allocation(&key, &mapping))
 		change_references(process, handle, 1);
 	return 0;

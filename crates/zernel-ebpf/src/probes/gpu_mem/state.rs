@@ -68,18 +68,14 @@ fn delete_emptied(kernel: &Kernel, epochs: &Epochs) -> libbpf_rs::Result<()> {
         key.kind == ADDRESS && epochs.is_over(&allocation.account_key(key.process))
     };
     delete_allocations(kernel, is_over)?;
-    let is_over = |key: &AccountKey, _: &Account| epochs.is_over(key);
-    kernel.delete_where("memory_accounts", is_over)?;
-    Ok(())
+    delete_accounts(kernel, |key| epochs.is_over(key))
 }
 
 /// Deletes the allocations and accounts of exited processes.
 pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
     let is_theirs = |key: &AllocationKey, _: &Allocation| processes.contains(&key.process);
     delete_allocations(kernel, is_theirs)?;
-    let is_theirs = |key: &AccountKey, _: &Account| processes.contains(&key.process);
-    kernel.delete_where("memory_accounts", is_theirs)?;
-    Ok(())
+    delete_accounts(kernel, |key| processes.contains(&key.process))
 }
 
 /// Deletes allocations that meet a condition.
@@ -87,13 +83,21 @@ fn delete_allocations(
     kernel: &Kernel,
     condition: impl Fn(&AllocationKey, &Allocation) -> bool,
 ) -> libbpf_rs::Result<()> {
-    let mut by_process: BTreeMap<u32, u64> = BTreeMap::new();
-    for key in kernel.delete_where("allocations", condition)? {
-        *by_process.entry(key.process).or_default() += 1;
-    }
-    for (process, deleted) in by_process {
-        kernel.count_deleted(process, Table::Allocations, deleted);
-    }
+    let deleted = kernel.delete_where("allocations", condition)?;
+    let processes = deleted.iter().map(|key| key.process);
+    kernel.count_deleted(Table::Allocations, processes);
+    Ok(())
+}
+
+/// Deletes accounts that meet a condition.
+fn delete_accounts(
+    kernel: &Kernel,
+    condition: impl Fn(&AccountKey) -> bool,
+) -> libbpf_rs::Result<()> {
+    let meets = |key: &AccountKey, _: &Account| condition(key);
+    let deleted = kernel.delete_where("memory_accounts", meets)?;
+    let processes = deleted.iter().map(|key| key.process);
+    kernel.count_deleted(Table::MemoryAccounts, processes);
     Ok(())
 }
 

@@ -72,7 +72,7 @@ struct communicator {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 14);
+	__uint(max_entries, ZERNEL_COMMUNICATORS);
 	__type(key, struct communicator_key);
 	__type(value, struct communicator);
 } communicators SEC(".maps");
@@ -182,14 +182,33 @@ static __always_inline __u64 read_handle(__u64 stored_at)
 	return handle;
 }
 
+/* Adds a communicator, or replaces one whose end was not seen. */
+static __always_inline void set_communicator(const struct communicator_key *key,
+					     const struct communicator *made)
+{
+	if (!bpf_map_update_elem(&communicators, key, made, BPF_EXIST) ||
+	    !zernel_may_add_entry_of(key->process, ZERNEL_COMMUNICATOR_TABLE))
+		return;
+	if (bpf_map_update_elem(&communicators, key, made, BPF_NOEXIST))
+		ZERNEL_LOST(communicators);
+	else
+		zernel_count_entries_of(key->process, ZERNEL_COMMUNICATOR_TABLE, 1);
+}
+
+static __always_inline void delete_communicator(const struct communicator_key *key)
+{
+	if (!bpf_map_delete_elem(&communicators, key))
+		zernel_count_entries_of(key->process, ZERNEL_COMMUNICATOR_TABLE, -1);
+}
+
 __noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, __u32 rank,
 				__u32 ranks)
 {
 	struct communicator_key key = { .communicator = communicator, .process = process };
 	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
 
-	if (communicator && bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
-		ZERNEL_LOST(communicators);
+	if (communicator)
+		set_communicator(&key, &made);
 	return 0;
 }
 
@@ -276,8 +295,7 @@ static __always_inline void begin_join(__u32 process, __u64 stored_at, __u64 has
 	struct communicator made = { .hash = hash, .rank = rank, .ranks = ranks };
 
 	made.entered_ns = bpf_ktime_get_ns();
-	if (bpf_map_update_elem(&communicators, &key, &made, BPF_ANY))
-		ZERNEL_LOST(communicators);
+	set_communicator(&key, &made);
 }
 
 /* Deletes the entry of begin_join(): the call has returned, with or without success. */
@@ -289,7 +307,7 @@ static __always_inline void end_join(const struct zernel_symbol *symbol, __u32 p
 					.is_being_made = 1 };
 
 	if (key.communicator)
-		bpf_map_delete_elem(&communicators, &key);
+		delete_communicator(&key);
 }
 
 /* The covered collectives whose places have not been reused. */
@@ -443,8 +461,7 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 	case NCCL_DESTROY:
 		/* At the entry: once the call returns, another communicator may have the same
 		 * address. */
-		bpf_map_delete_elem(&communicators,
-				    &(struct communicator_key){ .communicator = call->arguments[0],
+		delete_communicator(&(struct communicator_key){ .communicator = call->arguments[0],
 								.process = thread->process });
 		break;
 	}

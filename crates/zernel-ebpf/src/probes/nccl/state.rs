@@ -6,7 +6,7 @@ use libbpf_rs::MapCore;
 use zernel_model::snapshot::{CollectiveTotals, CommunicatorSnapshot, NcclSnapshot};
 
 use super::layout;
-use crate::observer::{Kernel, ObservedProcess, seconds_ago};
+use crate::observer::{Kernel, ObservedProcess, Table, seconds_ago};
 use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::{CallKind, DurationKind, Operation, ProbeState};
 
@@ -74,7 +74,8 @@ pub(crate) fn read_maps(
 pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::Result<()> {
     let is_theirs =
         |key: &layout::CommunicatorKey, _: &layout::Communicator| processes.contains(&key.process);
-    kernel.delete_where("communicators", is_theirs)?;
+    let deleted = kernel.delete_where("communicators", is_theirs)?;
+    kernel.count_deleted(Table::Communicators, deleted.iter().map(|key| key.process));
     for name in ["pending_collectives", "expected_communicators"] {
         let map = kernel.map(name)?;
         for process in processes {

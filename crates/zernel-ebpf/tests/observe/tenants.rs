@@ -1,0 +1,259 @@
+//! Who counts as one where tenants share the tables in the kernel.
+
+use std::env;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use zernel_ebpf::observer::Observer;
+use zernel_identity::Tenant;
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause, try_call};
+use zernel_testkit::{Need, eventually};
+
+use crate::harness::observe;
+use crate::processes::fork;
+use crate::shares::{
+    CHILDREN, NOBODY, PROCESS_SHARE, assert_others_are_observed, assert_reported,
+    observed_children, open_stage,
+};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("has_children_of_many_users", has_children_of_many_users),
+    ("enters_a_namespace", enters_a_namespace),
+];
+
+/// The variable with the uid of the first child.
+const FIRST_UID: &str = "ZERNEL_TEST_FIRST_UID";
+/// More than there are indices for tenants.
+const USERS: u64 = 300;
+/// Subordinate uids.
+const FIRST_SUBORDINATE: u32 = 700_000;
+
+/// Has so many children, each with a uid of its own. They make one call and wait. The process itself makes none.
+fn has_children_of_many_users(driver: &Driver, children: u64) {
+    let first: u32 = env::var(FIRST_UID).expect("set").parse().expect("a uid");
+    let (mut done, report) = std::io::pipe().expect("a pipe");
+    for number in 0..children as u32 {
+        let mut report = report.try_clone().expect("a pipe");
+        fork(|| {
+            // SAFETY: system calls that take plain numbers. A change of the uid clears the signal.
+            let result = unsafe {
+                let result = libc::setuid(first + number);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                result
+            };
+            assert_eq!(result, 0, "setuid({})", first + number);
+            assert_ne!(try_call!(driver.cuda(), "cuCtxSynchronize"), 0);
+            report.write_all(&[1]).expect("the parent reads");
+            loop {
+                std::thread::park();
+            }
+        });
+    }
+    drop(report);
+    let mut all = vec![0; children as usize];
+    done.read_exact(&mut all).expect("every child calls");
+}
+
+/// Does so in a user namespace of its own, once the test has mapped uids.
+fn enters_a_namespace(driver: &Driver, children: u64) {
+    // SAFETY: a system call that takes a plain number.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWUSER) }, 0);
+    pause();
+    has_children_of_many_users(driver, children);
+}
+
+/// Number of tenants after the maps were read.
+fn tenants(observer: &mut Observer) -> usize {
+    observer.read().expect("maps can be read");
+    observer.tenants().expect("maps can be read")
+}
+
+/// The pids of running processes with a parent.
+fn children_of(observer: &Observer, parent: u32) -> Vec<u32> {
+    let running = observer.processes().filter(|it| it.ended_ns.is_none());
+    let identities = running.filter_map(|it| it.identity.as_ref());
+    let children = identities.filter(|it| it.parent == parent);
+    children.map(|it| it.pid).collect()
+}
+
+/// A user namespace of a user counts for the user, and one that root creates for the range of uids that it maps.
+pub(crate) fn many_uids_in_a_namespace() {
+    let stage = open_stage();
+    let mut observer = observe(&stage);
+    for (owner, map, tenant) in [
+        (
+            NOBODY,
+            format!("0 {NOBODY} 1\n1 {FIRST_SUBORDINATE} 65536\n"),
+            NOBODY,
+        ),
+        (
+            0,
+            format!("0 {FIRST_SUBORDINATE} 65536\n"),
+            FIRST_SUBORDINATE,
+        ),
+    ] {
+        let before = tenants(&mut observer);
+        let mut command = stage.command("enters_a_namespace", USERS);
+        let mut target = Target::start(command.env(FIRST_UID, "1").uid(owner));
+        target.step();
+        fs::write(format!("/proc/{}/uid_map", target.pid()), map).expect("we are root");
+        target.step();
+        let after = tenants(&mut observer);
+        let children = children_of(&observer, target.pid());
+        assert_eq!(children.len() as u64, USERS, "user {owner}");
+        assert_eq!(after, before + 1, "user {owner}");
+        // Userspace applies the same rule.
+        for child in children {
+            assert_eq!(Tenant::of(child).expect("it runs"), Tenant::User(tenant));
+        }
+        target.kill();
+        eventually("the children have exited", || {
+            observer.read().expect("maps can be read");
+            observer
+                .processes()
+                .all(|process| process.ended_ns.is_some())
+        });
+    }
+}
+
+/// More users than there are indices, one after the other.
+pub(crate) fn indices_are_reused() {
+    const AT_ONCE: u64 = 200;
+    let stage = open_stage();
+    let mut observer = observe(&stage);
+    for round in 0..3 {
+        let first = u64::from(FIRST_SUBORDINATE) + round * AT_ONCE;
+        let mut command = stage.command("has_children_of_many_users", AT_ONCE);
+        let mut target = Target::start(command.env(FIRST_UID, first.to_string()));
+        target.step();
+        let count = tenants(&mut observer) as u64;
+        assert!((AT_ONCE..AT_ONCE + 20).contains(&count), "{count}");
+        let children = children_of(&observer, target.pid());
+        assert_eq!(children.len() as u64, AT_ONCE);
+        target.kill();
+        eventually("their tenants are forgotten", || {
+            tenants(&mut observer) < 20
+        });
+        // Indices become free one round after they were forgotten.
+        tenants(&mut observer);
+    }
+    assert_eq!(observer.losses().refused_processes, 0);
+    // Nothing of the earlier tenants is left in the counts.
+    assert_others_are_observed(&mut observer, &stage);
+    assert_eq!(observer.problems(), Vec::<String>::new());
+}
+
+const POD: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
+
+/// The mounted hierarchies in which a pod may be, with its path there.
+fn hierarchies() -> Vec<(PathBuf, String)> {
+    let mount = Path::new("/sys/fs/cgroup");
+    let unified = match mount.join("cgroup.controllers").exists() {
+        true => mount.to_owned(),
+        false => mount.join("unified"),
+    };
+    let slice = POD.replace('-', "_");
+    let all = [
+        (
+            unified,
+            format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice"),
+        ),
+        (
+            mount.join("memory"),
+            format!("kubepods/besteffort/pod{POD}"),
+        ),
+    ];
+    let is_there = |(root, _): &(PathBuf, String)| root.join("cgroup.procs").exists();
+    all.into_iter().filter(is_there).collect()
+}
+
+/// The need for a machine on which the test can create the cgroup of a pod.
+pub(crate) const NO_KUBELET: Need = Need {
+    name: "no-kubelet",
+    check: || {
+        let hierarchies = hierarchies();
+        if hierarchies.is_empty() {
+            return Err("no hierarchy of cgroups is mounted".into());
+        }
+        for (root, path) in hierarchies {
+            let first = root.join(path.split('/').next().unwrap_or_default());
+            if first.exists() {
+                return Err(format!("{} exists", first.display()));
+            }
+            fs::create_dir(&first).map_err(|error| format!("{}: {error}", first.display()))?;
+            fs::remove_dir(&first).map_err(|error| format!("{}: {error}", first.display()))?;
+        }
+        Ok(())
+    },
+};
+
+/// The cgroup of a pod, removed when it is dropped.
+struct PodCgroup {
+    root: PathBuf,
+    path: PathBuf,
+}
+
+impl PodCgroup {
+    fn new(root: &Path, path: &str) -> Self {
+        fs::create_dir_all(root.join(path)).expect("we are root");
+        Self {
+            root: root.to_owned(),
+            path: path.into(),
+        }
+    }
+
+    /// Moves a process into a container of the pod.
+    fn add(&self, process: u32) {
+        let container = self.root.join(&self.path).join("container");
+        fs::create_dir_all(&container).expect("we are root");
+        fs::write(container.join("cgroup.procs"), process.to_string()).expect("we are root");
+    }
+}
+
+impl Drop for PodCgroup {
+    fn drop(&mut self) {
+        let pod = self.root.join(&self.path);
+        for _ in 0..200 {
+            // Busy until the last process has exited.
+            if fs::remove_dir(pod.join("container")).is_ok() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        for path in self.path.ancestors().filter(|it| *it != Path::new("")) {
+            let _ = fs::remove_dir(self.root.join(path));
+        }
+    }
+}
+
+/// A pod of root wants all processes. Root's other processes are another tenant.
+pub(crate) fn pods() {
+    for (root, path) in hierarchies() {
+        let stage = open_stage();
+        let pod = PodCgroup::new(&root, &path);
+        let mut observer = observe(&stage);
+        fill(&stage, &mut observer, &pod);
+    }
+}
+
+fn fill(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
+    let mut greedy = stage.target("keeps_children", CHILDREN);
+    pod.add(greedy.pid());
+    greedy.step();
+    let tenant = Tenant::of(greedy.pid()).expect("it runs");
+    assert_eq!(tenant, Tenant::Pod(POD.to_owned()));
+    let children = observed_children(observer, greedy.pid());
+    assert!(children < PROCESS_SHARE, "{children}");
+    let refused = observer.losses().refused_processes;
+    assert!(refused >= CHILDREN - children, "{refused}");
+    assert_reported(
+        observer,
+        "refused_processes",
+        refused,
+        &format!("pod {POD}"),
+    );
+    assert_others_are_observed(observer, stage);
+    greedy.kill();
+}
