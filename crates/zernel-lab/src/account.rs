@@ -57,7 +57,8 @@ impl CpuTimeReading {
         Ok(reading)
     }
 
-    fn take_once(parts: &[(String, PathBuf)]) -> io::Result<Self> {
+    /// One attempt, however long it takes.
+    pub(crate) fn take_once(parts: &[(String, PathBuf)]) -> io::Result<Self> {
         let mut used = Vec::new();
         for (name, cgroup) in parts {
             let path = Path::new(CGROUP_ROOT).join(cgroup).join("cpu.stat");
