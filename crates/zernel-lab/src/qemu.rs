@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -19,6 +20,7 @@ const TETHER: &str = "setpriv";
 pub(crate) const CONSOLE: &str = "console";
 pub(crate) const INITRAMFS: &str = "initramfs";
 pub(crate) const LOG: &str = "qemu.log";
+const MONITOR: &str = "monitor";
 
 /// What QEMU prints when the processor's virtualisation cannot go on; it then stops the guest and stays.
 const KVM_GAVE_UP: &str = "KVM internal error";
@@ -68,6 +70,12 @@ impl Qemu {
     pub(crate) fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
+}
+
+/// Sends a non-maskable interrupt to all CPUs of the guest whose QEMU runs in `folder`. The guest's kernel then prints
+/// what each CPU executes and ends the guest, unless it is too broken for that.
+pub(crate) fn request_cpu_stacks(folder: &Path) -> io::Result<()> {
+    UnixStream::connect(folder.join(MONITOR))?.write_all(b"nmi\n")
 }
 
 impl Drop for Qemu {
@@ -130,6 +138,11 @@ pub(crate) fn arguments(
         format!("file,id={CONSOLE},path={CONSOLE}").into(),
     );
     option("-serial", format!("chardev:{CONSOLE}").into());
+    option(
+        "-chardev",
+        format!("socket,id={MONITOR},path={MONITOR},server=on,wait=off").into(),
+    );
+    option("-mon", format!("chardev={MONITOR},mode=readline").into());
     arguments.extend(ports.qemu_arguments(spec.deterministic.is_some()));
     arguments
 }
@@ -152,12 +165,13 @@ fn emulated_cpu(spec: &VmSpec) -> String {
     cpu
 }
 
-/// A panic or any other fault of the kernel ends the run at once, addresses are the same in every boot, and
+/// A panic or any other fault of the kernel ends the run at once, an interrupt of [`request_cpu_stacks`] does so after
+/// printing the stacks of all CPUs (bit 6 of panic_print), addresses are the same in every boot, and
 /// what only costs time in an emulator (self-tests, watching the clock) is off. The caller's words come last,
 /// so that they win.
 fn kernel_command_line(spec: &VmSpec) -> String {
     let mut words = format!(
-        "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
+        "console=ttyS0 rdinit={} panic=-1 oops=panic unknown_nmi_panic panic_print=0x40 nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
         guest::INIT
     );
     for word in spec.deterministic.iter().flat_map(|it| it.kernel_words()) {

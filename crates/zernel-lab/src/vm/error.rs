@@ -15,6 +15,10 @@ use crate::qemu;
 /// How much of the console an error repeats.
 const CONSOLE_TAIL_LINES: usize = 20;
 
+/// The first line that a guest prints when it is asked for the stacks of its CPUs, and the most lines of them.
+const STACKS_START: &str = "not syncing: NMI";
+const STACKS_LINES: usize = 200;
+
 /// Why a command could not be run to its end.
 #[derive(Debug, Error)]
 pub enum VmError {
@@ -62,12 +66,14 @@ pub enum VmError {
         source: io::Error,
     },
     /// QEMU did not start, or ended by itself with an error.
-    #[error("QEMU failed ({status}): {message}")]
+    #[error("QEMU failed ({status}): {message}\n{remains}")]
     QemuFailed {
         /// How it ended.
         status: ExitStatus,
         /// What it said.
         message: String,
+        /// What is left of the run.
+        remains: Box<Remains>,
     },
     /// KVM cannot run this guest on this machine.
     #[error(
@@ -128,7 +134,8 @@ impl VmError {
     #[must_use]
     pub fn remains(&self) -> Option<&Remains> {
         match self {
-            Self::KernelPanic { remains, .. }
+            Self::QemuFailed { remains, .. }
+            | Self::KernelPanic { remains, .. }
             | Self::GuestStopped { remains }
             | Self::TimedOut { remains, .. }
             | Self::VirtualLimitReached { remains }
@@ -153,8 +160,16 @@ pub struct Remains {
 impl fmt::Display for Remains {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines: Vec<&str> = self.console_log.lines().collect();
+        if lines.is_empty() {
+            return write!(formatter, "its console is empty");
+        }
+        let stacks = lines.iter().position(|line| line.contains(STACKS_START));
+        let start = match stacks {
+            Some(start) => start,
+            None => lines.len().saturating_sub(CONSOLE_TAIL_LINES),
+        };
         writeln!(formatter, "the end of its console:")?;
-        for line in &lines[lines.len().saturating_sub(CONSOLE_TAIL_LINES)..] {
+        for line in lines[start..].iter().take(STACKS_LINES) {
             writeln!(formatter, "  {line}")?;
         }
         Ok(())
