@@ -4,7 +4,7 @@
 //! QEMU counts instructions and derives every clock of the guest from the count: one instruction takes one
 //! nanosecond, and while all vCPUs are idle the clock jumps to the next timer. One host thread executes all vCPUs in
 //! turn; each runs until the next virtual timer. A timer every 10 µs therefore bounds how long a vCPU waits for
-//! its turn. docs/lab.md lists what this machine can measure and what it cannot.
+//! its turn. docs/lab-machine.md lists what this machine can measure and what it cannot.
 
 use std::fmt;
 use std::time::Duration;

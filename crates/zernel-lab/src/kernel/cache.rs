@@ -127,10 +127,11 @@ impl KernelCache {
         for suite in SUITES {
             match kernels_in(suite) {
                 Ok((_, kernels)) => {
-                    available.extend(kernels.into_iter().map(|kernel| AvailableKernel {
+                    let offered = kernels.into_iter().map(|kernel| AvailableKernel {
                         version: kernel.version,
                         suite,
-                    }))
+                    });
+                    available.extend(offered);
                 }
                 Err(error) => first_failure = first_failure.or(Some(error)),
             }
