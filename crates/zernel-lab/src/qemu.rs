@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use crate::deterministic::Deterministic;
 use crate::guest;
@@ -73,9 +74,23 @@ impl Qemu {
 }
 
 /// Sends a non-maskable interrupt to all CPUs of the guest whose QEMU runs in `folder`. The guest's kernel then prints
-/// what each CPU executes and ends the guest, unless it is too broken for that.
-pub(crate) fn request_cpu_stacks(folder: &Path) -> io::Result<()> {
-    UnixStream::connect(folder.join(MONITOR))?.write_all(b"nmi\n")
+/// what each CPU executes and ends the guest, unless it is too broken for that. QEMU drops a command whose sender has
+/// hung up, so keep the connection.
+pub(crate) fn request_cpu_stacks(folder: &Path) -> io::Result<UnixStream> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let mut monitor = UnixStream::connect(folder.join(MONITOR))?;
+    monitor.set_read_timeout(Some(PATIENCE))?;
+    // The greeting shows that QEMU reads.
+    let mut greeting = Vec::new();
+    while !greeting.ends_with(b"(qemu) ") {
+        let mut part = [0; 256];
+        match monitor.read(&mut part)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            length => greeting.extend_from_slice(&part[..length]),
+        }
+    }
+    monitor.write_all(b"nmi\n")?;
+    Ok(monitor)
 }
 
 impl Drop for Qemu {
@@ -171,7 +186,7 @@ fn emulated_cpu(spec: &VmSpec) -> String {
 /// so that they win.
 fn kernel_command_line(spec: &VmSpec) -> String {
     let mut words = format!(
-        "console=ttyS0 rdinit={} panic=-1 oops=panic unknown_nmi_panic panic_print=0x40 nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
+        "console=ttyS0 rdinit={} panic=-1 oops=panic unknown_nmi_panic apic_extnmi=all panic_print=0x40 nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
         guest::INIT
     );
     for word in spec

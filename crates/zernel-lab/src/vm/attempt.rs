@@ -57,9 +57,9 @@ impl Ending {
 /// has no other evidence than its console so far.
 fn print_cpu_stacks(qemu: &mut Qemu, folder: &Path) {
     const PATIENCE: Duration = Duration::from_secs(10);
-    if qemu::request_cpu_stacks(folder).is_err() {
+    let Ok(_monitor) = qemu::request_cpu_stacks(folder) else {
         return;
-    }
+    };
     let deadline = Instant::now() + PATIENCE;
     while matches!(qemu.exited(), Ok(None)) && Instant::now() < deadline {
         thread::sleep(POLL);
