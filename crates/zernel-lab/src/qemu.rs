@@ -2,11 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
 
 use crate::deterministic::Deterministic;
 use crate::guest;
@@ -21,7 +19,6 @@ const TETHER: &str = "setpriv";
 pub(crate) const CONSOLE: &str = "console";
 pub(crate) const INITRAMFS: &str = "initramfs";
 pub(crate) const LOG: &str = "qemu.log";
-const MONITOR: &str = "monitor";
 
 /// What QEMU prints when the processor's virtualisation cannot go on; it then stops the guest and stays.
 const KVM_GAVE_UP: &str = "KVM internal error";
@@ -71,26 +68,6 @@ impl Qemu {
     pub(crate) fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
-}
-
-/// Sends a non-maskable interrupt to all CPUs of the guest whose QEMU runs in `folder`. The guest's kernel then prints
-/// what each CPU executes and ends the guest, unless it is too broken for that. QEMU drops a command whose sender has
-/// hung up, so keep the connection.
-pub(crate) fn request_cpu_stacks(folder: &Path) -> io::Result<UnixStream> {
-    const PATIENCE: Duration = Duration::from_secs(5);
-    let mut monitor = UnixStream::connect(folder.join(MONITOR))?;
-    monitor.set_read_timeout(Some(PATIENCE))?;
-    // The greeting shows that QEMU reads.
-    let mut greeting = Vec::new();
-    while !greeting.ends_with(b"(qemu) ") {
-        let mut part = [0; 256];
-        match monitor.read(&mut part)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            length => greeting.extend_from_slice(&part[..length]),
-        }
-    }
-    monitor.write_all(b"nmi\n")?;
-    Ok(monitor)
 }
 
 impl Drop for Qemu {
@@ -153,11 +130,6 @@ pub(crate) fn arguments(
         format!("file,id={CONSOLE},path={CONSOLE}").into(),
     );
     option("-serial", format!("chardev:{CONSOLE}").into());
-    option(
-        "-chardev",
-        format!("socket,id={MONITOR},path={MONITOR},server=on,wait=off").into(),
-    );
-    option("-mon", format!("chardev={MONITOR},mode=readline").into());
     arguments.extend(ports.qemu_arguments(spec.deterministic.is_some()));
     arguments
 }
@@ -180,13 +152,12 @@ fn emulated_cpu(spec: &VmSpec) -> String {
     cpu
 }
 
-/// A panic or any other fault of the kernel ends the run at once, an interrupt of [`request_cpu_stacks`] does so after
-/// printing the stacks of all CPUs (bit 6 of panic_print), addresses are the same in every boot, and
+/// A panic or any other fault of the kernel ends the run at once, addresses are the same in every boot, and
 /// what only costs time in an emulator (self-tests, watching the clock) is off. The caller's words come last,
 /// so that they win.
 fn kernel_command_line(spec: &VmSpec) -> String {
     let mut words = format!(
-        "console=ttyS0 rdinit={} panic=-1 oops=panic unknown_nmi_panic apic_extnmi=all panic_print=0x40 nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
+        "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
         guest::INIT
     );
     for word in spec

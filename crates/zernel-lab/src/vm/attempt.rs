@@ -46,26 +46,6 @@ enum Ending {
     Interrupted,
 }
 
-impl Ending {
-    /// Whether the guest hangs, or is busy, and could still print where.
-    fn leaves_guest_running(&self) -> bool {
-        matches!(self, Self::BootTimedOut(_) | Self::TimedOut(_))
-    }
-}
-
-/// Has the guest print the stacks of its CPUs to its console, which takes it a second. A guest that cannot do so any more
-/// has no other evidence than its console so far.
-fn print_cpu_stacks(qemu: &mut Qemu, folder: &Path) {
-    const PATIENCE: Duration = Duration::from_secs(10);
-    let Ok(_monitor) = qemu::request_cpu_stacks(folder) else {
-        return;
-    };
-    let deadline = Instant::now() + PATIENCE;
-    while matches!(qemu.exited(), Ok(None)) && Instant::now() < deadline {
-        thread::sleep(POLL);
-    }
-}
-
 impl Attempt {
     /// Boots and waits for the end. QEMU is gone when this returns.
     pub(super) fn make(
@@ -100,9 +80,6 @@ impl Attempt {
                 _ => overdue(total_time, boot_time, limits),
             };
             if let Some(ending) = ending {
-                if ending.leaves_guest_running() {
-                    print_cpu_stacks(&mut qemu, folder.folder());
-                }
                 return Ok(Self {
                     ending,
                     boot_time,

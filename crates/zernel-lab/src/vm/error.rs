@@ -15,10 +15,6 @@ use crate::qemu;
 /// How much of the console an error repeats.
 const CONSOLE_TAIL_LINES: usize = 20;
 
-/// The first line that a guest prints when it is asked for the stacks of its CPUs, and the most lines of them.
-const STACKS_START: &str = "not syncing: NMI";
-const STACKS_LINES: usize = 200;
-
 /// Why a command could not be run to its end.
 #[derive(Debug, Error)]
 pub enum VmError {
@@ -163,13 +159,9 @@ impl fmt::Display for Remains {
         if lines.is_empty() {
             return write!(formatter, "its console is empty");
         }
-        let stacks = lines.iter().position(|line| line.contains(STACKS_START));
-        let start = match stacks {
-            Some(start) => start,
-            None => lines.len().saturating_sub(CONSOLE_TAIL_LINES),
-        };
+        let start = lines.len().saturating_sub(CONSOLE_TAIL_LINES);
         writeln!(formatter, "the end of its console:")?;
-        for line in lines[start..].iter().take(STACKS_LINES) {
+        for line in &lines[start..] {
             writeln!(formatter, "  {line}")?;
         }
         Ok(())
