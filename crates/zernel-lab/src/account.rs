@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// Largest difference between the sum of an account and the number of CPUs.
 pub const TOLERANCE_CPUS: f64 = 0.02;
 
+/// A CPU that misses ticks for this long was stuck. Rounding loses two ticks of 10 ms at most.
+pub const STUCK: Duration = Duration::from_millis(100);
+
 /// A reading that takes longer is repeated: its first and its last value would be of different moments.
 const QUICK: Duration = Duration::from_millis(2);
 const ATTEMPTS: usize = 10;
@@ -25,11 +28,10 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 #[derive(Debug, Clone)]
 pub struct CpuTimeReading {
     taken: Instant,
-    cpus: usize,
+    cpus: Vec<CpuStat>,
     parts: Vec<(String, u64)>,
     kernel_ns: u64,
     other_ns: u64,
-    idle_ns: u64,
 }
 
 impl CpuTimeReading {
@@ -57,14 +59,15 @@ impl CpuTimeReading {
         Ok(reading)
     }
 
-    fn take_once(parts: &[(String, PathBuf)]) -> io::Result<Self> {
+    /// One attempt, however long it takes.
+    pub(crate) fn take_once(parts: &[(String, PathBuf)]) -> io::Result<Self> {
         let mut used = Vec::new();
         for (name, cgroup) in parts {
             let path = Path::new(CGROUP_ROOT).join(cgroup).join("cpu.stat");
             used.push((name.clone(), cgroup_ns(&read(&path)?)?));
         }
         let taken = Instant::now();
-        let (cpus, idle_ns) = idle(&read(Path::new("/proc/stat"))?)?;
+        let cpus = cpu_stats(&read(Path::new("/proc/stat"))?)?;
         let (kernel_ns, other_ns) = outside_of(parts)?;
         Ok(Self {
             taken,
@@ -72,7 +75,6 @@ impl CpuTimeReading {
             parts: used,
             kernel_ns,
             other_ns,
-            idle_ns,
         })
     }
 }
@@ -92,6 +94,9 @@ pub struct Account {
     pub other: f64,
     /// Idle time.
     pub idle: f64,
+    /// CPUs that missed their ticks for longer than [`STUCK`], with the time that they missed: they had interrupts
+    /// disabled, or the host did not execute them.
+    pub stuck: Vec<(usize, Duration)>,
 }
 
 impl Account {
@@ -104,13 +109,18 @@ impl Account {
         let parts = first.parts.iter().zip(&second.parts);
         Self {
             wall,
-            cpus: second.cpus,
+            cpus: second.cpus.len(),
             parts: parts
                 .map(|((name, before), (_, after))| (name.clone(), share(*before, *after)))
                 .collect(),
             kernel: share(first.kernel_ns, second.kernel_ns),
             other: share(first.other_ns, second.other_ns),
-            idle: share(first.idle_ns, second.idle_ns),
+            idle: pairs(first, second)
+                .map(|(before, after)| share(before.idle_ns, after.idle_ns))
+                .sum(),
+            stuck: pairs(first, second)
+                .filter_map(|(before, after)| stuck(before, after, wall))
+                .collect(),
         }
     }
 
@@ -153,11 +163,33 @@ impl fmt::Display for Account {
             self.cpus,
             self.wall.as_secs_f64()
         )?;
-        match self.adds_up() {
-            true => Ok(()),
-            false => write!(formatter, ": does not add up"),
+        if !self.adds_up() {
+            write!(formatter, ": does not add up")?;
         }
+        for (cpu, missed) in &self.stuck {
+            let seconds = missed.as_secs_f64();
+            write!(formatter, "; CPU {cpu} missed {seconds:.2} s of ticks")?;
+        }
+        Ok(())
     }
+}
+
+/// The CPUs that are in both readings.
+fn pairs<'a>(
+    first: &'a CpuTimeReading,
+    second: &'a CpuTimeReading,
+) -> impl Iterator<Item = (&'a CpuStat, &'a CpuStat)> {
+    first.cpus.iter().filter_map(|before| {
+        let mut later = second.cpus.iter();
+        let after = later.find(|after| after.cpu == before.cpu)?;
+        Some((before, after))
+    })
+}
+
+fn stuck(before: &CpuStat, after: &CpuStat, wall: Duration) -> Option<(usize, Duration)> {
+    let accounted = after.accounted_ns.saturating_sub(before.accounted_ns);
+    let missed = wall.saturating_sub(Duration::from_nanos(accounted));
+    (missed > STUCK).then_some((before.cpu, missed))
 }
 
 fn read(path: &Path) -> io::Result<String> {
@@ -184,31 +216,43 @@ fn cgroup_ns(text: &str) -> io::Result<u64> {
         .ok_or_else(|| malformed("cpu.stat"))
 }
 
-/// The number of online CPUs and their idle and I/O wait time, by `/proc/stat`.
-fn idle(text: &str) -> io::Result<(usize, u64)> {
-    let cpus = text
-        .lines()
-        .filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
-    let mut count = 0;
-    let mut ticks: u64 = 0;
-    for line in cpus {
-        // cpuN user nice system idle iowait …
-        let fields: Option<Vec<u64>> = line
-            .split_whitespace()
-            .skip(4)
-            .take(2)
-            .map(|field| field.parse().ok())
-            .collect();
-        let fields = fields.ok_or_else(|| malformed("/proc/stat"))?;
-        ticks = fields
-            .iter()
-            .fold(ticks, |sum, field| sum.saturating_add(*field));
-        count += 1;
-    }
-    match count {
-        0 => Err(malformed("/proc/stat")),
-        _ => Ok((count, ticks.saturating_mul(NANOSECONDS_PER_TICK))),
-    }
+/// Times of one CPU by `/proc/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct CpuStat {
+    cpu: usize,
+    /// Idle time and I/O wait.
+    idle_ns: u64,
+    /// All time that the kernel accounted, idle time included.
+    accounted_ns: u64,
+}
+
+/// The times of all online CPUs in `/proc/stat`.
+fn cpu_stats(text: &str) -> io::Result<Vec<CpuStat>> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("cpu"));
+    let cpus = lines.filter(|line| !line.starts_with(' '));
+    let stats: Option<Vec<CpuStat>> = cpus.map(cpu_stat).collect();
+    stats
+        .filter(|stats| !stats.is_empty())
+        .ok_or_else(|| malformed("/proc/stat"))
+}
+
+/// A line without its `cpu`: number, user, nice, system, idle, iowait, irq, softirq, steal, then parts of the former.
+fn cpu_stat(line: &str) -> Option<CpuStat> {
+    let mut fields = line.split_whitespace();
+    let cpu = fields.next()?.parse().ok()?;
+    let ticks: Vec<u64> = fields
+        .take(8)
+        .map(|field| field.parse().ok())
+        .collect::<Option<_>>()?;
+    let [_, _, _, idle, iowait, ..] = ticks[..] else {
+        return None;
+    };
+    let nanoseconds = |ticks: u64| ticks.saturating_mul(NANOSECONDS_PER_TICK);
+    Some(CpuStat {
+        cpu,
+        idle_ns: nanoseconds(idle.saturating_add(iowait)),
+        accounted_ns: nanoseconds(ticks.iter().copied().fold(0, u64::saturating_add)),
+    })
 }
 
 /// CPU time of all kernel threads and of all processes outside of some cgroups.
@@ -279,12 +323,30 @@ mod tests {
     fn reading(taken: Instant, training_ns: u64, idle_ns: u64) -> CpuTimeReading {
         CpuTimeReading {
             taken,
-            cpus: 4,
+            cpus: (0..4)
+                .map(|cpu| CpuStat {
+                    cpu,
+                    idle_ns: idle_ns / 4,
+                    accounted_ns: (idle_ns + training_ns) / 4,
+                })
+                .collect(),
             parts: vec![("training".to_owned(), training_ns)],
             kernel_ns: 0,
             other_ns: 0,
-            idle_ns,
         }
+    }
+
+    #[test]
+    fn a_cpu_that_misses_its_ticks_is_named() {
+        let start = Instant::now();
+        let first = reading(start, 0, 0);
+        let mut second = reading(start + Duration::from_secs(2), 3_000_000_000, 5_000_000_000);
+        assert_eq!(Account::between(&first, &second).stuck, []);
+        second.cpus[2].accounted_ns = 400_000_000;
+        let account = Account::between(&first, &second);
+        assert_eq!(account.stuck, [(2, Duration::from_millis(1600))]);
+        let text = account.to_string();
+        assert!(text.ends_with("; CPU 2 missed 1.60 s of ticks"), "{text}");
     }
 
     #[test]
@@ -307,10 +369,8 @@ mod tests {
         assert!(!account(3_050, 5_000).adds_up());
         assert!(!account(3_000, 4_950).adds_up());
         let text = account(3_000, 4_000).to_string();
-        assert_eq!(
-            text,
-            "training 1.500 + kernel 0.000 + other 0.000 + idle 2.000 = 3.500 of 4 CPUs in 2.000 s: does not add up"
-        );
+        let expected = "training 1.500 + kernel 0.000 + other 0.000 + idle 2.000 = 3.500 of 4 CPUs in 2.000 s: does not add up";
+        assert!(text.starts_with(expected), "{text}");
     }
 
     #[test]
@@ -320,9 +380,16 @@ mod tests {
             1_500_000
         );
         assert!(cgroup_ns("nothing").is_err());
-        let stat = "cpu  9 9 9 9 9\ncpu0 1 2 3 40 5 6\ncpu1 1 2 3 10 0 6\nintr 1\n";
-        assert_eq!(idle(stat).unwrap(), (2, 550_000_000));
-        assert!(idle("cpu0 1 2 x y\n").is_err() && idle("").is_err());
+        let stat = "cpu  9 9 9 9 9\ncpu0 1 2 3 40 5 6 7 8 9 9\ncpu3 1 2 3 10 0 0 0 0\nintr 1\n";
+        let stats = cpu_stats(stat).unwrap();
+        let cpu = |cpu, idle, accounted| CpuStat {
+            cpu,
+            idle_ns: idle * NANOSECONDS_PER_TICK,
+            accounted_ns: accounted * NANOSECONDS_PER_TICK,
+        };
+        assert_eq!(stats, [cpu(0, 45, 72), cpu(3, 10, 16)]);
+        assert!(cpu_stats("cpu0 1 2 x y\n").is_err() && cpu_stats("").is_err());
+        assert!(cpu_stats("cpu0 1 2 3\n").is_err());
         assert!(is_kernel_thread("2 (kthreadd) S 0 0 0 0 -1 2129984 0"));
         assert!(!is_kernel_thread("7 (a) b) 2) R 0 0 0 0 -1 4194304 0"));
         assert!(
@@ -335,7 +402,7 @@ mod tests {
     #[test]
     fn this_machine_has_cpu_time_outside_of_any_part() {
         let reading = CpuTimeReading::take(&[]).unwrap();
-        assert!(reading.cpus > 0 && reading.other_ns > 0);
+        assert!(!reading.cpus.is_empty() && reading.other_ns > 0);
         assert!(CpuTimeReading::take(&[("a".to_owned(), "no/such/cgroup".into())]).is_err());
     }
 }

@@ -4,16 +4,16 @@
 //! QEMU counts instructions and derives every clock of the guest from the count: one instruction takes one
 //! nanosecond, and while all vCPUs are idle the clock jumps to the next timer. One host thread executes all vCPUs in
 //! turn; each runs until the next virtual timer. A timer every 10 µs therefore bounds how long a vCPU waits for
-//! its turn. docs/lab.md lists what this machine can measure and what it cannot.
+//! its turn. docs/lab-machine.md lists what this machine can measure and what it cannot.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Interval of the timer that makes the emulator change vCPUs. At 50 µs vCPUs get unequal shares of an
-/// interval; at 10 µs four pinned spinners differ by 1 %.
+/// Interval of the timer that makes the emulator change vCPUs. With it, four pinned spinners differ by 1 % under
+/// QEMU 7.2; without it a vCPU waits for milliseconds.
 const TURN_US: u32 = 10;
 
-/// Address and date of the guest's clock at boot.
+/// The guest's date at boot, and that its clock follows virtual time.
 const BOOT_DATE: &str = "base=2026-01-01,clock=vm";
 
 /// Settings of a deterministic run.
@@ -23,12 +23,12 @@ pub struct Deterministic {
     pub seed: u64,
     /// Alignment of the CPUs' scheduler ticks.
     pub ticks: Ticks,
-    /// Virtual time after which the guest stops the command. Longer runs have been seen to differ between boots.
+    /// Virtual time after which the guest stops the command. A long run once differed between boots.
     pub virtual_limit: Duration,
 }
 
 impl Deterministic {
-    /// The longest virtual time from boot for which runs were compared and found equal.
+    /// Less than the 47 virtual seconds after which a boot with several schedulers once differed.
     pub const DEFAULT_VIRTUAL_LIMIT: Duration = Duration::from_secs(40);
 
     /// A run with this seed, aligned ticks and the default limit.

@@ -160,7 +160,11 @@ fn kernel_command_line(spec: &VmSpec) -> String {
         "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
         guest::INIT
     );
-    for word in spec.deterministic.iter().flat_map(|it| it.kernel_words()) {
+    for word in spec
+        .deterministic
+        .iter()
+        .flat_map(Deterministic::kernel_words)
+    {
         words.push(' ');
         words.push_str(word);
     }

@@ -6,6 +6,7 @@ use std::fs;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -27,6 +28,8 @@ const VM: Need = Need {
 
 /// Set for a copy of this test that only runs an endless VM; its value is on the VM's command line.
 const ENDLESS: &str = "ZERNEL_LAB_TEST_ENDLESS";
+/// Set for a copy of this test that only boots VMs, which end in all ways; its value is on their command lines.
+const BOOTS: &str = "ZERNEL_LAB_TEST_BOOTS";
 
 fn main() -> ExitCode {
     if let Ok(mark) = std::env::var(ENDLESS) {
@@ -37,7 +40,21 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         };
     }
+    if let Ok(mark) = std::env::var(BOOTS) {
+        return match boot_in_all_ways(&mark) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     zernel_testkit::main([
+        trial("boots_leave_nothing_behind", boots_leave_nothing_behind),
+        trial(
+            "a_killed_qemu_shows_the_console",
+            a_killed_qemu_shows_the_console,
+        ),
         trial(
             "output_and_exit_code_come_back_unchanged",
             output_and_exit_code_come_back_unchanged,
@@ -245,6 +262,58 @@ fn a_vm_dies_with_its_parent() -> TestResult {
     eventually("the VM dies with its parent", || {
         processes_with(&mark).is_empty()
     });
+    Ok(())
+}
+
+/// A success, a crash and a time-out.
+fn boot_in_all_ways(mark: &str) -> TestResult {
+    let vm = vm()?.kernel_argument(mark);
+    shell(&vm, "mount -t tmpfs tmpfs /tmp")?;
+    failure(shell(&vm, "echo c >/proc/sysrq-trigger"))?;
+    let hasty = vm.timeout(Duration::from_secs(1));
+    failure(shell(&hasty, "sleep 100000"))?;
+    Ok(())
+}
+
+fn boots_leave_nothing_behind() -> TestResult {
+    let mark = format!("zernel.boots={}", std::process::id());
+    let folder = tempfile::tempdir()?;
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let status = Command::new(std::env::current_exe()?)
+        .env(BOOTS, &mark)
+        .env("TMPDIR", folder.path())
+        .status()?;
+    assert!(status.success());
+    assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
+    assert_eq!(fs::read_dir(folder.path())?.count(), 0, "files are left");
+    assert_eq!(fs::read_to_string("/proc/self/mounts")?, mounts);
+    Ok(())
+}
+
+fn a_killed_qemu_shows_the_console() -> TestResult {
+    let mark = format!("zernel.killed={}", std::process::id());
+    let vm = vm()?.kernel_argument(&mark).accelerator(Accelerator::Tcg);
+    let run = thread::spawn(move || shell(&vm, "echo so far; sleep 100000"));
+    // QEMU runs in the folder of its files.
+    eventually("the VM boots", || {
+        processes_with(&mark).iter().any(|process| {
+            let console = fs::read(process.join("cwd/console")).unwrap_or_default();
+            String::from_utf8_lossy(&console).contains("Linux version")
+        })
+    });
+    for process in processes_with(&mark) {
+        let pid = process.file_name().ok_or("a process has a number")?;
+        assert!(Command::new("kill").arg("-9").arg(pid).status()?.success());
+    }
+    let error = failure(run.join().map_err(|_| "the run panicked")?)?;
+    let VmError::QemuFailed {
+        status, remains, ..
+    } = &error
+    else {
+        return Err(error.into());
+    };
+    assert!(status.to_string().contains("signal: 9"), "{status}");
+    assert!(remains.console_log.contains("Linux version"), "{error}");
     Ok(())
 }
 

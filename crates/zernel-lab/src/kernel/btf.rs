@@ -2,8 +2,8 @@
 //!
 //! Some functions that the kernel offers to schedulers have a last argument `aux` which the kernel fills in itself. The
 //! public prototype must not show it: the build tools move it to a second function, named `…_impl`. Kernels built
-//! with old tools (pahole before 1.26, as Debian's 7.2.12) keep it, and then the verifier refuses every scheduler:
-//! `func_proto incompatible with vmlinux`.
+//! with tools that do not know this keep it, and then the verifier refuses every scheduler: `func_proto incompatible
+//! with vmlinux`. Debian's 7.2.12 (pahole 1.30) is such a kernel, its 7.2.13 (pahole 1.32) is not.
 
 use std::collections::BTreeSet;
 

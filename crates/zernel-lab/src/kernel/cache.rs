@@ -95,11 +95,18 @@ impl KernelCache {
                 }
             };
             let candidates = kernels.iter().rev();
+            let mut failed_series = Vec::new();
             for packaged in candidates.filter(|kernel| request.may_fit(&kernel.version)) {
+                // The releases of a series were built with the same tools.
+                let series = packaged.version.numbers().get(..2);
+                if failed_series.contains(&series) {
+                    continue;
+                }
                 let kernel = self.install(&suite, packaged)?;
                 if request.fits(&kernel) {
                     return Ok(kernel);
                 }
+                failed_series.push(series);
                 tried.push(format!("{} {}", kernel.version, kernel.scheduler_support()));
             }
             seen.extend(kernels.into_iter().map(|kernel| kernel.version));
@@ -120,10 +127,11 @@ impl KernelCache {
         for suite in SUITES {
             match kernels_in(suite) {
                 Ok((_, kernels)) => {
-                    available.extend(kernels.into_iter().map(|kernel| AvailableKernel {
+                    let offered = kernels.into_iter().map(|kernel| AvailableKernel {
                         version: kernel.version,
                         suite,
-                    }))
+                    });
+                    available.extend(offered);
                 }
                 Err(error) => first_failure = first_failure.or(Some(error)),
             }

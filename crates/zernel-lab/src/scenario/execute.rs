@@ -328,7 +328,8 @@ impl<'a> Execution<'a> {
 
     fn take_first_reading(&mut self) {
         let parts = self.parts();
-        let reading = CpuTimeReading::take(&parts).ok();
+        // Not more than once: this thread keeps a CPU from the workers meanwhile.
+        let reading = CpuTimeReading::take_once(&parts).ok();
         self.reading = reading.map(|reading| (parts, reading));
     }
 
@@ -346,7 +347,7 @@ impl<'a> Execution<'a> {
         }
         // The parts of the first reading: groups that came later are among the others.
         self.account = self.reading.take().and_then(|(parts, first)| {
-            let second = CpuTimeReading::take(&parts).ok()?;
+            let second = CpuTimeReading::take_once(&parts).ok()?;
             Some(Account::between(&first, &second).into())
         });
     }

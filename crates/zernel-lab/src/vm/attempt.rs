@@ -121,7 +121,11 @@ impl Attempt {
                 determinism: None,
             }),
             Ending::QemuExited(status) if status.success() => Err(guest_ended(remains)),
-            Ending::QemuExited(status) => Err(VmError::QemuFailed { status, message }),
+            Ending::QemuExited(status) => Err(VmError::QemuFailed {
+                status,
+                message,
+                remains,
+            }),
             Ending::KvmGaveUp => Err(VmError::KvmUnusable { message }),
             Ending::BootTimedOut(limit) => Err(VmError::BootTimedOut { limit, remains }),
             Ending::TimedOut(limit) => Err(VmError::TimedOut { limit, remains }),

@@ -62,12 +62,14 @@ pub enum VmError {
         source: io::Error,
     },
     /// QEMU did not start, or ended by itself with an error.
-    #[error("QEMU failed ({status}): {message}")]
+    #[error("QEMU failed ({status}): {message}\n{remains}")]
     QemuFailed {
         /// How it ended.
         status: ExitStatus,
         /// What it said.
         message: String,
+        /// What is left of the run.
+        remains: Box<Remains>,
     },
     /// KVM cannot run this guest on this machine.
     #[error(
@@ -128,7 +130,8 @@ impl VmError {
     #[must_use]
     pub fn remains(&self) -> Option<&Remains> {
         match self {
-            Self::KernelPanic { remains, .. }
+            Self::QemuFailed { remains, .. }
+            | Self::KernelPanic { remains, .. }
             | Self::GuestStopped { remains }
             | Self::TimedOut { remains, .. }
             | Self::VirtualLimitReached { remains }
@@ -153,8 +156,12 @@ pub struct Remains {
 impl fmt::Display for Remains {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines: Vec<&str> = self.console_log.lines().collect();
+        if lines.is_empty() {
+            return write!(formatter, "its console is empty");
+        }
+        let start = lines.len().saturating_sub(CONSOLE_TAIL_LINES);
         writeln!(formatter, "the end of its console:")?;
-        for line in &lines[lines.len().saturating_sub(CONSOLE_TAIL_LINES)..] {
+        for line in &lines[start..] {
             writeln!(formatter, "  {line}")?;
         }
         Ok(())

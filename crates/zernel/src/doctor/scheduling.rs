@@ -22,7 +22,7 @@ fn sched_ext() -> Row {
                 format!("{state}, but the kernel's BTF has {count} malformed scheduler functions"),
                 "no scheduler can be loaded: the verifier refuses all of them",
             )
-            .remedy("use a kernel built with pahole 1.26 or newer"),
+            .remedy("use another kernel; `zernel lab kernel list` checks those in the cache"),
         },
         Ok(SchedExt::Loaded { state, scheduler }) => Row::degraded(
             name,
