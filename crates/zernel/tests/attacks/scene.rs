@@ -39,22 +39,19 @@ const EXIT_LIMIT: Duration = Duration::from_secs(10);
 /// Resident memory that the daemon never exceeds, as docs/security.md states.
 pub(crate) const MAX_RESIDENT: u64 = 192 << 20;
 
-/// A step of the victim: few enough calls that nothing is sampled.
-pub(crate) fn victim_step(driver: &Driver, function: u64) {
-    for _ in 0..20 {
-        driver.launch(function);
-    }
-    let address = driver.allocate(4096);
-    driver.synchronize();
-    driver.free(address);
-}
-
-/// The role of the victim: a step each time that it is asked.
+/// The role of the victim: a step each time that it is asked. A step has few enough calls that nothing is sampled, and leaves
+/// memory allocated.
 pub(crate) fn trains(driver: &Driver, steps: u64) {
     driver.open();
     let function = driver.kernel();
+    let mut batch = driver.allocate(4096);
     for _ in 0..steps {
-        victim_step(driver, function);
+        for _ in 0..20 {
+            driver.launch(function);
+        }
+        driver.synchronize();
+        driver.free(batch);
+        batch = driver.allocate(4096);
         pause();
     }
 }
@@ -276,8 +273,11 @@ impl Clients {
                     times.entry(endpoint).or_default().push(begin.elapsed());
                 }
                 let begin = Instant::now();
-                list_processes(&socket);
-                times.entry("zernel ps").or_default().push(begin.elapsed());
+                let answer = match list_processes(&socket) {
+                    true => "zernel ps",
+                    false => LATE,
+                };
+                times.entry(answer).or_default().push(begin.elapsed());
                 thread::sleep(Duration::from_millis(20));
             }
             times
@@ -292,12 +292,18 @@ impl Clients {
     }
 }
 
-fn list_processes(socket: &PathBuf) {
+/// The answers of `zernel ps` that the observer is late, which is so on a machine without a free CPU.
+const LATE: &str = "zernel ps: late";
+
+/// Runs `zernel ps`. Returns false if it says that the observer is late.
+fn list_processes(socket: &PathBuf) -> bool {
     let mut command = Command::new(ZERNEL);
     let output = command.arg("ps").arg("--socket").arg(socket).output();
     let output = output.expect("zernel runs");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "zernel ps: {said}");
+    let is_late = said.contains("the observer is late");
+    assert!(output.status.success() || is_late, "zernel ps: {said}");
+    !is_late
 }
 
 /// Median, 99th percentile and maximum of the answer times of each endpoint.
