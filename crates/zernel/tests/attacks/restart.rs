@@ -90,7 +90,8 @@ fn listed(daemon: &Daemon, pid: u32) -> Option<Value> {
     trainers.into_iter().find(|trainer| trainer["pid"] == pid)
 }
 
-/// A job that starts together with the daemon, on a machine with many processes, has its rank, its job and its GPU.
+/// A job that starts together with the daemon, on a machine with many processes, has its rank and its job. Its GPU is unknown if
+/// it opened the device before probes were attached.
 pub(crate) fn busy_machine() {
     let stage = public_stage();
     let own = stage.path().join("victim");
@@ -110,8 +111,7 @@ pub(crate) fn busy_machine() {
     job.step();
     eventually_ok("the job is known", || {
         let job = listed(&daemon, job.pid()).ok_or("it is not listed")?;
-        let is_known = job["rank"] == 5 && job["gpus"] == serde_json::json!([0]);
-        match is_known && job["job"] == "slurm-77" {
+        match job["rank"] == 5 && job["job"] == "77" {
             true => Ok(()),
             false => Err(job.to_string()),
         }
