@@ -43,7 +43,7 @@ pub(super) struct Options {
     )]
     pid: Option<u32>,
     /// With --pid: observe for TIME, such as 60s, 5m or 1h
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, requires = "pid")]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, conflicts_with = "command")]
     time: Option<Duration>,
     /// Largest overhead of any observed thread, such as 0.5%; `none` for no limit
     #[arg(long, value_name = "SHARE", default_value = "0.5%", value_parser = parse_budget)]
