@@ -17,7 +17,7 @@ use crate::trace::{
 };
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 12] = [
+const EVENTS: [ThreadEvent; 19] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -29,7 +29,14 @@ const EVENTS: [ThreadEvent; 12] = [
     ThreadEvent::Block(BlockReason::Poll),
     ThreadEvent::Block(BlockReason::Other),
     ThreadEvent::Unblock,
+    ThreadEvent::UnblockAfterLaunches,
     ThreadEvent::OptimizerMarker,
+    ThreadEvent::DataBegin,
+    ThreadEvent::ForwardBegin,
+    ThreadEvent::BackwardBegin,
+    ThreadEvent::OptimizerBegin,
+    ThreadEvent::ZeroGradients,
+    ThreadEvent::NotObserved,
 ];
 
 /// Where phases come from.
@@ -281,7 +288,9 @@ fn thread(
             Some(ThreadEvent::Block(reason)) => {
                 at_work.set(event.at_ns, reason == BlockReason::Io);
             }
-            Some(ThreadEvent::Unblock) => at_work.set(event.at_ns, true),
+            Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
+                at_work.set(event.at_ns, true);
+            }
             Some(_) => in_sync.set(event.at_ns, false),
             None => {}
         }

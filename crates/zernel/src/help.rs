@@ -37,8 +37,8 @@ Examples:
 pub(crate) const LAB_COMPARE: &str = "\
 Examples:
   zernel lab compare scenarios/wake.toml --sched eevdf,fair,./mine --seeds 6
-  zernel lab compare scenarios/train-*.toml --sched eevdf,nice,fifo,ref,'./mine:-s 5000'
-  zernel lab compare scenarios/*.toml --sched ./mine --json today.json --plots plots
+  zernel lab compare scenarios/train-*.toml --sched eevdf,ref,'./mine:-s 5000'
+  zernel lab compare scenarios/*.toml --sched ./mine --plots plots
   zernel lab compare scenarios/*.toml --sched ./mine --baseline yesterday.json";
 
 pub(crate) const LAB_RUN: &str = "\
@@ -52,9 +52,9 @@ Examples:
 
 pub(crate) const LAB_SCENARIO: &str = "\
 Examples:
-  zernel lab scenario scenarios/wake.toml                 the kernel's own scheduler
+  zernel lab scenario scenarios/wake.toml            the kernel's own scheduler
   zernel lab scenario scenarios/wake.toml --sched ./mine  a scheduler of yours
-  zernel lab scenario scenarios/wake.toml --sched './mine:-s 5000' --seed 3 --json";
+  zernel lab scenario scenarios/wake.toml --sched './mine:-s 5000' --seed 3";
 
 pub(crate) const LAB_TEST: &str = "\
 Examples:
