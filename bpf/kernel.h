@@ -120,7 +120,7 @@ struct uid_gid_extent {
 };
 
 struct uid_gid_map {
-	struct uid_gid_extent extent[5];
+	struct uid_gid_extent extent[5]; /* ZERNEL_UID_RANGES */
 	__u32 nr_extents;
 };
 

@@ -16,6 +16,7 @@ enum zernel_tenant_limits {
 	ZERNEL_TENANT_PARENTS = 256,
 	ZERNEL_TENANT_DEPTH = 8, /* no cgroup of a pod or job is deeper */
 	ZERNEL_NAMESPACE_DEPTH = 33, /* the kernel allows no deeper user namespace */
+	ZERNEL_UID_RANGES = 5, /* that the kernel stores in a user namespace itself */
 	ZERNEL_SUBORDINATE_RANGES = 1 << 12, /* a power of two */
 };
 ZERNEL_IN_BTF(enum, zernel_tenant_limits);
@@ -126,18 +127,21 @@ __noinline __u32 zernel_subordinate_user(__u32 uid)
  * stands for itself. */
 static __always_inline __u32 zernel_user_of_range(struct user_namespace *namespace, __u32 uid)
 {
-	struct uid_gid_map map = {};
+	__u32 count = BPF_CORE_READ(namespace, uid_map.nr_extents);
+	/* Not the kernel's type: accesses to that are relocated, on the stack too. */
+	struct {
+		__u32 inside;
+		__u32 first;
+		__u32 count;
+	} ranges[ZERNEL_UID_RANGES] = {};
 
-	BPF_CORE_READ_INTO(&map.nr_extents, namespace, uid_map.nr_extents);
-	BPF_CORE_READ_INTO(&map.extent, namespace, uid_map.extent);
-	for (__u32 i = 0; i < 5; i++) {
-		struct uid_gid_extent *range = &map.extent[i];
-
-		/* More than five are stored elsewhere. */
-		if (i >= map.nr_extents || map.nr_extents > 5)
-			break;
-		if (uid - range->lower_first < range->count)
-			return range->first == range->lower_first ? uid : range->lower_first;
+	/* More are stored elsewhere. */
+	if (count > ZERNEL_UID_RANGES)
+		return uid;
+	bpf_core_read(&ranges, sizeof(ranges), &namespace->uid_map.extent);
+	for (__u32 i = 0; i < ZERNEL_UID_RANGES && i < count; i++) {
+		if (uid - ranges[i].first < ranges[i].count)
+			return ranges[i].inside == ranges[i].first ? uid : ranges[i].first;
 	}
 	return uid;
 }

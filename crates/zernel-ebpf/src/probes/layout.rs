@@ -157,6 +157,7 @@ mirrors! {
             TENANT_PARENTS = 256,
             TENANT_DEPTH = 8,
             NAMESPACE_DEPTH = 33,
+            UID_RANGES = 5,
             SUBORDINATE_RANGES = 1 << 12,
         }
         pub(crate) u32 = "zernel_h2", "ZERNEL_" {
