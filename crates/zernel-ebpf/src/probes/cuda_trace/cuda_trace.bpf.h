@@ -68,8 +68,9 @@ static __always_inline void cuda_trace_enter(const struct zernel_symbol *symbol,
 	call->arguments[1] = size[0] * size[1] * size[2];
 }
 
-/* A thread that waits this soon after its copy waits for that copy. */
-#define COPY_WAIT_NS 200000ULL
+/* A thread that waits this soon after its copy waits for that copy: PyTorch does so at once for
+ * pageable memory. A loop of 20 launches takes longer. */
+#define COPY_WAIT_NS 30000ULL
 
 /*
  * While launches are sampled, a thread is presumed to launch from the end of the copy of its batch.

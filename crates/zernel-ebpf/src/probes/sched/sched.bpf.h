@@ -212,15 +212,19 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 	return 0;
 }
 
-/* Whether other threads of the process may have launched while the thread was blocked: while
- * launches are sampled, that is not known. */
+/* Whether other threads of the process may have launched while the thread was blocked. While
+ * launches are sampled, that is the case if one that makes probed calls was on a CPU. */
 static __always_inline bool may_have_launched(const struct zernel_process *process,
 					      const struct zernel_task_state *state)
 {
 	struct zernel_settings *set = zernel_settings();
+	__u64 since_ns = state->tracker.wait_since_ns;
 
-	return !set || (set->launches_sampled && !set->window_open) ||
-	       process->marks.launched_ns > state->tracker.wait_since_ns;
+	if (!set || process->marks.launched_ns > since_ns)
+		return true;
+	if (!set->launches_sampled || set->window_open)
+		return false;
+	return process->sched.caller_on_cpu || process->sched.caller_left_ns > since_ns;
 }
 
 static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,
@@ -315,6 +319,8 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 	if (run->has_blocked)
 		track_unblock(thread, process, state, now_ns);
 	run->has_blocked = false;
+	if (makes_calls(thread, now_ns))
+		process->sched.caller_on_cpu = task->pid;
 	return 0;
 }
 
@@ -371,6 +377,10 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		thread->dist_sync.cpu_ns += stretch_ns;
 	}
 	__sync_fetch_and_add(&process->sched.switches, 1);
+	if (process->sched.caller_on_cpu == task->pid)
+		process->sched.caller_on_cpu = 0;
+	if (makes_calls(thread, now_ns))
+		process->sched.caller_left_ns = now_ns;
 	if (state)
 		state->cpu_burst_ns = 0;
 	if (!blocks) {

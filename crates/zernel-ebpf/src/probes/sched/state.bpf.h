@@ -25,6 +25,8 @@ struct sched_process {
 	__u64 calling_on_cpu_ns; /* the same two for threads that make probed calls */
 	__u64 calling_run_delay_ns;
 	__u64 switches; /* off a CPU */
+	__u64 caller_on_cpu; /* the last thread that was switched in and makes probed calls, or 0 */
+	__u64 caller_left_ns; /* when a thread that makes probed calls last left its CPU */
 	__u64 blocked_ns[SCHED_BLOCK_REASONS];
 };
 

@@ -26,6 +26,10 @@ mirrors! {
             calling_run_delay_ns: u64,
             /// How often a thread left its CPU.
             switches: u64,
+            /// The last thread that was switched in and makes probed calls, or 0.
+            caller_on_cpu: u64,
+            /// When a thread that makes probed calls last left its CPU.
+            caller_left_ns: u64,
             /// Blocked, by the number of the reason.
             blocked_ns: [u64; BlockedBy::ALL.len()],
         }
