@@ -292,65 +292,47 @@ fn judge_one(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
     {
         return Some(missing(name));
     }
+    match assertion {
+        Assertion::Starvation { .. } => None,
+        Assertion::Latency { .. } | Assertion::StepTime { .. } => {
+            judge_quantile(assertion, figures)
+        }
+        _ => judge_amount(assertion, figures),
+    }
+}
+
+/// Judges CPU time, CPUs and throughput.
+fn judge_amount(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
+    let used_by = |name: &String| figures.cpus_used_by(std::slice::from_ref(name));
     let group = |name: &str| figures.group(name).cloned().unwrap_or_default();
-    Some(match assertion {
-        Assertion::Starvation { .. } => return None,
+    let (is_met, text) = match assertion {
         Assertion::Fairness {
             shares,
             within_percent,
-        } => fairness(shares, *within_percent, figures),
+        } => return Some(fairness(shares, *within_percent, figures)),
         Assertion::CpuTime {
             group: name,
             cpus,
             within_percent,
         } => {
-            let used = figures.cpus_used_by(std::slice::from_ref(name));
+            let used = used_by(name);
             let text =
                 format!("cpu time: `{name}` used {used:.3} CPUs, {cpus} within {within_percent} %");
-            Finding::new((used / cpus - 1.0).abs() * 100.0 <= *within_percent, text)
+            let is_met = (used / cpus - 1.0).abs() * 100.0 <= *within_percent;
+            (is_met, text)
         }
         Assertion::CpuLimit {
             group: name,
             at_most_cpus,
         } => {
-            let used = figures.cpus_used_by(std::slice::from_ref(name));
+            let used = used_by(name);
             let text = format!("cpu limit: `{name}` used {used:.3} CPUs, at most {at_most_cpus}");
-            Finding::new(used <= *at_most_cpus, text)
+            (used <= *at_most_cpus, text)
         }
         Assertion::Isolation { group: name, cpus } => {
             let used = group(name).cpus_used;
             let text = format!("isolation: `{name}` ran on CPUs {used:?}, allowed are {cpus:?}");
-            Finding::new(used.iter().all(|cpu| cpus.contains(cpu)), text)
-        }
-        Assertion::Latency {
-            group: name,
-            quantile,
-            at_most_us,
-        } => {
-            let latency = group(name).wake_latency;
-            let value = latency.quantile(*quantile);
-            quantile_finding(
-                "wake-up latency",
-                name,
-                (*quantile, *at_most_us),
-                value,
-                latency.count,
-            )
-        }
-        Assertion::StepTime {
-            group: name,
-            quantile,
-            at_most_us,
-        } => {
-            let steps = group(name).steps_ns;
-            let value = exact_quantile(&steps, *quantile);
-            quantile_finding(
-                "step time",
-                name,
-                (*quantile, *at_most_us),
-                value,
-                steps.len() as u64,
-            )
+            (used.iter().all(|cpu| cpus.contains(cpu)), text)
         }
         Assertion::Throughput {
             group: name,
@@ -359,9 +341,45 @@ fn judge_one(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
             let rate = group(name).rate(figures.window_ns);
             let text =
                 format!("throughput: `{name}` {rate:.1} per second, at least {at_least_per_s}");
-            Finding::new(rate >= *at_least_per_s, text)
+            (rate >= *at_least_per_s, text)
         }
-    })
+        _ => return None,
+    };
+    Some(Finding::new(is_met, text))
+}
+
+/// Judges quantiles of wake-up latency and step time.
+fn judge_quantile(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
+    let group = |name: &str| figures.group(name).cloned().unwrap_or_default();
+    match assertion {
+        Assertion::Latency {
+            group: name,
+            quantile,
+            at_most_us,
+        } => {
+            let latency = group(name).wake_latency;
+            let (limit, value) = ((*quantile, *at_most_us), latency.quantile(*quantile));
+            let samples = latency.count;
+            Some(quantile_finding(
+                "wake-up latency",
+                name,
+                limit,
+                value,
+                samples,
+            ))
+        }
+        Assertion::StepTime {
+            group: name,
+            quantile,
+            at_most_us,
+        } => {
+            let steps = group(name).steps_ns;
+            let (limit, value) = ((*quantile, *at_most_us), exact_quantile(&steps, *quantile));
+            let samples = steps.len() as u64;
+            Some(quantile_finding("step time", name, limit, value, samples))
+        }
+        _ => None,
+    }
 }
 
 fn fairness(shares: &BTreeMap<String, f64>, within_percent: f64, figures: &RunFigures) -> Finding {

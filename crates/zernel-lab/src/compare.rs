@@ -33,7 +33,7 @@ pub const RULE: &str =
 
 /// What to compare.
 #[derive(Debug, Clone)]
-pub struct Comparison {
+pub struct SchedulerComparison {
     /// The scenarios.
     pub scenarios: Vec<Scenario>,
     /// The schedulers. The others are compared with the first.
@@ -46,7 +46,7 @@ pub struct Comparison {
 
 /// How far a comparison is.
 #[derive(Debug, Clone)]
-pub struct Progress<'a> {
+pub struct ComparisonProgress<'a> {
     /// Runs that are done.
     pub done: usize,
     /// All runs.
@@ -59,7 +59,7 @@ pub struct Progress<'a> {
 
 /// A comparison that is done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ComparisonReport {
     /// The rule by which schedulers are called better or worse.
     pub rule: String,
     /// One per scenario.
@@ -82,7 +82,7 @@ pub struct ScenarioReport {
 /// Place of a run: scenario, scheduler, seed.
 type Place = (usize, usize, u64);
 
-impl Comparison {
+impl SchedulerComparison {
     /// Runs everything. `prepare` changes each run, `watch` hears of each one that is done.
     ///
     /// Returns `None` if `interrupt` was set.
@@ -90,8 +90,8 @@ impl Comparison {
         &self,
         interrupt: &Arc<AtomicBool>,
         prepare: impl Fn(ScenarioRun) -> ScenarioRun + Sync,
-        mut watch: impl FnMut(&Progress<'_>),
-    ) -> Option<Report> {
+        mut watch: impl FnMut(&ComparisonProgress<'_>),
+    ) -> Option<ComparisonReport> {
         let places = self.places();
         let next = AtomicUsize::new(0);
         let (sender, receiver) = mpsc::channel();
@@ -119,7 +119,7 @@ impl Comparison {
                     booted.push(took);
                 }
                 let done = results.len() + 1;
-                watch(&Progress {
+                watch(&ComparisonProgress {
                     done,
                     total: places.len(),
                     last: &result,
@@ -159,7 +159,7 @@ impl Comparison {
         Some(mean * rounds)
     }
 
-    fn report(&self, results: &BTreeMap<Place, RunResult>) -> Report {
+    fn report(&self, results: &BTreeMap<Place, RunResult>) -> ComparisonReport {
         let scenario_report = |(index, scenario): (usize, &Scenario)| {
             let metric = Metric::of(scenario);
             let runs = |scheduler: usize| -> Vec<&RunResult> {
@@ -178,7 +178,7 @@ impl Comparison {
                 metric,
             }
         };
-        Report {
+        ComparisonReport {
             rule: RULE.to_owned(),
             scenarios: self
                 .scenarios
@@ -190,7 +190,7 @@ impl Comparison {
     }
 }
 
-impl Report {
+impl ComparisonReport {
     /// The worst verdict of all runs.
     #[must_use]
     pub fn verdict(&self) -> Verdict {

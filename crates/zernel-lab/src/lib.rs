@@ -50,7 +50,7 @@ pub mod vm;
 pub use account::{Account, CpuTimeReading};
 pub use assertion::{Assertion, Finding, Verdict};
 pub use availability::{Unavailable, available};
-pub use compare::Comparison;
+pub use compare::SchedulerComparison;
 pub use deterministic::{Determinism, Deterministic, Digest, Ticks};
 pub use initramfs::{Initramfs, InitramfsError};
 pub use kernel::{
@@ -60,5 +60,5 @@ pub use kernel::{
 pub use scenario::plan::Scheduler;
 pub use scenario::{Control, Scenario, ScenarioError};
 pub use scenario_run::{GuestAnswer, RunResult, ScenarioRun};
-pub use topology::{BadTopology, Topology};
+pub use topology::{BadTopology, CpuTopology};
 pub use vm::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};

@@ -13,7 +13,7 @@ use zernel_workload::work::GpuBackend;
 use zernel_workload::{CloneMode, Spec, WorkSpec, WorkType};
 
 use crate::assertion::Assertion;
-use crate::topology::Topology;
+use crate::topology::CpuTopology;
 
 pub mod cgroup;
 pub mod control;
@@ -68,7 +68,7 @@ pub struct Scenario {
     pub cgroups: Vec<ScenarioCgroup>,
     /// Changes while the scenario runs.
     #[serde(rename = "step")]
-    pub steps: Vec<Step>,
+    pub steps: Vec<TimedAction>,
     /// What must hold beside the defaults.
     #[serde(rename = "assert")]
     pub assertions: Vec<Assertion>,
@@ -100,7 +100,7 @@ impl Default for Scenario {
 /// A change at a moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Step {
+pub struct TimedAction {
     /// When, counted from the start of the groups.
     pub at_ms: u64,
     /// What.
@@ -182,12 +182,12 @@ impl Scenario {
     ///
     /// # Errors
     /// What is wrong with `topology`.
-    pub fn parsed_topology(&self) -> Result<Topology, String> {
+    pub fn parsed_topology(&self) -> Result<CpuTopology, String> {
         if let Ok(cpus @ 1..=255) = self.topology.parse::<u32>() {
-            return Ok(Topology::flat(cpus));
+            return Ok(CpuTopology::flat(cpus));
         }
         self.topology
-            .parse::<Topology>()
+            .parse::<CpuTopology>()
             .map_err(|error| format!("key `topology`: {error}"))
     }
 
@@ -207,7 +207,7 @@ impl Scenario {
     /// Whether a step starts this group.
     #[must_use]
     pub fn is_added_later(&self, group: &str) -> bool {
-        let adds = |step: &Step| matches!(&step.action, Action::Add(name) if name == group);
+        let adds = |step: &TimedAction| matches!(&step.action, Action::Add(name) if name == group);
         self.steps.iter().any(adds)
     }
 
@@ -331,7 +331,7 @@ impl Scenario {
             .any(|other| other.name.starts_with(&prefix))
     }
 
-    fn check_step(&self, step: &Step) -> Result<(), String> {
+    fn check_step(&self, step: &TimedAction) -> Result<(), String> {
         let end_ms = self.warmup_ms + self.duration_ms;
         if step.at_ms > end_ms {
             return Err(format!(

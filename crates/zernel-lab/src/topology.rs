@@ -7,7 +7,7 @@ use thiserror::Error;
 
 /// NUMA nodes, last-level caches per node, cores per cache and threads per core. As text: `1x2x4x1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Topology {
+pub struct CpuTopology {
     /// NUMA nodes.
     pub nodes: u32,
     /// Last-level caches of a node.
@@ -25,7 +25,7 @@ pub struct Topology {
 )]
 pub struct BadTopology(String);
 
-impl Topology {
+impl CpuTopology {
     const MOST_CPUS: u32 = 255;
 
     /// Some cores with one thread each, one cache, one node.
@@ -86,7 +86,7 @@ impl Topology {
     }
 }
 
-impl fmt::Display for Topology {
+impl fmt::Display for CpuTopology {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             nodes,
@@ -98,7 +98,7 @@ impl fmt::Display for Topology {
     }
 }
 
-impl FromStr for Topology {
+impl FromStr for CpuTopology {
     type Err = BadTopology;
 
     fn from_str(text: &str) -> Result<Self, BadTopology> {
@@ -126,10 +126,10 @@ mod tests {
 
     #[test]
     fn a_topology_is_read_from_its_own_text() {
-        let topology: Topology = "2x2x4x1".parse().unwrap();
+        let topology: CpuTopology = "2x2x4x1".parse().unwrap();
         assert_eq!(topology.cpus(), 16);
         assert_eq!(topology.to_string().parse(), Ok(topology));
-        assert_eq!("1×2×2×1".parse::<Topology>().unwrap().llcs, 2);
+        assert_eq!("1×2×2×1".parse::<CpuTopology>().unwrap().llcs, 2);
         for text in [
             "",
             "4",
@@ -140,7 +140,7 @@ mod tests {
             "16x16x16x16",
             "1x1x1x99999999999",
         ] {
-            let error = text.parse::<Topology>().unwrap_err();
+            let error = text.parse::<CpuTopology>().unwrap_err();
             assert!(error.to_string().contains("1x2x4x1"), "{error}");
         }
     }
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn nodes_share_the_memory_and_the_sockets() {
         let options = |text: &str| -> Vec<String> {
-            let topology: Topology = text.parse().unwrap();
+            let topology: CpuTopology = text.parse().unwrap();
             let options = topology.qemu_options(1001);
             options.into_iter().map(|(_, value)| value).collect()
         };

@@ -15,7 +15,7 @@ use crate::host::find_program;
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 use crate::qemu::{self, Programs};
-use crate::topology::Topology;
+use crate::topology::CpuTopology;
 
 mod attempt;
 mod error;
@@ -108,7 +108,7 @@ pub struct CommandOutcome {
 #[derive(Debug, Clone)]
 pub struct VmSpec {
     pub(crate) kernel: Kernel,
-    pub(crate) topology: Topology,
+    pub(crate) topology: CpuTopology,
     pub(crate) memory_mib: u32,
     pub(crate) command_line: Vec<String>,
     pub(crate) deterministic: Option<Deterministic>,
@@ -126,7 +126,7 @@ impl VmSpec {
     pub fn new(kernel: Kernel) -> Self {
         Self {
             kernel,
-            topology: Topology::flat(2),
+            topology: CpuTopology::flat(2),
             memory_mib: 1024,
             command_line: Vec::new(),
             deterministic: None,
@@ -141,11 +141,11 @@ impl VmSpec {
 
     /// The number of processors, as cores that share one cache.
     pub fn cpus(self, cpus: u32) -> Self {
-        self.topology(Topology::flat(cpus))
+        self.topology(CpuTopology::flat(cpus))
     }
 
     /// The processors with their nodes, caches, cores and threads.
-    pub fn topology(mut self, topology: Topology) -> Self {
+    pub fn topology(mut self, topology: CpuTopology) -> Self {
         self.topology = topology;
         self
     }

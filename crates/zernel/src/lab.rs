@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
 use zernel_lab::{
-    CommandStatus, Determinism, Deterministic, Initramfs, Kernel, KernelRequest, Ticks, Topology,
-    VmError, VmSpec,
+    CommandStatus, CpuTopology, Determinism, Deterministic, Initramfs, Kernel, KernelRequest,
+    Ticks, VmError, VmSpec,
 };
 
 use crate::{help, interrupt};
@@ -61,7 +61,7 @@ struct RunOptions {
     cpus: Option<u32>,
     /// NUMA nodes x last-level caches per node x cores per cache x threads per core, such as 1x2x4x1
     #[arg(long, value_name = "NxLxCxT", conflicts_with = "cpus")]
-    topology: Option<Topology>,
+    topology: Option<CpuTopology>,
     /// Emulate the machine with a clock that counts instructions: equal runs print equal bytes,
     /// whatever the host does, but take 5 to 10 times as long
     #[arg(long)]
@@ -153,7 +153,7 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
 fn machine(options: &RunOptions, kernel: Kernel) -> VmSpec {
     let topology = options
         .topology
-        .unwrap_or(Topology::flat(options.cpus.unwrap_or(2)));
+        .unwrap_or(CpuTopology::flat(options.cpus.unwrap_or(2)));
     let default_timeout = if options.deterministic { 600 } else { 120 };
     let spec = VmSpec::new(kernel)
         .topology(topology)

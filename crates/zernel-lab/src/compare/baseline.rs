@@ -1,7 +1,7 @@
 //! A report of an earlier day, to fail against.
 
-use super::statistics::{Outcome, SignTest, median};
-use super::{Report, ScenarioReport, SchedulerRow};
+use super::statistics::{SignTest, SignTestOutcome, median};
+use super::{ComparisonReport, ScenarioReport, SchedulerRow};
 
 /// The change of a median that counts where there are too few seeds for the sign test, in percent.
 const LARGEST_CHANGE_PERCENT: f64 = 5.0;
@@ -11,7 +11,7 @@ const SEEDS_FOR_SIGN_TEST: usize = 6;
 /// What became worse than in the baseline: a verdict, or the compared figure by the sign test over the seeds that both
 /// have. With fewer than six seeds the median may change by 5 %.
 #[must_use]
-pub fn regressions(report: &Report, baseline: &Report) -> Vec<String> {
+pub fn regressions(report: &ComparisonReport, baseline: &ComparisonReport) -> Vec<String> {
     let mut found = Vec::new();
     for scenario in &report.scenarios {
         let before = baseline
@@ -52,7 +52,7 @@ fn regression(
     let (old, new) = (median(&old)?, median(&new)?);
     let higher = scenario.metric.higher_is_better();
     let worse = match pairs.len() >= SEEDS_FOR_SIGN_TEST {
-        true => SignTest::of(pairs, higher).outcome() == Outcome::Worse,
+        true => SignTest::of(pairs, higher).outcome() == SignTestOutcome::Worse,
         false => {
             let change_percent = (new / old - 1.0) * 100.0;
             let loss_percent = if higher {

@@ -79,21 +79,12 @@ impl SchedulerRow {
             .zip(runs)
             .filter_map(|(first, run)| Some((value(first)?, value(run)?)));
         let by_seed: Vec<Option<f64>> = runs.iter().map(value).collect();
-        let problem = runs
-            .iter()
-            .flat_map(|run| &run.findings)
-            .find(|finding| finding.verdict != Verdict::Pass);
-        let noise = |figures: &&RunFigures| figures.cpus_used_by(&scenario.noise);
         Self {
             scheduler: runs
                 .first()
                 .map_or_else(String::new, |run| run.scheduler.clone()),
-            verdict: runs
-                .iter()
-                .map(|run| run.verdict())
-                .max()
-                .unwrap_or(Verdict::Skip),
-            problem: problem.map(|finding| finding.text.clone()),
+            verdict: worst_verdict(runs),
+            problem: first_problem(runs),
             median: median(&by_seed.iter().flatten().copied().collect::<Vec<f64>>()),
             by_seed,
             rate: median_of(&figures, |figures| {
@@ -108,14 +99,25 @@ impl SchedulerRow {
             wake_p99_us: us(wakes.quantile(0.99)),
             wake_max_us: us(wakes.quantile(1.0)),
             cpu_ms_per_step: cpu_ms_per_step(&groups),
-            noise_cpus: match scenario.noise.is_empty() {
-                true => None,
-                false => median(&figures.iter().map(noise).collect::<Vec<f64>>()),
-            },
+            noise_cpus: median_of(&figures, |figures| {
+                (!scenario.noise.is_empty()).then(|| figures.cpus_used_by(&scenario.noise))
+            }),
             longest_wait_ms: longest_wait_ms(&figures),
             against_first: SignTest::of(pairs, metric.higher_is_better()),
         }
     }
+}
+
+fn worst_verdict(runs: &[&RunResult]) -> Verdict {
+    let verdicts = runs.iter().map(|run| run.verdict());
+    verdicts.max().unwrap_or(Verdict::Skip)
+}
+
+/// The text of the first finding that is not a pass.
+fn first_problem(runs: &[&RunResult]) -> Option<String> {
+    let mut findings = runs.iter().flat_map(|run| &run.findings);
+    let problem = findings.find(|finding| finding.verdict != Verdict::Pass);
+    problem.map(|finding| finding.text.clone())
 }
 
 fn median_of(figures: &[&RunFigures], value: impl Fn(&RunFigures) -> Option<f64>) -> Option<f64> {

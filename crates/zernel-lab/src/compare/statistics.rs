@@ -18,7 +18,7 @@ pub struct SignTest {
 
 /// What a sign test shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SignTestOutcome {
     /// The second is better.
     Better,
     /// The second is worse.
@@ -58,11 +58,11 @@ impl SignTest {
 
     /// What it shows by the rule that is stated before the runs.
     #[must_use]
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> SignTestOutcome {
         match self.p() <= LARGEST_P {
-            true if self.wins > self.losses => Outcome::Better,
-            true => Outcome::Worse,
-            false => Outcome::Undecided,
+            true if self.wins > self.losses => SignTestOutcome::Better,
+            true => SignTestOutcome::Worse,
+            false => SignTestOutcome::Undecided,
         }
     }
 }
@@ -103,13 +103,13 @@ mod tests {
     #[test]
     fn six_of_six_decides_and_five_do_not() {
         assert!((test(6, 0).p() - 1.0 / 64.0).abs() < 1e-12);
-        assert_eq!(test(6, 0).outcome(), Outcome::Better);
-        assert_eq!(test(0, 6).outcome(), Outcome::Worse);
-        assert_eq!(test(5, 0).outcome(), Outcome::Undecided);
-        assert_eq!(test(6, 1).outcome(), Outcome::Undecided);
-        assert_eq!(test(0, 0).outcome(), Outcome::Undecided);
+        assert_eq!(test(6, 0).outcome(), SignTestOutcome::Better);
+        assert_eq!(test(0, 6).outcome(), SignTestOutcome::Worse);
+        assert_eq!(test(5, 0).outcome(), SignTestOutcome::Undecided);
+        assert_eq!(test(6, 1).outcome(), SignTestOutcome::Undecided);
+        assert_eq!(test(0, 0).outcome(), SignTestOutcome::Undecided);
         assert!((test(9, 1).p() - 11.0 / 1024.0).abs() < 1e-12);
-        assert_eq!(test(9, 1).outcome(), Outcome::Better);
+        assert_eq!(test(9, 1).outcome(), SignTestOutcome::Better);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::statistics::Outcome;
-use super::{Report, ScenarioReport, SchedulerRow};
+use super::statistics::SignTestOutcome;
+use super::{ComparisonReport, ScenarioReport, SchedulerRow};
 use crate::assertion::Verdict;
 
 const HEADINGS: [&str; 11] = [
@@ -20,7 +20,7 @@ const HEADINGS: [&str; 11] = [
     "verdict",
 ];
 
-impl fmt::Display for Report {
+impl fmt::Display for ComparisonReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "Rule: {}.", self.rule)?;
         for scenario in &self.scenarios {
@@ -96,9 +96,9 @@ impl ScenarioReport {
         let test = &row.against_first;
         let against = match (is_first, test.outcome()) {
             (true, _) => "-".to_owned(),
-            (_, Outcome::Better) => format!("better, p = {:.3}", test.p()),
-            (_, Outcome::Worse) => format!("worse, p = {:.3}", test.p()),
-            (_, Outcome::Undecided) => format!("undecided, p = {:.3}", test.p()),
+            (_, SignTestOutcome::Better) => format!("better, p = {:.3}", test.p()),
+            (_, SignTestOutcome::Worse) => format!("worse, p = {:.3}", test.p()),
+            (_, SignTestOutcome::Undecided) => format!("undecided, p = {:.3}", test.p()),
         };
         [
             row.scheduler.clone(),

@@ -6,8 +6,8 @@ fn scenario() -> Scenario {
     Scenario::parse(text, "thing.toml").unwrap()
 }
 
-fn comparison(seeds: u64) -> Comparison {
-    Comparison {
+fn comparison(seeds: u64) -> SchedulerComparison {
+    SchedulerComparison {
         scenarios: vec![scenario()],
         schedulers: vec![Scheduler::Eevdf, Scheduler::Own("mine".to_owned())],
         seeds,
@@ -40,7 +40,7 @@ fn result(scheduler: &str, seed: u64, rounds: u64) -> RunResult {
 }
 
 /// A report in which the second scheduler makes `mine` rounds at each seed and the first one 100.
-fn report(mine: &[u64]) -> Report {
+fn report(mine: &[u64]) -> ComparisonReport {
     let mut results = BTreeMap::new();
     for (seed, rounds) in (1..).zip(mine) {
         results.insert((0, 0, seed), result("eevdf", seed, 100));

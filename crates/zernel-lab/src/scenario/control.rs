@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use zernel_workload::{SchedPolicy, WorkSpec, WorkType};
 
-use super::{Action, Scenario, ScenarioCgroup, Step};
+use super::{Action, Scenario, ScenarioCgroup, TimedAction};
 
 /// The slice that the control `slice` asks EEVDF for: a fortieth of the default.
 const SLICE_US: u64 = 100;
@@ -159,7 +159,7 @@ fn make_reference(scenario: &mut Scenario) -> Result<(), String> {
     for cgroup in &mut scenario.cgroups {
         cgroup.groups.retain(|group| !is_noise(group));
     }
-    let concerns_noise = |step: &Step| match &step.action {
+    let concerns_noise = |step: &TimedAction| match &step.action {
         Action::Add(group) | Action::Remove(group) | Action::Move { group, .. } => is_noise(group),
         _ => false,
     };

@@ -19,7 +19,7 @@ use super::cgroup;
 use super::figures::{AccountFigures, GroupFigures, RunFigures};
 use super::plan::GuestPlan;
 use super::sampler::{TaskSampler, TaskTimes};
-use super::{Action, Scenario, Step};
+use super::{Action, Scenario, TimedAction};
 use crate::account::{Account, CpuTimeReading};
 
 mod companion;
@@ -282,7 +282,7 @@ impl<'a> Execution<'a> {
     fn run(&mut self) {
         let begin_ms = self.scenario.warmup_ms;
         let end_ms = begin_ms + self.scenario.duration_ms;
-        let mut steps: Vec<&Step> = self.scenario.steps.iter().collect();
+        let mut steps: Vec<&TimedAction> = self.scenario.steps.iter().collect();
         steps.sort_by_key(|step| step.at_ms);
         let mut steps = steps.into_iter().peekable();
         let mut sample_ms = SAMPLE_EVERY_MS;
@@ -352,7 +352,7 @@ impl<'a> Execution<'a> {
         });
     }
 
-    fn take(&mut self, step: &Step) {
+    fn take(&mut self, step: &TimedAction) {
         let result = match &step.action {
             Action::Add(name) => self.add(name),
             Action::Remove(name) => {

@@ -9,7 +9,7 @@ use std::thread::available_parallelism;
 
 use clap::Args;
 use zernel_lab::compare::baseline::regressions;
-use zernel_lab::compare::{Comparison, Progress, RULE, Report};
+use zernel_lab::compare::{ComparisonProgress, ComparisonReport, RULE, SchedulerComparison};
 
 use super::scenario::{CommonOptions, WRONG_INPUT, load};
 use crate::{help, interrupt, print};
@@ -64,7 +64,7 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
         }
     };
     let cpus = available_parallelism().map_or(1, usize::from);
-    let comparison = Comparison {
+    let comparison = SchedulerComparison {
         scenarios,
         schedulers,
         seeds: options.seeds,
@@ -95,7 +95,7 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
     Ok(ExitCode::from(u8::from(!worse.is_empty())))
 }
 
-fn read_report(file: &Path) -> Result<Report, Box<dyn Error>> {
+fn read_report(file: &Path) -> Result<ComparisonReport, Box<dyn Error>> {
     let text = fs::read(file).map_err(|error| named(file, &error))?;
     let report = serde_json::from_slice(&text);
     Ok(report.map_err(|error| format!("{}: {error}; write it with --json", file.display()))?)
@@ -105,7 +105,7 @@ fn named(file: &Path, error: &io::Error) -> String {
     format!("{}: {error}", file.display())
 }
 
-fn show_progress(progress: &Progress<'_>) {
+fn show_progress(progress: &ComparisonProgress<'_>) {
     let last = progress.last;
     let left = progress.time_left.map_or_else(String::new, |left| {
         format!(", about {} s left", left.as_secs())

@@ -1,0 +1,121 @@
+//! Attaches the programs to functions of a file, by the rung that works here.
+
+use std::path::Path;
+
+use libbpf_rs::{Link, UprobeMultiOpts, UprobeOpts};
+
+use super::{Kernel, Rung, Target};
+use crate::child_task::TakeLink;
+use crate::probes::SYMBOLS;
+
+impl Kernel {
+    /// Attaches probes to functions of one file. Dropping the links detaches them.
+    pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
+        let mut links = Vec::new();
+        self.attach_each(file, targets, &mut |link| {
+            links.push(link);
+            Ok(())
+        })?;
+        Ok(links)
+    }
+
+    /// Attaches probes to functions of one file, and passes each link on as soon as there is one.
+    pub(crate) fn attach_each(
+        &self,
+        file: &Path,
+        targets: &[Target],
+        take: TakeLink<'_>,
+    ) -> libbpf_rs::Result<()> {
+        let (markers, calls): (Vec<Target>, Vec<Target>) = targets
+            .iter()
+            .partition(|target| SYMBOLS[target.symbol].entry_only);
+        if !calls.is_empty() {
+            self.attach_calls(file, &calls, take)?;
+        }
+        if !markers.is_empty() {
+            self.attach_entries(file, &markers, take)?;
+        }
+        Ok(())
+    }
+
+    fn attach_calls(
+        &self,
+        file: &Path,
+        targets: &[Target],
+        take: TakeLink<'_>,
+    ) -> libbpf_rs::Result<()> {
+        match self.rung {
+            Rung::Session => take(self.attach_multi("call_session", file, targets, false)?)?,
+            // Returns first: a return without its entry is ignored, but an entry without its return is a call that
+            // never ends.
+            Rung::Multi => {
+                take(self.attach_multi("call_leave_multi", file, targets, true)?)?;
+                take(self.attach_multi("call_enter_multi", file, targets, false)?)?;
+            }
+            Rung::PerfEvent => {
+                for target in targets {
+                    take(self.attach_perf("call_leave_perf", file, target, true)?)?;
+                    take(self.attach_perf("call_enter_perf", file, target, false)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches entry probes only, each set in its own link.
+    fn attach_entries(
+        &self,
+        file: &Path,
+        targets: &[Target],
+        take: TakeLink<'_>,
+    ) -> libbpf_rs::Result<()> {
+        match self.rung {
+            Rung::Session | Rung::Multi => {
+                take(self.attach_multi("call_mark_multi", file, targets, false)?)?;
+            }
+            Rung::PerfEvent => {
+                for target in targets {
+                    take(self.attach_perf("call_mark_perf", file, target, false)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attach_multi(
+        &self,
+        program: &str,
+        file: &Path,
+        targets: &[Target],
+        retprobe: bool,
+    ) -> libbpf_rs::Result<Link> {
+        let options = UprobeMultiOpts {
+            offsets: targets
+                .iter()
+                .map(|target| target.offset as usize)
+                .collect(),
+            cookies: targets.iter().map(|target| target.symbol as u64).collect(),
+            session: program == "call_session",
+            retprobe,
+            ..Default::default()
+        };
+        self.program(program)?
+            .attach_uprobe_multi_with_opts(-1, file, "", options)
+    }
+
+    fn attach_perf(
+        &self,
+        program: &str,
+        file: &Path,
+        target: &Target,
+        retprobe: bool,
+    ) -> libbpf_rs::Result<Link> {
+        let options = UprobeOpts {
+            cookie: target.symbol as u64,
+            retprobe,
+            ..Default::default()
+        };
+        self.program(program)?
+            .attach_uprobe_with_opts(-1, file, target.offset as usize, options)
+    }
+}
