@@ -53,7 +53,7 @@ static __always_inline __u64 zernel_argument(const __u64 *registers, __u64 stack
 	return value;
 }
 
-/* The entry of a function whose return is not probed. Its arguments may decide what it means. */
+/* The entry of a function without a return probe. Its arguments may decide what it means. */
 struct zernel_entry {
 	__u64 arguments[2];
 	__u32 event; /* enum zernel_event, or ZERNEL_NONE */

@@ -200,7 +200,7 @@ static inline int zernel_ends_open_call(const struct zernel_tracker *tracker, __
 	return 0;
 }
 
-/* Ends a phase whose deadline has passed. */
+/* Ends a phase after its deadline. */
 static inline void zernel_expire(const struct zernel_tracker_config *config,
 				 struct zernel_task_state *task)
 {

@@ -57,7 +57,7 @@ static CHILDREN: Mutex<Children> = Mutex::new(Children {
 
 #[derive(Debug)]
 struct Children {
-    /// Number of children by the tenant whose files they work on.
+    /// Number of children by tenant.
     tenants: BTreeMap<Tenant, usize>,
     /// Those that were killed, or have sent their results.
     ending: Vec<Child>,
@@ -311,7 +311,7 @@ impl<T> AsFd for ChildTask<T> {
 struct Child {
     pid: Pid,
     handle: OwnedFd,
-    /// The tenant whose file it works on.
+    /// The tenant that it works for.
     tenant: Tenant,
 }
 

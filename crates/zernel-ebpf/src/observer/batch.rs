@@ -146,7 +146,7 @@ impl Batch {
     }
 }
 
-/// Deletes entries of a map, whose keys lie one after another. Keys without an entry are skipped. Calls a function with
+/// Deletes entries of a map. The keys lie one after another. Keys without an entry are skipped. Calls a function with
 /// the key of every entry that it deleted.
 fn delete(map: &MapHandle, mut keys: Vec<u8>, mut on_deleted: impl FnMut(&[u8])) -> io::Result<()> {
     let key_bytes = map.key_size() as usize;

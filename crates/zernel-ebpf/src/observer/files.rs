@@ -89,7 +89,7 @@ pub(crate) struct AttachedFile {
     pub(crate) kind: LibraryKind,
     pub(crate) functions: Vec<Function>,
     pub(crate) file: ForeignFile,
-    /// The tenant whose process mapped it first, or [`SHARED`].
+    /// The tenant of the first process that mapped it, or [`SHARED`].
     pub(super) tenant: Tenant,
     pub(super) links: Links,
     pub(super) change_watches: Vec<WatchId>,
