@@ -102,6 +102,13 @@ Examples:
 
 Everything after `--` is the command with its options.";
 
+pub(crate) const SCHED: &str = "\
+Examples:
+  sudo zernel sched                  schedule all tasks until Ctrl-C
+  sudo zernel sched --slice-us 2000  shorter turns, more context switches
+  zernel lab scenario scenarios/wake.toml --sched zernel
+                                     measure it in a virtual machine first";
+
 pub(crate) const TRUTH: &str = "\
 Examples:
   sudo zernel truth record -o run.trace.gz -- python truth/train.py eager
