@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use zernel_phase::class::TaskClass;
 
+use super::Observer;
 use super::kernel::Kernel;
 use super::mapped::MappedArray;
-use super::{ObserveError, Observer};
 use crate::probes::layout::{self, RawDecisions};
 
 /// The section with the switch of the decisions.
@@ -81,7 +81,7 @@ pub struct ProcessDecisions {
 }
 
 /// Reads the rows of all processes.
-pub(super) fn read(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<ProcessDecisions> {
+fn read(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<ProcessDecisions> {
     let processes = 1..layout::PROCESSES;
     let decisions = processes.filter_map(|index| {
         let record = kernel.record_at(index)?;
@@ -106,8 +106,9 @@ pub(super) fn read(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<Pro
 impl Observer {
     /// Decisions so far, of all processes that are observed now. Empty unless
     /// [`ObserverOptions::counts_decisions`](super::ObserverOptions::counts_decisions) is set.
-    pub fn decisions(&self) -> Result<Vec<ProcessDecisions>, ObserveError> {
+    #[must_use]
+    pub fn decisions(&self) -> Vec<ProcessDecisions> {
         let rows = self.kernel.decisions.as_ref();
-        Ok(rows.map_or_else(Vec::new, |rows| read(&self.kernel, rows)))
+        rows.map_or_else(Vec::new, |rows| read(&self.kernel, rows))
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
     while !is_over() && !stop.load(Ordering::Relaxed) && !observer.has_ended() {
         thread::sleep(POLL_INTERVAL);
         let read = observer.requests().call(|observer| observer.decisions());
-        let read = read.transpose()?.unwrap_or_default();
+        let read = read.unwrap_or_default();
         processes.extend(read.into_iter().map(|process| (process.handle, process)));
     }
     let wall = started.elapsed();

@@ -94,8 +94,14 @@ impl RunningScheduler {
 pub(super) struct Observer(Child);
 
 impl Observer {
-    pub(super) fn start(program: &Path) -> Result<Self, String> {
-        let mut child = spawn(Command::new(program).arg("observe"), OBSERVER_LOG)?;
+    /// Starts it, with hints at a path if the scheduler reads them.
+    pub(super) fn start(program: &Path, hints: Option<&str>) -> Result<Self, String> {
+        let mut command = Command::new(program);
+        command.arg("observe");
+        if let Some(path) = hints {
+            command.args(["--hints", path]);
+        }
+        let mut child = spawn(&mut command, OBSERVER_LOG)?;
         match wait_for(&mut child, || Path::new(HEARTBEAT).exists()) {
             true => Ok(Self(child)),
             false => {
