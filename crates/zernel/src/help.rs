@@ -85,7 +85,16 @@ Examples:
   sudo zernel observe --expose all    serve without a token
   zernel ps                           list your training processes
   sudo zernel observe --ledger        print the probed functions and exit
+  sudo zernel observe --hints /sys/fs/bpf/scx_hints
+                                      write classes for scx_layered
   sudo systemctl enable --now zernel  run as a service (Debian package)";
+
+pub(crate) const SCHED: &str = "\
+Examples:
+  sudo zernel sched --dry-run             count decisions until Ctrl-C
+  sudo zernel sched --dry-run --for 60s --json
+                                          for a minute, as JSON
+  sudo zernel sched explain 4711          the classes of a process's threads";
 
 pub(crate) const PS: &str = "\
 Examples:
