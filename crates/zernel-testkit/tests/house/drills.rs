@@ -8,7 +8,9 @@ use crate::workspace;
 
 fn drills(workspace: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(workspace.join("docs/drills")).expect("a folder");
-    entries.map(|entry| entry.expect("readable").path()).collect()
+    entries
+        .map(|entry| entry.expect("readable").path())
+        .collect()
 }
 
 #[test]
