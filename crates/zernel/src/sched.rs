@@ -1,65 +1,47 @@
-//! `zernel sched`: loads the scheduler and keeps it loaded until it is asked to stop.
+//! `zernel sched`: scheduling by what the probes see.
+
+mod dry_run;
+mod explain;
+mod load;
 
 use std::error::Error;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Args, value_parser};
-use zernel_scheduler::scheduler::{self, SchedCounters, SchedSettings};
-
-use crate::doctor::malformed_functions;
-use crate::interrupt;
+use clap::{Args, Subcommand};
 
 /// Schedule all tasks of this machine with sched_ext
 ///
-/// A fair scheduler with cgroup weights, nice values and cpu.max. It stays loaded until Ctrl-C or
-/// SIGTERM. However the command ends, the kernel returns to its own scheduler. Exit code 1: it was
+/// A fair scheduler that knows nice values, cgroup weights and cpu.max. It stays loaded until Ctrl-C
+/// or SIGTERM. However the command ends, the kernel returns to its own scheduler. Exit code 1: it was
 /// not loaded, or the kernel ejected it; the reason is printed.
+///
+/// Every thread of an ML process has a class: critical (the step waits for it), feed (the next batch
+/// waits for it), GPU wait (it spins until the GPU is done) or other. `--dry-run` and `explain` show
+/// them.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
-    /// Time that a task runs before others get their turn, in microseconds
-    #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
-    #[arg(value_parser = value_parser!(u64).range(100..=100_000))]
-    slice_us: u64,
+    #[command(subcommand)]
+    command: Option<SchedCommand>,
+    #[command(flatten)]
+    load_options: load::LoadOptions,
+    /// Schedule nothing; count what would have been decided, until Ctrl-C
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    dry_run_options: dry_run::DryRunOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum SchedCommand {
+    /// Print the class of each thread of a process, and why
+    Explain(explain::ExplainOptions),
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::flag()?;
-    let settings = SchedSettings {
-        slice: Duration::from_micros(options.slice_us),
-    };
-    scheduler::check()?;
-    let malformed = malformed_functions();
-    if malformed > 0 {
-        return Err(format!(
-            "the kernel's BTF has {malformed} malformed scheduler functions, so the verifier refuses every scheduler; \
-             use another kernel"
-        )
-        .into());
+    match &options.command {
+        Some(SchedCommand::Explain(explain)) => explain::run(explain),
+        None if options.dry_run => dry_run::run(&options.dry_run_options),
+        None => load::run(&options.load_options),
     }
-    let loaded = || eprintln!("zernel: the scheduler is loaded; Ctrl-C unloads it");
-    let counters = scheduler::run(&settings, &stop, loaded)?;
-    eprint!("{}", describe(&counters));
-    Ok(ExitCode::SUCCESS)
-}
-
-fn describe(counters: &SchedCounters) -> String {
-    let SchedCounters {
-        idle_wakeups,
-        preempting_wakeups,
-        queued,
-        kept,
-        stolen,
-        throttled,
-        uncounted_cgroups,
-    } = counters;
-    let mut text = format!(
-        "zernel: the scheduler is unloaded\n\
-         wake-ups on an idle CPU {idle_wakeups}, preempting {preempting_wakeups}; queued {queued}, kept {kept}, \
-         stolen {stolen}, throttled {throttled}\n"
-    );
-    if *uncounted_cgroups > 0 {
-        text += &format!("{uncounted_cgroups} cgroups had no room and counted as the root\n");
-    }
-    text
 }

@@ -135,6 +135,23 @@ pub enum SchedulerCommand {
     Program(Vec<String>),
 }
 
+/// The option of a scheduler that names a map of hints.
+const HINT_OPTION: &str = "--task-hint-map";
+
+impl SchedulerCommand {
+    /// Path of the map in which the scheduler expects hints, if it does.
+    #[must_use]
+    pub fn hint_map(&self) -> Option<&str> {
+        let Self::Program(arguments) = self else {
+            return None;
+        };
+        let mut arguments = arguments
+            .iter()
+            .skip_while(|argument| *argument != HINT_OPTION);
+        arguments.nth(1).map(String::as_str)
+    }
+}
+
 /// What the virtual machine is told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GuestPlan {
@@ -175,6 +192,9 @@ mod tests {
         assert_eq!(parse("eevdf"), Ok(Scheduler::Eevdf));
         assert_eq!(parse("fifo"), Ok(Scheduler::Control(Control::Fifo)));
         assert_eq!(parse("fair"), Ok(Scheduler::Own("fair".to_owned())));
+        let hinted = parse("/bin/true:--task-hint-map /sys/fs/bpf/hints []").unwrap();
+        assert_eq!(hinted.command().hint_map(), Some("/sys/fs/bpf/hints"));
+        assert_eq!(Scheduler::Eevdf.command().hint_map(), None);
         let program = parse("/bin/true:-s 20000 --fast").unwrap();
         assert_eq!(program.name(), "true -s 20000 --fast");
         assert_eq!(parse("zernel"), Ok(Scheduler::Zernel(Vec::new())));
