@@ -50,6 +50,11 @@ impl RunningScheduler {
                 process.args(["lab", "scheduler", name]);
                 process
             }
+            SchedulerCommand::Zernel(arguments) => {
+                let mut process = Command::new(program);
+                process.arg("sched").args(arguments);
+                process
+            }
             SchedulerCommand::Program(arguments) => {
                 let mut process = Command::new(SCHEDULER);
                 process.args(arguments);
