@@ -29,38 +29,22 @@
 //! count: if another thread runs the collectives, that thread is in `NcclCollective`.
 //!
 //! The tracker tolerates lost and late events. Every phase has a deadline, counted from its last
-//! event and suspended while the thread is blocked; after the deadline the thread is `Unknown`
-//! until its next event. A call ends when another event contradicts it. A late event never changes
+//! event and suspended while the thread is blocked, or runnable and not running; after the deadline
+//! the thread is `Unknown` until its next event. A call ends when another event contradicts it. A late event never changes
 //! a reported interval.
 
 mod activity;
 mod config;
 mod event;
-
-use serde::{Deserialize, Serialize};
+mod faults;
 
 pub use config::TrackerConfig;
 pub use event::{BlockReason, PhaseInterval, ThreadEvent};
+pub use faults::TrackerFaults;
 
 use crate::task_state::WorkloadPhase;
 use activity::Activity;
-
-/// Counts of lost and late events: the quality of a tracker's input. Counts saturate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct TrackerFaults {
-    /// Calls that ended without their leave event.
-    pub lost_leaves: u32,
-    /// Leave events without an enter event.
-    pub lost_enters: u32,
-    /// Events with a timestamp before an event already applied.
-    pub late: u32,
-    /// Phases that ended at their deadline.
-    pub expired: u32,
-}
-
-fn count_fault(fault: &mut u32, happened: bool) {
-    *fault = fault.saturating_add(happened.into());
-}
+use faults::count_fault;
 
 /// A wait in progress, and the activity that it interrupted.
 #[derive(Debug, Clone, Copy)]
@@ -107,6 +91,8 @@ pub struct PhaseTracker {
     /// Time of the last evidence for the call that the thread is in.
     call_shown_ns: u64,
     wait: Option<Wait>,
+    /// When the thread was preempted. Deadlines stand still until it runs again.
+    queued_since_ns: Option<u64>,
     /// Start of the last undecided wait. A copy that follows shows that it was for data.
     undecided_since_ns: Option<u64>,
     /// End of the backward pass. If an optimizer step follows, it began then.
@@ -145,6 +131,7 @@ impl PhaseTracker {
             collective_since_ns: None,
             call_shown_ns: 0,
             wait: None,
+            queued_since_ns: None,
             undecided_since_ns: None,
             update_since_ns: None,
             last_marker_ns: 0,
@@ -175,6 +162,7 @@ impl PhaseTracker {
         self.advance(at_ns, closed);
         // A thread with an event is running, so it is not blocked any more.
         self.end_wait(event);
+        self.end_queue();
         self.apply(event, closed);
         self.update_phase(closed);
     }
@@ -282,7 +270,8 @@ impl PhaseTracker {
             ThreadEvent::ZeroGradients => self.announce(Activity::Zeroing, closed),
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
-            ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches => {}
+            ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
+            ThreadEvent::Resume | ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches => {}
         }
     }
 
@@ -481,6 +470,15 @@ impl PhaseTracker {
         }
     }
 
+    /// Ends the time in which the thread was runnable and did not run. Deadlines move by its length.
+    fn end_queue(&mut self) {
+        if let Some(since_ns) = self.queued_since_ns.take() {
+            let queued_ns = self.now_ns - since_ns;
+            self.call_shown_ns += queued_ns;
+            self.activity_until_ns = self.activity_until_ns.saturating_add(queued_ns);
+        }
+    }
+
     fn end_long_wait(&mut self, wait: Wait, event: ThreadEvent) {
         if self.activity == Activity::Loading {
             let next = match self.is_training_thread && !self.uses_gpu {
@@ -523,7 +521,7 @@ impl PhaseTracker {
             (None, None) => (self.activity.phase(), self.activity_until_ns, 0),
         };
         self.deadline_ns = match self.wait {
-            _ if phase == WorkloadPhase::Unknown => u64::MAX,
+            _ if phase == WorkloadPhase::Unknown || self.queued_since_ns.is_some() => u64::MAX,
             Some(wait) => wait.since_ns.saturating_add(self.config.blocked_max_ns),
             None => shown_ns.saturating_add(max_ns),
         };

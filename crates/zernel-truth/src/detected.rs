@@ -17,7 +17,7 @@ use crate::trace::{
 };
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 19] = [
+const EVENTS: [ThreadEvent; 21] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -37,6 +37,8 @@ const EVENTS: [ThreadEvent; 19] = [
     ThreadEvent::OptimizerBegin,
     ThreadEvent::ZeroGradients,
     ThreadEvent::NotObserved,
+    ThreadEvent::Preempt,
+    ThreadEvent::Resume,
 ];
 
 /// Where phases come from.
@@ -291,8 +293,8 @@ fn thread(
             Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
                 at_work.set(event.at_ns, true);
             }
+            None | Some(ThreadEvent::Preempt | ThreadEvent::Resume) => {}
             Some(_) => in_sync.set(event.at_ns, false),
-            None => {}
         }
     }
     DetectedThread {

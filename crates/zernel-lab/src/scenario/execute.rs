@@ -39,8 +39,9 @@ const LAST_PHASE: &str = "OptimizerStep";
 /// The scenario could not be started: a cgroup or a worker was refused, or the scheduler did not load.
 pub fn execute(plan: &GuestPlan, program: &Path) -> Result<RunFigures, String> {
     outrank_everybody().map_err(|error| format!("cannot use SCHED_FIFO: {error}"))?;
-    let observer = match plan.scenario.observe {
-        true => Some(Observer::start(program)?),
+    let hints = plan.scheduler.hint_map();
+    let observer = match plan.scenario.observe || hints.is_some() {
+        true => Some(Observer::start(program, hints)?),
         false => None,
     };
     let mut execution = Execution::prepare(&plan.scenario)?;

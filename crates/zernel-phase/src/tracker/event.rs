@@ -39,6 +39,10 @@ pub enum ThreadEvent {
     ZeroGradients,
     /// Its calls are not observed from now on.
     NotObserved,
+    /// Left its CPU and is still runnable.
+    Preempt,
+    /// Runs again after that.
+    Resume,
 }
 
 /// The reason why a thread is blocked.

@@ -286,6 +286,24 @@ fn nothing_is_known_of_a_thread_that_is_not_observed() {
     assert_eq!(faults, TrackerFaults::default());
 }
 
+/// A starved thread keeps its phase: a deadline counts time on a CPU or in a block, not time in a run queue.
+#[test]
+fn deadlines_stand_still_while_a_thread_waits_for_a_cpu() {
+    let starved = [(0, Launch), (10, Preempt), (510, Resume)];
+    assert_eq!(
+        track(&starved, 600),
+        [(GpuCompute, 0, 520), (Unknown, 520, 600)]
+    );
+    let in_collective = [(0, CollectiveEnter), (900, Preempt), (5_000, Resume)];
+    assert_eq!(
+        track(&in_collective, 6_000),
+        [(NcclCollective, 0, 5_100), (Unknown, 5_100, 6_000)]
+    );
+    // Its return to a CPU was not seen.
+    let with_loss = [(0, Launch), (10, Preempt), (510, Launch)];
+    assert_eq!(track(&with_loss, 520), [(GpuCompute, 0, 520)]);
+}
+
 #[test]
 fn markers_are_no_news_of_a_thread_that_announces_its_updates() {
     let averages = [

@@ -23,8 +23,8 @@ use crate::{help, interrupt, print};
 pub(super) struct ScenarioOptions {
     /// Scenario file
     file: PathBuf,
-    /// eevdf, a control (nice, fifo, weight, idle, slice, ref), fair, or PATH or PATH:ARGUMENTS of a program that loads a
-    /// scheduler
+    /// eevdf, zernel or zernel:ARGUMENTS, a control (nice, fifo, weight, idle, slice, ref), fair, or PATH or
+    /// PATH:ARGUMENTS of a program that loads a scheduler
     #[arg(long, value_name = "SCHEDULER", default_value = "eevdf")]
     sched: String,
     /// Seed, which moves the start of the groups and their service times

@@ -50,6 +50,11 @@ impl RunningScheduler {
                 process.args(["lab", "scheduler", name]);
                 process
             }
+            SchedulerCommand::Zernel(arguments) => {
+                let mut process = Command::new(program);
+                process.arg("sched").args(arguments);
+                process
+            }
             SchedulerCommand::Program(arguments) => {
                 let mut process = Command::new(SCHEDULER);
                 process.args(arguments);
@@ -100,8 +105,14 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    pub(super) fn start(program: &Path) -> Result<Self, String> {
-        let mut child = spawn(Command::new(program).arg("observe"), OBSERVER_LOG)?;
+    /// Starts it, with hints at a path if the scheduler reads them.
+    pub(super) fn start(program: &Path, hints: Option<&str>) -> Result<Self, String> {
+        let mut command = Command::new(program);
+        command.arg("observe");
+        if let Some(path) = hints {
+            command.args(["--hints", path]);
+        }
+        let mut child = spawn(&mut command, OBSERVER_LOG)?;
         let pid = i32::try_from(child.id()).unwrap_or(0);
         let leaf = cgroup::place(None, OBSERVER, &[pid]).map_err(|error| error.to_string())?;
         match wait_for(&mut child, || Path::new(HEARTBEAT).exists()) {
@@ -115,9 +126,7 @@ impl Observer {
             }
         }
     }
-}
 
-impl Observer {
     /// Its name in an account, and its cgroup.
     pub(super) fn part(&self) -> (String, PathBuf) {
         (OBSERVER.to_owned(), self.leaf.clone())
