@@ -223,7 +223,13 @@ fn pairs<'a>(
     })
 }
 
+/// The time for which a busy CPU missed its ticks. A CPU that idles now and then cannot be judged: what it does
+/// between two ticks is not counted, but its idle time is.
 fn stuck(before: &CpuStat, after: &CpuStat, wall: Duration) -> Option<(usize, Duration)> {
+    let idle = Duration::from_nanos(after.idle_ns.saturating_sub(before.idle_ns));
+    if idle > STUCK {
+        return None;
+    }
     let accounted = after.accounted_ns.saturating_sub(before.accounted_ns);
     let missed = wall.saturating_sub(Duration::from_nanos(accounted));
     (missed > STUCK).then_some((before.cpu, missed))
@@ -381,20 +387,23 @@ mod tests {
     fn a_cpu_that_misses_its_ticks_is_named() {
         let start = Instant::now();
         let first = reading(start, 0, 0);
-        let mut second = reading(start + Duration::from_secs(2), 3_000_000_000, 5_000_000_000);
+        let mut second = reading(start + Duration::from_secs(2), 8_000_000_000, 0);
         assert_eq!(Account::between(&first, &second).stuck, []);
         second.cpus[2].accounted_ns = 400_000_000;
         let account = Account::between(&first, &second);
         assert_eq!(account.stuck, [(2, Duration::from_millis(1600))]);
         let text = account.to_string();
         assert!(text.ends_with("; CPU 2 missed 1.60 s of ticks"), "{text}");
+        second.cpus[2].idle_ns = 300_000_000;
+        assert_eq!(Account::between(&first, &second).stuck, [], "it idles");
     }
 
     #[test]
     fn a_cpu_that_was_switched_off_is_not_stuck() {
         let start = Instant::now();
         let first = reading(start, 0, 0);
-        let mut second = reading(start + Duration::from_secs(2), 3_000_000_000, 4_000_000_000);
+        let mut second = reading(start + Duration::from_secs(2), 4_000_000_000, 4_000_000_000);
+        second.cpus[3].idle_ns = 0;
         for (cpu, seconds) in [2, 2, 2, 1].into_iter().enumerate() {
             second.cpus[cpu].accounted_ns = seconds * 1_000_000_000;
         }
