@@ -27,10 +27,10 @@ const ROUND: Duration = Duration::from_millis(500);
 #[derive(Debug, Args)]
 pub(crate) struct DryRunOptions {
     /// Count for TIME, such as 60s, 5m or 1h [default: until Ctrl-C]
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, requires = "dry_run")]
     time: Option<Duration>,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, requires = "dry_run")]
     json: bool,
 }
 
