@@ -185,7 +185,10 @@ fn kernel_reports_limits() -> bool {
         return false;
     };
     let ops = btf.type_by_name::<Struct<'_>>("sched_ext_ops");
-    ops.is_some_and(|ops| ops.iter().any(|member| member.name == Some(OsStr::new(REPORTS_LIMITS))))
+    ops.is_some_and(|ops| {
+        ops.iter()
+            .any(|member| member.name == Some(OsStr::new(REPORTS_LIMITS)))
+    })
 }
 
 fn wait(skel: &MainSkel<'_>, stop: &AtomicBool, mut limits: Option<LimitReader>) {
