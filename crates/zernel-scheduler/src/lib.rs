@@ -7,6 +7,7 @@
 mod cgroup_limits;
 pub mod sched_ext;
 pub mod scheduler;
+mod task_state_pins;
 mod topology;
 
 pub use zernel_phase::{phase_detector, task_state, tracker};

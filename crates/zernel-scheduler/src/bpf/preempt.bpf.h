@@ -9,12 +9,12 @@
  * less costs more than it brings. */
 #define PREEMPT_LEAD 500000ULL
 
-static __u32 next_candidate;
-
-/* How far a CPU's running task is ahead of this one; negative if it is behind, 0 if nothing runs. */
+/* How far a CPU's running task is ahead of this one; negative if it is behind, 0 if it cannot be
+ * preempted. */
 static __s64 lead_over(const struct task_struct *p, const struct task *task, const struct cpu *cpu, __u64 now_ns)
 {
-	if (!cpu->weight)
+	/* A pinned task has no other CPU, so it may preempt a critical one. */
+	if (!cpu->weight || (cpu->runs_critical && task->clock == SHARED_CLOCK))
 		return 0;
 	return running_vtime(cpu, now_ns) - comparable_vtime(p, task);
 }
