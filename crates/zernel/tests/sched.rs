@@ -1,5 +1,5 @@
-//! `zernel sched` in virtual machines: it loads, hands back however it ends, refuses where it must, and passes the lab's
-//! scenarios.
+//! `zernel sched` in virtual machines: it loads, hands back however it ends, refuses where it must, and passes
+//! scenarios of the lab.
 //!
 //! In a virtual machine this program runs the trial `the_scheduler_starts_and_ends`.
 

@@ -80,7 +80,8 @@ static __s64 recount(struct node *node, __s64 added)
 
 	bpf_spin_lock(&node->lock);
 	node->active += added;
-	/* Two CPUs may report a start and its end in the wrong order: a negative sum is not active. */
+	/* Two CPUs may report a start and its end in the wrong order: a negative sum is not active.
+	 */
 	counted = node->active > 0 ? node->weight : 0;
 	difference = counted - node->counted;
 	node->counted = counted;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Critical threads first. A critical thread is one that a training step waits for, as the probes see it: it
- * launches work, is in a collective, or updates the model. A critical thread of a privileged task runs at
- * once, preempting others, and is kept on its CPU.
+ * Critical threads first. A critical thread is one that a training step waits for, as the probes
+ * see it: it launches work, is in a collective, or updates the model. A critical thread of a
+ * privileged task runs at once, preempting others, and is kept on its CPU.
  *
- * The guarantee bounds what others lose. Were everybody treated fairly, the shared clock would advance by
- * CPUs / (sum of the weights of all runnable tasks). The promised clock advances at a fraction of that
- * speed, the guarantee. Critical threads do not advance the shared clock, so it slows down while they take more than
- * their share. Once it is 10 ms behind the promised clock, critical threads are scheduled like all others, until it
- * has caught up.
+ * The guarantee bounds what others lose. Were everybody treated fairly, the shared clock would
+ * advance by CPUs / (sum of the weights of all runnable tasks). The promised clock advances at a
+ * fraction of that speed, the guarantee. Critical threads do not advance the shared clock, so it
+ * slows down while they take more than their share. Once it is 10 ms behind the promised clock,
+ * critical threads are scheduled like all others, until it has caught up.
  */
 #ifndef ZERNEL_SCHED_CRITICAL_H
 #define ZERNEL_SCHED_CRITICAL_H
@@ -16,7 +16,8 @@
 #include "queue.bpf.h"
 #include "task_maps.h"
 
-/* How far the shared clock may fall behind the promised one, in virtual time of a task with nice 0. */
+/* How far the shared clock may fall behind the promised one, in virtual time of a task with nice 0.
+ */
 #define LARGEST_LOSS 10000000LL
 /* A CPU serves its queues at least this often. */
 #define LONGEST_HOLD_NS (SECOND_NS / 10)
@@ -54,7 +55,8 @@ static bool is_critical(struct task_struct *p, const struct task *task, __u64 no
 	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(task))
 		return false;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
-	if (!state || zernel_word_class(zernel_class_word_at(state, now_ns)) != ZERNEL_CLASS_CRITICAL)
+	if (!state ||
+	    zernel_word_class(zernel_class_word_at(state, now_ns)) != ZERNEL_CLASS_CRITICAL)
 		return false;
 	return zernel_is_observed(now_ns);
 }
@@ -94,8 +96,8 @@ static bool may_go_first(__u64 now_ns)
 	return false;
 }
 
-/* Whether the running critical thread of a CPU may go on. Pinned tasks, and those that may use few CPUs, can
- * starve although others do well: they get their turn as well. */
+/* Whether the running critical thread of a CPU may go on. Pinned tasks, and those that may use few
+ * CPUs, can starve although others do well: they get their turn as well. */
 static bool may_be_kept(__u32 number, __u64 now_ns)
 {
 	if (scx_bpf_dsq_nr_queued(CPU_QUEUE(number)) ||

@@ -2,17 +2,18 @@
 /*
  * A fair scheduler.
  *
- * Every task has a virtual time, which grows while it runs, the slower the larger its effective weight is
- * (cgroup.bpf.h). The runnable task with the smallest virtual time runs next. Tasks wait in one queue per
- * last-level cache, or, if they can run on one CPU only, in the queue of that CPU. A CPU takes the first
- * task of the two queues that it serves, and helps other caches when it has nothing to do.
+ * Every task has a virtual time, which grows while it runs, the slower the larger its effective
+ * weight is (cgroup.bpf.h). The runnable task with the smallest virtual time runs next. Tasks wait
+ * in one queue per last-level cache, or, if they can run on one CPU only, in the queue of that CPU.
+ * A CPU takes the first task of the two queues that it serves, and helps other caches when it has
+ * nothing to do.
  *
- * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is ahead of
- * it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most one slice of
- * credit. Slices end at ticks.
+ * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is
+ * ahead of it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most
+ * one slice of credit. Slices end at ticks.
  *
- * Limits of cpu.max are kept by bandwidth.bpf.h. Critical threads of privileged tasks go first, within the
- * bounds of critical.bpf.h; by default nobody is privileged.
+ * Limits of cpu.max are kept by bandwidth.bpf.h. Critical threads of privileged tasks go first,
+ * within the bounds of critical.bpf.h; by default nobody is privileged.
  */
 #include "critical.bpf.h"
 #include "preempt.bpf.h"
@@ -48,11 +49,13 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 }
 
 /* Puts a critical thread in front of all others; false if it has to wait like them. */
-static bool enqueue_critical(struct task_struct *p, struct task *task, __s32 number, __u64 now_ns, __u64 enq_flags)
+static bool enqueue_critical(struct task_struct *p, struct task *task, __s32 number, __u64 now_ns,
+			     __u64 enq_flags)
 {
 	struct cpu *cpu = cpu_at(number);
 
-	if (!is_critical(p, task, now_ns) || cpu->runs_critical || !cpu->weight || !may_go_first(now_ns))
+	if (!is_critical(p, task, now_ns) || cpu->runs_critical || !cpu->weight ||
+	    !may_go_first(now_ns))
 		return false;
 	counters.critical_wakeups++;
 	/* Until it runs, others that wake up see it on this CPU and choose another one. */
@@ -75,18 +78,21 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	place(p, task, cpu, is_wakeup);
 	if (is_throttled(task->node, now_ns)) {
 		counters.throttled++;
-		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime, enq_flags);
+		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime,
+					 enq_flags);
 		return;
 	}
 	if (is_wakeup && enqueue_critical(p, task, cpu, now_ns, enq_flags))
 		return;
 	if (is_wakeup && preempt(p, task, cpu, now_ns)) {
 		counters.preempting_wakeups++;
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags | SCX_ENQ_PREEMPT);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns,
+				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
 	counters.queued++;
-	scx_bpf_dsq_insert_vtime(p, queue_of(task, cpu), settings.slice_ns, p->scx.dsq_vtime, enq_flags);
+	scx_bpf_dsq_insert_vtime(p, queue_of(task, cpu), settings.slice_ns, p->scx.dsq_vtime,
+				 enq_flags);
 	wake_idle_cpu(p, task, cpu);
 }
 
@@ -238,7 +244,8 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 		task->clock = SHARED_CLOCK;
 }
 
-__s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup, struct scx_cgroup_init_args *args)
+__s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup,
+			 struct scx_cgroup_init_args *args)
 {
 	__u32 index = create_node(cgroup, args->weight);
 
@@ -274,7 +281,8 @@ void CALLBACK(zernel_cgroup_set_weight, struct cgroup *cgroup, __u32 weight)
 }
 
 /* Since Linux 6.17. Before, the userspace half reads cpu.max and calls set_limit. */
-void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_us, __u64 quota_us, __u64 burst_us)
+void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_us, __u64 quota_us,
+	      __u64 burst_us)
 {
 	__u64 quota_ns = quota_us < NO_LIMIT_US ? quota_us * 1000 : 0;
 

@@ -5,13 +5,14 @@
 
 #include "queue.bpf.h"
 
-/* A running task must be ahead of the waking one by this much virtual time to be preempted: a switch for
- * less costs more than it brings. */
+/* A running task must be ahead of the waking one by this much virtual time to be preempted: a
+ * switch for less costs more than it brings. */
 #define PREEMPT_LEAD 500000ULL
 
 /* How far a CPU's running task is ahead of this one; negative if it is behind, 0 if it cannot be
  * preempted. */
-static __s64 lead_over(const struct task_struct *p, const struct task *task, const struct cpu *cpu, __u64 now_ns)
+static __s64 lead_over(const struct task_struct *p, const struct task *task, const struct cpu *cpu,
+		       __u64 now_ns)
 {
 	/* A pinned task has no other CPU, so it may preempt a critical one. */
 	if (!cpu->weight || (cpu->runs_critical && task->clock == SHARED_CLOCK))
@@ -25,7 +26,8 @@ static __s32 find_victim(struct task_struct *p, const struct task *task, __s32 c
 	__s64 lead = lead_over(p, task, cpu_at(cpu), now_ns);
 	__u32 other = next_candidate++ % (settings.cpus ?: 1);
 
-	if (other != cpu && llc_of(other) == llc_of(cpu) && bpf_cpumask_test_cpu(other, p->cpus_ptr) &&
+	if (other != cpu && llc_of(other) == llc_of(cpu) &&
+	    bpf_cpumask_test_cpu(other, p->cpus_ptr) &&
 	    lead_over(p, task, cpu_at(other), now_ns) > lead)
 		return other;
 	return cpu;

@@ -44,7 +44,8 @@ static struct clock shared_clock;
 /* The CPU to look at next for a task to preempt. */
 static __u32 next_candidate;
 
-/* The mask shows the verifier that the index is in range: the loader refuses machines with more CPUs. */
+/* The mask shows the verifier that the index is in range: the loader refuses machines with more
+ * CPUs. */
 static struct cpu *cpu_at(__u64 cpu)
 {
 	return &cpus[cpu & (MAX_CPUS - 1)];
@@ -98,7 +99,8 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 		return;
 	task->charged_ns = now_ns;
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight_of(task)));
-	/* The guarantee bounds what a critical thread takes, so it need not wait for it afterwards. */
+	/* The guarantee bounds what a critical thread takes, so it need not wait for it afterwards.
+	 */
 	if (task->critical && is_before(clock_of(task)->now, p->scx.dsq_vtime))
 		set_vtime(p, clock_of(task)->now);
 	charge_limits(task->node, used_ns);
