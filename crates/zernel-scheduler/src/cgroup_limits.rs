@@ -69,7 +69,14 @@ mod tests {
 
     #[test]
     fn anything_else_is_no_limit() {
-        for text in ["", "max 100000", "100000", "x 1", "1 x", "18446744073709551615 1"] {
+        for text in [
+            "",
+            "max 100000",
+            "100000",
+            "x 1",
+            "1 x",
+            "18446744073709551615 1",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

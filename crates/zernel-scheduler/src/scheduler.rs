@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use crate::cgroup_limits::{CGROUPS, CpuLimit, CpuLimits, read_limits};
 use crate::sched_ext::SchedExt;
+use crate::task_state_pins::TaskStatePins;
 use crate::topology::CacheTopology;
 
 /// Generated from the BPF object.
@@ -26,7 +27,7 @@ use crate::topology::CacheTopology;
     clippy::pedantic,
     clippy::undocumented_unsafe_blocks
 )]
-mod skeleton {
+pub(crate) mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/main.skel.rs"));
 }
 
@@ -41,21 +42,42 @@ const UNLOADED_BY_USER: u32 = 64;
 /// The callback that reports changes of `cpu.max`.
 const REPORTS_LIMITS: &str = "cgroup_set_bandwidth";
 
+/// Whose critical threads go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Privilege {
+    /// Nobody's.
+    Nobody,
+    /// Everybody's.
+    All,
+    /// Those of a cgroup and its descendants, by its id: the inode number of its folder.
+    Cgroup(u64),
+}
+
 /// Numbers that the scheduler works with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedSettings {
     /// Time that a task runs before others get their turn. Slices end at the kernel's ticks.
     pub slice: Duration,
+    /// Whose critical threads go first.
+    pub privilege: Privilege,
+    /// The percentage of their fair share that others keep.
+    pub guarantee_percent: u32,
 }
 
 impl SchedSettings {
     /// Shorter than a tick of 4 ms, so that a slice that begins at a tick ends at the next one.
     pub const SLICE: Duration = Duration::from_millis(3);
+    /// Half of the fair share.
+    pub const GUARANTEE_PERCENT: u32 = 50;
 }
 
 impl Default for SchedSettings {
     fn default() -> Self {
-        Self { slice: Self::SLICE }
+        Self {
+            slice: Self::SLICE,
+            privilege: Privilege::Nobody,
+            guarantee_percent: Self::GUARANTEE_PERCENT,
+        }
     }
 }
 
@@ -119,7 +141,11 @@ pub fn run(
         open.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
         open.progs.zernel_cgroup_set_bandwidth.set_autoload(false);
     }
+    let pins = (settings.privilege != Privilege::Nobody).then(|| TaskStatePins::claim(&mut open));
     let mut skel = open.load()?;
+    if let Some(pins) = pins {
+        pins.share(&mut skel)?;
+    }
     let link = skel.maps.zernel_ops.attach_struct_ops()?;
     loaded();
     let limits = polls_limits.then(LimitReader::default);
@@ -139,6 +165,12 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
         .expect("the object has constants");
     let target = &mut rodata.settings;
     target.slice_ns = u64::try_from(settings.slice.as_nanos()).unwrap_or(u64::MAX);
+    target.guarantee_percent = settings.guarantee_percent;
+    (target.privilege, target.privileged_cgroup) = match settings.privilege {
+        Privilege::Nobody => (0, 0),
+        Privilege::All => (1, 0),
+        Privilege::Cgroup(id) => (2, id),
+    };
     target.cpus = topology.cpus as u32;
     target.llcs = topology.llcs.min(MAX_LLCS) as u32;
     for (target, llc) in target.llc_of_cpu.iter_mut().zip(&topology.llc_of_cpu) {
@@ -153,7 +185,10 @@ fn kernel_reports_limits() -> bool {
         return false;
     };
     let ops = btf.type_by_name::<Struct<'_>>("sched_ext_ops");
-    ops.is_some_and(|ops| ops.iter().any(|member| member.name == Some(OsStr::new(REPORTS_LIMITS))))
+    ops.is_some_and(|ops| {
+        ops.iter()
+            .any(|member| member.name == Some(OsStr::new(REPORTS_LIMITS)))
+    })
 }
 
 fn wait(skel: &MainSkel<'_>, stop: &AtomicBool, mut limits: Option<LimitReader>) {
@@ -213,6 +248,12 @@ pub struct SchedCounters {
     pub stolen: u64,
     /// Times that a task waited because of a `cpu.max`.
     pub throttled: u64,
+    /// Wake-ups of critical threads that preempted another task.
+    pub critical_wakeups: u64,
+    /// Times that a critical thread was kept on its CPU.
+    pub critical_kept: u64,
+    /// Times that a critical thread waited because others had lost enough.
+    pub guarantee_hits: u64,
     /// Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.
     pub uncounted_cgroups: u64,
 }
@@ -226,6 +267,9 @@ fn counters(skel: &MainSkel<'_>) -> SchedCounters {
         kept: counters.kept,
         stolen: counters.stolen,
         throttled: counters.throttled,
+        critical_wakeups: counters.critical_wakeups,
+        critical_kept: counters.critical_kept,
+        guarantee_hits: counters.guarantee_hits,
         uncounted_cgroups: counters.uncounted_cgroups,
     }
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * cpu.max. The kernel limits the tasks of its own scheduler only, so this one does it itself. A
- * limited cgroup has a budget. Time that its tasks run, or those of its descendants, is taken off it, and
- * every period adds the quota. Without a budget its tasks wait in one queue, which a timer looks
- * through. Time is charged at ticks, so a cgroup may overrun; the debt is taken off the next periods.
+ * limited cgroup has a budget. Time that its tasks run, or those of its descendants, is taken off
+ * it, and every period adds the quota. Without a budget its tasks wait in one queue, which a timer
+ * looks through. Time is charged at ticks, so a cgroup may overrun; the debt is taken off the next
+ * periods.
  */
 #ifndef ZERNEL_SCHED_BANDWIDTH_H
 #define ZERNEL_SCHED_BANDWIDTH_H
@@ -13,8 +14,8 @@
 
 /* Time between two looks at the tasks that wait for a budget: a tick of most kernels. */
 #define THROTTLE_TIMER_NS 4000000ULL
-/* A debt is never larger than what the cgroup is paid in this time, so that its tasks run again before the
- * kernel's watchdog finds them. */
+/* A debt is never larger than what the cgroup is paid in this time, so that its tasks run again
+ * before the kernel's watchdog finds them. */
 #define LONGEST_THROTTLE_NS (2 * SECOND_NS)
 /* The kernel's number for a cgroup without a limit is ~0; 10 years are none either. */
 #define NO_LIMIT_US (10ULL * 365 * 24 * 3600 * 1000000)
@@ -109,7 +110,7 @@ static void set_node_limit(__u32 index, __u64 quota_ns, __u64 period_ns)
 	bpf_spin_unlock(&node->lock);
 	if (quota_ns)
 		refill(node, scx_bpf_now());
-	__sync_fetch_and_add(&limits, (__s64)!!quota_ns - (__s64)had_limit);
+	__sync_fetch_and_add(&limits, (__s64) !!quota_ns - (__s64)had_limit);
 }
 
 #endif

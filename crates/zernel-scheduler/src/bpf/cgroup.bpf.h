@@ -10,7 +10,7 @@
 #ifndef ZERNEL_SCHED_CGROUP_H
 #define ZERNEL_SCHED_CGROUP_H
 
-#include "intf.h"
+#include "globals.bpf.h"
 #include "sched_ext.bpf.h"
 
 /* The weight of nice 0 and of a cgroup by default. */
@@ -56,6 +56,10 @@ struct {
 } free_nodes SEC(".maps");
 
 static __u32 used_nodes = ROOT + 1;
+/* Weights of the root's runnable tasks and active children, while somebody is privileged. */
+static __s64 root_active;
+/* The node of the privileged cgroup. */
+static __u32 privileged_node = ~0U;
 
 static struct node *node_at(__u32 index)
 {
@@ -76,7 +80,8 @@ static __s64 recount(struct node *node, __s64 added)
 
 	bpf_spin_lock(&node->lock);
 	node->active += added;
-	/* Two CPUs may report a start and its end in the wrong order: a negative sum is not active. */
+	/* Two CPUs may report a start and its end in the wrong order: a negative sum is not active.
+	 */
 	counted = node->active > 0 ? node->weight : 0;
 	difference = counted - node->counted;
 	node->counted = counted;
@@ -84,7 +89,7 @@ static __s64 recount(struct node *node, __s64 added)
 	return difference;
 }
 
-/* Adds a weight to what is runnable in a cgroup. The root needs no sum. */
+/* Adds a weight to what is runnable in a cgroup. */
 static void add_active(__u32 index, __s64 added)
 {
 	struct node *node;
@@ -99,6 +104,9 @@ static void add_active(__u32 index, __s64 added)
 			return;
 		index = node->parent;
 	}
+	/* All CPUs would share this sum, and fairness does not need it. */
+	if (settings.privilege != PRIVILEGE_NOBODY)
+		__sync_fetch_and_add(&root_active, added);
 }
 
 /* The effective weight of a task with this weight in a cgroup, shifted by WEIGHT_SHIFT. */
@@ -152,6 +160,8 @@ static __u32 create_node(struct cgroup *cgroup, __u32 weight)
 	node->counted = 0;
 	node->quota_ns = 0;
 	bpf_map_update_elem(&node_of_cgroup, &id, &index, BPF_ANY);
+	if (id == settings.privileged_cgroup)
+		privileged_node = index;
 	return index;
 }
 

@@ -14,8 +14,8 @@
 #define RATE_WINDOW_NS (SECOND_NS / 10)
 /* A task may lag behind its clock by what the clock advances in this time: more is forgotten. */
 #define LAG_NS (SECOND_NS / 10)
-/* A task may be ahead of its clock by what the clock advances in this time. It bounds how long a task
- * of tiny weight waits; the kernel ejects a scheduler that lets a task wait for 5 s. */
+/* A task may be ahead of its clock by what the clock advances in this time. It bounds how long a
+ * task of tiny weight waits; the kernel ejects a scheduler that lets a task wait for 5 s. */
 #define LEAD_NS SECOND_NS
 
 struct clock {

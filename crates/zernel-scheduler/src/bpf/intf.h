@@ -15,9 +15,19 @@ enum {
 	MESSAGE_BYTES = 256,
 };
 
+/* Whose critical threads go first. */
+enum privilege {
+	PRIVILEGE_NOBODY,
+	PRIVILEGE_ALL,
+	PRIVILEGE_CGROUP, /* the tasks of settings.privileged_cgroup and its descendants */
+};
+
 /* Set before loading. */
 struct settings {
 	__u64 slice_ns;
+	__u64 privileged_cgroup; /* its id */
+	__u32 privilege; /* enum privilege */
+	__u32 guarantee_percent; /* the part of their fair share that others keep */
 	__u32 cpus; /* numbers of possible CPUs are below this */
 	__u32 llcs;
 	__u8 llc_of_cpu[MAX_CPUS];
@@ -31,6 +41,9 @@ struct counters {
 	__u64 kept; /* the task ran on because its virtual time was still the smallest */
 	__u64 stolen; /* the task was taken from the queue of another cache */
 	__u64 throttled; /* the task had to wait because of a cpu.max */
+	__u64 critical_wakeups; /* a critical thread preempted another task */
+	__u64 critical_kept; /* a critical thread was kept on its CPU */
+	__u64 guarantee_hits; /* a critical thread waited because others had lost enough */
 	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
 };
 

@@ -2,17 +2,20 @@
 /*
  * A fair scheduler.
  *
- * Every task has a virtual time, which grows while it runs, the slower the larger its effective weight is
- * (cgroup.bpf.h). The runnable task with the smallest virtual time runs next. Tasks wait in one queue per
- * last-level cache, or, if they can run on one CPU only, in the queue of that CPU. A CPU takes the first
- * task of the two queues that it serves, and helps other caches when it has nothing to do.
+ * Every task has a virtual time, which grows while it runs, the slower the larger its effective
+ * weight is (cgroup.bpf.h). The runnable task with the smallest virtual time runs next. Tasks wait
+ * in one queue per last-level cache, or, if they can run on one CPU only, in the queue of that CPU.
+ * A CPU takes the first task of the two queues that it serves, and helps other caches when it has
+ * nothing to do.
  *
- * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is ahead of
- * it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most one slice of
- * credit. Slices end at ticks.
+ * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is
+ * ahead of it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most
+ * one slice of credit. Slices end at ticks.
  *
- * Limits of cpu.max are kept by bandwidth.bpf.h.
+ * Limits of cpu.max are kept by bandwidth.bpf.h. Critical threads of privileged tasks go first,
+ * within the bounds of critical.bpf.h; by default nobody is privileged.
  */
+#include "critical.bpf.h"
 #include "preempt.bpf.h"
 #include "queue.bpf.h"
 #include "state.bpf.h"
@@ -37,7 +40,28 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, 0);
 		return cpu;
 	}
+	if (is_critical(p, task, now_ns) && may_go_first(now_ns)) {
+		__s32 other = find_uncritical_cpu(p, cpu);
+
+		return other >= 0 ? other : cpu;
+	}
 	return find_victim(p, task, cpu, now_ns);
+}
+
+/* Puts a critical thread in front of all others; false if it has to wait like them. */
+static bool enqueue_critical(struct task_struct *p, struct task *task, __s32 number, __u64 now_ns,
+			     __u64 enq_flags)
+{
+	struct cpu *cpu = cpu_at(number);
+
+	if (!is_critical(p, task, now_ns) || cpu->runs_critical || !cpu->weight ||
+	    !may_go_first(now_ns))
+		return false;
+	counters.critical_wakeups++;
+	/* Until it runs, others that wake up see it on this CPU and choose another one. */
+	cpu->runs_critical = true;
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags | SCX_ENQ_PREEMPT);
+	return true;
 }
 
 void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
@@ -54,16 +78,21 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	place(p, task, cpu, is_wakeup);
 	if (is_throttled(task->node, now_ns)) {
 		counters.throttled++;
-		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime, enq_flags);
+		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime,
+					 enq_flags);
 		return;
 	}
+	if (is_wakeup && enqueue_critical(p, task, cpu, now_ns, enq_flags))
+		return;
 	if (is_wakeup && preempt(p, task, cpu, now_ns)) {
 		counters.preempting_wakeups++;
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags | SCX_ENQ_PREEMPT);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns,
+				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
 	counters.queued++;
-	scx_bpf_dsq_insert_vtime(p, queue_of(task, cpu), settings.slice_ns, p->scx.dsq_vtime, enq_flags);
+	scx_bpf_dsq_insert_vtime(p, queue_of(task, cpu), settings.slice_ns, p->scx.dsq_vtime,
+				 enq_flags);
 	wake_idle_cpu(p, task, cpu);
 }
 
@@ -83,10 +112,19 @@ static struct task *continuing(struct task_struct *prev, __u64 now_ns)
 
 void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 {
-	struct task *task = continuing(prev, scx_bpf_now());
+	__u64 now_ns = scx_bpf_now();
+	struct task *task = continuing(prev, now_ns);
 	struct choice choice = {};
 	bool is_first;
 
+	if (task && !task->yielded && is_critical(prev, task, now_ns) && may_be_kept(cpu, now_ns)) {
+		counters.critical_kept++;
+		task->critical = true;
+		cpu_at(cpu)->runs_critical = true;
+		set_slice(prev, settings.slice_ns);
+		return;
+	}
+	cpu_at(cpu)->served_ns = now_ns;
 	choose(&choice, cpu);
 	is_first = task && !task->yielded &&
 		   (!choice.found || !is_before(choice.vtime, comparable_vtime(prev, task)));
@@ -97,6 +135,8 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	if (task) {
 		counters.kept++;
 		set_slice(prev, settings.slice_ns);
+	} else {
+		promise_kept(now_ns);
 	}
 }
 
@@ -110,7 +150,10 @@ void CALLBACK(zernel_running, struct task_struct *p)
 		return;
 	task->charged_ns = now_ns;
 	task->yielded = false;
-	clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
+	task->critical = is_critical(p, task, now_ns);
+	cpu->runs_critical = task->critical;
+	if (!task->critical)
+		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	cpu->runs_pinned = task->clock != SHARED_CLOCK;
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
 }
@@ -124,6 +167,7 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 		charge(p, task, scx_bpf_now());
 	cpu->weight = 0;
 	cpu->runs_pinned = false;
+	cpu->runs_critical = false;
 }
 
 void CALLBACK(zernel_tick, struct task_struct *p)
@@ -134,6 +178,8 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 	if (!task)
 		return;
 	charge(p, task, now_ns);
+	task->critical = is_critical(p, task, now_ns);
+	cpu_at(scx_bpf_task_cpu(p))->runs_critical = task->critical;
 	if (is_throttled(task->node, now_ns))
 		set_slice(p, 0);
 }
@@ -198,7 +244,8 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 		task->clock = SHARED_CLOCK;
 }
 
-__s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup, struct scx_cgroup_init_args *args)
+__s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup,
+			 struct scx_cgroup_init_args *args)
 {
 	__u32 index = create_node(cgroup, args->weight);
 
@@ -234,7 +281,8 @@ void CALLBACK(zernel_cgroup_set_weight, struct cgroup *cgroup, __u32 weight)
 }
 
 /* Since Linux 6.17. Before, the userspace half reads cpu.max and calls set_limit. */
-void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_us, __u64 quota_us, __u64 burst_us)
+void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_us, __u64 quota_us,
+	      __u64 burst_us)
 {
 	__u64 quota_ns = quota_us < NO_LIMIT_US ? quota_us * 1000 : 0;
 

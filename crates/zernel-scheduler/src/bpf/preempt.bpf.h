@@ -5,16 +5,17 @@
 
 #include "queue.bpf.h"
 
-/* A running task must be ahead of the waking one by this much virtual time to be preempted: a switch for
- * less costs more than it brings. */
+/* A running task must be ahead of the waking one by this much virtual time to be preempted: a
+ * switch for less costs more than it brings. */
 #define PREEMPT_LEAD 500000ULL
 
-static __u32 next_candidate;
-
-/* How far a CPU's running task is ahead of this one; negative if it is behind, 0 if nothing runs. */
-static __s64 lead_over(const struct task_struct *p, const struct task *task, const struct cpu *cpu, __u64 now_ns)
+/* How far a CPU's running task is ahead of this one; negative if it is behind, 0 if it cannot be
+ * preempted. */
+static __s64 lead_over(const struct task_struct *p, const struct task *task, const struct cpu *cpu,
+		       __u64 now_ns)
 {
-	if (!cpu->weight)
+	/* A pinned task has no other CPU, so it may preempt a critical one. */
+	if (!cpu->weight || (cpu->runs_critical && task->clock == SHARED_CLOCK))
 		return 0;
 	return running_vtime(cpu, now_ns) - comparable_vtime(p, task);
 }
@@ -25,7 +26,8 @@ static __s32 find_victim(struct task_struct *p, const struct task *task, __s32 c
 	__s64 lead = lead_over(p, task, cpu_at(cpu), now_ns);
 	__u32 other = next_candidate++ % (settings.cpus ?: 1);
 
-	if (other != cpu && llc_of(other) == llc_of(cpu) && bpf_cpumask_test_cpu(other, p->cpus_ptr) &&
+	if (other != cpu && llc_of(other) == llc_of(cpu) &&
+	    bpf_cpumask_test_cpu(other, p->cpus_ptr) &&
 	    lead_over(p, task, cpu_at(other), now_ns) > lead)
 		return other;
 	return cpu;

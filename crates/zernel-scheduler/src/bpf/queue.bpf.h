@@ -3,9 +3,10 @@
  * The queues: one per last-level cache, one per CPU for the tasks that can run nowhere else (pinned
  * tasks), and one for the tasks that wait for a budget.
  *
- * Pinned tasks have a clock per CPU: ten of them on one CPU fall behind everybody else, and one that has
- * a CPU to itself runs ahead, and neither may disturb the weights elsewhere. An offset makes both clocks
- * comparable on that CPU. It changes only while one side has nothing runnable there, or owes too much.
+ * Pinned tasks have a clock per CPU: ten of them on one CPU fall behind everybody else, and one
+ * that has a CPU to itself runs ahead, and neither may disturb the weights elsewhere. An offset
+ * makes both clocks comparable on that CPU. It changes only while one side has nothing runnable
+ * there, or owes too much.
  */
 #ifndef ZERNEL_SCHED_QUEUE_H
 #define ZERNEL_SCHED_QUEUE_H
@@ -107,8 +108,8 @@ struct choice {
 	__u64 vtime; /* by the shared clock */
 };
 
-/* Keeps the clock of pinned tasks near the shared one: ahead is forgiven where nobody else wanted the CPU,
- * and far behind is forgotten. */
+/* Keeps the clock of pinned tasks near the shared one: ahead is forgiven where nobody else wanted
+ * the CPU, and far behind is forgotten. */
 static void couple_clocks(struct cpu *cpu, bool nobody_else)
 {
 	__u64 lag = clock_advance_in(&shared_clock, LAG_NS);
@@ -142,7 +143,8 @@ static bool serve(__u32 cpu, bool use_cpu_queue)
 	__u64 llc_queue = LLC_QUEUE(llc_of(cpu));
 
 	if (use_cpu_queue)
-		return scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu)) || scx_bpf_dsq_move_to_local(llc_queue);
+		return scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu)) ||
+		       scx_bpf_dsq_move_to_local(llc_queue);
 	return scx_bpf_dsq_move_to_local(llc_queue) || scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu));
 }
 

@@ -139,7 +139,8 @@ struct sched_ext_ops {
 	void (*cgroup_exit)(struct cgroup *cgroup);
 	void (*cgroup_move)(struct task_struct *p, struct cgroup *from, struct cgroup *to);
 	void (*cgroup_set_weight)(struct cgroup *cgroup, __u32 weight);
-	void (*cgroup_set_bandwidth)(struct cgroup *cgroup, __u64 period_us, __u64 quota_us, __u64 burst_us);
+	void (*cgroup_set_bandwidth)(struct cgroup *cgroup, __u64 period_us, __u64 quota_us,
+				     __u64 burst_us);
 	void (*cpu_online)(__s32 cpu);
 	void (*cpu_offline)(__s32 cpu);
 	__s32 (*init)(void);
@@ -163,13 +164,16 @@ struct sched_ext_ops {
 #include <bpf/bpf_core_read.h>
 
 __s32 scx_bpf_create_dsq(__u64 dsq_id, __s32 node) __ksym;
-__s32 scx_bpf_select_cpu_dfl(struct task_struct *p, __s32 prev_cpu, __u64 wake_flags, bool *is_idle) __ksym;
+__s32 scx_bpf_select_cpu_dfl(struct task_struct *p, __s32 prev_cpu, __u64 wake_flags,
+			     bool *is_idle) __ksym;
 __s32 scx_bpf_pick_idle_cpu(const struct cpumask *allowed, __u64 flags) __ksym;
 void scx_bpf_kick_cpu(__s32 cpu, __u64 flags) __ksym;
 void scx_bpf_dsq_insert(struct task_struct *p, __u64 dsq_id, __u64 slice, __u64 enq_flags) __ksym;
-void scx_bpf_dsq_insert_vtime(struct task_struct *p, __u64 dsq_id, __u64 slice, __u64 vtime, __u64 enq_flags) __ksym;
+void scx_bpf_dsq_insert_vtime(struct task_struct *p, __u64 dsq_id, __u64 slice, __u64 vtime,
+			      __u64 enq_flags) __ksym;
 bool scx_bpf_dsq_move_to_local(__u64 dsq_id) __ksym;
-bool scx_bpf_dsq_move_vtime(struct bpf_iter_scx_dsq *it__iter, struct task_struct *p, __u64 dsq_id, __u64 enq_flags) __ksym;
+bool scx_bpf_dsq_move_vtime(struct bpf_iter_scx_dsq *it__iter, struct task_struct *p, __u64 dsq_id,
+			    __u64 enq_flags) __ksym;
 __s32 scx_bpf_dsq_nr_queued(__u64 dsq_id) __ksym;
 __u32 scx_bpf_reenqueue_local(void) __ksym;
 __u32 scx_bpf_nr_cpu_ids(void) __ksym;

@@ -6,11 +6,7 @@
 #include "bandwidth.bpf.h"
 #include "cgroup.bpf.h"
 #include "clock.bpf.h"
-#include "intf.h"
-
-const volatile struct settings settings = {};
-struct counters counters = {};
-struct ending ending = {};
+#include "globals.bpf.h"
 
 /* In place of the number of a CPU: a task's virtual time belongs to the shared clock. */
 #define SHARED_CLOCK (~0U)
@@ -20,6 +16,7 @@ struct task {
 	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	bool yielded;
+	bool critical; /* it was when it was chosen to run */
 	__u64 charged_ns; /* its running time is charged up to here */
 };
 
@@ -37,13 +34,18 @@ struct cpu {
 	__u64 weight; /* effective; 0: nothing runs */
 	struct clock clock;
 	__u64 offset; /* added to a virtual time by `clock`, gives one by the shared clock */
+	__u64 served_ns; /* when it last looked at its queues */
 	bool runs_pinned;
+	bool runs_critical;
 } __attribute__((aligned(64)));
 
 static struct cpu cpus[MAX_CPUS];
 static struct clock shared_clock;
+/* The CPU to look at next for a task to preempt. */
+static __u32 next_candidate;
 
-/* The mask shows the verifier that the index is in range: the loader refuses machines with more CPUs. */
+/* The mask shows the verifier that the index is in range: the loader refuses machines with more
+ * CPUs. */
 static struct cpu *cpu_at(__u64 cpu)
 {
 	return &cpus[cpu & (MAX_CPUS - 1)];
@@ -97,6 +99,10 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 		return;
 	task->charged_ns = now_ns;
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight_of(task)));
+	/* The guarantee bounds what a critical thread takes, so it need not wait for it afterwards.
+	 */
+	if (task->critical && is_before(clock_of(task)->now, p->scx.dsq_vtime))
+		set_vtime(p, clock_of(task)->now);
 	charge_limits(task->node, used_ns);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The timer that lets tasks run again whose cgroup has a budget again. It runs while there are limits. */
+/* The timer that lets tasks run again whose cgroup has a budget again. It runs while there are
+ * limits. */
 #ifndef ZERNEL_SCHED_THROTTLE_TIMER_H
 #define ZERNEL_SCHED_THROTTLE_TIMER_H
 

@@ -1,11 +1,13 @@
 //! `zernel sched` without `--dry-run`: loads the scheduler and keeps it loaded until it is asked to stop.
 
 use std::error::Error;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, value_parser};
-use zernel_scheduler::scheduler::{self, SchedCounters, SchedSettings};
+use zernel_scheduler::scheduler::{self, Privilege, SchedCounters, SchedSettings};
 
 use crate::doctor::malformed_functions;
 use crate::interrupt;
@@ -16,12 +18,44 @@ pub(crate) struct LoadOptions {
     #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
     #[arg(value_parser = value_parser!(u64).range(100..=100_000))]
     slice_us: u64,
+    /// Whose critical threads go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
+    #[arg(long, value_name = "WHO", default_value = "nobody", value_parser = parse_privilege)]
+    privilege: Privilege,
+    /// Part of their fair share that others keep beside critical threads, from 0 to 1
+    #[arg(long, value_name = "SHARE", default_value = "0.5", value_parser = parse_guarantee)]
+    guarantee: u32,
+}
+
+fn parse_privilege(text: &str) -> Result<Privilege, String> {
+    let path = match text {
+        "nobody" => return Ok(Privilege::Nobody),
+        "all" => return Ok(Privilege::All),
+        _ => text
+            .strip_prefix("cgroup=")
+            .ok_or("use nobody, all or cgroup=PATH")?,
+    };
+    let folder = fs::metadata(path).map_err(|error| format!("{path}: {error}"))?;
+    match folder.is_dir() {
+        true => Ok(Privilege::Cgroup(folder.ino())),
+        false => Err(format!("{path} is not the folder of a cgroup")),
+    }
+}
+
+/// Reads a share as a percentage.
+fn parse_guarantee(text: &str) -> Result<u32, String> {
+    let share: f64 = text.parse().map_err(|_| "not a number")?;
+    match (0.0..=1.0).contains(&share) {
+        true => Ok((share * 100.0).round() as u32),
+        false => Err("a share is between 0 and 1".to_owned()),
+    }
 }
 
 pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     let stop = interrupt::flag()?;
     let settings = SchedSettings {
         slice: Duration::from_micros(options.slice_us),
+        privilege: options.privilege,
+        guarantee_percent: options.guarantee,
     };
     scheduler::check()?;
     let malformed = malformed_functions();
@@ -46,6 +80,9 @@ fn describe(counters: &SchedCounters) -> String {
         kept,
         stolen,
         throttled,
+        critical_wakeups,
+        critical_kept,
+        guarantee_hits,
         uncounted_cgroups,
     } = counters;
     let mut text = format!(
@@ -53,6 +90,12 @@ fn describe(counters: &SchedCounters) -> String {
          wake-ups on an idle CPU {idle_wakeups}, preempting {preempting_wakeups}; queued {queued}, kept {kept}, \
          stolen {stolen}, throttled {throttled}\n"
     );
+    if critical_wakeups + critical_kept + guarantee_hits > 0 {
+        text += &format!(
+            "critical threads: preempting {critical_wakeups}, kept {critical_kept}, held back by the guarantee \
+             {guarantee_hits}\n"
+        );
+    }
     if *uncounted_cgroups > 0 {
         text += &format!("{uncounted_cgroups} cgroups had no room and counted as the root\n");
     }

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The variables that the userspace half sets and reads. */
+#ifndef ZERNEL_SCHED_GLOBALS_H
+#define ZERNEL_SCHED_GLOBALS_H
+
+#include "intf.h"
+
+const volatile struct settings settings = {};
+struct counters counters = {};
+struct ending ending = {};
+
+#endif
