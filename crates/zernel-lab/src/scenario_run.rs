@@ -367,9 +367,7 @@ impl ScenarioRun {
     /// The verdict when a run breaks: a scheduler under test is to blame, the kernel's own is not.
     fn blamed(&self) -> Verdict {
         match self.scheduler {
-            Scheduler::Own(_) | Scheduler::Zernel(_) | Scheduler::Program { .. } => {
-                Verdict::Fail
-            },
+            Scheduler::Own(_) | Scheduler::Zernel(_) | Scheduler::Program { .. } => Verdict::Fail,
             Scheduler::Eevdf | Scheduler::Control(_) => Verdict::Inconclusive,
         }
     }
