@@ -1,7 +1,9 @@
 //! What a scheduler that follows the classes would have decided, counted by the kernel.
 
 use std::collections::BTreeMap;
+use std::io;
 
+use libbpf_rs::MapHandle;
 use zernel_phase::class::TaskClass;
 
 use super::Observer;
@@ -78,6 +80,11 @@ pub struct ProcessDecisions {
     pub comm: String,
     /// By class, without classes in which no thread ran.
     pub classes: BTreeMap<TaskClass, ClassDecisions>,
+}
+
+/// Maps the rows: one per process and class.
+pub(super) fn map_rows(map: &MapHandle) -> io::Result<MappedArray<RawDecisions>> {
+    MappedArray::new(map, layout::PROCESSES * TaskClass::ALL.len())
 }
 
 /// Reads the rows of all processes.

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libbpf_rs::{
     Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, ProgramMut,
 };
-use zernel_phase::class::TaskClass;
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, IntoBytes};
@@ -130,7 +129,7 @@ impl Kernel {
             Some(path) => Some(HintMap::enable(path, &mut object).map_err(at(path))?),
             None => None,
         };
-        let kernel = Self::load_rung(*rung, object, options, hints.as_ref());
+        let kernel = Self::load_rung(*rung, object, options, hints.is_some());
         let kernel = kernel.map_err(ObserveError::Load)?;
         if let (Some(hints), Some(path)) = (hints, &options.hints) {
             let map = kernel.map(hints::MAP).map_err(ObserveError::Load)?;
@@ -144,25 +143,10 @@ impl Kernel {
         rung: Rung,
         mut object: OpenObject,
         options: &ObserverOptions,
-        hints: Option<&HintMap>,
+        writes_hints: bool,
     ) -> libbpf_rs::Result<Self> {
-        let traces = options.traces;
         let (object, pins) = quietly(|| {
-            for mut program in object.progs_mut() {
-                let name = program.name().to_string_lossy().into_owned();
-                let other_rung = name.starts_with("call_") && !rung.programs().contains(&&*name);
-                program.set_autoload(!other_rung);
-            }
-            if traces {
-                EventTrace::enable(&mut object)?;
-            }
-            if hints.is_none() {
-                optional::leave_out(&mut object, &hints::PARTS)?;
-            }
-            match options.counts_decisions {
-                true => optional::enable(&mut object, decisions::SWITCH),
-                false => optional::leave_out(&mut object, &decisions::PARTS)?,
-            }
+            choose_parts(&mut object, rung, options)?;
             let pins = PinDirectory::claim(&options.pins, &mut object);
             Ok::<_, libbpf_rs::Error>((object.load()?, pins))
         })?;
@@ -172,7 +156,7 @@ impl Kernel {
             // Before the first beat, so that no reader takes an old state for a new one.
             iterate(&object, "forget_tasks")?;
         }
-        if hints.is_some() {
+        if writes_hints {
             // An observer that was killed has left its own.
             iterate(&object, hints::CLEAR)?;
         }
@@ -185,18 +169,15 @@ impl Kernel {
             rung,
             shared,
             tracepoints,
-            writes_hints: hints.is_some(),
+            writes_hints,
             step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
             alarm: Alarm::new(&find_map(&object, "alarms")?)?,
-            trace: match traces {
+            trace: match options.traces {
                 true => Some(EventTrace::new(&find_map(&object, "trace_records")?)?),
                 false => None,
             },
             decisions: match options.counts_decisions {
-                true => {
-                    let rows = layout::PROCESSES * TaskClass::ALL.len();
-                    Some(MappedArray::new(find_map(&object, decisions::MAP)?, rows)?)
-                }
+                true => Some(decisions::map_rows(&find_map(&object, decisions::MAP)?)?),
                 false => None,
             },
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
@@ -508,6 +489,30 @@ impl Drop for Kernel {
             let _ = iterate(&self.object, hints::CLEAR);
         }
     }
+}
+
+/// Chooses the programs of a rung, and the parts that the options ask for.
+fn choose_parts(
+    object: &mut OpenObject,
+    rung: Rung,
+    options: &ObserverOptions,
+) -> libbpf_rs::Result<()> {
+    for mut program in object.progs_mut() {
+        let name = program.name().to_string_lossy().into_owned();
+        let other_rung = name.starts_with("call_") && !rung.programs().contains(&&*name);
+        program.set_autoload(!other_rung);
+    }
+    if options.traces {
+        EventTrace::enable(object)?;
+    }
+    if options.hints.is_none() {
+        optional::leave_out(object, &hints::PARTS)?;
+    }
+    match options.counts_decisions {
+        true => optional::enable(object, decisions::SWITCH),
+        false => optional::leave_out(object, &decisions::PARTS)?,
+    }
+    Ok(())
 }
 
 /// An error about the hints at a path.

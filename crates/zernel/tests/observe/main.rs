@@ -1,5 +1,6 @@
 //! `zernel observe` as a person uses it.
 
+mod decisions;
 mod exposure;
 mod prometheus;
 mod service;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
             a_stalled_observer_delays_no_reader,
         ),
         ("the_ledger_is_printed", the_ledger_is_printed),
+        ("decisions_are_printed", decisions::decisions_are_printed),
         (
             "processes_need_the_token",
             exposure::processes_need_the_token,
