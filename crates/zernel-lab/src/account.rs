@@ -223,11 +223,11 @@ fn pairs<'a>(
     })
 }
 
-/// The time for which a busy CPU missed its ticks. A CPU that idles now and then cannot be judged: what it does
-/// between two ticks is not counted, but its idle time is.
+/// The time for which a busy CPU missed its ticks. A CPU that idles now and then cannot be judged: it stops its tick
+/// meanwhile, and what it does until the next tick is not counted.
 fn stuck(before: &CpuStat, after: &CpuStat, wall: Duration) -> Option<(usize, Duration)> {
-    let idle = Duration::from_nanos(after.idle_ns.saturating_sub(before.idle_ns));
-    if idle > STUCK {
+    let idle_ns = after.idle_ns.saturating_sub(before.idle_ns);
+    if idle_ns > NANOSECONDS_PER_TICK {
         return None;
     }
     let accounted = after.accounted_ns.saturating_sub(before.accounted_ns);

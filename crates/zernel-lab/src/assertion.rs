@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use zernel_workload::SchedPolicy;
 
 use crate::scenario::Scenario;
 use crate::scenario::figures::{AccountFigures, GroupFigures, RunFigures, exact_quantile};
@@ -183,6 +184,13 @@ pub fn judge(
     findings.extend(figures.account.as_ref().map(accounted));
     let own = scenario.assertions.iter();
     findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
+    if emulator_failed(figures) {
+        // A CPU that was not executed spoils everything, whatever the scheduler does.
+        let failed = findings
+            .iter_mut()
+            .filter(|finding| finding.verdict == Verdict::Fail);
+        failed.for_each(|finding| finding.verdict = Verdict::Inconclusive);
+    }
     findings
 }
 
@@ -196,8 +204,14 @@ fn starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
         });
     let limit_ms = own.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
     let longest = |group: &GroupFigures| group.longest_wait_ns.max(group.largest_gap_ns);
-    let worst = figures.groups.iter().max_by_key(|group| longest(group));
-    let never: usize = figures.groups.iter().map(|group| group.never_ran).sum();
+    // Whoever is SCHED_IDLE runs when no other task wants to, which may be never.
+    let may_starve = |group: &&GroupFigures| {
+        let policy = scenario.group(&group.name).map(|group| &group.policy);
+        policy == Some(&Some(SchedPolicy::Idle))
+    };
+    let judged = figures.groups.iter().filter(|group| !may_starve(group));
+    let never: usize = judged.clone().map(|group| group.never_ran).sum();
+    let worst = judged.max_by_key(|group| longest(group));
     let (name, wait_ms) = worst.map_or(("nobody", 0.0), |group| {
         (group.name.as_str(), longest(group) as f64 / 1e6)
     });
@@ -207,15 +221,7 @@ fn starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
     if never > 0 {
         text += &format!("; {never} workers never ran");
     }
-    let finding = Finding::new(held, text);
-    match emulator_failed(figures) {
-        // A CPU that was not executed starves its tasks, whatever the scheduler does.
-        true if !held => Finding {
-            verdict: Verdict::Inconclusive,
-            ..finding
-        },
-        _ => finding,
-    }
+    Finding::new(held, text)
 }
 
 /// Whether the emulator did not execute a CPU for some time.

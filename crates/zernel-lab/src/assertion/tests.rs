@@ -34,6 +34,17 @@ fn a_sound_run_passes_the_defaults() {
 }
 
 #[test]
+fn an_idle_group_may_starve() {
+    let mut run = figures();
+    run.groups[1].longest_wait_ns = SECOND;
+    let mut scenario = scenario("");
+    let judged = |scenario: &Scenario| worst(&judge(scenario, &run, None));
+    assert_eq!(judged(&scenario), Verdict::Fail);
+    scenario.groups[1].policy = Some(SchedPolicy::Idle);
+    assert_eq!(judged(&scenario), Verdict::Pass);
+}
+
+#[test]
 fn a_run_whose_account_does_not_add_up_shows_nothing() {
     let mut run = figures();
     let account = AccountFigures {
