@@ -273,6 +273,7 @@ number_events! {
     ThreadEvent::OptimizerBegin => "ZERNEL_OPTIMIZER_BEGIN" = 16,
     ThreadEvent::ZeroGradients => "ZERNEL_ZERO_GRADIENTS" = 17,
     ThreadEvent::NotObserved => "ZERNEL_NOT_OBSERVED" = 18,
+    ThreadEvent::OtherWorkBegin => "ZERNEL_OTHER_WORK_BEGIN" = 19,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

@@ -59,6 +59,7 @@ fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::Block(BlockReason::Futex),
         ThreadEvent::UnblockAfterLaunches,
         ThreadEvent::OptimizerBegin,
+        ThreadEvent::OtherWorkBegin,
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
     ])
@@ -87,6 +88,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::BackwardBegin,
         ThreadEvent::ForwardBegin,
         ThreadEvent::ZeroGradients,
+        ThreadEvent::OtherWorkBegin,
         ThreadEvent::NotObserved,
     ])
     .unwrap()

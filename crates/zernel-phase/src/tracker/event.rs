@@ -39,6 +39,8 @@ pub enum ThreadEvent {
     ZeroGradients,
     /// Its calls are not observed from now on.
     NotObserved,
+    /// Begins work that is no part of a step: it compiles or writes a checkpoint.
+    OtherWorkBegin,
 }
 
 /// The reason why a thread is blocked.

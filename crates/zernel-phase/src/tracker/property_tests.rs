@@ -25,6 +25,7 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         OptimizerBegin,
         ZeroGradients,
         NotObserved,
+        OtherWorkBegin,
     ])
 }
 
@@ -36,7 +37,6 @@ fn tight() -> TrackerConfig {
         blocked_max_ns: 70,
         loading_max_ns: 40,
         launching_max_ns: 30,
-        announced_max_ns: 35,
         optimizer_max_ns: 20,
         optimizer_launch_max_ns: 5,
         short_wait_max_ns: 4,

@@ -1,0 +1,21 @@
+//! The quality of a tracker's input.
+
+use serde::{Deserialize, Serialize};
+
+/// Counts of lost and late events: the quality of a tracker's input. Counts saturate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct TrackerFaults {
+    /// Calls that ended without their leave event.
+    pub lost_leaves: u32,
+    /// Leave events without an enter event.
+    pub lost_enters: u32,
+    /// Events with a timestamp before an event already applied.
+    pub late: u32,
+    /// Phases that ended at their deadline.
+    pub expired: u32,
+}
+
+/// Counts a fault if it happened.
+pub(super) fn count_fault(fault: &mut u32, happened: bool) {
+    *fault = fault.saturating_add(happened.into());
+}
