@@ -29,6 +29,8 @@ enum zernel_event {
 	ZERNEL_OPTIMIZER_BEGIN,
 	ZERNEL_ZERO_GRADIENTS,
 	ZERNEL_NOT_OBSERVED, /* its calls are not observed from now on */
+	ZERNEL_PREEMPT, /* it left its CPU and is still runnable */
+	ZERNEL_RESUME, /* it runs again after that */
 	ZERNEL_OTHER_WORK_BEGIN,
 };
 
@@ -86,7 +88,7 @@ static inline __u8 zernel_activity_expired(__u8 activity)
 /* Whether a short wait leaves an activity as it was. */
 static inline int zernel_survives_short_waits(__u8 activity)
 {
-	return activity != ZERNEL_IDLE && activity != ZERNEL_LOADING;
+	return activity != ZERNEL_LOADING;
 }
 
 /* How long an activity lasts without an event that shows it. */
@@ -305,6 +307,24 @@ static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 	}
 }
 
+static inline void zernel_preempt(struct zernel_tracker *tracker)
+{
+	tracker->flags |= ZERNEL_IS_QUEUED;
+	tracker->queued_since_ns = tracker->now_ns;
+}
+
+/* Ends the time in which the thread was runnable and did not run. Deadlines move by its length. */
+static inline void zernel_end_queue(struct zernel_tracker *tracker)
+{
+	__u64 queued_ns = tracker->now_ns - tracker->queued_since_ns;
+
+	if (!(tracker->flags & ZERNEL_IS_QUEUED))
+		return;
+	tracker->flags &= ~ZERNEL_IS_QUEUED;
+	tracker->call_shown_ns += queued_ns;
+	tracker->activity_until_ns = zernel_add_saturating(tracker->activity_until_ns, queued_ns);
+}
+
 static inline void zernel_enter_sync(struct zernel_tracker *tracker)
 {
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
@@ -504,6 +524,10 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 	case ZERNEL_NOT_OBSERVED:
 		zernel_stop_observing(config, tracker);
 		break;
+	case ZERNEL_PREEMPT:
+		zernel_preempt(tracker);
+		break;
+	case ZERNEL_RESUME:
 	case ZERNEL_UNBLOCK:
 	case ZERNEL_UNBLOCK_AFTER_LAUNCHES:
 		break;
@@ -536,7 +560,7 @@ static inline void zernel_settle(const struct zernel_tracker_config *config,
 		phase = zernel_activity_phase(tracker->activity);
 		tracker->deadline_ns = tracker->activity_until_ns;
 	}
-	if (phase == ZERNEL_UNKNOWN)
+	if (phase == ZERNEL_UNKNOWN || tracker->flags & ZERNEL_IS_QUEUED)
 		tracker->deadline_ns = ZERNEL_NEVER;
 	else if (waiting)
 		tracker->deadline_ns =
@@ -567,6 +591,7 @@ static inline void zernel_track(const struct zernel_tracker_config *config,
 	}
 	zernel_advance(config, task, at_ns);
 	zernel_end_wait(config, &task->tracker, event);
+	zernel_end_queue(&task->tracker);
 	zernel_apply(config, task, event);
 	zernel_settle(config, task);
 }

@@ -26,6 +26,7 @@ enum zernel_gpu {
 enum zernel_task_flags {
 	ZERNEL_TASK_IS_ML = 1 << 0,
 	ZERNEL_TASK_NCCL_ACTIVE = 1 << 1,
+	ZERNEL_TASK_IS_LOADER = 1 << 2, /* its process was forked to load data */
 };
 
 /* A share of time in units of 1/65536: every value from 0 to 65536 is exact as an f32. */
@@ -58,6 +59,7 @@ enum zernel_tracker_flags {
 	ZERNEL_ANNOUNCES_UPDATES = 1 << 10, /* announces its optimizer steps */
 	ZERNEL_MAY_UPDATE = 1 << 11, /* back from backward; an optimizer step may follow */
 	ZERNEL_USES_GPU = 1 << 12, /* has launched, copied or synced */
+	ZERNEL_IS_QUEUED = 1 << 13, /* runnable and not running: deadlines stand still */
 };
 
 /* What phase_tracker.h remembers of a thread. */
@@ -72,6 +74,7 @@ struct zernel_tracker {
 	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
 	__u64 undecided_since_ns; /* start of the undecided wait, or end of the backward pass */
 	__u64 last_marker_ns; /* when it last passed an optimizer marker */
+	__u64 queued_since_ns; /* when it was preempted */
 	__u32 lost_leaves; /* calls ended by other evidence than their leave */
 	__u32 lost_enters; /* leaves of calls never seen to begin */
 	__u32 late; /* events stamped before one already applied */
@@ -84,11 +87,14 @@ struct zernel_tracker {
 
 struct zernel_task_state {
 	__u64 phase_word; /* see zernel_word() */
+	__u64 class_word; /* see class.h */
+	__u64 class_until_ns; /* when the class is given up */
 	__u64 last_gpu_sync_ns; /* when the task last returned from a GPU sync; 0: never */
 	__u64 cpu_burst_ns; /* length of the current CPU burst; 0: not on a CPU */
 	__u64 phase_ns[ZERNEL_PHASES]; /* time spent in the phases already left */
 	__u32 pid; /* the task */
 	__u32 tgid; /* its process */
+	__u32 trainer; /* the process it works for: its own, or the one it loads data for */
 	__u32 gpu_id; /* ZERNEL_NO_GPU: not known */
 	__u32 futex_waits; /* recent futex waits */
 	__u32 io_wait_q16; /* share of recent time spent waiting for I/O */
@@ -96,8 +102,8 @@ struct zernel_task_state {
 	__u8 candidate; /* the last raw result of the sampled rule */
 	__u8 gpu_utilization; /* 0 to 100 */
 	__u8 flags; /* enum zernel_task_flags */
-	__u8 reserved[5];
-	struct zernel_tracker tracker;
+	__u8 reserved;
+	struct zernel_tracker tracker; /* not for readers */
 };
 
 /*

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use libbpf_rs::btf::types::{Enum, MemberAttr, Struct};
 use libbpf_rs::{Btf, HasSize};
 use zernel_phase::mirror::{EnumMirror, Mirrors, StructMirror};
-use zernel_phase::shared;
+use zernel_phase::{class, shared};
 
 use crate::{capability, discovery, observer, probes, twin};
 
 /// The mirrors of the phase rules, which the twin is compiled with.
 const PHASE: &[Mirrors] = &[
     shared::MIRRORS,
+    class::MIRRORS,
     twin::MIRRORS,
     Mirrors {
         structs: &[shared::TRACKER_CONFIG],

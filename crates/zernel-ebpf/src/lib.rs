@@ -9,6 +9,7 @@
 //! | [`privilege`] | the capabilities that observing needs |
 //! | [`probes`] | the probed functions, and what is kept of their calls |
 //! | [`quarantine`] | files that were being read when the daemon died |
+//! | [`task_reader`] | the task states that an observer has pinned, as a scheduler reads them |
 //! | [`twin`] | the kernel's copy of the phase rules, run on states of a test's choice |
 //!
 //! Private modules handle what belongs to other users: `child_task` runs work on their files in child processes,
@@ -28,6 +29,7 @@ pub mod privilege;
 pub mod probes;
 pub mod quarantine;
 mod shares;
+pub mod task_reader;
 pub mod twin;
 
 pub use zernel_model::aggregation;

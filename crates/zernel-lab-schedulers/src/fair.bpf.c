@@ -139,6 +139,15 @@ void CALLBACK(fair_enable, struct task_struct *p)
 	p->scx.dsq_vtime = now_vtime;
 }
 
+/* Without these two the kernel ends the scheduler when a CPU comes or goes. There is nothing to do: no queue belongs to a CPU. */
+void CALLBACK(fair_cpu_online, __s32 cpu)
+{
+}
+
+void CALLBACK(fair_cpu_offline, __s32 cpu)
+{
+}
+
 __s32 SLEEPABLE_CALLBACK(fair_init)
 {
 	__s32 error = scx_bpf_create_dsq(QUEUE, -1);
@@ -163,6 +172,8 @@ struct sched_ext_ops fair_ops = {
 	.running = (void *)fair_running,
 	.stopping = (void *)fair_stopping,
 	.enable = (void *)fair_enable,
+	.cpu_online = (void *)fair_cpu_online,
+	.cpu_offline = (void *)fair_cpu_offline,
 	.init = (void *)fair_init,
 	.exit = (void *)fair_exit,
 	/* The kernel ejects the scheduler when a task waits longer than this. */

@@ -67,6 +67,8 @@ struct sched_ext_ops {
 	void (*running)(struct task_struct *p);
 	void (*stopping)(struct task_struct *p, bool runnable);
 	void (*enable)(struct task_struct *p);
+	void (*cpu_online)(__s32 cpu);
+	void (*cpu_offline)(__s32 cpu);
 	__s32 (*init)(void);
 	void (*exit)(struct scx_exit_info *info);
 	__u32 timeout_ms;

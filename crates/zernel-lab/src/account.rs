@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Largest difference between the sum of an account and the number of CPUs.
+/// Largest difference between the sum of an account and the number of CPUs, for four CPUs.
 pub const TOLERANCE_CPUS: f64 = 0.02;
 
 /// A CPU that misses ticks for this long was stuck. Rounding loses two ticks of 10 ms at most.
@@ -29,9 +29,17 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 pub struct CpuTimeReading {
     taken: Instant,
     cpus: Vec<CpuStat>,
-    parts: Vec<(String, u64)>,
+    parts: Vec<PartReading>,
     kernel_ns: u64,
     other_ns: u64,
+}
+
+/// CPU time of one cgroup so far.
+#[derive(Debug, Clone)]
+struct PartReading {
+    name: String,
+    cgroup: PathBuf,
+    used_ns: u64,
 }
 
 impl CpuTimeReading {
@@ -59,12 +67,21 @@ impl CpuTimeReading {
         Ok(reading)
     }
 
+    /// When it was taken.
+    pub(crate) fn taken(&self) -> Instant {
+        self.taken
+    }
+
     /// One attempt, however long it takes.
     pub(crate) fn take_once(parts: &[(String, PathBuf)]) -> io::Result<Self> {
         let mut used = Vec::new();
         for (name, cgroup) in parts {
             let path = Path::new(CGROUP_ROOT).join(cgroup).join("cpu.stat");
-            used.push((name.clone(), cgroup_ns(&read(&path)?)?));
+            used.push(PartReading {
+                name: name.clone(),
+                cgroup: cgroup.clone(),
+                used_ns: cgroup_ns(&read(&path)?)?,
+            });
         }
         let taken = Instant::now();
         let cpus = cpu_stats(&read(Path::new("/proc/stat"))?)?;
@@ -94,57 +111,77 @@ pub struct Account {
     pub other: f64,
     /// Idle time.
     pub idle: f64,
+    /// Time in which CPUs were switched off.
+    pub offline: f64,
     /// CPUs that missed their ticks for longer than [`STUCK`], with the time that they missed: they had interrupts
     /// disabled, or the host did not execute them.
     pub stuck: Vec<(usize, Duration)>,
 }
 
 impl Account {
-    /// The account of the time between two readings of the same parts.
+    /// The account of the time between two readings. A cgroup that is only in the second one is new.
     #[must_use]
     pub fn between(first: &CpuTimeReading, second: &CpuTimeReading) -> Self {
         let wall = second.taken.saturating_duration_since(first.taken);
         let wall_ns = wall.as_nanos().max(1) as f64;
         let share = |before: u64, after: u64| after.saturating_sub(before) as f64 / wall_ns;
-        let parts = first.parts.iter().zip(&second.parts);
+        let used_before = |part: &PartReading| {
+            let mut parts = first.parts.iter();
+            let same = parts.find(|earlier| earlier.cgroup == part.cgroup);
+            same.map_or(0, |earlier| earlier.used_ns)
+        };
+        let part = |part: &PartReading| {
+            let used = share(used_before(part), part.used_ns);
+            (part.name.clone(), used)
+        };
         Self {
             wall,
-            cpus: second.cpus.len(),
-            parts: parts
-                .map(|((name, before), (_, after))| (name.clone(), share(*before, *after)))
-                .collect(),
+            cpus: first.cpus.len().max(second.cpus.len()),
+            parts: second.parts.iter().map(part).collect(),
             kernel: share(first.kernel_ns, second.kernel_ns),
             other: share(first.other_ns, second.other_ns),
             idle: pairs(first, second)
                 .map(|(before, after)| share(before.idle_ns, after.idle_ns))
                 .sum(),
+            offline: 0.0,
             stuck: pairs(first, second)
                 .filter_map(|(before, after)| stuck(before, after, wall))
                 .collect(),
         }
     }
 
+    /// The same with the time for which CPUs were switched off.
+    #[must_use]
+    pub fn with_offline(mut self, offline: &[(usize, Duration)]) -> Self {
+        let total: Duration = offline.iter().map(|(_, time)| *time).sum();
+        self.offline = total.as_secs_f64() / self.wall.as_secs_f64().max(f64::MIN_POSITIVE);
+        for (cpu, missed) in &mut self.stuck {
+            let own = offline.iter().filter(|(number, _)| number == cpu);
+            *missed = missed.saturating_sub(own.map(|(_, time)| *time).sum());
+        }
+        self.stuck.retain(|(_, missed)| *missed > STUCK);
+        self
+    }
+
     /// All parts together.
     #[must_use]
     pub fn sum(&self) -> f64 {
         let parts: f64 = self.parts.iter().map(|(_, cpus)| cpus).sum();
-        parts + self.kernel + self.other + self.idle
+        parts + self.kernel + self.other + self.idle + self.offline
     }
 
-    /// Whether the parts add up to the CPUs, within [`TOLERANCE_CPUS`] and the units of `/proc/stat`.
+    /// Whether the parts add up to the CPUs, within [`TOLERANCE_CPUS`] per four CPUs and the units of `/proc/stat`.
     #[must_use]
     pub fn adds_up(&self) -> bool {
-        (self.sum() - self.cpus as f64).abs() <= TOLERANCE_CPUS + self.idle_error()
+        let tolerance = TOLERANCE_CPUS * (self.cpus as f64 / 4.0).max(1.0);
+        (self.sum() - self.cpus as f64).abs() <= tolerance + self.idle_error()
     }
 
-    /// Largest error of the idle time: each CPU's idle and I/O wait times are rounded down.
+    /// Largest error of the idle time: it is rounded to 10 ms on each CPU. CPUs that are always busy have no such error.
     fn idle_error(&self) -> f64 {
         let unit_ns = NANOSECONDS_PER_TICK as f64;
-        match self.wall < Duration::from_secs(1) {
-            // A short run cannot be held to 0.02 CPUs by a clock of 10 ms.
-            true => self.cpus as f64 * unit_ns / self.wall.as_nanos().max(1) as f64,
-            false => 0.0,
-        }
+        let largest = self.cpus as f64 * unit_ns / self.wall.as_nanos().max(1) as f64;
+        largest.min(self.idle)
     }
 }
 
@@ -330,7 +367,11 @@ mod tests {
                     accounted_ns: (idle_ns + training_ns) / 4,
                 })
                 .collect(),
-            parts: vec![("training".to_owned(), training_ns)],
+            parts: vec![PartReading {
+                name: "training".to_owned(),
+                cgroup: "training".into(),
+                used_ns: training_ns,
+            }],
             kernel_ns: 0,
             other_ns: 0,
         }
@@ -350,6 +391,41 @@ mod tests {
     }
 
     #[test]
+    fn a_cpu_that_was_switched_off_is_not_stuck() {
+        let start = Instant::now();
+        let first = reading(start, 0, 0);
+        let mut second = reading(start + Duration::from_secs(2), 3_000_000_000, 4_000_000_000);
+        for (cpu, seconds) in [2, 2, 2, 1].into_iter().enumerate() {
+            second.cpus[cpu].accounted_ns = seconds * 1_000_000_000;
+        }
+        let off = [(3, Duration::from_secs(1))];
+        let account = Account::between(&first, &second).with_offline(&off);
+        assert_eq!((account.offline, account.stuck.len()), (0.5, 0));
+        assert!(account.adds_up(), "{account}");
+        let short = [(3, Duration::from_millis(500))];
+        let account = Account::between(&first, &second).with_offline(&short);
+        assert_eq!(account.stuck, [(3, Duration::from_millis(500))]);
+        assert!(!account.adds_up(), "{account}");
+    }
+
+    #[test]
+    fn a_cgroup_that_is_new_counts_from_its_start() {
+        let start = Instant::now();
+        let first = reading(start, 1_000_000_000, 0);
+        let mut second = reading(start + Duration::from_secs(2), 2_000_000_000, 0);
+        second.parts.push(PartReading {
+            name: "late".to_owned(),
+            cgroup: "late".into(),
+            used_ns: 4_000_000_000,
+        });
+        let parts = Account::between(&first, &second).parts;
+        assert_eq!(
+            parts,
+            [("training".to_owned(), 0.5), ("late".to_owned(), 2.0)]
+        );
+    }
+
+    #[test]
     fn an_account_that_misses_time_does_not_add_up() {
         let start = Instant::now();
         let first = reading(start, 500, 700);
@@ -364,10 +440,13 @@ mod tests {
                 ),
             )
         };
-        assert!(account(3_000, 5_000).adds_up());
-        assert!(account(3_030, 5_000).adds_up());
-        assert!(!account(3_050, 5_000).adds_up());
-        assert!(!account(3_000, 4_950).adds_up());
+        assert!(account(8_000, 0).adds_up());
+        assert!(account(8_030, 0).adds_up());
+        assert!(!account(8_050, 0).adds_up());
+        assert!(!account(7_950, 0).adds_up());
+        // Idle time is known to 10 ms of each CPU.
+        assert!(account(3_000, 4_950).adds_up());
+        assert!(!account(3_000, 4_910).adds_up());
         let text = account(3_000, 4_000).to_string();
         let expected = "training 1.500 + kernel 0.000 + other 0.000 + idle 2.000 = 3.500 of 4 CPUs in 2.000 s: does not add up";
         assert!(text.starts_with(expected), "{text}");

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::scenario::Scenario;
-use crate::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
+use crate::scenario::figures::{AccountFigures, GroupFigures, RunFigures, exact_quantile};
 
 /// The longest time that a runnable task may wait when a scenario does not say. A fair scheduler with
 /// twice as many tasks as CPUs lets each wait for some milliseconds.
@@ -180,6 +180,7 @@ pub fn judge(
         no_warning(kernel_warning),
         completed(figures),
     ];
+    findings.extend(figures.account.as_ref().map(accounted));
     let own = scenario.assertions.iter();
     findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
     findings
@@ -206,7 +207,21 @@ fn starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
     if never > 0 {
         text += &format!("; {never} workers never ran");
     }
-    Finding::new(held, text)
+    let finding = Finding::new(held, text);
+    match emulator_failed(figures) {
+        // A CPU that was not executed starves its tasks, whatever the scheduler does.
+        true if !held => Finding {
+            verdict: Verdict::Inconclusive,
+            ..finding
+        },
+        _ => finding,
+    }
+}
+
+/// Whether the emulator did not execute a CPU for some time.
+fn emulator_failed(figures: &RunFigures) -> bool {
+    let account = figures.account.as_ref();
+    account.is_some_and(|account| !account.stuck.is_empty())
 }
 
 fn loaded(figures: &RunFigures) -> Finding {
@@ -240,6 +255,13 @@ fn no_warning(kernel_warning: Option<&str>) -> Finding {
     }
 }
 
+/// Why a scheduler ends without a fault: its program asked for it, or a CPU came or went. In the latter case the
+/// program is expected to load it again, which is judged at the end.
+const ORDERLY_ENDS: [&str; 2] = [
+    "unregistered from user space",
+    "unregistered from the main kernel",
+];
+
 /// The first kernel message on a console that is a warning, or the ejection of a scheduler.
 #[must_use]
 pub fn first_warning(console: &str) -> Option<String> {
@@ -250,7 +272,7 @@ pub fn first_warning(console: &str) -> Option<String> {
     let is_warning = |line: &String| {
         let ejected = line.starts_with("sched_ext:")
             && line.contains("disabled (")
-            && !line.contains("unregistered from user space");
+            && !ORDERLY_ENDS.iter().any(|end| line.contains(end));
         ejected || WARNINGS.iter().any(|warning| line.contains(warning))
     };
     console.lines().map(message).find(is_warning)
@@ -277,6 +299,20 @@ fn completed(figures: &RunFigures) -> Finding {
         },
         None => Finding::new(true, "completed: all workers and steps".to_owned()),
     }
+}
+
+/// Whether the figures can be believed: all CPU time is accounted for, and the emulator executed every CPU.
+fn accounted(account: &AccountFigures) -> Finding {
+    let (sum, cpus) = (account.sum(), account.cpus);
+    let verdict = match account.adds_up && account.stuck.is_empty() {
+        true => Verdict::Pass,
+        false => Verdict::Inconclusive,
+    };
+    let mut text = format!("account: {sum:.3} of {cpus} CPUs");
+    for (cpu, seconds) in &account.stuck {
+        text += &format!("; CPU {cpu} missed {seconds:.2} s of ticks");
+    }
+    Finding { verdict, text }
 }
 
 /// Judges one assertion; starvation is judged with the defaults.

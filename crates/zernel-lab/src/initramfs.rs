@@ -16,8 +16,18 @@ use crate::cpio::CpioWriter;
 pub use crate::program::ProgramError;
 use crate::program::{loader, needs};
 
-/// The loader's index of libraries outside the default folders; without it the guest would not find them.
+/// The loader's index of libraries; without it the guest would not find those outside the default folders.
 const LOADER_INDEX: &str = "/etc/ld.so.cache";
+/// Folders that the loader searches without its index. The index lists all libraries of a machine, so a guest that gets
+/// it is not the same on another machine.
+const LOADER_FOLDERS: [&str; 6] = [
+    "/lib",
+    "/usr/lib",
+    "/lib64",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+];
 
 /// Why a file could not be put into the guest.
 #[derive(Debug, Error)]
@@ -166,7 +176,7 @@ impl Initramfs {
         guest: impl AsRef<Path>,
     ) -> Result<(), InitramfsError> {
         let needs = needs(host.as_ref())?;
-        if !needs.is_empty() && Path::new(LOADER_INDEX).is_file() {
+        if needs.iter().any(|path| needs_index(path)) && Path::new(LOADER_INDEX).is_file() {
             self.add_file(LOADER_INDEX, LOADER_INDEX)?;
         }
         for path in &needs {
@@ -232,6 +242,16 @@ impl Initramfs {
             .get(guest)
             .is_some_and(|entry| !entry.is_directory())
     }
+}
+
+/// Whether the loader finds a library only by its index.
+fn needs_index(library: &Path) -> bool {
+    let is_searched = |folder: &Path| {
+        LOADER_FOLDERS
+            .iter()
+            .any(|known| folder == Path::new(known))
+    };
+    !library.parent().is_some_and(is_searched)
 }
 
 /// The folders a path lies in, without the root itself.

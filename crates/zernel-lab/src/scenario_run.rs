@@ -9,6 +9,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::error::Error;
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assertion::{Finding, Verdict, first_warning, judge, worst};
 use crate::deterministic::{Deterministic, Ticks};
+use crate::guest::find_busybox;
 use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelCache, KernelRequest};
 use crate::run_cache::{Identity, RunCache};
@@ -111,7 +113,9 @@ impl fmt::Display for RunResult {
         for finding in &self.findings {
             writeln!(formatter, "  {:<12} {}", finding.verdict, finding.text)?;
         }
-        if self.verdict() == Verdict::Fail && !self.console.is_empty() {
+        // An assertion about figures needs no evidence of the kernel.
+        let is_broken = self.figures.is_none() || self.kernel_warning.is_some();
+        if self.verdict() == Verdict::Fail && is_broken && !self.console.is_empty() {
             writeln!(formatter, "last kernel messages:\n{}", self.console)?;
         }
         Ok(())
@@ -152,6 +156,19 @@ impl ScenarioRun {
     pub fn guest(mut self, path: impl Into<PathBuf>) -> Self {
         self.guest = Some(path.into());
         self
+    }
+
+    /// The same without the observer, whatever the scenario asks for.
+    #[must_use]
+    pub fn without_observer(mut self) -> Self {
+        self.scenario.observe = false;
+        self
+    }
+
+    /// The name of its scheduler in tables.
+    #[must_use]
+    pub fn scheduler_name(&self) -> String {
+        self.scheduler.name()
     }
 
     /// The same, run although its result is known.
@@ -238,40 +255,44 @@ impl ScenarioRun {
             Some(path) => path.clone(),
             None => std::env::current_exe().map_err(|error| error.to_string())?,
         };
+        let files = self
+            .files(&plan, &stripped(&guest))
+            .map_err(|error| error.to_string())?;
         let mut identity = Identity::default();
         identity.add_file(&kernel.image)?;
-        let program = stripped(&guest);
-        identity.add_file(&program)?;
-        let json = serde_json::to_vec(&plan).map_err(|error| error.to_string())?;
-        identity.add(&json);
-        let mut files = Initramfs::new();
+        identity.add_file(&find_busybox().map_err(|error| error.to_string())?)?;
+        let mut archive = Vec::new();
         files
-            .add_bytes(PLAN, json, 0o644)
+            .write_to(&mut archive)
             .map_err(|error| error.to_string())?;
-        if let Scheduler::Program { path, .. } = &self.scheduler {
-            identity.add_file(path)?;
-            files
-                .add_program_at(path, SCHEDULER)
-                .map_err(|error| error.to_string())?;
-        }
-        if plan.scenario.needs_software_gpu() {
-            let folder = Path::new(SOFTWARE_GPU).parent().unwrap_or(Path::new("/"));
-            for (host, name) in software_gpu::find()? {
-                identity.add_file(&host)?;
-                files
-                    .add_file(&host, folder.join(name))
-                    .map_err(|error| error.to_string())?;
-            }
-        }
-        files
-            .add_program_at(&program, GUEST)
-            .map_err(|error| error.to_string())?;
+        identity.add(&archive);
+        drop(archive);
+        let image = kernel.image.clone();
         let spec = self.machine(kernel, files)?;
-        for word in spec.deterministic_arguments() {
+        // The place of the kernel's image decides nothing; results are the same on every machine.
+        let arguments = spec.deterministic_arguments().into_iter();
+        for word in arguments.filter(|word| *word != image) {
             identity.add(word.as_encoded_bytes());
         }
         identity.add(qemu_version().as_bytes());
         Ok(Prepared { spec, identity })
+    }
+
+    /// The files of the guest.
+    fn files(&self, plan: &GuestPlan, guest: &Path) -> Result<Initramfs, Box<dyn Error>> {
+        let mut files = Initramfs::new();
+        files.add_bytes(PLAN, serde_json::to_vec(plan)?, 0o644)?;
+        if let Scheduler::Program { path, .. } = &self.scheduler {
+            files.add_program_at(path, SCHEDULER)?;
+        }
+        if plan.scenario.needs_software_gpu() {
+            let folder = Path::new(SOFTWARE_GPU).parent().unwrap_or(Path::new("/"));
+            for (host, name) in software_gpu::find()? {
+                files.add_file(&host, folder.join(name))?;
+            }
+        }
+        files.add_program_at(guest, GUEST)?;
+        Ok(files)
     }
 
     fn machine(&self, kernel: Kernel, files: Initramfs) -> Result<VmSpec, String> {
@@ -346,7 +367,9 @@ impl ScenarioRun {
     /// The verdict when a run breaks: a scheduler under test is to blame, the kernel's own is not.
     fn blamed(&self) -> Verdict {
         match self.scheduler {
-            Scheduler::Own(_) | Scheduler::Program { .. } => Verdict::Fail,
+            Scheduler::Own(_) | Scheduler::Zernel(_) | Scheduler::Program { .. } => {
+                Verdict::Fail
+            },
             Scheduler::Eevdf | Scheduler::Control(_) => Verdict::Inconclusive,
         }
     }
@@ -384,11 +407,11 @@ fn kernel(version: &str) -> Result<Kernel, String> {
 }
 
 fn qemu_version() -> String {
-    let output = Command::new(crate::qemu::PROGRAM).arg("--version").output();
-    output.map_or_else(
-        |_| String::new(),
-        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
-    )
+    let program = crate::qemu::program();
+    let output = program.and_then(|program| Command::new(program).arg("--version").output().ok());
+    output.map_or_else(String::new, |output| {
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    })
 }
 
 /// The program without debug information, which a guest would have to unpack at every boot. Kept beside

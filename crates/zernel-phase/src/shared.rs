@@ -5,6 +5,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::class::{self, ClassWord};
 use crate::mirror::{EnumMirror, StructMirror};
 use crate::phase_detector::PhaseDetectorConfig;
 use crate::task_state::{PhaseTimeAccumulator, WorkloadPhase, ZernelTaskState};
@@ -65,6 +66,7 @@ crate::mirrors! {
             wait_activity_until_ns: u64,
             undecided_since_ns: u64,
             last_marker_ns: u64,
+            queued_since_ns: u64,
             lost_leaves: u32,
             lost_enters: u32,
             late: u32,
@@ -78,11 +80,14 @@ crate::mirrors! {
         /// `struct zernel_task_state`.
         pub struct RawTaskState = "zernel_task_state" {
             phase_word: PhaseWord,
+            class_word: ClassWord,
+            class_until_ns: u64,
             last_gpu_sync_ns: u64,
             cpu_burst_ns: u64,
             phase_ns: [u64; WorkloadPhase::ALL.len()],
             pid: u32,
             tgid: u32,
+            trainer: u32,
             gpu_id: u32,
             futex_waits: u32,
             io_wait_q16: u32,
@@ -90,8 +95,16 @@ crate::mirrors! {
             candidate: u8,
             gpu_utilization: u8,
             flags: u8,
-            reserved: [u8; 5],
+            reserved: u8,
             tracker: RawTracker,
+        }
+
+        /// `struct zernel_heartbeat`.
+        pub struct Heartbeat = "zernel_heartbeat" {
+            beat_ns: u64,
+            owner: u32,
+            layout: u32,
+            since_ns: u64,
         }
 
         /// `struct zernel_phase_config`.
@@ -119,6 +132,14 @@ crate::mirrors! {
         }
     }
     constants {
+        pub u32 = "zernel_heart", "ZERNEL_" {
+            /// Index of the heartbeat of the process that writes task states.
+            HEART_OBSERVER = 0,
+            /// Index of the heartbeat of a process that reads them.
+            HEART_READER = 1,
+            /// Number of heartbeats.
+            HEARTS = 2,
+        }
         pub u32 = "zernel_gpu", "ZERNEL_" {
             /// `gpu_id` of a task whose GPU is unknown.
             NO_GPU = u32::MAX,
@@ -132,10 +153,16 @@ crate::mirrors! {
             TASK_IS_ML = 1 << 0,
             /// Flag of a task: a NCCL collective is under way.
             TASK_NCCL_ACTIVE = 1 << 1,
+            /// Flag of a task: its process was forked to load data.
+            TASK_IS_LOADER = 1 << 2,
         }
     }
     flags {
         impl RawTracker: u16 = "zernel_tracker_flags", "ZERNEL_" {
+            /// Flag: the thread is in a GPU sync.
+            IN_SYNC = 1 << 0,
+            /// Flag: the thread is blocked.
+            WAITING = 1 << 5,
             /// Flag: the thread copies, syncs or marks, so it is a training thread.
             TRAINING_THREAD = 1 << 8,
             /// Flag: the thread announces when it gets a batch.
@@ -169,6 +196,54 @@ crate::mirrors! {
 
 /// The mirror of `struct zernel_tracker_config`.
 pub const TRACKER_CONFIG: StructMirror = TrackerConfig::MIRROR;
+
+/// Default directory of the pinned maps.
+pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/zernel";
+/// Name of the pinned map of heartbeats.
+pub const HEARTBEAT_PIN: &str = "heartbeat";
+/// Begin of the name of a pinned map of task states. [`layout_hash`] follows, in eight hexadecimal digits.
+pub const TASKS_PIN: &str = "tasks-";
+/// A heart beats five times per second. Without a beat for this long, its process is dead.
+pub const HEART_TIMEOUT_NS: u64 = 1_000_000_000;
+
+impl Heartbeat {
+    /// Whether the process beats at `now_ns`.
+    #[must_use]
+    pub fn is_alive(&self, now_ns: u64) -> bool {
+        self.beat_ns != 0 && now_ns.saturating_sub(self.beat_ns) < HEART_TIMEOUT_NS
+    }
+}
+
+/// A hash of the layout of a task state: names, sizes and offsets of its fields, and the values of its enums. Maps of
+/// another layout have another name.
+#[must_use]
+pub fn layout_hash() -> u32 {
+    let structs = MIRRORS.structs.iter();
+    let structs = structs.filter(|it| ["zernel_tracker", "zernel_task_state"].contains(&it.kernel));
+    let fields = structs.flat_map(|it| {
+        let end = ("", it.size);
+        it.fields.iter().copied().chain([end])
+    });
+    let enums = MIRRORS.enums.iter().chain(class::MIRRORS.enums);
+    let values = enums.flat_map(|it| {
+        it.values
+            .iter()
+            .map(|(name, value)| (*name, *value as usize))
+    });
+    fields
+        .chain(values)
+        .fold(FNV_BASIS, |hash, (name, number)| {
+            let number = (number as u32).to_le_bytes();
+            let bytes = name.bytes().chain(number);
+            bytes.fold(hash, |hash, byte| {
+                (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME)
+            })
+        })
+}
+
+// FNV-1a of 32 bits.
+const FNV_BASIS: u32 = 0x811c_9dc5;
+const FNV_PRIME: u32 = 0x0100_0193;
 
 impl From<&RawTaskState> for ZernelTaskState {
     fn from(raw: &RawTaskState) -> Self {
@@ -273,7 +348,9 @@ number_events! {
     ThreadEvent::OptimizerBegin => "ZERNEL_OPTIMIZER_BEGIN" = 16,
     ThreadEvent::ZeroGradients => "ZERNEL_ZERO_GRADIENTS" = 17,
     ThreadEvent::NotObserved => "ZERNEL_NOT_OBSERVED" = 18,
-    ThreadEvent::OtherWorkBegin => "ZERNEL_OTHER_WORK_BEGIN" = 19,
+    ThreadEvent::Preempt => "ZERNEL_PREEMPT" = 19,
+    ThreadEvent::Resume => "ZERNEL_RESUME" = 20,
+    ThreadEvent::OtherWorkBegin => "ZERNEL_OTHER_WORK_BEGIN" = 21,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

@@ -30,8 +30,8 @@
 //! count: if another thread runs the collectives, that thread is in `NcclCollective`.
 //!
 //! The tracker tolerates lost and late events. Every phase has a deadline, counted from its last
-//! event and suspended while the thread is blocked; after the deadline the thread is `Unknown`
-//! until its next event. A call ends when another event contradicts it. A late event never changes
+//! event and suspended while the thread is blocked, or runnable and not running; after the deadline
+//! the thread is `Unknown` until its next event. A call ends when another event contradicts it. A late event never changes
 //! a reported interval.
 
 mod activity;
@@ -92,6 +92,8 @@ pub struct PhaseTracker {
     /// Time of the last evidence for the call that the thread is in.
     call_shown_ns: u64,
     wait: Option<Wait>,
+    /// When the thread was preempted. Deadlines stand still until it runs again.
+    queued_since_ns: Option<u64>,
     /// Start of the last undecided wait. A copy that follows shows that it was for data.
     undecided_since_ns: Option<u64>,
     /// End of the backward pass. If an optimizer step follows, it began then.
@@ -130,6 +132,7 @@ impl PhaseTracker {
             collective_since_ns: None,
             call_shown_ns: 0,
             wait: None,
+            queued_since_ns: None,
             undecided_since_ns: None,
             update_since_ns: None,
             last_marker_ns: 0,
@@ -160,6 +163,7 @@ impl PhaseTracker {
         self.advance(at_ns, closed);
         // A thread with an event is running, so it is not blocked any more.
         self.end_wait(event);
+        self.end_queue();
         self.apply(event, closed);
         self.update_phase(closed);
     }
@@ -269,7 +273,8 @@ impl PhaseTracker {
             ThreadEvent::OtherWorkBegin => self.announce(Activity::OtherWork, closed),
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
-            ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches => {}
+            ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
+            ThreadEvent::Resume | ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches => {}
         }
     }
 
@@ -355,10 +360,9 @@ impl PhaseTracker {
         self.end_sync_without_leave();
         self.is_training_thread = true;
         // An optimizer may copy too. The next batch is announced.
-        if self.activity == Activity::Updating && self.announces_data && self.announces_updates {
-            return;
-        }
-        if self.does_other_work() {
+        let is_of_optimizer =
+            self.activity == Activity::Updating && self.announces_data && self.announces_updates;
+        if is_of_optimizer || self.does_other_work() {
             return;
         }
         if let Some(since_ns) = self.undecided_since_ns.take() {
@@ -397,14 +401,12 @@ impl PhaseTracker {
         self.set_activity(activity, self.now_ns);
     }
 
-    /// Gradients are cleared at the end of an optimizer step, or before a forward pass: then it takes little time, and
-    /// nothing shows its end.
+    /// Gradients are cleared at the end of an optimizer step. Elsewhere it takes little time, and nothing shows its end.
     fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        let activity = match self.activity {
-            Activity::Updating => Activity::Updating,
-            _ => Activity::Computing,
-        };
-        self.announce(activity, closed);
+        match self.activity == Activity::Updating {
+            true => self.announce(Activity::Updating, closed),
+            false => self.announce(Activity::Computing, closed),
+        }
     }
 
     fn stop_observing(&mut self) {
@@ -435,16 +437,10 @@ impl PhaseTracker {
     /// Returns the activity of a thread that blocks outside of calls. A thread that announces when it gets data loads at
     /// no other time.
     fn activity_in_block(&self, reason: BlockReason) -> Activity {
-        if self.activity == Activity::Receiving {
-            return Activity::Loading;
-        }
-        if self.activity == Activity::OtherWork && !self.is_training_thread {
-            return Activity::Idle;
-        }
-        if self.announces_data || self.activity == Activity::OtherWork {
-            return self.activity;
-        }
         match (reason, self.activity) {
+            (_, Activity::Receiving) => Activity::Loading,
+            (_, Activity::OtherWork) if !self.is_training_thread => Activity::Idle,
+            (_, activity) if self.announces_data || activity == Activity::OtherWork => activity,
             (BlockReason::Io | BlockReason::Poll, Activity::Idle) => Activity::Idle,
             (BlockReason::Io | BlockReason::Poll, _) => Activity::Loading,
             (BlockReason::Futex, Activity::Computing | Activity::Backward)
@@ -482,6 +478,15 @@ impl PhaseTracker {
             self.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
         } else {
             self.set_activity(self.activity, self.now_ns);
+        }
+    }
+
+    /// Ends the time in which the thread was runnable and did not run. Deadlines move by its length.
+    fn end_queue(&mut self) {
+        if let Some(since_ns) = self.queued_since_ns.take() {
+            let queued_ns = self.now_ns - since_ns;
+            self.call_shown_ns += queued_ns;
+            self.activity_until_ns = self.activity_until_ns.saturating_add(queued_ns);
         }
     }
 
@@ -527,7 +532,7 @@ impl PhaseTracker {
             (None, None) => (self.activity.phase(), self.activity_until_ns, 0),
         };
         self.deadline_ns = match self.wait {
-            _ if phase == WorkloadPhase::Unknown => u64::MAX,
+            _ if phase == WorkloadPhase::Unknown || self.queued_since_ns.is_some() => u64::MAX,
             Some(wait) => wait.since_ns.saturating_add(self.config.blocked_max_ns),
             None => shown_ns.saturating_add(max_ns),
         };

@@ -1,8 +1,12 @@
 //! CPU scheduling for ML workloads.
 //!
-//! The inputs of a scheduling decision, [`task_state`], [`phase_detector`] and [`tracker`], are
-//! re-exported from `zernel-phase`. [`sched_ext`] reads what the running kernel supports.
+//! [`scheduler`] loads a sched_ext scheduler, whose BPF half is `src/bpf/main.bpf.c`. The inputs of a scheduling decision,
+//! [`task_state`], [`phase_detector`] and [`tracker`], are re-exported from `zernel-phase`. [`sched_ext`] reads
+//! what the running kernel supports.
 
+mod cgroup_limits;
 pub mod sched_ext;
+pub mod scheduler;
+mod topology;
 
 pub use zernel_phase::{phase_detector, task_state, tracker};

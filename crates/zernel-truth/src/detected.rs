@@ -12,12 +12,10 @@ use zernel_phase::{
 
 use crate::label::{ProcessActivity, ThreadClass};
 use crate::timeline::Timeline;
-use crate::trace::{
-    EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
-};
+use crate::trace::{EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile};
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 20] = [
+const EVENTS: [ThreadEvent; 22] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -37,6 +35,8 @@ const EVENTS: [ThreadEvent; 20] = [
     ThreadEvent::OptimizerBegin,
     ThreadEvent::ZeroGradients,
     ThreadEvent::NotObserved,
+    ThreadEvent::Preempt,
+    ThreadEvent::Resume,
     ThreadEvent::OtherWorkBegin,
 ];
 
@@ -140,9 +140,10 @@ impl DetectedProcess {
         phases: impl Fn(&DetectedThread) -> &Timeline<WorkloadPhase>,
     ) -> Option<Timeline<WorkloadPhase>> {
         let training = self.training_thread()?;
-        let waits_for_thread = training.waits.zip(&training.in_sync).map(|(waits, in_sync)| {
-            waits == Some(BlockReason::Futex) && !in_sync
-        });
+        let waits_for_thread = training
+            .waits
+            .zip(&training.in_sync)
+            .map(|(waits, in_sync)| waits == Some(BlockReason::Futex) && !in_sync);
         let mut step = phases(training).clone();
         for thread in self.threads.values().filter(|it| it.tid != training.tid) {
             let collectives = phases(thread).map(|it| it == WorkloadPhase::NcclCollective);
@@ -240,11 +241,7 @@ fn recorded_phases(events: &[EventEntry], end_ns: u64) -> PhaseTimelines {
 }
 
 /// The phases that the tracker of this version makes of the events.
-fn replayed_phases(
-    events: &[EventEntry],
-    numbers: &EventNumbers,
-    end_ns: u64,
-) -> PhaseTimelines {
+fn replayed_phases(events: &[EventEntry], numbers: &EventNumbers, end_ns: u64) -> PhaseTimelines {
     let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), start_ns);
     let mut closed: Vec<PhaseInterval> = Vec::new();
@@ -301,8 +298,8 @@ fn thread(
             Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
                 waits.set(event.at_ns, None);
             }
+            None | Some(ThreadEvent::Preempt | ThreadEvent::Resume) => {}
             Some(_) => in_sync.set(event.at_ns, false),
-            None => {}
         }
     }
     DetectedThread {

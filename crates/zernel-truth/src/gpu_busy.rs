@@ -39,7 +39,10 @@ impl GpuBusyScore {
             let inside = samples.iter().filter(|sample| second.contains(&sample.0));
             let inside: Vec<f64> = inside.map(|sample| sample.1).collect();
             if !inside.is_empty() {
-                pairs.push((share * 100.0, inside.iter().sum::<f64>() / inside.len() as f64));
+                pairs.push((
+                    share * 100.0,
+                    inside.iter().sum::<f64>() / inside.len() as f64,
+                ));
             }
         }
         let mut errors: Vec<f64> = pairs.iter().map(|(truth, it)| (truth - it).abs()).collect();

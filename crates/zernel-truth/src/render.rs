@@ -61,7 +61,11 @@ fn write_report(text: &mut String, report: &TruthReport) -> std::fmt::Result {
             None => "not scored",
         };
         let bound = &reported.bound;
-        writeln!(text, "{:14}{bound} ({right}): {}", "verdict", reported.evidence)?;
+        writeln!(
+            text,
+            "{:14}{bound} ({right}): {}",
+            "verdict", reported.evidence
+        )?;
     }
     let sampled = report.sampled_phases.macro_f1;
     writeln!(text, "{:14}macro-F1 {}", "sampled rule", ratio(sampled))?;

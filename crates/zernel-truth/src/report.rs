@@ -101,9 +101,11 @@ pub fn score(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> Tru
         delays: sums.delays.summary(),
         kernel_delay: trace.header.delay,
         gpu_busy: first.and_then(|log| GpuBusyScore::new(trace, log)),
-        reported: trace.header.report.as_ref().and_then(|report| {
-            ReportedVerdict::new(report, first?.known.verdict.as_deref())
-        }),
+        reported: trace
+            .header
+            .report
+            .as_ref()
+            .and_then(|report| ReportedVerdict::new(report, first?.known.verdict.as_deref())),
     }
 }
 

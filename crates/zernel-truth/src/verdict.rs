@@ -69,7 +69,10 @@ mod tests {
         assert_eq!(is_right("host", "cpu-scheduler", ""), Some(true));
         assert_eq!(is_right("compile", "host", ""), Some(false));
         assert_eq!(is_right("compile", "cannot-tell", ""), Some(true));
-        assert_eq!(is_right("inference", "host", "; nothing shows training: …"), Some(true));
+        assert_eq!(
+            is_right("inference", "host", "; nothing shows training: …"),
+            Some(true)
+        );
         assert_eq!(is_right("inference", "host", "the host works"), Some(false));
         assert_eq!(is_right("", "host", ""), None);
     }

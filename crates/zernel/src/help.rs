@@ -85,6 +85,8 @@ Examples:
   sudo zernel observe --expose all    serve without a token
   zernel ps                           list your training processes
   sudo zernel observe --ledger        print the probed functions and exit
+  sudo zernel observe --hints /sys/fs/bpf/scx_hints
+                                      write classes for scx_layered
   sudo systemctl enable --now zernel  run as a service (Debian package)";
 
 pub(crate) const PS: &str = "\
@@ -101,6 +103,16 @@ Examples:
   sudo zernel run --html report.html -- ./train.sh --epochs 1
 
 Everything after `--` is the command with its options.";
+
+pub(crate) const SCHED: &str = "\
+Examples:
+  sudo zernel sched                  schedule all tasks until Ctrl-C
+  zernel lab scenario scenarios/wake.toml --sched zernel
+                                     measure it in a virtual machine first
+  sudo zernel sched --dry-run        schedule nothing, count decisions
+  sudo zernel sched --dry-run --for 60s --json
+                                     for a minute, as JSON
+  sudo zernel sched explain 4711     the classes of a process's threads";
 
 pub(crate) const TRUTH: &str = "\
 Examples:

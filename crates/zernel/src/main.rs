@@ -10,6 +10,7 @@ mod lab;
 mod observe;
 mod ps;
 mod run;
+mod sched;
 mod service;
 mod truth;
 mod workload;
@@ -45,6 +46,8 @@ enum Command {
     Ps(ps::Options),
     #[command(after_help = help::RUN)]
     Run(run::Options),
+    #[command(after_help = help::SCHED)]
+    Sched(sched::Options),
     #[command(after_help = help::TRUTH)]
     Truth(truth::Options),
     #[command(after_help = help::WORKLOAD)]
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Observe(options) => observe::run(&options),
         Command::Ps(options) => ps::run(&options),
         Command::Run(options) => run::run(&options),
+        Command::Sched(options) => sched::run(&options),
         Command::Truth(options) => truth::run(&options),
         Command::Workload(options) => workload::run(&options),
     };

@@ -77,6 +77,9 @@ pub(crate) struct Options {
     /// Attach to this library before any process loads it; may be repeated
     #[arg(long = "library", value_name = "FILE")]
     libraries: Vec<PathBuf>,
+    /// Write the class of each ML thread to this pinned map, in the format of scx_layered
+    #[arg(long, value_name = "PATH")]
+    hints: Option<PathBuf>,
     /// Stop after TIME, such as 60s, 5m or 1h [default: run until stopped]
     #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
     time: Option<Duration>,
@@ -201,6 +204,7 @@ fn observer_options(options: &Options) -> observer::ObserverOptions {
     observer::ObserverOptions {
         libraries: options.libraries.clone(),
         governor: GovernorOptions::with_budget(options.budget),
+        hints: options.hints.clone(),
         ..observer::ObserverOptions::default()
     }
 }
@@ -230,6 +234,9 @@ fn announce(server: &Server, options: &Options, snapshot: &Snapshot) {
         snapshot.rung,
         snapshot.call_cost_seconds * 1e6
     );
+    if let Some(path) = &options.hints {
+        eprintln!("hints for other schedulers in {}", path.display());
+    }
     if let Some(http) = addresses.http {
         eprintln!("metrics on http://{http}/metrics, more on http://{http}/");
         let file = options.token_file().display();

@@ -5,28 +5,32 @@ mod attach;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut};
-use rustix::fs::OFlags;
-use rustix::process::{Pid, PidfdFlags};
+use libbpf_rs::{
+    Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, ProgramMut,
+};
+use zernel_phase::class::TaskClass;
 use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::alarm::Alarm;
 use super::batch;
+use super::decisions;
+use super::hints::{self, HintMap};
 use super::mapped::MappedArray;
-use super::monotonic_ns;
-use super::shared_state::SharedState;
+use super::optional;
+use super::shared_state::{PinDirectory, SharedState};
 use super::step_marks::StepMarks;
 use super::tenants::{Table, TenantMaps, Tenants};
 use super::trace::{CoverageChange, EventTrace};
+use super::{ObserveError, ObserverOptions, monotonic_ns};
 use crate::capability::{Capability, quietly};
-use crate::child_task;
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
+use crate::{child_task, task_reader};
 
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
@@ -88,13 +92,15 @@ pub(crate) struct Kernel {
     object: Object,
     /// The pinned map of task states, or why it is not pinned.
     shared: Result<SharedState, String>,
-    heartbeat: MappedArray<layout::Heartbeat>,
-    _tracepoints: Vec<Link>,
+    tracepoints: Vec<Link>,
+    writes_hints: bool,
     pub(crate) rung: Rung,
     pub(crate) step_marks: StepMarks,
     pub(crate) alarm: Alarm,
     /// The trace, if events are traced.
     pub(super) trace: Option<EventTrace>,
+    /// What a scheduler would have decided, if that is counted.
+    pub(super) decisions: Option<MappedArray<layout::RawDecisions>>,
     pub(crate) settings: MappedArray<layout::Settings>,
     pub(crate) losses: MappedArray<layout::Losses>,
     pub(crate) processes: MappedArray<layout::Process>,
@@ -106,28 +112,42 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs for the first of `rungs` that the kernel supports, and pins the map of task states in
-    /// `directory` if possible. `traces`: the programs trace events.
+    /// Loads the programs for the first of the rungs that the kernel supports, and pins the map of task states if
+    /// possible.
     pub(crate) fn load(
-        rungs: &[Rung],
+        options: &ObserverOptions,
         tracker: &TrackerConfig,
-        directory: &Path,
-        traces: bool,
-    ) -> libbpf_rs::Result<Self> {
-        let works = |rung: &Rung| rung.capability().try_out().is_ok();
-        let rung = rungs
-            .iter()
-            .copied()
-            .find(works)
-            .ok_or_else(|| std::io::Error::other("the kernel supports no kind of uprobe"))?;
-        let kernel = Self::load_rung(rung, directory, traces)?;
-        kernel.write_tables(tracker)?;
+    ) -> Result<Self, ObserveError> {
+        let works = |rung: &&Rung| rung.capability().try_out().is_ok();
+        let rung = options.rungs.iter().find(works).ok_or_else(|| {
+            let error = std::io::Error::other("the kernel supports no kind of uprobe");
+            ObserveError::Load(error.into())
+        })?;
+        let mut object = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .map_err(ObserveError::Load)?;
+        let hints = match &options.hints {
+            Some(path) => Some(HintMap::enable(path, &mut object).map_err(at(path))?),
+            None => None,
+        };
+        let kernel = Self::load_rung(*rung, object, options, hints.as_ref());
+        let kernel = kernel.map_err(ObserveError::Load)?;
+        if let (Some(hints), Some(path)) = (hints, &options.hints) {
+            let map = kernel.map(hints::MAP).map_err(ObserveError::Load)?;
+            hints.pin(map).map_err(at(path))?;
+        }
+        kernel.write_tables(tracker).map_err(ObserveError::Load)?;
         Ok(kernel)
     }
 
-    fn load_rung(rung: Rung, directory: &Path, traces: bool) -> libbpf_rs::Result<Self> {
-        let (object, shared) = quietly(|| {
-            let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
+    fn load_rung(
+        rung: Rung,
+        mut object: OpenObject,
+        options: &ObserverOptions,
+        hints: Option<&HintMap>,
+    ) -> libbpf_rs::Result<Self> {
+        let traces = options.traces;
+        let (object, pins) = quietly(|| {
             for mut program in object.progs_mut() {
                 let name = program.name().to_string_lossy().into_owned();
                 let other_rung = name.starts_with("call_") && !rung.programs().contains(&&*name);
@@ -136,17 +156,27 @@ impl Kernel {
             if traces {
                 EventTrace::enable(&mut object)?;
             }
-            let shared = SharedState::claim(directory, &mut object);
-            Ok::<_, libbpf_rs::Error>((object.load()?, shared))
+            if hints.is_none() {
+                optional::leave_out(&mut object, &hints::PARTS)?;
+            }
+            match options.counts_decisions {
+                true => optional::enable(&mut object, decisions::SWITCH),
+                false => optional::leave_out(&mut object, &decisions::PARTS)?,
+            }
+            let pins = PinDirectory::claim(&options.pins, &mut object);
+            Ok::<_, libbpf_rs::Error>((object.load()?, pins))
         })?;
         let tasks = find_map(&object, "zernel_tasks")?;
         let heartbeats = find_map(&object, "zernel_heartbeats")?;
-        let heartbeat = MappedArray::new(&heartbeats, 1)?;
-        beat(&heartbeat);
-        let shared = shared.and_then(|shared| {
-            shared.pin(tasks, heartbeats)?;
-            Ok(shared)
-        });
+        if pins.as_ref().is_ok_and(|pins| pins.reuses_tasks) {
+            // Before the first beat, so that no reader takes an old state for a new one.
+            iterate(&object, "forget_tasks")?;
+        }
+        if hints.is_some() {
+            // An observer that was killed has left its own.
+            iterate(&object, hints::CLEAR)?;
+        }
+        let shared = pins.and_then(|pins| pins.share(tasks, heartbeats));
         let tracepoints = TRACEPOINTS
             .into_iter()
             .map(|name| quietly(|| find_program(&object, name)?.attach()))
@@ -154,12 +184,19 @@ impl Kernel {
         Ok(Self {
             rung,
             shared,
-            heartbeat,
-            _tracepoints: tracepoints,
+            tracepoints,
+            writes_hints: hints.is_some(),
             step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
             alarm: Alarm::new(&find_map(&object, "alarms")?)?,
             trace: match traces {
                 true => Some(EventTrace::new(&find_map(&object, "trace_records")?)?),
+                false => None,
+            },
+            decisions: match options.counts_decisions {
+                true => {
+                    let rows = layout::PROCESSES * TaskClass::ALL.len();
+                    Some(MappedArray::new(find_map(&object, decisions::MAP)?, rows)?)
+                }
                 false => None,
             },
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
@@ -422,11 +459,6 @@ impl Kernel {
         child_task::program_descriptors(&self.object)
     }
 
-    /// Writes the heartbeat: task states are still being written.
-    pub(crate) fn beat(&self) {
-        beat(&self.heartbeat);
-    }
-
     /// Path of the pinned map of task states, or why it is not pinned.
     pub(crate) fn shared_state(&self) -> Result<PathBuf, &str> {
         match &self.shared {
@@ -448,25 +480,12 @@ impl Kernel {
 
     /// Creates task states for the threads and children that observed processes had before they were observed.
     pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
-        let link = quietly(|| self.program("adopt_tasks")?.attach())?;
-        // The program writes nothing: reading to the end is what runs it.
-        std::io::copy(&mut Iter::new(&link)?, &mut std::io::sink())?;
-        Ok(())
+        iterate(&self.object, "adopt_tasks")
     }
 
     /// The state of a thread, if it belongs to an ML process.
     pub(crate) fn task_state(&self, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
-        // PIDFD_THREAD: since Linux 6.9, threads other than the leader have pidfds.
-        const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
-        let Some(pid) = i32::try_from(tid).ok().and_then(Pid::from_raw) else {
-            return Ok(None);
-        };
-        let open = |flags| rustix::process::pidfd_open(pid, flags);
-        let thread = open(OF_THREAD).or_else(|_| open(PidfdFlags::empty()));
-        let Ok(thread) = thread else { return Ok(None) };
-        let key = thread.as_raw_fd().to_ne_bytes();
-        let state = find_map(&self.object, "zernel_tasks")?.lookup(&key, MapFlags::ANY)?;
-        Ok(state.and_then(|state| RawTaskState::read_from_bytes(&state).ok()))
+        task_reader::state_of(&find_map(&self.object, "zernel_tasks")?, tid)
     }
 
     fn program(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {
@@ -474,13 +493,30 @@ impl Kernel {
     }
 }
 
-fn beat(heartbeat: &MappedArray<layout::Heartbeat>) {
-    let beat = layout::Heartbeat {
-        beat_ns: monotonic_ns(),
-        owner: std::process::id(),
-        reserved: 0,
-    };
-    heartbeat.write(0, &beat);
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        // No program may write a hint after they were cleared. Probes are detached already.
+        self.tracepoints.clear();
+        if self.writes_hints {
+            let _ = iterate(&self.object, hints::CLEAR);
+        }
+    }
+}
+
+/// An error about the hints at a path.
+fn at(path: &Path) -> impl Fn(String) -> ObserveError {
+    |reason| ObserveError::Hints {
+        path: path.to_owned(),
+        reason,
+    }
+}
+
+/// Runs a program once for every task.
+fn iterate(object: &Object, program: &str) -> libbpf_rs::Result<()> {
+    let link = quietly(|| find_program(object, program)?.attach())?;
+    // The program writes nothing: reading to the end is what runs it.
+    std::io::copy(&mut Iter::new(&link)?, &mut std::io::sink())?;
+    Ok(())
 }
 
 fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<ProgramMut<'a>> {

@@ -14,13 +14,17 @@
 //! | `describe` | everything as a snapshot |
 //! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
 //! | `tenants` | the tenants of processes, and their shares of the maps |
-//! | `shared_state` | the pinned states of tasks, for a scheduler |
+//! | `shared_state`, `heart`, `pinned_map` | the pinned states of tasks, for a scheduler |
+//! | `hints` | the classes of threads, for other schedulers |
+//! | `decisions` | what a scheduler would have decided |
+//! | `optional` | parts of the programs that are chosen before they are loaded |
 //! | `trace` | every event of every tracker, for `zernel truth` |
 
 mod alarm;
 mod attachment;
 mod batch;
 mod changes;
+mod decisions;
 mod describe;
 mod durations;
 mod estimate;
@@ -29,9 +33,13 @@ mod file_task;
 mod files;
 mod functions;
 mod governor;
+mod heart;
+mod hints;
 mod identities;
 mod kernel;
 mod mapped;
+mod optional;
+mod pinned_map;
 mod process;
 mod process_table;
 mod rest;
@@ -49,6 +57,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use attachment::{AttachContext, Attachment};
+pub use decisions::{ClassDecisions, ProcessDecisions};
 pub use estimate::Interval;
 use files::ProbeLink;
 pub use functions::AttachMode;
@@ -65,7 +74,7 @@ use rustix::process::{Resource, Rlimit};
 pub(crate) use tenants::{Hierarchy, Table};
 pub use thread::{ObserverRequests, ObserverThread, Published};
 pub use trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
-use zernel_phase::shared::RawTaskState;
+use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
 use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
@@ -119,6 +128,14 @@ pub enum ObserveError {
     /// The BPF programs do not load.
     #[error("the kernel does not load the probes ({}); run `zernel doctor` to see what is missing", reason(.0))]
     Load(#[source] libbpf_rs::Error),
+    /// Hints cannot be written.
+    #[error("the hints at {path} cannot be used: {reason}", path = .path.display())]
+    Hints {
+        /// Path of the pinned map.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// A map cannot be read.
     #[error("the BPF maps cannot be read ({})", reason(.0))]
     Read(#[source] libbpf_rs::Error),
@@ -148,6 +165,10 @@ pub struct ObserverOptions {
     pub governor: GovernorOptions,
     /// Directory in a bpffs where task states are pinned, for a scheduler.
     pub pins: PathBuf,
+    /// Path in a bpffs of the map of hints for other schedulers, if hints are written.
+    pub hints: Option<PathBuf>,
+    /// Whether decisions of a scheduler are counted; see [`Observer::decisions`].
+    pub counts_decisions: bool,
     /// Whether events are traced; see [`Observer::take_trace`].
     pub traces: bool,
 }
@@ -160,7 +181,9 @@ impl Default for ObserverOptions {
             grace: Duration::from_secs(60),
             max_exited: 256,
             governor: GovernorOptions::default(),
-            pins: shared_state::DIRECTORY.into(),
+            pins: PIN_DIRECTORY.into(),
+            hints: None,
+            counts_decisions: false,
             traces: false,
         }
     }
@@ -244,8 +267,7 @@ impl Observer {
         let discovery = Discovery::start()?;
         raise_descriptor_limit();
         let tracker = TrackerConfig::default();
-        let kernel = Kernel::load(&options.rungs, &tracker, &options.pins, options.traces);
-        let kernel = kernel.map_err(ObserveError::Load)?;
+        let kernel = Kernel::load(options, &tracker)?;
         let governor = Governor::calibrated(&kernel, options.governor);
         kernel.forget_own_process().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
@@ -364,7 +386,6 @@ impl Observer {
 
     /// Reads the counts of all processes from the kernel.
     pub fn read(&mut self) -> Result<(), ObserveError> {
-        self.kernel.beat();
         // Before the handles of exited processes are freed.
         self.read_trace().map_err(ObserveError::Read)?;
         let read = self.processes.read(read_context!(self));
@@ -511,7 +532,7 @@ fn raise_descriptor_limit() {
 }
 
 /// Now, in nanoseconds of CLOCK_MONOTONIC, the clock of the probes.
-fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -1,38 +1,45 @@
-//! Pins the map of task states, so that a scheduler can read it.
+//! Pins the maps of task states and heartbeats, so that a scheduler can read them.
 //!
-//! Observer and scheduler start and stop independently. The name of the pin contains a hash of the layout of its
-//! values. A heartbeat is pinned beside it: when it stops, task states are stale and a scheduler must treat them as
-//! unknown. A map left behind by a killed observer is reused, because a scheduler may be reading it. Maps that a killed observer
-//! of another version left behind have another layout, and are removed.
+//! Observer and scheduler start and stop independently. The name of the pinned task states contains a hash of their
+//! layout. A heartbeat is pinned beside them: when it stops, task states are stale and a scheduler must treat them as
+//! unknown. Both maps are reused by the next observer, because a scheduler may be reading them: after a kill, and after a
+//! stop while a reader beats. Task states of another layout, which another version left behind, are removed.
 
-use std::mem::offset_of;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::time::Duration;
+use std::{fs, io, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject};
-use zernel_phase::shared::RawTaskState;
-use zerocopy::FromBytes;
+use procfs::process::{ProcState, Process};
+use zernel_phase::shared::{
+    HEART_OBSERVER, HEARTBEAT_PIN, HEARTS, Heartbeat, TASKS_PIN, layout_hash,
+};
+use zerocopy::{FromZeros, IntoBytes};
 
-use super::monotonic_ns;
+use super::heart::Heart;
+use super::mapped::MappedArray;
+use super::{monotonic_ns, pinned_map};
 use crate::capability::reason;
-use crate::probes::layout::Heartbeat;
 
-/// Default directory of the pins.
-pub(super) const DIRECTORY: &str = "/sys/fs/bpf/zernel";
-/// An observer whose heartbeat is older than this is not running.
-const HEARTBEAT_TIMEOUT_NS: u64 = 3_000_000_000;
-/// Begin of the name of a pinned map of task states.
-const TASKS: &str = "tasks-";
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
-/// The pins of this observer; dropping it removes them.
+/// A directory of pins that no other observer uses.
 #[derive(Debug)]
-pub(super) struct SharedState {
+pub(super) struct PinDirectory {
     directory: PathBuf,
+    /// Whether the object reuses task states that another observer left behind.
+    pub(super) reuses_tasks: bool,
 }
 
-impl SharedState {
-    /// Makes an object that is not loaded yet reuse the pinned map, if there is one. An error says why nothing is
+/// The pins of this observer; dropping it removes them unless somebody reads them.
+#[derive(Debug)]
+pub(super) struct SharedState {
+    directory: PinDirectory,
+    heart: Heart,
+}
+
+impl PinDirectory {
+    /// Makes an object that is not loaded yet reuse the pinned maps, if there are any. An error says why nothing is
     /// shared.
     pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let parent = directory.parent().unwrap_or(directory);
@@ -40,11 +47,11 @@ impl SharedState {
         if !is_bpffs {
             return Err(format!("no bpffs is mounted at {}", parent.display()));
         }
-        let shared = Self {
+        let mut pins = Self {
             directory: directory.to_owned(),
+            reuses_tasks: false,
         };
-        if let Some(owner) = shared.live_owner() {
-            std::mem::forget(shared);
+        if let Some(owner) = pins.live_owner() {
             return Err(format!(
                 "another observer (pid {owner}) has pinned its task states"
             ));
@@ -58,37 +65,41 @@ impl SharedState {
             }
             _ => {}
         }
-        shared.remove_other_layouts();
-        let tasks = shared.tasks();
-        if tasks.exists() {
-            for mut map in object.maps_mut() {
-                if map.name() == "zernel_tasks" && map.reuse_pinned_map(&tasks).is_err() {
-                    let _ = fs::remove_file(&tasks);
-                }
-            }
-        }
-        Ok(shared)
+        pins.remove_other_layouts();
+        pins.reuses_tasks = reuse(object, "zernel_tasks", &pins.tasks());
+        reuse(object, "zernel_heartbeats", &pins.heartbeat());
+        Ok(pins)
     }
 
-    /// Pins the maps of the loaded object.
-    pub(super) fn pin(&self, mut tasks: MapHandle, mut heartbeat: MapHandle) -> Result<(), String> {
+    /// Pins the maps of the loaded object, and starts the heart.
+    pub(super) fn share(
+        self,
+        mut tasks: MapHandle,
+        mut heartbeats: MapHandle,
+    ) -> Result<SharedState, String> {
         let problem = |error: libbpf_rs::Error| format!("pinning failed ({})", reason(&error));
-        let _ = fs::remove_file(self.heartbeat());
-        heartbeat.pin(self.heartbeat()).map_err(problem)?;
+        let hearts = MappedArray::new(&heartbeats, HEARTS as usize);
+        let heart = hearts.and_then(Heart::start);
+        let heart = heart.map_err(|error| format!("no heartbeat can be written ({error})"))?;
         if !self.tasks().exists() {
             tasks.pin(self.tasks()).map_err(problem)?;
         }
-        Ok(())
+        if !self.heartbeat().exists() {
+            heartbeats.pin(self.heartbeat()).map_err(problem)?;
+        }
+        Ok(SharedState {
+            directory: self,
+            heart,
+        })
     }
 
-    /// Path of the pinned map of task states.
-    pub(super) fn tasks(&self) -> PathBuf {
+    fn tasks(&self) -> PathBuf {
         let hash = layout_hash();
-        self.directory.join(format!("{TASKS}{hash:08x}"))
+        self.directory.join(format!("{TASKS_PIN}{hash:08x}"))
     }
 
     fn heartbeat(&self) -> PathBuf {
-        self.directory.join("heartbeat")
+        self.directory.join(HEARTBEAT_PIN)
     }
 
     /// Removes maps of task states with another layout, which an observer of another version left behind.
@@ -100,48 +111,75 @@ impl SharedState {
             .flatten()
         {
             let name = entry.file_name();
-            let is_of_tasks = name.to_string_lossy().starts_with(TASKS);
+            let is_of_tasks = name.to_string_lossy().starts_with(TASKS_PIN);
             if is_of_tasks && entry.path() != own {
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 
-    /// Pid of another running observer that uses the directory.
+    /// Pid of another running observer that uses the directory. One that was killed a moment ago is not running,
+    /// although its last beat is recent.
     fn live_owner(&self) -> Option<u32> {
+        let first = self.read_heartbeat()?;
+        if first.is_alive(monotonic_ns()) && is_running(first.owner) {
+            return Some(first.owner);
+        }
+        // Its pid may be one of another namespace: it runs if it beats again.
+        while first.is_alive(monotonic_ns()) {
+            thread::sleep(Duration::from_millis(20));
+            let next = self.read_heartbeat()?;
+            if next.beat_ns != first.beat_ns {
+                return (next.beat_ns != 0).then_some(next.owner);
+            }
+        }
+        None
+    }
+
+    fn read_heartbeat(&self) -> Option<Heartbeat> {
         let map = MapHandle::from_pinned_path(self.heartbeat()).ok()?;
-        let value = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()??;
-        // An observer of a later version may have a longer heartbeat.
-        let (beat, _) = Heartbeat::read_from_prefix(&value).ok()?;
-        let beats = monotonic_ns().saturating_sub(beat.beat_ns) < HEARTBEAT_TIMEOUT_NS;
-        beats.then_some(beat.owner)
+        let value = map.lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
+        let value = value.ok()??;
+        // An observer of another version may have a longer or a shorter heartbeat.
+        let mut heartbeat = Heartbeat::new_zeroed();
+        let common = value.len().min(size_of::<Heartbeat>());
+        heartbeat.as_mut_bytes()[..common].copy_from_slice(&value[..common]);
+        Some(heartbeat)
+    }
+}
+
+impl SharedState {
+    /// Path of the pinned map of task states.
+    pub(super) fn tasks(&self) -> PathBuf {
+        self.directory.tasks()
     }
 }
 
 impl Drop for SharedState {
     fn drop(&mut self) {
-        let _ = fs::remove_file(self.tasks());
-        let _ = fs::remove_file(self.heartbeat());
-        let _ = fs::remove_dir(&self.directory);
+        // A reader cannot change to another map, so the next observer must find this one.
+        if self.heart.has_reader() {
+            return;
+        }
+        let _ = fs::remove_file(self.directory.tasks());
+        let _ = fs::remove_file(self.directory.heartbeat());
+        let _ = fs::remove_dir(&self.directory.directory);
     }
 }
 
-/// A hash of the size and the field offsets of a task state.
-fn layout_hash() -> u32 {
-    let offsets = [
-        size_of::<RawTaskState>(),
-        offset_of!(RawTaskState, phase_word),
-        offset_of!(RawTaskState, last_gpu_sync_ns),
-        offset_of!(RawTaskState, cpu_burst_ns),
-        offset_of!(RawTaskState, phase_ns),
-        offset_of!(RawTaskState, pid),
-        offset_of!(RawTaskState, gpu_id),
-        offset_of!(RawTaskState, io_wait_q16),
-        offset_of!(RawTaskState, flags),
-        offset_of!(RawTaskState, tracker),
-    ];
-    // FNV-1a, over words.
-    offsets.iter().fold(0x811c_9dc5, |hash: u32, offset| {
-        (hash ^ *offset as u32).wrapping_mul(0x0100_0193)
-    })
+/// Makes a map of an object the pinned one. A pin that does not fit is removed.
+fn reuse(object: &mut OpenObject, name: &str, pin: &Path) -> bool {
+    let is_reused = pinned_map::reuse(object, name, pin).unwrap_or(false);
+    if !is_reused {
+        let _ = fs::remove_file(pin);
+    }
+    is_reused
+}
+
+/// Whether there is such a process, and it has not been killed.
+fn is_running(pid: u32) -> bool {
+    let state = i32::try_from(pid)
+        .ok()
+        .and_then(|pid| Process::new(pid).ok()?.stat().ok()?.state().ok());
+    state.is_some_and(|state| !matches!(state, ProcState::Zombie | ProcState::Dead))
 }

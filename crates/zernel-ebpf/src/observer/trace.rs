@@ -11,7 +11,7 @@ use zernel_phase::WorkloadPhase;
 use zerocopy::FromBytes;
 
 use super::kernel::Kernel;
-use super::{ObserveError, Observer, monotonic_ns};
+use super::{ObserveError, Observer, monotonic_ns, optional};
 use crate::probes::layout;
 
 /// The section with the switch of the trace.
@@ -116,12 +116,9 @@ impl EventTrace {
         for mut map in object.maps_mut() {
             if map.name() == "trace_records" {
                 map.set_max_entries(RING_BYTES)?;
-            } else if map.name() == SWITCH
-                && let Some(switch) = map.initial_value_mut()
-            {
-                switch[..4].copy_from_slice(&1_u32.to_ne_bytes());
             }
         }
+        optional::enable(object, SWITCH);
         Ok(())
     }
 

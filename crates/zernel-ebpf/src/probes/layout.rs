@@ -59,12 +59,6 @@ mirrors! {
             launched_ns: u64,
         }
 
-        pub(crate) struct Heartbeat = "zernel_heartbeat" {
-            beat_ns: u64,
-            owner: u32,
-            reserved: u32,
-        }
-
         pub(crate) struct Losses = "zernel_losses" {
             processes: u64,
             histograms: u64,
@@ -77,6 +71,17 @@ mirrors! {
             contexts: u64,
             collectives: u64,
             trace: u64,
+        }
+
+        pub(crate) struct RawDecisions = "zernel_decisions" {
+            process: u64,
+            run_ns: u64,
+            delay_ns: u64,
+            wakeups: u64,
+            preempts: u64,
+            keeps: u64,
+            saved_ns: u64,
+            lends: u64,
         }
 
         pub(crate) struct TraceRecord = "zernel_trace_record" {

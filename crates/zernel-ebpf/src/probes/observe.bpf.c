@@ -317,6 +317,18 @@ static __always_inline void add_phases_to_process(struct task_struct *task,
 		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
 }
 
+/* Ends what is published about a thread that exits. Its storage may outlive it for seconds. */
+static __always_inline void end_state(struct task_struct *task)
+{
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+
+	if (!state)
+		return;
+	state->flags = 0;
+	zernel_publish_class(state, bpf_ktime_get_ns());
+	zernel_write_hint(task, state, false);
+}
+
 /* Traces that the current thread exits or calls exec. */
 static __always_inline void trace_exit(struct task_struct *task, struct zernel_thread *thread)
 {
@@ -342,6 +354,7 @@ int process_exit(__u64 *ctx)
 		trace_exit(current, thread);
 		add_phases_to_process(current, thread);
 		forget_thread(thread);
+		end_state(current);
 	}
 	if (zernel_has_exited(task))
 		zernel_end_process(task);
@@ -363,6 +376,7 @@ int process_exec(__u64 *ctx)
 		}
 		bpf_task_storage_delete(&threads, current);
 		bpf_task_storage_delete(&zernel_tasks, current);
+		zernel_clear_hint(current);
 	}
 	return 0;
 }
@@ -379,6 +393,28 @@ int dump_tasks(struct bpf_iter__task *ctx)
 	state = zernel_task_storage(&zernel_tasks, task, false);
 	if (state)
 		bpf_seq_write(ctx->meta->seq, state, sizeof(*state));
+	return 0;
+}
+
+/* Deletes the states that an observer left behind when it was killed. */
+SEC("iter/task")
+int forget_tasks(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+
+	if (task)
+		bpf_task_storage_delete(&zernel_tasks, task);
+	return 0;
+}
+
+/* Clears the hints of all tasks. */
+SEC("iter/task")
+int clear_hints(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+
+	if (task)
+		zernel_clear_hint(task);
 	return 0;
 }
 

@@ -1,10 +1,11 @@
 //! Runs the kernel's copies of the phase rules on given states.
 //!
-//! Every BPF object uses `bpf/phase_rule.h` and `bpf/phase_tracker.h`. This module loads programs that consist of these
+//! Every BPF object uses `bpf/phase_rule.h`, `bpf/phase_tracker.h` and `bpf/class.h`. This module loads programs that consist of these
 //! headers alone, and runs them with `BPF_PROG_TEST_RUN`. Tests compare their results with [`zernel_phase`];
 //! benchmarks time them.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
+use zernel_phase::class::ClassWord;
 use zernel_phase::mirrors;
 use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState};
 use zernel_phase::tracker::TrackerConfig;
@@ -39,6 +40,15 @@ mirrors! {
             config: TrackerConfig,
             at_ns: [u64; BATCH],
             events: [u8; BATCH],
+            tasks: [RawTaskState; BATCH],
+        }
+
+        /// `struct publish_batch`: tasks, each of which publishes its class at `now_ns`, and their class words at
+        /// `read_ns`.
+        pub struct PublishBatch = "publish_batch" {
+            now_ns: [u64; BATCH],
+            read_ns: [u64; BATCH],
+            words: [ClassWord; BATCH],
             tasks: [RawTaskState; BATCH],
         }
     }
@@ -82,6 +92,11 @@ impl PhaseTwin {
         self.run("track", batch)
     }
 
+    /// Publishes the class of every task of the batch.
+    pub fn publish(&self, batch: &mut PublishBatch) -> libbpf_rs::Result<()> {
+        self.run("publish", batch)
+    }
+
     /// Copies the batch into the program's map, runs the program, and copies the result back.
     fn run<B>(&self, name: &str, batch: &mut B) -> libbpf_rs::Result<()>
     where
@@ -98,7 +113,7 @@ impl PhaseTwin {
         Ok(())
     }
 
-    /// Runs the program `classify`, `detect` or `track` on the current contents of its map.
+    /// Runs the program `classify`, `detect`, `track` or `publish` on the current contents of its map.
     pub fn run_in_place(&self, name: &str) -> libbpf_rs::Result<()> {
         let program = self
             .object

@@ -5,6 +5,7 @@
 #include "btf.h"
 #include "phase_rule.h"
 #include "phase_tracker.h"
+#include "task_maps.h"
 
 ZERNEL_IN_BTF(enum, zernel_phase);
 ZERNEL_IN_BTF(enum, zernel_gpu);
@@ -13,6 +14,12 @@ ZERNEL_IN_BTF(enum, zernel_task_flags);
 ZERNEL_IN_BTF(enum, zernel_tracker_flags);
 ZERNEL_IN_BTF(enum, zernel_word_bits);
 ZERNEL_IN_BTF(enum, zernel_event);
+ZERNEL_IN_BTF(enum, zernel_class);
+ZERNEL_IN_BTF(enum, zernel_role);
+ZERNEL_IN_BTF(enum, zernel_reason);
+ZERNEL_IN_BTF(enum, zernel_class_bits);
+ZERNEL_IN_BTF(enum, zernel_class_flags);
+ZERNEL_IN_BTF(enum, zernel_heart);
 
 #define BATCH 4096
 
@@ -34,6 +41,20 @@ struct track_batch {
 	__u8 events[BATCH];
 	struct zernel_task_state tasks[BATCH];
 };
+
+struct publish_batch {
+	__u64 now_ns[BATCH];
+	__u64 read_ns[BATCH];
+	__u64 words[BATCH];
+	struct zernel_task_state tasks[BATCH];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct publish_batch);
+} publish_map SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -112,6 +133,26 @@ int track(void *ctx)
 	struct track_batch *batch = bpf_map_lookup_elem(&track_map, &zero);
 
 	return batch ? bpf_loop(BATCH, track_one, &batch, 0) : -1;
+}
+
+static long publish_one(__u32 index, struct publish_batch **batch)
+{
+	struct zernel_task_state *task;
+
+	if (index >= BATCH)
+		return 1;
+	task = &(*batch)->tasks[index];
+	zernel_publish_class(task, (*batch)->now_ns[index]);
+	(*batch)->words[index] = zernel_class_word_at(task, (*batch)->read_ns[index]);
+	return 0;
+}
+
+SEC("syscall")
+int publish(void *ctx)
+{
+	struct publish_batch *batch = bpf_map_lookup_elem(&publish_map, &zero);
+
+	return batch ? bpf_loop(BATCH, publish_one, &batch, 0) : -1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -1,6 +1,8 @@
 //! Probes on the software GPU, held against its own log of what really happened.
 
+mod bpffs;
 mod churn;
+mod classes;
 mod counts;
 mod dead_files;
 mod files;
@@ -26,6 +28,7 @@ use zernel_testkit::{Need, root, target, trial};
 fn main() -> ExitCode {
     let roles = [
         churn::ROLES,
+        classes::ROLES,
         counts::ROLES,
         dead_files::ROLES,
         files::ROLES,
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         nccl::ROLES,
         processes::ROLES,
         series::ROLES,
+        shared::ROLES,
         shares::ROLES,
         tenants::ROLES,
     ]
@@ -195,7 +199,13 @@ fn main() -> ExitCode {
             "pins_of_another_version_are_replaced",
             shared::pinned_by_another_version,
         ),
+        ("readers_see_a_killed_observer_and_the_next", shared::killed),
+        ("pins_outlive_a_restart", shared::restarted),
         ("no_bpffs_is_no_error", shared::without_bpffs),
+        ("classes_are_published", classes::published),
+        ("classes_are_written_as_hints", classes::hints),
+        ("unusable_hints_are_refused", classes::unusable_hints),
+        ("decisions_are_counted", classes::decisions),
     ];
     let more: [(&str, Need, fn()); 8] = [
         ("one_tenant_is_a_pod", tenants::NO_KUBELET, tenants::pods),

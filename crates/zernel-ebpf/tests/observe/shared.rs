@@ -1,38 +1,35 @@
 //! Task states in pinned maps, for a scheduler.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use zernel_ebpf::observer::{Observer, ObserverOptions};
+use zernel_phase::shared::{HEART_OBSERVER, HEART_READER, Heartbeat, layout_hash};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::Stage;
+use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause};
+use zerocopy::{FromBytes, IntoBytes};
 
+use crate::bpffs::{Bpffs, id_of, open_pin, value_of_task};
 use crate::harness::{exact, start};
 
-/// A bpffs that is unmounted on drop.
-struct Bpffs(PathBuf);
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("observes", observe_here)];
 
-impl Bpffs {
-    fn mount(at: PathBuf) -> Self {
-        std::fs::create_dir(&at).expect("our directory");
-        let mut command = Command::new("mount");
-        let status = command.args(["-t", "bpf", "bpf"]).arg(&at).status();
-        assert!(status.expect("mount runs").success());
-        Self(at)
-    }
-}
-
-impl Drop for Bpffs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-    }
+/// Observes until it is killed, with its pins in the stage's bpffs.
+fn observe_here(_driver: &Driver, _rounds: u64) {
+    let _observer = start(&ObserverOptions {
+        libraries: vec![directory().join("libcuda.so.1")],
+        pins: directory().join("bpffs/zernel"),
+        ..ObserverOptions::default()
+    });
+    pause();
 }
 
 fn pinned_id(path: &Path) -> u32 {
-    let map = MapHandle::from_pinned_path(path).expect("it is pinned");
+    let map = open_pin(path);
     assert_eq!(map.map_type(), MapType::TaskStorage);
-    map.info().expect("a map").info.id
+    id_of(&map)
 }
 
 fn observe(stage: &Stage, pins: &Path) -> Observer {
@@ -70,7 +67,7 @@ pub(crate) fn pinned_by_another_version() {
     let stage = Stage::alone(Prologue::Push);
     let bpffs = Bpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
-    std::fs::create_dir(&pins).expect("our directory");
+    fs::create_dir(&pins).expect("our directory");
     let other = pins.join("tasks-01234567");
     let heartbeat = pins.join("heartbeat");
     let owner = std::process::id();
@@ -84,7 +81,7 @@ pub(crate) fn pinned_by_another_version() {
     drop(beside);
     assert!(other.exists() && heartbeat.exists());
 
-    std::fs::remove_file(&heartbeat).expect("it is pinned");
+    fs::remove_file(&heartbeat).expect("it is pinned");
     let _dead = pin(&heartbeat, &long_heartbeat(0, owner));
     let after = observe(&stage, &pins);
     let path = after.shared_state().expect("the other is dead");
@@ -92,6 +89,114 @@ pub(crate) fn pinned_by_another_version() {
     assert!(!other.exists(), "the pin of the other layout is removed");
     drop(after);
     assert!(!pins.exists(), "nothing stays pinned");
+}
+
+/// The two maps, as a reader holds them.
+struct Reader {
+    tasks: MapHandle,
+    hearts: MapHandle,
+}
+
+impl Reader {
+    fn open(pins: &Path) -> Self {
+        Self {
+            tasks: open_pin(&pins.join(format!("tasks-{:08x}", layout_hash()))),
+            hearts: open_pin(&pins.join("heartbeat")),
+        }
+    }
+
+    fn ids(&self) -> (u32, u32) {
+        (id_of(&self.tasks), id_of(&self.hearts))
+    }
+
+    fn heart(&self) -> Heartbeat {
+        let value = self
+            .hearts
+            .lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
+        let value = value.expect("an array").expect("it has an element");
+        Heartbeat::read_from_bytes(&value).expect("its size")
+    }
+
+    /// Beats once, as a reader does five times per second.
+    fn beat(&self, beat_ns: u64) {
+        let heartbeat = Heartbeat {
+            beat_ns,
+            owner: std::process::id(),
+            layout: layout_hash(),
+            since_ns: beat_ns,
+        };
+        let key = HEART_READER.to_ne_bytes();
+        self.hearts
+            .update(&key, heartbeat.as_bytes(), MapFlags::ANY)
+            .expect("an array");
+    }
+}
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// An observer is killed. Whoever reads its maps sees the heart stop within a second, and the heart of the next observer
+/// in the same maps, without the states of the dead one.
+pub(crate) fn killed() {
+    let stage = Stage::alone(Prologue::Push);
+    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let pins = bpffs.0.join("zernel");
+    let mut first = stage.target("observes", 0);
+    first.step();
+    let reader = Reader::open(&pins);
+    let heart = reader.heart();
+    assert!(heart.is_alive(now_ns()), "{heart:?}");
+    assert_eq!((heart.owner, heart.layout), (first.pid(), layout_hash()));
+    let mut target = stage.target("launches", 5);
+    target.step();
+    assert!(value_of_task(&reader.tasks, target.pid()).is_some());
+    // A beat lasts longer than the time between two beats.
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        assert!(reader.heart().is_alive(now_ns()), "it beats all the time");
+        thread::sleep(Duration::from_millis(10));
+    }
+
+    first.kill();
+    thread::sleep(Duration::from_secs(1));
+    assert!(!reader.heart().is_alive(now_ns()), "it is dead");
+
+    let second = observe(&stage, &pins);
+    second.shared_state().expect("the first is dead");
+    assert_eq!(Reader::open(&pins).ids(), reader.ids());
+    let next = reader.heart();
+    assert!(next.is_alive(now_ns()), "{next:?}");
+    assert_ne!(next.since_ns, heart.since_ns);
+    let stale = value_of_task(&reader.tasks, target.pid());
+    assert_eq!(stale, None, "nothing is known of it yet");
+}
+
+/// An observer that is restarted at once takes over, and one that stops leaves its maps to a reader.
+pub(crate) fn restarted() {
+    let stage = Stage::alone(Prologue::Push);
+    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let pins = bpffs.0.join("zernel");
+    let mut first = stage.target("observes", 0);
+    first.step();
+    let reader = Reader::open(&pins);
+    first.kill();
+    let second = observe(&stage, &pins);
+    second.shared_state().expect("the first is dead");
+    assert_eq!(Reader::open(&pins).ids(), reader.ids());
+
+    reader.beat(now_ns());
+    drop(second);
+    assert_eq!(reader.heart().beat_ns, 0, "it says that it ends");
+    assert_eq!(Reader::open(&pins).ids(), reader.ids());
+    let third = observe(&stage, &pins);
+    third.shared_state().expect("nobody else observes");
+    assert_eq!(Reader::open(&pins).ids(), reader.ids());
+    assert!(reader.heart().is_alive(now_ns()));
+    reader.beat(0);
+    drop(third);
+    assert!(!pins.exists(), "nobody reads them");
 }
 
 /// A heartbeat as a later version may have it: with more fields than this one.
@@ -103,7 +208,7 @@ fn long_heartbeat(beat_ns: u64, owner: u32) -> Vec<u8> {
 }
 
 /// Pins an array with one value.
-fn pin(path: &Path, value: &[u8]) -> MapHandle {
+pub(crate) fn pin(path: &Path, value: &[u8]) -> MapHandle {
     let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as u64,
         ..Default::default()

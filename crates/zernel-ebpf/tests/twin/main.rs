@@ -9,26 +9,29 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use zernel_ebpf::capability::Capability;
-use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin, TrackBatch};
+use zernel_ebpf::twin::{BATCH, ClassifyBatch, DetectBatch, PhaseTwin, PublishBatch, TrackBatch};
 use zernel_lab::VmSpec;
 use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample, RawTaskState, raw_event};
 use zernel_phase::tracker::TrackerFaults;
 use zernel_phase::{
-    PhaseDetector, PhaseDetectorConfig, PhaseInterval, PhaseTracker, TrackerConfig, WorkloadPhase,
-    ZernelTaskState, classify,
+    PhaseDetector, PhaseDetectorConfig, PhaseInterval, PhaseTracker, TaskClass, TrackerConfig,
+    WorkloadPhase, ZernelTaskState, classify,
 };
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial, vm};
 use zerocopy::FromZeros;
 
 use states::{
-    ThreadKind, any_config, any_event, any_state, any_step, any_time, change_inputs, rng,
+    ThreadKind, any_config, any_event, any_state, any_step, any_time, any_u64, change_class,
+    change_inputs, rng,
 };
 
 /// 256 batches of 4096: a little over a million states.
 const CLASSIFY_BATCHES: usize = 256;
 /// Samples of each of 4096 tasks in a row.
 const DETECT_ROUNDS: usize = 64;
+/// Classes of each of 4096 tasks in a row.
+const PUBLISH_ROUNDS: usize = 64;
 /// Events of each of 4096 threads in a row: 1.3 million.
 const TRACK_ROUNDS: usize = 321;
 
@@ -54,6 +57,12 @@ fn main() -> ExitCode {
                 "only {transitions} transitions"
             );
         }),
+        trial("classes_are_published_alike", &needs, || {
+            let coverage = publish_alike(&twin(), PUBLISH_ROUNDS).unwrap();
+            for (class, hits) in TaskClass::ALL.iter().zip(coverage) {
+                assert!(hits > 1_000, "{class} came up only {hits} times");
+            }
+        }),
         trial(
             "an_old_kernel_agrees_too",
             &[vm::oldest()],
@@ -78,7 +87,7 @@ fn an_old_kernel_agrees_too() {
         .unwrap_or_else(|error| panic!("{error}"));
     let output = String::from_utf8_lossy(&outcome.stdout);
     assert!(outcome.status.success(), "{output}");
-    assert!(output.contains("3 passed"), "{output}");
+    assert!(output.contains("4 passed"), "{output}");
 }
 
 fn twin() -> PhaseTwin {
@@ -201,6 +210,38 @@ fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     Ok(ours.iter().map(|(_, sums)| sums.intervals).sum())
 }
 
+/// Publishes the classes of the same tasks round after round on both sides. Returns the number of times per class.
+fn publish_alike(twin: &PhaseTwin, rounds: usize) -> Result<[usize; 4], String> {
+    let mut rng = rng();
+    let mut coverage = [0; 4];
+    let mut batch = PublishBatch::new_box_zeroed().unwrap();
+    for round in 1..=rounds as u64 {
+        let mut expected = Vec::with_capacity(BATCH);
+        for (index, task) in batch.tasks.iter_mut().enumerate() {
+            change_class(&mut rng, task);
+            batch.now_ns[index] = any_time(&mut rng, round);
+            let mut ours = *task;
+            ours.publish_class(batch.now_ns[index]);
+            // Half of the reads come in time.
+            let any_ns = any_u64(&mut rng, ours.class_until_ns);
+            batch.read_ns[index] = if rng.bool() { 0 } else { any_ns };
+            let word = ours.class_word_at(batch.read_ns[index]);
+            coverage[word.class() as usize] += 1;
+            expected.push((ours, word));
+        }
+        twin.publish(&mut batch).map_err(|e| e.to_string())?;
+        let kernel = batch.tasks.iter().zip(&batch.words);
+        for ((task, word), (ours, our_word)) in kernel.zip(&expected) {
+            if task != ours || word != our_word {
+                return Err(format!(
+                    "kernel: {word:?} {task:?}\nours:   {our_word:?} {ours:?}"
+                ));
+            }
+        }
+    }
+    Ok(coverage)
+}
+
 /// Sums of intervals whose ends are rounded as the kernel rounds them.
 #[derive(Default)]
 struct RoundedSums {
@@ -240,6 +281,7 @@ fn every_mutant_is_noticed() {
         let mutant = PhaseTwin::load_object(&object).unwrap();
         let survived = classify_alike(&mutant, 32).is_ok()
             && detect_alike(&mutant, 16).is_ok()
+            && publish_alike(&mutant, 8).is_ok()
             && track_alike(&mutant, 128).is_ok();
         assert!(
             !survived,

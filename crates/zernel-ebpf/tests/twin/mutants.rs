@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 67] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 76] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -181,8 +181,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 67] = [
     ),
     (
         "phase_tracker.h",
-        "activity != ZERNEL_IDLE && activity != ZERNEL_LOADING",
-        "activity != ZERNEL_LOADING",
+        "return activity != ZERNEL_LOADING;",
+        "return 1;",
     ),
     (
         "phase_tracker.h",
@@ -306,6 +306,27 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 67] = [
         "\tzernel_end_wait(config, &task->tracker, event);\n",
         "",
     ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_queue(&task->tracker);\n",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->call_shown_ns += queued_ns;",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "|| tracker->flags & ZERNEL_IS_QUEUED)",
+        ")",
+    ),
+    ("class.h", "wakes_up ? ZERNEL_CLASS_CRITICAL :", ""),
+    ("class.h", "if (role == ZERNEL_ROLE_LOADER)", "if (0)"),
+    ("class.h", "&& phase != ZERNEL_UNKNOWN", ""),
+    ("class.h", "is_loader ? ZERNEL_CLASS_HOLDS :", ""),
+    ("class.h", "now_ns < until_ns", "now_ns <= until_ns"),
+    ("class.h", "!before || ", ""),
 ];
 
 /// Compiles the twin with one text of one header replaced.
@@ -314,9 +335,11 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     for name in [
         "btf.h",
+        "class.h",
         "kernel.h",
         "phase_rule.h",
         "phase_tracker.h",
+        "task_maps.h",
         "task_state.h",
     ] {
         let mut text = fs::read_to_string(project.join("../../bpf").join(name)).unwrap();

@@ -3,8 +3,12 @@
 use std::env;
 
 use fastrand::Rng;
-use zernel_phase::shared::{NO_GPU, RawTaskState, TASK_IS_ML, TASK_NCCL_ACTIVE};
-use zernel_phase::{BlockReason, PhaseDetectorConfig, ThreadEvent, ZernelTaskState};
+use zernel_phase::shared::{
+    NO_GPU, PhaseWord, RawTaskState, TASK_IS_LOADER, TASK_IS_ML, TASK_NCCL_ACTIVE,
+};
+use zernel_phase::{
+    BlockReason, ClassWord, PhaseDetectorConfig, ThreadEvent, WorkloadPhase, ZernelTaskState,
+};
 
 /// The same states every time, unless `ZERNEL_SEED` says otherwise.
 pub(crate) fn rng() -> Rng {
@@ -62,6 +66,8 @@ fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::OtherWorkBegin,
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
+        ThreadEvent::Preempt,
+        ThreadEvent::Resume,
     ])
     .unwrap()
 }
@@ -90,6 +96,8 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::ZeroGradients,
         ThreadEvent::OtherWorkBegin,
         ThreadEvent::NotObserved,
+        ThreadEvent::Preempt,
+        ThreadEvent::Resume,
     ])
     .unwrap()
 }
@@ -143,6 +151,19 @@ pub(crate) fn change_inputs(
         2 => rng.choice([0, 1, 65535, 65536, 65537, u32::MAX]).unwrap(),
         _ => rng.u32(0..=65536),
     };
+}
+
+/// Changes everything that the class of a task depends on.
+pub(crate) fn change_class(rng: &mut Rng, task: &mut RawTaskState) {
+    let phase = WorkloadPhase::from_raw(rng.u8(0..WorkloadPhase::ALL.len() as u8));
+    task.phase_word = PhaseWord::new(phase, rng.u16(..), rng.u64(0..1 << 40));
+    let flags = [TASK_IS_ML, TASK_NCCL_ACTIVE, TASK_IS_LOADER];
+    task.flags = flags.iter().filter(|_| rng.u8(0..3) > 0).sum();
+    task.tracker.flags = rng.u16(..);
+    task.tracker.deadline_ns = any_u64(rng, 1 << 30);
+    if rng.u8(0..8) == 0 {
+        task.class_word = ClassWord(any_u64(rng, 1 << 16));
+    }
 }
 
 /// The default, at the ends of what is allowed, a sensible one, or nonsense.

@@ -34,6 +34,38 @@ fn a_sound_run_passes_the_defaults() {
 }
 
 #[test]
+fn a_run_whose_account_does_not_add_up_shows_nothing() {
+    let mut run = figures();
+    let account = AccountFigures {
+        cpus: 4,
+        idle: 4.0,
+        adds_up: true,
+        ..AccountFigures::default()
+    };
+    run.account = Some(account.clone());
+    assert_eq!(verdict("", &run), Verdict::Pass);
+    run.account = Some(AccountFigures {
+        adds_up: false,
+        ..account.clone()
+    });
+    assert_eq!(verdict("", &run), Verdict::Inconclusive);
+    run.account = Some(AccountFigures {
+        stuck: vec![(2, 1.2)],
+        ..account
+    });
+    assert_eq!(verdict("", &run), Verdict::Inconclusive);
+    run.groups[0].longest_wait_ns = SECOND;
+    assert_eq!(
+        verdict("", &run),
+        Verdict::Inconclusive,
+        "nobody is to blame"
+    );
+    let findings = judge(&scenario(""), &run, None);
+    let text = "account: 4.000 of 4 CPUs; CPU 2 missed 1.20 s of ticks";
+    assert!(findings.iter().any(|finding| finding.text == text));
+}
+
+#[test]
 fn each_default_can_fail() {
     let mut waits = figures();
     waits.groups[0].longest_wait_ns = SECOND;
@@ -73,6 +105,9 @@ fn kernel_messages_are_found_and_a_clean_end_is_none() {
     assert_eq!(judged("[    1.0] WARNING: CPU: 0 PID: 1\n"), Verdict::Fail);
     let clean = "[ 3.1] sched_ext: BPF scheduler \"x\" disabled (unregistered from user space)";
     assert_eq!(judged(clean), Verdict::Pass);
+    let hotplug =
+        "[ 3.1] sched_ext: BPF scheduler \"x\" disabled (unregistered from the main kernel)";
+    assert_eq!(judged(hotplug), Verdict::Pass);
     let ejected = "[ 3.1] sched_ext: BPF scheduler \"x\" disabled (runnable task stall)";
     assert_eq!(judged(ejected), Verdict::Fail);
 }

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use zernel_workload::policy::outrank_everybody;
@@ -39,11 +39,15 @@ const LAST_PHASE: &str = "OptimizerStep";
 /// The scenario could not be started: a cgroup or a worker was refused, or the scheduler did not load.
 pub fn execute(plan: &GuestPlan, program: &Path) -> Result<RunFigures, String> {
     outrank_everybody().map_err(|error| format!("cannot use SCHED_FIFO: {error}"))?;
-    let observer = match plan.scenario.observe {
-        true => Some(Observer::start(program)?),
+    let hints = plan.scheduler.hint_map();
+    let observer = match plan.scenario.observe || hints.is_some() {
+        true => Some(Observer::start(program, hints)?),
         false => None,
     };
     let mut execution = Execution::prepare(&plan.scenario)?;
+    execution
+        .companions
+        .extend(observer.iter().map(Observer::part));
     let mut scheduler = RunningScheduler::start(&plan.scheduler, program)?;
     execution.start(plan);
     execution.run();
@@ -212,15 +216,34 @@ fn steps(work: &WorkType, reports: &[WorkerReport], (begin_ns, end_ns): (u64, u6
     }
 }
 
+/// A CPU that was switched off for a while.
+struct SwitchedOff {
+    cpu: usize,
+    since: Instant,
+    until: Option<Instant>,
+}
+
+impl SwitchedOff {
+    /// The CPU, and how long it was off since a reading.
+    fn since_reading(&self, reading: &CpuTimeReading) -> (usize, Duration) {
+        let until = self.until.unwrap_or_else(Instant::now);
+        let since = self.since.max(reading.taken());
+        (self.cpu, until.saturating_duration_since(since))
+    }
+}
+
 /// A scenario that runs.
 struct Execution<'a> {
     scenario: &'a Scenario,
     topology: Topology,
     groups: Vec<RunningGroup>,
+    /// Programs beside the groups, by name and cgroup.
+    companions: Vec<(String, PathBuf)>,
     started_ns: u64,
     window: (u64, u64),
-    /// The groups' cgroups and all CPU time shortly before the measured time.
-    reading: Option<(Vec<(String, PathBuf)>, CpuTimeReading)>,
+    /// All CPU time shortly before the measured time.
+    reading: Option<CpuTimeReading>,
+    switched_off: Vec<SwitchedOff>,
     account: Option<AccountFigures>,
     problems: Vec<String>,
 }
@@ -237,9 +260,11 @@ impl<'a> Execution<'a> {
             scenario,
             topology,
             groups: Vec::new(),
+            companions: Vec::new(),
             started_ns: 0,
             window: (0, 0),
             reading: None,
+            switched_off: Vec::new(),
             account: None,
             problems: Vec::new(),
         };
@@ -313,7 +338,7 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// The cgroups of all groups, by name.
+    /// The cgroups of all groups and companions, by name.
     fn parts(&self) -> Vec<(String, PathBuf)> {
         let leaves = |group: &RunningGroup| -> Vec<(String, PathBuf)> {
             let name = &group.spec.name;
@@ -323,14 +348,13 @@ impl<'a> Execution<'a> {
                 .map(|leaf| (name.clone(), leaf.clone()))
                 .collect()
         };
-        self.groups.iter().flat_map(leaves).collect()
+        let groups = self.groups.iter().flat_map(leaves);
+        groups.chain(self.companions.clone()).collect()
     }
 
     fn take_first_reading(&mut self) {
-        let parts = self.parts();
         // Not more than once: this thread keeps a CPU from the workers meanwhile.
-        let reading = CpuTimeReading::take_once(&parts).ok();
-        self.reading = reading.map(|reading| (parts, reading));
+        self.reading = CpuTimeReading::take_once(&self.parts()).ok();
     }
 
     fn begin_window(&mut self) {
@@ -345,10 +369,14 @@ impl<'a> Execution<'a> {
         for group in &mut self.groups {
             group.after = group.snapshot();
         }
-        // The parts of the first reading: groups that came later are among the others.
-        self.account = self.reading.take().and_then(|(parts, first)| {
-            let second = CpuTimeReading::take_once(&parts).ok()?;
-            Some(Account::between(&first, &second).into())
+        self.account = self.reading.take().and_then(|first| {
+            let second = CpuTimeReading::take_once(&self.parts()).ok()?;
+            let account = Account::between(&first, &second);
+            let off = self
+                .switched_off
+                .iter()
+                .map(|off| off.since_reading(&first));
+            Some(account.with_offline(&off.collect::<Vec<_>>()).into())
         });
     }
 
@@ -368,17 +396,31 @@ impl<'a> Execution<'a> {
             Action::Freeze(name) => cgroup::freeze(name, true).map_err(|error| error.to_string()),
             Action::Thaw(name) => cgroup::freeze(name, false).map_err(|error| error.to_string()),
             Action::Set(cgroup) => cgroup.apply().map_err(|error| error.to_string()),
-            Action::Offline(cpu) => {
-                cgroup::switch_cpu(*cpu, false).map_err(|error| error.to_string())
-            }
-            Action::Online(cpu) => {
-                cgroup::switch_cpu(*cpu, true).map_err(|error| error.to_string())
-            }
+            Action::Offline(cpu) => self.switch_cpu(*cpu, false),
+            Action::Online(cpu) => self.switch_cpu(*cpu, true),
         };
         if let Err(problem) = result {
             self.problems
                 .push(format!("step at {} ms: {problem}", step.at_ms));
         }
+    }
+
+    fn switch_cpu(&mut self, cpu: usize, online: bool) -> Result<(), String> {
+        cgroup::switch_cpu(cpu, online).map_err(|error| error.to_string())?;
+        match online {
+            true => {
+                let mut off = self.switched_off.iter_mut();
+                if let Some(off) = off.find(|off| off.cpu == cpu && off.until.is_none()) {
+                    off.until = Some(Instant::now());
+                }
+            }
+            false => self.switched_off.push(SwitchedOff {
+                cpu,
+                since: Instant::now(),
+                until: None,
+            }),
+        }
+        Ok(())
     }
 
     fn named(&mut self, name: &str) -> impl Iterator<Item = &mut RunningGroup> {

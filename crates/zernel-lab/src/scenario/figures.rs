@@ -1,6 +1,7 @@
 //! What a run measured.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use zernel_workload::Histogram;
@@ -27,16 +28,58 @@ pub struct RunFigures {
 pub struct AccountFigures {
     /// CPUs of the machine, which the rest must add up to.
     pub cpus: usize,
-    /// The groups that ran when the measured time began.
+    /// The groups, and the observer.
     pub groups: Vec<(String, f64)>,
     /// Kernel threads.
     pub kernel: f64,
-    /// Other processes: the measuring program, the scheduler, the observer.
+    /// Other processes: the measuring program, the scheduler's own.
     pub other: f64,
     /// Idle time.
     pub idle: f64,
+    /// Time in which CPUs were switched off.
+    pub offline: f64,
     /// Whether all add up to the CPUs.
     pub adds_up: bool,
+    /// CPUs that missed ticks, with the time in seconds: the emulator did not execute them.
+    pub stuck: Vec<(usize, f64)>,
+}
+
+impl AccountFigures {
+    /// All parts together.
+    #[must_use]
+    pub fn sum(&self) -> f64 {
+        let groups: f64 = self.groups.iter().map(|(_, cpus)| cpus).sum();
+        groups + self.kernel + self.other + self.idle + self.offline
+    }
+}
+
+impl fmt::Display for AccountFigures {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts: Vec<(&str, f64)> = Vec::new();
+        // A group that was moved is there once per cgroup.
+        for (name, cpus) in &self.groups {
+            match parts.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += cpus,
+                None => parts.push((name, *cpus)),
+            }
+        }
+        parts.push(("kernel threads", self.kernel));
+        parts.push(("other", self.other));
+        parts.push(("idle", self.idle));
+        if self.offline > 0.0 {
+            parts.push(("offline", self.offline));
+        }
+        let texts: Vec<String> = parts
+            .iter()
+            .map(|(name, cpus)| format!("{name} {cpus:.3}"))
+            .collect();
+        let (texts, sum) = (texts.join(" + "), self.sum());
+        write!(formatter, "{texts} = {sum:.3} of {} CPUs", self.cpus)?;
+        match self.adds_up {
+            true => Ok(()),
+            false => formatter.write_str(": does not add up"),
+        }
+    }
 }
 
 impl From<Account> for AccountFigures {
@@ -46,7 +89,13 @@ impl From<Account> for AccountFigures {
             kernel: account.kernel,
             other: account.other,
             idle: account.idle,
+            offline: account.offline,
             adds_up: account.adds_up(),
+            stuck: account
+                .stuck
+                .iter()
+                .map(|(cpu, missed)| (*cpu, missed.as_secs_f64()))
+                .collect(),
             groups: account.parts,
         }
     }
@@ -136,6 +185,23 @@ pub fn exact_quantile(values: &[u64], quantile: f64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_account_names_each_group_once() {
+        let account = AccountFigures {
+            cpus: 4,
+            groups: [("a", 1.0), ("b", 0.5), ("a", 0.25)]
+                .map(|(name, cpus)| (name.to_owned(), cpus))
+                .into(),
+            idle: 2.25,
+            adds_up: true,
+            ..AccountFigures::default()
+        };
+        assert_eq!(
+            account.to_string(),
+            "a 1.250 + b 0.500 + kernel threads 0.000 + other 0.000 + idle 2.250 = 4.000 of 4 CPUs"
+        );
+    }
 
     #[test]
     fn quantiles_are_values_that_occurred() {

@@ -14,6 +14,8 @@ pub const PLAN: &str = "/lab/plan.json";
 pub const GUEST: &str = "/lab/zernel";
 /// Where a scheduler given by path is in the virtual machine.
 pub const SCHEDULER: &str = "/lab/scheduler";
+/// The name of this project's scheduler on a command line.
+const ZERNEL: &str = "zernel";
 
 /// A scheduler to run a scenario under.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +24,10 @@ pub enum Scheduler {
     Eevdf,
     /// The kernel's own, with settings that an administrator could make.
     Control(Control),
-    /// One of the schedulers that this program contains, by name.
+    /// One of the lab's schedulers, which this program contains, by name.
     Own(String),
+    /// `zernel sched` with these arguments.
+    Zernel(Vec<String>),
     /// A program that loads a sched_ext scheduler.
     Program {
         /// The program on this machine.
@@ -34,7 +38,8 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
-    /// Reads `eevdf`, a control, one of the `own` schedulers, the name of a peer, or `PATH[:ARGUMENTS]`.
+    /// Reads `eevdf`, a control, `zernel[:ARGUMENTS]`, one of the `own` schedulers, the name of a peer, or
+    /// `PATH[:ARGUMENTS]`.
     ///
     /// # Errors
     /// It is none of these, and no such file exists.
@@ -50,6 +55,9 @@ impl Scheduler {
         }
         let (path, arguments) = text.split_once(':').unwrap_or((text, ""));
         let arguments = arguments.split_whitespace().map(str::to_owned);
+        if path == ZERNEL {
+            return Ok(Self::Zernel(arguments.collect()));
+        }
         if let Ok(peer) = peer(path) {
             return Self::of_peer(peer, arguments.collect());
         }
@@ -57,7 +65,7 @@ impl Scheduler {
         if !path.is_file() {
             let controls = Control::ALL.map(Control::name).join(", ");
             return Err(format!(
-                "there is no scheduler `{text}`; use eevdf, a control ({controls}), one of the lab's ({}), a peer ({}), \
+                "there is no scheduler `{text}`; use eevdf, zernel, a control ({controls}), one of the lab's ({}), a peer ({}), \
                  or the path of a program",
                 own.join(", "),
                 PEERS.map(|peer| peer.name).join(", ")
@@ -92,10 +100,9 @@ impl Scheduler {
             Self::Own(name) => name.clone(),
             Self::Program { path, arguments } => {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let mut words = vec![name.into_owned()];
-                words.extend(arguments.iter().cloned());
-                words.join(" ")
+                with_arguments(&name, arguments)
             }
+            Self::Zernel(arguments) => with_arguments(ZERNEL, arguments),
         }
     }
 
@@ -104,9 +111,15 @@ impl Scheduler {
         match self {
             Self::Eevdf | Self::Control(_) => SchedulerCommand::None,
             Self::Own(name) => SchedulerCommand::Own(name.clone()),
+            Self::Zernel(arguments) => SchedulerCommand::Zernel(arguments.clone()),
             Self::Program { arguments, .. } => SchedulerCommand::Program(arguments.clone()),
         }
     }
+}
+
+fn with_arguments(name: &str, arguments: &[String]) -> String {
+    let words = std::iter::once(name).chain(arguments.iter().map(String::as_str));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// How the virtual machine loads the scheduler.
@@ -116,8 +129,27 @@ pub enum SchedulerCommand {
     None,
     /// The guest program contains it.
     Own(String),
+    /// The guest program's `sched`, with these arguments.
+    Zernel(Vec<String>),
     /// [`SCHEDULER`], with these arguments.
     Program(Vec<String>),
+}
+
+/// The option of a scheduler that names a map of hints.
+const HINT_OPTION: &str = "--task-hint-map";
+
+impl SchedulerCommand {
+    /// Path of the map in which the scheduler expects hints, if it does.
+    #[must_use]
+    pub fn hint_map(&self) -> Option<&str> {
+        let Self::Program(arguments) = self else {
+            return None;
+        };
+        let mut arguments = arguments
+            .iter()
+            .skip_while(|argument| *argument != HINT_OPTION);
+        arguments.nth(1).map(String::as_str)
+    }
 }
 
 /// What the virtual machine is told.
@@ -160,8 +192,14 @@ mod tests {
         assert_eq!(parse("eevdf"), Ok(Scheduler::Eevdf));
         assert_eq!(parse("fifo"), Ok(Scheduler::Control(Control::Fifo)));
         assert_eq!(parse("fair"), Ok(Scheduler::Own("fair".to_owned())));
+        let hinted = parse("/bin/true:--task-hint-map /sys/fs/bpf/hints []").unwrap();
+        assert_eq!(hinted.command().hint_map(), Some("/sys/fs/bpf/hints"));
+        assert_eq!(Scheduler::Eevdf.command().hint_map(), None);
         let program = parse("/bin/true:-s 20000 --fast").unwrap();
         assert_eq!(program.name(), "true -s 20000 --fast");
+        assert_eq!(parse("zernel"), Ok(Scheduler::Zernel(Vec::new())));
+        let zernel = parse("zernel:--slice-us 2000").unwrap();
+        assert_eq!(zernel.name(), "zernel --slice-us 2000");
         let error = parse("fifa").unwrap_err();
         assert!(
             error.contains("`fifa`") && error.contains("nice, fifo"),

@@ -1,3 +1,5 @@
+use std::process::Command;
+
 use super::*;
 
 const SMALL: &str = "about = 'a test'\n[[group]]\nname = 'a'\n";
@@ -101,4 +103,39 @@ fn every_shipped_scenario_is_sound() {
         }
     }
     assert!(files >= 20, "{files} scenarios");
+}
+
+/// Figures of different days can be compared only if the scenarios are the same.
+#[test]
+fn the_shipped_scenarios_are_the_frozen_ones() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let frozen = fs::read_to_string(folder.join("frozen.sha256")).unwrap();
+    let listed: BTreeSet<&str> = frozen
+        .lines()
+        .filter_map(|line| line.split_once("  "))
+        .map(|(_, file)| file)
+        .collect();
+    let present: BTreeSet<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".toml"))
+        .collect();
+    assert!(
+        listed
+            .iter()
+            .copied()
+            .eq(present.iter().map(String::as_str)),
+        "scenarios/frozen.sha256 lists {listed:?}, there are {present:?}"
+    );
+    let check = Command::new("sha256sum")
+        .args(["--check", "--strict", "--quiet", "frozen.sha256"])
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    assert!(
+        check.status.success(),
+        "a frozen scenario changed, and with it every figure that was measured with it:\n{}\
+         if that is wanted, run `sha256sum *.toml >frozen.sha256` in scenarios/ and measure anew",
+        String::from_utf8_lossy(&check.stdout)
+    );
 }

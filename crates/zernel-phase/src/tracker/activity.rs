@@ -44,7 +44,7 @@ impl Activity {
 
     /// Whether the activity continues after a short wait.
     pub(super) fn survives_short_waits(self) -> bool {
-        !matches!(self, Self::Idle | Self::Loading)
+        self != Self::Loading
     }
 
     /// Returns the activity after the deadline has passed without an event.

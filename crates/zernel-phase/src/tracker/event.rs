@@ -39,6 +39,10 @@ pub enum ThreadEvent {
     ZeroGradients,
     /// Its calls are not observed from now on.
     NotObserved,
+    /// Left its CPU and is still runnable.
+    Preempt,
+    /// Runs again after that.
+    Resume,
     /// Begins work that is no part of a step: it compiles or writes a checkpoint.
     OtherWorkBegin,
 }

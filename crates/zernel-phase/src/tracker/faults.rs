@@ -1,4 +1,4 @@
-//! The quality of a tracker's input.
+//! Counts of lost and late events.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,6 @@ pub struct TrackerFaults {
     pub expired: u32,
 }
 
-/// Counts a fault if it happened.
 pub(super) fn count_fault(fault: &mut u32, happened: bool) {
     *fault = fault.saturating_add(happened.into());
 }

@@ -150,8 +150,7 @@ fn announced_steps_have_the_announced_phases() {
         track(&step, 40),
         [
             (DataLoading, 0, 6),
-            (GpuCompute, 6, 7),
-            (GpuCompute, 7, 30),
+            (GpuCompute, 6, 30),
             (OptimizerStep, 30, 36),
             (DataLoading, 36, 40),
         ]
@@ -267,10 +266,7 @@ fn clearing_gradients_is_part_of_an_optimizer_step_that_it_follows() {
         [(OptimizerStep, 0, 6), (GpuCompute, 6, 7)]
     );
     let before = [(0, DataBegin), (5, CopyToDevice), (6, ZeroGradients)];
-    assert_eq!(
-        track(&before, 7),
-        [(DataLoading, 0, 5), (GpuCompute, 5, 7)]
-    );
+    assert_eq!(track(&before, 7), [(DataLoading, 0, 5), (GpuCompute, 5, 7)]);
 }
 
 /// A compiler runs backward passes without data and tries out kernels; a checkpoint copies tensors from the GPU.
@@ -346,6 +342,24 @@ fn nothing_is_known_of_a_thread_that_is_not_observed() {
         [(DataLoading, 0, 2), (Unknown, 2, 60), (GpuCompute, 60, 61)]
     );
     assert_eq!(faults, TrackerFaults::default());
+}
+
+/// A starved thread keeps its phase: a deadline counts time on a CPU or in a block, not time in a run queue.
+#[test]
+fn deadlines_stand_still_while_a_thread_waits_for_a_cpu() {
+    let starved = [(0, Launch), (10, Preempt), (510, Resume)];
+    assert_eq!(
+        track(&starved, 2_000),
+        [(GpuCompute, 0, 1_500), (Unknown, 1_500, 2_000)]
+    );
+    let in_collective = [(0, CollectiveEnter), (900, Preempt), (5_000, Resume)];
+    assert_eq!(
+        track(&in_collective, 6_000),
+        [(NcclCollective, 0, 5_100), (Unknown, 5_100, 6_000)]
+    );
+    // Its return to a CPU was not seen.
+    let with_loss = [(0, Launch), (10, Preempt), (510, Launch)];
+    assert_eq!(track(&with_loss, 520), [(GpuCompute, 0, 520)]);
 }
 
 #[test]

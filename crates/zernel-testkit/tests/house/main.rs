@@ -1,7 +1,8 @@
-//! Checks house rules: the dependencies between crates, the length of files and functions, and that every public type of
-//! the workspace has a name of its own.
+//! Checks house rules: the dependencies between crates, the length of files and functions, that every public type of
+//! the workspace has a name of its own, and that the drills of CONTRIBUTING.md still apply.
 
 mod arrows;
+mod drills;
 mod exceptions;
 mod sources;
 mod tokens;

@@ -21,6 +21,7 @@ use zernel_ebpf::capability::{Capability, Refusal};
 
 use kernel::Visibility;
 use row::Row;
+pub(crate) use scheduling::malformed_functions;
 
 /// Check what this machine supports and print fixes
 ///

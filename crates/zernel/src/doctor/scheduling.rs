@@ -41,7 +41,7 @@ fn sched_ext() -> Row {
 }
 
 /// The number of functions that keep the running kernel from loading schedulers.
-fn malformed_functions() -> usize {
+pub(crate) fn malformed_functions() -> usize {
     let btf = fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();
     let functions = zernel_lab::kernel::malformed_scheduler_functions(&btf);
     functions.map_or(0, |functions| functions.len())

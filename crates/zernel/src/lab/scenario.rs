@@ -23,8 +23,8 @@ use crate::{help, interrupt, print};
 pub(super) struct ScenarioOptions {
     /// Scenario file
     file: PathBuf,
-    /// eevdf, a control (nice, fifo, weight, idle, slice, ref), fair, or PATH or PATH:ARGUMENTS of a program that loads a
-    /// scheduler
+    /// eevdf, zernel or zernel:ARGUMENTS, a control (nice, fifo, weight, idle, slice, ref), fair, or PATH or
+    /// PATH:ARGUMENTS of a program that loads a scheduler
     #[arg(long, value_name = "SCHEDULER", default_value = "eevdf")]
     sched: String,
     /// Seed, which moves the start of the groups and their service times
@@ -65,6 +65,12 @@ pub(super) struct CommonOptions {
     /// Run although the results are cached
     #[arg(long)]
     pub(super) no_cache: bool,
+    /// Run no observer under these schedulers, or under `all`
+    #[arg(long, value_name = "SCHEDULER,…", value_delimiter = ',')]
+    pub(super) without_observer: Vec<String>,
+    /// zernel program inside the virtual machine [default: this one]
+    #[arg(long, value_name = "FILE")]
+    pub(super) guest: Option<PathBuf>,
 }
 
 impl CommonOptions {
@@ -73,7 +79,14 @@ impl CommonOptions {
             true => Ticks::Skewed,
             false => Ticks::Aligned,
         };
-        let run = run.ticks(ticks);
+        let mut run = run.ticks(ticks);
+        let is_unobserved = |name: &String| name == "all" || *name == run.scheduler_name();
+        if self.without_observer.iter().any(is_unobserved) {
+            run = run.without_observer();
+        }
+        if let Some(guest) = &self.guest {
+            run = run.guest(guest);
+        }
         match self.no_cache {
             true => run.without_cache(),
             false => run,
@@ -189,13 +202,7 @@ fn table(figures: &RunFigures) -> String {
         text += &line(group, figures.window_ns);
     }
     if let Some(account) = &figures.account {
-        let groups: f64 = account.groups.iter().map(|(_, cpus)| cpus).sum();
-        let (kernel, other, idle) = (account.kernel, account.other, account.idle);
-        let sum = groups + kernel + other + idle;
-        text += &format!(
-            "CPUs: groups {groups:.3} + kernel threads {kernel:.3} + other {other:.3} + idle {idle:.3} = {sum:.3} of {}\n",
-            account.cpus
-        );
+        text += &format!("{account}\n");
     }
     text
 }

@@ -7,8 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use zernel_ebpf::observer::{
-    CoverageChange, ObserveError, Observer, ObserverOptions, ObserverThread,
-    TraceItem, TracedEvent,
+    CoverageChange, ObserveError, Observer, ObserverOptions, ObserverThread, TraceItem, TracedEvent,
 };
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};

@@ -21,8 +21,10 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 #include "dataload/dataload.bpf.h"
+#include "decisions.h"
 #include "dist_sync/dist_sync.bpf.h"
 #include "duration.h"
+#include "hints.h"
 #include "losses.h"
 #include "phase_tracker.h"
 #include "process.h"
@@ -178,6 +180,7 @@ static __noinline int track_event(struct zernel_task_state *state, __u32 process
 	if (!set)
 		return 0;
 	zernel_track(&set->tracker, state, now_ns, event);
+	zernel_publish_class(state, now_ns);
 	zernel_trace(state, process, now_ns, event, ZERNEL_NONE);
 	return 0;
 }
@@ -250,6 +253,34 @@ static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_
 	return 0;
 }
 
+/* Publishes whether a thread loads data, and for which process. */
+static __noinline int publish_trainer(struct zernel_task_state *state,
+				      const struct zernel_process *process, __u64 now_ns)
+{
+	const struct zernel_process *trainer = zernel_process(process->trainer);
+
+	if (process->flags & ZERNEL_IS_LOADER) {
+		state->flags |= ZERNEL_TASK_IS_LOADER;
+		state->trainer = trainer ? trainer->pid : 0;
+	} else {
+		state->flags &= ~ZERNEL_TASK_IS_LOADER;
+		state->trainer = state->tgid;
+	}
+	zernel_publish_class(state, now_ns);
+	return 0;
+}
+
+/* A process that was forked to load data may turn out to train. */
+static __always_inline void note_trainer(struct zernel_task_state *state,
+					 const struct zernel_process *process, __u64 now_ns)
+{
+	bool is_loader = process->flags & ZERNEL_IS_LOADER;
+	bool was_loader = state->flags & ZERNEL_TASK_IS_LOADER;
+
+	if (is_loader != was_loader)
+		publish_trainer(state, process, now_ns);
+}
+
 /* How long a thread that is being switched in was runnable. */
 static __always_inline __u64 delay_of(struct task_struct *task, struct sched_thread *run,
 				      __u64 now_ns)
@@ -306,21 +337,31 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 	struct zernel_process *process = zernel_process(thread->process);
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 	struct sched_thread *run = &thread->sched;
+	__u64 delay_ns = delay_of(task, run, now_ns);
 
 	if (!process)
 		return thread->process ? abandon_work(thread, now_ns) : 0;
+	if (zernel_counts_decisions && state &&
+	    (run->state == SCHED_RUNNABLE || run->state == SCHED_BLOCKED))
+		zernel_count_delay(thread->process, state->class_word, delay_ns, run->has_blocked);
 	if (run->state == SCHED_ON_CPU)
 		ZERNEL_LOST(switches);
 	else if (run->state != SCHED_NOT_SEEN)
-		end_absence(thread, process, delay_of(task, run, now_ns), now_ns);
+		end_absence(thread, process, delay_ns, now_ns);
 	set_run_state(thread, process, SCHED_ON_CPU, now_ns);
 	if (!state)
 		return 0;
 	state->cpu_burst_ns = run->burst_ns + 1;
 	update_recent(run, state, now_ns);
+	note_trainer(state, process, now_ns);
 	if (run->has_blocked)
 		track_unblock(thread, process, state, now_ns);
+	else if (state->tracker.flags & ZERNEL_IS_QUEUED)
+		track_event(state, thread->process, now_ns, ZERNEL_RESUME);
 	run->has_blocked = false;
+	zernel_write_hint(task, state, false);
+	if (zernel_counts_decisions)
+		zernel_count_run(task, thread->process, state->class_word, now_ns, true);
 	if (makes_calls(thread, now_ns))
 		process->sched.caller_on_cpu = task->pid;
 	return 0;
@@ -385,8 +426,14 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		process->sched.caller_left_ns = now_ns;
 	if (state)
 		state->cpu_burst_ns = 0;
+	if (zernel_counts_decisions && state)
+		zernel_count_run(task, thread->process, state->class_word, now_ns, false);
 	if (!blocks) {
 		set_run_state(thread, process, SCHED_RUNNABLE, now_ns);
+		/* Without a deadline there is none that must stand still. */
+		if (state && state->tracker.deadline_ns != ZERNEL_NEVER)
+			track_event(state, thread->process, now_ns, ZERNEL_PREEMPT);
+		zernel_write_hint(task, state, false);
 		return;
 	}
 	run->burst_ns = 0;
@@ -400,6 +447,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		run->recent_futex_waits++;
 	if (state)
 		track_block(thread, process, state, now_ns);
+	zernel_write_hint(task, state, false);
 }
 
 /* The storage of an observed thread. Most threads have no task storage at all; the pointer shows
@@ -446,13 +494,20 @@ static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked
 static __always_inline struct zernel_thread *give_storage(struct task_struct *task, __u32 handle)
 {
 	struct zernel_thread *thread = zernel_task_storage(&threads, task, true);
+	struct zernel_process *process = zernel_process(handle);
+	__u64 now_ns = bpf_ktime_get_ns();
+	struct zernel_task_state *state;
 
 	if (!thread) {
 		ZERNEL_LOST(threads);
 		return NULL;
 	}
 	thread->process = handle;
-	zernel_task(task, bpf_ktime_get_ns());
+	state = zernel_task(task, now_ns);
+	if (state && process)
+		note_trainer(state, process, now_ns);
+	zernel_write_hint(task, state, true);
+	zernel_begin_decisions(task);
 	return thread;
 }
 

@@ -1,13 +1,14 @@
 //! The programs that run beside the groups: the scheduler and the observer.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::scenario::cgroup;
 use crate::scenario::figures::SchedulerFigures;
 use crate::scenario::plan::{SCHEDULER, SchedulerCommand};
 
@@ -15,6 +16,8 @@ const STATE: &str = "/sys/kernel/sched_ext/state";
 const LOADED: &str = "/sys/kernel/sched_ext/root/ops";
 const SCHEDULER_LOG: &str = "/run/scheduler.log";
 const OBSERVER_LOG: &str = "/run/observer.log";
+/// The observer's name in an account.
+const OBSERVER: &str = "observer";
 /// What the observer pins when it is ready.
 const HEARTBEAT: &str = "/sys/fs/bpf/zernel/heartbeat";
 /// Time that a program has to become ready. A large BPF scheduler takes seconds to verify.
@@ -45,6 +48,11 @@ impl RunningScheduler {
             SchedulerCommand::Own(name) => {
                 let mut process = Command::new(program);
                 process.args(["lab", "scheduler", name]);
+                process
+            }
+            SchedulerCommand::Zernel(arguments) => {
+                let mut process = Command::new(program);
+                process.arg("sched").args(arguments);
                 process
             }
             SchedulerCommand::Program(arguments) => {
@@ -90,14 +98,25 @@ impl RunningScheduler {
     }
 }
 
-/// `zernel observe`.
-pub(super) struct Observer(Child);
+/// `zernel observe`, in a cgroup of its own.
+pub(super) struct Observer {
+    child: Child,
+    leaf: PathBuf,
+}
 
 impl Observer {
-    pub(super) fn start(program: &Path) -> Result<Self, String> {
-        let mut child = spawn(Command::new(program).arg("observe"), OBSERVER_LOG)?;
+    /// Starts it, with hints at a path if the scheduler reads them.
+    pub(super) fn start(program: &Path, hints: Option<&str>) -> Result<Self, String> {
+        let mut command = Command::new(program);
+        command.arg("observe");
+        if let Some(path) = hints {
+            command.args(["--hints", path]);
+        }
+        let mut child = spawn(&mut command, OBSERVER_LOG)?;
+        let pid = i32::try_from(child.id()).unwrap_or(0);
+        let leaf = cgroup::place(None, OBSERVER, &[pid]).map_err(|error| error.to_string())?;
         match wait_for(&mut child, || Path::new(HEARTBEAT).exists()) {
-            true => Ok(Self(child)),
+            true => Ok(Self { child, leaf }),
             false => {
                 end(&mut child);
                 Err(format!(
@@ -107,11 +126,16 @@ impl Observer {
             }
         }
     }
+
+    /// Its name in an account, and its cgroup.
+    pub(super) fn part(&self) -> (String, PathBuf) {
+        (OBSERVER.to_owned(), self.leaf.clone())
+    }
 }
 
 impl Drop for Observer {
     fn drop(&mut self) {
-        end(&mut self.0);
+        end(&mut self.child);
     }
 }
 

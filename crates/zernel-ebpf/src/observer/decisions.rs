@@ -1,0 +1,114 @@
+//! What a scheduler that follows the classes would have decided, counted by the kernel.
+
+use std::collections::BTreeMap;
+
+use zernel_phase::class::TaskClass;
+
+use super::Observer;
+use super::kernel::Kernel;
+use super::mapped::MappedArray;
+use crate::probes::layout::{self, RawDecisions};
+
+/// The section with the switch of the decisions.
+pub(super) const SWITCH: &str = ".rodata.decisions";
+pub(super) const MAP: &str = "decisions";
+/// What is left out if decisions are not counted.
+pub(super) const PARTS: [&str; 2] = [MAP, "decided_threads"];
+
+/// The threads of a process while they are in one class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct ClassDecisions {
+    /// Time on a CPU.
+    pub run_ns: u64,
+    /// Time runnable without a CPU.
+    pub delay_ns: u64,
+    /// Wake-ups.
+    pub wakeups: u64,
+    /// Wake-ups that waited for a CPU: the thread would have preempted another one.
+    pub would_preempt: u64,
+    /// Preemptions of a critical thread: it would have been kept on its CPU.
+    pub would_keep: u64,
+    /// The delays after these two. A scheduler that has to be fair to others saves less.
+    pub saved_ns: u64,
+    /// Spinning waits for the GPU: the CPU would have been lent to others.
+    pub would_lend: u64,
+}
+
+impl ClassDecisions {
+    /// Adds the figures of another process.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, more) in [
+            (&mut self.run_ns, other.run_ns),
+            (&mut self.delay_ns, other.delay_ns),
+            (&mut self.wakeups, other.wakeups),
+            (&mut self.would_preempt, other.would_preempt),
+            (&mut self.would_keep, other.would_keep),
+            (&mut self.saved_ns, other.saved_ns),
+            (&mut self.would_lend, other.would_lend),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}
+
+impl From<RawDecisions> for ClassDecisions {
+    fn from(raw: RawDecisions) -> Self {
+        Self {
+            run_ns: raw.run_ns,
+            delay_ns: raw.delay_ns,
+            wakeups: raw.wakeups,
+            would_preempt: raw.preempts,
+            would_keep: raw.keeps,
+            saved_ns: raw.saved_ns,
+            would_lend: raw.lends,
+        }
+    }
+}
+
+/// Decisions about the threads of one process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessDecisions {
+    /// Identifies the process: a pid may be reused.
+    pub handle: u32,
+    /// Its pid.
+    pub pid: u32,
+    /// Pid of the process that it loads data for, or its own.
+    pub trainer: u32,
+    /// Its name.
+    pub comm: String,
+    /// By class, without classes in which no thread ran.
+    pub classes: BTreeMap<TaskClass, ClassDecisions>,
+}
+
+/// Reads the rows of all processes.
+fn read(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<ProcessDecisions> {
+    let processes = 1..layout::PROCESSES;
+    let decisions = processes.filter_map(|index| {
+        let record = kernel.record_at(index)?;
+        let classes = TaskClass::ALL.iter().map(|class| {
+            let row = rows.read(index * TaskClass::ALL.len() + *class as usize);
+            (*class, row)
+        });
+        let classes = classes.filter(|(_, row)| row.process == u64::from(record.handle));
+        let trainer = kernel.record(record.trainer);
+        let comm = record.comm.split(|byte| *byte == 0).next();
+        Some(ProcessDecisions {
+            handle: record.handle,
+            pid: record.pid,
+            trainer: trainer.map_or(record.pid, |trainer| trainer.pid),
+            comm: String::from_utf8_lossy(comm.unwrap_or_default()).into_owned(),
+            classes: classes.map(|(class, row)| (class, row.into())).collect(),
+        })
+    });
+    decisions.collect()
+}
+
+impl Observer {
+    /// Decisions so far, of all processes that are observed now. Empty unless
+    /// [`ObserverOptions::counts_decisions`](super::ObserverOptions::counts_decisions) is set.
+    #[must_use]
+    pub fn decisions(&self) -> Vec<ProcessDecisions> {
+        let rows = self.kernel.decisions.as_ref();
+        rows.map_or_else(Vec::new, |rows| read(&self.kernel, rows))
+    }
+}

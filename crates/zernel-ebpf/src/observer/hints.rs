@@ -1,0 +1,50 @@
+//! Hints for other schedulers: the class of every thread, in a pinned map in the format of `scx_layered`.
+//!
+//! The map is shared with the scheduler, which may create it. So its pin stays when the observer ends, and only hints of
+//! this program are cleared.
+
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::{MapHandle, OpenObject};
+
+use super::{optional, pinned_map};
+use crate::capability::reason;
+
+/// The section with the switch of the hints.
+const SWITCH: &str = ".rodata.hints";
+pub(super) const MAP: &str = "zernel_hints";
+/// The program that clears the hints of all tasks.
+pub(super) const CLEAR: &str = "clear_hints";
+/// What is left out if no hints are written.
+pub(super) const PARTS: [&str; 2] = [MAP, CLEAR];
+
+/// A pinned map of hints.
+#[derive(Debug)]
+pub(super) struct HintMap {
+    path: PathBuf,
+    is_reused: bool,
+}
+
+impl HintMap {
+    /// Turns hints on in an object that is not loaded yet, with the map that is pinned at `path`, if there is one.
+    pub(super) fn enable(path: &Path, object: &mut OpenObject) -> Result<Self, String> {
+        let is_reused = pinned_map::reuse(object, MAP, path)?;
+        optional::enable(object, SWITCH);
+        Ok(Self {
+            path: path.to_owned(),
+            is_reused,
+        })
+    }
+
+    /// Pins the map of the loaded object, unless it was pinned before.
+    pub(super) fn pin(&self, mut map: MapHandle) -> Result<(), String> {
+        if self.is_reused {
+            return Ok(());
+        }
+        let pinned = map.pin(&self.path);
+        pinned.map_err(|error| {
+            let reason = reason(&error);
+            format!("pinning failed ({reason}); the path must be in a bpffs, such as /sys/fs/bpf")
+        })
+    }
+}

@@ -1,0 +1,34 @@
+//! Pinned maps that an object shares with other programs.
+
+use std::path::Path;
+
+use libbpf_rs::{MapCore, MapHandle, OpenMapMut, OpenObject};
+
+use crate::capability::reason;
+
+/// Makes a map of an object that is not loaded yet the pinned one. Returns whether there is a pin; an error says why it
+/// cannot be used.
+pub(super) fn reuse(object: &mut OpenObject, name: &str, pin: &Path) -> Result<bool, String> {
+    if !pin.exists() {
+        return Ok(false);
+    }
+    let mut maps = object.maps_mut();
+    let Some(mut map) = maps.find(|map| map.name() == name) else {
+        return Err(format!("the BPF object has no map {name}"));
+    };
+    let pinned = MapHandle::from_pinned_path(pin);
+    let pinned = pinned.map_err(|error| format!("it is no map ({})", reason(&error)))?;
+    if !fits(&map, &pinned) {
+        return Err("it is a map of another type or size".to_owned());
+    }
+    let reused = map.reuse_pinned_map(pin);
+    reused.map_err(|error| format!("it cannot be reused ({})", reason(&error)))?;
+    Ok(true)
+}
+
+fn fits(map: &OpenMapMut<'_>, pinned: &MapHandle) -> bool {
+    pinned.map_type() == map.map_type()
+        && pinned.key_size() == map.key_size()
+        && pinned.value_size() == map.value_size()
+        && pinned.max_entries() == map.max_entries()
+}

@@ -1,0 +1,234 @@
+//! The classes of threads, as a scheduler reads them, and as hints for other schedulers.
+
+use std::ffi::CString;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use libbpf_rs::MapHandle;
+use zernel_ebpf::observer::{Observer, ObserverOptions};
+use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
+use zernel_phase::shared::RawTaskState;
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::eventually;
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, directory, out, pause};
+
+use crate::bpffs::{Bpffs, open_pin, set_value_of_task, value_of_task};
+use crate::harness::{exact, start};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trains_with_a_loader", train)];
+
+/// How long each part of the target's work takes.
+const PART: Duration = Duration::from_millis(1_500);
+const LOADER: &str = "loader";
+
+/// Forks a loader, then waits for the GPU, then launches. The test looks on in each of these parts.
+fn train(driver: &Driver, _rounds: u64) {
+    driver.open();
+    let device = driver.allocate(4096);
+    driver.copy_to(device, &mut [0; 4096]);
+    fork_loader();
+    pause();
+    driver.launch(slow_kernel(driver));
+    driver.synchronize();
+    pause();
+    let kernel = driver.kernel();
+    let end = Instant::now() + PART;
+    while Instant::now() < end {
+        driver.launch(kernel);
+        let next = Instant::now() + Duration::from_millis(1);
+        while Instant::now() < next {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A kernel that takes as long as a part of the work.
+fn slow_kernel(driver: &Driver) -> u64 {
+    let image = format!("softgpu kernel slow {}\n", PART.as_nanos());
+    let image = CString::new(image).expect("no zero inside");
+    let name = CString::new("slow").expect("no zero inside");
+    let (mut module, mut function) = (0_u64, 0_u64);
+    call!(
+        driver.cuda(),
+        "cuModuleLoadData",
+        out(&mut module),
+        image.as_ptr()
+    );
+    call!(
+        driver.cuda(),
+        "cuModuleGetFunction",
+        out(&mut function),
+        module,
+        name.as_ptr()
+    );
+    function
+}
+
+/// A process that works a little, ten times a second, until its parent dies.
+fn fork_loader() {
+    // SAFETY: this program has one thread, so its child may do whatever it could.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let signal = Some(rustix::process::Signal::KILL);
+        let _ = rustix::process::set_parent_process_death_signal(signal);
+        loop {
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+    fs::write(directory().join(LOADER), pid.to_string()).expect("our directory");
+}
+
+fn loader_of(stage: &Stage) -> u32 {
+    let pid = fs::read_to_string(stage.path().join(LOADER)).expect("it has forked");
+    pid.parse().expect("a pid")
+}
+
+fn class_of(observer: &Observer, pid: u32) -> (TaskClass, ClassReason, RawTaskState) {
+    let state = observer.task_state(pid).expect("the map is there");
+    let state = state.expect("it is observed");
+    let word = state.class_word_at(now_ns());
+    (word.class(), word.reason(), state)
+}
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Runs one part of the target's work, and waits until a condition holds meanwhile.
+fn look_on(target: &mut Target, what: &str, condition: impl FnMut() -> bool) {
+    target.go();
+    eventually(what, condition);
+    target.wait_until_done();
+}
+
+pub(crate) fn published() {
+    let stage = Stage::alone(Prologue::Push);
+    let observer = start(&exact(&stage));
+    let mut target = stage.target("trains_with_a_loader", 1);
+    let pid = target.pid();
+    target.step();
+
+    let loader = class_of(&observer, loader_of(&stage));
+    assert_eq!((loader.0, loader.1), (TaskClass::Feed, ClassReason::Loads));
+    assert_eq!(loader.2.role(), TaskRole::Loader);
+    assert_eq!(loader.2.trainer, pid);
+
+    look_on(&mut target, "it spins until the GPU is done", || {
+        let (class, reason, state) = class_of(&observer, pid);
+        let word = state.class_word_at(now_ns());
+        class == TaskClass::GpuWait
+            && reason == ClassReason::GpuSync
+            && word.has(ClassWord::IN_SYNC | ClassWord::DRIVES_STEPS)
+    });
+    look_on(&mut target, "it launches", || {
+        let (class, reason, state) = class_of(&observer, pid);
+        assert_eq!(state.trainer, pid);
+        (class, reason) == (TaskClass::Critical, ClassReason::Computes)
+            && !state.class_word.has(ClassWord::IN_SYNC)
+            && state.role() == TaskRole::Trainer
+    });
+}
+
+fn hint(map: &MapHandle, pid: u32) -> Option<u64> {
+    let value = value_of_task(map, pid)?;
+    assert_eq!(value.len(), 32, "the size that scx_layered expects");
+    Some(u64::from_ne_bytes(
+        value[..8].try_into().expect("eight bytes"),
+    ))
+}
+
+/// The values are documented, and in the configurations of users.
+const NONE: u64 = 0;
+const CRITICAL: u64 = 1001;
+const FEED: u64 = 1002;
+const GPU_WAIT: u64 = 1003;
+
+pub(crate) fn hints() {
+    let stage = Stage::alone(Prologue::Push);
+    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let options = ObserverOptions {
+        hints: Some(bpffs.0.join("hints")),
+        pins: bpffs.0.join("zernel"),
+        ..exact(&stage)
+    };
+    let observer = start(&options);
+    let map = open_pin(&bpffs.0.join("hints"));
+    let mut target = stage.target("trains_with_a_loader", 1);
+    let pid = target.pid();
+    target.step();
+    let loader = loader_of(&stage);
+    assert_eq!(hint(&map, loader), Some(FEED));
+    assert_eq!(hint(&map, std::process::id()), None);
+    look_on(&mut target, "a hint for a GPU wait", || {
+        hint(&map, pid) == Some(GPU_WAIT)
+    });
+    look_on(&mut target, "a hint for a launching thread", || {
+        hint(&map, pid) == Some(CRITICAL)
+    });
+    drop(observer);
+    for pid in [pid, loader] {
+        assert_eq!(hint(&map, pid), Some(NONE), "an exit clears all hints");
+    }
+
+    // An observer that was killed leaves hints behind. Those of other programs are none of ours.
+    let foreign = 7;
+    for (pid, value) in [(pid, CRITICAL), (loader, foreign)] {
+        let mut hint = vec![0; 32];
+        hint[..8].copy_from_slice(&value.to_ne_bytes());
+        set_value_of_task(&map, pid, &hint);
+    }
+    let _next = start(&options);
+    assert_eq!(hint(&map, pid), Some(NONE), "the next start clears them");
+    assert_eq!(hint(&map, loader), Some(foreign));
+}
+
+/// A path that cannot be used is an error that names it, and not silence.
+pub(crate) fn unusable_hints() {
+    let stage = Stage::alone(Prologue::Push);
+    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let path = bpffs.0.join("other");
+    let _other = crate::shared::pin(&path, &[0; 8]);
+    for path in [path, stage.path().join("no-bpffs")] {
+        let refused = Observer::start(&ObserverOptions {
+            hints: Some(path.clone()),
+            pins: bpffs.0.join("zernel"),
+            ..exact(&stage)
+        });
+        let error = refused.err().expect("no hints there").to_string();
+        assert!(error.contains(path.to_str().expect("text")), "{error}");
+    }
+}
+
+/// The target spins in one part of its work and launches in another one. All that time it is runnable, so the times of
+/// both classes add up to the length of a part.
+pub(crate) fn decisions() {
+    let stage = Stage::alone(Prologue::Push);
+    let mut observer = start(&ObserverOptions {
+        counts_decisions: true,
+        ..exact(&stage)
+    });
+    let mut target = stage.target("trains_with_a_loader", 1);
+    for _ in 0..3 {
+        target.step();
+    }
+    observer.read().expect("maps can be read");
+    let read = observer.decisions();
+    let of = |pid: u32| {
+        let found = read.iter().find(|process| process.pid == pid);
+        found.expect("it was observed")
+    };
+    let trainer = of(target.pid());
+    for class in [TaskClass::GpuWait, TaskClass::Critical] {
+        let decisions = trainer.classes[&class];
+        let seconds = Duration::from_nanos(decisions.run_ns + decisions.delay_ns).as_secs_f64();
+        let ratio = seconds / PART.as_secs_f64();
+        assert!((0.9..1.1).contains(&ratio), "{class}: {decisions:?}");
+        assert_eq!(decisions.would_lend > 0, class == TaskClass::GpuWait);
+        assert!(decisions.saved_ns <= decisions.delay_ns, "{decisions:?}");
+    }
+    let loader = of(loader_of(&stage));
+    assert_eq!(loader.trainer, target.pid());
+    // It wakes up ten times a second.
+    assert!(loader.classes[&TaskClass::Feed].wakeups >= 10, "{loader:?}");
+}

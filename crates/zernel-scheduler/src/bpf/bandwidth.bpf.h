@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * cpu.max. The kernel limits the tasks of its own scheduler only, so this one does it itself. A
+ * limited cgroup has a budget. Time that its tasks run, or those of its descendants, is taken off it, and
+ * every period adds the quota. Without a budget its tasks wait in one queue, which a timer looks
+ * through. Time is charged at ticks, so a cgroup may overrun; the debt is taken off the next periods.
+ */
+#ifndef ZERNEL_SCHED_BANDWIDTH_H
+#define ZERNEL_SCHED_BANDWIDTH_H
+
+#include "cgroup.bpf.h"
+#include "clock.bpf.h"
+
+/* Time between two looks at the tasks that wait for a budget: a tick of most kernels. */
+#define THROTTLE_TIMER_NS 4000000ULL
+/* A debt is never larger than what the cgroup is paid in this time, so that its tasks run again before the
+ * kernel's watchdog finds them. */
+#define LONGEST_THROTTLE_NS (2 * SECOND_NS)
+/* The kernel's number for a cgroup without a limit is ~0; 10 years are none either. */
+#define NO_LIMIT_US (10ULL * 365 * 24 * 3600 * 1000000)
+
+/* How many cgroups have a limit. */
+static __s64 limits;
+
+/* Adds the quota of the periods that have begun, without letting a budget grow past one quota. */
+static void refill(struct node *node, __u64 now_ns)
+{
+	__u64 periods;
+
+	bpf_spin_lock(&node->lock);
+	if (node->period_ns && !is_before(now_ns, node->refill_ns)) {
+		periods = (now_ns - node->refill_ns) / node->period_ns + 1;
+		node->refill_ns += periods * node->period_ns;
+		if (periods > 1000)
+			periods = 1000;
+		node->budget_ns += periods * node->quota_ns;
+		if (node->budget_ns > (__s64)node->quota_ns)
+			node->budget_ns = node->quota_ns;
+	}
+	bpf_spin_unlock(&node->lock);
+}
+
+/* Whether a cgroup or one of its ancestors has used up its budget. */
+static bool is_throttled(__u32 index, __u64 now_ns)
+{
+	struct node *node;
+	int level;
+
+	if (!limits)
+		return false;
+	for (level = 0; level < MAX_DEPTH && index != ROOT; level++) {
+		node = node_at(index);
+		if (!node)
+			return false;
+		if (node->quota_ns) {
+			if (!is_before(now_ns, node->refill_ns))
+				refill(node, now_ns);
+			if (node->budget_ns <= 0)
+				return true;
+		}
+		index = node->parent;
+	}
+	return false;
+}
+
+static void take_off(struct node *node, __u64 used_ns)
+{
+	__s64 largest_debt = LONGEST_THROTTLE_NS / (node->period_ns ?: 1) * node->quota_ns;
+
+	bpf_spin_lock(&node->lock);
+	node->budget_ns -= used_ns;
+	if (node->budget_ns < -largest_debt)
+		node->budget_ns = -largest_debt;
+	bpf_spin_unlock(&node->lock);
+}
+
+/* Takes the time that a task ran off all limits that apply to it. */
+static void charge_limits(__u32 index, __u64 used_ns)
+{
+	struct node *node;
+	int level;
+
+	if (!limits)
+		return;
+	for (level = 0; level < MAX_DEPTH && index != ROOT; level++) {
+		node = node_at(index);
+		if (!node)
+			return;
+		if (node->quota_ns)
+			take_off(node, used_ns);
+		index = node->parent;
+	}
+}
+
+/* Sets the limit of a cgroup; a quota of 0 removes it. */
+static void set_node_limit(__u32 index, __u64 quota_ns, __u64 period_ns)
+{
+	struct node *node = node_at(index);
+	bool had_limit;
+
+	if (!node || index == ROOT || (node->quota_ns == quota_ns && node->period_ns == period_ns))
+		return;
+	had_limit = node->quota_ns;
+	bpf_spin_lock(&node->lock);
+	node->quota_ns = quota_ns;
+	node->period_ns = period_ns;
+	node->budget_ns = quota_ns;
+	node->refill_ns = 0;
+	bpf_spin_unlock(&node->lock);
+	if (quota_ns)
+		refill(node, scx_bpf_now());
+	__sync_fetch_and_add(&limits, (__s64)!!quota_ns - (__s64)had_limit);
+}
+
+#endif

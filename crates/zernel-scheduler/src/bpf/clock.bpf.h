@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Virtual clocks. A task's virtual time grows while it runs: by the time that it ran, times 100,
+ * divided by its effective weight. A clock follows the virtual time of the tasks that are chosen to
+ * run, and so shows how far everybody should have come.
+ */
+#ifndef ZERNEL_SCHED_CLOCK_H
+#define ZERNEL_SCHED_CLOCK_H
+
+#include "sched_ext.bpf.h"
+
+#define SECOND_NS 1000000000ULL
+/* The speed of a clock is measured over windows of this length. */
+#define RATE_WINDOW_NS (SECOND_NS / 10)
+/* A task may lag behind its clock by what the clock advances in this time: more is forgotten. */
+#define LAG_NS (SECOND_NS / 10)
+/* A task may be ahead of its clock by what the clock advances in this time. It bounds how long a task
+ * of tiny weight waits; the kernel ejects a scheduler that lets a task wait for 5 s. */
+#define LEAD_NS SECOND_NS
+
+struct clock {
+	__u64 now;
+	__u64 window_start_ns;
+	__u64 window_start;
+	__u64 per_ms; /* how much it advances in a millisecond; 0: not measured yet */
+};
+
+static __always_inline bool is_before(__u64 left, __u64 right)
+{
+	return (__s64)(left - right) < 0;
+}
+
+/* How much a clock advances in `ns`. */
+static __u64 clock_advance_in(const struct clock *clock, __u64 ns)
+{
+	return (clock->per_ms ?: 1000000) * (ns / 1000000);
+}
+
+static void clock_measure(struct clock *clock, __u64 now_ns)
+{
+	__u64 elapsed_ns = now_ns - clock->window_start_ns;
+
+	if (elapsed_ns < RATE_WINDOW_NS)
+		return;
+	if (clock->window_start_ns)
+		clock->per_ms = (clock->now - clock->window_start) / (elapsed_ns / 1000000);
+	clock->window_start_ns = now_ns;
+	clock->window_start = clock->now;
+}
+
+/* A task with this virtual time was chosen to run. CPUs that do this at once lose one another's
+ * advance, which the next task makes up for. */
+static void clock_follow(struct clock *clock, __u64 vtime, __u64 now_ns)
+{
+	if (is_before(clock->now, vtime))
+		clock->now = vtime;
+	clock_measure(clock, now_ns);
+}
+
+/* `vtime`, at most as far behind the clock as `lag`, and not too far ahead. */
+static __u64 clock_bound(const struct clock *clock, __u64 vtime, __u64 lag)
+{
+	__u64 lead = clock_advance_in(clock, LEAD_NS);
+
+	if (is_before(vtime, clock->now - lag))
+		return clock->now - lag;
+	if (is_before(clock->now + lead, vtime))
+		return clock->now + lead;
+	return vtime;
+}
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What the scheduler shares with its userspace half. The skeleton contains these types. */
+#ifndef ZERNEL_SCHED_INTF_H
+#define ZERNEL_SCHED_INTF_H
+
+#include "sched_ext.bpf.h"
+
+enum {
+	MAX_CPUS = 1024,
+	MAX_LLCS = 64,
+	/* Cgroups with the CPU controller; the tasks of further ones count as tasks of the root. */
+	MAX_CGROUPS = 4096,
+	/* Levels of cgroups below the root whose weights and limits count. */
+	MAX_DEPTH = 8,
+	MESSAGE_BYTES = 256,
+};
+
+/* Set before loading. */
+struct settings {
+	__u64 slice_ns;
+	__u32 cpus; /* numbers of possible CPUs are below this */
+	__u32 llcs;
+	__u8 llc_of_cpu[MAX_CPUS];
+};
+
+/* Counted since loading. */
+struct counters {
+	__u64 idle_wakeups; /* the task found an idle CPU */
+	__u64 preempting_wakeups; /* the task preempted another one */
+	__u64 queued; /* the task waited in a queue */
+	__u64 kept; /* the task ran on because its virtual time was still the smallest */
+	__u64 stolen; /* the task was taken from the queue of another cache */
+	__u64 throttled; /* the task had to wait because of a cpu.max */
+	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
+};
+
+/* Why the scheduler ended. */
+struct ending {
+	__u32 kind; /* enum scx_exit_kind; 0 while it runs */
+	char reason[MESSAGE_BYTES];
+	char message[MESSAGE_BYTES];
+};
+
+/* Argument of the program set_limit. */
+struct limit {
+	__u64 cgroup_id;
+	__u64 quota_ns; /* 0: none */
+	__u64 period_ns;
+};
+
+#endif

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A fair scheduler.
+ *
+ * Every task has a virtual time, which grows while it runs, the slower the larger its effective weight is
+ * (cgroup.bpf.h). The runnable task with the smallest virtual time runs next. Tasks wait in one queue per
+ * last-level cache, or, if they can run on one CPU only, in the queue of that CPU. A CPU takes the first
+ * task of the two queues that it serves, and helps other caches when it has nothing to do.
+ *
+ * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is ahead of
+ * it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most one slice of
+ * credit. Slices end at ticks.
+ *
+ * Limits of cpu.max are kept by bandwidth.bpf.h.
+ */
+#include "preempt.bpf.h"
+#include "queue.bpf.h"
+#include "state.bpf.h"
+#include "throttle_timer.bpf.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+__s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wake_flags)
+{
+	struct task *task = task_of(p);
+	bool is_idle = false;
+	__s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	__u64 now_ns = scx_bpf_now();
+
+	if (!task)
+		return cpu;
+	place(p, task, cpu, true);
+	if (is_idle) {
+		if (is_throttled(task->node, now_ns))
+			return cpu;
+		counters.idle_wakeups++;
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, 0);
+		return cpu;
+	}
+	return find_victim(p, task, cpu, now_ns);
+}
+
+void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
+{
+	struct task *task = task_of(p);
+	__s32 cpu = scx_bpf_task_cpu(p);
+	bool is_wakeup = enq_flags & SCX_ENQ_WAKEUP;
+	__u64 now_ns = scx_bpf_now();
+
+	if (!task) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags);
+		return;
+	}
+	place(p, task, cpu, is_wakeup);
+	if (is_throttled(task->node, now_ns)) {
+		counters.throttled++;
+		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime, enq_flags);
+		return;
+	}
+	if (is_wakeup && preempt(p, task, cpu, now_ns)) {
+		counters.preempting_wakeups++;
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags | SCX_ENQ_PREEMPT);
+		return;
+	}
+	counters.queued++;
+	scx_bpf_dsq_insert_vtime(p, queue_of(task, cpu), settings.slice_ns, p->scx.dsq_vtime, enq_flags);
+	wake_idle_cpu(p, task, cpu);
+}
+
+/* The task that runs on a CPU, if it may go on: charged up to now. */
+static struct task *continuing(struct task_struct *prev, __u64 now_ns)
+{
+	struct task *task;
+
+	if (!prev || !(prev->scx.flags & SCX_TASK_QUEUED))
+		return NULL;
+	task = task_of(prev);
+	if (!task)
+		return NULL;
+	charge(prev, task, now_ns);
+	return is_throttled(task->node, now_ns) ? NULL : task;
+}
+
+void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
+{
+	struct task *task = continuing(prev, scx_bpf_now());
+	struct choice choice = {};
+	bool is_first;
+
+	choose(&choice, cpu);
+	is_first = task && !task->yielded &&
+		   (!choice.found || !is_before(choice.vtime, comparable_vtime(prev, task)));
+	if (!is_first && choice.found && serve(cpu, choice.use_cpu_queue))
+		return;
+	if (!task && steal(cpu))
+		return;
+	if (task) {
+		counters.kept++;
+		set_slice(prev, settings.slice_ns);
+	}
+}
+
+void CALLBACK(zernel_running, struct task_struct *p)
+{
+	struct cpu *cpu = cpu_at(scx_bpf_task_cpu(p));
+	struct task *task = task_of(p);
+	__u64 now_ns = scx_bpf_now();
+
+	if (!task)
+		return;
+	task->charged_ns = now_ns;
+	task->yielded = false;
+	clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
+	cpu->runs_pinned = task->clock != SHARED_CLOCK;
+	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
+}
+
+void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
+{
+	struct cpu *cpu = cpu_at(scx_bpf_task_cpu(p));
+	struct task *task = task_of(p);
+
+	if (task)
+		charge(p, task, scx_bpf_now());
+	cpu->weight = 0;
+	cpu->runs_pinned = false;
+}
+
+void CALLBACK(zernel_tick, struct task_struct *p)
+{
+	struct task *task = task_of(p);
+	__u64 now_ns = scx_bpf_now();
+
+	if (!task)
+		return;
+	charge(p, task, now_ns);
+	if (is_throttled(task->node, now_ns))
+		set_slice(p, 0);
+}
+
+bool CALLBACK(zernel_yield, struct task_struct *from, struct task_struct *to)
+{
+	struct task *task = task_of(from);
+
+	if (task)
+		task->yielded = true;
+	set_slice(from, 0);
+	return false;
+}
+
+void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
+{
+	struct task *task = task_of(p);
+
+	if (task)
+		count_task(task, p->scx.weight);
+}
+
+void CALLBACK(zernel_quiescent, struct task_struct *p, __u64 deq_flags)
+{
+	struct task *task = task_of(p);
+
+	if (task)
+		count_task(task, 0);
+}
+
+void CALLBACK(zernel_set_weight, struct task_struct *p, __u32 weight)
+{
+	struct task *task = task_of(p);
+
+	if (task && task->counted)
+		count_task(task, weight);
+}
+
+/* A task of a higher class takes the CPU: what waits there in the local queue goes elsewhere. */
+void CALLBACK(zernel_cpu_release, __s32 cpu, struct scx_cpu_release_args *args)
+{
+	scx_bpf_reenqueue_local();
+}
+
+__s32 SLEEPABLE_CALLBACK(zernel_init_task, struct task_struct *p, struct scx_init_task_args *args)
+{
+	struct task *task = bpf_task_storage_get(&tasks, p, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!task)
+		return -12; /* ENOMEM */
+	task->node = find_node(args->cgroup->kn->id);
+	task->clock = SHARED_CLOCK;
+	return 0;
+}
+
+void CALLBACK(zernel_enable, struct task_struct *p)
+{
+	struct task *task = task_of(p);
+
+	set_vtime(p, shared_clock.now);
+	if (task)
+		task->clock = SHARED_CLOCK;
+}
+
+__s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup, struct scx_cgroup_init_args *args)
+{
+	__u32 index = create_node(cgroup, args->weight);
+
+	if (index == ROOT && cgroup->level > 0)
+		counters.uncounted_cgroups++;
+	if (bpf_core_field_exists(args->bw_quota_us) && args->bw_quota_us < NO_LIMIT_US)
+		limit_cgroup(index, args->bw_quota_us * 1000, args->bw_period_us * 1000);
+	return 0;
+}
+
+void SLEEPABLE_CALLBACK(zernel_cgroup_exit, struct cgroup *cgroup)
+{
+	limit_cgroup(find_node(cgroup->kn->id), 0, 0);
+	delete_node(cgroup);
+}
+
+void CALLBACK(zernel_cgroup_move, struct task_struct *p, struct cgroup *from, struct cgroup *to)
+{
+	struct task *task = task_of(p);
+	__u32 counted;
+
+	if (!task)
+		return;
+	counted = task->counted;
+	count_task(task, 0);
+	task->node = find_node(to->kn->id);
+	count_task(task, counted);
+}
+
+void CALLBACK(zernel_cgroup_set_weight, struct cgroup *cgroup, __u32 weight)
+{
+	set_node_weight(cgroup, weight);
+}
+
+/* Since Linux 6.17. Before, the userspace half reads cpu.max and calls set_limit. */
+void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_us, __u64 quota_us, __u64 burst_us)
+{
+	__u64 quota_ns = quota_us < NO_LIMIT_US ? quota_us * 1000 : 0;
+
+	limit_cgroup(find_node(cgroup->kn->id), quota_ns, period_us * 1000);
+}
+
+SEC("syscall")
+int set_limit(struct limit *wanted)
+{
+	limit_cgroup(find_node(wanted->cgroup_id), wanted->quota_ns, wanted->period_ns);
+	return 0;
+}
+
+/* Without these two the kernel ejects the scheduler when a CPU comes or goes. */
+void SLEEPABLE_CALLBACK(zernel_cpu_online, __s32 cpu)
+{
+}
+
+void SLEEPABLE_CALLBACK(zernel_cpu_offline, __s32 cpu)
+{
+}
+
+__s32 SLEEPABLE_CALLBACK(zernel_init)
+{
+	return create_queues() ?: prepare_timer();
+}
+
+void CALLBACK(zernel_exit, struct scx_exit_info *info)
+{
+	bpf_probe_read_kernel_str(ending.reason, MESSAGE_BYTES, BPF_CORE_READ(info, reason));
+	bpf_probe_read_kernel_str(ending.message, MESSAGE_BYTES, BPF_CORE_READ(info, msg));
+	ending.kind = BPF_CORE_READ(info, kind);
+}
+
+SEC(".struct_ops.link")
+struct sched_ext_ops zernel_ops = {
+	.select_cpu = (void *)zernel_select_cpu,
+	.enqueue = (void *)zernel_enqueue,
+	.dispatch = (void *)zernel_dispatch,
+	.tick = (void *)zernel_tick,
+	.runnable = (void *)zernel_runnable,
+	.running = (void *)zernel_running,
+	.stopping = (void *)zernel_stopping,
+	.quiescent = (void *)zernel_quiescent,
+	.yield = (void *)zernel_yield,
+	.set_weight = (void *)zernel_set_weight,
+	.cpu_release = (void *)zernel_cpu_release,
+	.init_task = (void *)zernel_init_task,
+	.enable = (void *)zernel_enable,
+	.cgroup_init = (void *)zernel_cgroup_init,
+	.cgroup_exit = (void *)zernel_cgroup_exit,
+	.cgroup_move = (void *)zernel_cgroup_move,
+	.cgroup_set_weight = (void *)zernel_cgroup_set_weight,
+	.cgroup_set_bandwidth = (void *)zernel_cgroup_set_bandwidth,
+	.cpu_online = (void *)zernel_cpu_online,
+	.cpu_offline = (void *)zernel_cpu_offline,
+	.init = (void *)zernel_init,
+	.exit = (void *)zernel_exit,
+	/* Without ENQ_LAST the kernel would run a throttled task that has no competitor. */
+	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_ENQ_MIGRATION_DISABLED,
+	.timeout_ms = 5000,
+	.name = "zernel",
+};

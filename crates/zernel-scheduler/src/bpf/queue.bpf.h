@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The queues: one per last-level cache, one per CPU for the tasks that can run nowhere else (pinned
+ * tasks), and one for the tasks that wait for a budget.
+ *
+ * Pinned tasks have a clock per CPU: ten of them on one CPU fall behind everybody else, and one that has
+ * a CPU to itself runs ahead, and neither may disturb the weights elsewhere. An offset makes both clocks
+ * comparable on that CPU. It changes only while one side has nothing runnable there, or owes too much.
+ */
+#ifndef ZERNEL_SCHED_QUEUE_H
+#define ZERNEL_SCHED_QUEUE_H
+
+#include "state.bpf.h"
+
+#define THROTTLED_QUEUE 0ULL
+#define LLC_QUEUE(llc) (0x10000ULL + (llc))
+#define CPU_QUEUE(cpu) (0x20000ULL + (cpu))
+
+/* Tasks at the head of a queue that are looked at to find one that may run on a CPU. */
+#define HEADS 8
+
+static __u32 llc_of(__u64 cpu)
+{
+	return settings.llc_of_cpu[cpu & (MAX_CPUS - 1)];
+}
+
+/* Whether a task can run on its present CPU only. */
+static bool is_pinned(const struct task_struct *p)
+{
+	if (p->nr_cpus_allowed == 1)
+		return true;
+	/* The kernel may forbid the current task to migrate while this program runs. */
+	return p->migration_disabled > 1 ||
+	       (p->migration_disabled == 1 && p != bpf_get_current_task_btf());
+}
+
+static __u64 queue_of(const struct task *task, __u32 cpu)
+{
+	return task->clock == SHARED_CLOCK ? LLC_QUEUE(llc_of(cpu)) : CPU_QUEUE(task->clock);
+}
+
+/* Moves a task's virtual time to another clock, as far behind or ahead as it was. */
+static void change_clock(struct task_struct *p, struct task *task, __u32 clock)
+{
+	__u64 lag = clock_of(task)->now - p->scx.dsq_vtime;
+
+	task->clock = clock;
+	set_vtime(p, clock_of(task)->now - lag);
+}
+
+/* The first pinned task after a while starts where the shared clock is. */
+static void begin_pinned(__u32 number)
+{
+	struct cpu *cpu = cpu_at(number);
+
+	if (!cpu->runs_pinned && !scx_bpf_dsq_nr_queued(CPU_QUEUE(number)))
+		cpu->offset = shared_clock.now - cpu->clock.now;
+}
+
+/* Chooses the clock of a task that becomes runnable on a CPU, and bounds its virtual time. */
+static void place(struct task_struct *p, struct task *task, __u32 cpu, bool is_wakeup)
+{
+	__u32 wanted = is_pinned(p) ? cpu : SHARED_CLOCK;
+	const struct clock *clock;
+	__u64 credit, lag;
+
+	if (wanted != SHARED_CLOCK)
+		begin_pinned(wanted);
+	if (wanted != task->clock)
+		change_clock(p, task, wanted);
+	clock = clock_of(task);
+	lag = clock_advance_in(clock, LAG_NS);
+	if (is_wakeup) {
+		credit = virtual_time(settings.slice_ns, weight_of(task));
+		lag = credit < lag ? credit : lag;
+	}
+	set_vtime(p, clock_bound(clock, p->scx.dsq_vtime, lag));
+}
+
+/* Finds the virtual time of the first task in a queue that may run on a CPU. */
+static bool first_vtime(__u64 queue, __u32 cpu, __u64 *vtime)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	bool found = false;
+	int looked;
+
+	if (!scx_bpf_dsq_nr_queued(queue))
+		return false;
+	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
+		for (looked = 0; looked < HEADS && !found; looked++) {
+			p = bpf_iter_scx_dsq_next(&it);
+			if (!p)
+				break;
+			found = bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
+			*vtime = p->scx.dsq_vtime;
+		}
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	return found;
+}
+
+/* What a CPU should run next. */
+struct choice {
+	bool found;
+	bool use_cpu_queue;
+	__u64 vtime; /* by the shared clock */
+};
+
+/* Keeps the clock of pinned tasks near the shared one: ahead is forgiven where nobody else wanted the CPU,
+ * and far behind is forgotten. */
+static void couple_clocks(struct cpu *cpu, bool nobody_else)
+{
+	__u64 lag = clock_advance_in(&shared_clock, LAG_NS);
+	__u64 pinned = cpu->clock.now + cpu->offset;
+
+	if (nobody_else && is_before(shared_clock.now, pinned))
+		cpu->offset = shared_clock.now - cpu->clock.now;
+	else if (is_before(pinned, shared_clock.now - lag))
+		cpu->offset = shared_clock.now - lag - cpu->clock.now;
+}
+
+/* Compares the first tasks of the two queues of a CPU. */
+static void choose(struct choice *choice, __u32 number)
+{
+	struct cpu *cpu = cpu_at(number);
+	__u64 shared = 0, pinned = 0;
+	bool has_shared = first_vtime(LLC_QUEUE(llc_of(number)), number, &shared);
+	bool has_pinned = first_vtime(CPU_QUEUE(number), number, &pinned);
+
+	if (has_pinned || cpu->runs_pinned)
+		couple_clocks(cpu, !has_shared);
+	pinned += cpu->offset;
+	choice->found = has_shared || has_pinned;
+	choice->use_cpu_queue = has_pinned && (!has_shared || is_before(pinned, shared));
+	choice->vtime = choice->use_cpu_queue ? pinned : shared;
+}
+
+/* Takes a task for a CPU from the chosen queue, or else from the other one. */
+static bool serve(__u32 cpu, bool use_cpu_queue)
+{
+	__u64 llc_queue = LLC_QUEUE(llc_of(cpu));
+
+	if (use_cpu_queue)
+		return scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu)) || scx_bpf_dsq_move_to_local(llc_queue);
+	return scx_bpf_dsq_move_to_local(llc_queue) || scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu));
+}
+
+/* Takes a task from the queue of another last-level cache. */
+static bool steal(__u32 cpu)
+{
+	__u32 own = llc_of(cpu), step, llc;
+
+	for (step = 1; step < MAX_LLCS && step < settings.llcs; step++) {
+		llc = (own + step) % settings.llcs;
+		if (scx_bpf_dsq_move_to_local(LLC_QUEUE(llc))) {
+			counters.stolen++;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Wakes a CPU for a task that was queued. */
+static void wake_idle_cpu(struct task_struct *p, const struct task *task, __s32 cpu)
+{
+	if (task->clock == SHARED_CLOCK)
+		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (cpu >= 0)
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+}
+
+static __s32 create_queues(void)
+{
+	__s32 error = scx_bpf_create_dsq(THROTTLED_QUEUE, -1);
+	__u32 index;
+
+	for (index = 0; !error && index < MAX_LLCS && index < settings.llcs; index++)
+		error = scx_bpf_create_dsq(LLC_QUEUE(index), -1);
+	for (index = 0; !error && index < MAX_CPUS && index < settings.cpus; index++)
+		error = scx_bpf_create_dsq(CPU_QUEUE(index), -1);
+	return error;
+}
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What the scheduler remembers of tasks and CPUs. */
+#ifndef ZERNEL_SCHED_STATE_H
+#define ZERNEL_SCHED_STATE_H
+
+#include "bandwidth.bpf.h"
+#include "cgroup.bpf.h"
+#include "clock.bpf.h"
+#include "intf.h"
+
+const volatile struct settings settings = {};
+struct counters counters = {};
+struct ending ending = {};
+
+/* In place of the number of a CPU: a task's virtual time belongs to the shared clock. */
+#define SHARED_CLOCK (~0U)
+
+struct task {
+	__u32 node; /* of its cgroup */
+	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
+	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
+	bool yielded;
+	__u64 charged_ns; /* its running time is charged up to here */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct task);
+} tasks SEC(".maps");
+
+/* The running task as others see it, and the clock of the tasks that can run on this CPU only. */
+struct cpu {
+	__u64 vtime; /* of the running task when it started, by the shared clock */
+	__u64 since_ns;
+	__u64 weight; /* effective; 0: nothing runs */
+	struct clock clock;
+	__u64 offset; /* added to a virtual time by `clock`, gives one by the shared clock */
+	bool runs_pinned;
+} __attribute__((aligned(64)));
+
+static struct cpu cpus[MAX_CPUS];
+static struct clock shared_clock;
+
+/* The mask shows the verifier that the index is in range: the loader refuses machines with more CPUs. */
+static struct cpu *cpu_at(__u64 cpu)
+{
+	return &cpus[cpu & (MAX_CPUS - 1)];
+}
+
+static struct task *task_of(struct task_struct *p)
+{
+	return bpf_task_storage_get(&tasks, p, 0, 0);
+}
+
+static struct clock *clock_of(const struct task *task)
+{
+	return task->clock == SHARED_CLOCK ? &shared_clock : &cpu_at(task->clock)->clock;
+}
+
+/* A task's virtual time, by the shared clock. */
+static __u64 comparable_vtime(const struct task_struct *p, const struct task *task)
+{
+	__u64 vtime = p->scx.dsq_vtime;
+
+	return task->clock == SHARED_CLOCK ? vtime : vtime + cpu_at(task->clock)->offset;
+}
+
+static __u64 weight_of(const struct task *task)
+{
+	return effective_weight(task->node, task->counted ?: DEFAULT_WEIGHT);
+}
+
+/* The virtual time of running for `ns` with an effective weight. */
+static __u64 virtual_time(__u64 ns, __u64 weight)
+{
+	return ns * ((__u64)DEFAULT_WEIGHT << WEIGHT_SHIFT) / weight;
+}
+
+/* Counts a task as runnable with this weight; 0: as sleeping. */
+static void count_task(struct task *task, __u32 weight)
+{
+	__s64 difference = (__s64)weight - task->counted;
+
+	task->counted = weight;
+	if (difference)
+		add_active(task->node, difference);
+}
+
+/* Charges the running task for the time since it was last charged. */
+static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
+{
+	__u64 used_ns = now_ns - task->charged_ns;
+
+	if ((__s64)used_ns <= 0)
+		return;
+	task->charged_ns = now_ns;
+	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight_of(task)));
+	charge_limits(task->node, used_ns);
+}
+
+/* Notes which task starts to run, or is about to. */
+static void note_running(struct cpu *cpu, __u64 vtime, __u64 now_ns, __u64 weight)
+{
+	cpu->vtime = vtime;
+	cpu->since_ns = now_ns;
+	cpu->weight = weight;
+}
+
+/* The virtual time of a CPU's running task by now. */
+static __u64 running_vtime(const struct cpu *cpu, __u64 now_ns)
+{
+	__s64 ran_ns = now_ns - cpu->since_ns;
+
+	return cpu->vtime + virtual_time(ran_ns > 0 ? ran_ns : 0, cpu->weight ?: 1);
+}
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The timer that lets tasks run again whose cgroup has a budget again. It runs while there are limits. */
+#ifndef ZERNEL_SCHED_THROTTLE_TIMER_H
+#define ZERNEL_SCHED_THROTTLE_TIMER_H
+
+#include "queue.bpf.h"
+
+struct throttle_timer {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct throttle_timer);
+} throttle_timers SEC(".maps");
+
+static struct throttle_timer *throttle_timer(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&throttle_timers, &first);
+}
+
+static void release_throttled(__u64 now_ns)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	struct task *task;
+	__s32 cpu;
+
+	if (!bpf_iter_scx_dsq_new(&it, THROTTLED_QUEUE, 0)) {
+		while ((p = bpf_iter_scx_dsq_next(&it))) {
+			task = task_of(p);
+			if (!task || is_throttled(task->node, now_ns))
+				continue;
+			cpu = scx_bpf_task_cpu(p);
+			if (scx_bpf_dsq_move_vtime(&it, p, queue_of(task, cpu), 0))
+				wake_idle_cpu(p, task, cpu);
+		}
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+}
+
+static int on_throttle_timer(void *map, int *key, struct throttle_timer *timer)
+{
+	if (scx_bpf_dsq_nr_queued(THROTTLED_QUEUE))
+		release_throttled(scx_bpf_now());
+	if (limits || scx_bpf_dsq_nr_queued(THROTTLED_QUEUE))
+		bpf_timer_start(&timer->timer, THROTTLE_TIMER_NS, 0);
+	return 0;
+}
+
+static __s32 prepare_timer(void)
+{
+	struct throttle_timer *timer = throttle_timer();
+
+	if (!timer)
+		return -22; /* EINVAL */
+	bpf_timer_init(&timer->timer, &throttle_timers, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&timer->timer, on_throttle_timer);
+	return 0;
+}
+
+/* Sets the limit of a cgroup, and starts the timer if it is one. */
+static void limit_cgroup(__u32 index, __u64 quota_ns, __u64 period_ns)
+{
+	struct throttle_timer *timer = throttle_timer();
+
+	set_node_limit(index, quota_ns, period_ns);
+	if (quota_ns && timer)
+		bpf_timer_start(&timer->timer, THROTTLE_TIMER_NS, 0);
+}
+
+#endif

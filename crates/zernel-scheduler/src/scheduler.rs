@@ -1,0 +1,272 @@
+//! The sched_ext scheduler: checks the kernel, loads it, keeps it loaded, and reports why it ended.
+
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::Struct;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, ProgramInput};
+use thiserror::Error;
+
+use crate::cgroup_limits::{CGROUPS, CpuLimit, CpuLimits, read_limits};
+use crate::sched_ext::SchedExt;
+use crate::topology::CacheTopology;
+
+/// Generated from the BPF object.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unsafe_op_in_unsafe_fn,
+    clippy::all,
+    clippy::pedantic,
+    clippy::undocumented_unsafe_blocks
+)]
+mod skeleton {
+    include!(concat!(env!("OUT_DIR"), "/main.skel.rs"));
+}
+
+use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel, types};
+
+/// Time between two looks at whether the scheduler still runs.
+const POLL: Duration = Duration::from_millis(50);
+/// Time between two readings of `cpu.max`, on kernels that do not report changes.
+const LIMITS_EVERY: Duration = Duration::from_secs(1);
+/// `SCX_EXIT_UNREG`: the loader unloaded the scheduler. The kernel's reasons have larger numbers.
+const UNLOADED_BY_USER: u32 = 64;
+/// The callback that reports changes of `cpu.max`.
+const REPORTS_LIMITS: &str = "cgroup_set_bandwidth";
+
+/// Numbers that the scheduler works with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedSettings {
+    /// Time that a task runs before others get their turn. Slices end at the kernel's ticks.
+    pub slice: Duration,
+}
+
+impl SchedSettings {
+    /// Shorter than a tick of 4 ms, so that a slice that begins at a tick ends at the next one.
+    pub const SLICE: Duration = Duration::from_millis(3);
+}
+
+impl Default for SchedSettings {
+    fn default() -> Self {
+        Self { slice: Self::SLICE }
+    }
+}
+
+/// Why the scheduler did not start, or ended before it was asked to.
+#[derive(Debug, Error)]
+pub enum SchedError {
+    /// The kernel has no sched_ext.
+    #[error(
+        "this kernel has no sched_ext; use one built with CONFIG_SCHED_CLASS_EXT=y (Debian: 6.16 or newer)"
+    )]
+    NoSchedExt,
+    /// Another scheduler is loaded.
+    #[error("the scheduler {0} is loaded; stop it first")]
+    OtherScheduler(String),
+    /// sysfs cannot be read.
+    #[error("cannot read the state of sched_ext: {0}")]
+    State(#[source] std::io::Error),
+    /// The machine has more CPUs than the scheduler has room for.
+    #[error("this machine has {0} CPUs, and the scheduler has room for {max}", max = MAX_CPUS)]
+    TooManyCpus(usize),
+    /// The kernel refused the BPF object.
+    #[error("cannot load the scheduler: {0}; it needs root")]
+    Load(#[from] libbpf_rs::Error),
+    /// The kernel ejected the scheduler.
+    #[error("the kernel ejected the scheduler: {0}")]
+    Ejected(String),
+}
+
+/// As in `intf.h`.
+const MAX_CPUS: usize = 1024;
+const MAX_LLCS: usize = 64;
+
+/// Checks that a scheduler can be loaded now.
+///
+/// # Errors
+/// The kernel has no sched_ext, or another scheduler is loaded.
+pub fn check() -> Result<(), SchedError> {
+    match SchedExt::current().map_err(SchedError::State)? {
+        SchedExt::Absent => Err(SchedError::NoSchedExt),
+        SchedExt::Loaded { scheduler, .. } => Err(SchedError::OtherScheduler(scheduler)),
+        SchedExt::NoScheduler { .. } => Ok(()),
+    }
+}
+
+/// Loads the scheduler and keeps it loaded until `stop` is set. `loaded` is called once it runs. When the process
+/// ends in any way, the kernel returns to its own scheduler.
+///
+/// # Errors
+/// See [`SchedError`].
+pub fn run(
+    settings: &SchedSettings,
+    stop: &AtomicBool,
+    loaded: impl FnOnce(),
+) -> Result<SchedCounters, SchedError> {
+    check()?;
+    let mut storage = MaybeUninit::uninit();
+    let mut open = MainSkelBuilder::default().open(&mut storage)?;
+    configure(&mut open, settings)?;
+    let polls_limits = !kernel_reports_limits();
+    if polls_limits {
+        open.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
+        open.progs.zernel_cgroup_set_bandwidth.set_autoload(false);
+    }
+    let mut skel = open.load()?;
+    let link = skel.maps.zernel_ops.attach_struct_ops()?;
+    loaded();
+    let limits = polls_limits.then(LimitReader::default);
+    wait(&skel, stop, limits);
+    end(&skel, link)
+}
+
+fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<(), SchedError> {
+    let topology = CacheTopology::current();
+    if topology.cpus > MAX_CPUS {
+        return Err(SchedError::TooManyCpus(topology.cpus));
+    }
+    let rodata = open
+        .maps
+        .rodata_data
+        .as_deref_mut()
+        .expect("the object has constants");
+    let target = &mut rodata.settings;
+    target.slice_ns = u64::try_from(settings.slice.as_nanos()).unwrap_or(u64::MAX);
+    target.cpus = topology.cpus as u32;
+    target.llcs = topology.llcs.min(MAX_LLCS) as u32;
+    for (target, llc) in target.llc_of_cpu.iter_mut().zip(&topology.llc_of_cpu) {
+        *target = (llc % MAX_LLCS) as u8;
+    }
+    Ok(())
+}
+
+/// Whether the kernel tells a scheduler when a `cpu.max` changes.
+fn kernel_reports_limits() -> bool {
+    let Ok(btf) = Btf::from_vmlinux() else {
+        return false;
+    };
+    let ops = btf.type_by_name::<Struct<'_>>("sched_ext_ops");
+    ops.is_some_and(|ops| ops.iter().any(|member| member.name == Some(OsStr::new(REPORTS_LIMITS))))
+}
+
+fn wait(skel: &MainSkel<'_>, stop: &AtomicBool, mut limits: Option<LimitReader>) {
+    while !stop.load(Ordering::Relaxed) && ending(skel).kind == 0 {
+        if let Some(limits) = &mut limits {
+            limits.read_if_due(skel);
+        }
+        thread::sleep(POLL);
+    }
+}
+
+fn end(skel: &MainSkel<'_>, link: Link) -> Result<SchedCounters, SchedError> {
+    drop(link);
+    let ending = ending(skel);
+    match ending.kind {
+        0 | UNLOADED_BY_USER => Ok(counters(skel)),
+        _ => Err(SchedError::Ejected(describe(&ending))),
+    }
+}
+
+fn bss<'a>(skel: &'a MainSkel<'_>) -> &'a types::bss {
+    skel.maps.bss_data.as_deref().expect("the object has data")
+}
+
+fn ending(skel: &MainSkel<'_>) -> types::ending {
+    // The kernel writes it meanwhile.
+    // SAFETY: the pointer is valid for a read of this plain type as long as the skeleton lives.
+    unsafe { std::ptr::read_volatile(&raw const bss(skel).ending) }
+}
+
+fn describe(ending: &types::ending) -> String {
+    let reason = text(&ending.reason);
+    match text(&ending.message) {
+        message if message.is_empty() => reason,
+        message => format!("{reason}: {message}"),
+    }
+}
+
+fn text(bytes: &[i8]) -> String {
+    let bytes = bytes.iter().map(|byte| byte.cast_unsigned());
+    let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// How often the scheduler decided what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedCounters {
+    /// Wake-ups that found an idle CPU.
+    pub idle_wakeups: u64,
+    /// Wake-ups that preempted another task.
+    pub preempting_wakeups: u64,
+    /// Times that a task waited in a queue.
+    pub queued: u64,
+    /// Times that a task ran on after its slice, because it was still first.
+    pub kept: u64,
+    /// Times that a CPU took a task from another cache's queue.
+    pub stolen: u64,
+    /// Times that a task waited because of a `cpu.max`.
+    pub throttled: u64,
+    /// Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.
+    pub uncounted_cgroups: u64,
+}
+
+fn counters(skel: &MainSkel<'_>) -> SchedCounters {
+    let counters = bss(skel).counters;
+    SchedCounters {
+        idle_wakeups: counters.idle_wakeups,
+        preempting_wakeups: counters.preempting_wakeups,
+        queued: counters.queued,
+        kept: counters.kept,
+        stolen: counters.stolen,
+        throttled: counters.throttled,
+        uncounted_cgroups: counters.uncounted_cgroups,
+    }
+}
+
+/// Passes limits on to the scheduler.
+#[derive(Debug, Default)]
+struct LimitReader {
+    known: CpuLimits,
+    read: Option<Instant>,
+}
+
+impl LimitReader {
+    fn read_if_due(&mut self, skel: &MainSkel<'_>) {
+        if self.read.is_some_and(|read| read.elapsed() < LIMITS_EVERY) {
+            return;
+        }
+        self.read = Some(Instant::now());
+        let limits = read_limits(Path::new(CGROUPS));
+        for id in self.known.keys().filter(|id| !limits.contains_key(id)) {
+            set_limit(skel, *id, None);
+        }
+        for (id, limit) in &limits {
+            if self.known.get(id) != Some(limit) {
+                set_limit(skel, *id, Some(*limit));
+            }
+        }
+        self.known = limits;
+    }
+}
+
+/// Sets or removes the limit of a cgroup. A cgroup that has vanished needs none.
+fn set_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CpuLimit>) {
+    let words = [
+        cgroup_id,
+        limit.map_or(0, |limit| limit.quota_ns),
+        limit.map_or(0, |limit| limit.period_ns),
+    ];
+    let mut argument: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let input = ProgramInput {
+        context_in: Some(&mut argument),
+        ..ProgramInput::default()
+    };
+    let _ = skel.progs.set_limit.test_run(input);
+}

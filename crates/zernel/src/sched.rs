@@ -1,0 +1,47 @@
+//! `zernel sched`: scheduling by what the probes see.
+
+mod dry_run;
+mod explain;
+mod load;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// Schedule all tasks of this machine with sched_ext
+///
+/// A fair scheduler that knows nice values, cgroup weights and cpu.max. It stays loaded until Ctrl-C
+/// or SIGTERM. However the command ends, the kernel returns to its own scheduler. Exit code 1: it was
+/// not loaded, or the kernel ejected it; the reason is printed.
+///
+/// Every thread of an ML process has a class: critical (the step waits for it), feed (the next batch
+/// waits for it), GPU wait (it spins until the GPU is done) or other. `--dry-run` and `explain` show
+/// them.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    command: Option<SchedCommand>,
+    #[command(flatten)]
+    load_options: load::LoadOptions,
+    /// Schedule nothing; count what would have been decided, until Ctrl-C
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    dry_run_options: dry_run::DryRunOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum SchedCommand {
+    /// Print the class of each thread of a process, and why
+    Explain(explain::ExplainOptions),
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    match &options.command {
+        Some(SchedCommand::Explain(explain)) => explain::run(explain),
+        None if options.dry_run => dry_run::run(&options.dry_run_options),
+        None => load::run(&options.load_options),
+    }
+}

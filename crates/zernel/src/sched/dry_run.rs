@@ -1,0 +1,173 @@
+//! `zernel sched --dry-run`: what a scheduler that follows the classes would have decided.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use zernel_ebpf::observer::{
+    ClassDecisions, Observer, ObserverOptions, ObserverThread, ProcessDecisions,
+};
+use zernel_phase::class::TaskClass;
+use zernel_report::text::{printable, shortened};
+
+use crate::run::attach::parse_time;
+use crate::{interrupt, print};
+
+/// How often decisions are read, and the end is checked. A process that lives for a shorter time may be missed.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the observer reads its maps.
+const ROUND: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Args)]
+pub(crate) struct DryRunOptions {
+    /// Count for TIME, such as 60s, 5m or 1h [default: until Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, requires = "dry_run")]
+    time: Option<Duration>,
+    /// Print JSON
+    #[arg(long, requires = "dry_run")]
+    json: bool,
+}
+
+pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let stop = interrupt::flag()?;
+    let observer = Observer::start(&ObserverOptions {
+        counts_decisions: true,
+        ..ObserverOptions::default()
+    })?;
+    let observer = ObserverThread::start(observer, ROUND)?;
+    eprintln!("zernel: counting decisions; nothing is scheduled");
+    let started = Instant::now();
+    let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);
+    let mut processes: BTreeMap<u32, ProcessDecisions> = BTreeMap::new();
+    while !is_over() && !stop.load(Ordering::Relaxed) && !observer.has_ended() {
+        thread::sleep(POLL_INTERVAL);
+        let read = observer.requests().call(|observer| observer.decisions());
+        let read = read.unwrap_or_default();
+        processes.extend(read.into_iter().map(|process| (process.handle, process)));
+    }
+    let wall = started.elapsed();
+    drop(observer.stop()?);
+    let jobs = jobs(processes.into_values());
+    let text = match options.json {
+        true => format!("{:#}\n", json(&jobs, wall)),
+        false => table(&jobs, wall),
+    };
+    print(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A trainer with its loaders.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+struct Job {
+    pid: u32,
+    comm: String,
+    /// Number of processes that load data for it.
+    loaders: usize,
+    classes: BTreeMap<TaskClass, ClassDecisions>,
+}
+
+/// Sums the decisions of trainers and their loaders.
+fn jobs(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<Job> {
+    let mut jobs: BTreeMap<u32, Job> = BTreeMap::new();
+    for process in processes {
+        let job = jobs.entry(process.trainer).or_default();
+        job.pid = process.trainer;
+        match process.pid == process.trainer {
+            true => job.comm = process.comm,
+            false => job.loaders += 1,
+        }
+        for (class, decisions) in process.classes {
+            job.classes.entry(class).or_default().add(&decisions);
+        }
+    }
+    jobs.into_values().collect()
+}
+
+fn json(jobs: &[Job], wall: Duration) -> serde_json::Value {
+    serde_json::json!({ "seconds": wall.as_secs_f64(), "jobs": jobs })
+}
+
+fn table(jobs: &[Job], wall: Duration) -> String {
+    let mut text = format!("{:.1} s observed\n", wall.as_secs_f64());
+    if jobs.is_empty() {
+        return text + "no ML process ran\n";
+    }
+    text += "JOB                     CLASS        RUN s  WAITED s  WAKE-UPS  PREEMPT     KEEP     LEND   SAVED s\n";
+    for job in jobs {
+        let loaders = match job.loaders {
+            0 => String::new(),
+            loaders => format!("+{loaders}"),
+        };
+        let name = shortened(&printable(&job.comm), 12);
+        let name = format!("{} {name}{loaders}", job.pid);
+        for (class, decisions) in &job.classes {
+            let seconds = |ns: u64| ns as f64 / 1e9;
+            let _ = writeln!(
+                text,
+                "{name:22}  {class:8}  {:8.3}  {:8.3}  {:8}  {:7}  {:7}  {:7}  {:8.3}",
+                seconds(decisions.run_ns),
+                seconds(decisions.delay_ns),
+                decisions.wakeups,
+                decisions.would_preempt,
+                decisions.would_keep,
+                decisions.would_lend,
+                seconds(decisions.saved_ns),
+            );
+        }
+    }
+    text + "SAVED is an upper bound: a scheduler that keeps others their share saves less.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, trainer: u32, class: TaskClass, wakeups: u64) -> ProcessDecisions {
+        let decisions = ClassDecisions {
+            wakeups,
+            run_ns: 1_500_000_000,
+            ..ClassDecisions::default()
+        };
+        ProcessDecisions {
+            handle: pid,
+            pid,
+            trainer,
+            comm: "python3".to_owned(),
+            classes: BTreeMap::from([(class, decisions)]),
+        }
+    }
+
+    #[test]
+    fn loaders_count_for_their_trainer() {
+        let processes = [
+            process(10, 10, TaskClass::Critical, 3),
+            process(11, 10, TaskClass::Feed, 4),
+            process(12, 10, TaskClass::Feed, 5),
+        ];
+        let jobs = jobs(processes.into_iter());
+        assert_eq!((jobs.len(), jobs[0].pid, jobs[0].loaders), (1, 10, 2));
+        assert_eq!(jobs[0].classes[&TaskClass::Feed].wakeups, 9);
+        let text = table(&jobs, Duration::from_secs(2));
+        assert!(
+            text.contains("10 python3+2            feed         3.000"),
+            "{text}"
+        );
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 100),
+            "{text}"
+        );
+        let json = json(&jobs, Duration::from_secs(2));
+        assert_eq!(json["jobs"][0]["classes"]["critical"]["wakeups"], 3);
+    }
+
+    #[test]
+    fn without_a_job_the_table_says_so() {
+        assert!(table(&[], Duration::ZERO).contains("no ML process ran"));
+    }
+}
