@@ -31,6 +31,7 @@ enum zernel_event {
 	ZERNEL_NOT_OBSERVED, /* its calls are not observed from now on */
 	ZERNEL_PREEMPT, /* it left its CPU and is still runnable */
 	ZERNEL_RESUME, /* it runs again after that */
+	ZERNEL_OTHER_WORK_BEGIN,
 };
 
 struct zernel_tracker_config {
@@ -39,7 +40,6 @@ struct zernel_tracker_config {
 	__u64 blocked_max_ns;
 	__u64 loading_max_ns;
 	__u64 launching_max_ns;
-	__u64 announced_max_ns;
 	__u64 optimizer_max_ns;
 	__u64 optimizer_launch_max_ns;
 	__u64 short_wait_max_ns;
@@ -73,7 +73,6 @@ static inline __u8 zernel_activity_phase(__u8 activity)
 	case ZERNEL_BACKWARD:
 		return ZERNEL_GPU_COMPUTE;
 	case ZERNEL_UPDATING:
-	case ZERNEL_ZEROING:
 		return ZERNEL_OPTIMIZER_STEP;
 	default:
 		return ZERNEL_UNKNOWN;
@@ -83,24 +82,17 @@ static inline __u8 zernel_activity_phase(__u8 activity)
 /* What an activity becomes when no event shows it for too long. */
 static inline __u8 zernel_activity_expired(__u8 activity)
 {
-	switch (activity) {
-	case ZERNEL_RECEIVING:
-	case ZERNEL_ZEROING:
-		return ZERNEL_COMPUTING;
-	default:
-		return ZERNEL_IDLE;
-	}
+	return activity == ZERNEL_RECEIVING ? ZERNEL_COMPUTING : ZERNEL_IDLE;
 }
 
 /* Whether a short wait leaves an activity as it was. */
 static inline int zernel_survives_short_waits(__u8 activity)
 {
-	return activity != ZERNEL_IDLE && activity != ZERNEL_LOADING;
+	return activity != ZERNEL_LOADING;
 }
 
 /* How long an activity lasts without an event that shows it. */
-static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *config,
-					  const struct zernel_tracker *tracker, __u8 activity)
+static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *config, __u8 activity)
 {
 	switch (activity) {
 	case ZERNEL_LOADING:
@@ -108,15 +100,12 @@ static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *co
 	case ZERNEL_RECEIVING:
 		return config->short_wait_max_ns;
 	case ZERNEL_COMPUTING:
-		return tracker->flags & (ZERNEL_ANNOUNCES_DATA | ZERNEL_ANNOUNCES_UPDATES) ?
-			       config->announced_max_ns :
-			       config->launching_max_ns;
+	case ZERNEL_OTHER_WORK:
+		return config->launching_max_ns;
 	case ZERNEL_BACKWARD:
 		return config->sync_max_ns;
 	case ZERNEL_UPDATING:
 		return config->optimizer_max_ns;
-	case ZERNEL_ZEROING:
-		return config->optimizer_launch_max_ns;
 	default:
 		return ZERNEL_NEVER;
 	}
@@ -126,11 +115,19 @@ static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *co
 static inline void zernel_turn_to(const struct zernel_tracker_config *config,
 				  struct zernel_tracker *tracker, __u8 activity, __u64 from_ns)
 {
-	__u64 limit_ns = zernel_activity_limit(config, tracker, activity);
+	__u64 limit_ns = zernel_activity_limit(config, activity);
 
 	tracker->activity = activity;
 	tracker->activity_until_ns = zernel_add_saturating(from_ns, limit_ns);
 	tracker->flags &= ~(ZERNEL_UNDECIDED | ZERNEL_MAY_UPDATE);
+}
+
+/* Whether the thread still does what is no part of a step. It may launch, copy and sync meanwhile,
+ * and run backward passes without data. */
+static inline int zernel_does_other_work(const struct zernel_tracker *tracker)
+{
+	return tracker->activity == ZERNEL_OTHER_WORK &&
+	       tracker->now_ns < tracker->activity_until_ns;
 }
 
 /* Turns to computing. The thread may still be between a backward pass and its optimizer step. */
@@ -139,6 +136,8 @@ static inline void zernel_compute(const struct zernel_tracker_config *config,
 {
 	__u16 may_update = tracker->flags & ZERNEL_MAY_UPDATE;
 
+	if (zernel_does_other_work(tracker))
+		return;
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 	tracker->flags |= may_update;
 }
@@ -163,11 +162,12 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 
 	if (activity == ZERNEL_RECEIVING)
 		return ZERNEL_LOADING;
-	if (tracker->flags & ZERNEL_ANNOUNCES_DATA)
+	if (activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD))
+		return ZERNEL_IDLE;
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)
 		return activity;
 	switch (event) {
 	case ZERNEL_BLOCK_IO:
-		return ZERNEL_LOADING;
 	case ZERNEL_BLOCK_POLL:
 		return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;
 	case ZERNEL_BLOCK_FUTEX:
@@ -186,8 +186,7 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 static inline int zernel_is_undecided(const struct zernel_tracker *tracker)
 {
 	return !(tracker->flags & ZERNEL_ANNOUNCES_DATA) &&
-	       (tracker->activity == ZERNEL_COMPUTING || tracker->activity == ZERNEL_UPDATING ||
-		tracker->activity == ZERNEL_ZEROING);
+	       (tracker->activity == ZERNEL_COMPUTING || tracker->activity == ZERNEL_UPDATING);
 }
 
 /* Whether a late event is the end of a call that is still open, and not of an earlier one. */
@@ -405,6 +404,8 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 	/* An optimizer may copy too. The next batch is announced. */
 	if (tracker->activity == ZERNEL_UPDATING && (tracker->flags & announces) == announces)
 		return;
+	if (zernel_does_other_work(tracker))
+		return;
 	if (tracker->flags & ZERNEL_UNDECIDED)
 		zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns);
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
@@ -447,9 +448,22 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 	struct zernel_tracker *tracker = &task->tracker;
 	__u16 trains = tracker->flags & ZERNEL_USES_GPU ? 0 : ZERNEL_TRAINING_THREAD;
 
+	if (zernel_does_other_work(tracker))
+		return;
 	/* Another thread launches, but this one syncs. */
 	tracker->flags &= ~ZERNEL_COLLECTIVE_QUEUED;
 	zernel_announce(config, task, ZERNEL_BACKWARD, ZERNEL_LAUNCHED_SINCE_SYNC | trains);
+}
+
+/* Gradients are cleared at the end of an optimizer step, or before a forward pass: then it takes
+ * little time, and nothing shows its end. */
+static inline void zernel_zero_gradients(const struct zernel_tracker_config *config,
+					 struct zernel_task_state *task)
+{
+	int updates = task->tracker.activity == ZERNEL_UPDATING;
+
+	zernel_announce(config, task, updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING,
+			ZERNEL_TRAINING_THREAD);
 }
 
 static inline void zernel_stop_observing(const struct zernel_tracker_config *config,
@@ -502,7 +516,10 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
 		break;
 	case ZERNEL_ZERO_GRADIENTS:
-		zernel_announce(config, task, ZERNEL_ZEROING, ZERNEL_TRAINING_THREAD);
+		zernel_zero_gradients(config, task);
+		break;
+	case ZERNEL_OTHER_WORK_BEGIN:
+		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);
 		break;
 	case ZERNEL_NOT_OBSERVED:
 		zernel_stop_observing(config, tracker);

@@ -42,7 +42,7 @@ enum zernel_activity {
 	ZERNEL_COMPUTING, /* launched, copied or synced last */
 	ZERNEL_BACKWARD, /* in a backward pass, which may run on another thread */
 	ZERNEL_UPDATING, /* in an optimizer step */
-	ZERNEL_ZEROING, /* clears gradients */
+	ZERNEL_OTHER_WORK, /* compiles or writes a checkpoint */
 };
 
 enum zernel_tracker_flags {

@@ -350,6 +350,7 @@ number_events! {
     ThreadEvent::NotObserved => "ZERNEL_NOT_OBSERVED" = 18,
     ThreadEvent::Preempt => "ZERNEL_PREEMPT" = 19,
     ThreadEvent::Resume => "ZERNEL_RESUME" = 20,
+    ThreadEvent::OtherWorkBegin => "ZERNEL_OTHER_WORK_BEGIN" = 21,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

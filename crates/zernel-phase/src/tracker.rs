@@ -10,17 +10,18 @@
 //! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
 //! | announced that it gets a batch; until it copies, launches, syncs or announces something else | `DataLoading` |
-//! | announced an optimizer step, or that it clears gradients; until it syncs or announces something else | `OptimizerStep` |
+//! | announced an optimizer step; until it syncs or announces anything but that it clears gradients | `OptimizerStep` |
 //! | launched between the end of the backward pass and the announced optimizer step, as for clipping | `OptimizerStep` |
 //! | is in a backward pass, on this thread or on another one that this thread waits for | `GpuCompute` |
 //! | launched, copied or synced last | `GpuCompute` |
+//! | announced that it compiles or writes a checkpoint; until it announces a batch, a forward pass or an optimizer step | `Unknown` |
 //! | had none of these events for too long, or is not observed | `Unknown` |
 //!
 //! A thread that announces nothing loads data only where something shows it:
 //!
 //! | the thread | phase |
 //! |---|---|
-//! | waits for I/O, or polls after its step, or did so last | `DataLoading` |
+//! | waits for I/O or polls after its step, or did so last | `DataLoading` |
 //! | waited on a futex and copied next, while no other thread of its process launched | `DataLoading` |
 //! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
@@ -257,6 +258,7 @@ impl PhaseTracker {
                 self.announce(Activity::Loading, closed);
             }
             ThreadEvent::ForwardBegin => self.announce(Activity::Computing, closed),
+            ThreadEvent::BackwardBegin if self.does_other_work() => {}
             ThreadEvent::BackwardBegin => {
                 // Another thread launches, but this one syncs.
                 self.collective_queued = false;
@@ -267,7 +269,8 @@ impl PhaseTracker {
                 self.announces_updates = true;
                 self.announce(Activity::Updating, closed);
             }
-            ThreadEvent::ZeroGradients => self.announce(Activity::Zeroing, closed),
+            ThreadEvent::ZeroGradients => self.zero_gradients(closed),
+            ThreadEvent::OtherWorkBegin => self.announce(Activity::OtherWork, closed),
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
             ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
@@ -336,6 +339,9 @@ impl PhaseTracker {
 
     /// Turns to computing. The thread may still be between a backward pass and its optimizer step.
     fn compute(&mut self) {
+        if self.does_other_work() {
+            return;
+        }
         let update_since_ns = self.update_since_ns;
         self.set_activity(Activity::Computing, self.now_ns);
         self.update_since_ns = update_since_ns;
@@ -354,7 +360,9 @@ impl PhaseTracker {
         self.end_sync_without_leave();
         self.is_training_thread = true;
         // An optimizer may copy too. The next batch is announced.
-        if self.activity == Activity::Updating && self.announces_data && self.announces_updates {
+        let is_of_optimizer =
+            self.activity == Activity::Updating && self.announces_data && self.announces_updates;
+        if is_of_optimizer || self.does_other_work() {
             return;
         }
         if let Some(since_ns) = self.undecided_since_ns.take() {
@@ -382,12 +390,23 @@ impl PhaseTracker {
             .filter(|_| activity == Activity::Updating && !self.is_in_call());
         self.end_sync_without_leave();
         self.end_collective_without_leave();
-        // A thread that launches may serve the backward passes of others, and begin another one inside.
-        self.is_training_thread |= activity != Activity::Backward || !self.uses_gpu;
+        // A thread that launches may serve the backward passes of others, begin another one inside, or compile it.
+        self.is_training_thread |= match activity {
+            Activity::Backward => !self.uses_gpu,
+            _ => activity != Activity::OtherWork,
+        };
         if let Some(since_ns) = begun_ns {
             self.close(since_ns, WorkloadPhase::OptimizerStep, closed);
         }
         self.set_activity(activity, self.now_ns);
+    }
+
+    /// Gradients are cleared at the end of an optimizer step. Elsewhere it takes little time, and nothing shows its end.
+    fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        match self.activity == Activity::Updating {
+            true => self.announce(Activity::Updating, closed),
+            false => self.announce(Activity::Computing, closed),
+        }
     }
 
     fn stop_observing(&mut self) {
@@ -418,16 +437,12 @@ impl PhaseTracker {
     /// Returns the activity of a thread that blocks outside of calls. A thread that announces when it gets data loads at
     /// no other time.
     fn activity_in_block(&self, reason: BlockReason) -> Activity {
-        if self.activity == Activity::Receiving {
-            return Activity::Loading;
-        }
-        if self.announces_data {
-            return self.activity;
-        }
         match (reason, self.activity) {
-            (BlockReason::Io, _) => Activity::Loading,
-            (BlockReason::Poll, Activity::Idle) => Activity::Idle,
-            (BlockReason::Poll, _) => Activity::Loading,
+            (_, Activity::Receiving) => Activity::Loading,
+            (_, Activity::OtherWork) if !self.is_training_thread => Activity::Idle,
+            (_, activity) if self.announces_data || activity == Activity::OtherWork => activity,
+            (BlockReason::Io | BlockReason::Poll, Activity::Idle) => Activity::Idle,
+            (BlockReason::Io | BlockReason::Poll, _) => Activity::Loading,
             (BlockReason::Futex, Activity::Computing | Activity::Backward)
                 if !self.is_training_thread =>
             {
@@ -442,11 +457,7 @@ impl PhaseTracker {
 
     /// Whether a wait on a futex in this activity is either for data or for another thread.
     fn is_undecided(&self) -> bool {
-        let may_be_for_data = matches!(
-            self.activity,
-            Activity::Computing | Activity::Updating | Activity::Zeroing
-        );
-        may_be_for_data && !self.announces_data
+        matches!(self.activity, Activity::Computing | Activity::Updating) && !self.announces_data
     }
 
     /// Ends a wait and moves the deadlines by its length.
@@ -544,20 +555,8 @@ impl PhaseTracker {
     }
 
     fn set_activity(&mut self, activity: Activity, from_ns: u64) {
-        let max_ns = match activity {
-            Activity::Idle => u64::MAX,
-            Activity::Loading => self.config.loading_max_ns,
-            Activity::Receiving => self.config.short_wait_max_ns,
-            Activity::Computing if self.announces_data || self.announces_updates => {
-                self.config.announced_max_ns
-            }
-            Activity::Computing => self.config.launching_max_ns,
-            Activity::Backward => self.config.sync_max_ns,
-            Activity::Updating => self.config.optimizer_max_ns,
-            Activity::Zeroing => self.config.optimizer_launch_max_ns,
-        };
         self.activity = activity;
-        self.activity_until_ns = from_ns.saturating_add(max_ns);
+        self.activity_until_ns = from_ns.saturating_add(activity.max_ns(&self.config));
         self.undecided_since_ns = None;
         self.update_since_ns = None;
     }
@@ -566,6 +565,12 @@ impl PhaseTracker {
         let since_marker_ns = self.now_ns - self.last_marker_ns;
         self.activity == Activity::Updating
             && (self.announces_updates || since_marker_ns < self.config.optimizer_launch_max_ns)
+    }
+
+    /// Whether the thread still does what is no part of a step. It may launch, copy and sync meanwhile, and run backward
+    /// passes without data.
+    fn does_other_work(&self) -> bool {
+        self.activity == Activity::OtherWork && self.now_ns < self.activity_until_ns
     }
 
     fn is_in_call(&self) -> bool {

@@ -20,6 +20,10 @@ pub struct Bars {
     pub unknown_share: Option<f64>,
     /// Largest median distance between a true and a detected change of phase, in microseconds.
     pub boundary_us: Option<f64>,
+    /// Largest median error of GPU busy in a second, in percentage points.
+    pub gpu_busy_points: Option<f64>,
+    /// Whether the verdict must be the known one.
+    pub verdict: Option<bool>,
 }
 
 impl Bars {
@@ -44,6 +48,11 @@ impl Bars {
                 Some(phases.unknown_share),
             ),
             ("boundary_us", self.boundary_us, report.boundaries.median_us),
+            (
+                "gpu_busy_points",
+                self.gpu_busy_points,
+                report.gpu_busy.map(|busy| busy.median_points),
+            ),
         ];
         let low = at_least.into_iter().filter_map(|(name, bar, value)| {
             let bar = bar?;
@@ -55,6 +64,10 @@ impl Bars {
             let is_reached = value.is_some_and(|value| value <= bar);
             (!is_reached).then(|| format!("{name} is {value:?}, at most {bar} is allowed"))
         });
-        low.chain(high).collect()
+        let verdict = report.reported.as_ref();
+        let is_right = verdict.is_some_and(|it| it.is_right == Some(true) && !it.overstates);
+        let wrong = (self.verdict == Some(true) && !is_right)
+            .then(|| format!("the verdict is wrong: {verdict:?}"));
+        low.chain(high).chain(wrong).collect()
     }
 }

@@ -12,12 +12,10 @@ use zernel_phase::{
 
 use crate::label::{ProcessActivity, ThreadClass};
 use crate::timeline::Timeline;
-use crate::trace::{
-    CoverageEntry, EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
-};
+use crate::trace::{EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile};
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 21] = [
+const EVENTS: [ThreadEvent; 22] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -39,6 +37,7 @@ const EVENTS: [ThreadEvent; 21] = [
     ThreadEvent::NotObserved,
     ThreadEvent::Preempt,
     ThreadEvent::Resume,
+    ThreadEvent::OtherWorkBegin,
 ];
 
 /// Where phases come from.
@@ -61,8 +60,8 @@ pub struct DetectedThread {
     pub live_phases: Timeline<WorkloadPhase>,
     /// Whether it is in a call that waits for the GPU.
     in_sync: Timeline<bool>,
-    /// Whether it runs, is runnable, or waits for a disk or the network.
-    at_work: Timeline<bool>,
+    /// What it waits for, if it is blocked.
+    waits: Timeline<Option<BlockReason>>,
     /// Whether it copies, syncs or passes markers.
     pub is_training_thread: bool,
 }
@@ -77,20 +76,14 @@ pub struct DetectedProcess {
 }
 
 impl DetectedThread {
-    /// What its time is spent on.
-    #[must_use]
-    pub fn activities(&self) -> Timeline<ProcessActivity> {
-        let states = self.phases.zip(&self.in_sync);
-        states.map(|(phase, in_sync)| ProcessActivity::of(phase, in_sync))
-    }
-
-    /// Its class for a scheduler.
+    /// Its class for a scheduler. A loader that waits for a disk still loads; one that waits for another thread or process
+    /// has nothing to load.
     #[must_use]
     pub fn classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
         if is_loader {
-            return self.at_work.map(|at_work| match at_work {
-                true => ThreadClass::Feed,
-                false => ThreadClass::Other,
+            return self.waits.map(|waits| match waits {
+                None | Some(BlockReason::Io) => ThreadClass::Feed,
+                Some(_) => ThreadClass::Other,
             });
         }
         let states = self.live_phases.zip(&self.in_sync);
@@ -120,6 +113,53 @@ impl DetectedProcess {
         let training = threads.filter(|thread| thread.is_training_thread);
         training.max_by_key(|thread| thread.known_ns())
     }
+
+    /// The phases of its step, corrected by later events.
+    #[must_use]
+    pub fn phases(&self) -> Option<Timeline<WorkloadPhase>> {
+        self.step_phases(|thread| &thread.phases)
+    }
+
+    /// The phases of its step, without later corrections.
+    #[must_use]
+    pub fn live_phases(&self) -> Option<Timeline<WorkloadPhase>> {
+        self.step_phases(|thread| &thread.live_phases)
+    }
+
+    /// What its step is spent on.
+    #[must_use]
+    pub fn activities(&self) -> Option<Timeline<ProcessActivity>> {
+        let states = self.phases()?.zip(&self.training_thread()?.in_sync);
+        Some(states.map(|(phase, in_sync)| ProcessActivity::of(phase, in_sync)))
+    }
+
+    /// The phases of the training thread. While it waits for another thread, as in a backward pass, a collective of
+    /// the other thread counts.
+    fn step_phases(
+        &self,
+        phases: impl Fn(&DetectedThread) -> &Timeline<WorkloadPhase>,
+    ) -> Option<Timeline<WorkloadPhase>> {
+        let training = self.training_thread()?;
+        let waits_for_thread = training
+            .waits
+            .zip(&training.in_sync)
+            .map(|(waits, in_sync)| waits == Some(BlockReason::Futex) && !in_sync);
+        let mut step = phases(training).clone();
+        for thread in self.threads.values().filter(|it| it.tid != training.tid) {
+            let collectives = phases(thread).map(|it| it == WorkloadPhase::NcclCollective);
+            let Some((start_ns, _, _)) = step.spans().next() else {
+                return Some(step);
+            };
+            let end_ns = step.spans().last().map_or(start_ns, |span| span.1);
+            let collectives = collectives.fill(false, start_ns, end_ns);
+            let states = step.zip(&waits_for_thread).zip(&collectives);
+            step = states.map(|((phase, waits), collective)| match phase {
+                WorkloadPhase::GpuCompute if waits && collective => WorkloadPhase::NcclCollective,
+                _ => phase,
+            });
+        }
+        Some(step)
+    }
 }
 
 /// Turns a trace into timelines, by pid. After a pid was reused, the last process counts.
@@ -138,7 +178,6 @@ pub fn detect(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, DetectedP
         }
     }
     let numbers = EventNumbers::new(trace);
-    let config = tracker_config(trace);
     let mut processes: BTreeMap<u32, DetectedProcess> = BTreeMap::new();
     for ((handle, tid), events) in &events {
         let Some(role) = roles.get(handle) else {
@@ -146,9 +185,7 @@ pub fn detect(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, DetectedP
         };
         let phases = match source {
             PhaseSource::Recorded => recorded_phases(events, trace.header.ended_ns),
-            PhaseSource::Replayed => {
-                replayed_phases(events, &numbers, config, trace.header.ended_ns)
-            }
+            PhaseSource::Replayed => replayed_phases(events, &numbers, trace.header.ended_ns),
         };
         let thread = thread(*tid, events, phases, &numbers, trace.header.ended_ns);
         let process = processes.entry(role.pid).or_insert(DetectedProcess {
@@ -204,14 +241,9 @@ fn recorded_phases(events: &[EventEntry], end_ns: u64) -> PhaseTimelines {
 }
 
 /// The phases that the tracker of this version makes of the events.
-fn replayed_phases(
-    events: &[EventEntry],
-    numbers: &EventNumbers,
-    config: TrackerConfig,
-    end_ns: u64,
-) -> PhaseTimelines {
+fn replayed_phases(events: &[EventEntry], numbers: &EventNumbers, end_ns: u64) -> PhaseTimelines {
     let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
-    let mut tracker = PhaseTracker::new(config, start_ns);
+    let mut tracker = PhaseTracker::new(TrackerConfig::default(), start_ns);
     let mut closed: Vec<PhaseInterval> = Vec::new();
     let mut live = Timeline::new(vec![(start_ns, WorkloadPhase::Unknown)], end_ns);
     let mut exit_ns = end_ns;
@@ -242,32 +274,6 @@ fn replayed_phases(
     PhaseTimelines { corrected, live }
 }
 
-/// The configuration for replays. If launches were sampled for most of the time, a thread is assumed to launch for
-/// as long as it was then.
-fn tracker_config(trace: &TraceFile) -> TrackerConfig {
-    let mut assumed = Timeline::constant(false, trace.header.began_ns, trace.header.ended_ns);
-    for entry in &trace.entries {
-        if let TraceEntry::Coverage {
-            at_ns,
-            coverage: CoverageEntry::AssumedLaunches(on),
-        } = entry
-        {
-            assumed.set(*at_ns, *on);
-        }
-    }
-    let assumed_ns: u64 = assumed
-        .spans()
-        .filter(|span| span.2)
-        .map(|(start_ns, end_ns, _)| end_ns - start_ns)
-        .sum();
-    let total_ns = trace.header.ended_ns.saturating_sub(trace.header.began_ns);
-    let mut config = TrackerConfig::default();
-    if assumed_ns > total_ns / 2 {
-        config.launching_max_ns = trace.header.assumed_launching_ns;
-    }
-    config
-}
-
 fn thread(
     tid: u32,
     events: &[EventEntry],
@@ -277,21 +283,20 @@ fn thread(
 ) -> DetectedThread {
     let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
     let mut in_sync = Timeline::constant(false, start_ns, end_ns);
-    let mut at_work = Timeline::constant(true, start_ns, end_ns);
+    let mut waits = Timeline::constant(None, start_ns, end_ns);
     let mut is_training_thread = false;
     for event in events {
         is_training_thread |= event.flags & RawTracker::TRAINING_THREAD != 0;
         if event.event == EXIT_EVENT {
             in_sync.set(event.at_ns, false);
-            at_work.set(event.at_ns, false);
+            // An exited thread has nothing to load.
+            waits.set(event.at_ns, Some(BlockReason::Poll));
         }
         match numbers.event(event.event) {
             Some(ThreadEvent::GpuSyncEnter) => in_sync.set(event.at_ns, true),
-            Some(ThreadEvent::Block(reason)) => {
-                at_work.set(event.at_ns, reason == BlockReason::Io);
-            }
+            Some(ThreadEvent::Block(reason)) => waits.set(event.at_ns, Some(reason)),
             Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
-                at_work.set(event.at_ns, true);
+                waits.set(event.at_ns, None);
             }
             None | Some(ThreadEvent::Preempt | ThreadEvent::Resume) => {}
             Some(_) => in_sync.set(event.at_ns, false),
@@ -302,7 +307,7 @@ fn thread(
         phases: phases.corrected,
         live_phases: phases.live,
         in_sync,
-        at_work,
+        waits,
         is_training_thread,
     }
 }

@@ -8,6 +8,8 @@
 //! | [`timeline`] | a value over time |
 //! | [`detected`] | what was detected, as timelines: recorded, or replayed through this version's tracker |
 //! | [`score`] | confusion matrix, F1, shares, boundaries and delays of two timelines |
+//! | [`gpu_busy`] | the reported utilization of the GPU, second by second |
+//! | [`verdict`] | the verdict of the run's report |
 //! | [`report`] | the score of a trace against its stamp logs |
 //! | [`render`] | that score as text |
 //! | [`bars`] | the least score that a trace must have |
@@ -15,6 +17,7 @@
 
 pub mod bars;
 pub mod detected;
+pub mod gpu_busy;
 pub mod label;
 pub mod render;
 pub mod report;
@@ -22,3 +25,4 @@ pub mod score;
 pub mod stamps;
 pub mod timeline;
 pub mod trace;
+pub mod verdict;

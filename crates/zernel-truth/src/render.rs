@@ -47,6 +47,26 @@ fn write_report(text: &mut String, report: &TruthReport) -> std::fmt::Result {
         f64::from(kernel.p99_ns) / 1e3,
         kernel.count
     )?;
+    if let Some(busy) = report.gpu_busy {
+        writeln!(
+            text,
+            "{:14}median error {:.1} points over {} s, mean {:+.1} points",
+            "GPU busy", busy.median_points, busy.seconds, busy.mean_points
+        )?;
+    }
+    if let Some(reported) = &report.reported {
+        let right = match reported.is_right {
+            Some(true) => "right",
+            Some(false) => "wrong",
+            None => "not scored",
+        };
+        let bound = &reported.bound;
+        writeln!(
+            text,
+            "{:14}{bound} ({right}): {}",
+            "verdict", reported.evidence
+        )?;
+    }
     let sampled = report.sampled_phases.macro_f1;
     writeln!(text, "{:14}macro-F1 {}", "sampled rule", ratio(sampled))?;
     write_score(text, "Activities of processes", &report.activities)?;

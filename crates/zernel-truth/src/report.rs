@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use zernel_phase::WorkloadPhase;
 
 use crate::detected::{DetectedProcess, PhaseSource, detect, sampled_phases};
+use crate::gpu_busy::GpuBusyScore;
 use crate::label::{Label, PhaseCategory, ProcessActivity, ThreadClass};
 use crate::score::{Confusion, DistanceSummary, Distances, Score};
 use crate::stamps::StampLog;
 use crate::timeline::Timeline;
 use crate::trace::{CoverageEntry, DelaySummary, TraceEntry, TraceFile};
+use crate::verdict::ReportedVerdict;
 
 /// Shorter true spans have no boundaries of their own: consecutive stamps of a Python script are up to this far apart.
 const RESOLUTION_NS: u64 = 50_000;
@@ -43,6 +46,10 @@ pub struct TruthReport {
     pub delays: DistanceSummary,
     /// From a probed call to the record of its phase, in the kernel.
     pub kernel_delay: DelaySummary,
+    /// The reported utilization of the GPU, second by second.
+    pub gpu_busy: Option<GpuBusyScore>,
+    /// The verdict of the run's report.
+    pub reported: Option<ReportedVerdict>,
 }
 
 /// Sums over the processes of a trace.
@@ -93,6 +100,12 @@ pub fn score(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> Tru
         boundaries: sums.boundaries.summary(),
         delays: sums.delays.summary(),
         kernel_delay: trace.header.delay,
+        gpu_busy: first.and_then(|log| GpuBusyScore::new(trace, log)),
+        reported: trace
+            .header
+            .report
+            .as_ref()
+            .and_then(|report| ReportedVerdict::new(report, first?.known.verdict.as_deref())),
     }
 }
 
@@ -122,18 +135,18 @@ impl Sums {
             let filled = timeline.fill(PhaseCategory::Unknown, start_ns, end_ns);
             filled.clip(start_ns, end_ns)
         };
-        let phases = thread.map_or_else(unknown, |it| fill(it.phases.map(PhaseCategory::from)));
-        let live = thread.map_or_else(unknown, |it| fill(it.live_phases.map(PhaseCategory::from)));
+        let filled = |phases: Option<Timeline<WorkloadPhase>>| {
+            phases.map_or_else(unknown, |phases| fill(phases.map(PhaseCategory::from)))
+        };
+        let phases = filled(process.phases());
+        let live = filled(process.live_phases());
         let sampled = match thread.map(|it| it.tid).or(log.training_thread) {
             Some(tid) => fill(sampled_phases(trace, tid).map(PhaseCategory::from)),
             None => unknown(),
         };
-        let activities = thread.map_or_else(
+        let activities = process.activities().map_or_else(
             || Timeline::constant(ProcessActivity::Unknown, start_ns, end_ns),
-            |it| {
-                it.activities()
-                    .fill(ProcessActivity::Unknown, start_ns, end_ns)
-            },
+            |activities| activities.fill(ProcessActivity::Unknown, start_ns, end_ns),
         );
         self.phases.add(&truth, &phases);
         self.sampled.add(&truth, &sampled);

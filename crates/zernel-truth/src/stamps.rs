@@ -47,6 +47,8 @@ pub struct StampLog {
     pub steps: Vec<(u64, u64)>,
     /// The thread that makes the steps.
     pub training_thread: Option<u32>,
+    /// Ends of seconds, and the share of each in which the GPU was busy.
+    pub gpu_busy: Vec<(u64, f64)>,
     /// The label of each thread over time.
     pub threads: BTreeMap<u32, Timeline<Label>>,
 }
@@ -76,7 +78,11 @@ struct Head {
 #[serde(untagged)]
 enum Line {
     Stamp(u64, u32, String),
-    Tail { end: u64 },
+    Tail {
+        end: u64,
+        #[serde(default)]
+        gpu_busy: Option<Vec<(u64, f64)>>,
+    },
 }
 
 /// The labels of one thread while a log is read.
@@ -108,6 +114,7 @@ impl StampLog {
         }
         let mut threads: BTreeMap<u32, ThreadStamps> = BTreeMap::new();
         let mut end_ns = head.begin;
+        let mut busy = Vec::new();
         for (number, line) in lines {
             match serde_json::from_str(line).map_err(|error| invalid(number, error.to_string()))? {
                 Line::Stamp(at_ns, tid, label) => {
@@ -117,10 +124,15 @@ impl StampLog {
                         .stamp(at_ns, &label)
                         .map_err(|reason| invalid(number, reason.to_owned()))?;
                 }
-                Line::Tail { end } => end_ns = end_ns.max(end),
+                Line::Tail { end, gpu_busy } => {
+                    end_ns = end_ns.max(end);
+                    busy.extend(gpu_busy.unwrap_or_default());
+                }
             }
         }
-        Ok(Self::new(head, threads, end_ns))
+        let mut log = Self::new(head, threads, end_ns);
+        log.gpu_busy = busy;
+        Ok(log)
     }
 
     fn new(head: Head, threads: BTreeMap<u32, ThreadStamps>, end_ns: u64) -> Self {
@@ -134,6 +146,7 @@ impl StampLog {
             end_ns,
             steps: training.map_or_else(Vec::new, |(_, thread)| thread.steps.clone()),
             training_thread: training.map(|(tid, _)| *tid),
+            gpu_busy: Vec::new(),
             threads: threads
                 .into_iter()
                 .map(|(tid, thread)| (tid, Timeline::new(thread.changes, end_ns)))

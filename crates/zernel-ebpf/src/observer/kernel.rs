@@ -234,7 +234,7 @@ impl Kernel {
 
     /// Whether the programs assume that a thread launches after a copy to the GPU or in a backward pass.
     pub(crate) fn assumes_launches(&self) -> bool {
-        self.settings.read(0).tracker.launching_max_ns == ASSUMED_LAUNCHING_NS
+        self.settings.read(0).launches_sampled != 0
     }
 
     /// Sets whether the programs assume that a thread launches after a copy to the GPU or a backward pass.
@@ -243,13 +243,6 @@ impl Kernel {
         assume: bool,
         is_sampled: impl Fn(usize) -> bool,
     ) -> libbpf_rs::Result<()> {
-        let offset = offset_of!(layout::Settings, tracker.launching_max_ns);
-        let launching_ns = match assume {
-            true => ASSUMED_LAUNCHING_NS,
-            false => TrackerConfig::default().launching_max_ns,
-        };
-        let word = self.settings.word(0, offset);
-        word.store(launching_ns, Ordering::Relaxed);
         let offset = offset_of!(layout::Settings, launches_sampled);
         let word = self.settings.word(0, offset);
         word.store(assume.into(), Ordering::Relaxed);
@@ -536,9 +529,6 @@ fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<Program
     let found = programs.find(|program| program.name() == name);
     found.ok_or_else(|| missing("program", name))
 }
-
-/// How long a thread is assumed to launch after a copy to the GPU or a backward pass.
-pub const ASSUMED_LAUNCHING_NS: u64 = 1_000_000_000;
 
 /// Whether launches usually follow a call of this function.
 fn begins_launches(symbol: usize) -> bool {

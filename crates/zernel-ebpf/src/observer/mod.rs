@@ -66,7 +66,7 @@ use governor::{Governed, Governor};
 pub(crate) use kernel::Kernel;
 #[cfg(test)]
 pub(crate) use kernel::OBJECT;
-pub use kernel::{ASSUMED_LAUNCHING_NS, Rung};
+pub use kernel::Rung;
 pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
 use process_table::{ProcessTable, ReadContext};
 use rest::Rests;

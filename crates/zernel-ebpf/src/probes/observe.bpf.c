@@ -237,7 +237,9 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (entry.is_other)
 		return 0;
 	end_waits(thread, process, entry.event, now_ns);
-	probe_mark(symbol, thread, process, now_ns);
+	/* Any program may compile or save. */
+	if (entry.event != ZERNEL_OTHER_WORK_BEGIN)
+		probe_mark(symbol, thread, process, now_ns);
 	zernel_mark_step(symbol, entry.mark, process, thread->process, now_ns);
 	if (entry.event != ZERNEL_NONE)
 		observe_event(thread, id, entry.event, now_ns);

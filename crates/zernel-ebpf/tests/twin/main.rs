@@ -177,7 +177,6 @@ fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
         blocked_max_ns: 70_000,
         loading_max_ns: 40_000,
         launching_max_ns: 30_000,
-        announced_max_ns: 35_000,
         optimizer_max_ns: 20_000,
         optimizer_launch_max_ns: 5_000,
         short_wait_max_ns: 3_000,

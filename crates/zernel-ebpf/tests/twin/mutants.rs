@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 70] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 76] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -81,8 +81,38 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 70] = [
     ),
     (
         "phase_tracker.h",
-        "config->announced_max_ns :",
-        "config->launching_max_ns :",
+        "case ZERNEL_OTHER_WORK:\n\t\treturn config->launching_max_ns;",
+        "case ZERNEL_OTHER_WORK:\n\t\treturn config->loading_max_ns;",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->now_ns < tracker->activity_until_ns;",
+        "1;",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_turn_to",
+        "\tzernel_turn_to",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tif (tracker->flags & ZERNEL_UNDECIDED)",
+        "\tif (tracker->flags & ZERNEL_UNDECIDED)",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\t/* Another",
+        "\t/* Another",
+    ),
+    (
+        "phase_tracker.h",
+        "activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD)",
+        "0",
+    ),
+    (
+        "phase_tracker.h",
+        "ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)",
+        "ZERNEL_ANNOUNCES_DATA)",
     ),
     (
         "phase_tracker.h",
@@ -91,8 +121,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 70] = [
     ),
     (
         "phase_tracker.h",
-        "return config->optimizer_launch_max_ns;",
-        "return config->optimizer_max_ns;",
+        "updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING",
+        "ZERNEL_COMPUTING",
     ),
     (
         "phase_tracker.h",
@@ -151,8 +181,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 70] = [
     ),
     (
         "phase_tracker.h",
-        "activity != ZERNEL_IDLE && activity != ZERNEL_LOADING",
-        "activity != ZERNEL_LOADING",
+        "return activity != ZERNEL_LOADING;",
+        "return 1;",
     ),
     (
         "phase_tracker.h",
@@ -213,8 +243,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 70] = [
     ),
     (
         "phase_tracker.h",
-        "if (tracker->flags & ZERNEL_ANNOUNCES_DATA)",
-        "if (0)",
+        "if (tracker->flags & ZERNEL_ANNOUNCES_DATA ||",
+        "if (",
     ),
     (
         "phase_tracker.h",

@@ -1,5 +1,6 @@
 //! What a thread does outside of calls.
 
+use super::config::TrackerConfig;
 use crate::task_state::WorkloadPhase;
 
 /// The activity of a thread that is in no sync and no collective.
@@ -15,29 +16,41 @@ pub(super) enum Activity {
     Backward,
     /// In an optimizer step.
     Updating,
-    /// It clears gradients.
-    Zeroing,
+    /// Work that is no part of a step: it compiles or writes a checkpoint.
+    OtherWork,
 }
 
 impl Activity {
     pub(super) fn phase(self) -> WorkloadPhase {
         match self {
-            Self::Idle => WorkloadPhase::Unknown,
+            Self::Idle | Self::OtherWork => WorkloadPhase::Unknown,
             Self::Loading | Self::Receiving => WorkloadPhase::DataLoading,
             Self::Computing | Self::Backward => WorkloadPhase::GpuCompute,
-            Self::Updating | Self::Zeroing => WorkloadPhase::OptimizerStep,
+            Self::Updating => WorkloadPhase::OptimizerStep,
+        }
+    }
+
+    /// Returns how long the activity lasts without an event that shows it.
+    pub(super) fn max_ns(self, config: &TrackerConfig) -> u64 {
+        match self {
+            Self::Idle => u64::MAX,
+            Self::Loading => config.loading_max_ns,
+            Self::Receiving => config.short_wait_max_ns,
+            Self::Computing | Self::OtherWork => config.launching_max_ns,
+            Self::Backward => config.sync_max_ns,
+            Self::Updating => config.optimizer_max_ns,
         }
     }
 
     /// Whether the activity continues after a short wait.
     pub(super) fn survives_short_waits(self) -> bool {
-        !matches!(self, Self::Idle | Self::Loading)
+        self != Self::Loading
     }
 
     /// Returns the activity after the deadline has passed without an event.
     pub(super) fn after_deadline(self) -> Self {
         match self {
-            Self::Receiving | Self::Zeroing => Self::Computing,
+            Self::Receiving => Self::Computing,
             _ => Self::Idle,
         }
     }

@@ -50,13 +50,12 @@ tracker_config! {
     blocked_max_ns = Self::MAX_NS,
     /// Limit for data loading after its last event.
     loading_max_ns = 10_000_000_000,
-    /// Limit for GPU compute after the last launch, copy or sync.
-    launching_max_ns = 20_000_000,
-    /// The same limit for a thread that announces its batches or its optimizer steps.
-    announced_max_ns = 1_000_000_000,
+    /// Limit for GPU compute after the last launch, copy or sync, and for other work after it was announced. Long,
+    /// because launches may be sampled and the first steps load libraries.
+    launching_max_ns = 1_000_000_000,
     /// Limit for an optimizer step after it was announced, or after its last marker.
     optimizer_max_ns = 1_000_000_000,
-    /// A launch within this time after a marker belongs to the optimizer step. Clearing gradients takes no longer.
+    /// A launch within this time after a marker belongs to the optimizer step.
     optimizer_launch_max_ns = 1_000_000,
     /// A shorter wait does not end the current activity.
     short_wait_max_ns = 1_000_000,

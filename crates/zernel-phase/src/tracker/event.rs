@@ -43,6 +43,8 @@ pub enum ThreadEvent {
     Preempt,
     /// Runs again after that.
     Resume,
+    /// Begins work that is no part of a step: it compiles or writes a checkpoint.
+    OtherWorkBegin,
 }
 
 /// The reason why a thread is blocked.

@@ -27,6 +27,7 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         NotObserved,
         Preempt,
         Resume,
+        OtherWorkBegin,
     ])
 }
 
@@ -38,7 +39,6 @@ fn tight() -> TrackerConfig {
         blocked_max_ns: 70,
         loading_max_ns: 40,
         launching_max_ns: 30,
-        announced_max_ns: 35,
         optimizer_max_ns: 20,
         optimizer_launch_max_ns: 5,
         short_wait_max_ns: 4,

@@ -150,8 +150,7 @@ fn announced_steps_have_the_announced_phases() {
         track(&step, 40),
         [
             (DataLoading, 0, 6),
-            (GpuCompute, 6, 7),
-            (GpuCompute, 7, 30),
+            (GpuCompute, 6, 30),
             (OptimizerStep, 30, 36),
             (DataLoading, 36, 40),
         ]
@@ -235,7 +234,7 @@ fn work_between_syncs_is_gpu_compute() {
     }
     assert_eq!(track(&events, 40), [(GpuCompute, 0, 40)]);
     // After that the evidence ends.
-    assert_eq!(track(&events, 100)[1..], [(Unknown, 57, 100)]);
+    assert_eq!(track(&events, 2_000)[1..], [(Unknown, 1_037, 2_000)]);
 }
 
 /// Without a GPU nothing shows that a batch has arrived, except that the thread runs on.
@@ -260,13 +259,72 @@ fn without_a_gpu_loading_ends_soon_after_its_last_block() {
 }
 
 #[test]
-fn clearing_gradients_ends_soon() {
-    let clears = [(0, ZeroGradients)];
+fn clearing_gradients_is_part_of_an_optimizer_step_that_it_follows() {
+    let after = [(0, OptimizerBegin), (5, ZeroGradients), (6, GpuSyncEnter)];
     assert_eq!(
-        track(&clears, 10),
-        [(OptimizerStep, 0, 1), (GpuCompute, 1, 10)]
+        track(&after, 7),
+        [(OptimizerStep, 0, 6), (GpuCompute, 6, 7)]
     );
-    assert_eq!(track(&clears, 30)[2..], [(Unknown, 21, 30)]);
+    let before = [(0, DataBegin), (5, CopyToDevice), (6, ZeroGradients)];
+    assert_eq!(track(&before, 7), [(DataLoading, 0, 5), (GpuCompute, 5, 7)]);
+}
+
+/// A compiler runs backward passes without data and tries out kernels; a checkpoint copies tensors from the GPU.
+#[test]
+fn compiling_and_saving_is_no_part_of_a_step() {
+    let compiles = [
+        (0, CopyToDevice),
+        (1, OtherWorkBegin),
+        (100, BackwardBegin),
+        (101, Launch),
+        (102, CopyToDevice),
+        (200, Block(BlockReason::Futex)), // other processes compile
+        (9_000, Unblock),
+        (9_001, Launch),
+        (9_100, OptimizerBegin),
+    ];
+    assert_eq!(
+        track(&compiles, 9_101),
+        [
+            (GpuCompute, 0, 1),
+            (Unknown, 1, 9_100),
+            (OptimizerStep, 9_100, 9_101)
+        ]
+    );
+    let saves = [
+        (0, DataBegin),
+        (1, OtherWorkBegin),
+        (2, Block(BlockReason::Io)),
+        (12, Unblock),
+        (13, GpuSyncEnter),
+        (14, GpuSyncLeave),
+        (20, DataBegin),
+    ];
+    assert_eq!(
+        track(&saves, 21),
+        [
+            (DataLoading, 0, 1),
+            (Unknown, 1, 13),
+            (GpuCompute, 13, 14),
+            (Unknown, 14, 20),
+            (DataLoading, 20, 21)
+        ]
+    );
+}
+
+/// Inference announces nothing after its compiler.
+#[test]
+fn other_work_without_announcement_is_over_after_its_limit() {
+    let events = [
+        (0, OtherWorkBegin),
+        (999, Launch),
+        (1_000, Launch),
+        (1_001, GpuSyncEnter),
+    ];
+    assert_eq!(
+        track(&events, 1_002),
+        [(Unknown, 0, 1_000), (GpuCompute, 1_000, 1_002)]
+    );
 }
 
 #[test]
@@ -291,8 +349,8 @@ fn nothing_is_known_of_a_thread_that_is_not_observed() {
 fn deadlines_stand_still_while_a_thread_waits_for_a_cpu() {
     let starved = [(0, Launch), (10, Preempt), (510, Resume)];
     assert_eq!(
-        track(&starved, 600),
-        [(GpuCompute, 0, 520), (Unknown, 520, 600)]
+        track(&starved, 2_000),
+        [(GpuCompute, 0, 1_500), (Unknown, 1_500, 2_000)]
     );
     let in_collective = [(0, CollectiveEnter), (900, Preempt), (5_000, Resume)];
     assert_eq!(
@@ -325,12 +383,16 @@ fn markers_are_no_news_of_a_thread_that_announces_its_updates() {
 #[test]
 fn a_thread_that_waits_for_io_is_data_loading() {
     let events = [
+        (0, Launch),
         (1, Block(BlockReason::Io)),
         (4, Unblock),
         (9, Block(BlockReason::Futex)),
         (12, Unblock),
     ];
-    assert_eq!(track(&events, 20), [(Unknown, 0, 1), (DataLoading, 1, 20)]);
+    assert_eq!(
+        track(&events, 20),
+        [(GpuCompute, 0, 1), (DataLoading, 1, 20)]
+    );
 }
 
 #[test]
@@ -341,6 +403,8 @@ fn waits_of_an_idle_thread_leave_it_unknown() {
         (3, Block(BlockReason::Other)),
         (4, Unblock),
         (5, Block(BlockReason::Poll)), // as of a helper thread that only polls
+        (6, Unblock),
+        (7, Block(BlockReason::Io)), // as of a program that starts
     ];
     assert_eq!(track(&events, 10), [(Unknown, 0, 10)]);
 }
@@ -412,11 +476,11 @@ fn a_wait_after_launches_is_data_loading_if_a_copy_follows() {
 #[test]
 fn cpu_time_long_after_the_last_launch_is_unknown() {
     assert_eq!(
-        track(&[(0, Launch), (400, CopyToDevice)], 401),
+        track(&[(0, Launch), (4_000, CopyToDevice)], 4_001),
         [
-            (GpuCompute, 0, 20),
-            (Unknown, 20, 400),
-            (GpuCompute, 400, 401)
+            (GpuCompute, 0, 1_000),
+            (Unknown, 1_000, 4_000),
+            (GpuCompute, 4_000, 4_001)
         ]
     );
 }
@@ -554,7 +618,7 @@ fn a_late_leave_ends_only_its_own_call() {
 #[test]
 fn an_enter_that_arrives_after_its_leave_opens_no_call() {
     let (intervals, faults) = track_with_faults(&[(5, GpuSyncLeave), (3, GpuSyncEnter)], 100);
-    assert_eq!(intervals[1..], [(GpuCompute, 5, 25), (Unknown, 25, 100)]);
+    assert_eq!(intervals[1..], [(GpuCompute, 5, 100)]);
     assert_eq!((faults.late, faults.lost_enters), (1, 1));
 }
 

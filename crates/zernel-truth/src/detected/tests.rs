@@ -39,7 +39,7 @@ fn trace_of(events: &[(u64, ThreadEvent)]) -> TraceFile {
     TraceFile {
         header: TraceHeader {
             began_ns: 0,
-            ended_ns: 1000 * MS,
+            ended_ns: 3000 * MS,
             events: header_events(),
             ..TraceHeader::default()
         },
@@ -75,25 +75,23 @@ fn a_replay_gives_the_recorded_phases() {
         (16 * MS, ThreadEvent::OptimizerMarker),
         (17 * MS, ThreadEvent::Launch),
         // After this the deadline of the phase passes.
-        (500 * MS, ThreadEvent::CopyToDevice),
+        (2500 * MS, ThreadEvent::CopyToDevice),
     ];
     let trace = trace_of(&events);
     let recorded = detect(&trace, PhaseSource::Recorded);
     let replayed = detect(&trace, PhaseSource::Replayed);
+    assert_eq!(recorded[&7].activities(), replayed[&7].activities());
+    let activities = recorded[&7].activities().unwrap();
+    assert_eq!(activities.at(10 * MS), Some(ProcessActivity::GpuWait));
     let thread = |of: &BTreeMap<u32, DetectedProcess>| of[&7].threads[&7].clone();
     let (recorded, replayed) = (thread(&recorded), thread(&replayed));
     assert_eq!(recorded.phases, replayed.phases);
     assert_eq!(recorded.live_phases, replayed.live_phases);
-    assert_eq!(recorded.activities(), replayed.activities());
     assert_eq!(recorded.phases.at(10 * MS), Some(WorkloadPhase::GpuCompute));
-    assert_eq!(
-        recorded.activities().at(10 * MS),
-        Some(ProcessActivity::GpuWait)
-    );
     let classes = recorded.classes(false);
     assert_eq!(classes.at(2 * MS), Some(ThreadClass::Critical));
     assert_eq!(classes.at(10 * MS), Some(ThreadClass::GpuWait));
-    assert_eq!(recorded.phases.at(400 * MS), Some(WorkloadPhase::Unknown));
+    assert_eq!(recorded.phases.at(2000 * MS), Some(WorkloadPhase::Unknown));
 }
 
 #[test]
@@ -109,6 +107,43 @@ fn a_loader_feeds_while_it_runs_or_reads() {
     assert_eq!(classes.at(2 * MS), Some(ThreadClass::Feed));
     assert_eq!(classes.at(3 * MS), Some(ThreadClass::Feed));
     assert_eq!(classes.at(4 * MS), Some(ThreadClass::Other));
+}
+
+/// The training thread waits for the thread of its backward pass, which waits for its peers.
+#[test]
+fn a_collective_of_the_thread_that_is_waited_for_counts() {
+    let events = [
+        (MS, ThreadEvent::CopyToDevice),
+        (2 * MS, ThreadEvent::BackwardBegin),
+        (3 * MS, ThreadEvent::Block(BlockReason::Futex)),
+        (9 * MS, ThreadEvent::UnblockAfterLaunches),
+    ];
+    let helper = [
+        (4 * MS, ThreadEvent::Launch),
+        (5 * MS, ThreadEvent::CollectiveEnter),
+        (7 * MS, ThreadEvent::CollectiveLeave),
+        (10 * MS, ThreadEvent::CollectiveEnter),
+    ];
+    let mut trace = trace_of(&events);
+    for mut entry in trace_of(&helper).entries.into_iter().skip(1) {
+        if let TraceEntry::Event(event) = &mut entry {
+            event.tid = 8;
+            event.flags = 0;
+        }
+        trace.entries.push(entry);
+    }
+    let detected = detect(&trace, PhaseSource::Replayed);
+    let phases = detected[&7].phases().unwrap();
+    for (at_ms, phase) in [
+        (4, WorkloadPhase::GpuCompute),
+        (6, WorkloadPhase::NcclCollective),
+        (8, WorkloadPhase::GpuCompute),
+        (11, WorkloadPhase::GpuCompute),
+    ] {
+        assert_eq!(phases.at(at_ms * MS), Some(phase), "at {at_ms} ms");
+    }
+    let activities = detected[&7].activities().unwrap();
+    assert_eq!(activities.at(6 * MS), Some(ProcessActivity::PeerWait));
 }
 
 #[test]

@@ -68,12 +68,12 @@ pub struct TraceHeader {
     pub problems: Vec<String>,
     /// Time from a probed call to the record of its phase, in nanoseconds.
     pub delay: DelaySummary,
+    /// The report of the run, as `zernel run --json` writes it.
+    pub report: Option<serde_json::Value>,
     /// Numbers of the tracker's events, by their name in C.
     pub events: BTreeMap<String, u8>,
     /// Names of the probed functions, by number.
     pub functions: Vec<String>,
-    /// How long a thread is assumed to launch while launches are sampled, in nanoseconds.
-    pub assumed_launching_ns: u64,
 }
 
 /// The distribution of delays in nanoseconds. Values are at most 65535.

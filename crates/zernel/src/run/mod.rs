@@ -12,7 +12,7 @@ pub(crate) mod attach;
 pub(crate) mod caller;
 pub(crate) mod child;
 mod cpu_limit;
-mod recorder;
+pub(crate) mod recorder;
 pub(crate) mod report_file;
 
 use std::ffi::OsString;

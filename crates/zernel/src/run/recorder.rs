@@ -26,7 +26,7 @@ type ProcessKey = (u32, u64);
 
 /// The process that, with its descendants, is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Root {
+pub(crate) enum Root {
     /// The command that this process is about to start. Processes that started earlier do not count.
     SpawnedCommand,
     /// A process that runs already.
@@ -50,8 +50,8 @@ enum Source {
     Daemon(Socket),
 }
 
-/// What was recorded so far.
-struct Recording {
+/// What was recorded of a run so far.
+pub(crate) struct RunRecording {
     root: Root,
     /// When recording began, in nanoseconds since boot.
     start_ns: u64,
@@ -84,16 +84,8 @@ impl Recorder {
 
     fn record_from(source: Source, root: Root) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let recording = Recording {
-            root,
-            start_ns: since_boot_ns(),
-            records: BTreeMap::new(),
-            ancestries: BTreeMap::new(),
-            observation: Observation {
-                by_daemon: matches!(source, Source::Daemon(_)),
-                ..Observation::default()
-            },
-        };
+        let mut recording = RunRecording::new(root);
+        recording.observation.by_daemon = matches!(source, Source::Daemon(_));
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
             move || recording.record_until(source, &stop)
@@ -147,7 +139,18 @@ impl Source {
     }
 }
 
-impl Recording {
+impl RunRecording {
+    /// Begins to record the descendants of `root`.
+    pub(crate) fn new(root: Root) -> Self {
+        Self {
+            root,
+            start_ns: since_boot_ns(),
+            records: BTreeMap::new(),
+            ancestries: BTreeMap::new(),
+            observation: Observation::default(),
+        }
+    }
+
     fn record_until(mut self, source: Source, stop: &AtomicBool) -> Observation {
         loop {
             // Read before the snapshot, so that the last snapshot follows the exit of the command.
@@ -168,7 +171,8 @@ impl Recording {
         }
     }
 
-    fn add_snapshot(&mut self, snapshot: &Snapshot, is_last: bool) {
+    /// Adds what a snapshot shows. The last one has the overhead of the whole run.
+    pub(crate) fn add_snapshot(&mut self, snapshot: &Snapshot, is_last: bool) {
         let now_ns = monotonic_ns();
         let asleep_ns = since_boot_ns().saturating_sub(now_ns);
         if is_last {
@@ -223,7 +227,8 @@ impl Recording {
         self.observation.sampled.extend(called.cloned());
     }
 
-    fn finish(mut self) -> Observation {
+    /// Ends the recording.
+    pub(crate) fn finish(mut self) -> Observation {
         let ancestries = self.ancestries.values();
         let unknown = ancestries.filter(|ancestry| **ancestry == Ancestry::Unknown);
         let unknown = unknown.count();
@@ -298,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_process_that_starts_while_attached_is_complete() {
-        let mut recording = Recording {
+        let mut recording = RunRecording {
             root: Root::RunningProcess(std::process::id()),
             start_ns: 1000,
             records: BTreeMap::new(),

@@ -18,6 +18,7 @@ use crate::observe::parse_budget;
 use crate::run::attach::parse_time;
 use crate::run::caller::Caller;
 use crate::run::child::{CaughtSignals, Child};
+use crate::run::recorder::Root;
 use crate::run::report_file::{check_report_file, write_report_file};
 use crate::{help, interrupt};
 
@@ -93,7 +94,7 @@ fn spawn(
     let signals = CaughtSignals::catch()?;
     let words = options.command.iter();
     let command = words.map(|word| word.to_string_lossy().into_owned());
-    let recording = Recording::start(observer, command.collect())?;
+    let recording = Recording::start(observer, command.collect(), Root::SpawnedCommand)?;
     let command_user = caller.filter(|_| !options.as_root);
     let code = match Child::spawn(&options.command, command_user, signals) {
         Ok(child) => ExitCode::from(child.wait()?.exit_code()),
@@ -117,7 +118,7 @@ fn observe(
         return Err(format!("there is no process {pid}").into());
     };
     let command = process.cmdline().unwrap_or_default();
-    let recording = Recording::start(observer, command)?;
+    let recording = Recording::start(observer, command, Root::RunningProcess(pid))?;
     let started = Instant::now();
     let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);
     while process.is_alive() && !is_over() && !interrupted.load(Ordering::Relaxed) {

@@ -7,21 +7,25 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use zernel_ebpf::observer::{
-    ASSUMED_LAUNCHING_NS, CoverageChange, ObserveError, Observer, ObserverOptions, ObserverThread,
-    TraceItem, TracedEvent,
+    CoverageChange, ObserveError, Observer, ObserverOptions, ObserverThread, TraceItem, TracedEvent,
 };
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_phase::shared::{self, RawTaskState, RawTracker, TASK_NCCL_ACTIVE};
+use zernel_report::Report;
 use zernel_truth::trace::{
     CoverageEntry, DelaySummary, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry,
     TraceHeader,
 };
 
+use crate::run::recorder::{Root, RunRecording};
+
 /// Time between samples of the sampled rule, and between reads of the trace.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Time between snapshots, which have the utilization of GPUs.
+/// Time between snapshots, which have the utilization of GPUs and what a report needs.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
+/// Samples per snapshot.
+const SAMPLES_PER_SNAPSHOT: u32 = 2;
 /// Most bytes of entries. A longer trace ends there, and its header reports the loss.
 const MAX_BYTES: usize = 512 << 20;
 
@@ -44,6 +48,7 @@ struct Recorder {
     header: TraceHeader,
     delays: Delays,
     events: u64,
+    run: RunRecording,
 }
 
 impl Recording {
@@ -51,10 +56,11 @@ impl Recording {
     pub(super) fn start(
         options: &ObserverOptions,
         command: Vec<String>,
+        root: Root,
     ) -> Result<Self, ObserveError> {
         let observer = Observer::start(options)?;
         let observer = ObserverThread::start(observer, SNAPSHOT_INTERVAL)?;
-        let recorder = Recorder::new(command);
+        let recorder = Recorder::new(command, root);
         let stop = Arc::new(AtomicBool::new(false));
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
@@ -75,7 +81,7 @@ impl Recording {
 }
 
 impl Recorder {
-    fn new(command: Vec<String>) -> Self {
+    fn new(command: Vec<String>, root: Root) -> Self {
         let events = shared::EVENTS.values.iter();
         let events = events.map(|(name, number)| ((*name).to_owned(), *number as u8));
         let header = TraceHeader {
@@ -91,7 +97,6 @@ impl Recorder {
                 .iter()
                 .map(|symbol| symbol.name().to_owned())
                 .collect(),
-            assumed_launching_ns: ASSUMED_LAUNCHING_NS,
             ..TraceHeader::default()
         };
         Self {
@@ -99,6 +104,7 @@ impl Recorder {
             header,
             delays: Delays::default(),
             events: 0,
+            run: RunRecording::new(root),
         }
     }
 
@@ -107,10 +113,16 @@ impl Recorder {
         observer: ObserverThread,
         stop: &AtomicBool,
     ) -> Result<Self, ObserveError> {
-        loop {
+        let mut snapshot = observer.published().snapshot();
+        for round in 0_u32.. {
             // Read before the trace, so that the last read follows the exit of the command.
             let is_last = stop.load(Ordering::Relaxed);
-            let snapshot = observer.published().snapshot();
+            if (is_last || round % SAMPLES_PER_SNAPSHOT == 0)
+                && let Some(refreshed) = observer.refresh()
+            {
+                snapshot = refreshed;
+                self.run.add_snapshot(&snapshot, is_last);
+            }
             let taken = observer.requests().call(|observer| {
                 let states = observer.task_states()?;
                 Ok::<_, ObserveError>((states, observer.take_trace()?))
@@ -124,12 +136,13 @@ impl Recorder {
             items.iter().for_each(|item| self.add(item));
             self.sample(&states, &snapshot);
             if is_last {
-                self.header.ended_ns = monotonic_ns();
-                self.header.problems = observer.stop()?.problems();
-                return Ok(self);
+                break;
             }
             thread::park_timeout(INTERVAL);
         }
+        self.header.ended_ns = monotonic_ns();
+        self.header.problems = observer.stop()?.problems();
+        Ok(self)
     }
 
     fn add(&mut self, item: &TraceItem) {
@@ -225,7 +238,11 @@ impl Recorder {
 
     fn finish(mut self) -> RecordedFile {
         self.header.delay = self.delays.summary();
-        let seconds = (self.header.ended_ns - self.header.began_ns) as f64 / 1e9;
+        let wall = Duration::from_nanos(self.header.ended_ns - self.header.began_ns);
+        let command = self.header.command.clone();
+        let report = Report::new(command, wall, None, Ok(self.run.finish()));
+        self.header.report = serde_json::to_value(&report).ok();
+        let seconds = wall.as_secs_f64();
         let summary = format!(
             "recorded {} events in {seconds:.1} s, {} lost",
             self.events, self.header.lost_events

@@ -55,18 +55,20 @@ static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u
 	return run->burst_ns + stretch_ns + 1;
 }
 
-/* The tracker's event. A poll is a wait for data only if somebody loads data for the process. */
+/* The tracker's event. A trainer polls for data if somebody loads data for it, and a loader polls
+ * for its next work. */
 static __always_inline __u8 event_of_block(const struct zernel_process *process, __u8 reason)
 {
 	switch (reason) {
 	case SCHED_BLOCKED_IO:
+	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_IO;
 	case SCHED_BLOCKED_FUTEX:
 		return ZERNEL_BLOCK_FUTEX;
 	case SCHED_BLOCKED_POLL:
-		return process->loaders ? ZERNEL_BLOCK_POLL : ZERNEL_BLOCK_OTHER;
+		return process->loaders || process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_POLL :
+									       ZERNEL_BLOCK_OTHER;
 	case SCHED_BLOCKED_IPC:
-	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_POLL;
 	default:
 		return ZERNEL_BLOCK_OTHER;

@@ -11,6 +11,7 @@ mirrors! {
             OPTIMIZER = 1,
             BACKWARD_THREAD = 2,
             RECORD_FUNCTION = 3,
+            CHECKPOINT = 4,
         }
     }
 }

@@ -4,9 +4,9 @@ mod layout;
 
 #[cfg(test)]
 pub(super) use layout::MIRRORS;
-use layout::{BACKWARD, BACKWARD_THREAD, OPTIMIZER, RECORD_FUNCTION};
+use layout::{BACKWARD, BACKWARD_THREAD, CHECKPOINT, OPTIMIZER, RECORD_FUNCTION};
 use zernel_phase::steps::Mark;
-use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker};
+use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWorkBegin};
 
 use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::TorchCpu;
@@ -37,6 +37,16 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         "torch::autograd::profiler::record_function_enter_new",
         &["_ZN5torch8autograd8profiler25record_function_enter_newE"],
     ),
+    // `torch.save` opens a file with `setup` and writes a tensor with each `writeRecord`.
+    torch(
+        CHECKPOINT,
+        "caffe2::serialize::PyTorchStreamWriter::setup",
+        &[
+            "_ZN6caffe29serialize19PyTorchStreamWriter5setupE",
+            "_ZN6caffe29serialize19PyTorchStreamWriter11writeRecordE",
+        ],
+    )
+    .event(OtherWorkBegin),
     torch(
         OPTIMIZER,
         "at::_ops::_fused_adam_::call",

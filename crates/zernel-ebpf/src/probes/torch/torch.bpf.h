@@ -22,6 +22,7 @@ enum torch_role {
 	TORCH_OPTIMIZER,
 	TORCH_BACKWARD_THREAD, /* arguments: the engine, a pointer to the graph of the pass */
 	TORCH_RECORD_FUNCTION, /* arguments: the place of the result, a std::string */
+	TORCH_CHECKPOINT,
 };
 ZERNEL_IN_BTF(enum, torch_role);
 
@@ -45,6 +46,18 @@ static __always_inline bool name_begins(const char *name, const char *literal, _
 			return false;
 	}
 	return true;
+}
+
+/* How the names of what PyTorch's compiler does end. */
+#define COMPILER_SUFFIX "(dynamo_timed)"
+
+static __always_inline bool is_of_compiler(const struct torch_string *name)
+{
+	char end[sizeof(COMPILER_SUFFIX) - 1] = {};
+	__u64 at = name->text + name->length - sizeof(end);
+
+	return !bpf_probe_read_user(end, sizeof(end), (void *)at) &&
+	       NAME_BEGINS(end, COMPILER_SUFFIX);
 }
 
 /* What the name of a recorded function announces. */
@@ -72,7 +85,7 @@ static __noinline __u32 announced_by(__u64 string)
 	if (NAME_BEGINS(name, "DistributedDataParallel.") ||
 	    NAME_BEGINS(name, "FullyShardedDataParallel"))
 		return ZERNEL_FORWARD_BEGIN;
-	return ZERNEL_NONE;
+	return is_of_compiler(&read) ? ZERNEL_OTHER_WORK_BEGIN : ZERNEL_NONE;
 }
 
 #define torch_read torch_read
