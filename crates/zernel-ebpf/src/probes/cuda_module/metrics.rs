@@ -1,9 +1,0 @@
-//! Loads of GPU code have no metric beside their counter.
-
-use zernel_model::aggregation::exposition::Exposition;
-
-use crate::metrics::{MetricFamily, Scoped};
-
-pub(crate) const FAMILIES: &[MetricFamily] = &[];
-
-pub(crate) fn expose(_out: &mut Exposition, _scoped: &Scoped<'_>) {}
