@@ -206,8 +206,8 @@ static inline void zernel_expire(const struct zernel_tracker_config *config,
 				 struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
-	int is_over = zernel_in_call(tracker) || tracker->flags & ZERNEL_WAITING;
-	__u8 next = is_over ? ZERNEL_IDLE : zernel_activity_expired(tracker->activity);
+	__u8 next = zernel_in_call(tracker) ? ZERNEL_IDLE :
+					      zernel_activity_expired(tracker->activity);
 	__u64 at_ns = tracker->deadline_ns;
 	__u8 phase;
 

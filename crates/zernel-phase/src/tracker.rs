@@ -221,7 +221,7 @@ impl PhaseTracker {
     }
 
     fn expire(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        let next = match self.is_in_call() || self.wait.is_some() {
+        let next = match self.is_in_call() {
             true => Activity::Idle,
             false => self.activity.after_deadline(),
         };

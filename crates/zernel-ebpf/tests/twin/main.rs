@@ -32,8 +32,8 @@ const CLASSIFY_BATCHES: usize = 256;
 const DETECT_ROUNDS: usize = 64;
 /// Classes of each of 4096 tasks in a row.
 const PUBLISH_ROUNDS: usize = 64;
-/// Events of each of 4096 threads in a row: 1.3 million.
-const TRACK_ROUNDS: usize = 321;
+/// Events of each of 4096 threads in a row: 1.5 million.
+const TRACK_ROUNDS: usize = 361;
 
 fn main() -> ExitCode {
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];

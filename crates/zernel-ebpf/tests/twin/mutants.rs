@@ -278,8 +278,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 76] = [
     ),
     (
         "phase_tracker.h",
-        "zernel_in_call(tracker) || tracker->flags & ZERNEL_WAITING;",
-        "zernel_in_call(tracker);",
+        "zernel_in_call(tracker) ? ZERNEL_IDLE :",
+        "0 ? ZERNEL_IDLE :",
     ),
     (
         "phase_tracker.h",
