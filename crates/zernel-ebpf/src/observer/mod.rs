@@ -6,7 +6,7 @@
 //! | `attachment`, `files` | the library files that probes are attached to, and the processes that map them |
 //! | `file_queue`, `file_task` | new library files, which child processes read and attach to |
 //! | `changes` | notices when one of these files is written to or removed |
-//! | `process_table`, `process` | the observed processes |
+//! | `process_table`, `process`, `past_durations` | the observed processes, and what stays of exited ones |
 //! | `governor`, `alarm` | keep the overhead of the probes within a budget |
 //! | `rest` | stops observing processes whose overhead exceeds the ceiling |
 //! | `suspension` | detaches all probes on request |
@@ -32,6 +32,7 @@ mod governor;
 mod identities;
 mod kernel;
 mod mapped;
+mod past_durations;
 mod process;
 mod process_table;
 mod rest;
@@ -142,7 +143,7 @@ pub struct ObserverOptions {
     pub libraries: Vec<PathBuf>,
     /// How long a process is still exported after it exited.
     pub grace: Duration,
-    /// How many processes of one user are still exported after they exited.
+    /// How many processes of one tenant are still exported after they exited.
     pub max_exited: usize,
     /// Budget and ceiling of the overhead.
     pub governor: GovernorOptions,
@@ -321,6 +322,7 @@ impl Observer {
         let events = self.discovery.scan()?;
         self.attachment.retry(attach_context!(self));
         self.attachment.follow(&events, attach_context!(self));
+        self.attachment.forget_unused_identities();
         self.drop_changed_files();
         self.refresh_gpus();
         let refreshed = self.kernel.tenants.refresh();
