@@ -25,9 +25,10 @@ MINUTES ?= 5
 fuzz: setup-test
 	ZERNEL_FUZZ_SECONDS=$$(($(MINUTES) * 60)) cargo test --workspace --lib --test fuzz fuzz_ -- --nocapture
 
-# Runs all attacks of a second user for this many minutes, over several lives of the daemon, and prints what was measured.
+# Runs all attacks of a second user for this many minutes, over several lives of the daemon, and prints what was measured. A release
+# build, whose times are compared with their limits.
 soak: setup-test
-	ZERNEL_SOAK_MINUTES=$(MINUTES) cargo test -p zernel --test attacks -- --exact soak --nocapture
+	ZERNEL_SOAK_MINUTES=$(MINUTES) cargo test --release -p zernel --test attacks -- --exact soak --nocapture
 
 # Compares schedulers in all scenarios; the report and one plot per scenario go to target/lab. Results are cached by
 # everything that decides them: one more scheduler boots only its own runs. Six seeds are needed for a verdict.

@@ -35,6 +35,7 @@ enum bpf_map_type {
 };
 
 enum { BPF_RB_NO_WAKEUP = 1 };
+enum { BPF_RB_AVAIL_DATA = 0 };
 
 enum {
 	BPF_ANY = 0,

@@ -11,16 +11,22 @@
 #include "mark.h"
 #include "process.h"
 #include "symbol.h"
+#include "tenants.h"
+
+#define MARKS_BYTES (512 * 1024)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 512 * 1024);
+	__uint(max_entries, MARKS_BYTES);
 } step_marks SEC(".maps");
 
 /* At most this many marks of a class per interval: no training loop makes more, and no process may
  * fill the ring buffer. */
 #define MARKS_MAX 1024
 #define MARKS_WINDOW_NS 250000000ULL
+/* While the ring buffer is more than half full, a tenant has at most this many marks in it: many
+ * processes of one tenant must not fill the ring buffer for all. */
+#define TENANT_MARKS_MAX 2048
 
 /* Classes have separate limits, so that copying a whole model to the host hides no optimizer step. */
 static __always_inline enum zernel_mark_class class_of(__u32 mark)
@@ -38,6 +44,18 @@ static __always_inline bool has_marks_left(struct zernel_process *process, __u32
 	return process->marks.count[class_of(mark)]++ < MARKS_MAX;
 }
 
+/* Counts a mark of a tenant. Userspace sets the count to 0 when it has read the marks. */
+static __always_inline bool tenant_has_marks_left(const struct zernel_process *process)
+{
+	struct zernel_tenant *tenant = zernel_tenant(process->tenant);
+
+	if (!tenant)
+		return false;
+	if (__sync_fetch_and_add(&tenant->marks, 1) < TENANT_MARKS_MAX)
+		return true;
+	return bpf_ringbuf_query(&step_marks, BPF_RB_AVAIL_DATA) < MARKS_BYTES / 2;
+}
+
 /* Whether this is another call of the same optimizer step: an optimizer makes many in a row. */
 static __always_inline bool is_repeated(const struct zernel_process *process, __u32 mark)
 {
@@ -53,7 +71,7 @@ __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 	if (!process || is_repeated(process, mark))
 		return 0;
 	process->marks.last = mark;
-	if (!has_marks_left(process, mark, now_ns)) {
+	if (!has_marks_left(process, mark, now_ns) || !tenant_has_marks_left(process)) {
 		process->marks.missing |= 1 << class_of(mark);
 		return 0;
 	}

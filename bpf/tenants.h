@@ -2,8 +2,10 @@
 /*
  * Tenants, and how they share tables.
  *
- * A tenant may use all that is free in a table, except a reserve. The reserve is for tenants that
- * have less than a minimum. So one tenant cannot fill a table for all others.
+ * A tenant may use all that is free in a table, except a reserve. Half of the reserve is for
+ * tenants that have fewer entries than the largest one. All of it is for tenants that have less
+ * than a minimum. So a full table refuses newcomers of the largest tenant first, and no tenant can
+ * fill a table for all others.
  *
  * A tenant gets an index with its first process. Beyond ZERNEL_TENANTS, the other tenants count as
  * one. Programs count the entries that they add and delete, and userspace those that it deletes.
@@ -62,6 +64,10 @@ struct zernel_tenant_key {
 struct zernel_tenant {
 	__s64 used[ZERNEL_TABLES]; /* entries */
 	__u64 refused[ZERNEL_TABLES]; /* events that got no entry because of the reserve */
+	/* Entries of the largest tenant; only in the sums. Programs raise it, and userspace lowers
+	 * it once per round. */
+	__s64 largest[ZERNEL_TABLES];
+	__u64 marks; /* step marks since userspace last read the buffer of marks */
 	struct zernel_tenant_key key;
 };
 
@@ -87,17 +93,18 @@ struct {
 	__type(value, __u32);
 } free_tenants SEC(".maps");
 
-/* How a table is shared. Eight tenants with their minimum fit into a reserve. */
+/* How a table is shared. Four tenants with their minimum fit into half of a reserve. */
 static const struct zernel_shares {
-	__s64 unreserved; /* entries that any tenant may have */
+	__s64 entries;
+	__s64 reserve;
 	__s64 minimum;
 } zernel_shares[ZERNEL_TABLES] = {
 	/* Index 0 stands for no process and no histogram. */
-	[ZERNEL_PROCESS_TABLE] = { ZERNEL_PROCESSES - 1 - 512, 64 },
-	[ZERNEL_ALLOCATION_TABLE] = { ZERNEL_ALLOCATIONS - 32768, 4096 },
-	[ZERNEL_HISTOGRAM_TABLE] = { ZERNEL_HISTOGRAMS - 1 - 1024, 128 },
-	[ZERNEL_COMMUNICATOR_TABLE] = { ZERNEL_COMMUNICATORS - 4096, 512 },
-	[ZERNEL_ACCOUNT_TABLE] = { ZERNEL_MEMORY_ACCOUNTS - 4096, 512 },
+	[ZERNEL_PROCESS_TABLE] = { ZERNEL_PROCESSES - 1, 512, 64 },
+	[ZERNEL_ALLOCATION_TABLE] = { ZERNEL_ALLOCATIONS, 32768, 4096 },
+	[ZERNEL_HISTOGRAM_TABLE] = { ZERNEL_HISTOGRAMS - 1, 1024, 128 },
+	[ZERNEL_COMMUNICATOR_TABLE] = { ZERNEL_COMMUNICATORS, 4096, 512 },
+	[ZERNEL_ACCOUNT_TABLE] = { ZERNEL_MEMORY_ACCOUNTS, 4096, 512 },
 };
 
 static __always_inline struct zernel_tenant *zernel_tenant(__u32 index)
@@ -134,11 +141,16 @@ static __always_inline bool zernel_may_add_entry(__u32 index, __u32 table)
 {
 	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS);
 	struct zernel_tenant *tenant = zernel_tenant(index);
+	__s64 used, own, reserved;
 
 	if (!all || !tenant || table >= ZERNEL_TABLES)
 		return false;
-	if (*(volatile __s64 *)&all->used[table] < zernel_shares[table].unreserved ||
-	    *(volatile __s64 *)&tenant->used[table] < zernel_shares[table].minimum)
+	used = *(volatile __s64 *)&all->used[table];
+	own = *(volatile __s64 *)&tenant->used[table];
+	reserved = zernel_shares[table].reserve;
+	if (own < *(volatile __s64 *)&all->largest[table])
+		reserved >>= 1;
+	if (own < zernel_shares[table].minimum || used < zernel_shares[table].entries - reserved)
 		return true;
 	__sync_fetch_and_add(&all->refused[table], 1);
 	__sync_fetch_and_add(&tenant->refused[table], 1);
@@ -150,11 +162,15 @@ static __always_inline void zernel_count_entries(__u32 index, __u32 table, __s64
 {
 	struct zernel_tenant *all = zernel_tenant(ZERNEL_ALL_TENANTS);
 	struct zernel_tenant *tenant = zernel_tenant(index);
+	__s64 own;
 
 	if (!all || !tenant || table >= ZERNEL_TABLES)
 		return;
 	__sync_fetch_and_add(&all->used[table], change);
-	__sync_fetch_and_add(&tenant->used[table], change);
+	own = __sync_fetch_and_add(&tenant->used[table], change) + change;
+	/* Two programs at once may store the smaller number. The next entry stores a larger one. */
+	if (own > *(volatile __s64 *)&all->largest[table])
+		*(volatile __s64 *)&all->largest[table] = own;
 }
 
 #endif

@@ -1,9 +1,12 @@
 //! Shares of a limited table, so that one tenant cannot fill it for all.
 
+use std::collections::BTreeMap;
+
 use zernel_identity::Tenant;
 
-/// How a table is shared by tenants. Any tenant may use all that is free, except the reserve. The reserve is for tenants that
-/// have less than the minimum.
+/// How a table is shared by tenants. Any tenant may use all that is free, except the reserve. Half of the reserve is for tenants
+/// that have fewer entries than the largest one. All of it is for tenants that have less than the minimum. `bpf/tenants.h` has
+/// the same rule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shares {
     pub(crate) capacity: usize,
@@ -18,16 +21,19 @@ impl Shares {
         tenant: &Tenant,
         tenants: impl Iterator<Item = &'a Tenant>,
     ) -> bool {
-        let (mut own, mut all) = (0, 0);
+        let mut used: BTreeMap<&Tenant, usize> = BTreeMap::new();
         for other in tenants {
-            own += usize::from(other == tenant);
-            all += 1;
+            *used.entry(other).or_default() += 1;
         }
-        let limit = match own < self.minimum {
-            true => self.capacity,
-            false => self.capacity - self.reserve,
+        let all: usize = used.values().sum();
+        let own = used.get(tenant).copied().unwrap_or(0);
+        let largest = used.values().copied().max().unwrap_or(0);
+        let reserved = match own {
+            _ if own < self.minimum => 0,
+            _ if own < largest => self.reserve / 2,
+            _ => self.reserve,
         };
-        all < limit
+        all < self.capacity - reserved
     }
 }
 
@@ -55,9 +61,21 @@ mod tests {
         let mut used = Vec::new();
         assert_eq!(gets(1, &mut used), 12);
         for user in 2..6 {
-            assert_eq!(gets(user, &mut used), 2, "user {user}");
+            used.extend([Tenant::User(user), Tenant::User(user)]);
+            assert!(SHARES.admits(&Tenant::User(user), used[..used.len() - 1].iter()));
         }
         assert_eq!(gets(6, &mut used), 0, "the table is full");
+    }
+
+    /// The largest tenant fills the table, a smaller one grows beyond its minimum, and a third one gets its minimum.
+    #[test]
+    fn a_full_table_refuses_the_largest_tenant_first() {
+        let mut used = Vec::new();
+        assert_eq!(gets(1, &mut used), 12);
+        assert_eq!(gets(2, &mut used), 4, "half of the reserve");
+        assert_eq!(gets(1, &mut used), 0);
+        assert_eq!(gets(3, &mut used), 2);
+        assert_eq!(gets(2, &mut used), 0);
     }
 
     #[test]

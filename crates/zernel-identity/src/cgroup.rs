@@ -5,6 +5,7 @@
 //! may start with `/../..`.
 
 use super::printable_text::{MAX_NAME_BYTES, to_printable};
+use super::tenant::Tenant;
 
 /// The kernel's limit for a path.
 const MAX_PATH_BYTES: usize = 4096;
@@ -16,6 +17,8 @@ pub struct Cgroup {
     pub path: String,
     /// UID of the Kubernetes pod, with hyphens.
     pub pod_uid: Option<String>,
+    /// Whether the pod's cgroup is at a place where only root can create any.
+    pub is_pod_certain: bool,
     /// Id of the container: the pod's own container in a pod, else the innermost one.
     pub container: Option<String>,
     /// Id of the Slurm job.
@@ -59,9 +62,16 @@ impl Cgroup {
     /// hierarchy, and batch systems use only some hierarchies.
     #[must_use]
     pub fn most_specific<'a>(paths: impl IntoIterator<Item = &'a str>) -> Option<Self> {
-        let cgroups = paths.into_iter().map(Self::parse);
+        let paths: Vec<&str> = paths.into_iter().collect();
+        let cgroups = paths.iter().map(|path| Self::parse(path));
         // `max_by_key` returns the last maximum, and the kernel lists cgroup v2 last.
-        cgroups.max_by_key(Self::specificity)
+        let mut cgroup = cgroups.max_by_key(Self::specificity)?;
+        // A process in a pod can create cgroups below that of the pod, and name them like those of other pods.
+        if let Some(Tenant::Pod(uid)) = Tenant::from_cgroups(paths) {
+            cgroup.pod_uid = Some(uid);
+            cgroup.is_pod_certain = true;
+        }
+        Some(cgroup)
     }
 
     /// Returns a sort key: the known parts first, then the depth of the path.
@@ -239,6 +249,30 @@ mod tests {
                 prop_assert!(!name.is_empty() && name.len() <= MAX_NAME_BYTES);
                 prop_assert!(!name.contains(char::is_control));
             }
+        }
+    }
+
+    /// Users create cgroups with names of their choice in subtrees that belong to them.
+    #[test]
+    fn the_name_of_a_pod_counts_only_where_the_kubelet_creates_it() {
+        const OTHER: &str = "11111111-1111-1111-1111-111111111111";
+        for (path, pod, is_certain) in [
+            ("/kubepods/burstable/pod{uid}/{id}", UID, true),
+            (
+                &format!("/kubepods/pod{{uid}}/{{id}}/kubepods/pod{OTHER}"),
+                UID,
+                true,
+            ),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/kubepods/pod{uid}",
+                UID,
+                false,
+            ),
+        ] {
+            let path = expand(path);
+            let cgroup = Cgroup::most_specific([path.as_str()]).unwrap();
+            assert_eq!(cgroup.pod_uid.as_deref(), Some(pod), "{path}");
+            assert_eq!(cgroup.is_pod_certain, is_certain, "{path}");
         }
     }
 

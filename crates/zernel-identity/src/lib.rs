@@ -152,6 +152,7 @@ fn assemble(
         namespace: variables.get("POD_NAMESPACE"),
         pod: variables.pod(cgroup.pod_uid.is_some(), host_name),
         pod_uid: cgroup.pod_uid,
+        pod_is_certain: cgroup.is_pod_certain,
         container: cgroup.container,
         cuda_visible_devices: variables.get_raw("CUDA_VISIBLE_DEVICES"),
         cuda_device_order: variables.get("CUDA_DEVICE_ORDER"),

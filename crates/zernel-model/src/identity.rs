@@ -40,6 +40,9 @@ pub struct Identity {
     pub pod: Option<String>,
     /// UID of the pod.
     pub pod_uid: Option<String>,
+    /// Whether only root can have put the process into the cgroup of this pod. Otherwise a user may have named a cgroup so.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pod_is_certain: bool,
     /// Id of the container.
     pub container: Option<String>,
     /// `CUDA_VISIBLE_DEVICES` at the start of the process. Empty differs from unset.

@@ -23,7 +23,7 @@ use crate::slots::Slot;
 use crate::{Expose, Scope, Secret};
 
 /// What a request may see, and which owner its WebSocket is counted for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) scope: Scope,
     pub(crate) owner: Owner,
@@ -77,11 +77,9 @@ pub(crate) async fn enforce(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match policy.authorize(peer, request.uri(), request.headers()) {
+    match policy.authorize(&peer, request.uri(), request.headers()) {
         Ok(grant) => {
-            if grant.owner == Owner::Trusted {
-                slot.trust();
-            }
+            slot.assign(&grant.owner);
             request.extensions_mut().insert(grant);
             next.run(request).await
         }
@@ -90,11 +88,11 @@ pub(crate) async fn enforce(
 }
 
 impl AccessPolicy {
-    fn authorize(&self, peer: Peer, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
+    fn authorize(&self, peer: &Peer, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
         let local = match peer {
-            Peer::Tcp { local } => local,
-            Peer::Unix { scope } => {
-                let owner = peer.owner();
+            Peer::Tcp { local } => *local,
+            Peer::Unix { scope, .. } => {
+                let (scope, owner) = (*scope, peer.owner());
                 return Ok(Grant { scope, owner });
             }
         };

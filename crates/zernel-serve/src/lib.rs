@@ -28,6 +28,7 @@ mod error;
 mod host;
 mod options;
 mod peer;
+mod recent_texts;
 mod secret;
 mod server;
 mod shared_work;

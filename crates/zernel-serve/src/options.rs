@@ -45,15 +45,15 @@ pub enum Expose {
 /// other clients do not count them.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Most connections per address. Another connection ends the oldest one of the same user, or of
-    /// the user with the most connections.
+    /// Most connections per address. Another connection ends the oldest one of the same tenant, or of
+    /// the tenant with the most connections.
     pub connections: usize,
-    /// Most connections of one user on the unix socket.
-    pub connections_per_user: usize,
+    /// Most connections of one tenant on the unix socket.
+    pub connections_per_tenant: usize,
     /// Most WebSocket clients on all addresses; further clients get status 503.
     pub websockets: usize,
-    /// Most WebSocket clients of one user on the unix socket.
-    pub websockets_per_user: usize,
+    /// Most WebSocket clients of one tenant on the unix socket.
+    pub websockets_per_tenant: usize,
     /// Time for a client to send the head of its next request, idle time included.
     pub request_head: Duration,
     /// Time without progress after which a write to a client fails.
@@ -82,9 +82,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 256,
-            connections_per_user: 32,
+            connections_per_tenant: 32,
             websockets: 64,
-            websockets_per_user: 8,
+            websockets_per_tenant: 8,
             request_head: Duration::from_secs(10),
             stall: Duration::from_secs(10),
             grace: Duration::from_secs(1),

@@ -7,30 +7,28 @@ use std::sync::OnceLock;
 
 use rustix::process::geteuid;
 use tokio::net::{TcpStream, UnixStream};
-use zernel_identity::{PeerHandle, PeerProcess, Tenant};
+use zernel_identity::{PeerHandle, PeerProcess, SubordinateUids, Tenant};
 use zernel_model::snapshot::PodUid;
 
 use crate::Scope;
 
 /// Whose request it is.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Peer {
     /// A TCP client that connected to the address `local`. Its user is unknown; a token decides the
     /// scope of each request.
     Tcp { local: IpAddr },
     /// A unix socket client, whose pod or user decides the scope.
-    Unix { scope: Scope },
+    Unix { scope: Scope, tenant: Tenant },
 }
 
 /// Who a connection is counted for. Each owner has its own share of the connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     /// Root, the daemon's user, or a client with the token. Others cannot use up this share.
     Trusted,
-    /// A user of the unix socket.
-    User(u32),
-    /// All users of a pod.
-    Pod(PodUid),
+    /// A client of the unix socket. Until its first request, it counts for its user.
+    Tenant(Tenant),
     /// All TCP clients without the token together.
     Anonymous,
 }
@@ -60,7 +58,7 @@ impl Client {
         let user = stream.peer_cred()?.uid();
         let process = PeerHandle::open(stream.as_fd())?;
         let mut client = Self {
-            owner: Owner::User(user),
+            owner: Owner::Tenant(tenant_of_user(user)),
             unix: Some((user, process)),
             peer: OnceLock::new(),
         };
@@ -74,33 +72,50 @@ impl Client {
 
     /// The owner of the connection before its first request.
     pub(crate) fn owner(&self) -> Owner {
-        self.owner
+        self.owner.clone()
     }
 
     /// Whose requests these are; `None` if the client has exited.
     pub(crate) fn peer(&self) -> Option<Peer> {
-        *self.peer.get_or_init(|| {
+        let peer = self.peer.get_or_init(|| {
             let (user, process) = self.unix.as_ref()?;
             let process = process.as_ref().map(PeerHandle::read).transpose().ok()?;
             let scope = scope_of(*user, geteuid().as_raw(), process.as_ref());
-            Some(Peer::Unix { scope })
-        })
+            let tenant = tenant_of(*user, process);
+            Some(Peer::Unix { scope, tenant })
+        });
+        peer.clone()
     }
 }
 
 impl Peer {
     /// Who its requests are counted for.
-    pub(crate) fn owner(self) -> Owner {
+    pub(crate) fn owner(&self) -> Owner {
         match self {
             Self::Tcp { .. } => Owner::Anonymous,
-            Self::Unix { scope } => match scope {
-                Scope::User(user) => Owner::User(user),
-                Scope::Pod(pod) => Owner::Pod(pod),
+            Self::Unix { scope, tenant } => match scope {
                 Scope::All => Owner::Trusted,
-                Scope::Machine => Owner::Anonymous,
+                Scope::User(_) | Scope::Pod(_) | Scope::Machine => Owner::Tenant(tenant.clone()),
             },
         }
     }
+}
+
+/// The tenant of a client. Outside of pods, jobs and user namespaces, that is the user who connected.
+fn tenant_of(user: u32, process: Option<PeerProcess>) -> Tenant {
+    match process {
+        Some(process)
+            if !process.shares_user_namespace || !matches!(process.tenant, Tenant::User(_)) =>
+        {
+            process.tenant
+        }
+        _ => tenant_of_user(user),
+    }
+}
+
+/// The tenant that a user counts for outside of pods and jobs. A user has many subordinate uids.
+fn tenant_of_user(user: u32) -> Tenant {
+    Tenant::User(SubordinateUids::of_machine().user_of(user))
 }
 
 /// Returns which processes a client of `user` may see, if the daemon runs as user `own`. This is the
@@ -163,11 +178,18 @@ mod tests {
 
     #[test]
     fn only_root_and_the_daemons_user_are_trusted_by_their_user() {
-        let owner = |scope| Peer::Unix { scope }.owner();
-        assert_eq!(owner(Scope::All), Owner::Trusted);
-        assert_eq!(owner(Scope::User(8)), Owner::User(8));
+        let owner = |scope, tenant: Tenant| Peer::Unix { scope, tenant }.owner();
+        assert_eq!(owner(Scope::All, Tenant::User(0)), Owner::Trusted);
         let pod = PodUid::parse(UID).unwrap();
-        assert_eq!(owner(Scope::Pod(pod)), Owner::Pod(pod));
+        let job = Tenant::SlurmJob("42".to_owned());
+        for (scope, tenant) in [
+            (Scope::User(8), Tenant::User(8)),
+            (Scope::User(8), job),
+            (Scope::Pod(pod), Tenant::Pod(UID.to_owned())),
+            (Scope::Machine, Tenant::Pod("odd".to_owned())),
+        ] {
+            assert_eq!(owner(scope, tenant.clone()), Owner::Tenant(tenant));
+        }
         let local = [127, 0, 0, 1].into();
         assert_eq!(Peer::Tcp { local }.owner(), Owner::Anonymous);
     }

@@ -18,13 +18,12 @@ use crate::shutdown::{ShutdownSignal, ShutdownTrigger};
 use crate::slots::{SlotLimits, Slots, WhenFull};
 use crate::snapshot_stream::SnapshotStreams;
 use crate::socket_file::SocketFile;
-use crate::source_queries::SourceQueries;
+use crate::source_queries::{SourceQueries, TEXT_THREADS};
 use crate::websocket::WebSocketContext;
 use crate::{Expose, Limits, Options, ServeError, Source};
 
-/// Threads that query the source. Each thread keeps memory for the large texts it builds, so there
-/// are few.
-const SOURCE_THREADS: usize = 2;
+/// Threads that query the source: those that build large texts, and one that asks for its health.
+const SOURCE_THREADS: usize = TEXT_THREADS + 1;
 
 /// A server that is bound to its addresses and does not serve yet.
 pub struct Server {
@@ -212,7 +211,7 @@ fn connection_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
         trusted: limits.connections,
         others: limits.connections,
-        per_user: limits.connections_per_user,
+        per_tenant: limits.connections_per_tenant,
     };
     // A new client is more likely to do something than the oldest one.
     Slots::new(slot_limits, WhenFull::EndOldest)
@@ -222,7 +221,7 @@ fn websocket_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
         trusted: limits.websockets,
         others: limits.websockets,
-        per_user: limits.websockets_per_user,
+        per_tenant: limits.websockets_per_tenant,
     };
     // WebSocket clients stay connected for long.
     Slots::new(slot_limits, WhenFull::Refuse)

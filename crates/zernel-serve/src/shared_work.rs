@@ -4,14 +4,18 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 
 /// Deduplicates concurrent work by key.
 ///
 /// A caller that asks for a key already in flight waits for that result. The work continues even if
 /// every caller is dropped.
-pub(crate) struct SharedWork<K, V>(Arc<Mutex<InFlight<K, V>>>);
+pub(crate) struct SharedWork<K, V> {
+    in_flight: Arc<Mutex<InFlight<K, V>>>,
+    /// One permit for each thread that may work at a time.
+    threads: Arc<Semaphore>,
+}
 
 type InFlight<K, V> = HashMap<K, watch::Receiver<Option<V>>>;
 
@@ -19,17 +23,19 @@ type InFlight<K, V> = HashMap<K, watch::Receiver<Option<V>>>;
 #[derive(Debug)]
 pub(crate) struct WorkPanicked;
 
-impl<K, V> Default for SharedWork<K, V> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
 impl<K, V> SharedWork<K, V>
 where
     K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
+    /// Has at most this number of threads work at a time.
+    pub(crate) fn new(threads: usize) -> Self {
+        Self {
+            in_flight: Arc::default(),
+            threads: Arc::new(Semaphore::new(threads)),
+        }
+    }
+
     /// Returns the result of the work in flight for `key`, or starts `work` on a blocking thread.
     pub(crate) async fn run_or_join(
         &self,
@@ -49,18 +55,25 @@ where
         key: K,
         work: impl FnOnce() -> V + Send + 'static,
     ) -> watch::Receiver<Option<V>> {
-        let mut in_flight = lock(&self.0);
+        let mut in_flight = lock(&self.in_flight);
         if let Some(pending) = in_flight.get(&key) {
             return pending.clone();
         }
         let (sender, receiver) = watch::channel(None);
         in_flight.insert(key.clone(), receiver.clone());
-        let entry = RemoveOnDrop(Arc::clone(&self.0), key);
-        spawn_blocking(move || {
-            let value = work();
-            // Remove the entry before publishing: a later caller must get a newer result.
-            drop(entry);
-            sender.send_replace(Some(value));
+        let entry = RemoveOnDrop(Arc::clone(&self.in_flight), key);
+        let threads = Arc::clone(&self.threads);
+        tokio::spawn(async move {
+            // Fails only if the semaphore is closed, which nobody does.
+            let _permit = threads.acquire_owned().await;
+            // A panic drops the sender, which is how callers notice.
+            let _ = spawn_blocking(move || {
+                let value = work();
+                // Remove the entry before publishing: a later caller must get a newer result.
+                drop(entry);
+                sender.send_replace(Some(value));
+            })
+            .await;
         });
         receiver
     }
@@ -90,7 +103,7 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_callers_share_one_result_and_later_callers_get_a_new_one() {
-        let shared_work = SharedWork::default();
+        let shared_work = SharedWork::new(1);
         let calls = Arc::new(AtomicU32::new(0));
         let (go, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
@@ -109,8 +122,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn work_of_one_kind_does_not_wait_for_threads_of_another() {
+        let (slow, quick) = (SharedWork::new(1), SharedWork::new(1));
+        let (go, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let wait = |key: u32| {
+            let gate = Arc::clone(&gate);
+            slow.run_or_join(key, move || gate.lock().unwrap().recv().unwrap())
+        };
+        let after = async {
+            assert_eq!(quick.run_or_join((), || 1).await.unwrap(), 1);
+            go.send(()).unwrap();
+            go.send(()).unwrap();
+        };
+        let (first, second, ()) = tokio::join!(wait(1), wait(2), after);
+        assert!(first.is_ok() && second.is_ok());
+    }
+
+    #[tokio::test]
     async fn work_continues_when_its_first_caller_is_dropped() {
-        let shared_work = SharedWork::default();
+        let shared_work = SharedWork::new(1);
         let (go, gate) = mpsc::channel::<()>();
         let first = shared_work.run_or_join((), move || {
             gate.recv().unwrap();
@@ -130,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_reported_once_and_the_next_call_runs_again() {
-        let shared_work = SharedWork::default();
+        let shared_work = SharedWork::new(1);
         assert!(
             shared_work
                 .run_or_join((), || panic!("on purpose"))

@@ -14,8 +14,8 @@ pub(crate) struct SlotLimits {
     pub(crate) trusted: usize,
     /// Slots of all other owners together.
     pub(crate) others: usize,
-    /// Slots of one user of the unix socket.
-    pub(crate) per_user: usize,
+    /// Slots of one tenant of the unix socket.
+    pub(crate) per_tenant: usize,
 }
 
 /// What happens to a client that finds its owner's slots taken.
@@ -72,7 +72,7 @@ impl Slots {
     /// Takes a slot for a client. `None` if there is none and the client is to be refused.
     pub(crate) fn take(&self, owner: Owner) -> Option<Slot> {
         let mut table = self.0.lock();
-        self.0.make_room(&mut table, owner)?;
+        self.0.make_room(&mut table, &owner)?;
         let id = table.next_id;
         table.next_id += 1;
         let (end, receiver) = watch::channel(false);
@@ -94,18 +94,18 @@ impl Slots {
 }
 
 impl Slot {
-    /// Counts the client for the trusted owner from now on.
-    pub(crate) fn trust(&self) {
+    /// Counts the client for another owner from now on.
+    pub(crate) fn assign(&self, owner: &Owner) {
         let mut table = self.shared.lock();
         let is_own = |entry: &Entry| entry.id == self.id;
         let Some(position) = table.entries.iter().position(is_own) else {
             return;
         };
-        if table.entries[position].owner != Owner::Trusted {
+        if table.entries[position].owner != *owner {
             let mut entry = table.entries.remove(position);
-            entry.owner = Owner::Trusted;
+            entry.owner = owner.clone();
             // Refused only in a table of WebSockets, whose owners never change.
-            let _ = self.shared.make_room(&mut table, Owner::Trusted);
+            let _ = self.shared.make_room(&mut table, owner);
             table.entries.push(entry);
         }
     }
@@ -135,27 +135,27 @@ impl Shared {
     }
 
     /// Makes sure that a slot is free for `owner`. `None` if there is none.
-    fn make_room(&self, table: &mut Table, owner: Owner) -> Option<()> {
+    fn make_room(&self, table: &mut Table, owner: &Owner) -> Option<()> {
         let limit = match owner {
             Owner::Trusted => self.limits.trusted,
-            Owner::User(_) | Owner::Pod(_) => self.limits.per_user.min(self.limits.others),
+            Owner::Tenant(_) => self.limits.per_tenant.min(self.limits.others),
             Owner::Anonymous => self.limits.others,
         };
         if table.count(|other| other == owner) >= limit {
             return self.end_own(table, owner);
         }
-        let others = table.count(|other| other != Owner::Trusted);
-        if owner == Owner::Trusted || others < self.limits.others {
+        let others = table.count(|other| *other != Owner::Trusted);
+        if *owner == Owner::Trusted || others < self.limits.others {
             return Some(());
         }
         match table.largest_other(owner) {
-            Some(largest) => table.end_oldest(|other| other == largest),
+            Some(largest) => table.end_oldest(|other| *other == largest),
             None if self.when_full == WhenFull::Refuse => None,
-            None => table.end_oldest(|other| other != Owner::Trusted),
+            None => table.end_oldest(|other| *other != Owner::Trusted),
         }
     }
 
-    fn end_own(&self, table: &mut Table, owner: Owner) -> Option<()> {
+    fn end_own(&self, table: &mut Table, owner: &Owner) -> Option<()> {
         match self.when_full {
             WhenFull::EndOldest => table.end_oldest(|other| other == owner),
             WhenFull::Refuse => None,
@@ -164,28 +164,31 @@ impl Shared {
 }
 
 impl Table {
-    fn count(&self, is_counted: impl Fn(Owner) -> bool) -> usize {
+    fn count(&self, is_counted: impl Fn(&Owner) -> bool) -> usize {
         let entries = self.entries.iter();
-        entries.filter(|entry| is_counted(entry.owner)).count()
+        entries.filter(|entry| is_counted(&entry.owner)).count()
     }
 
     /// The owner with the most slots, if it is not trusted and has more than `owner`.
-    fn largest_other(&self, owner: Owner) -> Option<Owner> {
-        let mut counts: HashMap<Owner, usize> = HashMap::new();
+    fn largest_other(&self, owner: &Owner) -> Option<Owner> {
+        let mut counts: HashMap<&Owner, usize> = HashMap::new();
         for entry in &self.entries {
-            *counts.entry(entry.owner).or_default() += 1;
+            *counts.entry(&entry.owner).or_default() += 1;
         }
         counts.remove(&Owner::Trusted);
-        let own = counts.remove(&owner).unwrap_or(0);
+        let own = counts.remove(owner).unwrap_or(0);
         let largest = counts.into_iter().max_by_key(|(_, count)| *count);
         largest
             .filter(|(_, count)| *count > own.max(1))
-            .map(|(largest, _)| largest)
+            .map(|(largest, _)| largest.clone())
     }
 
     /// Ends the oldest client of the owners that `matches` selects.
-    fn end_oldest(&mut self, matches: impl Fn(Owner) -> bool) -> Option<()> {
-        let position = self.entries.iter().position(|entry| matches(entry.owner))?;
+    fn end_oldest(&mut self, matches: impl Fn(&Owner) -> bool) -> Option<()> {
+        let position = self
+            .entries
+            .iter()
+            .position(|entry| matches(&entry.owner))?;
         self.entries.remove(position).end.send_replace(true);
         Some(())
     }
@@ -193,27 +196,35 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use zernel_identity::Tenant;
+
     use super::*;
 
     const LIMITS: SlotLimits = SlotLimits {
         trusted: 2,
         others: 6,
-        per_user: 3,
+        per_tenant: 3,
     };
+
+    fn user(uid: u32) -> Owner {
+        Owner::Tenant(Tenant::User(uid))
+    }
 
     fn is_ended(slot: &Slot) -> bool {
         *slot.end.borrow()
     }
 
     fn take(slots: &Slots, owner: Owner, count: usize) -> Vec<Slot> {
-        (0..count).filter_map(|_| slots.take(owner)).collect()
+        (0..count)
+            .filter_map(|_| slots.take(owner.clone()))
+            .collect()
     }
 
     #[test]
     fn a_user_with_too_many_connections_ends_only_its_own() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let other = take(&slots, Owner::User(1), 2);
-        let many = take(&slots, Owner::User(2), 9);
+        let other = take(&slots, user(1), 2);
+        let many = take(&slots, user(2), 9);
         assert!(!other.iter().any(is_ended));
         let ended: Vec<bool> = many.iter().map(is_ended).collect();
         assert_eq!(ended, [vec![true; 6], vec![false; 3]].concat());
@@ -222,10 +233,10 @@ mod tests {
     #[test]
     fn the_largest_user_makes_room_when_all_slots_are_taken() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let small = take(&slots, Owner::User(1), 2);
-        let large = take(&slots, Owner::User(2), 3);
-        let _last = take(&slots, Owner::User(3), 1);
-        let _new = take(&slots, Owner::User(4), 1);
+        let small = take(&slots, user(1), 2);
+        let large = take(&slots, user(2), 3);
+        let _last = take(&slots, user(3), 1);
+        let _new = take(&slots, user(4), 1);
         assert!(!small.iter().any(is_ended));
         assert!(is_ended(&large[0]) && !is_ended(&large[1]));
     }
@@ -233,10 +244,8 @@ mod tests {
     #[test]
     fn many_users_with_one_connection_do_not_shut_out_another() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let crowd: Vec<_> = (0..6)
-            .flat_map(|user| take(&slots, Owner::User(user), 1))
-            .collect();
-        let _new = slots.take(Owner::User(7)).unwrap();
+        let crowd: Vec<_> = (0..6).flat_map(|uid| take(&slots, user(uid), 1)).collect();
+        let _new = slots.take(user(7)).unwrap();
         assert!(is_ended(&crowd[0]) && !is_ended(&crowd[1]));
     }
 
@@ -245,7 +254,7 @@ mod tests {
         for when_full in [WhenFull::EndOldest, WhenFull::Refuse] {
             let slots = Slots::new(LIMITS, when_full);
             let root = slots.take(Owner::Trusted).unwrap();
-            let _crowd: Vec<_> = (0..50).map(|user| slots.take(Owner::User(user))).collect();
+            let _crowd: Vec<_> = (0..50).map(|uid| slots.take(user(uid))).collect();
             let _anonymous: Vec<_> = (0..50).map(|_| slots.take(Owner::Anonymous)).collect();
             assert!(slots.take(Owner::Trusted).is_some());
             assert!(!is_ended(&root));
@@ -256,19 +265,30 @@ mod tests {
     fn a_client_that_becomes_trusted_leaves_its_slot_to_others() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
         let first = slots.take(Owner::Anonymous).unwrap();
-        first.trust();
+        first.assign(&Owner::Trusted);
         let _many = take(&slots, Owner::Anonymous, 50);
         assert!(!is_ended(&first));
+    }
+
+    /// A user of a pod has the uid of a user of the machine. Once the pod is known, neither ends connections of the other.
+    #[test]
+    fn a_client_whose_tenant_is_known_is_ended_by_its_tenant_only() {
+        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let local = slots.take(user(1)).unwrap();
+        let in_pod = slots.take(user(1)).unwrap();
+        in_pod.assign(&Owner::Tenant(Tenant::Pod("pod".to_owned())));
+        let _many = take(&slots, user(1), 9);
+        assert!(is_ended(&local) && !is_ended(&in_pod));
     }
 
     #[test]
     fn slots_that_refuse_end_nobody_of_the_same_owner() {
         let slots = Slots::new(LIMITS, WhenFull::Refuse);
-        let mut own = take(&slots, Owner::User(1), 9);
+        let mut own = take(&slots, user(1), 9);
         assert_eq!(own.len(), 3);
         assert!(!own.iter().any(is_ended));
         own.pop();
-        assert!(slots.take(Owner::User(1)).is_some());
+        assert!(slots.take(user(1)).is_some());
     }
 
     #[tokio::test]

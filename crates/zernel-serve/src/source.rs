@@ -17,6 +17,11 @@ pub struct Health {
 /// Provides metrics and snapshots to a [`Server`](crate::Server). Methods may block and may be
 /// called from several threads at once.
 pub trait Source: Send + Sync + 'static {
+    /// A number that changes when answers change. Answers of one version are reused for a moment. `None`: answers are never
+    /// reused.
+    fn version(&self) -> Option<u64> {
+        None
+    }
     /// Returns all metrics in scope as text.
     fn metrics(&self, scope: Scope, format: TextFormat) -> String;
     /// Returns the current snapshot as JSON. WebSocket clients get the same text.

@@ -6,6 +6,7 @@ use axum::extract::ws::Utf8Bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
+use crate::recent_texts::RecentTexts;
 use crate::shared_work::{SharedWork, WorkPanicked};
 use crate::{Health, Scope, Source, TextFormat};
 
@@ -17,30 +18,45 @@ pub(crate) enum Query {
     Ledger,
 }
 
-/// Queries the source on blocking threads.
+/// Threads that build texts. Each keeps memory for the large texts it builds, so there are few.
+pub(crate) const TEXT_THREADS: usize = 2;
+
+/// Queries the source on blocking threads. A request for its health does not wait until texts are built.
 pub(crate) struct SourceQueries {
     source: Arc<dyn Source>,
     texts: SharedWork<(Query, Scope), Utf8Bytes>,
     health: SharedWork<(), Health>,
+    recent: Arc<RecentTexts>,
 }
 
 impl SourceQueries {
     pub(crate) fn new(source: Arc<dyn Source>) -> Self {
         Self {
             source,
-            texts: SharedWork::default(),
-            health: SharedWork::default(),
+            texts: SharedWork::new(TEXT_THREADS),
+            health: SharedWork::new(1),
+            recent: Arc::default(),
         }
     }
 
     pub(crate) async fn text(&self, query: Query, scope: Scope) -> Result<Utf8Bytes, WorkPanicked> {
-        let source = Arc::clone(&self.source);
-        let answer = move || match query {
-            Query::Metrics(format) => source.metrics(scope, format),
-            Query::Snapshot => source.snapshot(scope),
-            Query::Ledger => source.ledger(scope).to_string(),
+        // Before the text is built: a text of a newer version may be kept as one of this version, and is not reused then.
+        let version = self.source.version();
+        if let Some(text) = version.and_then(|it| self.recent.find(query, scope, it)) {
+            return Ok(text);
+        }
+        let (source, recent) = (Arc::clone(&self.source), Arc::clone(&self.recent));
+        let work = move || {
+            let text = Utf8Bytes::from(match query {
+                Query::Metrics(format) => source.metrics(scope, format),
+                Query::Snapshot => source.snapshot(scope),
+                Query::Ledger => source.ledger(scope).to_string(),
+            });
+            if let Some(version) = version {
+                recent.keep(query, scope, version, text.clone());
+            }
+            text
         };
-        let work = move || Utf8Bytes::from(answer());
         self.texts.run_or_join((query, scope), work).await
     }
 

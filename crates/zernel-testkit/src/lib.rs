@@ -13,6 +13,7 @@ pub mod daemon;
 pub mod elf_builder;
 pub mod fuzz;
 pub mod needs;
+mod pod_cgroup;
 #[cfg(feature = "fuse")]
 mod stalling_fs;
 #[cfg(feature = "daemon")]
@@ -25,6 +26,7 @@ pub mod vm;
 mod wait;
 
 pub use needs::{Need, root};
+pub use pod_cgroup::{NO_KUBELET, PodCgroup};
 #[cfg(feature = "fuse")]
 pub use stalling_fs::StallingFs;
 #[cfg(feature = "daemon")]

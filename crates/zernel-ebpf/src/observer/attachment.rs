@@ -50,8 +50,18 @@ pub(super) struct Attachment {
     found_running: BTreeSet<ProcessKey>,
     /// Reads them.
     identity_reader: IdentityReader,
-    /// Files that the next scan tries again. An installed one has no process.
-    retries: BTreeSet<(Option<ProcessKey>, LibraryKind, PathBuf)>,
+    /// Files that the next scan tries again.
+    retries: BTreeSet<FileRetry>,
+}
+
+/// A file that is tried again.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FileRetry {
+    tenant: Tenant,
+    /// The process that maps it; an installed one has none.
+    process: Option<ProcessKey>,
+    kind: LibraryKind,
+    access: PathBuf,
 }
 
 /// What decides how a file is attached to.
@@ -82,8 +92,12 @@ const FILE_SHARES: Shares = Shares {
     minimum: 8,
 };
 
-/// Files that are tried again at most. Any user can have files refused.
-const MAX_RETRIES: usize = 1024;
+/// Files that are tried again. Any user can have files refused.
+const RETRY_SHARES: Shares = Shares {
+    capacity: 1024,
+    reserve: 256,
+    minimum: 8,
+};
 
 /// The tenant of installed libraries.
 const MACHINE: Tenant = Tenant::User(0);
@@ -121,7 +135,7 @@ impl Attachment {
             Some(kind) => self.attach_installed(kind, path),
             None => {
                 let reason = "its name is not that of a known library".to_owned();
-                self.refuse(path, RefusalCause::UnknownName, reason);
+                self.refuse(path, &MACHINE, RefusalCause::UnknownName, reason);
             }
         }
     }
@@ -145,7 +159,7 @@ impl Attachment {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let reason = format!("cannot read {}: {error}", path.display());
-                self.refuse(path, RefusalCause::Unreadable, reason);
+                self.refuse(path, &MACHINE, RefusalCause::Unreadable, reason);
             }
         }
     }
@@ -178,10 +192,11 @@ impl Attachment {
         }
         if !file.is_regular() {
             let reason = format!("{} is not a regular file", file.path.display());
-            self.refuse(&file.path, RefusalCause::NotAFile, reason);
+            self.refuse(&file.path, &demand.tenant, RefusalCause::NotAFile, reason);
         } else if !self.has_room_for(&demand.tenant) {
             let reason = "its tenant has more library files than may be probed at once".to_owned();
-            self.refuse(&file.path, RefusalCause::TooManyFiles, reason);
+            let cause = RefusalCause::TooManyFiles;
+            self.refuse(&file.path, &demand.tenant, cause, reason);
             self.retry_later(kind, &demand);
         } else {
             self.queue.add(kind, file, demand);
@@ -211,19 +226,26 @@ impl Attachment {
     fn retry_later(&mut self, kind: LibraryKind, demand: &FileDemand) {
         let installed = demand.is_installed.then_some(None);
         let processes = demand.processes.iter().copied().map(Some);
-        let room = MAX_RETRIES.saturating_sub(self.retries.len());
-        let retries = installed.into_iter().chain(processes).take(room);
-        let retries = retries.map(|process| (process, kind, demand.access.clone()));
-        self.retries.extend(retries);
+        for process in installed.into_iter().chain(processes) {
+            let tenants = self.retries.iter().map(|retry| &retry.tenant);
+            if RETRY_SHARES.admits(&demand.tenant, tenants) {
+                self.retries.insert(FileRetry {
+                    tenant: demand.tenant.clone(),
+                    process,
+                    kind,
+                    access: demand.access.clone(),
+                });
+            }
+        }
     }
 
     /// Tries again what was refused for a reason that may have passed.
     pub(super) fn retry(&mut self, context: AttachContext<'_>) {
         files::attach_each(self.files.iter_mut(), |file| file.retry(context.kernel));
-        for (process, kind, access) in std::mem::take(&mut self.retries) {
-            match process {
-                Some(process) => self.attach_mapped(process, kind, &access),
-                None => self.attach_installed(kind, &access),
+        for retry in std::mem::take(&mut self.retries) {
+            match retry.process {
+                Some(process) => self.attach_mapped(process, retry.kind, &retry.access),
+                None => self.attach_installed(retry.kind, &retry.access),
             }
         }
     }
@@ -282,7 +304,7 @@ impl Attachment {
             }
             _ => {}
         }
-        self.refuse(&file.path, refusal.cause, refusal.reason);
+        self.refuse(&file.path, &demand.tenant, refusal.cause, refusal.reason);
     }
 
     fn add_file(&mut self, mut file: AttachedFile, context: AttachContext<'_>) {
@@ -297,11 +319,12 @@ impl Attachment {
     }
 
     /// Records why no probe can be attached to a file.
-    fn refuse(&mut self, path: &Path, cause: RefusalCause, reason: String) {
+    fn refuse(&mut self, path: &Path, tenant: &Tenant, cause: RefusalCause, reason: String) {
         Arc::make_mut(&mut self.refused).add(RefusedFile {
             path: path.to_owned(),
             cause,
             reason,
+            tenant: tenant.to_string(),
         });
     }
 
@@ -359,6 +382,15 @@ impl Attachment {
         self.identities.extend(self.identity_reader.take(patience));
     }
 
+    /// Forgets the identities of processes that map no file: an identity may be read only after its process has exited.
+    pub(super) fn forget_unused_identities(&mut self) {
+        let queued = self.queue.demands();
+        let queued = queued.flat_map(|(_, demand)| &demand.processes);
+        let queued: BTreeSet<ProcessKey> = queued.copied().collect();
+        let (mapped, identities) = (&self.mapped, &mut self.identities);
+        identities.retain(|process, _| mapped.contains_key(process) || queued.contains(process));
+    }
+
     /// Forgets the mappings of a process.
     fn forget(&mut self, process: ProcessKey) {
         self.queue.forget(process);
@@ -404,10 +436,14 @@ impl Attachment {
         uid.or_else(|| zernel_identity::uid_of(process.pid).ok())
     }
 
-    /// Whether all processes that map a file belong to this user.
-    pub(super) fn is_private(&self, file: u64, uid: u32) -> bool {
-        let users = self.users_of(&BTreeSet::from([file]));
-        users.into_iter().all(|user| self.uid_of(user) == Some(uid))
+    /// Whether only processes of this tenant have mapped a file, and all that map it now belong to this user.
+    pub(super) fn is_private(&self, file: u64, tenant: &Tenant, uid: u32) -> bool {
+        let mut files = self.files.iter();
+        let file = files.find(|it| it.number == file && it.tenant == *tenant);
+        file.is_some_and(|file| {
+            let users = self.users_of(&BTreeSet::from([file.number]));
+            users.into_iter().all(|user| self.uid_of(user) == Some(uid))
+        })
     }
 
     /// The numbers of the files that a process maps.

@@ -6,7 +6,7 @@
 //! | `attachment`, `files` | the library files that probes are attached to, and the processes that map them |
 //! | `file_queue`, `file_task` | new library files, which child processes read and attach to |
 //! | `changes` | notices when one of these files is written to or removed |
-//! | `process_table`, `process` | the observed processes |
+//! | `process_table`, `process`, `past_durations` | the observed processes, and what stays of exited ones |
 //! | `governor`, `alarm` | keep the overhead of the probes within a budget |
 //! | `rest` | stops observing processes whose overhead exceeds the ceiling |
 //! | `suspension` | detaches all probes on request |
@@ -39,6 +39,7 @@ mod identities;
 mod kernel;
 mod mapped;
 mod optional;
+mod past_durations;
 mod pinned_map;
 mod process;
 mod process_table;
@@ -159,7 +160,7 @@ pub struct ObserverOptions {
     pub libraries: Vec<PathBuf>,
     /// How long a process is still exported after it exited.
     pub grace: Duration,
-    /// How many processes of one user are still exported after they exited.
+    /// How many processes of one tenant are still exported after they exited.
     pub max_exited: usize,
     /// Budget and ceiling of the overhead.
     pub governor: GovernorOptions,
@@ -343,6 +344,7 @@ impl Observer {
         let events = self.discovery.scan()?;
         self.attachment.retry(attach_context!(self));
         self.attachment.follow(&events, attach_context!(self));
+        self.attachment.forget_unused_identities();
         self.drop_changed_files();
         self.refresh_gpus();
         let refreshed = self.kernel.tenants.refresh();

@@ -15,6 +15,7 @@ use super::durations::HistogramReader;
 use super::estimate::Interval;
 use super::governor::LaunchSpans;
 use super::kernel::Kernel;
+use super::tenants::TenantId;
 use crate::discovery::ProcessKey;
 use crate::probes::{
     CallKind, DurationKind, ProbeStates, ProbedFunction, SYMBOLS, SamplingGroup, layout,
@@ -70,6 +71,8 @@ pub struct ObservedProcess {
     announces_steps: bool,
     /// Its identity. If it exited before that could be read, only its name, user and parent are known.
     pub identity: Option<Identity>,
+    /// The tenant that it counts for.
+    pub(super) tenant: TenantId,
     /// The pid of the process that it loads data for.
     pub loads_for: Option<u32>,
     /// The state that each probe keeps.
@@ -102,7 +105,7 @@ pub struct ObservedProcess {
 }
 
 impl ObservedProcess {
-    pub(super) fn new(raw: &layout::Process) -> Self {
+    pub(super) fn new(raw: &layout::Process, tenant: TenantId) -> Self {
         Self {
             pid: raw.pid,
             start_ns: raw.start_ns,
@@ -113,6 +116,7 @@ impl ObservedProcess {
             uses_several_devices: false,
             announces_steps: false,
             identity: Some(identity_at_admission(raw)),
+            tenant,
             loads_for: None,
             probes: ProbeStates::default(),
             phases: None,

@@ -2,21 +2,22 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use zernel_model::gpu::GpuFacts;
-use zernel_model::snapshot::{ExitedRankTimes, SharedHistogram};
+use zernel_model::snapshot::ExitedRankTimes;
 
 use super::attachment::Attachment;
 use super::governor::Governor;
 use super::identities::{self, IdentityReader};
 use super::kernel::Kernel;
 use super::monotonic_ns;
+use super::past_durations::PastDurations;
 use super::process::ObservedProcess;
+use super::tenants::TenantId;
 use crate::discovery::ProcessKey;
 use crate::probes::nccl::ExitedRanks;
-use crate::probes::{self, DurationKind, layout};
+use crate::probes::{self, layout};
 
 /// In how many rounds the identities of all processes are read anew: 20 s at two rounds per second.
 const IDENTITY_ROUNDS: usize = 40;
@@ -28,7 +29,7 @@ pub(super) struct ProcessTable {
     /// Exited processes, until their grace period is over.
     exited: Vec<ObservedProcess>,
     /// Durations of collectives of processes whose grace period is over, by user.
-    past: BTreeMap<(Option<u32>, DurationKind), SharedHistogram>,
+    past: PastDurations,
     /// Exited ranks that others may wait for.
     pub(super) exited_ranks: ExitedRanks,
     /// Handles of exited processes that loaders still write to.
@@ -39,7 +40,7 @@ pub(super) struct ProcessTable {
     /// Rounds since identities were read.
     identity_age: usize,
     grace: Duration,
-    /// Exited processes of one user that are exported at most.
+    /// Exited processes of one tenant that are exported at most.
     max_exited: usize,
 }
 
@@ -53,12 +54,12 @@ pub(super) struct ReadContext<'a> {
 }
 
 impl ProcessTable {
-    /// An empty table. Exited processes are exported for a grace period, `max_exited` of each user.
+    /// An empty table. Exited processes are exported for a grace period, `max_exited` of each tenant.
     pub(super) fn new(grace: Duration, max_exited: usize) -> Self {
         Self {
             running: BTreeMap::new(),
             exited: Vec::new(),
-            past: BTreeMap::new(),
+            past: PastDurations::default(),
             exited_ranks: ExitedRanks::default(),
             retired: BTreeSet::new(),
             new: BTreeSet::new(),
@@ -107,7 +108,7 @@ impl ProcessTable {
         if self.retired.contains(&handle) || self.running.contains_key(&handle) {
             return;
         }
-        let mut process = ObservedProcess::new(record);
+        let mut process = ObservedProcess::new(record, context.kernel.tenants.id_of(record.tenant));
         if context.attachment.was_found_running(process.key()) {
             process.mark_incomplete(monotonic_ns());
         }
@@ -160,6 +161,7 @@ impl ProcessTable {
         }
         let kernel = context.kernel;
         let marks: Vec<layout::StepMark> = kernel.step_marks.take()?.collect();
+        kernel.tenants.forget_marks();
         for mark in marks {
             if !self.running.contains_key(&mark.process)
                 && let Some(record) = kernel.record(mark.process)
@@ -223,6 +225,7 @@ impl ProcessTable {
         let free: BTreeSet<u32> = self.retired.difference(&trainers).copied().collect();
         self.retired.retain(|handle| !free.contains(handle));
         kernel.forget_processes(&free)?;
+        kernel.tenants.update_largest();
         kernel.tenants.free_unused()
     }
 
@@ -238,27 +241,21 @@ impl ProcessTable {
         for process in self.exited.extract_if(.., is_over) {
             let user = process.uid();
             for (family, histogram) in process.durations() {
-                if matches!(
-                    family,
-                    DurationKind::Enqueue(_) | DurationKind::UntilSync(_)
-                ) {
-                    let past = self.past.entry((user, family)).or_default();
-                    Arc::make_mut(past).merge(histogram);
-                }
+                self.past.add(user, family, histogram);
             }
         }
     }
 
-    /// Exited processes of users who have many newer ones. Loaders go before trainers.
+    /// Exited processes of tenants who have many newer ones. Loaders go before trainers.
     fn surplus_exited(&self) -> BTreeSet<ProcessKey> {
         if self.exited.len() <= self.max_exited {
             return BTreeSet::new();
         }
         let mut exited: Vec<&ObservedProcess> = self.exited.iter().collect();
         exited.sort_by_key(|process| (process.is_loader, Reverse(process.ended_ns)));
-        let mut kept: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+        let mut kept: BTreeMap<TenantId, usize> = BTreeMap::new();
         exited.retain(|process| {
-            let kept = kept.entry(process.uid()).or_default();
+            let kept = kept.entry(process.tenant).or_default();
             *kept += 1;
             *kept > self.max_exited
         });
@@ -288,20 +285,6 @@ impl ProcessTable {
 
     /// Durations of collectives of processes whose grace period is over.
     pub(super) fn exited_rank_times(&self) -> Vec<ExitedRankTimes> {
-        let past = self.past.iter().filter_map(|((uid, family), times)| {
-            let times = Some(SharedHistogram::clone(times));
-            let (operation, enqueue_times, until_sync_times) = match family {
-                DurationKind::Enqueue(operation) => (operation, times, None),
-                DurationKind::UntilSync(operation) => (operation, None, times),
-                _ => return None,
-            };
-            Some(ExitedRankTimes {
-                uid: *uid,
-                op: operation.name(),
-                enqueue_times,
-                until_sync_times,
-            })
-        });
-        past.collect()
+        self.past.snapshot()
     }
 }

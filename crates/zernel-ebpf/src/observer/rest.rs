@@ -1,23 +1,27 @@
 //! Stops observing who costs too much, and nobody else.
 //!
 //! A process whose overhead stays above the ceiling although its frequent functions are sampled is *rested* for a while. The
-//! kernel skips its calls at the entry of the probes. Probes are detached from the files that only processes of its user
-//! map; these processes are rested too. Probes on files that others map stay attached. Each rest of a user is twice as long
-//! as the one before.
+//! kernel skips its calls at the entry of the probes. Probes are detached from the files that only its user has mapped; the
+//! processes that map them are rested too. Probes on files that other tenants have mapped stay attached. Each rest of a tenant is
+//! twice as long as the one before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+
+use zernel_identity::Tenant;
 
 use super::{Observer, files, monotonic_ns};
 
 /// Longest rest before a process is tried again.
 const LONGEST_REST: Duration = Duration::from_secs(600);
 
-/// A rest of a user's processes.
+/// A rest of a tenant's processes.
 #[derive(Debug)]
 struct Rest {
     /// The process that exceeded the ceiling.
     pid: u32,
+    /// Its user.
+    uid: u32,
     until: Instant,
     /// Handles of the processes that are rested.
     processes: BTreeSet<u32>,
@@ -25,9 +29,9 @@ struct Rest {
     files: BTreeSet<u64>,
 }
 
-/// The rests of a user.
+/// The rests of a tenant.
 #[derive(Debug)]
-struct UserRests {
+struct TenantRests {
     current: Option<Rest>,
     /// Length of the next rest.
     next: Duration,
@@ -35,8 +39,8 @@ struct UserRests {
     ended: Instant,
 }
 
-impl UserRests {
-    /// The length of a rest that begins now: twice the last one, or the first one if the user was observed for longer than
+impl TenantRests {
+    /// The length of a rest that begins now: twice the last one, or the first one if the tenant was observed for longer than
     /// that since.
     fn begin(&mut self, first: Duration) -> Duration {
         if self.ended.elapsed() > self.next {
@@ -52,7 +56,7 @@ impl UserRests {
 #[derive(Debug)]
 pub(super) struct Rests {
     first: Duration,
-    users: BTreeMap<u32, UserRests>,
+    tenants: BTreeMap<Tenant, TenantRests>,
     /// Number of rests so far, and the process that caused the last one.
     past: Option<(u32, u32)>,
 }
@@ -61,13 +65,14 @@ impl Rests {
     pub(super) fn new(first: Duration) -> Self {
         Self {
             first,
-            users: BTreeMap::new(),
+            tenants: BTreeMap::new(),
             past: None,
         }
     }
 
     fn current(&self) -> impl Iterator<Item = &Rest> {
-        self.users.values().filter_map(|user| user.current.as_ref())
+        let tenants = self.tenants.values();
+        tenants.filter_map(|tenant| tenant.current.as_ref())
     }
 
     /// Sentences about rests, because their time is missing from the figures.
@@ -106,17 +111,19 @@ impl Observer {
         handles.filter_map(|handle| Some(self.processes.running.get(handle)?.pid))
     }
 
-    /// Rests a process, and the files and processes of its user that it shares with nobody else.
+    /// Rests a process, and the files and processes of its user that it shares with nobody else. A process that has exited
+    /// needs no rest.
     pub(super) fn rest(&mut self, handle: u32) {
         let Some(process) = self.processes.running.get(&handle) else {
             return;
         };
         let (pid, key) = (process.pid, process.key());
-        let Some(uid) = process.identity.as_ref().map(|identity| identity.uid) else {
+        let uid = process.identity.as_ref().map(|identity| identity.uid);
+        let (Some(uid), Ok(tenant)) = (uid, Tenant::of(pid)) else {
             return;
         };
         let mut files = self.attachment.files_of(key);
-        files.retain(|file| self.attachment.is_private(*file, uid));
+        files.retain(|file| self.attachment.is_private(*file, &tenant, uid));
         let running = self.processes.running.iter();
         let sharing = running.filter(|(_, other)| {
             let mapped = self.attachment.files_of(other.key());
@@ -138,14 +145,16 @@ impl Observer {
         let times = self.rests.past.map_or(0, |(times, _)| times);
         self.rests.past = Some((times + 1, pid));
         let first = self.rests.first;
-        let user = self.rests.users.entry(uid).or_insert_with(|| UserRests {
+        let tenants = &mut self.rests.tenants;
+        let rests = tenants.entry(tenant).or_insert_with(|| TenantRests {
             current: None,
             next: first,
             ended: Instant::now(),
         });
-        let until = Instant::now() + user.begin(first);
-        let rest = user.current.get_or_insert(Rest {
+        let until = Instant::now() + rests.begin(first);
+        let rest = rests.current.get_or_insert(Rest {
             pid,
+            uid,
             until,
             processes: BTreeSet::new(),
             files: BTreeSet::new(),
@@ -163,27 +172,27 @@ impl Observer {
         }
     }
 
-    /// Ends the rests that are over, and those of files that another user maps by now.
+    /// Ends the rests that are over, and those of files that another tenant maps by now.
     pub(super) fn end_rests(&mut self) {
         let now = Instant::now();
         let mut ended = Vec::new();
-        for (uid, user) in &mut self.rests.users {
-            if let Some(rest) = user.current.as_mut() {
-                let shared = |file: &u64| !self.attachment.is_private(*file, *uid);
+        for (tenant, rests) in &mut self.rests.tenants {
+            if let Some(rest) = rests.current.as_mut() {
+                let shared = |file: &u64| !self.attachment.is_private(*file, tenant, rest.uid);
                 let shared: BTreeSet<u64> = rest.files.iter().copied().filter(shared).collect();
                 rest.files.retain(|file| !shared.contains(file));
                 files::attach_each(self.attachment.files_mut(&shared), |file| {
                     file.end_rest(&self.kernel);
                 });
             }
-            if let Some(rest) = user.current.take_if(|rest| now >= rest.until) {
-                user.ended = now;
+            if let Some(rest) = rests.current.take_if(|rest| now >= rest.until) {
+                rests.ended = now;
                 ended.push(rest);
             }
         }
         self.rests
-            .users
-            .retain(|_, user| user.current.is_some() || user.ended.elapsed() < LONGEST_REST);
+            .tenants
+            .retain(|_, rests| rests.current.is_some() || rests.ended.elapsed() < LONGEST_REST);
         for rest in ended {
             files::attach_each(self.attachment.files_mut(&rest.files), |file| {
                 file.end_rest(&self.kernel);
@@ -204,19 +213,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rests_double_until_a_user_is_observed_for_longer() {
+    fn rests_double_until_a_tenant_is_observed_for_longer() {
         let first = Duration::from_millis(1);
-        let mut user = UserRests {
+        let mut tenant = TenantRests {
             current: None,
             next: first,
             ended: Instant::now() + Duration::from_secs(3600),
         };
-        let lengths: Vec<_> = (0..30).map(|_| user.begin(first)).collect();
+        let lengths: Vec<_> = (0..30).map(|_| tenant.begin(first)).collect();
         assert_eq!(lengths[..3], [first, 2 * first, 4 * first]);
         assert_eq!(lengths[29], LONGEST_REST);
-        user.next = 8 * first;
-        user.ended = Instant::now() - Duration::from_secs(1);
-        assert_eq!(user.begin(first), first);
+        tenant.next = 8 * first;
+        tenant.ended = Instant::now() - Duration::from_secs(1);
+        assert_eq!(tenant.begin(first), first);
     }
 
     #[test]

@@ -12,7 +12,9 @@ use zerocopy::IntoBytes;
 
 use super::batch;
 use super::mapped::MappedArray;
-use crate::probes::layout::{self, ALL_TENANTS, FIRST_TENANT, SUBORDINATE_RANGES, TENANTS};
+use crate::probes::layout::{
+    self, ALL_TENANTS, FIRST_TENANT, OTHER_TENANTS, SUBORDINATE_RANGES, TENANTS,
+};
 
 /// A table in the kernel that tenants share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +77,14 @@ impl Hierarchy {
     fn parents(self) -> Vec<TenantParent> {
         tenant_parents(&self.root())
     }
+}
+
+/// Identifies a tenant of the kernel's tables, also when its index is another tenant's by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct TenantId {
+    cgroup: u64,
+    hierarchy: u32,
+    uid: u32,
 }
 
 /// Number of tenants that a problem names.
@@ -194,6 +204,17 @@ impl Tenants {
         }
     }
 
+    /// The tenant with an index.
+    pub(super) fn id_of(&self, index: u32) -> TenantId {
+        // The index comes from the kernel.
+        let key = self.counts.read(index as usize % TENANTS).key;
+        TenantId {
+            cgroup: key.cgroup.id,
+            hierarchy: key.cgroup.hierarchy,
+            uid: key.uid,
+        }
+    }
+
     /// Number of events that were refused because the rest of a table is reserved.
     pub(super) fn refused(&self, table: Table) -> u64 {
         self.counts.read(ALL_TENANTS).refused[table as usize]
@@ -203,6 +224,27 @@ impl Tenants {
     pub(super) fn count(&self) -> libbpf_rs::Result<usize> {
         let listed: Vec<(layout::TenantKey, u32)> = batch::entries(&self.indices)?;
         Ok(listed.len())
+    }
+
+    /// Stores the number of entries of the largest tenant, for each table. Programs raise these numbers only.
+    pub(super) fn update_largest(&self) {
+        let tenants = (OTHER_TENANTS..TENANTS).map(|index| self.counts.read(index).used);
+        let tenants: Vec<_> = tenants.collect();
+        for table in Table::ALL {
+            let entries = tenants.iter().map(|used| used[table as usize]);
+            let largest = entries.max().unwrap_or(0).max(0);
+            let offset = offset_of!(layout::Tenant, largest) + table as usize * size_of::<i64>();
+            let word = self.counts.word(ALL_TENANTS, offset);
+            word.store(largest as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets all tenants have their share of step marks again, because all marks were read.
+    pub(super) fn forget_marks(&self) {
+        let offset = offset_of!(layout::Tenant, marks);
+        for index in OTHER_TENANTS..TENANTS {
+            self.counts.word(index, offset).store(0, Ordering::Relaxed);
+        }
     }
 
     /// Frees the indices of tenants without entries. A tenant that was refused something keeps its index, so that a problem

@@ -112,6 +112,8 @@ mirrors! {
         pub(crate) struct Tenant = "zernel_tenant" {
             used: [i64; Table::ALL.len()],
             refused: [u64; Table::ALL.len()],
+            largest: [i64; Table::ALL.len()],
+            marks: u64,
             key: TenantKey,
         }
 
@@ -248,6 +250,8 @@ impl Tenant {
     pub(crate) const EMPTY: Self = Self {
         used: [0; Table::ALL.len()],
         refused: [0; Table::ALL.len()],
+        largest: [0; Table::ALL.len()],
+        marks: 0,
         key: TenantKey {
             cgroup: CgroupKey {
                 id: 0,

@@ -6,6 +6,7 @@ mod classes;
 mod counts;
 mod dead_files;
 mod files;
+mod filled_tables;
 mod governor;
 mod harm;
 mod harness;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 
 use zernel_ebpf::capability::Capability;
 use zernel_testkit::needs::bpf;
-use zernel_testkit::{Need, root, target, trial};
+use zernel_testkit::{NO_KUBELET, Need, root, target, trial};
 
 fn main() -> ExitCode {
     let roles = [
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         counts::ROLES,
         dead_files::ROLES,
         files::ROLES,
+        filled_tables::ROLES,
         governor::ROLES,
         many_files::ROLES,
         memory::ROLES,
@@ -190,6 +192,26 @@ fn main() -> ExitCode {
             shares::allocations,
         ),
         (
+            "one_tenant_has_a_share_of_the_histograms",
+            filled_tables::histograms,
+        ),
+        (
+            "one_tenant_has_a_share_of_the_communicators",
+            filled_tables::communicators,
+        ),
+        (
+            "one_tenant_has_a_share_of_the_memory_accounts",
+            filled_tables::memory_accounts,
+        ),
+        (
+            "one_tenant_has_a_share_of_the_step_marks",
+            filled_tables::step_marks,
+        ),
+        (
+            "a_full_table_refuses_the_largest_tenant_first",
+            filled_tables::three_tenants,
+        ),
+        (
             "many_uids_in_a_namespace_are_one_tenant",
             tenants::many_uids_in_a_namespace,
         ),
@@ -208,7 +230,7 @@ fn main() -> ExitCode {
         ("decisions_are_counted", classes::decisions),
     ];
     let more: [(&str, Need, fn()); 8] = [
-        ("one_tenant_is_a_pod", tenants::NO_KUBELET, tenants::pods),
+        ("one_tenant_is_a_pod", NO_KUBELET, tenants::pods),
         (
             "a_dead_environment_holds_up_nobody",
             dead_files::FUSE,

@@ -30,7 +30,7 @@ const ALLOCATIONS: u64 = 140_000;
 pub(crate) const PROCESS_SHARE: u64 = 2047 - 512;
 const ALLOCATION_SHARE: u64 = (1 << 17) - (1 << 15);
 /// Entries that processes of other tests and of this machine may have meanwhile.
-const OTHERS: u64 = 20;
+pub(crate) const OTHERS: u64 = 20;
 
 /// Has so many children, which do nothing until it ends.
 fn keeps_children(driver: &Driver, children: u64) {
@@ -72,14 +72,14 @@ pub(crate) fn open_stage() -> Stage {
 }
 
 /// Starts a target of a user without privileges, with GPUs of its own.
-fn target_of_nobody(stage: &Stage, role: &str, rounds: u64) -> Target {
-    let node = stage.path().join("node-of-nobody");
+pub(crate) fn target_of(stage: &Stage, user: u32, role: &str, rounds: u64) -> Target {
+    let node = stage.path().join(format!("node-of-{user}"));
     if !node.exists() {
         fs::create_dir(&node).expect("ours");
-        std::os::unix::fs::chown(&node, Some(NOBODY), None).expect("we are root");
+        std::os::unix::fs::chown(&node, Some(user), None).expect("we are root");
     }
     let mut command = stage.command(role, rounds);
-    Target::start(command.env(config::DIRECTORY, node).uid(NOBODY))
+    Target::start(command.env(config::DIRECTORY, node).uid(user))
 }
 
 /// Number of running children of a target that are observed.
@@ -127,7 +127,7 @@ pub(crate) fn processes() {
     let mut refused = 0;
     // The second time shows that exits give everything back.
     for _ in 0..2 {
-        let mut greedy = target_of_nobody(&stage, "keeps_children", CHILDREN);
+        let mut greedy = target_of(&stage, NOBODY, "keeps_children", CHILDREN);
         let parent = greedy.pid();
         greedy.step();
         let children = observed_children(&mut observer, parent);
@@ -152,7 +152,7 @@ pub(crate) fn allocations() {
     let mut observer = observe(&stage);
     let mut refused = 0;
     for _ in 0..2 {
-        let mut greedy = target_of_nobody(&stage, "fills_memory", ALLOCATIONS);
+        let mut greedy = target_of(&stage, NOBODY, "fills_memory", ALLOCATIONS);
         greedy.step();
         observer.read().expect("maps can be read");
         assert_eq!(observer.losses().refused_allocations, refused);

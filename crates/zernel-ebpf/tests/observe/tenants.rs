@@ -4,12 +4,11 @@ use std::env;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 
 use zernel_ebpf::observer::Observer;
 use zernel_identity::Tenant;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause, try_call};
-use zernel_testkit::{Need, eventually};
+use zernel_testkit::{PodCgroup, eventually};
 
 use crate::harness::observe;
 use crate::processes::fork;
@@ -145,94 +144,10 @@ pub(crate) fn indices_are_reused() {
     assert_eq!(observer.problems(), Vec::<String>::new());
 }
 
-const POD: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
-
-/// The mounted hierarchies in which a pod may be, with its path there.
-fn hierarchies() -> Vec<(PathBuf, String)> {
-    let mount = Path::new("/sys/fs/cgroup");
-    let unified = match mount.join("cgroup.controllers").exists() {
-        true => mount.to_owned(),
-        false => mount.join("unified"),
-    };
-    let slice = POD.replace('-', "_");
-    let all = [
-        (
-            unified,
-            format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice"),
-        ),
-        (
-            mount.join("memory"),
-            format!("kubepods/besteffort/pod{POD}"),
-        ),
-    ];
-    let is_there = |(root, _): &(PathBuf, String)| root.join("cgroup.procs").exists();
-    all.into_iter().filter(is_there).collect()
-}
-
-/// The need for a machine on which the test can create the cgroup of a pod.
-pub(crate) const NO_KUBELET: Need = Need {
-    name: "no-kubelet",
-    check: || {
-        let hierarchies = hierarchies();
-        if hierarchies.is_empty() {
-            return Err("no hierarchy of cgroups is mounted".into());
-        }
-        for (root, path) in hierarchies {
-            let first = root.join(path.split('/').next().unwrap_or_default());
-            if first.exists() {
-                return Err(format!("{} exists", first.display()));
-            }
-            fs::create_dir(&first).map_err(|error| format!("{}: {error}", first.display()))?;
-            fs::remove_dir(&first).map_err(|error| format!("{}: {error}", first.display()))?;
-        }
-        Ok(())
-    },
-};
-
-/// The cgroup of a pod, removed when it is dropped.
-struct PodCgroup {
-    root: PathBuf,
-    path: PathBuf,
-}
-
-impl PodCgroup {
-    fn new(root: &Path, path: &str) -> Self {
-        fs::create_dir_all(root.join(path)).expect("we are root");
-        Self {
-            root: root.to_owned(),
-            path: path.into(),
-        }
-    }
-
-    /// Moves a process into a container of the pod.
-    fn add(&self, process: u32) {
-        let container = self.root.join(&self.path).join("container");
-        fs::create_dir_all(&container).expect("we are root");
-        fs::write(container.join("cgroup.procs"), process.to_string()).expect("we are root");
-    }
-}
-
-impl Drop for PodCgroup {
-    fn drop(&mut self) {
-        let pod = self.root.join(&self.path);
-        for _ in 0..200 {
-            // Busy until the last process has exited.
-            if fs::remove_dir(pod.join("container")).is_ok() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        for path in self.path.ancestors().filter(|it| *it != Path::new("")) {
-            let _ = fs::remove_dir(self.root.join(path));
-        }
-    }
-}
-
 /// A pod of root wants all processes. Root's other processes are another tenant.
 pub(crate) fn pods() {
-    for (root, path) in hierarchies() {
+    for pod in PodCgroup::in_each_hierarchy() {
         let stage = open_stage();
-        let pod = PodCgroup::new(&root, &path);
         let mut observer = observe(&stage);
         fill(&stage, &mut observer, &pod);
     }
@@ -243,7 +158,7 @@ fn fill(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
     pod.add(greedy.pid());
     greedy.step();
     let tenant = Tenant::of(greedy.pid()).expect("it runs");
-    assert_eq!(tenant, Tenant::Pod(POD.to_owned()));
+    assert_eq!(tenant, Tenant::Pod(PodCgroup::UID.to_owned()));
     let children = observed_children(observer, greedy.pid());
     assert!(children < PROCESS_SHARE, "{children}");
     let refused = observer.losses().refused_processes;
@@ -252,7 +167,7 @@ fn fill(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
         observer,
         "refused_processes",
         refused,
-        &format!("pod {POD}"),
+        &format!("pod {}", PodCgroup::UID),
     );
     assert_others_are_observed(observer, stage);
     greedy.kill();

@@ -83,6 +83,8 @@ pub struct RefusedFile {
     pub cause: RefusalCause,
     /// Why, in words.
     pub reason: String,
+    /// The tenant whose process maps it.
+    pub tenant: String,
 }
 
 /// The kind of reason why no probe can be attached to a file.
@@ -141,17 +143,28 @@ impl RefusedFiles {
     /// Number of files that are kept: more than a person reads.
     pub const KEPT: usize = 256;
 
-    /// Adds a file. It replaces an earlier entry with the same path. The oldest entry beyond [`Self::KEPT`] is left
-    /// out and counted.
+    /// Adds a file. It replaces an earlier entry with the same path. Beyond [`Self::KEPT`] entries, the oldest one of the
+    /// tenant with the most entries is left out and counted.
     pub fn add(&mut self, file: RefusedFile) {
         *self.refusals.entry(file.cause).or_default() += 1;
         self.newest.retain(|known| known.path != file.path);
         self.newest.push_back(file);
         if self.newest.len() > Self::KEPT
-            && let Some(oldest) = self.newest.pop_front()
+            && let Some(oldest) = self.oldest_of_largest_tenant()
+            && let Some(oldest) = self.newest.remove(oldest)
         {
             *self.left_out.entry(oldest.cause).or_default() += 1;
         }
+    }
+
+    /// Position of the oldest entry of the tenant with the most entries.
+    fn oldest_of_largest_tenant(&self) -> Option<usize> {
+        let mut tenants: BTreeMap<&str, usize> = BTreeMap::new();
+        for file in &self.newest {
+            *tenants.entry(&file.tenant).or_default() += 1;
+        }
+        let (largest, _) = tenants.into_iter().max_by_key(|(_, files)| *files)?;
+        self.newest.iter().position(|file| file.tenant == largest)
     }
 
     /// The newest entries, oldest first.
@@ -258,6 +271,7 @@ mod tests {
             path: format!("/home/mallory/{number}/libcuda.so.1").into(),
             cause,
             reason: format!("number {number}"),
+            tenant: "user 1000".to_owned(),
         }
     }
 
@@ -285,6 +299,20 @@ mod tests {
         assert_eq!(json["refused_left_out"], left_out);
         let own = snapshot.ledger_json(Scope::User(1000));
         assert!(own.get("refused").is_none() && own.get("refused_left_out").is_none());
+    }
+
+    #[test]
+    fn refused_files_of_one_tenant_replace_only_its_own() {
+        let mut files = RefusedFiles::default();
+        files.add(RefusedFile {
+            tenant: "user 2000".to_owned(),
+            ..refused(0, RefusalCause::NotALibrary)
+        });
+        for number in 1..1000 {
+            files.add(refused(number, RefusalCause::NotALibrary));
+        }
+        let first = files.newest().next().unwrap();
+        assert_eq!(first.reason, "number 0");
     }
 
     #[test]

@@ -70,6 +70,7 @@ impl Scope {
     pub fn contains(self, identity: Option<&Identity>) -> bool {
         match self {
             Self::Pod(own) => {
+                let identity = identity.filter(|identity| identity.pod_is_certain);
                 let pod = identity.and_then(|identity| identity.pod_uid.as_deref());
                 pod.and_then(PodUid::parse) == Some(own)
             }

@@ -135,6 +135,7 @@ mod tests {
             identity: Some(crate::identity::Identity {
                 pid,
                 pod_uid: pod.map(str::to_owned),
+                pod_is_certain: pid < 5,
                 ..Default::default()
             }),
             ..ProcessSnapshot::default()
@@ -146,6 +147,8 @@ mod tests {
                 process(2, Some("11111111-1111-1111-1111-111111111111")),
                 process(3, Some("not a uid")),
                 process(4, None),
+                // Its cgroup has the name of the pod's, at another place.
+                process(5, Some(own)),
             ],
             ..Snapshot::default()
         };

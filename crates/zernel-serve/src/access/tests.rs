@@ -1,4 +1,5 @@
 use axum::http::{HeaderName, HeaderValue};
+use zernel_identity::Tenant;
 
 use super::*;
 
@@ -39,7 +40,7 @@ fn authorize(
             map.append(name, value);
             map
         });
-    policy.authorize(Peer::Tcp { local }, &Uri::from_static(uri), &headers)
+    policy.authorize(&Peer::Tcp { local }, &Uri::from_static(uri), &headers)
 }
 
 #[test]
@@ -166,8 +167,9 @@ fn unix_socket_clients_need_no_host_and_no_token() {
         hosts: Vec::new(),
     };
     let scope = Scope::User(1);
-    let peer = Peer::Unix { scope };
-    let authorized = policy.authorize(peer, &Uri::from_static("/"), &HeaderMap::new());
-    let owner = Owner::User(1);
+    let tenant = Tenant::User(1);
+    let owner = Owner::Tenant(tenant.clone());
+    let peer = Peer::Unix { scope, tenant };
+    let authorized = policy.authorize(&peer, &Uri::from_static("/"), &HeaderMap::new());
     assert_eq!(authorized, Ok(Grant { scope, owner }));
 }

@@ -17,9 +17,9 @@ const WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 0123456789abc
 /// Low limits, so that a test needs few file descriptors.
 fn few(options: &mut Options) {
     options.limits.connections = 8;
-    options.limits.connections_per_user = 4;
+    options.limits.connections_per_tenant = 4;
     options.limits.websockets = 8;
-    options.limits.websockets_per_user = 4;
+    options.limits.websockets_per_tenant = 4;
 }
 
 pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {

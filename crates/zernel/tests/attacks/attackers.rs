@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use std::{process, thread};
 
@@ -12,7 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{WaitOptions, waitpid};
 use zernel_testkit::elf_builder::{ElfBuilder, function};
 use zernel_testkit::libloading::Library;
-use zernel_testkit::target::{Driver, TargetRole, call, directory, out, pause};
+use zernel_testkit::target::{self, Driver, TargetRole, call, directory, out, pause};
 
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("grows_loaders", grows_loaders),
@@ -24,6 +25,9 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("destroys_contexts", destroys_contexts),
     ("maps_refused_files", maps_refused_files),
     ("holds_connections", holds_connections),
+    ("executes_programs", executes_programs),
+    ("uses_a_library", uses_a_library),
+    ("floods_requests", floods_requests),
 ];
 
 /// The directory that belongs to the attacking user. Each attacking process has a directory below it, with its pid as name.
@@ -250,4 +254,60 @@ fn is_open(mut stream: &UnixStream) -> bool {
         Ok(length) => length > 0,
         Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
     }
+}
+
+/// Starts programs one after the other. Each loads a copy of a library that nobody else has, and calls it.
+fn executes_programs(_driver: &Driver, _rounds: u64) {
+    pause();
+    let program = directory().join("program");
+    for number in 0_u64.. {
+        let folder = own_path(&format!("libraries-{number}"));
+        fs::create_dir(&folder).expect("ours");
+        for name in ["libcuda.so.1", "libnccl.so.2"] {
+            fs::copy(directory().join("lib").join(name), folder.join(name)).expect("ours");
+        }
+        let mut command = Command::new(&program);
+        command
+            .env(target::ROLE, "uses_a_library")
+            .env(target::LIBRARIES, &folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let status = command.status().expect("it runs");
+        assert!(status.success(), "{status}");
+        fs::remove_dir_all(&folder).expect("ours");
+    }
+}
+
+/// Initializes the library, and exits.
+fn uses_a_library(driver: &Driver, _rounds: u64) {
+    call!(driver.cuda(), "cuInit", 0);
+}
+
+/// Asks for every endpoint all the time, over this number of connections. Each request is complete before the answer is read,
+/// and a new connection is opened when the daemon ends one.
+fn floods_requests(_driver: &Driver, connections: u64) {
+    const PATHS: [&str; 5] = [
+        "/metrics",
+        "/metrics/quantiles",
+        "/api/v1/snapshot",
+        "/api/v1/ledger",
+        "/healthz",
+    ];
+    pause();
+    thread::scope(|scope| {
+        for number in 0..connections as usize {
+            let path = PATHS[number % PATHS.len()];
+            scope.spawn(move || {
+                let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+                // The daemon may have stopped.
+                while let Ok(mut stream) = UnixStream::connect(directory().join("observe.sock")) {
+                    let mut answer = [0; 64 << 10];
+                    while stream.write_all(request.as_bytes()).is_ok()
+                        && stream.read(&mut answer).is_ok_and(|length| length > 0)
+                    {
+                    }
+                }
+            });
+        }
+    });
 }

@@ -2,9 +2,12 @@
 //! the daemon ends on SIGTERM with nothing attached.
 //!
 //! `ZERNEL_ATTACK_SECONDS` sets how long each attack lasts, and prints how long answers and exits took. `ZERNEL_SOAK_MINUTES`
-//! sets how long the soak lasts.
+//! sets how long the soak lasts, `ZERNEL_ATTACK_CROWD` how many processes a crowd has. `ZERNEL_PROGRAM` names another `zernel`
+//! than the one that cargo has built for the test. In a release build, the longest times for answers and exits are those that
+//! docs/security.md states.
 
 mod attackers;
+mod cpu_weights;
 mod restart;
 mod scene;
 mod soak;
@@ -36,6 +39,8 @@ const ATTACKS: &[(&str, &str, u64)] = &[
     ("destroyed_contexts", "destroys_contexts", 5000),
     ("refused_files", "maps_refused_files", 0),
     ("held_connections", "holds_connections", 0),
+    ("programs_with_their_own_library", "executes_programs", 0),
+    ("a_flood_of_requests", "floods_requests", 32),
 ];
 
 /// Whether a FUSE file system can be mounted.
@@ -53,6 +58,7 @@ fn main() -> ExitCode {
     if let Some(code) = target::act(&roles) {
         return code;
     }
+    cpu_weights::create();
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let attacks = ATTACKS.iter().map(|(name, role, rounds)| {
         let attack = || {
@@ -80,8 +86,15 @@ fn main() -> ExitCode {
         &needs,
         restart::busy_machine,
     );
+    let crowd = trial(
+        "a_crowd_beside_sampling_windows",
+        &needs,
+        restart::crowd_beside_sampling,
+    );
     let soak = trial("soak", &needs, soak::soak);
-    zernel_testkit::main(attacks.chain([dead, quarantined, busy, soak]))
+    let code = zernel_testkit::main(attacks.chain([dead, quarantined, busy, crowd, soak]));
+    cpu_weights::remove();
+    code
 }
 
 /// How long an attack lasts.

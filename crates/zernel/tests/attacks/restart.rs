@@ -1,7 +1,9 @@
 //! What a daemon finds when it starts: files that its predecessor died with, and a busy machine.
 
+use std::env;
 use std::fs;
 use std::process::Command;
+use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -10,10 +12,15 @@ use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause};
 use zernel_testkit::{StallingFs, eventually, eventually_ok};
 
 use crate::attackers::DEAD_NAMES;
-use crate::scene::{VICTIM, ZERNEL, attack, command_of, public_stage, start_daemon, start_victim};
+use crate::scene::{
+    Scene, VICTIM, attack, command_of, public_stage, start_daemon, start_victim, zernel,
+};
 use crate::{mount_files, scene};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[("has_children", has_children)];
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("has_children", has_children),
+    ("launches_all_the_time", launches_all_the_time),
+];
 
 /// Forks this number of children, which map the same libraries and do nothing.
 fn has_children(driver: &Driver, children: u64) {
@@ -29,6 +36,35 @@ fn has_children(driver: &Driver, children: u64) {
         }
     }
     pause();
+}
+
+/// The variable that sets the number of processes of a crowd.
+const CROWD: &str = "ZERNEL_ATTACK_CROWD";
+
+/// Launches all the time, so that launches are sampled.
+fn launches_all_the_time(driver: &Driver, _rounds: u64) {
+    driver.open();
+    let function = driver.kernel();
+    pause();
+    loop {
+        driver.launch(function);
+    }
+}
+
+/// Many processes map libraries while sampling windows open and close, which changes the code of all of them.
+pub(crate) fn crowd_beside_sampling() {
+    let name = "a_crowd_beside_sampling_windows";
+    let crowd = env::var(CROWD).map_or(400, |text| text.parse().expect("a number"));
+    let mut scene = Scene::start();
+    let busy = attack(&scene.stage, "launches_all_the_time", 0);
+    let begin = Instant::now();
+    let children = attack(&scene.stage, "has_children", crowd);
+    crate::measured(&format!("{name}: {crowd} forks in {:.2?}", begin.elapsed()));
+    scene.endure_sampled(name, crate::duration());
+    let stage = scene.stop(name);
+    busy.kill();
+    children.kill();
+    drop(stage);
 }
 
 /// Why a file is refused, by the ledger of a daemon.
@@ -81,7 +117,7 @@ pub(crate) fn quarantined() {
 
 /// The job with this pid, as `zernel ps` lists it.
 fn listed(daemon: &Daemon, pid: u32) -> Option<Value> {
-    let mut command = Command::new(ZERNEL);
+    let mut command = Command::new(zernel());
     command
         .args(["ps", "--json", "--socket"])
         .arg(&daemon.socket);

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,15 +13,17 @@ use rustix::process::Signal;
 use serde_json::Value;
 use zernel_softgpu::config;
 use zernel_testkit::daemon::Daemon;
-use zernel_testkit::eventually_ok;
 use zernel_testkit::target::{Stage, Target};
+use zernel_testkit::{StallingFs, eventually_ok};
 
-use crate::ATTACKS;
 use crate::attackers::own_directory;
+use crate::cpu_weights::{self, WeightGroup};
 use crate::scene::{
-    AnswerTimes, Clients, MAX_RESIDENT, NOBODY, command_of, counted_calls, describe, peak_resident,
-    public_stage, request, resident, start_daemon, start_victim, truth_of,
+    AnswerTimes, Clients, EXIT_LIMIT, MAX_RESIDENT, NOBODY, assert_answered, command_of,
+    counted_calls, describe, peak_resident, public_stage, request, resident, start_daemon,
+    start_victim, truth_of,
 };
+use crate::{ATTACKS, FUSE, mount_files};
 
 /// The variable that sets how long the soak lasts.
 const MINUTES: &str = "ZERNEL_SOAK_MINUTES";
@@ -28,6 +31,8 @@ const MINUTES: &str = "ZERNEL_SOAK_MINUTES";
 const SHORT: Duration = Duration::from_secs(24);
 /// Lives of the daemon.
 const LIVES: u32 = 4;
+/// Attacks of the short form: the first ones of the list.
+const SHORT_ATTACKS: usize = 8;
 /// Attacks at the same time.
 const AT_ONCE: usize = 3;
 /// How long one attack lasts.
@@ -41,6 +46,8 @@ type Calls = BTreeMap<String, u64>;
 struct Measured {
     answers: AnswerTimes,
     exits: Vec<Duration>,
+    /// The longest time from SIGTERM to the exit.
+    slowest_exit: Duration,
     attacks: usize,
     peak: u64,
     /// Growth of the resident memory in the second half of each life, in KiB per minute.
@@ -52,9 +59,54 @@ struct Measured {
 struct Attackers {
     running: Vec<(Instant, Target)>,
     started: usize,
+    /// Number of different attacks.
+    attacks: usize,
+    /// File systems that stop answering; none on a machine without FUSE.
+    files: Vec<StallingFs>,
 }
 
 impl Attackers {
+    /// The short form has fewer attacks, and no file systems: a daemon of a debug build may take a minute to end beside all.
+    fn new(stage: &Stage, is_long: bool) -> Self {
+        let files = match is_long && (FUSE.check)().is_ok() {
+            true => Vec::from(mount_files(stage)),
+            false => Vec::new(),
+        };
+        Self {
+            running: Vec::new(),
+            started: 0,
+            attacks: match is_long {
+                true => ATTACKS.len() + usize::from(!files.is_empty()),
+                false => SHORT_ATTACKS,
+            },
+            files,
+        }
+    }
+
+    /// Starts the next attack. After all others comes that with the file systems.
+    fn next(&self, stage: &Stage, own: &Path) -> Target {
+        let number = self.started % self.attacks;
+        let (role, rounds) = match ATTACKS.get(number) {
+            Some((_, role, rounds)) => (*role, *rounds),
+            None => ("maps_dead_files", 0),
+        };
+        let mut command = command_of(stage, NOBODY, own, role, rounds);
+        command.env_remove(config::LOG);
+        let mut attacker = Target::start(&mut command);
+        cpu_weights::add(WeightGroup::Attacker, attacker.pid());
+        // It prepares itself, then it attacks.
+        match number == ATTACKS.len() {
+            true => {
+                self.files.iter().for_each(StallingFs::answer);
+                attacker.step();
+                self.files.iter().for_each(StallingFs::stall);
+            }
+            false => attacker.go(),
+        }
+        attacker.go();
+        attacker
+    }
+
     /// Kills attackers whose time is over, and starts others.
     fn turn(&mut self, stage: &Stage) {
         let now = Instant::now();
@@ -66,13 +118,7 @@ impl Attackers {
             let _ = fs::remove_dir_all(files);
         }
         while self.running.len() < AT_ONCE {
-            let (_, role, rounds) = ATTACKS[self.started % ATTACKS.len()];
-            let mut command = command_of(stage, NOBODY, &own, role, rounds);
-            command.env_remove(config::LOG);
-            let mut attacker = Target::start(&mut command);
-            // It prepares itself, then it attacks.
-            attacker.go();
-            attacker.go();
+            let attacker = self.next(stage, &own);
             self.running.push((now + ATTACK, attacker));
             self.started += 1;
         }
@@ -86,12 +132,14 @@ pub(crate) fn soak() {
     let stage = public_stage();
     // It lives longer than any daemon.
     let mut old = start_victim(&stage, u64::MAX);
-    let mut attackers = Attackers {
-        running: Vec::new(),
-        started: 0,
-    };
+    let mut attackers = Attackers::new(&stage, minutes.is_some());
     let mut measured = Measured::default();
     for life in 0..LIVES {
+        // The last life is long, to show whether the memory still grows.
+        let length = match life + 1 == LIVES {
+            true => time / 2,
+            false => time / 2 / (LIVES - 1),
+        };
         let signal = match life % 2 {
             0 => Signal::KILL,
             _ => Signal::TERM,
@@ -100,7 +148,7 @@ pub(crate) fn soak() {
             &stage,
             &mut old,
             &mut attackers,
-            time / LIVES,
+            length,
             signal,
             &mut measured,
         );
@@ -112,6 +160,9 @@ pub(crate) fn soak() {
     old.kill();
     if minutes.is_some() {
         report(time, &measured);
+        assert_answered(&measured.answers);
+        let exit = measured.slowest_exit;
+        assert!(exit < EXIT_LIMIT, "{exit:?}");
     }
 }
 
@@ -155,7 +206,11 @@ fn live(
     let objects = daemon.kernel_objects();
     let begin = Instant::now();
     let (status, said) = daemon.end(signal);
-    measured.exits.push(begin.elapsed());
+    let exit = begin.elapsed();
+    measured.exits.push(exit);
+    if signal == Signal::TERM {
+        measured.slowest_exit = measured.slowest_exit.max(exit);
+    }
     assert!(signal == Signal::KILL || status.success(), "{said}");
     objects.wait_until_gone();
     new.kill();

@@ -2,6 +2,7 @@
 
 mod decisions;
 mod exposure;
+mod pods;
 mod prometheus;
 mod service;
 mod users;
@@ -17,7 +18,7 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Driver, Stage, Target, TargetRole, call};
-use zernel_testkit::{StoppedThread, root, trial};
+use zernel_testkit::{NO_KUBELET, StoppedThread, root, trial};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 
@@ -92,6 +93,11 @@ fn main() -> ExitCode {
             "prometheus_misses_nothing",
             &[needs[0], needs[1], prometheus::needed("prometheus")],
             prometheus::prometheus_misses_nothing,
+        ),
+        trial(
+            "root_in_a_pod_sees_its_pod",
+            &[needs[0], needs[1], NO_KUBELET],
+            pods::root_in_a_pod_sees_its_pod,
         ),
         trial(
             "systemd_understands_the_unit",

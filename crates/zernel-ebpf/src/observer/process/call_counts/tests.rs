@@ -3,6 +3,7 @@ use zernel_phase::steps::{Launches, Mark};
 use super::*;
 use crate::observer::monotonic_ns;
 use crate::observer::process::ObservedProcess;
+use crate::observer::tenants::TenantId;
 
 const MS: u64 = 1_000_000;
 
@@ -33,7 +34,7 @@ impl Trainer {
         let mut raw = layout::Process::new_zeroed();
         raw.first_ns = now_ns;
         Self {
-            process: ObservedProcess::new(&raw),
+            process: ObservedProcess::new(&raw, TenantId::default()),
             counters: layout::Counters::new_zeroed(),
             now_ns,
             launch: symbol(launch),

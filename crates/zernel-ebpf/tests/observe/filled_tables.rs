@@ -1,0 +1,187 @@
+//! One tenant fills the tables of histograms, communicators and memory accounts: other tenants are still counted exactly. And
+//! three tenants share the table of processes.
+
+use std::io::{Read, Write};
+use std::thread;
+use std::time::Duration;
+
+use zernel_ebpf::metrics::{self, TextFormat};
+use zernel_ebpf::observer::{Losses, Observer};
+use zernel_model::snapshot::Scope;
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, out, try_call};
+
+use crate::harness::{find, observe};
+use crate::processes::fork;
+use crate::shares::{
+    CHILDREN, NOBODY, OTHERS, PROCESS_SHARE, assert_others_are_observed, observed_children,
+    open_stage, target_of,
+};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("fills_histograms", fills_histograms),
+    ("fills_memory_accounts", fills_memory_accounts),
+    ("floods_step_marks", floods_step_marks),
+];
+
+/// Children whose histograms fill the table: each has one per kind of call below.
+const CHILDREN_WITH_HISTOGRAMS: u64 = 900;
+/// More than there is room for.
+const COMMUNICATORS: u64 = 13_000;
+const CONTEXTS: u64 = 13_000;
+/// The second user, who is no user of this machine.
+const SECOND: u32 = 54_322;
+
+/// Has so many children, which call one function of each kind that is timed, and wait. The calls fail, and are timed.
+fn fills_histograms(driver: &Driver, children: u64) {
+    driver.open();
+    let (mut done, report) = std::io::pipe().expect("a pipe");
+    for _ in 0..children {
+        let mut report = report.try_clone().expect("a pipe");
+        fork(|| {
+            let cuda = driver.cuda();
+            try_call!(cuda, "cuLaunchKernel", 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+            try_call!(cuda, "cuStreamSynchronize", 0);
+            try_call!(cuda, "cuEventSynchronize", 0);
+            try_call!(cuda, "cuCtxSynchronize");
+            try_call!(cuda, "cuMemcpyHtoD_v2", 0, 0, 0);
+            report.write_all(&[1]).expect("the parent reads");
+            loop {
+                thread::park();
+            }
+        });
+    }
+    drop(report);
+    let mut all = vec![0; children as usize];
+    done.read_exact(&mut all).expect("every child calls");
+}
+
+/// Creates so many contexts with an allocation each.
+fn fills_memory_accounts(driver: &Driver, contexts: u64) {
+    driver.open();
+    for _ in 0..contexts {
+        let mut context = 0_u64;
+        call!(driver.cuda(), "cuCtxCreate_v2", out(&mut context), 0, 0);
+        driver.allocate(64);
+    }
+}
+
+/// Has so many children, which wait for the device all the time. The calls fail, and are step marks.
+fn floods_step_marks(driver: &Driver, children: u64) {
+    driver.open();
+    for _ in 0..children {
+        fork(|| {
+            loop {
+                try_call!(driver.cuda(), "cuStreamSynchronize", 0);
+            }
+        });
+    }
+}
+
+/// Has a user fill a table, and checks what the daemon reports, and that root's processes are counted exactly.
+fn fill(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64) {
+    let stage = open_stage();
+    let mut observer = observe(&stage);
+    let mut greedy = target_of(&stage, NOBODY, role, rounds);
+    greedy.step();
+    observer.read().expect("maps can be read");
+    let losses = observer.losses();
+    let count = refused(&losses);
+    assert!(count > 0, "{losses:?}");
+    let full = losses.histograms + losses.communicators + losses.memory_accounts;
+    assert_eq!(full, 0, "{losses:?}");
+    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let series = format!("zernel_observe_lost_total{{cause=\"{cause}\"}} {count}\n");
+    assert!(text.contains(&series), "{series}");
+    let problems = observer.problems();
+    let names = |it: &String| it.starts_with(&format!("{count} ")) && it.contains("user 65534");
+    assert!(problems.iter().any(names), "{problems:?}");
+    assert_others_are_observed(&mut observer, &stage);
+    assert_communicator_is_observed(&mut observer, &stage);
+    assert_eq!(refused(&observer.losses()), count);
+    greedy.kill();
+}
+
+/// Checks that a new communicator of root is known.
+fn assert_communicator_is_observed(observer: &mut Observer, stage: &Stage) {
+    let mut modest = stage.target("communicators", 1);
+    modest.step();
+    observer.read().expect("maps can be read");
+    let communicators = &find(observer, modest.pid()).probes.nccl.all;
+    let [only] = &communicators[..] else {
+        panic!("{communicators:?}");
+    };
+    assert_eq!((only.rank, only.ranks), (Some(0), Some(1)));
+}
+
+pub(crate) fn histograms() {
+    let refused = |losses: &Losses| losses.refused_histograms;
+    let children = CHILDREN_WITH_HISTOGRAMS;
+    fill("fills_histograms", children, "refused_histograms", refused);
+}
+
+pub(crate) fn communicators() {
+    let refused = |losses: &Losses| losses.refused_communicators;
+    fill(
+        "communicators",
+        COMMUNICATORS,
+        "refused_communicators",
+        refused,
+    );
+}
+
+pub(crate) fn memory_accounts() {
+    let refused = |losses: &Losses| losses.refused_memory_accounts;
+    fill(
+        "fills_memory_accounts",
+        CONTEXTS,
+        "refused_memory_accounts",
+        refused,
+    );
+}
+
+/// The largest tenant fills the table of processes. A smaller one grows beyond its minimum, and a third one has its minimum.
+pub(crate) fn three_tenants() {
+    const HALF_OF_RESERVE: u64 = 256;
+    let stage = open_stage();
+    let mut observer = observe(&stage);
+    let mut largest = target_of(&stage, NOBODY, "keeps_children", CHILDREN);
+    largest.step();
+    let had = observed_children(&mut observer, largest.pid());
+    assert!(
+        (PROCESS_SHARE - OTHERS..PROCESS_SHARE).contains(&had),
+        "{had}"
+    );
+
+    let mut second = target_of(&stage, SECOND, "keeps_children", 2 * HALF_OF_RESERVE);
+    second.step();
+    let got = observed_children(&mut observer, second.pid());
+    let share = HALF_OF_RESERVE - OTHERS..=HALF_OF_RESERVE;
+    assert!(share.contains(&got), "{got}");
+
+    let mut again = target_of(&stage, NOBODY, "keeps_children", 10);
+    again.step();
+    assert_eq!(observed_children(&mut observer, again.pid()), 0);
+
+    let mut third = stage.target("keeps_children", 30);
+    third.step();
+    assert_eq!(observed_children(&mut observer, third.pid()), 30);
+    assert_eq!(observer.losses().processes, 0);
+}
+
+/// Many processes of one tenant make so many step marks that the buffer of marks would be full before it is read. No step of
+/// another tenant is missing.
+pub(crate) fn step_marks() {
+    let stage = open_stage();
+    let mut observer = observe(&stage);
+    let mut flood = target_of(&stage, NOBODY, "floods_step_marks", 24);
+    flood.step();
+    let mut modest = stage.target("steps_in_parts", 20);
+    for _ in 0..3 {
+        // As long as a round of the daemon.
+        thread::sleep(Duration::from_millis(500));
+        modest.step();
+        observer.read().expect("maps can be read");
+    }
+    let steps = &find(&observer, modest.pid()).steps;
+    assert_eq!((steps.count(), steps.gaps()), (60, 0));
+}

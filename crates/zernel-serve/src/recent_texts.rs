@@ -1,0 +1,82 @@
+//! Texts that were built a moment ago. A client that asks all the time gets them again, and costs little.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::ws::Utf8Bytes;
+
+use crate::Scope;
+use crate::source_queries::Query;
+
+/// How long a text is reused. A snapshot states its age, which is wrong by this much at most.
+const REUSE: Duration = Duration::from_millis(100);
+/// Texts that are kept at most.
+const MAX_TEXTS: usize = 32;
+
+/// The texts of the newest version of the source.
+#[derive(Default)]
+pub(crate) struct RecentTexts(Mutex<HashMap<(Query, Scope), RecentText>>);
+
+struct RecentText {
+    version: u64,
+    built: Instant,
+    text: Utf8Bytes,
+}
+
+impl RecentText {
+    fn is_recent(&self, version: u64) -> bool {
+        self.version == version && self.built.elapsed() < REUSE
+    }
+}
+
+impl RecentTexts {
+    /// The answer to a query, if it was built a moment ago from this version of the source.
+    pub(crate) fn find(&self, query: Query, scope: Scope, version: u64) -> Option<Utf8Bytes> {
+        let texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = texts.get(&(query, scope))?;
+        recent.is_recent(version).then(|| recent.text.clone())
+    }
+
+    /// Keeps an answer that was built from this version, and forgets those of others.
+    pub(crate) fn keep(&self, query: Query, scope: Scope, version: u64, text: Utf8Bytes) {
+        let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        texts.retain(|_, recent| recent.is_recent(version));
+        if texts.len() < MAX_TEXTS {
+            let built = Instant::now();
+            let recent = RecentText {
+                version,
+                built,
+                text,
+            };
+            texts.insert((query, scope), recent);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_one_version_are_reused_for_a_moment() {
+        let texts = RecentTexts::default();
+        let (query, scope) = (Query::Snapshot, Scope::User(1));
+        texts.keep(query, scope, 1, "first".into());
+        assert_eq!(texts.find(query, scope, 1), Some("first".into()));
+        assert_eq!(texts.find(query, scope, 2), None);
+        assert_eq!(texts.find(query, Scope::User(2), 1), None);
+        assert_eq!(texts.find(Query::Ledger, scope, 1), None);
+        std::thread::sleep(REUSE);
+        assert_eq!(texts.find(query, scope, 1), None);
+    }
+
+    #[test]
+    fn the_number_of_texts_is_bounded() {
+        let texts = RecentTexts::default();
+        for user in 0..1000 {
+            texts.keep(Query::Snapshot, Scope::User(user), 1, "text".into());
+        }
+        assert_eq!(texts.0.lock().unwrap().len(), MAX_TEXTS);
+    }
+}

@@ -1,0 +1,112 @@
+//! CPU weights as on a machine with systemd: the service has the weight of its unit below `system.slice`, and the users are
+//! below `user.slice`. All of it together outweighs what else the machine does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::OnceLock;
+
+/// Where controllers are mounted.
+const CGROUPS: &str = "/sys/fs/cgroup";
+/// `CPUWeight=` of `deploy/zernel.service`.
+const SERVICE_WEIGHT: u64 = 50;
+/// The weight of a cgroup that has no setting.
+const USUAL_WEIGHT: u64 = 100;
+/// The largest weight.
+const MAX_WEIGHT: u64 = 10_000;
+
+/// The cgroup of a process, below that of this test.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum WeightGroup {
+    Service,
+    Clients,
+    Victim,
+    Attacker,
+}
+
+impl WeightGroup {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Service => "system.slice/zernel.service",
+            Self::Clients => "system.slice/clients.service",
+            Self::Victim => "user.slice/victim",
+            Self::Attacker => "user.slice/attacker",
+        }
+    }
+}
+
+/// All cgroups, outer ones first, with their weights.
+const GROUPS: [(&str, u64); 7] = [
+    ("", MAX_WEIGHT),
+    ("system.slice", USUAL_WEIGHT),
+    ("user.slice", USUAL_WEIGHT),
+    ("system.slice/zernel.service", SERVICE_WEIGHT),
+    ("system.slice/clients.service", USUAL_WEIGHT),
+    ("user.slice/victim", USUAL_WEIGHT),
+    ("user.slice/attacker", USUAL_WEIGHT),
+];
+
+/// The cgroup of this test; `None` on machines without a CPU controller.
+static TEST: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// Creates the cgroups, and puts this process into that of the clients.
+pub(crate) fn create() {
+    let test = TEST.get_or_init(|| {
+        let mount = controller()?;
+        let test = mount.join(format!("zernel-attacks-{}", process::id()));
+        for (path, weight) in GROUPS {
+            create_group(&test.join(path), weight)?;
+        }
+        Some(test)
+    });
+    if test.is_none() {
+        println!("no CPU weights: this machine has no cgroup controller for CPUs");
+    }
+    add(WeightGroup::Clients, process::id());
+}
+
+/// Puts a process into a cgroup. Its children follow it.
+pub(crate) fn add(group: WeightGroup, pid: u32) {
+    if let Some(test) = TEST.get().and_then(Option::as_ref) {
+        let members = test.join(group.path()).join("cgroup.procs");
+        fs::write(members, pid.to_string()).expect("it runs, and we are root");
+    }
+}
+
+/// Removes the cgroups. Those with a process that does not die stay.
+pub(crate) fn remove() {
+    let Some(test) = TEST.get().and_then(Option::as_ref) else {
+        return;
+    };
+    if let Some(mount) = test.parent() {
+        let _ = fs::write(mount.join("cgroup.procs"), process::id().to_string());
+    }
+    for (path, _) in GROUPS.iter().rev() {
+        let _ = fs::remove_dir(test.join(path));
+    }
+}
+
+/// The mount of the CPU controller, with cgroup v1 or v2.
+fn controller() -> Option<PathBuf> {
+    let root = Path::new(CGROUPS);
+    let first_version = root.join("cpu");
+    if first_version.join("cpu.shares").exists() {
+        return Some(first_version);
+    }
+    let controllers = fs::read_to_string(root.join("cgroup.controllers")).ok()?;
+    let has_cpu = controllers.split_whitespace().any(|name| name == "cpu");
+    has_cpu.then(|| root.to_owned())
+}
+
+fn create_group(path: &Path, weight: u64) -> Option<()> {
+    let parent = path.parent()?;
+    if parent.join("cgroup.subtree_control").exists() {
+        fs::write(parent.join("cgroup.subtree_control"), "+cpu").ok()?;
+    }
+    fs::create_dir(path).ok()?;
+    let shares = weight * 1024 / USUAL_WEIGHT;
+    let first_version = fs::write(path.join("cpu.shares"), shares.to_string());
+    first_version
+        .or_else(|_| fs::write(path.join("cpu.weight"), weight.to_string()))
+        .ok()
+}
