@@ -214,7 +214,7 @@ mod tests {
         *slot.end.borrow()
     }
 
-    fn take(slots: &Slots, owner: Owner, count: usize) -> Vec<Slot> {
+    fn take(slots: &Slots, owner: &Owner, count: usize) -> Vec<Slot> {
         (0..count)
             .filter_map(|_| slots.take(owner.clone()))
             .collect()
@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn a_user_with_too_many_connections_ends_only_its_own() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let other = take(&slots, user(1), 2);
-        let many = take(&slots, user(2), 9);
+        let other = take(&slots, &user(1), 2);
+        let many = take(&slots, &user(2), 9);
         assert!(!other.iter().any(is_ended));
         let ended: Vec<bool> = many.iter().map(is_ended).collect();
         assert_eq!(ended, [vec![true; 6], vec![false; 3]].concat());
@@ -233,10 +233,10 @@ mod tests {
     #[test]
     fn the_largest_user_makes_room_when_all_slots_are_taken() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let small = take(&slots, user(1), 2);
-        let large = take(&slots, user(2), 3);
-        let _last = take(&slots, user(3), 1);
-        let _new = take(&slots, user(4), 1);
+        let small = take(&slots, &user(1), 2);
+        let large = take(&slots, &user(2), 3);
+        let _last = take(&slots, &user(3), 1);
+        let _new = take(&slots, &user(4), 1);
         assert!(!small.iter().any(is_ended));
         assert!(is_ended(&large[0]) && !is_ended(&large[1]));
     }
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn many_users_with_one_connection_do_not_shut_out_another() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let crowd: Vec<_> = (0..6).flat_map(|uid| take(&slots, user(uid), 1)).collect();
+        let crowd: Vec<_> = (0..6).flat_map(|uid| take(&slots, &user(uid), 1)).collect();
         let _new = slots.take(user(7)).unwrap();
         assert!(is_ended(&crowd[0]) && !is_ended(&crowd[1]));
     }
@@ -266,7 +266,7 @@ mod tests {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
         let first = slots.take(Owner::Anonymous).unwrap();
         first.assign(&Owner::Trusted);
-        let _many = take(&slots, Owner::Anonymous, 50);
+        let _many = take(&slots, &Owner::Anonymous, 50);
         assert!(!is_ended(&first));
     }
 
@@ -277,14 +277,14 @@ mod tests {
         let local = slots.take(user(1)).unwrap();
         let in_pod = slots.take(user(1)).unwrap();
         in_pod.assign(&Owner::Tenant(Tenant::Pod("pod".to_owned())));
-        let _many = take(&slots, user(1), 9);
+        let _many = take(&slots, &user(1), 9);
         assert!(is_ended(&local) && !is_ended(&in_pod));
     }
 
     #[test]
     fn slots_that_refuse_end_nobody_of_the_same_owner() {
         let slots = Slots::new(LIMITS, WhenFull::Refuse);
-        let mut own = take(&slots, user(1), 9);
+        let mut own = take(&slots, &user(1), 9);
         assert_eq!(own.len(), 3);
         assert!(!own.iter().any(is_ended));
         own.pop();
@@ -294,7 +294,7 @@ mod tests {
     #[tokio::test]
     async fn all_slots_are_free_when_the_last_one_is_dropped() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let taken = take(&slots, Owner::Anonymous, 50);
+        let taken = take(&slots, &Owner::Anonymous, 50);
         drop(taken);
         slots.all_free().await;
     }
