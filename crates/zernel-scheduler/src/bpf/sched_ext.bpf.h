@@ -185,6 +185,8 @@ void bpf_cgroup_release(struct cgroup *cgroup) __ksym;
 int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *it, __u64 dsq_id, __u64 flags) __ksym;
 struct task_struct *bpf_iter_scx_dsq_next(struct bpf_iter_scx_dsq *it) __ksym;
 void bpf_iter_scx_dsq_destroy(struct bpf_iter_scx_dsq *it) __ksym;
+void bpf_rcu_read_lock(void) __ksym;
+void bpf_rcu_read_unlock(void) __ksym;
 
 /* Since Linux 6.19; before, a scheduler writes the fields. */
 bool scx_bpf_task_set_slice(struct task_struct *p, __u64 slice) __ksym __weak;

@@ -46,8 +46,12 @@ static void release_throttled(__u64 now_ns)
 
 static int on_throttle_timer(void *map, int *key, struct throttle_timer *timer)
 {
-	if (scx_bpf_dsq_nr_queued(THROTTLED_QUEUE))
+	if (scx_bpf_dsq_nr_queued(THROTTLED_QUEUE)) {
+		/* Up to 6.17 the verifier takes the callback for sleepable, as the program that set it is. */
+		bpf_rcu_read_lock();
 		release_throttled(scx_bpf_now());
+		bpf_rcu_read_unlock();
+	}
 	if (limits || scx_bpf_dsq_nr_queued(THROTTLED_QUEUE))
 		bpf_timer_start(&timer->timer, THROTTLE_TIMER_NS, 0);
 	return 0;
