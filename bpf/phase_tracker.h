@@ -8,42 +8,7 @@
 #define ZERNEL_PHASE_TRACKER_H
 
 #include "task_state.h"
-
-enum zernel_event {
-	ZERNEL_GPU_SYNC_ENTER,
-	ZERNEL_GPU_SYNC_LEAVE,
-	ZERNEL_COLLECTIVE_ENTER,
-	ZERNEL_COLLECTIVE_LEAVE,
-	ZERNEL_LAUNCH,
-	ZERNEL_COPY_TO_DEVICE,
-	ZERNEL_BLOCK_IO,
-	ZERNEL_BLOCK_FUTEX,
-	ZERNEL_BLOCK_POLL,
-	ZERNEL_BLOCK_OTHER,
-	ZERNEL_UNBLOCK,
-	ZERNEL_OPTIMIZER_MARKER,
-	ZERNEL_UNBLOCK_AFTER_LAUNCHES, /* other threads of its process launched meanwhile */
-	ZERNEL_DATA_BEGIN,
-	ZERNEL_FORWARD_BEGIN,
-	ZERNEL_BACKWARD_BEGIN,
-	ZERNEL_OPTIMIZER_BEGIN,
-	ZERNEL_ZERO_GRADIENTS,
-	ZERNEL_NOT_OBSERVED, /* its calls are not observed from now on */
-	ZERNEL_PREEMPT, /* it left its CPU and is still runnable */
-	ZERNEL_RESUME, /* it runs again after that */
-	ZERNEL_OTHER_WORK_BEGIN,
-};
-
-struct zernel_tracker_config {
-	__u64 sync_max_ns;
-	__u64 collective_max_ns;
-	__u64 blocked_max_ns;
-	__u64 loading_max_ns;
-	__u64 launching_max_ns;
-	__u64 optimizer_max_ns;
-	__u64 optimizer_launch_max_ns;
-	__u64 short_wait_max_ns;
-};
+#include "tracker_event.h"
 
 #define ZERNEL_NEVER (~0ULL)
 
@@ -474,6 +439,36 @@ static inline void zernel_stop_observing(const struct zernel_tracker_config *con
 	zernel_turn_to(config, tracker, ZERNEL_IDLE, tracker->now_ns);
 }
 
+/* Applies an event by which the thread announces what it does next, or a block. */
+static inline void zernel_apply_announcement(const struct zernel_tracker_config *config,
+					     struct zernel_task_state *task, __u8 event)
+{
+	switch (event) {
+	case ZERNEL_DATA_BEGIN:
+		zernel_announce(config, task, ZERNEL_LOADING,
+				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_DATA);
+		break;
+	case ZERNEL_FORWARD_BEGIN:
+		zernel_announce(config, task, ZERNEL_COMPUTING, ZERNEL_TRAINING_THREAD);
+		break;
+	case ZERNEL_BACKWARD_BEGIN:
+		zernel_begin_backward(config, task);
+		break;
+	case ZERNEL_OPTIMIZER_BEGIN:
+		zernel_announce(config, task, ZERNEL_UPDATING,
+				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
+		break;
+	case ZERNEL_ZERO_GRADIENTS:
+		zernel_zero_gradients(config, task);
+		break;
+	case ZERNEL_OTHER_WORK_BEGIN:
+		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);
+		break;
+	default:
+		zernel_block(config, &task->tracker, event);
+	}
+}
+
 static inline void zernel_apply(const struct zernel_tracker_config *config,
 				struct zernel_task_state *task, __u8 event)
 {
@@ -501,26 +496,6 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 	case ZERNEL_OPTIMIZER_MARKER:
 		zernel_pass_marker(config, tracker);
 		break;
-	case ZERNEL_DATA_BEGIN:
-		zernel_announce(config, task, ZERNEL_LOADING,
-				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_DATA);
-		break;
-	case ZERNEL_FORWARD_BEGIN:
-		zernel_announce(config, task, ZERNEL_COMPUTING, ZERNEL_TRAINING_THREAD);
-		break;
-	case ZERNEL_BACKWARD_BEGIN:
-		zernel_begin_backward(config, task);
-		break;
-	case ZERNEL_OPTIMIZER_BEGIN:
-		zernel_announce(config, task, ZERNEL_UPDATING,
-				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
-		break;
-	case ZERNEL_ZERO_GRADIENTS:
-		zernel_zero_gradients(config, task);
-		break;
-	case ZERNEL_OTHER_WORK_BEGIN:
-		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);
-		break;
 	case ZERNEL_NOT_OBSERVED:
 		zernel_stop_observing(config, tracker);
 		break;
@@ -532,7 +507,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 	case ZERNEL_UNBLOCK_AFTER_LAUNCHES:
 		break;
 	default:
-		zernel_block(config, tracker, event);
+		zernel_apply_announcement(config, task, event);
 	}
 }
 

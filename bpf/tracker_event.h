@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The events of a thread that its tracker receives, and how long the tracker believes them. Include
+ * the kernel's types first: kernel.h, or vmlinux.h.
+ */
+#ifndef ZERNEL_TRACKER_EVENT_H
+#define ZERNEL_TRACKER_EVENT_H
+
+enum zernel_event {
+	ZERNEL_GPU_SYNC_ENTER,
+	ZERNEL_GPU_SYNC_LEAVE,
+	ZERNEL_COLLECTIVE_ENTER,
+	ZERNEL_COLLECTIVE_LEAVE,
+	ZERNEL_LAUNCH,
+	ZERNEL_COPY_TO_DEVICE,
+	ZERNEL_BLOCK_IO,
+	ZERNEL_BLOCK_FUTEX,
+	ZERNEL_BLOCK_POLL,
+	ZERNEL_BLOCK_OTHER,
+	ZERNEL_UNBLOCK,
+	ZERNEL_OPTIMIZER_MARKER,
+	ZERNEL_UNBLOCK_AFTER_LAUNCHES, /* other threads of its process launched meanwhile */
+	ZERNEL_DATA_BEGIN,
+	ZERNEL_FORWARD_BEGIN,
+	ZERNEL_BACKWARD_BEGIN,
+	ZERNEL_OPTIMIZER_BEGIN,
+	ZERNEL_ZERO_GRADIENTS,
+	ZERNEL_NOT_OBSERVED, /* its calls are not observed from now on */
+	ZERNEL_PREEMPT, /* it left its CPU and is still runnable */
+	ZERNEL_RESUME, /* it runs again after that */
+	ZERNEL_OTHER_WORK_BEGIN,
+};
+
+struct zernel_tracker_config {
+	__u64 sync_max_ns;
+	__u64 collective_max_ns;
+	__u64 blocked_max_ns;
+	__u64 loading_max_ns;
+	__u64 launching_max_ns;
+	__u64 optimizer_max_ns;
+	__u64 optimizer_launch_max_ns;
+	__u64 short_wait_max_ns;
+};
+
+#endif
