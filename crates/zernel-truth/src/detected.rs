@@ -76,13 +76,13 @@ pub struct DetectedProcess {
 }
 
 impl DetectedThread {
-    /// Its class for a scheduler. A loader that waits for a disk still loads; one that waits for another thread or process
+    /// Its class for a scheduler. A loader that sleeps or waits for a disk still loads; one that waits for another thread or process
     /// has nothing to load.
     #[must_use]
     pub fn classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
         if is_loader {
             return self.waits.map(|waits| match waits {
-                None | Some(BlockReason::Io) => ThreadClass::Feed,
+                None | Some(BlockReason::Io | BlockReason::Other) => ThreadClass::Feed,
                 Some(_) => ThreadClass::Other,
             });
         }
