@@ -5,6 +5,7 @@
 //! [`tracker`], are re-exported from `zernel-phase`.
 
 mod cgroup_limits;
+mod reader_heart;
 pub mod sched_ext;
 pub mod scheduler;
 mod task_state_pins;

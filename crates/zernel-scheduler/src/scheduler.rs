@@ -14,6 +14,7 @@ use libbpf_rs::{Link, ProgramInput};
 use thiserror::Error;
 
 use crate::cgroup_limits::{CGROUPS, CpuLimit, CpuLimits, read_limits};
+use crate::reader_heart::ReaderHeart;
 use crate::sched_ext::SchedExt;
 use crate::task_state_pins::TaskStatePins;
 use crate::topology::CacheTopology;
@@ -149,7 +150,10 @@ pub fn run(
     let link = skel.maps.zernel_ops.attach_struct_ops()?;
     loaded();
     let limits = polls_limits.then(LimitReader::default);
-    wait(&skel, stop, limits);
+    let reads_states = settings.privilege != Privilege::Nobody;
+    let heart = reads_states.then(|| ReaderHeart::start(&skel.maps.zernel_heartbeats));
+    wait(&skel, stop, limits, heart.as_ref());
+    drop(heart);
     end(&skel, link)
 }
 
@@ -191,8 +195,16 @@ fn kernel_reports_limits() -> bool {
     })
 }
 
-fn wait(skel: &MainSkel<'_>, stop: &AtomicBool, mut limits: Option<LimitReader>) {
+fn wait(
+    skel: &MainSkel<'_>,
+    stop: &AtomicBool,
+    mut limits: Option<LimitReader>,
+    heart: Option<&ReaderHeart<'_>>,
+) {
     while !stop.load(Ordering::Relaxed) && ending(skel).kind == 0 {
+        if let Some(heart) = heart {
+            heart.beat();
+        }
         if let Some(limits) = &mut limits {
             limits.read_if_due(skel);
         }

@@ -123,11 +123,12 @@ fn interrupted(options: &[&str]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The examples of the repository: name and text.
+/// The workloads among the examples of the repository: name and text.
 fn examples() -> Vec<(OsString, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
-    let examples: Vec<_> = entries
+    let specs = entries.filter(|entry| entry.path().extension().is_some_and(|it| it == "toml"));
+    let examples: Vec<_> = specs
         .map(|entry| (entry.file_name(), fs::read_to_string(entry.path()).unwrap()))
         .collect();
     assert_eq!(examples.len(), 4);

@@ -5,8 +5,8 @@
  * Every task has a virtual time, which grows while it runs, the slower the larger its effective
  * weight is (cgroup.bpf.h). The runnable task with the smallest virtual time runs next. Tasks wait
  * in one queue per last-level cache, or, if they can run on one CPU only, in the queue of that CPU.
- * A CPU takes the first task of the two queues that it serves, and helps other caches when it has
- * nothing to do.
+ * A CPU takes the first task of the two queues that it serves. It takes a task of another cache when
+ * it has nothing to do, or when that task is far behind.
  *
  * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is
  * ahead of it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most
@@ -128,7 +128,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	choose(&choice, cpu);
 	is_first = task && !task->yielded &&
 		   (!choice.found || !is_before(choice.vtime, comparable_vtime(prev, task)));
-	if (!is_first && choice.found && serve(cpu, choice.use_cpu_queue))
+	if (!is_first && choice.found && serve(cpu, &choice))
 		return;
 	if (!task && steal(cpu))
 		return;

@@ -17,6 +17,9 @@
 #define LLC_QUEUE(llc) (0x10000ULL + (llc))
 #define CPU_QUEUE(cpu) (0x20000ULL + (cpu))
 
+/* A task of another cache must be behind by this much virtual time to be taken, because it runs slower
+ * for a while after the change. */
+#define CACHE_LEAD 12000000ULL
 /* Tasks at the head of a queue that are looked at to find one that may run on a CPU. */
 #define HEADS 8
 
@@ -104,8 +107,9 @@ static bool first_vtime(__u64 queue, __u32 cpu, __u64 *vtime)
 /* What a CPU should run next. */
 struct choice {
 	bool found;
-	bool use_cpu_queue;
-	__u64 vtime; /* by the shared clock */
+	bool changes_cache; /* the queue is that of another last-level cache */
+	__u64 queue;
+	__u64 vtime; /* by the shared clock; later by CACHE_LEAD for a task of another cache */
 };
 
 /* Keeps the clock of pinned tasks near the shared one: ahead is forgiven where nobody else wanted
@@ -121,7 +125,26 @@ static void couple_clocks(struct cpu *cpu, bool nobody_else)
 		cpu->offset = shared_clock.now - lag - cpu->clock.now;
 }
 
-/* Compares the first tasks of the two queues of a CPU. */
+/* Balances the caches while all of them are busy: chooses the first task of another cache if it is
+ * far behind. Another cache is looked at each time. */
+static void look_at_other_cache(struct choice *choice, __u32 number)
+{
+	__u32 step = cpu_at(number)->next_cache++ % (settings.llcs - 1);
+	__u64 queue = LLC_QUEUE((llc_of(number) + 1 + step) % settings.llcs);
+	__u64 vtime = 0;
+
+	if (!first_vtime(queue, number, &vtime))
+		return;
+	vtime += CACHE_LEAD;
+	if (choice->found && !is_before(vtime, choice->vtime))
+		return;
+	choice->found = true;
+	choice->changes_cache = true;
+	choice->queue = queue;
+	choice->vtime = vtime;
+}
+
+/* Compares the first tasks of the two queues of a CPU, and that of another cache. */
 static void choose(struct choice *choice, __u32 number)
 {
 	struct cpu *cpu = cpu_at(number);
@@ -133,19 +156,26 @@ static void choose(struct choice *choice, __u32 number)
 		couple_clocks(cpu, !has_shared);
 	pinned += cpu->offset;
 	choice->found = has_shared || has_pinned;
-	choice->use_cpu_queue = has_pinned && (!has_shared || is_before(pinned, shared));
-	choice->vtime = choice->use_cpu_queue ? pinned : shared;
+	choice->queue = LLC_QUEUE(llc_of(number));
+	choice->vtime = shared;
+	if (has_pinned && (!has_shared || is_before(pinned, shared))) {
+		choice->queue = CPU_QUEUE(number);
+		choice->vtime = pinned;
+	}
+	if (settings.llcs > 1)
+		look_at_other_cache(choice, number);
 }
 
-/* Takes a task for a CPU from the chosen queue, or else from the other one. */
-static bool serve(__u32 cpu, bool use_cpu_queue)
+/* Takes a task for a CPU from the chosen queue, or else from one of its own two. */
+static bool serve(__u32 cpu, const struct choice *choice)
 {
-	__u64 llc_queue = LLC_QUEUE(llc_of(cpu));
-
-	if (use_cpu_queue)
-		return scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu)) ||
-		       scx_bpf_dsq_move_to_local(llc_queue);
-	return scx_bpf_dsq_move_to_local(llc_queue) || scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu));
+	if (scx_bpf_dsq_move_to_local(choice->queue)) {
+		if (choice->changes_cache)
+			counters.stolen++;
+		return true;
+	}
+	return scx_bpf_dsq_move_to_local(LLC_QUEUE(llc_of(cpu))) ||
+	       scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu));
 }
 
 /* Takes a task from the queue of another last-level cache. */

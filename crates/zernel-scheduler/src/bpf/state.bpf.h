@@ -35,6 +35,7 @@ struct cpu {
 	struct clock clock;
 	__u64 offset; /* added to a virtual time by `clock`, gives one by the shared clock */
 	__u64 served_ns; /* when it last looked at its queues */
+	__u32 next_cache; /* which other cache to look at next */
 	bool runs_pinned;
 	bool runs_critical;
 } __attribute__((aligned(64)));

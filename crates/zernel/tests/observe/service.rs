@@ -13,12 +13,14 @@ use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, StoppedThread};
 
-use crate::users::{launched_by_nobody, pids, public_copy};
+use crate::users::{launched_by, pids, public_copy};
 use crate::{launched, told_launches};
 
 const UNIT: &str = include_str!("../../../../deploy/zernel.service");
 /// Neither root nor whoever is observed.
 const DAEMON: u32 = 65533;
+/// The user of an observed process.
+const OTHER_USER: u32 = 65532;
 
 /// What the unit sets, word by word.
 fn setting(name: &str) -> Vec<&'static str> {
@@ -65,9 +67,9 @@ pub(crate) fn the_unit_grants_what_observing_takes() {
     chown(&runtime, Some(DAEMON), Some(DAEMON)).expect("we are root");
     let socket = runtime.join("observe.sock");
     let daemon = Daemon::start_as(confined(&zernel, &capabilities()), &stage, &socket);
-    let nobody = launched_by_nobody(&stage, 20);
+    let other = launched_by(OTHER_USER, &stage, 20);
     let root = launched(&stage, 10);
-    for (target, launches) in [(&nobody, 20), (&root, 10)] {
+    for (target, launches) in [(&other, 20), (&root, 10)] {
         let pid = target.pid();
         daemon.wait_for(&told_launches(pid, launches));
         daemon.wait_for(&format!("zernel_process_complete{{pid=\"{pid}\"}} 1"));

@@ -29,16 +29,17 @@ pub(crate) fn public_copy(stage: &Stage, program: &Path, name: &str) -> PathBuf 
     copy
 }
 
-/// A target of another user, with a state of its own.
-pub(crate) fn launched_by_nobody(stage: &Stage, rounds: u64) -> Target {
+/// A target of another user, with a state of its own. Trials run at the same time and observe each other's targets, so
+/// each has a user of its own.
+pub(crate) fn launched_by(user: u32, stage: &Stage, rounds: u64) -> Target {
     let program = public_copy(stage, &std::env::current_exe().expect("we run"), "target");
-    let node = stage.path().join("node-of-nobody");
+    let node = stage.path().join("node-of-user");
     fs::create_dir(&node).expect("ours");
     fs::set_permissions(&node, Permissions::from_mode(0o700)).expect("ours");
-    chown(&node, Some(NOBODY), Some(NOBODY)).expect("we are root");
+    chown(&node, Some(user), Some(user)).expect("we are root");
     let mut command = stage.command_of(&program, "launches", rounds);
     command.env_remove(config::LOG).env(config::DIRECTORY, node);
-    let mut target = Target::start(command.uid(NOBODY).gid(NOBODY));
+    let mut target = Target::start(command.uid(user).gid(user));
     target.step();
     target
 }
@@ -63,7 +64,7 @@ pub(crate) fn users_see_their_own_processes() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(crate::ZERNEL, &stage);
     let root = launched(&stage, 10);
-    let nobody = launched_by_nobody(&stage, 20);
+    let nobody = launched_by(NOBODY, &stage, 20);
     daemon.wait_for(&told_launches(root.pid(), 10));
     daemon.wait_for(&told_launches(nobody.pid(), 20));
     let (of_root, of_nobody) = (u64::from(root.pid()), u64::from(nobody.pid()));

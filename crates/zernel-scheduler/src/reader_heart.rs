@@ -1,0 +1,55 @@
+//! The heartbeat of the scheduler as a reader of task states.
+
+use libbpf_rs::{MapCore, MapFlags, MapMut};
+use rustix::time::{ClockId, clock_gettime};
+use zernel_phase::shared::{HEART_READER, Heartbeat, layout_hash};
+use zerocopy::IntoBytes;
+
+/// While it beats, an observer that stops leaves the pinned maps in place. The next observer then writes the maps that
+/// this scheduler reads, because a loaded scheduler cannot change to others.
+pub(crate) struct ReaderHeart<'a> {
+    hearts: &'a MapMut<'a>,
+    since_ns: u64,
+}
+
+impl<'a> ReaderHeart<'a> {
+    /// Beats for the first time.
+    pub(crate) fn start(hearts: &'a MapMut<'a>) -> Self {
+        let heart = Self {
+            hearts,
+            since_ns: monotonic_ns(),
+        };
+        heart.beat();
+        heart
+    }
+
+    /// Beats. Without a beat for a second, the reader counts as dead.
+    pub(crate) fn beat(&self) {
+        self.write(monotonic_ns());
+    }
+
+    fn write(&self, beat_ns: u64) {
+        let heartbeat = Heartbeat {
+            beat_ns,
+            owner: std::process::id(),
+            layout: layout_hash(),
+            since_ns: self.since_ns,
+        };
+        let key = HEART_READER.to_ne_bytes();
+        // An update of an element of an array does not fail.
+        let _ = self
+            .hearts
+            .update(&key, heartbeat.as_bytes(), MapFlags::ANY);
+    }
+}
+
+impl Drop for ReaderHeart<'_> {
+    fn drop(&mut self) {
+        self.write(0);
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
