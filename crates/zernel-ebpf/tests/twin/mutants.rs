@@ -341,6 +341,7 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
         "phase_tracker.h",
         "task_maps.h",
         "task_state.h",
+        "tracker_event.h",
     ] {
         let mut text = fs::read_to_string(project.join("../../bpf").join(name)).unwrap();
         if name == header {
