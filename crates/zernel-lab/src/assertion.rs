@@ -184,8 +184,9 @@ pub fn judge(
     findings.extend(figures.account.as_ref().map(accounted));
     let own = scenario.assertions.iter();
     findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
-    if emulator_failed(figures) {
-        // A CPU that was not executed spoils everything, whatever the scheduler does.
+    if emulator_failed(figures) && kernel_warning.is_none() {
+        // A CPU that was not executed spoils everything, whatever the scheduler does. But a scheduler that the kernel ejects
+        // may itself have left the CPU without work.
         let failed = findings
             .iter_mut()
             .filter(|finding| finding.verdict == Verdict::Fail);
