@@ -62,7 +62,7 @@ enum zernel_class_bits {
 
 enum zernel_class_flags {
 	ZERNEL_CLASS_IN_SYNC = 1 << 12, /* in a call that waits for the GPU */
-	ZERNEL_CLASS_DRIVES_STEPS = 1 << 13, /* a trainer whose phase is known now */
+	ZERNEL_CLASS_DRIVES_STEPS = 1 << 13, /* a trainer with a known phase */
 	ZERNEL_CLASS_BLOCKED = 1 << 14, /* it was blocked when it left its CPU */
 };
 

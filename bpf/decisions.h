@@ -32,7 +32,7 @@ struct zernel_decisions {
 	__u64 preempts; /* wake-ups that waited for a CPU, and would have preempted */
 	__u64 keeps; /* preemptions of a thread that would have been kept on its CPU */
 	__u64 saved_ns; /* the delays after these two */
-	__u64 lends; /* spinning waits whose CPU would have been lent */
+	__u64 lends; /* spinning waits that would have lent their CPU */
 };
 ZERNEL_IN_BTF(struct, zernel_decisions);
 

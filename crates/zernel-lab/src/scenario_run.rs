@@ -185,6 +185,18 @@ impl ScenarioRun {
         self
     }
 
+    /// Runs, and if that is inconclusive, once more with the next seed. In some boots the emulator stops the ticks of a
+    /// CPU. A boot with another seed takes another course.
+    #[must_use]
+    pub fn run_twice_if_inconclusive(mut self) -> RunResult {
+        let first = self.run();
+        if first.verdict() != Verdict::Inconclusive {
+            return first;
+        }
+        self.seed += 1;
+        self.run()
+    }
+
     /// Boots, runs and judges. Whatever goes wrong is a finding.
     #[must_use]
     pub fn run(&self) -> RunResult {

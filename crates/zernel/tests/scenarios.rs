@@ -73,24 +73,14 @@ fn scenario(name: &str) -> Scenario {
     scenario
 }
 
-/// The first run that shows whether the assertions hold. In some boots the emulator stops the ticks of a CPU, which the
-/// lab calls inconclusive. A boot with another seed takes another course.
 fn run(scheduler: &str, name: &str) -> RunResult {
-    let run = |seed| {
-        let scheduler = match scheduler {
-            "eevdf" => Scheduler::Eevdf,
-            own => Scheduler::Own(own.to_owned()),
-        };
-        ScenarioRun::new(scenario(name), scheduler)
-            .guest(ZERNEL)
-            .seed(seed)
-            .run()
+    let scheduler = match scheduler {
+        "eevdf" => Scheduler::Eevdf,
+        own => Scheduler::Own(own.to_owned()),
     };
-    let first = run(1);
-    match first.verdict() {
-        Verdict::Inconclusive => run(2),
-        _ => first,
-    }
+    ScenarioRun::new(scenario(name), scheduler)
+        .guest(ZERNEL)
+        .run_twice_if_inconclusive()
 }
 
 /// Runs pairs of scheduler and scenario, two at once.

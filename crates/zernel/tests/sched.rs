@@ -169,20 +169,10 @@ fn scenario(name: &str) -> Scenario {
     scenario
 }
 
-/// The first run that shows whether the assertions hold. The emulator stops the ticks of a CPU in some boots, which the
-/// lab calls inconclusive. A boot with another seed takes another course.
 fn run(name: &str) -> RunResult {
-    let run = |seed| {
-        ScenarioRun::new(scenario(name), Scheduler::Zernel(Vec::new()))
-            .guest(ZERNEL)
-            .seed(seed)
-            .run()
-    };
-    let first = run(1);
-    match first.verdict() {
-        Verdict::Inconclusive => run(2),
-        _ => first,
-    }
+    ScenarioRun::new(scenario(name), Scheduler::Zernel(Vec::new()))
+        .guest(ZERNEL)
+        .run_twice_if_inconclusive()
 }
 
 /// Two boots run at once.

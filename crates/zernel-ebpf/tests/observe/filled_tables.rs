@@ -31,7 +31,7 @@ const CONTEXTS: u64 = 13_000;
 /// The second user, who is no user of this machine.
 const SECOND: u32 = 54_322;
 
-/// Has so many children, which call one function of each kind that is timed, and wait. The calls fail, and are timed.
+/// Forks children that call one function of each timed kind, and wait. The calls fail, and are timed.
 fn fills_histograms(driver: &Driver, children: u64) {
     driver.open();
     let (mut done, report) = std::io::pipe().expect("a pipe");
@@ -55,7 +55,7 @@ fn fills_histograms(driver: &Driver, children: u64) {
     done.read_exact(&mut all).expect("every child calls");
 }
 
-/// Creates so many contexts with an allocation each.
+/// Creates contexts with one allocation each.
 fn fills_memory_accounts(driver: &Driver, contexts: u64) {
     driver.open();
     for _ in 0..contexts {
@@ -65,7 +65,7 @@ fn fills_memory_accounts(driver: &Driver, contexts: u64) {
     }
 }
 
-/// Has so many children, which wait for the device all the time. The calls fail, and are step marks.
+/// Forks children that wait for the device all the time. The calls fail, and are step marks.
 fn floods_step_marks(driver: &Driver, children: u64) {
     driver.open();
     for _ in 0..children {
