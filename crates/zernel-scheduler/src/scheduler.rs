@@ -63,6 +63,18 @@ pub struct SchedSettings {
     pub privilege: Privilege,
     /// The percentage of their fair share that others keep.
     pub guarantee_percent: u32,
+    /// Parts of the policy that are switched off.
+    pub without: Vec<SchedPolicy>,
+}
+
+/// A part of the policy that can be switched off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SchedPolicy {
+    /// Threads that a critical thread wakes are critical.
+    Handoff = 1 << 0,
+    /// Loaders of a trainer that runs out of data go before others.
+    Feed = 1 << 1,
 }
 
 impl SchedSettings {
@@ -78,6 +90,7 @@ impl Default for SchedSettings {
             slice: Self::SLICE,
             privilege: Privilege::Nobody,
             guarantee_percent: Self::GUARANTEE_PERCENT,
+            without: Vec::new(),
         }
     }
 }
@@ -170,6 +183,8 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     let target = &mut rodata.settings;
     target.slice_ns = u64::try_from(settings.slice.as_nanos()).unwrap_or(u64::MAX);
     target.guarantee_percent = settings.guarantee_percent;
+    let without = settings.without.iter();
+    target.policies = !without.fold(0, |set, policy| set | *policy as u32);
     (target.privilege, target.privileged_cgroup) = match settings.privilege {
         Privilege::Nobody => (0, 0),
         Privilege::All => (1, 0),
@@ -264,8 +279,14 @@ pub struct SchedCounters {
     pub critical_wakeups: u64,
     /// Times that a critical thread was kept on its CPU.
     pub critical_kept: u64,
-    /// Times that a critical thread waited because others had lost enough.
+    /// Times that a critical thread or a loader waited because others had lost enough.
     pub guarantee_hits: u64,
+    /// Threads that a critical thread woke, and that became critical.
+    pub handoffs: u64,
+    /// Wake-ups of loaders that preempted another task.
+    pub feed_wakeups: u64,
+    /// Times that a loader was kept on its CPU.
+    pub feed_kept: u64,
     /// Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.
     pub uncounted_cgroups: u64,
 }
@@ -282,6 +303,9 @@ fn counters(skel: &MainSkel<'_>) -> SchedCounters {
         critical_wakeups: counters.critical_wakeups,
         critical_kept: counters.critical_kept,
         guarantee_hits: counters.guarantee_hits,
+        handoffs: counters.handoffs,
+        feed_wakeups: counters.feed_wakeups,
+        feed_kept: counters.feed_kept,
         uncounted_cgroups: counters.uncounted_cgroups,
     }
 }

@@ -22,12 +22,19 @@ enum privilege {
 	PRIVILEGE_CGROUP, /* the tasks of settings.privileged_cgroup and its descendants */
 };
 
+/* The parts of the policy that can be switched off. */
+enum policy {
+	POLICY_HANDOFF = 1 << 0, /* threads that a critical thread wakes are critical */
+	POLICY_FEED = 1 << 1, /* loaders of a trainer that runs out of data go before others */
+};
+
 /* Set before loading. */
 struct settings {
 	__u64 slice_ns;
 	__u64 privileged_cgroup; /* its id */
 	__u32 privilege; /* enum privilege */
 	__u32 guarantee_percent; /* the part of their fair share that others keep */
+	__u32 policies; /* enum policy */
 	__u32 cpus; /* numbers of possible CPUs are below this */
 	__u32 llcs;
 	__u8 llc_of_cpu[MAX_CPUS];
@@ -43,7 +50,10 @@ struct counters {
 	__u64 throttled; /* the task had to wait because of a cpu.max */
 	__u64 critical_wakeups; /* a critical thread preempted another task */
 	__u64 critical_kept; /* a critical thread was kept on its CPU */
-	__u64 guarantee_hits; /* a critical thread waited because others had lost enough */
+	__u64 guarantee_hits; /* a critical thread or a loader waited: others had lost enough */
+	__u64 handoffs; /* a thread that a critical thread woke became critical */
+	__u64 feed_wakeups; /* a loader preempted another task */
+	__u64 feed_kept; /* a loader was kept on its CPU */
 	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
 };
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, value_parser};
-use zernel_scheduler::scheduler::{self, Privilege, SchedCounters, SchedSettings};
+use zernel_scheduler::scheduler::{self, Privilege, SchedCounters, SchedPolicy, SchedSettings};
 
 use crate::doctor::malformed_functions;
 use crate::interrupt;
@@ -24,6 +24,17 @@ pub(crate) struct LoadOptions {
     /// Part of their fair share that others keep beside critical threads, from 0 to 1
     #[arg(long, value_name = "SHARE", default_value = "0.5", value_parser = parse_guarantee)]
     guarantee: u32,
+    /// Parts of the policy to switch off: handoff, feed
+    #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy)]
+    without: Vec<SchedPolicy>,
+}
+
+fn parse_policy(text: &str) -> Result<SchedPolicy, String> {
+    match text {
+        "handoff" => Ok(SchedPolicy::Handoff),
+        "feed" => Ok(SchedPolicy::Feed),
+        _ => Err("use handoff or feed".to_owned()),
+    }
 }
 
 fn parse_privilege(text: &str) -> Result<Privilege, String> {
@@ -56,6 +67,7 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
         slice: Duration::from_micros(options.slice_us),
         privilege: options.privilege,
         guarantee_percent: options.guarantee,
+        without: options.without.clone(),
     };
     scheduler::check()?;
     let malformed = malformed_functions();
@@ -83,6 +95,9 @@ fn describe(counters: &SchedCounters) -> String {
         critical_wakeups,
         critical_kept,
         guarantee_hits,
+        handoffs,
+        feed_wakeups,
+        feed_kept,
         uncounted_cgroups,
     } = counters;
     let mut text = format!(
@@ -93,7 +108,7 @@ fn describe(counters: &SchedCounters) -> String {
     if critical_wakeups + critical_kept + guarantee_hits > 0 {
         text += &format!(
             "critical threads: preempting {critical_wakeups}, kept {critical_kept}, held back by the guarantee \
-             {guarantee_hits}\n"
+             {guarantee_hits}; handed on {handoffs}; loaders: preempting {feed_wakeups}, kept {feed_kept}\n"
         );
     }
     if *uncounted_cgroups > 0 {
