@@ -17,7 +17,7 @@ use zernel_testkit::target::{
 use zernel_testkit::{Need, eventually};
 
 use crate::counts::launches;
-use crate::harness::{Watcher, exact, find, observe, seen_of, start};
+use crate::harness::{Watcher, attach_rest, exact, find, observe, seen_of, start};
 
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("executes", executes),
@@ -369,13 +369,14 @@ pub(crate) fn late() {
 /// Work during a pause of observing is missing, and makes no long step.
 pub(crate) fn paused() {
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = start(&exact(&stage));
+    let mut observer = observe(&stage);
     let mut target = stage.target("steps_in_parts", 20);
     target.step();
     observer.read().expect("maps can be read");
     observer.pause();
     target.step();
     observer.resume();
+    attach_rest(&mut observer);
     target.step();
     observer.read().expect("maps can be read");
     let steps = &find(&observer, target.pid()).steps;
