@@ -119,9 +119,9 @@ impl WorkloadHandle {
             }
             ready = now_ready;
         }
-        let gone =
-            (0..self.shared.workers()).find(|worker| self.shared.has_passed(*worker, Stage::Gone));
-        gone.map_or(Ok(()), |worker| Err(self.died_early(worker)))
+        let exited = (0..self.shared.workers())
+            .find(|worker| self.shared.has_passed(*worker, Stage::Exited));
+        exited.map_or(Ok(()), |worker| Err(self.died_early(worker)))
     }
 
     fn not_ready(&self) -> Error {

@@ -162,11 +162,11 @@ impl Keeper {
     /// Waits for the keeper thread to end if all its processes are gone; else it stays behind and
     /// reaps the last ones.
     pub(crate) fn dismiss(&mut self) {
-        let all_gone = lock(&self.table)
+        let all_exited = lock(&self.table)
             .processes
             .iter()
             .all(|process| process.end.is_some());
-        if let Some(thread) = self.thread.take().filter(|_| all_gone) {
+        if let Some(thread) = self.thread.take().filter(|_| all_exited) {
             let _ = thread.join();
         }
     }
@@ -302,7 +302,7 @@ impl Duty {
         for (index, process) in table.processes.iter_mut().enumerate() {
             if process.end.is_none() {
                 process.end = Some(ProcessEnd::TakenByOthers);
-                self.gone(index);
+                self.mark_exited(index);
             }
         }
     }
@@ -345,7 +345,7 @@ impl Duty {
             Err(_) => ProcessEnd::TakenByOthers,
         };
         table.processes[index].end = Some(end);
-        self.gone(index);
+        self.mark_exited(index);
     }
 
     /// The kernel keeps the numbers of an ended process until it is reaped: worth reading for one
@@ -366,11 +366,11 @@ impl Duty {
             && procfs::cgroup_oom_kills(pid) != Some(0)
     }
 
-    fn gone(&self, index: usize) {
+    fn mark_exited(&self, index: usize) {
         self.plan.processes[index]
             .workers
             .clone()
-            .for_each(|worker| self.shared.advance(worker, Stage::Gone));
+            .for_each(|worker| self.shared.advance(worker, Stage::Exited));
     }
 }
 

@@ -125,7 +125,7 @@ impl SchedPolicy {
 ///
 /// # Errors
 /// The caller is not privileged.
-pub fn outrank_everybody() -> std::io::Result<()> {
+pub fn outrank_all_threads() -> std::io::Result<()> {
     let attributes = SchedAttributes {
         policy: libc::SCHED_FIFO as u32,
         flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,

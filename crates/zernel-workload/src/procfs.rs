@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_cgroup_that_accounts_for_memory_tells_its_oom_kills() {
+    fn oom_kills_are_read_from_the_nearest_cgroup_that_accounts_for_memory() {
         let mount = tempfile::tempdir().unwrap();
         let mount = mount.path();
         std::fs::create_dir_all(mount.join("job/part")).unwrap();

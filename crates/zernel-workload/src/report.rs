@@ -315,7 +315,7 @@ mod tests {
     use crate::config::WorkloadConfig;
 
     #[test]
-    fn rubbish_in_shared_memory_is_a_sentinel() {
+    fn a_corrupt_record_is_reported_as_such() {
         let handle = WorkloadHandle::spawn(&WorkloadConfig::default().workers(2)).unwrap();
         handle.shared.record(1).magic.store(0xbad, Relaxed);
         let reports = handle.stop_and_collect();

@@ -59,7 +59,7 @@ pub(crate) enum Stage {
     /// Its work has returned.
     Ended = 4,
     /// It is gone: its process is reaped, or its thread is about to return.
-    Gone = 5,
+    Exited = 5,
 }
 
 const STAGES: usize = 5;
@@ -286,7 +286,7 @@ impl Shared {
     /// Notes that a worker has passed `stage` and all before it. Whoever knows says it: the worker,
     /// or who reaped it.
     pub(crate) fn advance(&self, worker: usize, stage: Stage) {
-        if stage == Stage::Gone {
+        if stage == Stage::Exited {
             let ended_ns = &self.record(worker).ended_ns;
             let now = clock::now_ns();
             let _ = ended_ns.compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire);
@@ -345,12 +345,12 @@ impl Shared {
 
     /// Blocks a worker until the start, or until it is told to stop.
     pub(crate) fn wait_for_start(&self, worker: usize) {
-        let go = &self.header().go;
+        let started = &self.header().go;
         let command = &self.record(worker).command;
-        while go.load(Ordering::Acquire) == 0
+        while started.load(Ordering::Acquire) == 0
             && command.load(Ordering::Acquire) & command::STOP == 0
         {
-            wait_while(go, 0, None);
+            wait_while(started, 0, None);
         }
     }
 
@@ -358,7 +358,7 @@ impl Shared {
     ///
     /// The words come first, all of them: a caller among thousands of spinning workers may lose the
     /// CPU for long in any system call.
-    pub(crate) fn tell_all_to_stop(&self) {
+    pub(crate) fn request_stop(&self) {
         for record in self.records() {
             record.command.fetch_or(command::STOP, Ordering::Release);
         }
@@ -426,7 +426,7 @@ mod tests {
         shared.advance(0, Stage::Ready);
         assert_eq!(shared.passed(Stage::Ready), 1);
         assert!(!shared.wait_all(Stage::Ready, 0));
-        shared.advance(1, Stage::Gone);
+        shared.advance(1, Stage::Exited);
         assert!(shared.wait_all(Stage::Ready, 0));
         assert_eq!(shared.passed(Stage::Running), 1);
     }

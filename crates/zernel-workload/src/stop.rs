@@ -71,13 +71,13 @@ pub(crate) fn start(handle: &WorkloadHandle) {
 pub(crate) fn stop(handle: &mut WorkloadHandle) {
     let _urgency = Urgency::new();
     wait_for_first_rounds(&handle.shared);
-    handle.shared.tell_all_to_stop();
+    handle.shared.request_stop();
     let grace_ns = clock::span_ns(handle.plan.stop_grace);
-    if !wait_until_gone(handle, grace_ns) {
+    if !wait_until_exited(handle, grace_ns) {
         handle.keeper.kill(|process| is_unfinished(handle, process));
-        wait_until_gone(handle, DEATH_LIMIT_NS);
+        wait_until_exited(handle, DEATH_LIMIT_NS);
     }
-    handle.threads.join_gone(&handle.shared);
+    handle.threads.join_exited(&handle.shared);
     handle.keeper.dismiss();
 }
 
@@ -99,7 +99,7 @@ fn wait_for_first_rounds(shared: &Shared) {
 /// Ends every worker as fast as possible, for a handle whose reports nobody wants.
 pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     let _urgency = Urgency::new();
-    handle.shared.tell_all_to_stop();
+    handle.shared.request_stop();
     handle.keeper.kill(|_| true);
     handle.shared.start();
     let limit = if handle.threads.workers().is_empty() {
@@ -107,8 +107,8 @@ pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     } else {
         clock::span_ns(handle.plan.stop_grace)
     };
-    wait_until_gone(handle, limit);
-    handle.threads.join_gone(&handle.shared);
+    wait_until_exited(handle, limit);
+    handle.threads.join_exited(&handle.shared);
     handle.keeper.dismiss();
 }
 
@@ -116,7 +116,7 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
     handle.plan.processes[process]
         .workers
         .clone()
-        .any(|worker| !handle.shared.has_passed(worker, Stage::Gone))
+        .any(|worker| !handle.shared.has_passed(worker, Stage::Exited))
 }
 
 /// Waits until all workers are gone, and says whether they are. Gives up when none has ended or gone in
@@ -125,16 +125,16 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
 ///
 /// As long as some end, the others are left alone: to look after thousands in every round would keep
 /// them from ending.
-fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
+fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let shared = &handle.shared;
     let mut stragglers = Stragglers::new(shared.workers());
-    let progress = || shared.passed(Stage::Ended) + shared.passed(Stage::Gone);
+    let progress = || shared.passed(Stage::Ended) + shared.passed(Stage::Exited);
     let mut before = progress();
     let mut quiet_rounds = 0;
     // Those that compute look at their stop word anyway; thousands of signals would only hold them
     // up.
     interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
-    while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
+    while !shared.wait_all(Stage::Exited, clock::now_ns() + ROUND_NS) {
         let now = progress();
         if now > before {
             (before, quiet_rounds) = (now, 0);
@@ -153,8 +153,9 @@ fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
 /// Interrupts whatever those of the remaining workers that `which` names are blocked in.
 fn interrupt(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
     let shared = &handle.shared;
-    let concerns =
-        |worker: &usize| !shared.has_passed(*worker, Stage::Gone) && which(shared.record(*worker));
+    let concerns = |worker: &usize| {
+        !shared.has_passed(*worker, Stage::Exited) && which(shared.record(*worker))
+    };
     for (index, plan) in handle.plan.processes.iter().enumerate() {
         for worker in plan.workers.clone().filter(concerns) {
             let tid = shared.record(worker).tid.load(Relaxed);
@@ -198,7 +199,7 @@ impl Stragglers {
     }
 
     fn help_one(&mut self, handle: &WorkloadHandle, worker: usize, pid: i32) {
-        if handle.shared.has_passed(worker, Stage::Gone) {
+        if handle.shared.has_passed(worker, Stage::Exited) {
             return;
         }
         let record = handle.shared.record(worker);

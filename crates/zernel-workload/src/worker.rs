@@ -453,7 +453,7 @@ mod tests {
         let shared = Shared::new(1, 0, 0).unwrap();
         let record = shared.record(0);
         let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
-        shared.tell_all_to_stop();
+        shared.request_stop();
         std::thread::sleep(Duration::from_millis(20));
         assert!(!worker.proceed());
         assert!(record.gap_ns.load(Relaxed) >= 20_000_000);
@@ -476,7 +476,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(20));
             let stopped_ns = clock::now_ns();
-            shared.tell_all_to_stop();
+            shared.request_stop();
             stopped_ns
         };
         let stopped_ns = std::thread::scope(|scope| {

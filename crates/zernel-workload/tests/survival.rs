@@ -96,7 +96,11 @@ fn main() -> ExitCode {
             group_signals,
         ),
         trial("dropping_many_running_workers_leaves_none", &[], drop_many),
-        trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
+        trial(
+            "our_kill_is_distinguished_from_any_other",
+            &[],
+            our_kill_and_others,
+        ),
         trial(
             "wake_latency_counts_from_the_first_of_many_wake_ups",
             &[],

@@ -226,7 +226,7 @@ fn a_sleeping_worker_switches_voluntarily_and_is_mostly_off_the_cpu() {
 }
 
 #[test]
-fn every_run_delay_is_reported_where_the_kernel_tells_it() {
+fn every_run_delay_is_reported_where_the_kernel_counts_it() {
     if !std::fs::exists("/proc/self/schedstat").unwrap() {
         return;
     }
@@ -291,7 +291,7 @@ fn a_contended_lock_is_held_by_one_at_a_time() {
 }
 
 #[test]
-fn a_fan_out_reaches_everyone() {
+fn a_fan_out_reaches_every_worker() {
     let reports = run(
         Host::Fork,
         4,

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loader_that_gave_up_is_told_of() {
+    fn a_loader_that_gave_up_is_reported() {
         let failing = Step::ReadFile.failed()(Errno::IO);
         let loaders = Loaders::fork(2, |_, _| Err(failing)).unwrap();
         loaders
