@@ -224,7 +224,8 @@ impl Collective {
     /// Chunk by chunk: everybody shows its own, then everybody takes what it needs of the others'.
     fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, Aborted> {
         let segment = &communicator.segment;
-        let look_around = || communicator.look_around(segment.misses_somebody(RankWord::Arrived));
+        let look_around =
+            || communicator.look_around(segment.waits_for_lost_rank(RankWord::Arrived));
         let total = self.total(segment.ranks());
         let mut all_started = start;
         segment

@@ -209,7 +209,7 @@ impl Segment {
             ranks,
         };
         segment.enter()?;
-        segment.wait_for_everybody(id)?;
+        segment.wait_for_all_ranks(id)?;
         forget(id);
         Ok(segment)
     }
@@ -236,8 +236,8 @@ impl Segment {
         Ok(())
     }
 
-    fn wait_for_everybody(&self, id: &UniqueId) -> Result<(), NcclError> {
-        let everybody =
+    fn wait_for_all_ranks(&self, id: &UniqueId) -> Result<(), NcclError> {
+        let all_joined =
             || (0..self.ranks).all(|rank| self.word(rank, RankWord::State).load(Acquire) != 0);
         // Nobody can join any more once the maker of the id is gone.
         let hope = || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank))
@@ -245,9 +245,9 @@ impl Segment {
             true => Ok(()),
             false => Err(Aborted),
         };
-        match self.wait(everybody, hope) {
+        match self.wait(all_joined, hope) {
             // The maker may have joined last and left at once.
-            Err(Aborted) if !everybody() => Err(NcclError::RemoteError),
+            Err(Aborted) if !all_joined() => Err(NcclError::RemoteError),
             _ => Ok(()),
         }
     }
@@ -425,7 +425,7 @@ impl Segment {
     }
 
     /// Whether a rank that this one waits for in `counter` will never come.
-    pub(crate) fn misses_somebody(&self, counter: RankWord) -> bool {
+    pub(crate) fn waits_for_lost_rank(&self, counter: RankWord) -> bool {
         let step = self.word(self.rank, counter).load(Acquire);
         (0..self.ranks)
             .any(|rank| self.word(rank, counter).load(Acquire) < step && self.is_lost(rank))

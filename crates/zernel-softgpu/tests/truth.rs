@@ -78,8 +78,8 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
 }
 
 #[test]
-fn events_tell_who_called_what_when_and_what_the_device_did() {
-    const TEST: &str = "events_tell_who_called_what_when_and_what_the_device_did";
+fn events_record_each_call_and_what_the_device_did() {
+    const TEST: &str = "events_record_each_call_and_what_the_device_did";
     if role().is_some() {
         let program = Program::new();
         let cuda = &program.cuda;

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stalled_file_answers_only_when_it_is_let_go() {
+    fn a_stalled_file_answers_only_after_its_release() {
         let directory = tempfile::tempdir().unwrap();
         let Ok(files) = StallingFs::mount(directory.path(), "file", b"content".to_vec()) else {
             return; // no FUSE here
