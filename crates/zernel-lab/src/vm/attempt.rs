@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_is_told_from_a_shutdown() {
+    fn a_crash_is_distinguished_from_a_shutdown() {
         let remains = |console_log: &str| {
             Box::new(Remains {
                 console_log: console_log.to_owned(),
