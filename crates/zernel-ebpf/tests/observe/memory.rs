@@ -143,7 +143,7 @@ fn pooled(driver: &Driver, milliseconds: u64) {
 fn restless(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     let contexts = open_both(driver);
-    let go_and_allocate = |bytes| {
+    let switch_and_allocate = |bytes| {
         let mut popped = 0_u64;
         call!(cuda, "cuCtxPushCurrent_v2", contexts[1]);
         if bytes > 0 {
@@ -153,11 +153,11 @@ fn restless(driver: &Driver, milliseconds: u64) {
     };
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
-        go_and_allocate(0);
+        switch_and_allocate(0);
         thread::sleep(Duration::from_micros(400));
     }
     driver.allocate(1000);
-    go_and_allocate(300);
+    switch_and_allocate(300);
 }
 
 /// Memory in the device's own context and in another: each is freed with its context.

@@ -504,9 +504,9 @@ pub(crate) fn forgotten() {
         .map(|rank| Target::start(stage.command("rank", 2).env(RANK, rank.to_string())))
         .collect();
     run(&mut targets);
-    let mut counts = |whose| {
+    let mut counts = |scope| {
         observer.read().expect("maps can be read");
-        let text = metrics::text(&observer.snapshot(), whose, TextFormat::Prometheus);
+        let text = metrics::text(&observer.snapshot(), scope, TextFormat::Prometheus);
         [
             "enqueue_seconds",
             "until_sync_seconds",

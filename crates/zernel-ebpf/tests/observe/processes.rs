@@ -161,10 +161,10 @@ fn launches_of(process: &ObservedProcess) -> u64 {
 /// Checks that no series is exported twice: Prometheus refuses a scrape with duplicates.
 pub(crate) fn assert_exported_once(observer: &Observer) {
     let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
-    let mut told = BTreeSet::new();
+    let mut exported = BTreeSet::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let (series, _) = line.rsplit_once(' ').expect("a sample");
-        assert!(told.insert(series), "{series} twice");
+        assert!(exported.insert(series), "{series} twice");
     }
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn execution() {
     target.step();
     observer.read().expect("maps can be read");
     let lives = lives(&observer, target.pid());
-    let told: Vec<_> = lives
+    let found: Vec<_> = lives
         .iter()
         .map(|life| (launches_of(life), life.ended_ns.is_some(), life.coverage))
         .collect();
@@ -185,7 +185,7 @@ pub(crate) fn execution() {
         (11, false, Coverage::Complete),
         (10, true, Coverage::Complete),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(found, expected);
     assert_exported_once(&observer);
 }
 
@@ -333,7 +333,7 @@ pub(crate) fn thousands_of_short_ones() {
 }
 
 /// Processes that end while their libraries are being attached to.
-pub(crate) fn gone_meanwhile() {
+pub(crate) fn exits_during_attach() {
     let watcher = Watcher::start(&ObserverOptions::default());
     for _ in 0..10 {
         // Each has files of its own.
