@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     report("nothing to observe", &daemon);
     let mut target = stage.target("parent", PROCESSES as u64);
     target.step();
-    wait_until_all_are_told(&daemon);
+    wait_until_all_are_exported(&daemon);
     report(&format!("{PROCESSES} processes"), &daemon);
     report_stalled(&daemon);
     ExitCode::SUCCESS
@@ -90,15 +90,15 @@ fn use_a_little(driver: &Driver) {
     call!(driver.cuda(), "cuCtxSynchronize");
 }
 
-fn wait_until_all_are_told(daemon: &Daemon) {
-    let told = || {
+fn wait_until_all_are_exported(daemon: &Daemon) {
+    let exported = || {
         daemon
             .metrics()
             .matches("zernel_cuda_launches_total{")
             .count()
     };
-    eventually("every process is exported", || told() >= PROCESSES);
-    println!("{} processes are exported", told());
+    eventually("every process is exported", || exported() >= PROCESSES);
+    println!("{} processes are exported", exported());
 }
 
 fn report(what: &str, daemon: &Daemon) {
