@@ -120,7 +120,7 @@ impl SchedPolicy {
     }
 }
 
-/// Gives the calling thread the highest `SCHED_FIFO` priority, so that it goes on whatever a scheduler
+/// Gives the calling thread the highest `SCHED_FIFO` priority, so that it runs whatever a scheduler
 /// under test does. The processes and threads that it starts have the default policy.
 ///
 /// # Errors

@@ -46,7 +46,7 @@ pub struct WorkerReport {
     pub cpu_ns: u64,
     /// Wall time without CPU time: blocked or waiting for a CPU.
     pub off_cpu_ns: u64,
-    /// Time spent runnable but not running; `None` where the kernel does not tell (no schedstat).
+    /// Time spent runnable but not running; `None` on kernels without schedstat.
     pub run_delay_ns: Option<u64>,
     /// The longest time that passed between two rounds while it did not block; `None` if it never
     /// ran.

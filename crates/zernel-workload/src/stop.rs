@@ -1,5 +1,5 @@
-//! How workers are stopped: all are told first, then all are collected together; the starved get
-//! help, the hung get killed.
+//! Stops workers: requests the stop of all, then waits for all together. Starved workers get help, hung
+//! workers are killed.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -25,8 +25,8 @@ const ROUND_NS: u64 = 20 * MILLISECOND;
 /// How long a killed process may take to die; only one stuck in the kernel takes longer.
 const DEATH_LIMIT_NS: u64 = 5_000 * MILLISECOND;
 
-/// Puts the calling thread before its workers while it tells them something, where the kernel lets
-/// it: among thousands of them it would wait for seconds whenever it loses the CPU.
+/// Raises the calling thread's priority above its workers' while it signals them, if the kernel permits
+/// that. Among thousands of workers it would wait for seconds whenever it loses the CPU.
 struct Urgency {
     nice: Option<i32>,
 }
@@ -66,8 +66,8 @@ pub(crate) fn start(handle: &WorkloadHandle) {
     handle.shared.set_pace(Pace::Full);
 }
 
-/// Waits until each worker has done a round, starts them if need be, then tells all to stop and
-/// waits for them.
+/// Starts workers that were not started, waits until each has done a round, requests the stop of all, and
+/// waits until they have exited.
 pub(crate) fn stop(handle: &mut WorkloadHandle) {
     let _urgency = Urgency::new();
     wait_for_first_rounds(&handle.shared);
@@ -119,12 +119,12 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
         .any(|worker| !handle.shared.has_passed(worker, Stage::Exited))
 }
 
-/// Waits until all workers are gone, and says whether they are. Gives up when none has ended or gone in
-/// as many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU
-/// itself does not take it out on its workers.
+/// Waits until all workers have exited; false if it gave up. It gives up when no worker has ended or exited
+/// for as many rounds as fit into `quiet_limit_ns`. It counts rounds instead of time, because time in which
+/// the caller itself had no CPU must not count against its workers.
 ///
-/// As long as some end, the others are left alone: to look after thousands in every round would keep
-/// them from ending.
+/// While some workers end, the others get no help: helping thousands of workers in every round would take
+/// the CPU time that they need to end.
 fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let shared = &handle.shared;
     let mut stragglers = Stragglers::new(shared.workers());

@@ -78,7 +78,7 @@ impl Threads {
         }
     }
 
-    /// Joins every thread whose worker is gone; the others are left to themselves.
+    /// Joins the threads of all workers that have exited, and detaches the other threads.
     pub(crate) fn join_exited(&mut self, shared: &Shared) {
         for (number, handle) in self.handles.drain(..).enumerate() {
             if shared.has_passed(self.first + number, Stage::Exited) {

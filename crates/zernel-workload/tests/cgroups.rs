@@ -400,8 +400,8 @@ fn killed_caller(helper: &str, signal: Signal) {
     });
 }
 
-/// Two runs of one process, of which the first is told to end when the second is under way. They
-/// must leave the hierarchy as it was.
+/// Two runs of one process. The first ends while the second is running. Both must leave the cgroup
+/// hierarchy as it was.
 fn concurrent_settings(mode: &str) {
     let before = hierarchy();
     concurrent_runs(&settings_spec(mode));

@@ -36,7 +36,7 @@ fn spawn(host: Host, workers: usize, work: WorkType) -> WorkloadHandle {
     .unwrap()
 }
 
-/// Runs `workers` until each has gone through `rounds` rounds.
+/// Runs `workers` until each has done `rounds` rounds.
 fn run(host: Host, workers: usize, work: WorkType, rounds: u64) -> Vec<WorkerReport> {
     let name = work.name().to_owned();
     let mut handle = spawn(host, workers, work);
@@ -298,7 +298,7 @@ fn a_fan_out_reaches_every_worker() {
         WorkType::FutexFanOut(FutexFanOut::default()),
         5,
     );
-    // Everyone went through the rounds; the last one of a round may find the next begun already.
+    // Every worker did the rounds. The last worker of a round may find that the next round has begun.
     assert!(
         reports[1..]
             .iter()
