@@ -85,8 +85,8 @@ impl Communicator {
         NcclError::from_code(self.error.load(Acquire))
     }
 
-    /// Checks what goes on while waiting for others. A peer that is gone is an error to be asked
-    /// for; as with the real one, the operation itself stays until somebody aborts.
+    /// Checks for an abort while an operation waits for other ranks. A lost rank sets the error that
+    /// `ncclCommGetAsyncError` returns. As in the real library, the operation itself goes on until an abort.
     pub(crate) fn look_around(&self, waits_for_lost_rank: bool) -> Result<(), Aborted> {
         if self.aborted.load(Acquire) {
             return Err(Aborted);

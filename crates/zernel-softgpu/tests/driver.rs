@@ -460,7 +460,7 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
     });
 }
 
-/// Known ends, unknown ones, and the default stream of a thread that is gone.
+/// A stream with a known end, one with an unknown end, and the default stream of a thread that has exited.
 #[test]
 fn the_context_waits_for_destroyed_streams() {
     static DONE: AtomicU64 = AtomicU64::new(0);

@@ -74,7 +74,7 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
         );
     }
     let entered: u64 = log.processes[0].entered.values().sum();
-    assert_eq!(entered, all, "whoever entered, returned");
+    assert_eq!(entered, all, "every entered call returned");
 }
 
 #[test]

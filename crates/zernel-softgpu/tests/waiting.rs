@@ -1,4 +1,4 @@
-//! The three ways to wait, told apart by what the kernel sees of them.
+//! The three ways to wait, distinguished by how often the thread sleeps and yields.
 
 mod support;
 
