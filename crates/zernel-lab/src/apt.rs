@@ -55,7 +55,7 @@ pub enum AptError {
     },
 }
 
-/// A private view of one Debian suite, gone when dropped.
+/// A private apt configuration for one Debian suite, removed on drop.
 pub(crate) struct Suite {
     name: &'static str,
     folder: TempDir,
