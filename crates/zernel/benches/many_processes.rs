@@ -59,7 +59,7 @@ fn report_stalled(daemon: &Daemon) {
     );
 }
 
-/// Has so many children that use the GPU a little, and wait.
+/// Forks `children` children that make a few GPU calls and wait.
 fn parent(driver: &Driver, children: u64) {
     let (mut ready, mut report) = std::io::pipe().expect("a pipe");
     for _ in 0..children {
@@ -124,7 +124,7 @@ fn report(what: &str, daemon: &Daemon) {
     );
 }
 
-/// Memory of the process itself: pages of maps that it has mapped are told with the maps.
+/// Resident memory without the pages of BPF maps, which are reported with the maps.
 fn resident_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs");
     let mut is_of_map = false;

@@ -101,12 +101,12 @@ fn a_rank_at_a_lock_is_named() {
     assert_eq!(found["doing"]["state"], "lock", "{found:#}");
 }
 
-/// Tells of a job whose unlucky rank has to do with a disk that does not answer.
+/// Checks the report of a job with one rank that uses a disk that does not answer.
 fn report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
     let stage = Stage::new(Prologue::Push);
     let directory = stage.path().join("disk");
     fs::create_dir(&directory).expect("our directory");
-    // Outlives the disk: who reads there cannot even be killed before the disk is gone.
+    // Dropped after the disk: a process that reads from it cannot be killed before the disk is unmounted.
     let job;
     let disk = DeadDisk::mount(&directory);
     let file = disk.file();
@@ -201,7 +201,7 @@ fn a_slow_job_does_not_hang() {
 fn a_slow_rank_is_late() {
     let job = Job::start("sleep");
     let report = job.wait_for_a_hang();
-    // It never took so long before, and there is no way to know that it will come.
+    // It never took this long before, so the report cannot know that it will join.
     let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "waits", "{found:#}");
     job.wait_for_collective(2 * HEALTHY_ROUNDS);

@@ -160,7 +160,7 @@ fn metrics_of_a_program_are_served() {
     let snapshot = daemon.get("/api/v1/snapshot").json();
     let observed = snapshot["observed"].as_array().expect("a list").iter();
     let mut observed = observed.filter(|process| process["pid"] == pid);
-    let process = observed.next().expect("it is told");
+    let process = observed.next().expect("it is exported");
     assert_eq!(process["calls"]["cuLaunchKernel"]["calls"], 123);
     let health = daemon.get("/healthz");
     assert!(health.head.starts_with("HTTP/1.1 200"), "{}", health.head);

@@ -17,7 +17,7 @@ use crate::users::{launched_by, pids, public_copy};
 use crate::{exported_launches, launched};
 
 const UNIT: &str = include_str!("../../../../deploy/zernel.service");
-/// Neither root nor whoever is observed.
+/// Neither root nor the user of an observed process.
 const DAEMON: u32 = 65533;
 /// The user of an observed process.
 const OTHER_USER: u32 = 65532;

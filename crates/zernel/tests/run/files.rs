@@ -1,4 +1,4 @@
-//! The files of `--json` and `--html`: who owns them, and what becomes of an older report.
+//! The files of `--json` and `--html`: their owner, and what becomes of an older report.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};

@@ -90,7 +90,7 @@ fn report_on_job(job: &Job) -> (Value, String) {
     (report, said)
 }
 
-/// Nor do they hide what a rank is at, although the machine has no CPU left for anyone.
+/// The phases of a rank are found although busy background threads leave no CPU idle.
 fn threads_that_nobody_waits_for() {
     let report = check_verdict(Plan {
         busy_threads: 3,
