@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         ),
         trial("a_trainer_may_fork_its_loaders_itself", &[], forked_loaders),
         trial(
-            "forked_loaders_that_cannot_load_are_told_of",
+            "forked_loaders_that_cannot_load_are_reported",
             &[],
             failing_loaders,
         ),

@@ -14,7 +14,7 @@ use zernel_testkit::communicator::IN_PROGRESS;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{Stage, Target};
 
-/// Options that count everything, with the libraries of a stage attached before anyone uses them.
+/// Options that count everything, with the libraries of a stage attached before any process uses them.
 pub(crate) fn exact(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
         libraries: libraries(stage),
@@ -85,7 +85,7 @@ impl Watcher {
         eventually(what, || self.with(|observer| condition(observer)));
     }
 
-    /// Stops the thread, which must have gone well.
+    /// Stops the thread, which must not have failed.
     pub(crate) fn stop(self) -> Observer {
         self.0.stop().expect("observing does not fail")
     }
