@@ -2,18 +2,20 @@
 
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
+use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Struct;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, ProgramInput};
+use libbpf_rs::ProgramInput;
 use thiserror::Error;
+pub use zernel_model::scheduler::SchedCounters;
 
 use crate::cgroup_limits::{CGROUPS, CpuLimit, CpuLimits, read_limits};
+pub use crate::loaded_scheduler::LoadedScheduler;
 use crate::reader_heart::ReaderHeart;
 use crate::sched_ext::SchedExt;
 use crate::task_state_pins::TaskStatePins;
@@ -32,14 +34,12 @@ pub(crate) mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/main.skel.rs"));
 }
 
-use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel, types};
+use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel};
 
 /// Time between two looks at whether the scheduler still runs.
 const POLL: Duration = Duration::from_millis(50);
 /// Time between two readings of `cpu.max`, on kernels that do not report changes.
 const LIMITS_EVERY: Duration = Duration::from_secs(1);
-/// `SCX_EXIT_UNREG`: the loader unloaded the scheduler. The kernel's reasons have larger numbers.
-const UNLOADED_BY_USER: u32 = 64;
 /// The callback that reports changes of `cpu.max`.
 const REPORTS_LIMITS: &str = "cgroup_set_bandwidth";
 
@@ -123,15 +123,14 @@ pub fn check() -> Result<(), SchedError> {
     }
 }
 
-/// Loads the scheduler and keeps it loaded until `stop` is set. `loaded` is called once it runs. When the process
-/// ends in any way, the kernel returns to its own scheduler.
+/// Loads the scheduler and keeps it loaded until `poll` breaks. `poll` is called as soon as it is loaded, and every
+/// 50 ms. When the process ends in any way, the kernel returns to its own scheduler.
 ///
 /// # Errors
 /// See [`SchedError`].
 pub fn run(
     settings: &SchedSettings,
-    stop: &AtomicBool,
-    loaded: impl FnOnce(),
+    poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) -> Result<SchedCounters, SchedError> {
     check()?;
     let mut storage = MaybeUninit::uninit();
@@ -142,19 +141,25 @@ pub fn run(
         open.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
         open.progs.zernel_cgroup_set_bandwidth.set_autoload(false);
     }
-    let pins = (settings.privilege != Privilege::Nobody).then(|| TaskStatePins::claim(&mut open));
+    let pins = TaskStatePins::claim(&mut open);
     let mut skel = open.load()?;
-    if let Some(pins) = pins {
-        pins.share(&mut skel)?;
+    let shared = pins.share(&mut skel);
+    // Without a bpffs there are no classes. That matters only to the privileged.
+    if settings.privilege != Privilege::Nobody {
+        shared?;
     }
     let link = skel.maps.zernel_ops.attach_struct_ops()?;
-    loaded();
     let limits = polls_limits.then(LimitReader::default);
-    let reads_states = settings.privilege != Privilege::Nobody;
-    let heart = reads_states.then(|| ReaderHeart::start(&skel.maps.zernel_heartbeats));
-    wait(&skel, stop, limits, heart.as_ref());
+    let heart = ReaderHeart::start(&skel.maps.zernel_heartbeats);
+    let loaded = LoadedScheduler::new(&skel);
+    wait(&loaded, limits, &heart, poll);
     drop(heart);
-    end(&skel, link)
+    drop(link);
+    pins.remove(&skel.maps.zernel_heartbeats);
+    match loaded.ending() {
+        None => Ok(loaded.counters()),
+        Some(reason) => Err(SchedError::Ejected(reason)),
+    }
 }
 
 fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<(), SchedError> {
@@ -196,93 +201,17 @@ fn kernel_reports_limits() -> bool {
 }
 
 fn wait(
-    skel: &MainSkel<'_>,
-    stop: &AtomicBool,
+    loaded: &LoadedScheduler<'_>,
     mut limits: Option<LimitReader>,
-    heart: Option<&ReaderHeart<'_>>,
+    heart: &ReaderHeart<'_>,
+    mut poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) {
-    while !stop.load(Ordering::Relaxed) && ending(skel).kind == 0 {
-        if let Some(heart) = heart {
-            heart.beat();
-        }
+    while !loaded.has_ended() && poll(loaded).is_continue() {
+        heart.beat();
         if let Some(limits) = &mut limits {
-            limits.read_if_due(skel);
+            limits.read_if_due(loaded.skel);
         }
         thread::sleep(POLL);
-    }
-}
-
-fn end(skel: &MainSkel<'_>, link: Link) -> Result<SchedCounters, SchedError> {
-    drop(link);
-    let ending = ending(skel);
-    match ending.kind {
-        0 | UNLOADED_BY_USER => Ok(counters(skel)),
-        _ => Err(SchedError::Ejected(describe(&ending))),
-    }
-}
-
-fn bss<'a>(skel: &'a MainSkel<'_>) -> &'a types::bss {
-    skel.maps.bss_data.as_deref().expect("the object has data")
-}
-
-fn ending(skel: &MainSkel<'_>) -> types::ending {
-    // The kernel writes it meanwhile.
-    // SAFETY: the pointer is valid for a read of this plain type as long as the skeleton lives.
-    unsafe { std::ptr::read_volatile(&raw const bss(skel).ending) }
-}
-
-fn describe(ending: &types::ending) -> String {
-    let reason = text(&ending.reason);
-    match text(&ending.message) {
-        message if message.is_empty() => reason,
-        message => format!("{reason}: {message}"),
-    }
-}
-
-fn text(bytes: &[i8]) -> String {
-    let bytes = bytes.iter().map(|byte| byte.cast_unsigned());
-    let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// How often the scheduler decided what.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SchedCounters {
-    /// Wake-ups that found an idle CPU.
-    pub idle_wakeups: u64,
-    /// Wake-ups that preempted another task.
-    pub preempting_wakeups: u64,
-    /// Times that a task waited in a queue.
-    pub queued: u64,
-    /// Times that a task ran on after its slice, because it was still first.
-    pub kept: u64,
-    /// Times that a CPU took a task from another cache's queue.
-    pub stolen: u64,
-    /// Times that a task waited because of a `cpu.max`.
-    pub throttled: u64,
-    /// Wake-ups of critical threads that preempted another task.
-    pub critical_wakeups: u64,
-    /// Times that a critical thread was kept on its CPU.
-    pub critical_kept: u64,
-    /// Times that a critical thread waited because others had lost enough.
-    pub guarantee_hits: u64,
-    /// Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.
-    pub uncounted_cgroups: u64,
-}
-
-fn counters(skel: &MainSkel<'_>) -> SchedCounters {
-    let counters = bss(skel).counters;
-    SchedCounters {
-        idle_wakeups: counters.idle_wakeups,
-        preempting_wakeups: counters.preempting_wakeups,
-        queued: counters.queued,
-        kept: counters.kept,
-        stolen: counters.stolen,
-        throttled: counters.throttled,
-        critical_wakeups: counters.critical_wakeups,
-        critical_kept: counters.critical_kept,
-        guarantee_hits: counters.guarantee_hits,
-        uncounted_cgroups: counters.uncounted_cgroups,
     }
 }
 

@@ -109,6 +109,7 @@ Examples:
   sudo zernel sched                  schedule all tasks until Ctrl-C
   zernel lab scenario scenarios/wake.toml --sched zernel
                                      measure it in a virtual machine first
+  zernel sched --monitor 1           what it does, from another terminal
   sudo zernel sched --dry-run        schedule nothing, count decisions
   sudo zernel sched --dry-run --for 60s --json
                                      for a minute, as JSON

@@ -3,6 +3,9 @@
 //!
 //! In a virtual machine this program runs the trial `the_scheduler_starts_and_ends`.
 
+#[path = "sched/guest.rs"]
+mod guest;
+
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -91,6 +94,7 @@ fn starts_and_ends() {
         wait_for("disabled", ENDS_WITHIN);
     }
     pins_outlive_the_observer();
+    guest::statistics_are_printed();
 }
 
 /// While a scheduler reads the task states, an observer that ends leaves the maps to the next one.
@@ -135,6 +139,7 @@ fn start(arguments: &[&str]) -> Child {
     let mut child = Command::new(ZERNEL)
         .arg("sched")
         .args(arguments)
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();

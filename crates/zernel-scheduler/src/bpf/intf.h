@@ -13,6 +13,10 @@ enum {
 	/* Levels of cgroups below the root whose weights and limits count. */
 	MAX_DEPTH = 8,
 	MESSAGE_BYTES = 256,
+	/* Times from a wake-up to running: the first bucket ends at 2^10 ns, each further one at twice
+	 * that, and the last holds all longer ones. */
+	WAIT_BUCKETS = 28,
+	FIRST_WAIT_POWER = 10,
 };
 
 /* Whose critical threads go first. */
@@ -45,6 +49,15 @@ struct counters {
 	__u64 critical_kept; /* a critical thread was kept on its CPU */
 	__u64 guarantee_hits; /* a critical thread waited because others had lost enough */
 	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
+};
+
+/* What the threads of a class did, counted since loading, per CPU. */
+struct class_counters {
+	__u64 runs; /* times that a thread was chosen to run */
+	__u64 run_ns;
+	__u64 wakeups; /* wake-ups after which it has run; forks too */
+	__u64 wait_ns; /* time between these and running */
+	__u64 wait_buckets[WAIT_BUCKETS];
 };
 
 /* Why the scheduler ended. */

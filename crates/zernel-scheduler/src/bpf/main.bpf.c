@@ -32,6 +32,7 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 
 	if (!task)
 		return cpu;
+	task->woken_ns = now_ns;
 	place(p, task, cpu, true);
 	if (is_idle) {
 		if (is_throttled(task->node, now_ns))
@@ -152,6 +153,9 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	task->yielded = false;
 	task->critical = is_critical(p, task, now_ns);
 	cpu->runs_critical = task->critical;
+	task->class = class_of(p, task->woken_ns ?: now_ns);
+	count_run(task->class, task->woken_ns, now_ns);
+	task->woken_ns = 0;
 	if (!task->critical)
 		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	cpu->runs_pinned = task->clock != SHARED_CLOCK;
@@ -178,6 +182,7 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 	if (!task)
 		return;
 	charge(p, task, now_ns);
+	task->class = class_of(p, now_ns);
 	task->critical = is_critical(p, task, now_ns);
 	cpu_at(scx_bpf_task_cpu(p))->runs_critical = task->critical;
 	if (is_throttled(task->node, now_ns))
@@ -198,8 +203,12 @@ void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
 {
 	struct task *task = task_of(p);
 
-	if (task)
-		count_task(task, p->scx.weight);
+	if (!task)
+		return;
+	/* A task that may use one CPU only is woken up without select_cpu. */
+	if (enq_flags & SCX_ENQ_WAKEUP && !task->woken_ns)
+		task->woken_ns = scx_bpf_now();
+	count_task(task, p->scx.weight);
 }
 
 void CALLBACK(zernel_quiescent, struct task_struct *p, __u64 deq_flags)

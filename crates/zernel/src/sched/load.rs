@@ -1,75 +1,132 @@
 //! `zernel sched` without `--dry-run`: loads the scheduler and keeps it loaded until it is asked to stop.
 
 use std::error::Error;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use clap::{Args, value_parser};
-use zernel_scheduler::scheduler::{self, Privilege, SchedCounters, SchedSettings};
+use zernel_model::scheduler::{SchedCounters, SchedulerStatistics};
+use zernel_scheduler::scheduler::{self, LoadedScheduler};
 
+use super::interval_table::IntervalTable;
+use super::policy::PolicyOptions;
+use super::published::{self, Publisher};
 use crate::doctor::malformed_functions;
 use crate::interrupt;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
-    /// Time that a task runs before others get their turn, in microseconds
-    #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
-    #[arg(value_parser = value_parser!(u64).range(100..=100_000))]
-    slice_us: u64,
-    /// Whose critical threads go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
-    #[arg(long, value_name = "WHO", default_value = "nobody", value_parser = parse_privilege)]
-    privilege: Privilege,
-    /// Part of their fair share that others keep beside critical threads, from 0 to 1
-    #[arg(long, value_name = "SHARE", default_value = "0.5", value_parser = parse_guarantee)]
-    guarantee: u32,
-}
-
-fn parse_privilege(text: &str) -> Result<Privilege, String> {
-    let path = match text {
-        "nobody" => return Ok(Privilege::Nobody),
-        "all" => return Ok(Privilege::All),
-        _ => text
-            .strip_prefix("cgroup=")
-            .ok_or("use nobody, all or cgroup=PATH")?,
-    };
-    let folder = fs::metadata(path).map_err(|error| format!("{path}: {error}"))?;
-    match folder.is_dir() {
-        true => Ok(Privilege::Cgroup(folder.ino())),
-        false => Err(format!("{path} is not the folder of a cgroup")),
-    }
-}
-
-/// Reads a share as a percentage.
-fn parse_guarantee(text: &str) -> Result<u32, String> {
-    let share: f64 = text.parse().map_err(|_| "not a number")?;
-    match (0.0..=1.0).contains(&share) {
-        true => Ok((share * 100.0).round() as u32),
-        false => Err("a share is between 0 and 1".to_owned()),
-    }
+    #[command(flatten)]
+    policy: PolicyOptions,
+    /// Print what the scheduler does, a line every SECONDS
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
+    stats: Option<u64>,
 }
 
 pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     let stop = interrupt::flag()?;
-    let settings = SchedSettings {
-        slice: Duration::from_micros(options.slice_us),
-        privilege: options.privilege,
-        guarantee_percent: options.guarantee,
-    };
+    check_kernel()?;
+    let mut session = Session::new(options, &stop);
+    let settings = options.policy.settings();
+    let counters = scheduler::run(&settings, |loaded| session.poll(loaded))?;
+    eprint!("{}", describe(&counters));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that the kernel can load a scheduler now.
+fn check_kernel() -> Result<(), Box<dyn Error>> {
     scheduler::check()?;
-    let malformed = malformed_functions();
-    if malformed > 0 {
-        return Err(format!(
+    match malformed_functions() {
+        0 => Ok(()),
+        malformed => Err(format!(
             "the kernel's BTF has {malformed} malformed scheduler functions, so the verifier refuses every scheduler; \
              use another kernel"
         )
-        .into());
+        .into()),
     }
-    let loaded = || eprintln!("zernel: the scheduler is loaded; Ctrl-C unloads it");
-    let counters = scheduler::run(&settings, &stop, loaded)?;
-    eprint!("{}", describe(&counters));
-    Ok(ExitCode::SUCCESS)
+}
+
+/// What happens while the scheduler is loaded.
+struct Session<'a> {
+    stop: &'a AtomicBool,
+    policy: PolicyOptions,
+    publisher: Publisher,
+    stats: Option<IntervalPrinter>,
+    is_announced: bool,
+}
+
+impl<'a> Session<'a> {
+    fn new(options: &LoadOptions, stop: &'a AtomicBool) -> Self {
+        Self {
+            stop,
+            policy: options.policy.clone(),
+            publisher: Publisher::new(Path::new(published::DIRECTORY)),
+            stats: options.stats.map(IntervalPrinter::new),
+            is_announced: false,
+        }
+    }
+
+    /// Called every 50 ms.
+    fn poll(&mut self, loaded: &LoadedScheduler<'_>) -> ControlFlow<()> {
+        if !std::mem::replace(&mut self.is_announced, true) {
+            eprintln!("zernel: the scheduler is loaded; Ctrl-C unloads it");
+        }
+        let policy = &self.policy;
+        self.publisher
+            .publish_if_due(|| statistics(loaded, policy));
+        if let Some(stats) = &mut self.stats {
+            stats.print_if_due(|| statistics(loaded, policy));
+        }
+        match self.stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+}
+
+fn statistics(loaded: &LoadedScheduler<'_>, policy: &PolicyOptions) -> SchedulerStatistics {
+    SchedulerStatistics {
+        pid: std::process::id(),
+        taken_ns: published::monotonic_ns(),
+        since_ns: loaded.since_ns(),
+        restarts: 0,
+        slice_us: policy.slice_us,
+        privilege: policy.privilege.text.clone(),
+        guarantee: policy.guarantee.share(),
+        counters: loaded.counters(),
+        classes: loaded.classes(),
+    }
+}
+
+/// Prints the lines of `--stats`.
+struct IntervalPrinter {
+    interval: Duration,
+    next: Instant,
+    table: IntervalTable,
+}
+
+impl IntervalPrinter {
+    fn new(seconds: u64) -> Self {
+        Self {
+            interval: Duration::from_secs(seconds),
+            next: Instant::now(),
+            table: IntervalTable::default(),
+        }
+    }
+
+    fn print_if_due(&mut self, statistics: impl FnOnce() -> SchedulerStatistics) {
+        if Instant::now() < self.next {
+            return;
+        }
+        self.next = Instant::now() + self.interval;
+        if let Some(text) = self.table.add(statistics()) {
+            // Scheduling goes on without a reader.
+            let _ = crate::print(text.as_bytes());
+        }
+    }
 }
 
 fn describe(counters: &SchedCounters) -> String {
