@@ -1,8 +1,9 @@
 //! The loaded scheduler: what it has counted, and why it ended.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use rustix::time::{ClockId, clock_gettime};
 use zernel_model::for_each_sched_counter;
 use zernel_model::scheduler::{ClassStatistics, SchedCounters};
@@ -10,10 +11,13 @@ use zernel_phase::class::TaskClass;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::scheduler::skeleton::{MainSkel, types};
+use crate::scheduler::{SchedError, SchedSettings};
 
-/// `SCX_EXIT_UNREG`: the loader unloaded the scheduler. The kernel's reasons have larger numbers.
-const UNLOADED_BY_USER: u32 = 64;
-/// As in `intf.h`.
+/// `SCX_EXIT_UNREG`: this process unloaded the scheduler.
+const UNLOADED_HERE: u32 = 64;
+/// `SCX_EXIT_ERROR`: the first kind that is an error.
+const FIRST_ERROR: u32 = 1024;
+/// As in `intf.h`, which the comparison of sizes shows.
 const WAIT_BUCKETS: usize = 28;
 
 /// The loaded scheduler.
@@ -47,6 +51,18 @@ impl<'a> LoadedScheduler<'a> {
     #[must_use]
     pub fn since_ns(&self) -> u64 {
         self.since_ns
+    }
+
+    /// The slice that it works with.
+    #[must_use]
+    pub fn slice(&self) -> Duration {
+        Duration::from_nanos(self.bss().settings.slice_ns)
+    }
+
+    /// The percentage of their fair share that others keep.
+    #[must_use]
+    pub fn guarantee_percent(&self) -> u32 {
+        self.bss().settings.guarantee_percent
     }
 
     /// How often it decided what.
@@ -97,10 +113,33 @@ impl<'a> LoadedScheduler<'a> {
         self.raw_ending().kind != 0
     }
 
-    /// Why the kernel ejected it; `None` if it runs or was unloaded.
-    pub(crate) fn ending(&self) -> Option<String> {
+    /// What it counted, or why it ended early.
+    pub(crate) fn result(&self) -> Result<SchedCounters, SchedError> {
         let ending = self.raw_ending();
-        (!matches!(ending.kind, 0 | UNLOADED_BY_USER)).then(|| describe(&ending))
+        match ending.kind {
+            0 | UNLOADED_HERE => Ok(self.counters()),
+            FIRST_ERROR.. => Err(SchedError::Ejected(describe(&ending))),
+            _ => Err(SchedError::Unloaded(describe(&ending))),
+        }
+    }
+
+    /// Changes slice, privilege and guarantee. Nobody may become privileged unless the settings said so at the start.
+    ///
+    /// # Errors
+    /// The kernel refused it.
+    pub fn set_policy(&self, settings: &SchedSettings) -> Result<(), SchedError> {
+        let (privilege, cgroup) = settings.privilege.raw();
+        let wide = [settings.slice_ns(), cgroup];
+        let narrow = [privilege.0, settings.guarantee_percent];
+        let wide = wide.iter().flat_map(|word| word.to_ne_bytes());
+        let narrow = narrow.iter().flat_map(|word| word.to_ne_bytes());
+        let mut policy: Vec<u8> = wide.chain(narrow).collect();
+        let input = ProgramInput {
+            context_in: Some(&mut policy),
+            ..ProgramInput::default()
+        };
+        self.skel.progs.set_policy.test_run(input)?;
+        Ok(())
     }
 }
 

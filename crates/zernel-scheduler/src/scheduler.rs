@@ -7,10 +7,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use libbpf_rs::ProgramInput;
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Struct;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::ProgramInput;
 use thiserror::Error;
 pub use zernel_model::scheduler::SchedCounters;
 
@@ -34,7 +34,7 @@ pub(crate) mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/main.skel.rs"));
 }
 
-use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel};
+use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel, types};
 
 /// Time between two looks at whether the scheduler still runs.
 const POLL: Duration = Duration::from_millis(50);
@@ -52,6 +52,20 @@ pub enum Privilege {
     All,
     /// Those of a cgroup and its descendants, by its id: the inode number of its folder.
     Cgroup(u64),
+    /// Those of the process that loads the scheduler, and its descendants.
+    OwnTree,
+}
+
+impl Privilege {
+    /// The kind of privilege, and the id of its cgroup.
+    pub(crate) fn raw(self) -> (types::privilege, u64) {
+        match self {
+            Self::Nobody => (types::privilege::PRIVILEGE_NOBODY, 0),
+            Self::All => (types::privilege::PRIVILEGE_ALL, 0),
+            Self::Cgroup(id) => (types::privilege::PRIVILEGE_CGROUP, id),
+            Self::OwnTree => (types::privilege::PRIVILEGE_TREE, 0),
+        }
+    }
 }
 
 /// Numbers that the scheduler works with.
@@ -63,6 +77,10 @@ pub struct SchedSettings {
     pub privilege: Privilege,
     /// The percentage of their fair share that others keep.
     pub guarantee_percent: u32,
+    /// Whether somebody may become privileged later, by [`LoadedScheduler::set_policy`].
+    pub may_privilege: bool,
+    /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::WATCHDOG`].
+    pub watchdog: Duration,
 }
 
 impl SchedSettings {
@@ -70,6 +88,12 @@ impl SchedSettings {
     pub const SLICE: Duration = Duration::from_millis(3);
     /// Half of the fair share.
     pub const GUARANTEE_PERCENT: u32 = 50;
+    /// The longest wait of a task that runs out of luck.
+    pub const WATCHDOG: Duration = Duration::from_secs(5);
+
+    pub(crate) fn slice_ns(&self) -> u64 {
+        u64::try_from(self.slice.as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 impl Default for SchedSettings {
@@ -78,6 +102,8 @@ impl Default for SchedSettings {
             slice: Self::SLICE,
             privilege: Privilege::Nobody,
             guarantee_percent: Self::GUARANTEE_PERCENT,
+            may_privilege: false,
+            watchdog: Self::WATCHDOG,
         }
     }
 }
@@ -100,16 +126,30 @@ pub enum SchedError {
     #[error("this machine has {0} CPUs, and the scheduler has room for {max}", max = MAX_CPUS)]
     TooManyCpus(usize),
     /// The kernel refused the BPF object.
-    #[error("cannot load the scheduler: {0}; it needs root")]
+    #[error("cannot load the scheduler: {0}{hint}", hint = root_hint())]
     Load(#[from] libbpf_rs::Error),
-    /// The kernel ejected the scheduler.
+    /// The kernel ejected the scheduler, because of an error.
     #[error("the kernel ejected the scheduler: {0}")]
     Ejected(String),
+    /// Somebody else unloaded the scheduler, such as with SysRq-S.
+    #[error("somebody unloaded the scheduler: {0}")]
+    Unloaded(String),
 }
 
+fn root_hint() -> &'static str {
+    match rustix::process::geteuid().is_root() {
+        true => "",
+        false => "; it needs root",
+    }
+}
+
+const MAX_CPUS: usize = array_length(|settings| &settings.llc_of_cpu);
 /// As in `intf.h`.
-const MAX_CPUS: usize = 1024;
 const MAX_LLCS: usize = 64;
+
+const fn array_length<const N: usize>(_field: fn(&types::settings) -> &[u8; N]) -> usize {
+    N
+}
 
 /// Checks that a scheduler can be loaded now.
 ///
@@ -148,6 +188,11 @@ pub fn run(
     if settings.privilege != Privilege::Nobody {
         shared?;
     }
+    if settings.privilege == Privilege::OwnTree {
+        skel.progs
+            .privilege_caller
+            .test_run(ProgramInput::default())?;
+    }
     let link = skel.maps.zernel_ops.attach_struct_ops()?;
     let limits = polls_limits.then(LimitReader::default);
     let heart = ReaderHeart::start(&skel.maps.zernel_heartbeats);
@@ -156,10 +201,7 @@ pub fn run(
     drop(heart);
     drop(link);
     pins.remove(&skel.maps.zernel_heartbeats);
-    match loaded.ending() {
-        None => Ok(loaded.counters()),
-        Some(reason) => Err(SchedError::Ejected(reason)),
-    }
+    loaded.result()
 }
 
 fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<(), SchedError> {
@@ -167,19 +209,15 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     if topology.cpus > MAX_CPUS {
         return Err(SchedError::TooManyCpus(topology.cpus));
     }
-    let rodata = open
-        .maps
-        .rodata_data
-        .as_deref_mut()
-        .expect("the object has constants");
-    let target = &mut rodata.settings;
-    target.slice_ns = u64::try_from(settings.slice.as_nanos()).unwrap_or(u64::MAX);
+    let timeout_ms = settings.watchdog.min(SchedSettings::WATCHDOG).as_millis();
+    open.struct_ops.zernel_ops_mut().timeout_ms = timeout_ms as u32;
+    let data = open.maps.bss_data.as_deref_mut();
+    let target = &mut data.expect("the object has data").settings;
+    target.slice_ns = settings.slice_ns();
     target.guarantee_percent = settings.guarantee_percent;
-    (target.privilege, target.privileged_cgroup) = match settings.privilege {
-        Privilege::Nobody => (0, 0),
-        Privilege::All => (1, 0),
-        Privilege::Cgroup(id) => (2, id),
-    };
+    (target.privilege, target.privileged_cgroup) = settings.privilege.raw();
+    let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
+    target.may_privilege = u32::from(may_privilege);
     target.cpus = topology.cpus as u32;
     target.llcs = topology.llcs.min(MAX_LLCS) as u32;
     for (target, llc) in target.llc_of_cpu.iter_mut().zip(&topology.llc_of_cpu) {
@@ -254,4 +292,26 @@ fn set_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CpuLimit>) {
         ..ProgramInput::default()
     };
     let _ = skel.progs.set_limit.test_run(input);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value of an enumerator in `intf.h`.
+    fn number(name: &str) -> usize {
+        let (_, rest) = include_str!("bpf/intf.h")
+            .split_once(&format!("{name} = "))
+            .unwrap();
+        let (number, _) = rest.split_once(',').unwrap();
+        number.parse().unwrap()
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_bpf_half() {
+        assert_eq!(MAX_CPUS, number("MAX_CPUS"));
+        assert_eq!(MAX_LLCS, number("MAX_LLCS"));
+        let first = 1 << number("FIRST_WAIT_POWER");
+        assert_eq!(zernel_model::scheduler::FIRST_BUCKET_ENDS_NS, first);
+    }
 }

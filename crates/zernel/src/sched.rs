@@ -1,12 +1,14 @@
 //! `zernel sched`: scheduling by what the probes see.
 
+mod config_file;
 mod dry_run;
 mod explain;
 mod interval_table;
-mod load;
+pub(crate) mod load;
 mod monitor;
 mod policy;
 pub(crate) mod published;
+pub(crate) mod session;
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -95,6 +95,10 @@ fn starts_and_ends() {
     }
     pins_outlive_the_observer();
     guest::statistics_are_printed();
+    guest::a_changed_configuration_is_applied();
+    guest::ejections_end_in_a_lock_out();
+    guest::sysrq_unloads_for_good();
+    guest::a_command_has_its_scheduler();
 }
 
 /// While a scheduler reads the task states, an observer that ends leaves the maps to the next one.
@@ -110,6 +114,7 @@ fn pins_outlive_the_observer() {
         let output = Command::new(ZERNEL).arg("ps").output().unwrap();
         output.status.success()
     });
+    guest::metrics_show_the_scheduler();
     stop(&mut observer);
     assert!(pin.exists(), "the observer removed {}", pin.display());
     stop(&mut scheduler);

@@ -17,6 +17,7 @@
  */
 #include "critical.bpf.h"
 #include "preempt.bpf.h"
+#include "process_tree.bpf.h"
 #include "queue.bpf.h"
 #include "state.bpf.h"
 #include "throttle_timer.bpf.h"
@@ -241,6 +242,7 @@ __s32 SLEEPABLE_CALLBACK(zernel_init_task, struct task_struct *p, struct scx_ini
 		return -12; /* ENOMEM */
 	task->node = find_node(args->cgroup->kn->id);
 	task->clock = SHARED_CLOCK;
+	task->in_tree = is_in_tree(p, args->fork);
 	return 0;
 }
 
@@ -296,6 +298,29 @@ void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_u
 	__u64 quota_ns = quota_us < NO_LIMIT_US ? quota_us * 1000 : 0;
 
 	limit_cgroup(find_node(cgroup->kn->id), quota_ns, period_us * 1000);
+}
+
+SEC("syscall")
+int set_policy(struct policy *wanted)
+{
+	__u64 cgroup = wanted->privileged_cgroup;
+	__u32 *node = bpf_map_lookup_elem(&node_of_cgroup, &cgroup);
+
+	settings.slice_ns = wanted->slice_ns;
+	settings.guarantee_percent = wanted->guarantee_percent;
+	/* Cgroups that are created meanwhile compare themselves with this. */
+	settings.privileged_cgroup = cgroup;
+	privileged_node = node ? *node : NO_NODE;
+	settings.privilege = wanted->privilege;
+	return 0;
+}
+
+/* Makes the calling process the privileged one. */
+SEC("syscall")
+int privilege_caller(void *context)
+{
+	settings.privileged_process = bpf_get_current_pid_tgid() >> 32;
+	return 0;
 }
 
 SEC("syscall")

@@ -87,6 +87,7 @@ struct task_struct {
 	unsigned short migration_disabled;
 	struct sched_ext_entity scx;
 	struct task_struct *group_leader;
+	struct task_struct *real_parent;
 };
 
 struct kernfs_node {

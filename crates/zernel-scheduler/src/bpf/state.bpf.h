@@ -17,6 +17,7 @@ struct task {
 	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	bool yielded;
+	bool in_tree; /* it is, or descends from, settings.privileged_process */
 	bool critical; /* it was when it was chosen to run */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
 	__u64 charged_ns; /* its running time is charged up to here */

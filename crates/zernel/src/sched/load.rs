@@ -1,43 +1,114 @@
 //! `zernel sched` without `--dry-run`: loads the scheduler and keeps it loaded until it is asked to stop.
 
 use std::error::Error;
-use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, value_parser};
-use zernel_model::scheduler::{SchedCounters, SchedulerStatistics};
-use zernel_scheduler::scheduler::{self, LoadedScheduler};
+use zernel_model::scheduler::SchedCounters;
+use zernel_scheduler::scheduler::{self, SchedError, SchedSettings};
 
-use super::interval_table::IntervalTable;
+use super::config_file::{self, ConfigFile};
 use super::policy::PolicyOptions;
-use super::published::{self, Publisher};
+use super::session::Session;
 use crate::doctor::malformed_functions;
 use crate::interrupt;
+
+/// The longest time before the kernel ejects a scheduler that lets a task wait.
+const WATCHDOG_MS: u64 = SchedSettings::WATCHDOG.as_millis() as u64;
+/// Time before the scheduler is loaded again. It doubles with every ejection.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
     #[command(flatten)]
     policy: PolicyOptions,
+    /// Read slice, privilege and guarantee from this TOML file, and again on SIGHUP or when it changes
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["slice_us", "privilege", "guarantee"])]
+    config: Option<PathBuf>,
+    /// After an ejection by the kernel, load the scheduler again, at most N times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = value_parser!(u32).range(0..=10))]
+    restart: u32,
+    /// Time that a task may wait before the kernel ejects the scheduler, in milliseconds
+    #[arg(long, value_name = "N", default_value_t = WATCHDOG_MS)]
+    #[arg(value_parser = value_parser!(u64).range(500..=WATCHDOG_MS))]
+    watchdog_ms: u64,
     /// Print what the scheduler does, a line every SECONDS
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
     stats: Option<u64>,
 }
 
 pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::flag()?;
+    let (stop, mut session) = match &options.config {
+        None => {
+            let stop = interrupt::flag()?;
+            (stop, Session::new(options.policy.clone()))
+        }
+        Some(path) => {
+            let policy = config_file::load(path)?;
+            let (stop, reload) = interrupt::flag_and_reload()?;
+            let file = ConfigFile::new(path, reload);
+            (stop, Session::new(policy).config(file))
+        }
+    };
+    if let Some(seconds) = options.stats {
+        session = session.stats(seconds);
+    }
     check_kernel()?;
-    let mut session = Session::new(options, &stop);
-    let settings = options.policy.settings();
-    let counters = scheduler::run(&settings, |loaded| session.poll(loaded))?;
+    let counters = keep_loaded(options, &stop, &mut session)?;
     eprint!("{}", describe(&counters));
     Ok(ExitCode::SUCCESS)
 }
 
+/// Schedules until the flag is set, and loads the scheduler again after ejections.
+fn keep_loaded(
+    options: &LoadOptions,
+    stop: &AtomicBool,
+    session: &mut Session,
+) -> Result<SchedCounters, Box<dyn Error>> {
+    loop {
+        let settings = SchedSettings {
+            watchdog: Duration::from_millis(options.watchdog_ms),
+            ..session.settings()
+        };
+        let reason = match scheduler::run(&settings, |loaded| session.poll(loaded, stop)) {
+            Ok(counters) => return Ok(counters),
+            Err(SchedError::Ejected(reason)) => reason,
+            Err(error) => return Err(error.into()),
+        };
+        match session.restarts == options.restart {
+            true if session.restarts == 0 => return Err(SchedError::Ejected(reason).into()),
+            true => {
+                let times = session.restarts + 1;
+                return Err(format!(
+                    "the kernel ejected the scheduler {times} times, the last time with: {reason}; it stays unloaded"
+                )
+                .into());
+            }
+            false => eprintln!("zernel: the kernel ejected the scheduler: {reason}"),
+        }
+        pause(RESTART_AFTER * 2_u32.pow(session.restarts), stop);
+        if stop.load(Ordering::Relaxed) {
+            return Err("stopped while the scheduler was unloaded".into());
+        }
+        session.begin_restart();
+    }
+}
+
+/// Waits for a time, or until the flag is set.
+fn pause(time: Duration, stop: &AtomicBool) {
+    let end = Instant::now() + time;
+    while Instant::now() < end && !stop.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Checks that the kernel can load a scheduler now.
-fn check_kernel() -> Result<(), Box<dyn Error>> {
+pub(crate) fn check_kernel() -> Result<(), Box<dyn Error>> {
     scheduler::check()?;
     match malformed_functions() {
         0 => Ok(()),
@@ -49,87 +120,8 @@ fn check_kernel() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// What happens while the scheduler is loaded.
-struct Session<'a> {
-    stop: &'a AtomicBool,
-    policy: PolicyOptions,
-    publisher: Publisher,
-    stats: Option<IntervalPrinter>,
-    is_announced: bool,
-}
-
-impl<'a> Session<'a> {
-    fn new(options: &LoadOptions, stop: &'a AtomicBool) -> Self {
-        Self {
-            stop,
-            policy: options.policy.clone(),
-            publisher: Publisher::new(Path::new(published::DIRECTORY)),
-            stats: options.stats.map(IntervalPrinter::new),
-            is_announced: false,
-        }
-    }
-
-    /// Called every 50 ms.
-    fn poll(&mut self, loaded: &LoadedScheduler<'_>) -> ControlFlow<()> {
-        if !std::mem::replace(&mut self.is_announced, true) {
-            eprintln!("zernel: the scheduler is loaded; Ctrl-C unloads it");
-        }
-        let policy = &self.policy;
-        self.publisher
-            .publish_if_due(|| statistics(loaded, policy));
-        if let Some(stats) = &mut self.stats {
-            stats.print_if_due(|| statistics(loaded, policy));
-        }
-        match self.stop.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    }
-}
-
-fn statistics(loaded: &LoadedScheduler<'_>, policy: &PolicyOptions) -> SchedulerStatistics {
-    SchedulerStatistics {
-        pid: std::process::id(),
-        taken_ns: published::monotonic_ns(),
-        since_ns: loaded.since_ns(),
-        restarts: 0,
-        slice_us: policy.slice_us,
-        privilege: policy.privilege.text.clone(),
-        guarantee: policy.guarantee.share(),
-        counters: loaded.counters(),
-        classes: loaded.classes(),
-    }
-}
-
-/// Prints the lines of `--stats`.
-struct IntervalPrinter {
-    interval: Duration,
-    next: Instant,
-    table: IntervalTable,
-}
-
-impl IntervalPrinter {
-    fn new(seconds: u64) -> Self {
-        Self {
-            interval: Duration::from_secs(seconds),
-            next: Instant::now(),
-            table: IntervalTable::default(),
-        }
-    }
-
-    fn print_if_due(&mut self, statistics: impl FnOnce() -> SchedulerStatistics) {
-        if Instant::now() < self.next {
-            return;
-        }
-        self.next = Instant::now() + self.interval;
-        if let Some(text) = self.table.add(statistics()) {
-            // Scheduling goes on without a reader.
-            let _ = crate::print(text.as_bytes());
-        }
-    }
-}
-
-fn describe(counters: &SchedCounters) -> String {
+/// What the scheduler did, as text.
+pub(crate) fn describe(counters: &SchedCounters) -> String {
     let SchedCounters {
         idle_wakeups,
         preempting_wakeups,

@@ -1,21 +1,25 @@
-//! The numbers of the policy: flags of `zernel sched`.
+//! The numbers of the policy: flags of `zernel sched`, and keys of its configuration file.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, value_parser};
+use serde::{Deserialize, Deserializer};
 use zernel_scheduler::scheduler::{Privilege, SchedSettings};
 
 /// Slices in microseconds.
 const SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
 
-#[derive(Debug, Clone, PartialEq, Args)]
+#[derive(Debug, Clone, PartialEq, Eq, Args, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct PolicyOptions {
     /// Time that a task runs before others get their turn, in microseconds
     #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
     #[arg(value_parser = value_parser!(u64).range(SLICES_US))]
+    #[serde(deserialize_with = "slice")]
     pub(super) slice_us: u64,
     /// Whose critical threads go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
     #[arg(long, value_name = "WHO", default_value = "nobody")]
@@ -25,6 +29,16 @@ pub(crate) struct PolicyOptions {
     pub(super) guarantee: GuaranteeOption,
 }
 
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self {
+            slice_us: SchedSettings::SLICE.as_micros() as u64,
+            privilege: PrivilegeOption::nobody(),
+            guarantee: GuaranteeOption(SchedSettings::GUARANTEE_PERCENT),
+        }
+    }
+}
+
 impl PolicyOptions {
     /// The settings of the scheduler.
     pub(super) fn settings(&self) -> SchedSettings {
@@ -32,16 +46,67 @@ impl PolicyOptions {
             slice: Duration::from_micros(self.slice_us),
             privilege: self.privilege.privilege,
             guarantee_percent: self.guarantee.0,
+            ..SchedSettings::default()
         }
     }
 }
 
+impl fmt::Display for PolicyOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (slice, privilege) = (self.slice_us, &self.privilege.text);
+        let guarantee = self.guarantee.share();
+        write!(
+            f,
+            "slice {slice} µs, privilege {privilege}, guarantee {guarantee}"
+        )
+    }
+}
+
+/// Reads a slice of a file.
+fn slice<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let slice_us = u64::deserialize(deserializer)?;
+    match SLICES_US.contains(&slice_us) {
+        true => Ok(slice_us),
+        false => Err(serde::de::Error::custom(format!(
+            "a slice is between {} and {} µs",
+            SLICES_US.start(),
+            SLICES_US.end()
+        ))),
+    }
+}
+
 /// Whose critical threads go first.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub(super) struct PrivilegeOption {
     /// As it was written.
     pub(super) text: String,
     pub(super) privilege: Privilege,
+}
+
+impl PrivilegeOption {
+    fn nobody() -> Self {
+        Self {
+            text: "nobody".to_owned(),
+            privilege: Privilege::Nobody,
+        }
+    }
+
+    /// This process and its descendants.
+    pub(super) fn own_tree() -> Self {
+        Self {
+            text: format!("run={}", std::process::id()),
+            privilege: Privilege::OwnTree,
+        }
+    }
+}
+
+impl TryFrom<String> for PrivilegeOption {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
 }
 
 impl FromStr for PrivilegeOption {
@@ -73,7 +138,8 @@ fn cgroup_id(path: &str) -> Result<u64, String> {
 }
 
 /// A guaranteed share, as a percentage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "f64")]
 pub(super) struct GuaranteeOption(pub(super) u32);
 
 impl GuaranteeOption {
