@@ -20,6 +20,7 @@ use zernel_model::snapshot::{Snapshot, is_late, lateness};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_time;
+use crate::sched::published;
 use crate::service::ServiceManager;
 use crate::{interrupt, print};
 
@@ -285,7 +286,9 @@ impl Source for Daemon {
     }
 
     fn metrics(&self, scope: Scope, format: TextFormat) -> String {
-        metrics::text(&self.published.snapshot(), scope, format)
+        let scheduler = published::read(Path::new(published::DIRECTORY)).ok();
+        let snapshot = self.published.snapshot();
+        metrics::text_with_scheduler(&snapshot, scheduler.as_ref(), scope, format)
     }
 
     fn snapshot(&self, scope: Scope) -> String {
