@@ -48,7 +48,7 @@ static void promise(struct clock *clock, __u64 now_ns, __u64 cpus, __s64 weight)
 /* Nobody has lost anything: the clock has no ordinary task, or a CPU is idle. */
 static void promise_kept(struct clock *clock, __u64 now_ns)
 {
-	if (settings.privilege == PRIVILEGE_NOBODY)
+	if (!settings.may_privilege)
 		return;
 	clock->promised_up_to_ns = now_ns;
 	clock->promised = clock->now;

@@ -52,7 +52,7 @@ static void count_pinned(struct task *task, __u32 weight)
 	struct cpu *cpu = cpu_at(task->clock);
 	__s64 difference = (__s64)weight - task->pinned_weight;
 
-	if (settings.privilege == PRIVILEGE_NOBODY || !difference)
+	if (!settings.may_privilege || !difference)
 		return;
 	task->pinned_weight = weight;
 	__sync_fetch_and_add(&cpu->pinned_weight, difference);
@@ -178,7 +178,7 @@ static void look_at_other_cache(struct choice *choice, __u32 number)
 static void consider_ranks(struct choice *choice, __u64 queue, __u32 number, __u64 offset)
 {
 	consider(choice, queue, number, offset);
-	if (settings.privilege == PRIVILEGE_NOBODY)
+	if (!settings.may_privilege)
 		return;
 	consider(choice, RANK_QUEUE(queue, CRITICAL), number, offset);
 	consider(choice, RANK_QUEUE(queue, FEED), number, offset);

@@ -7,6 +7,7 @@
 #include "cgroup.bpf.h"
 #include "clock.bpf.h"
 #include "globals.bpf.h"
+#include "statistics.bpf.h"
 
 /* In place of the number of a CPU: a task's virtual time belongs to the shared clock. */
 #define SHARED_CLOCK (~0U)
@@ -24,8 +25,11 @@ struct task {
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	__u32 pinned_weight; /* counted at that CPU */
 	bool yielded;
+	bool in_tree; /* it is, or descends from, settings.privileged_process */
+	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
 	__u8 rank; /* enum rank; ORDINARY also if the guarantee does not let it go first */
 	__u64 charged_ns; /* its running time is charged up to here */
+	__u64 woken_ns; /* when it woke up; 0: it has run since */
 	__u64 runnable_ns; /* when it last woke up or was preempted */
 	__u64 blocked_ns; /* when it last blocked */
 	/* Hand-off: see handoff.bpf.h. */
@@ -135,6 +139,7 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 	if (task->rank && is_before(clock_of(task)->now, p->scx.dsq_vtime))
 		set_vtime(p, clock_of(task)->now);
 	charge_limits(task->node, used_ns);
+	count_time(task->class, used_ns);
 }
 
 /* Notes on its own CPU which rank runs; `is_busy`: anything does. */
@@ -143,7 +148,7 @@ static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy)
 	bool is_ordinary = is_busy && rank == ORDINARY;
 
 	cpu->rank = rank;
-	if (settings.privilege == PRIVILEGE_NOBODY || cpu->is_ordinary == is_ordinary)
+	if (!settings.may_privilege || cpu->is_ordinary == is_ordinary)
 		return;
 	cpu->is_ordinary = is_ordinary;
 	__sync_fetch_and_add(&ordinary_cpus, is_ordinary ? 1LL : -1LL);
