@@ -82,13 +82,13 @@ pub struct SchedSettings {
     /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::WATCHDOG`].
     pub watchdog: Duration,
     /// Parts of the policy that are switched off.
-    pub without: Vec<SchedPolicy>,
+    pub without: Vec<PolicyPart>,
 }
 
 /// A part of the policy that can be switched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum SchedPolicy {
+pub enum PolicyPart {
     /// Threads that a critical thread wakes are critical.
     Handoff = 1 << 0,
     /// Loaders of a trainer that runs out of data go before others.

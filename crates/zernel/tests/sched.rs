@@ -40,6 +40,31 @@ const SCENARIOS: [&str; 6] = [
     "weights-unequal-threads",
 ];
 
+/// A trainer with a backward thread and one at the mercy of its loaders, beside spinners.
+const TRAINERS: &str = r#"
+about = "Hand-off and feed."
+warmup_ms = 2000
+duration_ms = 600
+observe = true
+training = ["backward", "loading"]
+noise = ["noise"]
+
+[[group]]
+name = "backward"
+workers = 3
+pcomm = "trainer"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 500, backward_us = 2000, gpu_us = 1500 }
+
+[[group]]
+name = "loading"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 4000, forked_loaders = true, gpu_us = 500 }
+
+[[group]]
+name = "noise"
+workers = 8
+work = "spin_wait"
+"#;
+
 fn main() -> ExitCode {
     let there = KERNELS.into_iter().map(|version| {
         let name = format!("the_scheduler_runs_on_{}", version.replace('.', "_"));
@@ -48,6 +73,11 @@ fn main() -> ExitCode {
     let others = [
         trial(HERE, &[root()], starts_and_ends),
         trial("scenarios_pass", &[vm::newest()], scenarios_pass),
+        trial(
+            "helpers_and_loaders_go_first",
+            &[vm::newest()],
+            helpers_and_loaders_go_first,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }
@@ -201,5 +231,30 @@ fn scenarios_pass() {
     });
     for result in results.into_inner().unwrap() {
         assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    }
+}
+
+/// A number that the scheduler printed when it ended.
+fn printed(result: &RunResult, label: &str) -> u64 {
+    let figures = result.figures.as_ref().expect("the machine ran");
+    let output = &figures.scheduler.output;
+    let rest = output.split_once(label).map(|(_, rest)| rest.trim_start());
+    let digits = rest.and_then(|rest| rest.split(|letter: char| !letter.is_ascii_digit()).next());
+    digits
+        .and_then(|digits| digits.parse().ok())
+        .unwrap_or_else(|| panic!("no `{label}` in:\n{output}"))
+}
+
+/// With privilege, threads that a trainer wakes and waits for become critical, and loaders of a hungry trainer preempt
+/// others. Nobody starves.
+fn helpers_and_loaders_go_first() {
+    let scenario = Scenario::parse(TRAINERS, "trainers.toml").unwrap();
+    let scheduler = Scheduler::Zernel(["--privilege", "all"].map(str::to_owned).to_vec());
+    let result = ScenarioRun::new(scenario, scheduler)
+        .guest(ZERNEL)
+        .run_twice_if_inconclusive();
+    assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    for label in ["handed on", "loaders: preempting"] {
+        assert!(printed(&result, label) > 10, "{label}: {result}");
     }
 }

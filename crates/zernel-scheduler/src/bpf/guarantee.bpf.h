@@ -5,24 +5,27 @@
  * Were everybody treated alike, a clock would advance by CPUs / (sum of the weights of all runnable
  * tasks). The promised clock advances at a fraction of that speed, the guarantee. Tasks that go
  * first do not advance the clock, so it slows down while they take more than their share. How far
- * it is behind the promised clock is what others have lost. While this is below a limit, ranks go
- * first on all CPUs. At the limit one CPU must run an ordinary task, and the more the larger the
- * loss is: all CPUs at twice the limit. So others are paid by few CPUs all the time and not by all
- * CPUs now and then. The limit is 5 ms for loaders and 10 ms for critical threads: so loaders never
- * use up what is left for critical threads. A task that may not go first is scheduled like all
- * others.
+ * it is behind the promised clock is what others have lost. While this is less than a slice, ranks
+ * go first on all CPUs. Then one CPU must run an ordinary task, and the more the larger the loss
+ * is: all CPUs once it is two slices. So others are paid by few CPUs all the time and not by all
+ * CPUs now and then. On those CPUs critical threads and loaders are scheduled like all others. On
+ * the rest critical threads go before loaders, so loaders take nothing from them.
  *
  * The shared clock has a promise, and the clock of each CPU has one for the tasks pinned there: a
- * critical thread goes first on a CPU only while neither has lost too much.
+ * critical thread goes first on a CPU only while neither has lost too much. Tasks that may use some
+ * CPUs only can lose more than others. So a CPU serves all of its queues by virtual time when the
+ * first ordinary task has lost three slices by itself. A tenant whose tasks lose more than those of
+ * others is protected by the same rule.
+ *
+ * So nobody waits longer than it takes the promised clock to advance by three slices. A small
+ * guarantee would make this long, so a CPU also serves all of its queues ten times a second.
  */
 #ifndef ZERNEL_SCHED_GUARANTEE_H
 #define ZERNEL_SCHED_GUARANTEE_H
 
 #include "queue.bpf.h"
 
-/* How far a clock may fall behind its promise, in virtual time of a task with nice 0. */
-#define LARGEST_LOSS 10000000LL
-/* A CPU serves all of its queues at least this often, in the order of virtual times. */
+/* A CPU serves all of its queues by virtual time at least this often. */
 #define LONGEST_HOLD_NS (SECOND_NS / 10)
 
 /* Advances a promised clock by what `cpus` CPUs give to tasks with this sum of weights. Of several
@@ -42,7 +45,7 @@ static void promise(struct clock *clock, __u64 now_ns, __u64 cpus, __s64 weight)
 		clock->promised = clock->now;
 }
 
-/* Nobody has lost anything: none of the clock's tasks waits. */
+/* Nobody has lost anything: the clock has no ordinary task, or a CPU is idle. */
 static void promise_kept(struct clock *clock, __u64 now_ns)
 {
 	if (!settings.may_privilege)
@@ -51,9 +54,21 @@ static void promise_kept(struct clock *clock, __u64 now_ns)
 	clock->promised = clock->now;
 }
 
-static __s64 largest_loss(enum rank rank)
+/* Nobody loses anything while no ordinary task waits. */
+static void note_waiting(__u64 now_ns)
 {
-	return rank == CRITICAL ? LARGEST_LOSS : LARGEST_LOSS / 2;
+	if (ordinary_waits())
+		return;
+	if (ordinary_cpus > 0)
+		shared_clock.promised_up_to_ns = now_ns;
+	else
+		promise_kept(&shared_clock, now_ns);
+}
+
+/* The loss, in virtual time of a task with nice 0, at which the first CPU must pay. */
+static __s64 largest_loss(void)
+{
+	return settings.slice_ns ?: 1;
 }
 
 static __s64 loss_of(const struct clock *clock)
@@ -62,17 +77,18 @@ static __s64 loss_of(const struct clock *clock)
 }
 
 /* Whether a CPU must run an ordinary task, because too few others do. */
-static bool must_pay(const struct cpu *cpu, enum rank rank)
+static bool must_pay(const struct cpu *cpu)
 {
-	__s64 beyond = loss_of(&shared_clock) - largest_loss(rank);
+	__s64 beyond = loss_of(&shared_clock) - largest_loss();
 	__s64 others = ordinary_cpus - cpu->is_ordinary;
 
-	return beyond >= 0 && others < 1 + beyond * settings.cpus / largest_loss(rank);
+	return beyond >= 0 &&
+	       others < (__s64)(1 + (__u64)beyond * settings.cpus / (__u64)largest_loss());
 }
 
 /* Whether the tasks that are pinned to a CPU have lost too much. They can get no more than their
  * CPU, nor more than they would get elsewhere. */
-static bool pinned_lost_too_much(__u32 number, enum rank rank, __u64 now_ns)
+static bool pinned_lost_too_much(__u32 number, __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
 	__s64 here = cpu->pinned_weight * settings.cpus;
@@ -83,14 +99,25 @@ static bool pinned_lost_too_much(__u32 number, enum rank rank, __u64 now_ns)
 		return false;
 	}
 	promise(&cpu->clock, now_ns, settings.cpus, here > everywhere ? here : everywhere);
-	return loss_of(&cpu->clock) >= largest_loss(rank);
+	return loss_of(&cpu->clock) >= largest_loss();
 }
 
-/* Whether a task of this rank may go first on a CPU now. */
-static bool may_go_first(__u32 number, enum rank rank, __u64 now_ns)
+/* Whether the first ordinary task that a CPU could run has lost too much by itself. */
+static bool first_lost_too_much(__u32 number, __u64 now_ns)
+{
+	__u64 vtime = 0;
+
+	if (now_ns - cpu_at(number)->served_ns > LONGEST_HOLD_NS)
+		return true;
+	return first_vtime(LLC_QUEUE(llc_of(number)), number, &vtime) &&
+	       (__s64)(shared_clock.promised - vtime) >= 3 * largest_loss();
+}
+
+/* Whether critical threads and loaders may go first on a CPU now. */
+static bool may_go_first(__u32 number, __u64 now_ns)
 {
 	promise(&shared_clock, now_ns, settings.cpus, root_active);
-	if (!must_pay(cpu_at(number), rank) && !pinned_lost_too_much(number, rank, now_ns))
+	if (!must_pay(cpu_at(number)) && !pinned_lost_too_much(number, now_ns))
 		return true;
 	counters.guarantee_hits++;
 	return false;

@@ -36,25 +36,22 @@ static void make_heir(struct task_struct *p, struct task *task, __u32 donor, __u
 	task->handoff = __sync_fetch_and_add(&process->handoffs, 1) + 1;
 }
 
-/* Notes that a thread wakes another one of its process. `rank`: that of the woken thread. */
-static void hand_off(struct task_struct *p, struct task *task, enum rank rank, __u64 now_ns)
+/* A thread that wakes the one it inherits from has done its part. */
+static void end_inheritance(struct task *waker, const struct task_struct *woken)
 {
-	struct task_struct *waker = bpf_get_current_task_btf();
+	if (waker->donor == woken->pid)
+		waker->heir_until_ns = 0;
+}
+
+/* A critical thread wakes another one of its process. An heir hands on what it inherited. */
+static void hand_off(struct task_struct *p, struct task *task, struct task_struct *waker,
+		     const struct task *from, __u64 now_ns)
+{
 	const struct zernel_task_state *state;
 	__u32 donor = waker->pid;
-	struct task *from;
 
 	/* The compiler would merge this read with that of from->donor, which the verifier refuses. */
 	barrier_var(donor);
-	if (!(settings.policies & POLICY_HANDOFF) || waker->tgid != p->tgid || waker == p)
-		return;
-	from = task_of(waker);
-	if (!from)
-		return;
-	if (from->donor == p->pid)
-		from->heir_until_ns = 0;
-	if (rank == CRITICAL || from->rank != CRITICAL)
-		return;
 	if (is_heir(waker, from, now_ns)) {
 		make_heir(p, task, from->donor, from->heir_until_ns);
 		return;

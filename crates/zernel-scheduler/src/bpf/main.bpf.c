@@ -32,6 +32,7 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 	__s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	__u64 now_ns = scx_bpf_now();
 	enum rank rank;
+	__s32 victim;
 
 	if (!task)
 		return cpu;
@@ -45,11 +46,9 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, 0);
 		return cpu;
 	}
-	if (preempts_lower(p, task, cpu, rank, now_ns)) {
-		__s32 other = find_lower_cpu(p, cpu, rank);
-
-		return other >= 0 ? other : cpu;
-	}
+	victim = find_lower_cpu(p, task, cpu, rank, now_ns);
+	if (victim >= 0)
+		return victim;
 	return find_victim(p, task, cpu, now_ns);
 }
 
@@ -59,7 +58,8 @@ static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 
 {
 	struct cpu *cpu = cpu_at(number);
 
-	if (cpu->rank >= rank || !cpu->weight || !preempts_lower(p, task, number, rank, now_ns))
+	if ((rank == FEED && !feeds_hungry(p, task, now_ns)) ||
+	    !may_preempt(p, number, rank, now_ns))
 		return false;
 	if (rank == CRITICAL)
 		counters.critical_wakeups++;
@@ -157,13 +157,10 @@ static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, 
 {
 	bool is_loader = task && rank == FEED;
 
-	if (!ordinary_waits())
-		promise_kept(&shared_clock, now_ns);
-	/* Tasks that may use few CPUs can starve although others do well: they get their turn. */
-	if (now_ns - cpu_at(cpu)->served_ns > LONGEST_HOLD_NS)
+	note_waiting(now_ns);
+	if (first_lost_too_much(cpu, now_ns))
 		return false;
-	if ((rank == CRITICAL || queued_of_rank(cpu, CRITICAL)) &&
-	    may_go_first(cpu, CRITICAL, now_ns)) {
+	if ((rank == CRITICAL || queued_of_rank(cpu, CRITICAL)) && may_go_first(cpu, now_ns)) {
 		if (serve_rank(cpu, CRITICAL))
 			return true;
 		if (task && rank == CRITICAL) {
@@ -171,7 +168,7 @@ static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, 
 			return keep(prev, task, cpu, rank);
 		}
 	}
-	if (!(is_loader || queued_of_rank(cpu, FEED)) || !may_go_first(cpu, FEED, now_ns))
+	if (!(is_loader || queued_of_rank(cpu, FEED)) || !may_go_first(cpu, now_ns))
 		return false;
 	if (is_loader && is_first_loader(prev, task, cpu)) {
 		counters.feed_kept++;
@@ -206,6 +203,8 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	if (task) {
 		counters.kept++;
 		set_slice(prev, settings.slice_ns);
+		if (task->rank == ORDINARY)
+			clock_follow(clock_of(task), prev->scx.dsq_vtime, now_ns);
 	} else {
 		promise_kept(&shared_clock, now_ns);
 	}

@@ -168,7 +168,7 @@ static void look_at_other_cache(struct choice *choice, __u32 number)
 	__u64 queue = LLC_QUEUE((llc_of(number) + 1 + step) % settings.llcs);
 
 	choice->changes_cache = consider(choice, queue, number, CACHE_LEAD);
-	if (settings.privilege != PRIVILEGE_NOBODY &&
+	if (settings.may_privilege &&
 	    (consider(choice, RANK_QUEUE(queue, CRITICAL), number, CACHE_LEAD) ||
 	     consider(choice, RANK_QUEUE(queue, FEED), number, CACHE_LEAD)))
 		choice->changes_cache = true;
@@ -246,7 +246,7 @@ static bool steal(__u32 cpu)
 	for (step = 1; step < MAX_LLCS && step < settings.llcs; step++) {
 		llc = (own + step) % settings.llcs;
 		if (scx_bpf_dsq_move_to_local(LLC_QUEUE(llc)) ||
-		    (settings.privilege != PRIVILEGE_NOBODY &&
+		    (settings.may_privilege &&
 		     (scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), CRITICAL)) ||
 		      scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), FEED))))) {
 			counters.stolen++;

@@ -69,6 +69,24 @@ static enum rank rank_of(struct task_struct *p, const struct task *task, __u64 n
 	return rank_of_class(zernel_class_word_at(state, now_ns));
 }
 
+/* Whether a task inherits from the current one, which wakes it. */
+static bool inherits(struct task_struct *p, struct task *task, enum rank rank, __u64 now_ns)
+{
+	struct task_struct *waker = bpf_get_current_task_btf();
+	struct task *from;
+
+	if (!(settings.policies & POLICY_HANDOFF) || waker->tgid != p->tgid || waker == p)
+		return false;
+	from = task_of(waker);
+	if (!from)
+		return false;
+	end_inheritance(from, p);
+	if (rank == CRITICAL || rank_of(waker, from, now_ns) != CRITICAL)
+		return false;
+	hand_off(p, task, waker, from, now_ns);
+	return true;
+}
+
 /* The rank of a task that wakes up. */
 static enum rank rank_of_waking(struct task_struct *p, struct task *task, __u64 now_ns)
 {
@@ -81,31 +99,33 @@ static enum rank rank_of_waking(struct task_struct *p, struct task *task, __u64 
 	if (state)
 		note_training_thread(p, zernel_class_word_at(state, now_ns), now_ns);
 	rank = rank_of(p, task, now_ns);
-	hand_off(p, task, rank, now_ns);
-	return rank == CRITICAL ? rank : rank_of(p, task, now_ns);
+	return inherits(p, task, rank, now_ns) ? CRITICAL : rank;
 }
 
-/* Whether a task that wakes up preempts tasks of a lower rank. */
-static bool preempts_lower(struct task_struct *p, const struct task *task, __u32 number,
-			   enum rank rank, __u64 now_ns)
+/* Whether a task that wakes up may preempt what a CPU runs. */
+static bool may_preempt(const struct task_struct *p, __u32 number, enum rank rank, __u64 now_ns)
 {
-	if (rank == ORDINARY || (rank == FEED && !feeds_hungry(p, task, now_ns)))
-		return false;
-	return may_go_first(number, rank, now_ns);
+	const struct cpu *cpu = cpu_at(number);
+
+	return cpu->weight && cpu->rank < rank && bpf_cpumask_test_cpu(number, p->cpus_ptr) &&
+	       may_go_first(number, now_ns);
 }
 
-/* A CPU that runs something of a lower rank, `cpu` if it can be; -1: none of those looked at. */
-static __s32 find_lower_cpu(struct task_struct *p, __s32 cpu, enum rank rank)
+/* A CPU whose running task a waking one should preempt, `cpu` if it can be, and one with an
+ * ordinary task rather than one with a loader; -1: none of those looked at. */
+static __s32 find_lower_cpu(struct task_struct *p, const struct task *task, __s32 cpu,
+			    enum rank rank, __u64 now_ns)
 {
 	__u32 first = next_candidate++, step, other;
 	__s32 best = -1;
 
-	if (cpu_at(cpu)->rank == ORDINARY && bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+	if (rank == ORDINARY || (rank == FEED && !feeds_hungry(p, task, now_ns)))
+		return -1;
+	if (cpu_at(cpu)->rank == ORDINARY && may_preempt(p, cpu, rank, now_ns))
 		return cpu;
 	for (step = 0; step < RANK_CANDIDATES; step++) {
 		other = (first + step) % (settings.cpus ?: 1);
-		if (cpu_at(other)->rank >= rank || !cpu_at(other)->weight ||
-		    !bpf_cpumask_test_cpu(other, p->cpus_ptr))
+		if (!may_preempt(p, other, rank, now_ns))
 			continue;
 		if (cpu_at(other)->rank == ORDINARY)
 			return other;
@@ -118,7 +138,7 @@ static __s32 find_lower_cpu(struct task_struct *p, __s32 cpu, enum rank rank)
 static void note_rank(struct cpu *cpu, struct task *task, __u32 number, enum rank rank,
 		      __u64 now_ns)
 {
-	task->rank = rank != ORDINARY && may_go_first(number, rank, now_ns) ? rank : ORDINARY;
+	task->rank = rank != ORDINARY && may_go_first(number, now_ns) ? rank : ORDINARY;
 	set_running_rank(cpu, task->rank, true);
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, value_parser};
 use zernel_model::scheduler::SchedCounters;
-use zernel_scheduler::scheduler::{self, SchedError, SchedPolicy, SchedSettings};
+use zernel_scheduler::scheduler::{self, PolicyPart, SchedError, SchedSettings};
 
 use super::config_file::{self, ConfigFile};
 use super::policy::PolicyOptions;
@@ -31,7 +31,7 @@ pub(crate) struct LoadOptions {
     config: Option<PathBuf>,
     /// Parts of the policy to switch off: handoff, feed
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy)]
-    without: Vec<SchedPolicy>,
+    without: Vec<PolicyPart>,
     /// After an ejection by the kernel, load the scheduler again, at most N times
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(value_parser = value_parser!(u32).range(0..=10))]
@@ -45,10 +45,10 @@ pub(crate) struct LoadOptions {
     stats: Option<u64>,
 }
 
-fn parse_policy(text: &str) -> Result<SchedPolicy, String> {
+fn parse_policy(text: &str) -> Result<PolicyPart, String> {
     match text {
-        "handoff" => Ok(SchedPolicy::Handoff),
-        "feed" => Ok(SchedPolicy::Feed),
+        "handoff" => Ok(PolicyPart::Handoff),
+        "feed" => Ok(PolicyPart::Feed),
         _ => Err("use handoff or feed".to_owned()),
     }
 }
