@@ -1,4 +1,4 @@
-//! What discovery costs: others, whose execs and `dlopen`s it is told of, and the one who scans.
+//! The cost of discovery: for processes that call exec and `dlopen`, and for the thread that scans.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};

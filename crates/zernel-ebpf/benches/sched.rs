@@ -1,6 +1,6 @@
-//! What observing costs a context switch: two processes that pass a byte back and forth on one CPU, while
-//! nobody observes, while others are observed, while they are observed themselves, and with a program that
-//! does nothing, which tells what is ours from what any program costs. All in turns.
+//! The cost of observation per context switch. Two processes pass a byte back and forth on one CPU: without an
+//! observer, while other processes are observed, while they are observed themselves, and with an empty BPF
+//! program, which shows the part that any program costs. The cases take turns.
 
 use std::fmt::{self, Display};
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -20,7 +20,7 @@ use zernel_testkit::bench::{Turns, median};
 static EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty.bpf.o"));
 
 const ROUNDS: usize = 40;
-/// Of one turn, whose result is their median.
+/// Batches of one turn. The result of the turn is their median.
 const BATCHES: usize = 60;
 const ROUND_TRIPS: u32 = 300;
 /// Before each turn: what loading and freeing programs leaves the kernel to do is over by then.
@@ -195,8 +195,8 @@ impl Players {
         }))
     }
 
-    /// Plays while so many programs see the switches: another observer's would be taken for ours, so it is
-    /// waited for.
+    /// Plays while exactly `programs` BPF programs are attached to switches. Waits while another observer has
+    /// programs there, because their cost would be counted as ours.
     fn play_with(&mut self, programs: usize) -> f64 {
         let alone = || programs_on_switches() == programs;
         for _ in 0..TRIES {
@@ -208,7 +208,7 @@ impl Players {
                 }
             }
         }
-        panic!("somebody else observes switches here: end that first");
+        panic!("another program observes switches on this machine: end it first");
     }
 
     fn play(&mut self) -> f64 {

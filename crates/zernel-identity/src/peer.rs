@@ -13,7 +13,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// What is known of the process that connected to a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerProcess {
-    /// Who it counts for.
+    /// The tenant that its requests count for.
     pub tenant: Tenant,
     /// Whether it is in the user namespace of this process.
     pub shares_user_namespace: bool,

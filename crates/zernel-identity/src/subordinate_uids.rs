@@ -1,4 +1,4 @@
-//! Subordinate uids: those that a user may use besides his own, by `/etc/subuid`.
+//! Subordinate uids: additional uids that a user may use, by `/etc/subuid`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// A user of a directory service is not in `/etc/passwd`. His range is still one user.
+    /// A user of a directory service is not in `/etc/passwd`. The range of such a user is still one user.
     #[test]
     fn a_range_of_an_unknown_user_is_one_user() {
         let table = SubordinateUids::parse("carol:500000:65536\n", USERS);

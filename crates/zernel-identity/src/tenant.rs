@@ -1,8 +1,8 @@
-//! The tenant of a process: who it counts for where tenants share something limited.
+//! The tenant of a process: the pod, job or user that it counts for where tenants share a limited resource.
 //!
 //! A tenant is a pod, else a Slurm job, else a user. A process must not be able to choose its tenant:
 //!
-//! - A user can create cgroups of any name in a subtree that belongs to him. So a cgroup path is matched from the root of the
+//! - A user can create cgroups of any name in its own subtree. So a cgroup path is matched from the root of the
 //!   hierarchy down, and only at the places where the kubelet and slurmd create cgroups. Only root can create cgroups there.
 //! - A user can create user namespaces, and has 65,536 subordinate uids in them. So a process in a user namespace counts for
 //!   the owner of the outermost one.
@@ -26,7 +26,7 @@ mod sys;
 
 pub use parents::{TenantParent, tenant_parents, tenant_with_cgroup};
 
-/// Who a process counts for.
+/// The pod, Slurm job or user that a process counts for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Tenant {
     /// A Kubernetes pod, by its UID.
@@ -183,7 +183,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The kernel nests user namespaces this deep at most.
 const MAX_NAMESPACES: usize = 33;
 
-/// The user for whom a process in a user namespace counts; `None` if it is in the namespace of this process.
+/// The user that a process in a user namespace counts for; `None` if it is in the namespace of this process.
 fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
     let own = std::fs::metadata("/proc/self/ns/user")?.ino();
     let mut outermost = process.open_relative("ns/user")?;
@@ -205,14 +205,15 @@ fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
     if owner != 0 {
         return Ok(Some(owner));
     }
-    // Root has created it for another user: a container manager has, or a setuid program. Then its uids show for whom.
+    // A container manager or a setuid program has created it as root for another user. The owner of the next inner
+    // namespace, or else the mapped uids, show which user.
     match inner {
         Some(inner) => Ok(Some(sys::owner_of(&inner).map_err(io::Error::from)?)),
         None => Ok(Some(user_of_range(&read_file(process, "uid_map")?, uid))),
     }
 }
 
-/// The user for whom root has mapped a range of uids: the first uid of the range. A uid that is mapped to itself stands for
+/// The user that root has mapped a range of uids for: the first uid of the range. A uid that is mapped to itself stands for
 /// itself. `map` is `/proc/PID/uid_map`.
 fn user_of_range(map: &str, uid: u32) -> u32 {
     let ranges = map.lines().filter_map(|line| {

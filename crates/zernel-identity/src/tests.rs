@@ -142,7 +142,7 @@ fn an_exited_process_is_not_found() {
         assert!(!is_alive(&identity));
     }
     let error = identify(pid).unwrap_err();
-    assert!(matches!(error, IdentityError::NotFound { pid: gone } if gone == pid));
+    assert!(matches!(error, IdentityError::NotFound { pid: missing } if missing == pid));
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
     assert_eq!(
         identify(u32::MAX).unwrap_err().kind(),

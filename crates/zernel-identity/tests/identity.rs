@@ -116,7 +116,7 @@ fn ranks_are_not_inherited() {
     assert_eq!(identify(trainer.0.id()).unwrap().rank, Some(3));
 }
 
-/// Whatever namespaces a user creates, and whoever the user is in them, the tenant is the user.
+/// The tenant is the user, in any namespace that the user creates and with any uid there.
 fn namespaces_change_no_tenant() {
     let wait = "sh -c 'echo ready; read line; true'";
     for enter in [

@@ -55,7 +55,7 @@ pub enum AptError {
     },
 }
 
-/// A private view of one Debian suite, gone when dropped.
+/// A private apt configuration for one Debian suite, removed on drop.
 pub(crate) struct Suite {
     name: &'static str,
     folder: TempDir,
@@ -396,9 +396,9 @@ deb [arch=amd64 signed-by=/k.gpg] http://mirror.example.org/debian/ trixie main 
             mirror_in_lines("deb http://archive.example.com/ubuntu noble main"),
             None
         );
-        for rubbish in ["", "deb", "deb [", "deb [a", "\n\n:\n", "URIs:\nSuites\n"] {
-            assert_eq!(mirror_in_lines(rubbish), None);
-            assert_eq!(mirror_in_stanzas(rubbish), None);
+        for malformed in ["", "deb", "deb [", "deb [a", "\n\n:\n", "URIs:\nSuites\n"] {
+            assert_eq!(mirror_in_lines(malformed), None);
+            assert_eq!(mirror_in_stanzas(malformed), None);
         }
     }
 

@@ -205,7 +205,7 @@ fn starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
         });
     let limit_ms = own.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
     let longest = |group: &GroupFigures| group.longest_wait_ns.max(group.largest_gap_ns);
-    // Whoever is SCHED_IDLE runs when no other task wants to, which may be never.
+    // A SCHED_IDLE task runs only when no other task is runnable, which may be never.
     let may_starve = |group: &&GroupFigures| {
         let policy = scenario.group(&group.name).map(|group| &group.policy);
         policy == Some(&Some(SchedPolicy::Idle))

@@ -136,8 +136,8 @@ pub(crate) fn add_entropy(
 ///
 /// The command writes to pipes, as under any shell, and `cat` carries the bytes on: a virtio port takes
 /// only part of a large write and can be opened only once, which programs do not expect of their stdout.
-/// `time` tells an exit code from a signal, which a shell's `$?` does not. What the command leaves running
-/// is killed before the pipes are waited for, else a forgotten daemon would hold them open for ever.
+/// `time` distinguishes an exit code from a signal; a shell's `$?` does not. Processes that the command leaves
+/// running are killed before the script waits for the pipes, because a daemon would hold them open for ever.
 pub(crate) fn init_script(command: &GuestCommand<'_>, ports: Ports) -> Result<Vec<u8>, VmError> {
     let mut script = Vec::new();
     let mut line = |words: &[&[u8]]| {
@@ -365,7 +365,7 @@ mod tests {
             Progress::read("ready\ndone 137 \n"),
             Progress::Done(Killed { signal: 9 })
         );
-        assert_eq!(Progress::read("ready\ndone rubbish\n"), Progress::Running);
+        assert_eq!(Progress::read("ready\ndone malformed\n"), Progress::Running);
         assert_eq!(
             Progress::read("ready\nlimit\n"),
             Progress::VirtualLimitReached

@@ -16,7 +16,7 @@
 //! | [`kernel`] | which kernel: found in the cache, fetched with apt, or given by path |
 //! | [`initramfs`] | which files: a list of what the guest sees, written as a cpio archive |
 //! | [`scenario`], [`assertion`] | what runs in the machine, and what must hold |
-//! | [`compare`] | many schedulers and seeds: a table, plots, who is better |
+//! | [`compare`] | many schedulers and seeds: a table, plots, which scheduler is better |
 //! | [`scenario_run`] | one scenario under one scheduler: figures and a verdict |
 //! | [`peers`] | public schedulers, built into the cache |
 //! | [`vm`] | the run itself: QEMU, the command, its outcome |

@@ -17,8 +17,8 @@ const FLAVOUR: &str = "-cloud-amd64";
 /// The complete kernels among package names, oldest first.
 ///
 /// Up to 6.18 one package holds everything. Later ones only pull in `linux-binary-…` (the image) and
-/// `linux-base-…` (the configuration). Backports keeps the signed part of old kernels after the rest is
-/// gone; those are passed over.
+/// `linux-base-…` (the configuration). Backports keeps the signed part of old kernels after it has
+/// removed the rest; such kernels are skipped.
 pub(crate) fn kernels_among(names: &[String]) -> Vec<PackagedKernel> {
     let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut kernels: Vec<PackagedKernel> = names

@@ -63,7 +63,7 @@ pub const PEERS: [Peer; 9] = [
     Peer {
         name: "scx_lavd",
         arguments: &[],
-        about: "latency criticality from who wakes whom, for games",
+        about: "latency criticality from wake-up chains, for games",
     },
     Peer {
         name: "scx_layered",

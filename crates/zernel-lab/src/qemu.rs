@@ -161,8 +161,8 @@ pub(crate) fn arguments(
 /// The first series that allocates for BPF programs only where there is cmpxchg16b, and fails elsewhere.
 const FIRST_TO_NEED_CMPXCHG16B: [u32; 2] = [6, 18];
 
-/// All that can be emulated, except for cmpxchg16b where it can be done without: after it QEMU 7.2 now and then
-/// leaves rubbish in the flags register, of which 6.12 crashes.
+/// The emulated CPU: all features, without cmpxchg16b for kernels that do not need it. After this instruction
+/// QEMU 7.2 sometimes leaves an invalid value in the flags register, and Linux 6.12 crashes.
 ///
 /// A deterministic guest gets no random numbers from the host.
 fn emulated_cpu(spec: &VmSpec) -> String {

@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_of_the_emulator_is_told_from_one_of_the_kernel() {
+    fn a_crash_of_the_emulator_is_distinguished_from_one_of_the_kernel() {
         let garbage = "[ 2.8] RSP: 0018:ffa00000003d7ad0 EFLAGS: 04ce2be2\n[ 2.8] RSP: 002b:00 EFLAGS: 00000293";
         assert!(has_impossible_flags(garbage));
         assert!(!has_impossible_flags(

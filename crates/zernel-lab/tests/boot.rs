@@ -60,8 +60,8 @@ fn main() -> ExitCode {
             output_and_exit_code_come_back_unchanged,
         ),
         trial(
-            "a_signal_is_told_from_an_exit_code",
-            a_signal_is_told_from_an_exit_code,
+            "a_signal_is_distinguished_from_an_exit_code",
+            a_signal_is_distinguished_from_an_exit_code,
         ),
         trial(
             "the_guest_has_what_programs_expect",
@@ -163,7 +163,7 @@ fn output_and_exit_code_come_back_unchanged() -> TestResult {
     Ok(())
 }
 
-fn a_signal_is_told_from_an_exit_code() -> TestResult {
+fn a_signal_is_distinguished_from_an_exit_code() -> TestResult {
     let outcome = shell(&vm()?, "echo before; kill -9 $$")?;
     assert_eq!(outcome.status, CommandStatus::Killed { signal: 9 });
     assert_eq!(outcome.stdout, b"before\n");

@@ -49,7 +49,7 @@ fn main() {
     comparison.ratio(OURS, H2_AND_REST);
 }
 
-/// What one would write who uses that crate and needs what ours keeps.
+/// That crate's histogram with the count, sum, minimum and maximum that ours keeps.
 struct WithRest {
     buckets: histogram::Histogram,
     count: u64,

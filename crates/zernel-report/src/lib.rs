@@ -6,11 +6,13 @@
 //! | `process`, `phases` | totals of one process |
 //! | `times` | the times of a process, the figures of a rank that the verdict uses, and their split into parts |
 //! | `verdict` | what bounds the run |
+//! | `judge_again` | the verdict of this version on a report that was written earlier |
 //! | `report` | the whole report as data; its JSON form |
 //! | `render`, `html` | the report as text and as an HTML page |
 //! | [`text`] | formatting of sizes, times and lines, for every command |
 
 mod html;
+mod judge_again;
 mod phases;
 mod process;
 mod record;
@@ -22,6 +24,7 @@ mod times;
 mod verdict;
 
 pub use html::html;
+pub use judge_again::judge_again;
 pub use process::ProcessReport;
 pub use record::Record;
 pub use render::text as render_text;

@@ -1,11 +1,12 @@
 //! The phases of a process.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zernel_model::snapshot;
 use zernel_phase::task_state::WorkloadPhase;
 
 /// Seconds of the training thread in each phase.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub(crate) struct Phases {
     pub(crate) data_loading: f64,
     pub(crate) gpu_compute: f64,

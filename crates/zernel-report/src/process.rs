@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rustix::thread::CpuSet;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zernel_model::snapshot::{self, CollectiveTotals, Role};
 use zernel_phase::steps::MarkClass;
 
@@ -15,7 +15,8 @@ use super::times::Times;
 const MIN_START_UP: f64 = 0.1;
 
 /// The report on one process of the command.
-#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub struct ProcessReport {
     pub(crate) pid: u32,
     pub(crate) comm: String,
@@ -62,7 +63,8 @@ pub struct ProcessReport {
 }
 
 /// The time from a process's first step after the warm-up to its last step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub(crate) struct Training {
     /// When it begins, after the first probed call.
     pub(crate) begin_seconds: f64,

@@ -1,6 +1,6 @@
 //! The steps of one process, collected from snapshots.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zernel_model::snapshot::StepSnapshot;
 use zernel_phase::steps::{Mark, Step, StepSummary, TimeSpan};
 
@@ -27,7 +27,8 @@ pub(crate) struct StepLog {
 }
 
 /// The report on the steps of a process.
-#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub(crate) struct StepReport {
     /// Number of steps, with the warm-up.
     pub(crate) count: u64,
@@ -56,7 +57,7 @@ pub(crate) struct StepReport {
 }
 
 /// A pause or a stall: seconds after the first step, and length.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Interruption {
     pub(crate) at_seconds: f64,
     pub(crate) seconds: f64,

@@ -4,7 +4,7 @@
 //! own needs a variant of [`Part`] and its place in [`Parts::new`]. All of that is in this file.
 
 use rustix::thread::CpuSet;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zernel_model::snapshot::{self, DataWaits};
 
 use super::phases::Phases;
@@ -14,11 +14,12 @@ use super::process::ProcessReport;
 const MIN_LOADER_LIFETIME: f64 = 0.2;
 /// Longest launch, in seconds, that does not wait for room in the GPU's queue.
 const LONGEST_LAUNCH: f64 = 50e-6;
-/// Busy share from which a GPU counts as never idle.
-const NEVER_IDLE: f64 = 0.9;
+/// Idle share up to which a GPU counts as never idle.
+const NEVER_IDLE: f64 = 0.1;
 
 /// Times of a process, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+#[serde(default)]
 pub(crate) struct Times {
     pub(crate) wall_seconds: f64,
     /// The part of the wall time in which its calls were not observed.
@@ -299,7 +300,7 @@ pub(crate) struct Parts {
     seconds: [f64; Part::ALL.len()],
     /// The loaders' share of [`Part::CpuDelay`].
     pub(crate) data_delay: f64,
-    /// Host work that counts as [`Part::Gpu`], because the GPU was never idle.
+    /// Host work that counts as [`Part::Gpu`], because the rank waits for its GPU more than the GPU for it.
     pub(crate) ahead_of_gpu: f64,
     /// Busy share of its GPUs. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
@@ -356,8 +357,10 @@ impl Parts {
         let unknown = if uses_gpu { rank.unknown } else { 0.0 };
         // A thread may spin while it waits. That time was taken by a wait above.
         let host = remaining.take((remaining.0 - unknown).min(rank.cpu));
-        // A rank that keeps its GPU busy all the time is limited by it, even if it waits elsewhere or not at all.
-        let is_ahead = rank.gpu_busy >= Some(NEVER_IDLE * rank.wall) && rank.wall > 0.0;
+        // A rank that waits for its GPU longer than the GPU is idle is limited by the GPU: it works ahead of it. So is a rank
+        // with a GPU that is never idle, even if it waits elsewhere or not at all.
+        let gpu_idle = rank.gpu_busy.map(|busy| (rank.wall - busy).max(0.0));
+        let is_ahead = gpu_idle.is_some_and(|idle| idle <= gpu.max(NEVER_IDLE * rank.wall));
         let ahead_of_gpu = if is_ahead { host } else { 0.0 };
         let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
         // The limit of a cgroup makes its threads wait in the run queue.
@@ -377,7 +380,7 @@ impl Parts {
         parts.data_delay = data_delay;
         parts.ahead_of_gpu = ahead_of_gpu;
         parts.gpu_busy = rank.gpu_busy.map(|busy| busy / rank.wall.max(f64::EPSILON));
-        parts.gpu_idle = rank.gpu_busy.map(|busy| (rank.wall - busy).max(0.0));
+        parts.gpu_idle = gpu_idle;
         parts.launches = rank.launches;
         parts.gpu_wait_calls = rank.gpu_wait_calls;
         parts.only_infers = rank.only_infers;

@@ -1,4 +1,4 @@
-//! The client of a connection: what it may see, and whose connections it counts among.
+//! The client of a connection: its scope, and the owner that its connections count for.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,17 +12,17 @@ use zernel_model::snapshot::PodUid;
 
 use crate::Scope;
 
-/// Whose request it is.
+/// The client that sends a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Peer {
     /// A TCP client that connected to the address `local`. Its user is unknown; a token decides the
     /// scope of each request.
     Tcp { local: IpAddr },
-    /// A unix socket client, whose pod or user decides the scope.
+    /// A unix socket client. Its pod or user decides the scope.
     Unix { scope: Scope, tenant: Tenant },
 }
 
-/// Who a connection is counted for. Each owner has its own share of the connections.
+/// The party that a connection counts for. Each owner has its own share of the connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     /// Root, the daemon's user, or a client with the token. Others cannot use up this share.
@@ -62,7 +62,7 @@ impl Client {
             unix: Some((user, process)),
             peer: OnceLock::new(),
         };
-        // Their connections count as trusted, so who they are must be known.
+        // Connections of these users may count as trusted, so their process is looked up at once.
         if user == 0 || user == geteuid().as_raw() {
             let peer = client.peer().ok_or(io::ErrorKind::ConnectionAborted)?;
             client.owner = peer.owner();
@@ -75,7 +75,7 @@ impl Client {
         self.owner.clone()
     }
 
-    /// Whose requests these are; `None` if the client has exited.
+    /// The client that sends the requests; `None` if it has exited.
     pub(crate) fn peer(&self) -> Option<Peer> {
         let peer = self.peer.get_or_init(|| {
             let (user, process) = self.unix.as_ref()?;
@@ -89,7 +89,7 @@ impl Client {
 }
 
 impl Peer {
-    /// Who its requests are counted for.
+    /// The owner that its requests count for.
     pub(crate) fn owner(&self) -> Owner {
         match self {
             Self::Tcp { .. } => Owner::Anonymous,

@@ -52,7 +52,7 @@ pub enum SecretError {
     },
     /// The file, or a directory above it, belongs to a user who could replace the token.
     #[error(
-        "the token file {} can be replaced by user {owner}, who owns {}: give it to root, or name another file",
+        "the token file {} can be replaced by user {owner}, the owner of {}: give it to root, or name another file",
          file.display(), path.display()
     )]
     ForeignOwner {

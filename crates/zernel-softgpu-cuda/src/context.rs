@@ -46,7 +46,7 @@ pub(crate) struct Context {
     streams: Mutex<Vec<Arc<Stream>>>,
 }
 
-/// A stream as the program knows it. It is closed when the last one lets go of it.
+/// A stream as the program knows it. Dropping the last reference closes the stream.
 #[derive(Debug)]
 pub(crate) struct StreamObject {
     pub(crate) stream: Arc<Stream>,
@@ -243,7 +243,7 @@ impl StreamObject {
     }
 }
 
-/// A device's primary context: made at the first retain, gone after the last release.
+/// A device's primary context: created at the first retain, destroyed at the last release.
 #[derive(Debug, Default)]
 pub(crate) struct PrimaryContext {
     users: usize,

@@ -85,13 +85,13 @@ impl Communicator {
         NcclError::from_code(self.error.load(Acquire))
     }
 
-    /// Checks what goes on while waiting for others. A peer that is gone is an error to be asked
-    /// for; as with the real one, the operation itself stays until somebody aborts.
-    pub(crate) fn look_around(&self, misses_somebody: bool) -> Result<(), Aborted> {
+    /// Checks for an abort while an operation waits for other ranks. A lost rank sets the error that
+    /// `ncclCommGetAsyncError` returns. As in the real library, the operation itself goes on until an abort.
+    pub(crate) fn look_around(&self, waits_for_lost_rank: bool) -> Result<(), Aborted> {
         if self.aborted.load(Acquire) {
             return Err(Aborted);
         }
-        if misses_somebody {
+        if waits_for_lost_rank {
             self.error.store(NcclError::RemoteError.into(), Release);
         }
         Ok(())
@@ -145,7 +145,7 @@ impl Communicator {
     /// Makes new communicators of ranks of the same colour. None for a rank without one.
     pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
         let look_around =
-            || self.look_around(self.segment.misses_somebody(RankWord::ControlArrived));
+            || self.look_around(self.segment.waits_for_lost_rank(RankWord::ControlArrived));
         let own_rank = self.segment.rank();
         let mut message = [0; 8];
         message[0] = u64::from(color.cast_unsigned());

@@ -40,7 +40,7 @@ pub(crate) fn run_messages(
 ) -> Result<u64, Aborted> {
     let segment = &communicator.segment;
     let mut transfers: Vec<Transfer> = messages.iter().copied().map(Transfer::new).collect();
-    let misses_somebody = |transfers: &[Transfer]| {
+    let waits_for_lost_rank = |transfers: &[Transfer]| {
         let mut waiting = transfers.iter().filter(|transfer| transfer.end.is_none());
         waiting.any(|transfer| segment.is_lost(transfer.message.peer))
     };
@@ -56,7 +56,7 @@ pub(crate) fn run_messages(
         match moved {
             true => segment.ring(),
             false => segment.wait_for_bell(bell, || {
-                communicator.look_around(misses_somebody(&transfers))
+                communicator.look_around(waits_for_lost_rank(&transfers))
             })?,
         }
     }

@@ -168,7 +168,7 @@ extern "C" fn run(operation: u64, start: u64) -> u64 {
 }
 
 extern "C" fn retain(operation: u64) {
-    // SAFETY: whoever passes the operation on holds it.
+    // SAFETY: the caller holds a reference to the operation.
     unsafe { Arc::increment_strong_count(operation as *const Operation) };
 }
 
@@ -221,10 +221,12 @@ impl Collective {
         }
     }
 
-    /// Chunk by chunk: everybody shows its own, then everybody takes what it needs of the others'.
+    /// Transfers chunk by chunk: each rank shows its own chunk, then each rank takes what it needs from the
+    /// chunks of the others. Returns the end time.
     fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, Aborted> {
         let segment = &communicator.segment;
-        let look_around = || communicator.look_around(segment.misses_somebody(RankWord::Arrived));
+        let look_around =
+            || communicator.look_around(segment.waits_for_lost_rank(RankWord::Arrived));
         let total = self.total(segment.ranks());
         let mut all_started = start;
         segment

@@ -2,7 +2,7 @@
 //!
 //! It is a memfd of the process that made the unique id. The id says which process and which
 //! descriptor, and the others open it through `/proc`. So it has no name that could be left behind:
-//! it is gone when the last process that maps it is gone, however that came about.
+//! the kernel frees it when the last process that maps it exits, even if that process is killed.
 //!
 //! | part | for each | what |
 //! |---|---|---|
@@ -104,7 +104,7 @@ impl UniqueId {
         }
     }
 
-    /// Its first eight bytes, which tell ids apart.
+    /// Its first eight bytes, which differ between ids.
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie
     }
@@ -117,7 +117,7 @@ impl UniqueId {
     }
 }
 
-/// The memfds behind the ids this process made, kept until everybody has opened them.
+/// The memfds of the ids that this process created, kept until all ranks have opened them.
 static MADE: Mutex<Vec<(u64, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// Makes an id and the memory it stands for.
@@ -143,7 +143,7 @@ pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
     Ok(id)
 }
 
-/// Everybody has opened it: the descriptor is no longer needed.
+/// Closes the memfd of an id. All ranks have opened it.
 fn forget(id: &UniqueId) {
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
     made.retain(|(cookie, _)| *cookie != id.cookie);
@@ -199,7 +199,7 @@ impl Segment {
             return Err(NcclError::InvalidArgument);
         }
         let file = open(id)?;
-        // Only ever grows, and to the same size for everybody who agrees on the number of ranks.
+        // The file only grows, and to the same size for all processes that pass the same number of ranks.
         if file.metadata()?.len() < total_bytes(ranks) as u64 {
             file.set_len(total_bytes(ranks) as u64)?;
         }
@@ -209,7 +209,7 @@ impl Segment {
             ranks,
         };
         segment.enter()?;
-        segment.wait_for_everybody(id)?;
+        segment.wait_for_all_ranks(id)?;
         forget(id);
         Ok(segment)
     }
@@ -236,18 +236,18 @@ impl Segment {
         Ok(())
     }
 
-    fn wait_for_everybody(&self, id: &UniqueId) -> Result<(), NcclError> {
-        let everybody =
+    fn wait_for_all_ranks(&self, id: &UniqueId) -> Result<(), NcclError> {
+        let all_joined =
             || (0..self.ranks).all(|rank| self.word(rank, RankWord::State).load(Acquire) != 0);
-        // Nobody can join any more once the maker of the id is gone.
+        // No rank can join after the process that created the id has exited.
         let hope = || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank))
         {
             true => Ok(()),
             false => Err(Aborted),
         };
-        match self.wait(everybody, hope) {
+        match self.wait(all_joined, hope) {
             // The maker may have joined last and left at once.
-            Err(Aborted) if !everybody() => Err(NcclError::RemoteError),
+            Err(Aborted) if !all_joined() => Err(NcclError::RemoteError),
             _ => Ok(()),
         }
     }
@@ -328,7 +328,7 @@ impl Segment {
         self.memory.half_word(HEADER_BELL)
     }
 
-    /// Wakes everybody who waits for something here.
+    /// Wakes all ranks that wait for a change of the segment.
     pub(crate) fn ring(&self) {
         self.bell().fetch_add(1, AcqRel);
         // Cannot fail on a valid address.
@@ -384,14 +384,14 @@ impl Segment {
         }
     }
 
-    /// Tells the others that this rank takes no further part.
+    /// Marks this rank as left, and wakes the other ranks.
     pub(crate) fn leave(&self) {
         self.word(self.rank, RankWord::State)
             .store(STATE_LEFT, Release);
         self.ring();
     }
 
-    /// Tells everybody a few words, and returns everybody's.
+    /// Publishes this rank's control words, and returns the control words of all ranks.
     pub(crate) fn exchange(
         &self,
         words: [u64; CONTROL_WORDS],
@@ -412,7 +412,7 @@ impl Segment {
         self.step(RankWord::ControlArrived, look_around)
     }
 
-    /// Goes one step on, and waits until all others have got there.
+    /// Increments this rank's counter, and waits until the counters of all ranks have reached it.
     pub(crate) fn step(
         &self,
         counter: RankWord,
@@ -424,8 +424,8 @@ impl Segment {
         self.wait(|| (0..self.ranks).all(there), look_around)
     }
 
-    /// Whether a rank that this one waits for in `counter` will never come.
-    pub(crate) fn misses_somebody(&self, counter: RankWord) -> bool {
+    /// Whether a rank that this rank waits for in `counter` has left or exited.
+    pub(crate) fn waits_for_lost_rank(&self, counter: RankWord) -> bool {
         let step = self.word(self.rank, counter).load(Acquire);
         (0..self.ranks)
             .any(|rank| self.word(rank, counter).load(Acquire) < step && self.is_lost(rank))

@@ -28,7 +28,7 @@ fn text(place: &Out<c_char>, value: &str, capacity: u32) -> Outcome {
     }
 }
 
-/// Share of the last half second in which the device worked for anybody, 0 to 1.
+/// Share of the last half second in which the device was busy for any process, 0 to 1.
 fn load(node: &Node, index: usize) -> f64 {
     let processes = node.processes(index);
     processes

@@ -24,7 +24,7 @@ struct State {
 
 /// A program need not shut NVML down before it ends.
 extern "C" fn leave_node() {
-    // Whoever holds the lock now may hold it for ever: threads do not end before the program.
+    // Does not wait for the lock: the thread that holds it may never run again.
     if let Ok(state) = STATE.try_lock()
         && let Some(node) = &state.node
     {

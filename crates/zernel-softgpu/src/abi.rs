@@ -15,7 +15,7 @@ pub struct NullPointer;
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
-// SAFETY: a C caller who is told of a result later gives its place away until then, whichever thread stores it.
+// SAFETY: the C caller must not use the place of a result before it is stored, and any thread may store it.
 unsafe impl<T: Send> Send for Out<T> {}
 
 impl<T> Out<T> {
@@ -55,8 +55,8 @@ impl<T: Copy> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Stores `text` and a terminating zero in a buffer of `capacity` bytes, cut off if it must be.
-    /// Tells whether all of it fitted.
+    /// Stores `text` and a terminating zero in a buffer of `capacity` bytes. A longer text is truncated.
+    /// Returns whether the whole text fitted.
     pub fn set_text(&self, text: &str, capacity: usize) -> Result<bool, NullPointer> {
         let room = capacity.saturating_sub(1);
         for (index, byte) in text.bytes().take(room).enumerate() {

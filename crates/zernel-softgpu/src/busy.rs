@@ -14,7 +14,7 @@ const STATE_WORDS: usize = 3;
 /// Current state, number of past states, past states.
 pub(crate) const BUSY_WORDS: usize = STATE_WORDS + 1 + HISTORY * STATE_WORDS;
 
-/// Busy time of one process on one device. Written by one thread at a time, read by anybody.
+/// Busy time of one process on one device. Written by one thread at a time, read by any process.
 #[derive(Clone, Copy)]
 pub(crate) struct BusyMeter<'a>(pub(crate) &'a [AtomicU64]);
 

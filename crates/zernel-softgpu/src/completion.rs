@@ -38,7 +38,7 @@ impl Completion {
         })
     }
 
-    /// Makes the end known and wakes everybody who waits for it.
+    /// Stores the end and wakes all threads that wait for it.
     pub fn resolve(&self, end: u64) {
         self.end.store(end, Release);
         self.known.store(1, Release);

@@ -137,7 +137,7 @@ impl Device {
         self.membership.context_created(self.index);
     }
 
-    /// A context of this process is gone.
+    /// Counts that a context of this process was destroyed.
     pub fn context_destroyed(&self) {
         self.membership.context_destroyed(self.index);
     }

@@ -48,7 +48,7 @@ impl Graph {
 /// A capture under way, shared by the streams that take part.
 #[derive(Debug)]
 pub struct Capture {
-    /// Tells captures apart.
+    /// Unique among captures.
     pub id: u64,
     /// The stream that began it, and must end it.
     pub origin: u64,

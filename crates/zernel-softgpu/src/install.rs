@@ -112,7 +112,7 @@ pub fn install(directory: &Path, prologue: Prologue) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file whole under another name first: somebody may have the old one mapped.
+/// Writes a new file and renames it to `path`: a process may have the old file mapped.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension(format!("{}.new", std::process::id()));
     fs::write(&temporary, content)?;

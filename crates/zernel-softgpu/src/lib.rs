@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `libcuda.so.1` | `zernel-softgpu-cuda` | the CUDA driver API |
 //! | `libnccl.so.2` | `zernel-softgpu-nccl` | collectives between processes on this machine |
-//! | `libnvidia-ml.so.1` | `zernel-softgpu-nvml` | who uses the devices, and how much |
+//! | `libnvidia-ml.so.1` | `zernel-softgpu-nvml` | which processes use the devices, and how much |
 //!
 //! **Nothing is computed.** A kernel takes the time that the launch asks for, on a simulated clock.
 //! Memory is real (host memory), copies and collectives really move and reduce data, and every wait

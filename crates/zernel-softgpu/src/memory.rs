@@ -111,7 +111,7 @@ impl AddressSpace {
         Some(start)
     }
 
-    /// Makes memory known that somebody else made. False if part of it is known already.
+    /// Registers memory that was allocated elsewhere. False if part of it is already registered.
     #[must_use]
     pub fn adopt(
         &self,

@@ -106,8 +106,8 @@ impl Node {
         }
     }
 
-    /// Opens the node in `directory`, and sets it up with `hardware` if nobody uses it. Otherwise
-    /// everybody sees the devices that are already there.
+    /// Opens the node in `directory`. If no process uses it, the node gets the devices of `hardware`;
+    /// otherwise it keeps its devices.
     pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
         Self::enter(directory, Afterwards::Keep, hardware)
     }
@@ -181,7 +181,7 @@ impl Node {
 
     fn join_as(self: &Arc<Self>, own: ProcessIdentity) -> io::Result<Membership> {
         let _lock = self.lock();
-        // What a program used that this process ran before is gone.
+        // A program that this process ran before an exec no longer uses anything.
         let before_exec = slots(self.words()).filter(|slot| slot.identity() == own);
         before_exec.for_each(|slot| slot.clear());
         let free = slots(self.words()).position(|slot| !slot.is_alive());
@@ -330,7 +330,7 @@ impl Membership {
         slot(self.node.words(), self.slot).device(device)
     }
 
-    /// Takes `bytes` of the device's memory, if so much is free.
+    /// Takes `bytes` of the device's memory; false if less is free.
     #[must_use]
     pub fn reserve(&self, device: usize, bytes: u64) -> bool {
         let _lock = self.node.lock();

@@ -1,8 +1,8 @@
-//! Who is who: process identities that survive pid reuse, threads, forks.
+//! Process identities that survive pid reuse, thread ids, and forks.
 
 use rustix::process::{Pid, getpid};
 
-/// A process: its id alone may belong to another one tomorrow.
+/// A process, by its pid and start time. The pid alone may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessIdentity {
     /// Process id.

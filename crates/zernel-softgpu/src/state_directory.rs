@@ -1,11 +1,11 @@
-//! The directory of the node's state: ours alone, and gone with the last process that uses it.
+//! The directory of the node's state. It belongs to one user, and the last process that uses it removes it.
 //!
-//! Its default name can be guessed, and lies where anybody may create names. So nothing in it is
-//! touched before the directory itself, opened once, turns out to be ours and closed to others.
+//! Its default name can be guessed, and every user can create names beside it. So no file in it is
+//! touched before the opened directory is known to belong to this user and to be closed to others.
 //!
-//! Whoever uses the directory holds a shared lock on it, which the kernel takes back from the dead.
-//! Whoever leaves tries for an exclusive one: if he gets it he is the last, and nobody can come in
-//! while he removes the state.
+//! Every process that uses the directory holds a shared lock on it. The kernel releases the lock of a dead
+//! process. A process that leaves tries to take an exclusive lock. If it succeeds, it is the last one, and
+//! no process can enter while it removes the state.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -58,15 +58,15 @@ impl StateDirectory {
         Ok((entered, file))
     }
 
-    /// Gives up the claim to the file's name, and removes it if nobody else has one. What is open
-    /// can still be used.
+    /// Leaves the directory, and removes the file if no other process uses the directory. Open files stay
+    /// usable.
     pub(crate) fn leave(&self) {
-        // A forked child shares the lock with its parent, who still needs it.
+        // A forked child shares the lock with its parent, and the parent still needs it.
         if getpid() != self.opener {
             return;
         }
-        // This lets go of the shared lock first, even if it fails: of several that leave at once
-        // the last one succeeds.
+        // The kernel releases the shared lock first, even if this call fails. So of several processes that
+        // leave at once the last one succeeds.
         if flock(&self.directory, FlockOperation::NonBlockingLockExclusive).is_err() {
             return;
         }
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_directory_or_file_of_another_user_is_refused() {
         let test = TestDirectory::new("state-owner");
-        // Only root can give files away; for everybody else root's own directory is another user's.
+        // Only root can change the owner of a file. Other users test with a directory of root.
         if !geteuid().is_root() {
             return assert_refused(enter(Path::new("/")), "another user");
         }
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Many come and go at once; whoever is inside finds his own file under the name.
+    /// Several threads enter and leave at once. While a thread is inside, the name refers to its own file.
     #[test]
     fn nobody_is_left_with_a_file_without_a_name() {
         let test = TestDirectory::new("state-race");

@@ -1,12 +1,12 @@
 //! Streams: work in order, on a clock.
 //!
 //! A piece of work starts when it was submitted or when the work before it ends, whichever is
-//! later, and usually ends a known time after that. So a stream needs no thread: submitting works
-//! the end out, and waiting is waiting for the clock. What the work does to memory is done at once;
-//! nobody can tell before the end.
+//! later, and usually ends a known time after that. So a stream needs no thread: a
+//! submission computes the end, and a wait waits for the clock. The work changes memory at once, because
+//! the program may not look at that memory before the end.
 //!
-//! Work whose end is not known (host functions, collectives) goes into a queue, and everything after it
-//! too. A thread of the stream's own takes it from there.
+//! Work whose end is not known (host functions, collectives) goes into a queue, and so does
+//! all work after it. A thread of the stream runs the queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{

@@ -65,8 +65,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this value owns the range; whoever still uses an address in it uses device memory
-        // after freeing it, which faults on real hardware too.
+        // SAFETY: this value owns the range. A program that still uses an address in it uses freed device
+        // memory, which faults on real hardware too.
         let unmapped = unsafe { munmap(self.start as *mut _, self.bytes) };
         debug_assert!(unmapped.is_ok());
     }

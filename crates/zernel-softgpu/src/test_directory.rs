@@ -1,4 +1,4 @@
-//! A directory for one test, gone with it.
+//! A directory for one test, removed when the test ends.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;

@@ -8,7 +8,7 @@ use crate::completion::Completion;
 use crate::driver_interface::ExternalLaunch;
 use crate::graph::Graph;
 
-/// A copy of `rows` rows of `width` bytes. Addresses are checked by whoever makes it.
+/// A copy of `rows` rows of `width` bytes. Its creator checks the addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryCopy {
     /// First byte to write.
@@ -130,7 +130,7 @@ pub enum Work {
     },
     /// Calls the program back.
     Host(HostFunction),
-    /// A kernel that somebody else runs.
+    /// A kernel that another library runs.
     External {
         /// What to run.
         launch: ExternalLaunch,
@@ -162,7 +162,7 @@ impl std::fmt::Debug for Work {
 }
 
 impl Work {
-    /// Whether its end can be told as soon as its start is known. If not, it needs a thread.
+    /// Whether its end is known as soon as its start is known. If not, it needs a thread.
     #[must_use]
     pub fn is_immediate(&self) -> bool {
         match self {

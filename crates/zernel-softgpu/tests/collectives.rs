@@ -39,7 +39,7 @@ fn data_goes_where_it_belongs() {
         assert_eq!(gathered[(from + 1) * COUNT - 1], value(from, COUNT - 1));
     }
 
-    // Part `r` of everybody's goes to rank `r`.
+    // Part `r` of every rank's data goes to rank `r`.
     let parts = 1000;
     let out = rank.program.allocate(4 * parts * RANKS);
     ok((nccl.ncclAlltoAll)(
@@ -151,7 +151,7 @@ fn messages_of_a_group_move_together() {
     }
     let rank = Rank::join(RANKS);
     let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
-    // Everybody to everybody, itself included: in any other order than all at once this hangs.
+    // Every rank sends to every rank, itself included. This hangs unless all transfers run at once.
     let send = rank.upload(&vec![rank.rank as i32; COUNT]);
     let receive = rank.program.allocate(4 * COUNT * RANKS);
     ok((nccl.ncclGroupStart)());
@@ -263,8 +263,8 @@ fn collectives_in_a_graph_run_at_every_launch() {
     rank.leave();
 }
 
-/// The call returns at once; the stream gets there when the last rank has arrived and the bytes
-/// have gone over.
+/// The call returns at once. The collective ends when the last rank has arrived and the bytes are
+/// transferred.
 #[test]
 fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
     const TEST: &str = "a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through";

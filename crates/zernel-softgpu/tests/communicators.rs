@@ -154,7 +154,7 @@ fn a_killed_rank_is_an_error_that_the_others_can_abort() {
     assert_eq!(
         (cuda.cuStreamQuery)(rank.stream),
         NOT_READY,
-        "the collective stays until somebody aborts"
+        "the collective does not end before an abort"
     );
     let refused = (nccl.ncclAllReduce)(
         buffer,

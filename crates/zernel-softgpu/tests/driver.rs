@@ -460,7 +460,7 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
     });
 }
 
-/// Known ends, unknown ones, and the default stream of a thread that is gone.
+/// A stream with a known end, one with an unknown end, and the default stream of a thread that has exited.
 #[test]
 fn the_context_waits_for_destroyed_streams() {
     static DONE: AtomicU64 = AtomicU64::new(0);
@@ -471,13 +471,13 @@ fn the_context_waits_for_destroyed_streams() {
     alone("the_context_waits_for_destroyed_streams", || {
         let program = &Program::new();
         let cuda = &program.cuda;
-        let (known, unknown, gone) = (program.stream(), program.stream(), program.event(0));
+        let (known, unknown, work_done) = (program.stream(), program.stream(), program.event(0));
         let context = got(|context| (cuda.cuCtxGetCurrent)(context));
         program.launch(known, 500 * MILLISECOND);
-        ok((cuda.cuEventRecord)(gone, known));
+        ok((cuda.cuEventRecord)(work_done, known));
         ok((cuda.cuStreamDestroy_v2)(known));
         ok((cuda.cuCtxSynchronize)());
-        ok((cuda.cuEventQuery)(gone));
+        ok((cuda.cuEventQuery)(work_done));
 
         ok((cuda.cuLaunchHostFunc)(unknown, slow, ptr::null_mut()));
         ok((cuda.cuStreamDestroy_v2)(unknown));
@@ -487,11 +487,11 @@ fn the_context_waits_for_destroyed_streams() {
         let short_lived = || {
             ok((cuda.cuCtxSetCurrent)(context));
             program.launch(PER_THREAD, 500 * MILLISECOND);
-            ok((cuda.cuEventRecord)(gone, PER_THREAD));
+            ok((cuda.cuEventRecord)(work_done, PER_THREAD));
         };
         std::thread::scope(|scope| scope.spawn(short_lived).join().unwrap());
         ok((cuda.cuCtxSynchronize)());
-        ok((cuda.cuEventQuery)(gone));
+        ok((cuda.cuEventQuery)(work_done));
     });
 }
 

@@ -41,7 +41,7 @@ fn the_last_process_to_end_removes_the_state() {
         let killed = stage.start("killed");
         zernel_testkit::eventually("it uses the node", || stage.path().join("using").exists());
         stage.start("ends").succeeds();
-        assert!(node.exists(), "somebody still uses it");
+        assert!(node.exists(), "a process still uses it");
         killed.kill();
         assert!(node.exists());
         stage.start("ends").succeeds();

@@ -74,12 +74,12 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
         );
     }
     let entered: u64 = log.processes[0].entered.values().sum();
-    assert_eq!(entered, all, "whoever entered, returned");
+    assert_eq!(entered, all, "every entered call returned");
 }
 
 #[test]
-fn events_tell_who_called_what_when_and_what_the_device_did() {
-    const TEST: &str = "events_tell_who_called_what_when_and_what_the_device_did";
+fn events_record_each_call_and_what_the_device_did() {
+    const TEST: &str = "events_record_each_call_and_what_the_device_did";
     if role().is_some() {
         let program = Program::new();
         let cuda = &program.cuda;

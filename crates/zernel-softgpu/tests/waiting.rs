@@ -1,4 +1,4 @@
-//! The three ways to wait, told apart by what the kernel sees of them.
+//! The three ways to wait, distinguished by how often the thread sleeps and yields.
 
 mod support;
 
@@ -123,8 +123,8 @@ fn an_event_may_block_in_a_context_that_spins() {
 }
 
 #[test]
-fn the_primary_context_waits_as_it_was_told_last() {
-    alone("the_primary_context_waits_as_it_was_told_last", || {
+fn the_primary_context_waits_as_last_configured() {
+    alone("the_primary_context_waits_as_last_configured", || {
         let program = Program::new();
         let cuda = &program.cuda;
         let stream = program.stream();

@@ -108,7 +108,7 @@ impl Gpu {
         }
     }
 
-    /// Launches a kernel that takes so long.
+    /// Launches a kernel that takes `duration`.
     pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
         self.launcher().launch(duration)
     }
@@ -126,7 +126,7 @@ impl Gpu {
         self.synchronize()
     }
 
-    /// Reads so much from the GPU, which has to do all it was given first.
+    /// Reads `bytes` bytes from the GPU, after all work that was submitted before.
     pub(crate) fn read(&self, bytes: usize, take: impl FnOnce(&[u8])) -> io::Result<()> {
         match &self.host {
             Host::Pageable(buffer) => {
@@ -141,7 +141,7 @@ impl Gpu {
             } => {
                 assert!(bytes <= *all, "no more than there is");
                 self.read_to(*address, bytes)?;
-                // SAFETY: allocated with at least so many bytes, and the GPU is done with it.
+                // SAFETY: at least `bytes` bytes are allocated there, and the GPU no longer uses them.
                 take(unsafe { std::slice::from_raw_parts(*address as *const u8, bytes) });
             }
         }
@@ -172,7 +172,7 @@ impl Launcher {
         call!(self.cuda, "cuCtxSetCurrent", self.context)
     }
 
-    /// Launches a kernel that takes so long.
+    /// Launches a kernel that takes `duration`.
     pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
         let duration_ns = duration.as_nanos() as u64;
         let parameters = [&raw const duration_ns];

@@ -158,7 +158,7 @@ impl SharedMemory {
 
     /// Fills a part.
     pub(crate) fn fill(&self, start: usize, bytes: usize, value: u8) {
-        // SAFETY: within the mapping; the other processes take turns, as their pipes tell.
+        // SAFETY: within the mapping; the processes take turns, synchronized by their pipes.
         unsafe { self.part(start, bytes).write_bytes(value, bytes) };
     }
 }

@@ -17,7 +17,7 @@ thread_local! {
 pub struct CountingAllocator;
 
 fn count(change: isize) {
-    // A thread that ends may free memory after its counters are gone.
+    // An exiting thread may free memory after its counters are destroyed.
     let _ = CURRENT.try_with(|current| {
         let now = current.get() + change;
         current.set(now);

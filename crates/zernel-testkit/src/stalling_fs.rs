@@ -13,7 +13,7 @@ use fuser::{
 };
 use rustix::mount::UnmountFlags;
 
-/// The kernel asks again for everything: whoever opens the file has to wait.
+/// The kernel caches nothing, so every open of the file waits for an answer.
 const TTL: Duration = Duration::ZERO;
 const FILE: INodeNo = INodeNo(2);
 
@@ -25,7 +25,7 @@ pub struct StallingFs {
 }
 
 impl StallingFs {
-    /// Mounts it on a directory. Anybody may read and map its file.
+    /// Mounts it on a directory. Every user may read and map its file.
     pub fn mount(directory: &Path, name: &str, content: Vec<u8>) -> io::Result<Self> {
         let gate = Arc::<Gate>::default();
         let files = OneFile {
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stalled_file_answers_only_when_it_is_let_go() {
+    fn a_stalled_file_answers_only_after_its_release() {
         let directory = tempfile::tempdir().unwrap();
         let Ok(files) = StallingFs::mount(directory.path(), "file", b"content".to_vec()) else {
             return; // no FUSE here

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use zernel_phase::WorkloadPhase;
+use zernel_report::judge_again;
 
 use crate::detected::{DetectedProcess, PhaseSource, detect, sampled_phases};
 use crate::gpu_busy::GpuBusyScore;
@@ -48,7 +49,7 @@ pub struct TruthReport {
     pub kernel_delay: DelaySummary,
     /// The reported utilization of the GPU, second by second.
     pub gpu_busy: Option<GpuBusyScore>,
-    /// The verdict of the run's report.
+    /// The verdict of the run's report, or that of this version.
     pub reported: Option<ReportedVerdict>,
 }
 
@@ -101,12 +102,24 @@ pub fn score(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> Tru
         delays: sums.delays.summary(),
         kernel_delay: trace.header.delay,
         gpu_busy: first.and_then(|log| GpuBusyScore::new(trace, log)),
-        reported: trace
-            .header
-            .report
-            .as_ref()
-            .and_then(|report| ReportedVerdict::new(report, first?.known.verdict.as_deref())),
+        reported: reported_verdict(trace, first, source),
     }
+}
+
+/// The verdict of the run's report, or that of this version on what was measured.
+fn reported_verdict(
+    trace: &TraceFile,
+    first: Option<&StampLog>,
+    source: PhaseSource,
+) -> Option<ReportedVerdict> {
+    let mut report = trace.header.report.clone()?;
+    if source == PhaseSource::Replayed {
+        let verdict = judge_again(&report).ok()?;
+        report
+            .as_object_mut()?
+            .insert("verdict".to_owned(), verdict);
+    }
+    ReportedVerdict::new(&report, first?.known.verdict.as_deref())
 }
 
 /// The time in which the threads of a process are scored: that of its training, or for a loader that of all

@@ -1,5 +1,5 @@
-//! The cgroups (version 2) of a workload: made before the workers start, removed when they are
-//! gone.
+//! The cgroups (version 2) of a workload: created before the workers start, removed after the last
+//! worker exits.
 //!
 //! They are made below the caller's cgroup or, where that cannot give them the controllers they
 //! need, beside it: a cgroup that holds processes cannot have children with settings, except for the
@@ -340,7 +340,7 @@ impl Cgroups {
         }
     }
 
-    /// Removes everything, and says what could not be applied. The workers must be gone.
+    /// Removes the cgroups and returns the settings that could not be applied. All workers must have exited.
     pub(crate) fn remove(mut self) -> Vec<String> {
         drop(self.janitor.take());
         std::mem::take(&mut self.not_applied)

@@ -287,7 +287,7 @@ impl Default for WorkloadConfig {
 }
 
 impl WorkloadConfig {
-    /// How long a worker may go on after it was told to stop, by default.
+    /// Default time that a worker may run after the stop request.
     pub const DEFAULT_STOP_GRACE: Duration = Duration::from_millis(500);
 
     /// A workload of these groups.
@@ -306,9 +306,9 @@ impl WorkloadConfig {
         Self { clone_mode, ..self }
     }
 
-    /// Sets how long the last workers may go on after they were told to stop, before they are
-    /// killed or abandoned. The time counts from the last worker that did stop, so that a slow
-    /// machine is not taken for a hung worker.
+    /// Sets how long workers may run after the stop request before they are killed (processes) or left
+    /// behind (threads). The time counts from the last worker that stopped: on a slow machine workers
+    /// stop late one after the other, and none of them hangs.
     #[must_use]
     pub fn stop_grace(self, stop_grace: Duration) -> Self {
         Self { stop_grace, ..self }

@@ -16,7 +16,7 @@ pub enum Error {
         /// What is wrong with it, and what would be right.
         problem: String,
     },
-    /// The kernel refused to make a worker. What existed already is gone again.
+    /// The kernel refused to create a worker. The workers created before it have been ended.
     #[error("group `{group}`: cannot {action}: {source}; {remedy}")]
     Spawn {
         /// The group's name.
@@ -28,7 +28,7 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// A worker did not become ready. All workers are gone again.
+    /// A worker did not become ready. All workers have been ended.
     #[error("group `{group}`, worker {worker}: {problem}")]
     NotReady {
         /// The group's name.

@@ -28,10 +28,10 @@ pub enum WorkerExitInfo {
     },
     /// It did not stop in time, and the handle killed it.
     TimedOutKilled,
-    /// Possibly the kernel killed it for want of memory: the machine's count of such kills has gone
-    /// up since its handle was made, or since the last worker that was killed. A worker killed by
-    /// hand looks the same if the kernel killed any process meanwhile, unless its own cgroup
-    /// (version 2) knows of no such kill.
+    /// It was killed, possibly by the kernel's OOM killer: the machine's count of OOM kills has risen
+    /// since the handle was created or since the last killed worker. A worker killed by hand looks the
+    /// same if the OOM killer killed any process meanwhile, unless the worker's own cgroup (version 2)
+    /// counts no OOM kill.
     OomKilled,
     /// Its thread panicked.
     Panicked,
@@ -47,9 +47,9 @@ pub enum WorkerExitInfo {
     LeftBehind,
     /// It was killed, but is stuck in the kernel. It is reaped in the background.
     NotReaped,
-    /// It is gone, but someone else in the calling process reaped it, and the status with it.
+    /// It exited, but other code in the calling process reaped it and took its exit status.
     StatusLost,
-    /// What it left in shared memory cannot be its own.
+    /// Its record in shared memory is invalid.
     Corrupt,
 }
 
@@ -87,8 +87,8 @@ impl fmt::Display for WorkerExitInfo {
             Self::Failed { step, error } => write!(f, "could not {step}: {error}"),
             Self::LeftBehind => f.write_str("did not stop and was left behind"),
             Self::NotReaped => f.write_str("killed, but stuck in the kernel"),
-            Self::StatusLost => f.write_str("gone; its status was taken by another wait"),
-            Self::Corrupt => f.write_str("left rubbish in shared memory"),
+            Self::StatusLost => f.write_str("exited; its status was taken by another wait"),
+            Self::Corrupt => f.write_str("left an invalid record in shared memory"),
         }
     }
 }

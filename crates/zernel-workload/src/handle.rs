@@ -119,9 +119,9 @@ impl WorkloadHandle {
             }
             ready = now_ready;
         }
-        let gone =
-            (0..self.shared.workers()).find(|worker| self.shared.has_passed(*worker, Stage::Gone));
-        gone.map_or(Ok(()), |worker| Err(self.died_early(worker)))
+        let exited = (0..self.shared.workers())
+            .find(|worker| self.shared.has_passed(*worker, Stage::Exited));
+        exited.map_or(Ok(()), |worker| Err(self.died_early(worker)))
     }
 
     fn not_ready(&self) -> Error {
@@ -238,9 +238,10 @@ impl WorkloadHandle {
     /// Stops all workers and reports on each, in the order of
     /// [`snapshot_iterations`](Self::snapshot_iterations).
     ///
-    /// Workers that were never started are started. It waits until each has done a round or ended (for
-    /// 5 s after the start at most), tells all to stop, and collects them together. One that does not stop within the grace
-    /// period is killed (a process) or left behind (a thread).
+    /// Workers that were never started are started. The call waits until each worker has done a round or
+    /// ended, at most 5 s after the start. Then it requests the stop of all workers and collects their
+    /// reports. A worker that does not stop within the grace period is killed (a process) or left
+    /// behind (a thread).
     #[must_use]
     pub fn stop_and_collect(mut self) -> Vec<WorkerReport> {
         stop::stop(&mut self);

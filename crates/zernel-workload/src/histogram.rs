@@ -17,7 +17,7 @@ const fn bucket_of(ns: u64) -> usize {
     h2::index(if ns > LARGEST { LARGEST } else { ns })
 }
 
-/// A histogram in shared memory. One worker writes it; anyone may read it meanwhile.
+/// A histogram in shared memory. One worker writes it; any process may read it meanwhile.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SharedHistogram {

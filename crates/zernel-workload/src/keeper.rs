@@ -1,11 +1,11 @@
 //! The keeper: a thread of the handle that forks the worker processes, watches over them and reaps
 //! them.
 //!
-//! The kernel's death signal is tied to the *thread* that forked. The keeper lives exactly as long
-//! as its children need it, so workers outlive the thread that called `spawn` and die with the
-//! process, however it ends and whoever reaps orphans. Being the parent it can also wait for its
-//! own children only: the caller's other children are left alone, no file descriptor per worker is
-//! needed, and a worker that dies is noticed at once.
+//! The kernel's death signal is tied to the *thread* that forked. The keeper lives as long
+//! as its children. So workers outlive the thread that called `spawn`, and die with the process, even
+//! if it is killed or orphans have a subreaper. As the parent, the keeper waits for its own children
+//! only: it does not reap other children of the caller, needs no file descriptor per worker, and
+//! notices a dead worker at once.
 
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
@@ -43,7 +43,7 @@ pub(crate) enum ProcessEnd {
     KilledByUs,
     /// Killed by the kernel for want of memory.
     OutOfMemory,
-    /// Someone else in the calling process reaped it first.
+    /// Other code in the calling process reaped it first.
     TakenByOthers,
 }
 
@@ -135,7 +135,7 @@ impl Keeper {
             .and_then(|process| process.end)
     }
 
-    /// Calls `act` with the pid of a process unless it is gone. The pid cannot be reused meanwhile.
+    /// Calls `act` with the pid of a process unless it has exited. The pid cannot be reused meanwhile.
     pub(crate) fn with_living(&self, process: usize, act: impl FnOnce(pid_t)) {
         let table = lock(&self.table);
         if let Some(process) = table
@@ -159,14 +159,14 @@ impl Keeper {
         }
     }
 
-    /// Waits for the keeper thread to end if all its processes are gone; else it stays behind and
-    /// reaps the last ones.
+    /// Joins the keeper thread if all its processes have exited. Otherwise the thread keeps running and
+    /// reaps the remaining processes.
     pub(crate) fn dismiss(&mut self) {
-        let all_gone = lock(&self.table)
+        let all_exited = lock(&self.table)
             .processes
             .iter()
             .all(|process| process.end.is_some());
-        if let Some(thread) = self.thread.take().filter(|_| all_gone) {
+        if let Some(thread) = self.thread.take().filter(|_| all_exited) {
             let _ = thread.join();
         }
     }
@@ -302,7 +302,7 @@ impl Duty {
         for (index, process) in table.processes.iter_mut().enumerate() {
             if process.end.is_none() {
                 process.end = Some(ProcessEnd::TakenByOthers);
-                self.gone(index);
+                self.mark_exited(index);
             }
         }
     }
@@ -345,7 +345,7 @@ impl Duty {
             Err(_) => ProcessEnd::TakenByOthers,
         };
         table.processes[index].end = Some(end);
-        self.gone(index);
+        self.mark_exited(index);
     }
 
     /// The kernel keeps the numbers of an ended process until it is reaped: worth reading for one
@@ -366,11 +366,11 @@ impl Duty {
             && procfs::cgroup_oom_kills(pid) != Some(0)
     }
 
-    fn gone(&self, index: usize) {
+    fn mark_exited(&self, index: usize) {
         self.plan.processes[index]
             .workers
             .clone()
-            .for_each(|worker| self.shared.advance(worker, Stage::Gone));
+            .for_each(|worker| self.shared.advance(worker, Stage::Exited));
     }
 }
 

@@ -120,12 +120,12 @@ impl SchedPolicy {
     }
 }
 
-/// Gives the calling thread the highest `SCHED_FIFO` priority, so that it goes on whatever a scheduler
+/// Gives the calling thread the highest `SCHED_FIFO` priority, so that it runs whatever a scheduler
 /// under test does. The processes and threads that it starts have the default policy.
 ///
 /// # Errors
 /// The caller is not privileged.
-pub fn outrank_everybody() -> std::io::Result<()> {
+pub fn outrank_all_threads() -> std::io::Result<()> {
     let attributes = SchedAttributes {
         policy: libc::SCHED_FIFO as u32,
         flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,

@@ -1,4 +1,4 @@
-//! What `/proc` tells about a thread: CPU time, run-queue delay and context switches.
+//! Reads a thread's CPU time, run-queue delay and context switches from `/proc`.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -71,8 +71,8 @@ pub(crate) fn oom_kills() -> u64 {
     oom_kills_in(Path::new("/proc/vmstat")).unwrap_or(0)
 }
 
-/// The same for the cgroup that accounts for the memory of a process, dead but not reaped. Only
-/// version 2 tells: elsewhere the dead belong to the root.
+/// The same for the cgroup that accounts for the memory of a process that is dead but not reaped.
+/// Cgroup version 2 only: in version 1 a dead process belongs to the root cgroup.
 pub(crate) fn cgroup_oom_kills(process: pid_t) -> Option<u64> {
     let membership = std::fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
     cgroup_oom_kills_below(Path::new("/sys/fs/cgroup"), &membership)
@@ -116,7 +116,7 @@ impl KernelCounters {
         self.since_first_run(0, self.cpu_ns.load(Relaxed))
     }
 
-    /// Run-queue delay since the first run; `None` where the kernel does not tell.
+    /// Run-queue delay since the first run; `None` if the kernel does not count it.
     pub(crate) fn run_delay_ns(&self) -> Option<u64> {
         let run_delay_plus_one = self.run_delay_plus_one.load(Relaxed);
         (run_delay_plus_one > 0).then(|| self.since_first_run(1, run_delay_plus_one))
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_cgroup_that_accounts_for_memory_tells_its_oom_kills() {
+    fn oom_kills_are_read_from_the_nearest_cgroup_that_accounts_for_memory() {
         let mount = tempfile::tempdir().unwrap();
         let mount = mount.path();
         std::fs::create_dir_all(mount.join("job/part")).unwrap();

@@ -46,7 +46,7 @@ pub struct WorkerReport {
     pub cpu_ns: u64,
     /// Wall time without CPU time: blocked or waiting for a CPU.
     pub off_cpu_ns: u64,
-    /// Time spent runnable but not running; `None` where the kernel does not tell (no schedstat).
+    /// Time spent runnable but not running; `None` on kernels without schedstat.
     pub run_delay_ns: Option<u64>,
     /// The longest time that passed between two rounds while it did not block; `None` if it never
     /// ran.
@@ -315,7 +315,7 @@ mod tests {
     use crate::config::WorkloadConfig;
 
     #[test]
-    fn rubbish_in_shared_memory_is_a_sentinel() {
+    fn a_corrupt_record_is_reported_as_such() {
         let handle = WorkloadHandle::spawn(&WorkloadConfig::default().workers(2)).unwrap();
         handle.shared.record(1).magic.store(0xbad, Relaxed);
         let reports = handle.stop_and_collect();

@@ -22,10 +22,10 @@ use crate::sys::signal::STOP_BIT;
 
 /// CPUs that a report can name.
 pub(crate) const MAX_CPUS: usize = 1024;
-/// Written by a worker when it becomes ready, so that a record overwritten with rubbish is noticed.
+/// A ready worker writes this number into its record. Another number means that the record was overwritten.
 pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
 
-/// What a worker is told through its command word. Nothing: work.
+/// Bits of a worker's command word. With no bit set the worker works.
 pub(crate) mod command {
     /// Stop.
     pub(crate) const STOP: u32 = super::STOP_BIT;
@@ -33,8 +33,8 @@ pub(crate) mod command {
 
 /// How eagerly all workers are to work.
 ///
-/// One word for all: a caller who had to tell thousands one by one would lose the CPU to the first of
-/// them before the last knew.
+/// All workers read the same word. A caller that wrote one word per worker would lose the CPU to the
+/// first of thousands of workers before it had written the last word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Pace {
@@ -42,7 +42,8 @@ pub(crate) enum Pace {
     Full = 0,
     /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
     GiveWay = 1,
-    /// Who has done a round and is needed by nobody sleeps until the stop; the others give way.
+    /// A worker that has done a round and that no other worker waits for sleeps until the stop. The other
+    /// workers give way.
     Hold = 2,
 }
 
@@ -58,8 +59,8 @@ pub(crate) enum Stage {
     Worked = 3,
     /// Its work has returned.
     Ended = 4,
-    /// It is gone: its process is reaped, or its thread is about to return.
-    Gone = 5,
+    /// Its process is reaped, or its thread is about to return.
+    Exited = 5,
 }
 
 const STAGES: usize = 5;
@@ -122,7 +123,7 @@ pub(crate) struct WorkerRecord {
     pub(crate) setting_errno: [AtomicI32; 8],
     pub(crate) first_run_ns: AtomicU64,
     pub(crate) last_seen_ns: AtomicU64,
-    /// When its work returned or was held, or when it was found to be gone.
+    /// When its work returned or was held, or when its exit was noticed.
     pub(crate) ended_ns: AtomicU64,
     pub(crate) kernel: KernelCounters,
     pub(crate) gap_ns: AtomicU64,
@@ -145,7 +146,7 @@ pub(crate) struct WorkerRecord {
 #[repr(C)]
 pub(crate) struct KernelCounters {
     pub(crate) cpu_ns: AtomicU64,
-    /// Plus one; 0 where the kernel does not tell.
+    /// Plus one; 0 if the kernel does not count it.
     pub(crate) run_delay_plus_one: AtomicU64,
     pub(crate) voluntary_switches: AtomicU64,
     pub(crate) involuntary_switches: AtomicU64,
@@ -283,10 +284,10 @@ impl Shared {
         self.workers
     }
 
-    /// Notes that a worker has passed `stage` and all before it. Whoever knows says it: the worker,
-    /// or who reaped it.
+    /// Records that a worker has passed `stage` and all stages before it. Called by the worker itself or by
+    /// the thread that reaped it.
     pub(crate) fn advance(&self, worker: usize, stage: Stage) {
-        if stage == Stage::Gone {
+        if stage == Stage::Exited {
             let ended_ns = &self.record(worker).ended_ns;
             let now = clock::now_ns();
             let _ = ended_ns.compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire);
@@ -343,22 +344,22 @@ impl Shared {
         }
     }
 
-    /// Blocks a worker until the start, or until it is told to stop.
+    /// Blocks a worker until the start or the stop request.
     pub(crate) fn wait_for_start(&self, worker: usize) {
-        let go = &self.header().go;
+        let started = &self.header().go;
         let command = &self.record(worker).command;
-        while go.load(Ordering::Acquire) == 0
+        while started.load(Ordering::Acquire) == 0
             && command.load(Ordering::Acquire) & command::STOP == 0
         {
-            wait_while(go, 0, None);
+            wait_while(started, 0, None);
         }
     }
 
-    /// Tells every worker to stop, and wakes those that sleep on their command word.
+    /// Requests the stop of every worker, and wakes the workers that sleep on their command word.
     ///
-    /// The words come first, all of them: a caller among thousands of spinning workers may lose the
-    /// CPU for long in any system call.
-    pub(crate) fn tell_all_to_stop(&self) {
+    /// All words are written before the first system call: among thousands of spinning workers the caller
+    /// may lose the CPU for seconds in any system call.
+    pub(crate) fn request_stop(&self) {
         for record in self.records() {
             record.command.fetch_or(command::STOP, Ordering::Release);
         }
@@ -367,7 +368,7 @@ impl Shared {
             .for_each(|record| wake_all(&record.command));
     }
 
-    /// Tells every worker how eagerly to work.
+    /// Sets the pace of all workers.
     pub(crate) fn set_pace(&self, pace: Pace) {
         self.header().pace.0.store(pace as u32, Ordering::Release);
     }
@@ -426,7 +427,7 @@ mod tests {
         shared.advance(0, Stage::Ready);
         assert_eq!(shared.passed(Stage::Ready), 1);
         assert!(!shared.wait_all(Stage::Ready, 0));
-        shared.advance(1, Stage::Gone);
+        shared.advance(1, Stage::Exited);
         assert!(shared.wait_all(Stage::Ready, 0));
         assert_eq!(shared.passed(Stage::Running), 1);
     }

@@ -1,5 +1,5 @@
-//! How workers are stopped: all are told first, then all are collected together; the starved get
-//! help, the hung get killed.
+//! Stops workers: requests the stop of all, then waits for all together. Starved workers get help, hung
+//! workers are killed.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -25,8 +25,8 @@ const ROUND_NS: u64 = 20 * MILLISECOND;
 /// How long a killed process may take to die; only one stuck in the kernel takes longer.
 const DEATH_LIMIT_NS: u64 = 5_000 * MILLISECOND;
 
-/// Puts the calling thread before its workers while it tells them something, where the kernel lets
-/// it: among thousands of them it would wait for seconds whenever it loses the CPU.
+/// Raises the calling thread's priority above its workers' while it signals them, if the kernel permits
+/// that. Among thousands of workers it would wait for seconds whenever it loses the CPU.
 struct Urgency {
     nice: Option<i32>,
 }
@@ -66,18 +66,18 @@ pub(crate) fn start(handle: &WorkloadHandle) {
     handle.shared.set_pace(Pace::Full);
 }
 
-/// Waits until each worker has done a round, starts them if need be, then tells all to stop and
-/// waits for them.
+/// Starts workers that were not started, waits until each has done a round, requests the stop of all, and
+/// waits until they have exited.
 pub(crate) fn stop(handle: &mut WorkloadHandle) {
     let _urgency = Urgency::new();
     wait_for_first_rounds(&handle.shared);
-    handle.shared.tell_all_to_stop();
+    handle.shared.request_stop();
     let grace_ns = clock::span_ns(handle.plan.stop_grace);
-    if !wait_until_gone(handle, grace_ns) {
+    if !wait_until_exited(handle, grace_ns) {
         handle.keeper.kill(|process| is_unfinished(handle, process));
-        wait_until_gone(handle, DEATH_LIMIT_NS);
+        wait_until_exited(handle, DEATH_LIMIT_NS);
     }
-    handle.threads.join_gone(&handle.shared);
+    handle.threads.join_exited(&handle.shared);
     handle.keeper.dismiss();
 }
 
@@ -99,7 +99,7 @@ fn wait_for_first_rounds(shared: &Shared) {
 /// Ends every worker as fast as possible, for a handle whose reports nobody wants.
 pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     let _urgency = Urgency::new();
-    handle.shared.tell_all_to_stop();
+    handle.shared.request_stop();
     handle.keeper.kill(|_| true);
     handle.shared.start();
     let limit = if handle.threads.workers().is_empty() {
@@ -107,8 +107,8 @@ pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     } else {
         clock::span_ns(handle.plan.stop_grace)
     };
-    wait_until_gone(handle, limit);
-    handle.threads.join_gone(&handle.shared);
+    wait_until_exited(handle, limit);
+    handle.threads.join_exited(&handle.shared);
     handle.keeper.dismiss();
 }
 
@@ -116,25 +116,25 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
     handle.plan.processes[process]
         .workers
         .clone()
-        .any(|worker| !handle.shared.has_passed(worker, Stage::Gone))
+        .any(|worker| !handle.shared.has_passed(worker, Stage::Exited))
 }
 
-/// Waits until all workers are gone, and says whether they are. Gives up when none has ended or gone in
-/// as many rounds as fit into `quiet_limit_ns`: rounds, not time, so that a caller who gets no CPU
-/// itself does not take it out on its workers.
+/// Waits until all workers have exited; false if it gave up. It gives up when no worker has ended or exited
+/// for as many rounds as fit into `quiet_limit_ns`. It counts rounds instead of time, because time in which
+/// the caller itself had no CPU must not count against its workers.
 ///
-/// As long as some end, the others are left alone: to look after thousands in every round would keep
-/// them from ending.
-fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
+/// While some workers end, the others get no help: helping thousands of workers in every round would take
+/// the CPU time that they need to end.
+fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let shared = &handle.shared;
     let mut stragglers = Stragglers::new(shared.workers());
-    let progress = || shared.passed(Stage::Ended) + shared.passed(Stage::Gone);
+    let progress = || shared.passed(Stage::Ended) + shared.passed(Stage::Exited);
     let mut before = progress();
     let mut quiet_rounds = 0;
     // Those that compute look at their stop word anyway; thousands of signals would only hold them
     // up.
     interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
-    while !shared.wait_all(Stage::Gone, clock::now_ns() + ROUND_NS) {
+    while !shared.wait_all(Stage::Exited, clock::now_ns() + ROUND_NS) {
         let now = progress();
         if now > before {
             (before, quiet_rounds) = (now, 0);
@@ -153,8 +153,9 @@ fn wait_until_gone(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
 /// Interrupts whatever those of the remaining workers that `which` names are blocked in.
 fn interrupt(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
     let shared = &handle.shared;
-    let concerns =
-        |worker: &usize| !shared.has_passed(*worker, Stage::Gone) && which(shared.record(*worker));
+    let concerns = |worker: &usize| {
+        !shared.has_passed(*worker, Stage::Exited) && which(shared.record(*worker))
+    };
     for (index, plan) in handle.plan.processes.iter().enumerate() {
         for worker in plan.workers.clone().filter(concerns) {
             let tid = shared.record(worker).tid.load(Relaxed);
@@ -198,7 +199,7 @@ impl Stragglers {
     }
 
     fn help_one(&mut self, handle: &WorkloadHandle, worker: usize, pid: i32) {
-        if handle.shared.has_passed(worker, Stage::Gone) {
+        if handle.shared.has_passed(worker, Stage::Exited) {
             return;
         }
         let record = handle.shared.record(worker);

@@ -78,17 +78,17 @@ impl Threads {
         }
     }
 
-    /// Joins every thread whose worker is gone; the others are left to themselves.
-    pub(crate) fn join_gone(&mut self, shared: &Shared) {
+    /// Joins the threads of all workers that have exited, and detaches the other threads.
+    pub(crate) fn join_exited(&mut self, shared: &Shared) {
         for (number, handle) in self.handles.drain(..).enumerate() {
-            if shared.has_passed(self.first + number, Stage::Gone) {
+            if shared.has_passed(self.first + number, Stage::Exited) {
                 let _ = handle.join();
             }
         }
     }
 
     fn abandon_unstarted(&mut self, shared: &Shared) {
-        shared.tell_all_to_stop();
+        shared.request_stop();
         shared.start();
         self.handles.drain(..).for_each(|handle| {
             let _ = handle.join();
@@ -116,6 +116,6 @@ fn spawn_one(
                     .outcome
                     .store(outcome::PANICKED, Release);
             }
-            shared.advance(worker, Stage::Gone);
+            shared.advance(worker, Stage::Exited);
         })
 }

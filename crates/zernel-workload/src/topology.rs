@@ -40,8 +40,7 @@ impl Topology {
         let mut caches = BTreeSet::new();
         for cpu in &cpus {
             let folder = root.join(format!("cpu/cpu{cpu}"));
-            // A machine that does not tell shares nothing: each CPU is its own core and all share
-            // one cache.
+            // Without this file each CPU is its own core, and all CPUs share one cache.
             let core = read_list(&folder.join("topology/thread_siblings_list"));
             cores.insert(usable(core.unwrap_or_else(|_| [*cpu].into())));
             caches.insert(usable(

@@ -102,7 +102,7 @@ pub(crate) trait Work {
         }
     }
 
-    /// Works until told to stop. Must be fork safe.
+    /// Works until the stop request. Must be fork safe.
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure>;
 }
 

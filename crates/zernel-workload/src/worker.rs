@@ -174,7 +174,7 @@ impl<'a> Worker<'a> {
         self.team
     }
 
-    /// Whether the worker was told to stop.
+    /// Whether the stop was requested.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.record.command.load(Acquire) & command::STOP != 0
@@ -201,7 +201,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Sleeps until told to stop.
+    /// Sleeps until the stop request.
     ///
     /// That is the handle's doing, not the work's, so its report ends here: what comes after is no wall
     /// time, gap, blocked time, wake-up or context switch of it. Built-in work has nothing left to do but
@@ -225,7 +225,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Uses `cpu_time` of CPU time, or less if told to stop.
+    /// Uses `cpu_time` of CPU time, or less if the stop is requested meanwhile.
     pub fn burn(&mut self, cpu_time: Duration) {
         self.burn_ns(clock::span_ns(cpu_time));
     }
@@ -244,7 +244,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Sleeps, and says whether the worker is to go on. Being told to stop ends the sleep at once.
+    /// Sleeps for `span`; false after the stop request, which ends the sleep at once.
     pub fn sleep(&mut self, span: Duration) -> bool {
         self.sleep_until_ns(clock::now_ns().saturating_add(clock::span_ns(span)));
         !self.is_stopped()
@@ -268,8 +268,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Waits while the slot's word is `seen`; false when told to stop. The wake-up latency counts
-    /// from the first change since.
+    /// Waits while the slot's word is `seen`; false after the stop request. The wake-up latency
+    /// counts from the first change of the word.
     pub(crate) fn wait_while(&mut self, slot: &Slot, seen: u32) -> bool {
         if slot.word.load(Acquire) != seen {
             return !self.is_stopped();
@@ -286,8 +286,8 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// Takes one of what others post to the slot, waiting for it if need be; false when told to
-    /// stop.
+    /// Takes one of the units that others post to the slot, and waits if there is none; false after the stop
+    /// request.
     pub(crate) fn take(&mut self, slot: &Slot) -> bool {
         loop {
             let there = slot.word.load(Acquire);
@@ -317,15 +317,15 @@ impl<'a> Worker<'a> {
         self.post(slot, i32::MAX as u32);
     }
 
-    /// Sends the present moment through a pipe. False when told to stop.
+    /// Sends the current time through a pipe; false after the stop request.
     pub(crate) fn send(&self, pipe: &Pipe) -> Result<bool, Errno> {
         let message = clock::now_ns().to_ne_bytes();
         self.retry(|| rustix::io::write(pipe.writer.as_fd(), &message))
             .map(|written| written.is_some())
     }
 
-    /// Receives what [`send`](Self::send) sent; the wake-up latency counts from there. False when
-    /// told to stop.
+    /// Receives the time that [`send`](Self::send) sent; false after the stop request. The wake-up latency
+    /// counts from that time.
     pub(crate) fn receive(&mut self, pipe: &Pipe) -> Result<bool, Errno> {
         let began = self.before_block();
         let mut message = [0; 8];
@@ -336,8 +336,7 @@ impl<'a> Worker<'a> {
         Ok(received.is_some())
     }
 
-    /// Repeats an interrupted call until it is done (`Some`) or the worker is told to stop
-    /// (`None`).
+    /// Repeats an interrupted call until it is done (`Some`) or the stop is requested (`None`).
     fn retry<T>(&self, mut call: impl FnMut() -> Result<T, Errno>) -> Result<Option<T>, Errno> {
         while !self.is_stopped() {
             match call() {
@@ -453,7 +452,7 @@ mod tests {
         let shared = Shared::new(1, 0, 0).unwrap();
         let record = shared.record(0);
         let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
-        shared.tell_all_to_stop();
+        shared.request_stop();
         std::thread::sleep(Duration::from_millis(20));
         assert!(!worker.proceed());
         assert!(record.gap_ns.load(Relaxed) >= 20_000_000);
@@ -468,7 +467,7 @@ mod tests {
         let record = shared.record(0);
         let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
         shared.set_pace(Pace::Hold);
-        assert!(worker.proceed(), "who has done no round is not held");
+        assert!(worker.proceed(), "a worker without a round is not held");
         worker.done(1);
         let stop = || {
             while record.ended_ns.load(Relaxed) == 0 {
@@ -476,7 +475,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(20));
             let stopped_ns = clock::now_ns();
-            shared.tell_all_to_stop();
+            shared.request_stop();
             stopped_ns
         };
         let stopped_ns = std::thread::scope(|scope| {

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let guest = [root(), GUEST];
     zernel_testkit::main([
         trial(
-            "an_oom_kill_is_told_from_others",
+            "an_oom_kill_is_distinguished_from_others",
             &[root(), MEMORY_CGROUP],
             oom_kill,
         ),
@@ -368,11 +368,11 @@ fn spec_cgroups() {
 
 fn spec_caller(text: &str) {
     let spec = Spec::parse(text, "job.toml").unwrap();
-    let mut told = false;
+    let mut is_announced = false;
     let _ = spec.run(|progress| {
-        if !told && progress.rounds.iter().all(|(_, rounds)| *rounds > 0) {
+        if !is_announced && progress.rounds.iter().all(|(_, rounds)| *rounds > 0) {
             println!("running");
-            told = true;
+            is_announced = true;
         }
         ControlFlow::Continue(())
     });
@@ -400,8 +400,8 @@ fn killed_caller(helper: &str, signal: Signal) {
     });
 }
 
-/// Two runs of one process, of which the first is told to end when the second is under way. They
-/// must leave the hierarchy as it was.
+/// Two runs of one process. The first ends while the second is running. Both must leave the cgroup
+/// hierarchy as it was.
 fn concurrent_settings(mode: &str) {
     let before = hierarchy();
     concurrent_runs(&settings_spec(mode));

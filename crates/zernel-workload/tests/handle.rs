@@ -244,7 +244,7 @@ fn each_worker_knows_its_place_in_its_group() {
 }
 
 #[test]
-fn a_panic_is_reported_and_costs_only_the_one_who_panicked() {
+fn a_panic_is_reported_and_ends_only_its_own_worker() {
     let panics = WorkType::custom("panics", |worker| {
         worker.done(3);
         std::panic::resume_unwind(Box::new("on purpose"));

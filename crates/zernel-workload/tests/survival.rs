@@ -96,7 +96,11 @@ fn main() -> ExitCode {
             group_signals,
         ),
         trial("dropping_many_running_workers_leaves_none", &[], drop_many),
-        trial("our_kill_is_told_from_any_other", &[], our_kill_and_others),
+        trial(
+            "our_kill_is_distinguished_from_any_other",
+            &[],
+            our_kill_and_others,
+        ),
         trial(
             "wake_latency_counts_from_the_first_of_many_wake_ups",
             &[],
@@ -149,7 +153,7 @@ fn helper(name: &str) {
     }
 }
 
-/// Whether a process neither runs nor ever will: gone, or a zombie that someone else has to reap.
+/// Whether a process has exited: its pid is free, or it is a zombie that its parent has to reap.
 fn is_dead(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX")
@@ -333,7 +337,7 @@ fn deaf_thread() {
     let sleeps = WorkType::custom("sleeps", |worker| {
         worker.done(1);
         std::thread::sleep(Duration::from_secs(8));
-        // Writes after the handle is gone.
+        // Writes after the handle is dropped.
         worker.done(1);
     });
     let config = WorkloadConfig::default()

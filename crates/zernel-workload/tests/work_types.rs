@@ -36,7 +36,7 @@ fn spawn(host: Host, workers: usize, work: WorkType) -> WorkloadHandle {
     .unwrap()
 }
 
-/// Runs `workers` until each has gone through `rounds` rounds.
+/// Runs `workers` until each has done `rounds` rounds.
 fn run(host: Host, workers: usize, work: WorkType, rounds: u64) -> Vec<WorkerReport> {
     let name = work.name().to_owned();
     let mut handle = spawn(host, workers, work);
@@ -226,7 +226,7 @@ fn a_sleeping_worker_switches_voluntarily_and_is_mostly_off_the_cpu() {
 }
 
 #[test]
-fn every_run_delay_is_reported_where_the_kernel_tells_it() {
+fn every_run_delay_is_reported_where_the_kernel_counts_it() {
     if !std::fs::exists("/proc/self/schedstat").unwrap() {
         return;
     }
@@ -291,14 +291,14 @@ fn a_contended_lock_is_held_by_one_at_a_time() {
 }
 
 #[test]
-fn a_fan_out_reaches_everyone() {
+fn a_fan_out_reaches_every_worker() {
     let reports = run(
         Host::Fork,
         4,
         WorkType::FutexFanOut(FutexFanOut::default()),
         5,
     );
-    // Everyone went through the rounds; the last one of a round may find the next begun already.
+    // Every worker did the rounds. The last worker of a round may find that the next round has begun.
     assert!(
         reports[1..]
             .iter()

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     report("nothing to observe", &daemon);
     let mut target = stage.target("parent", PROCESSES as u64);
     target.step();
-    wait_until_all_are_told(&daemon);
+    wait_until_all_are_exported(&daemon);
     report(&format!("{PROCESSES} processes"), &daemon);
     report_stalled(&daemon);
     ExitCode::SUCCESS
@@ -59,7 +59,7 @@ fn report_stalled(daemon: &Daemon) {
     );
 }
 
-/// Has so many children that use the GPU a little, and wait.
+/// Forks `children` children that make a few GPU calls and wait.
 fn parent(driver: &Driver, children: u64) {
     let (mut ready, mut report) = std::io::pipe().expect("a pipe");
     for _ in 0..children {
@@ -90,15 +90,15 @@ fn use_a_little(driver: &Driver) {
     call!(driver.cuda(), "cuCtxSynchronize");
 }
 
-fn wait_until_all_are_told(daemon: &Daemon) {
-    let told = || {
+fn wait_until_all_are_exported(daemon: &Daemon) {
+    let exported = || {
         daemon
             .metrics()
             .matches("zernel_cuda_launches_total{")
             .count()
     };
-    eventually("every process is exported", || told() >= PROCESSES);
-    println!("{} processes are exported", told());
+    eventually("every process is exported", || exported() >= PROCESSES);
+    println!("{} processes are exported", exported());
 }
 
 fn report(what: &str, daemon: &Daemon) {
@@ -124,7 +124,7 @@ fn report(what: &str, daemon: &Daemon) {
     );
 }
 
-/// Memory of the process itself: pages of maps that it has mapped are told with the maps.
+/// Resident memory without the pages of BPF maps, which are reported with the maps.
 fn resident_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs");
     let mut is_of_map = false;

@@ -157,8 +157,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let served = server.run_on_this_thread(async {
         until_stopped(&stop, &published, end, manager).await;
         pausing.close();
-        // Probes are detached while clients get their last answers.
-        stopping = Some(thread::spawn(|| observer.stop().map(drop)));
+        // The observer ends while clients get their last answers.
+        stopping = Some(thread::spawn(|| observer.stop_before_exit()));
     });
     match stopping.map(JoinHandle::join) {
         Some(Ok(stopped)) => stopped?,

@@ -101,7 +101,7 @@ fn root_can_observe() {
     assert_eq!(status(&report, "tp_btf"), "ok");
     let rung = report["observe"]["rung"].as_str().unwrap();
     assert_eq!(status(&report, rung), "ok");
-    // Who has all that is needed is not told to become who they are.
+    // No remedy asks for root: this process has all that is needed.
     for row in rows(&report) {
         let remedy = row["remedy"].as_str().unwrap_or_default();
         assert!(!remedy.contains("root"), "{row:#}");
@@ -173,7 +173,7 @@ fn every_shortcoming_has_a_consequence() {
         let fine = row["status"] == "ok";
         assert_eq!(row["consequence"].is_string(), !fine, "{row}");
     }
-    // The table tells the same, in fewer words for machines.
+    // The table has the same rows.
     let table = Command::new(ZERNEL).arg("doctor").output().unwrap();
     let text = String::from_utf8(table.stdout).unwrap();
     for row in rows(&report) {

@@ -55,11 +55,11 @@ impl Helper {
 
     /// Has it map a library.
     pub(crate) fn load(&mut self, library: &Path) {
-        self.tell(&format!("load {}", library.display()));
+        self.run(&format!("load {}", library.display()));
     }
 
     /// Has it do something; returns when it is done.
-    pub(crate) fn tell(&mut self, order: &str) {
+    pub(crate) fn run(&mut self, order: &str) {
         self.order(order);
         self.expect_done();
     }

@@ -221,7 +221,7 @@ fn forks_and_exits_are_reported() {
     let mut helper = Helper::spawn();
     helper.load(&libraries.cuda());
     let (parent, _) = poll_for_cuda(&mut discovery, helper.pid());
-    helper.tell("fork");
+    helper.run("fork");
     let child = poll_until(&mut discovery, |events| {
         let child = events.iter().find_map(|event| match event {
             ProcessEvent::Forked { parent: p, child } if *p == parent => Some(*child),
@@ -232,8 +232,8 @@ fn forks_and_exits_are_reported() {
     is_same(&child.1, &libraries.cuda());
     helper.kill();
     poll_until(&mut discovery, |events| {
-        let gone = |process| events.contains(&ProcessEvent::Exited { process });
-        (gone(parent) && gone(child.0)).then_some(())
+        let exited = |process| events.contains(&ProcessEvent::Exited { process });
+        (exited(parent) && exited(child.0)).then_some(())
     });
 }
 
@@ -258,7 +258,7 @@ fn threads_are_no_processes() {
     let mut helper = Helper::spawn();
     helper.load(&libraries.cuda());
     let (process, _) = poll_for_cuda(&mut discovery, helper.pid());
-    helper.tell("end-a-thread");
+    helper.run("end-a-thread");
     helper.load(&libraries.nccl());
     poll_until(&mut discovery, |events| {
         let of_thread = |event: &&ProcessEvent| match event {
@@ -416,7 +416,7 @@ fn a_process_without_leader_is_found() {
     let libraries = Libraries::new();
     let mut helper = Helper::spawn();
     helper.load(&libraries.cuda());
-    helper.tell("lose-the-leader");
+    helper.run("lose-the-leader");
     let stat = format!("/proc/{}/stat", helper.pid());
     eventually("the leader is a zombie", || {
         fs::read_to_string(&stat).unwrap().contains(") Z ")
@@ -436,12 +436,12 @@ fn procfs_and_iterator_agree() {
     let mut procfs = Discovery::start_without_iterator().unwrap();
     assert!(iterator.uses_iterator() && !procfs.uses_iterator());
     helper.load(&libraries.cuda());
-    let told_by_iterator = poll_for_cuda(&mut iterator, helper.pid());
-    let told_by_procfs = poll_for_cuda(&mut procfs, helper.pid());
-    assert_eq!(told_by_iterator, told_by_procfs);
+    let found_by_iterator = poll_for_cuda(&mut iterator, helper.pid());
+    let found_by_procfs = poll_for_cuda(&mut procfs, helper.pid());
+    assert_eq!(found_by_iterator, found_by_procfs);
     let mut procfs = Discovery::start_without_iterator().unwrap();
     let scanned = cuda_of(&procfs.scan().unwrap(), helper.pid());
-    assert_eq!(scanned, Some(told_by_iterator));
+    assert_eq!(scanned, Some(found_by_iterator));
 }
 
 /// Runs a program that does nothing.
@@ -493,7 +493,7 @@ fn loading_in_a_loop_loses_nothing() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
     let mut helper = Helper::spawn();
-    helper.tell("load-and-unload libutil.so.1");
+    helper.run("load-and-unload libutil.so.1");
     helper.load(&libraries.cuda());
     assert_eq!(discovery.lost(), 0);
     poll_for_cuda(&mut discovery, helper.pid());

@@ -40,7 +40,7 @@ fn numbers_in(stage: &Path) -> Vec<u64> {
     numbers.collect()
 }
 
-/// Exits with so many packet sockets open. The kernel closes them one by one, and waits for each.
+/// Exits with `sockets` open packet sockets. The kernel closes them one by one, and waits for each.
 fn exits_slowly(driver: &Driver, sockets: u64) {
     launches(driver, 1);
     for _ in 0..sockets {
@@ -69,7 +69,7 @@ fn fills_the_indices(driver: &Driver, _rounds: u64) {
     report(&children.join("\n"));
 }
 
-/// Has so many children that exit at once.
+/// Forks `children` children that exit at once.
 fn short_children(driver: &Driver, children: u64) {
     launches(driver, 1);
     exit_at_once(children as usize);
@@ -126,7 +126,7 @@ fn is_exiting(pid: u32) -> bool {
     !state.starts_with('Z')
 }
 
-/// Allocates so many times.
+/// Allocates `allocations` times.
 fn holds_memory(driver: &Driver, allocations: u64) {
     driver.open();
     for _ in 0..allocations {

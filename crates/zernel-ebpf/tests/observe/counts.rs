@@ -138,7 +138,7 @@ pub(crate) fn a_million_calls() {
     assert!(calls >= 1_000_000, "{calls}");
 }
 
-/// As fast as this machine can; the rate it reached is told, not asserted.
+/// Calls as fast as this machine can. The rate is printed, not asserted.
 pub(crate) fn full_speed() {
     const PROCESSES: u64 = 4;
     const LAUNCHES: u64 = 400_000;

@@ -44,7 +44,7 @@ fn maps_dead_files(_driver: &Driver, _rounds: u64) {
     }
 }
 
-/// Maps a file over the middle of its environment: whoever reads that reads the file.
+/// Maps a file over the middle of its environment, so that a read of the environment reads the file.
 fn maps_dead_environment(_driver: &Driver, _rounds: u64) {
     let stat = procfs::process::Process::myself().and_then(|own| own.stat());
     let stat = stat.expect("our own process");

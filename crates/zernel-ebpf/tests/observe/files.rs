@@ -187,16 +187,16 @@ pub(crate) fn written_to_at_once() {
     assert_eq!(why_not(&observer, &library), None);
     let events = observer.discovery_descriptor().expect("a descriptor");
     overwrite(&library);
-    assert!(is_readable(&events), "whoever waits wakes up");
+    assert!(is_readable(&events), "a waiting thread wakes up");
     observer.discover().expect("processes can be discovered");
-    let reason = why_not(&observer, &library).expect("it is let go");
+    let reason = why_not(&observer, &library).expect("it is detached");
     assert!(reason.contains("written to"), "{reason}");
     target.step();
     target.end();
 }
 
-/// As in a container, whose layers are an overlay file system: the file that is mapped is not the one
-/// that is written to.
+/// The layers of a container are an overlay file system: the mapped file is not the file that is written
+/// to.
 pub(crate) fn written_to_in_a_layer() {
     let stage = Stage::new(Prologue::Push);
     let place = stage.path().join("overlay");
@@ -219,7 +219,7 @@ pub(crate) fn written_to_in_a_layer() {
     let inside = format!("/proc/{}/root{}", target.pid(), library.display());
     overwrite(inside.as_ref());
     observer.discover().expect("processes can be discovered");
-    let reason = why_not(&observer, &library).expect("it is let go");
+    let reason = why_not(&observer, &library).expect("it is detached");
     assert!(reason.contains("written to"), "{reason}");
     target.step();
     target.end();

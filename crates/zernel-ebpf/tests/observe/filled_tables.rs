@@ -168,8 +168,8 @@ pub(crate) fn three_tenants() {
     assert_eq!(observer.losses().processes, 0);
 }
 
-/// Many processes of one tenant make so many step marks that the buffer of marks would be full before it is read. No step of
-/// another tenant is missing.
+/// Many processes of one tenant make more step marks than the buffer of marks holds between two reads. No step of another
+/// tenant is missing.
 pub(crate) fn step_marks() {
     let stage = open_stage();
     let mut observer = observe(&stage);

@@ -28,7 +28,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("waits", waits),
 ];
 
-/// Launches as fast as it can for so many milliseconds.
+/// Launches as fast as it can for `milliseconds`.
 fn launches_for(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
@@ -40,7 +40,7 @@ fn launches_for(driver: &Driver, milliseconds: u64) {
     }
 }
 
-/// Launches some 20,000 times a second, for so many milliseconds.
+/// Launches about 20,000 times per second for `milliseconds`.
 fn paced(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
@@ -56,7 +56,7 @@ fn paced(driver: &Driver, milliseconds: u64) {
     }
 }
 
-/// Trains as eager PyTorch does, for so many milliseconds.
+/// Trains as eager PyTorch does, for `milliseconds`.
 fn eager(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
@@ -139,7 +139,7 @@ fn checkpoints(driver: &Driver, rounds: u64) {
     }
 }
 
-/// Waits for nothing as often as it can, for so many milliseconds.
+/// Synchronizes an idle GPU as often as it can for `milliseconds`.
 fn waits(driver: &Driver, milliseconds: u64) {
     driver.open();
     let end = Instant::now() + Duration::from_millis(milliseconds);

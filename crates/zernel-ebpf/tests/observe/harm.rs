@@ -11,7 +11,7 @@ use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, eventually};
 
-use crate::harness::{exact, start};
+use crate::harness::{attach_rest, exact, start_attached};
 
 /// How often probes are attached and detached, unless `ZERNEL_TEST_ROUNDS` says otherwise. Each time
 /// waits for the whole machine, so it is done side by side, with a program and files of its own each.
@@ -56,7 +56,7 @@ fn spawn(stage: &Stage, program: &Path, libraries: &Path) -> Child {
 
 /// Attaches to a program and detaches from it, over and over.
 fn bother(stage: &Stage, program: &Path, libraries: &Path) {
-    let mut observer = start(&ObserverOptions {
+    let mut observer = start_attached(&ObserverOptions {
         libraries: vec![libraries.join("libcuda.so.1")],
         ..exact(stage)
     });
@@ -64,6 +64,7 @@ fn bother(stage: &Stage, program: &Path, libraries: &Path) {
     for _ in 0..rounds() / LANES {
         observer.pause();
         observer.resume();
+        attach_rest(&mut observer);
     }
     // On a busy machine all that may be over before the program has begun.
     let pid = target.id();

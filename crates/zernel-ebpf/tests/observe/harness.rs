@@ -9,12 +9,12 @@ use zernel_ebpf::observer::{
     CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions, ObserverThread, Rung,
 };
 use zernel_ebpf::probes::SYMBOLS;
-use zernel_model::snapshot::Scope;
+use zernel_model::snapshot::{AttachState, Scope};
 use zernel_testkit::communicator::IN_PROGRESS;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{Stage, Target};
 
-/// Options that count everything, with the libraries of a stage attached before anyone uses them.
+/// Options that count everything, with the libraries of a stage attached before any process uses them.
 pub(crate) fn exact(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
         libraries: libraries(stage),
@@ -33,14 +33,36 @@ pub(crate) fn start(options: &ObserverOptions) -> Observer {
 }
 
 pub(crate) fn observe(stage: &Stage) -> Observer {
-    start(&exact(stage))
+    start_attached(&exact(stage))
 }
 
 pub(crate) fn observe_on(stage: &Stage, rung: Rung) -> Observer {
-    start(&ObserverOptions {
+    start_attached(&ObserverOptions {
         rungs: vec![rung],
         ..exact(stage)
     })
+}
+
+/// An observer with probes on all of its libraries.
+pub(crate) fn start_attached(options: &ObserverOptions) -> Observer {
+    let mut observer = start(options);
+    attach_rest(&mut observer);
+    observer
+}
+
+/// Attaches to the libraries that have no probes yet. Attaching may take longer than the observer waits on a busy machine;
+/// then it is done by the next scan.
+pub(crate) fn attach_rest(observer: &mut Observer) {
+    eventually("every library has probes", || {
+        let is_attached = observer.snapshot().ledger.files.iter().all(|file| {
+            let mut functions = file.functions.iter();
+            functions.any(|function| function.state == AttachState::Attached)
+        });
+        if !is_attached {
+            observer.scan().expect("processes can be scanned");
+        }
+        is_attached
+    });
 }
 
 /// An observer on its own thread, as a daemon has it.
@@ -63,7 +85,7 @@ impl Watcher {
         eventually(what, || self.with(|observer| condition(observer)));
     }
 
-    /// Stops the thread, which must have gone well.
+    /// Stops the thread, which must not have failed.
     pub(crate) fn stop(self) -> Observer {
         self.0.stop().expect("observing does not fail")
     }

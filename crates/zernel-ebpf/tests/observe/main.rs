@@ -63,7 +63,7 @@ fn main() -> ExitCode {
             governor::above_the_ceiling,
         ),
         (
-            "who_costs_too_much_takes_no_probes_from_others",
+            "a_process_above_the_ceiling_takes_no_probes_from_others",
             governor::above_the_ceiling_beside_others,
         ),
         (
@@ -163,7 +163,7 @@ fn main() -> ExitCode {
         ),
         (
             "an_exit_during_attaching_is_no_error",
-            processes::gone_meanwhile,
+            processes::exits_during_attach,
         ),
         ("a_whole_node_has_few_series", series::whole_node),
         ("a_replaced_library_is_attached_to_anew", files::replaced),

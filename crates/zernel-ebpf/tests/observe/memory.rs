@@ -120,8 +120,8 @@ fn nested_contexts(driver: &Driver, depth: u64) {
     }
 }
 
-/// Keeps memory from a pool and other memory, and takes some from the pool for a moment as often as it can, for so
-/// many milliseconds.
+/// Keeps memory from a pool and other memory. For `milliseconds` it allocates from the pool and frees at once, as often
+/// as it can.
 fn pooled(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     driver.open();
@@ -139,11 +139,11 @@ fn pooled(driver: &Driver, milliseconds: u64) {
     }
 }
 
-/// Goes from device to device and back some 2,000 times a second, for so many milliseconds; then allocates on each.
+/// Switches to the other device and back about 2,000 times per second for `milliseconds`, then allocates on both.
 fn restless(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     let contexts = open_both(driver);
-    let go_and_allocate = |bytes| {
+    let switch_and_allocate = |bytes| {
         let mut popped = 0_u64;
         call!(cuda, "cuCtxPushCurrent_v2", contexts[1]);
         if bytes > 0 {
@@ -153,11 +153,11 @@ fn restless(driver: &Driver, milliseconds: u64) {
     };
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
-        go_and_allocate(0);
+        switch_and_allocate(0);
         thread::sleep(Duration::from_micros(400));
     }
     driver.allocate(1000);
-    go_and_allocate(300);
+    switch_and_allocate(300);
 }
 
 /// Memory in the device's own context and in another: each is freed with its context.
@@ -236,7 +236,7 @@ fn mapped_memory(driver: &Driver, _rounds: u64) {
     call!(cuda, "cuMemUnmap", address + 3 * PAGE, PAGE);
 }
 
-/// Bytes by calling library, as metrics tell them.
+/// Bytes by calling library, from the metrics.
 fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
     let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let begin = format!("zernel_gpu_memory_caller_bytes{{pid=\"{pid}\",gpu_id=\"0\",caller=\"");
@@ -275,7 +275,7 @@ pub(crate) fn accounts() {
             .free_count,
         1
     );
-    // Two references, of which one is gone.
+    // One of two references is released.
     target.step();
     assert_eq!(in_use(&mut observer, &target), (9500 + PAGE, 9500 + PAGE));
     target.step();
@@ -335,7 +335,7 @@ pub(crate) fn of_pools() {
             .total
             .current_bytes
     };
-    watcher.wait_until("all is told", |observer| {
+    watcher.wait_until("all memory is exported", |observer| {
         let mut processes = observer.processes();
         processes.any(|process| process.pid == pid) && in_use(observer) == 1500
     });

@@ -165,7 +165,7 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
         assert!(off < margin, "{symbol}: {} for {truth} ns", seen.sum_ns);
         assert!(
             truth > 2 * margin,
-            "{symbol} is too short to tell: {truth} ns"
+            "{symbol} is too short to measure: {truth} ns"
         );
     }
 }
@@ -303,7 +303,7 @@ pub(crate) fn side_by_side() {
     }
 }
 
-/// Reduces so many times, and then waits for all of it.
+/// Calls `ncclAllReduce` `rounds` times, and then waits for all of them.
 fn waits_late(driver: &Driver, rounds: u64) {
     driver.open();
     let communicator = join(driver, 0, 1);
@@ -337,8 +337,8 @@ pub(crate) fn too_many() {
     assert_eq!(observer.losses().collectives, 36);
 }
 
-/// Every few milliseconds a collective, for so many milliseconds, whose end an event tells to the stream that is
-/// waited for; and meanwhile as many events as there may be.
+/// For `milliseconds`, runs collectives on one stream. An event makes a second stream wait for each, and the program
+/// synchronizes that one. Between collectives it records events as fast as it can.
 fn records(driver: &Driver, milliseconds: u64) {
     driver.open();
     let communicator = join(driver, 0, 1);
@@ -504,9 +504,9 @@ pub(crate) fn forgotten() {
         .map(|rank| Target::start(stage.command("rank", 2).env(RANK, rank.to_string())))
         .collect();
     run(&mut targets);
-    let mut counts = |whose| {
+    let mut counts = |scope| {
         observer.read().expect("maps can be read");
-        let text = metrics::text(&observer.snapshot(), whose, TextFormat::Prometheus);
+        let text = metrics::text(&observer.snapshot(), scope, TextFormat::Prometheus);
         [
             "enqueue_seconds",
             "until_sync_seconds",

@@ -17,7 +17,7 @@ use zernel_testkit::target::{
 use zernel_testkit::{Need, eventually};
 
 use crate::counts::launches;
-use crate::harness::{Watcher, exact, find, observe, seen_of, start};
+use crate::harness::{Watcher, attach_rest, exact, find, observe, seen_of, start};
 
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("executes", executes),
@@ -27,7 +27,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("initialises_again", initialises_again),
 ];
 
-/// Makes so many steps, waits, and again, twice.
+/// Makes `steps` steps three times, with a pause before the second and the third time.
 fn steps_in_parts(driver: &Driver, steps: u64) {
     driver.open();
     let function = driver.kernel();
@@ -91,8 +91,8 @@ fn forks(driver: &Driver, rounds: u64) {
     }
 }
 
-/// So many children, some at a time, each of which makes a few calls and ends. The calls fail, because
-/// opening a device takes longer than all the rest.
+/// Forks `children` children, some at a time. Each makes a few calls and exits. The calls fail, because no child opens
+/// the device: that would take longer than all the rest.
 fn many_children(driver: &Driver, children: u64) {
     const AT_ONCE: usize = 100;
     let (mut running, mut all) = (Vec::new(), String::new());
@@ -117,7 +117,7 @@ fn many_children(driver: &Driver, children: u64) {
     fs::write(directory().join(CHILDREN), all).expect("our directory");
 }
 
-/// After so many it waits: more than there are places for cannot be kept between two readings.
+/// Children between two pauses. The kernel has places for at most this many exited processes between two reads.
 const PART: u64 = 700;
 
 /// The file with the pids of all children.
@@ -161,10 +161,10 @@ fn launches_of(process: &ObservedProcess) -> u64 {
 /// Checks that no series is exported twice: Prometheus refuses a scrape with duplicates.
 pub(crate) fn assert_exported_once(observer: &Observer) {
     let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
-    let mut told = BTreeSet::new();
+    let mut exported = BTreeSet::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let (series, _) = line.rsplit_once(' ').expect("a sample");
-        assert!(told.insert(series), "{series} twice");
+        assert!(exported.insert(series), "{series} twice");
     }
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn execution() {
     target.step();
     observer.read().expect("maps can be read");
     let lives = lives(&observer, target.pid());
-    let told: Vec<_> = lives
+    let found: Vec<_> = lives
         .iter()
         .map(|life| (launches_of(life), life.ended_ns.is_some(), life.coverage))
         .collect();
@@ -185,7 +185,7 @@ pub(crate) fn execution() {
         (11, false, Coverage::Complete),
         (10, true, Coverage::Complete),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(found, expected);
     assert_exported_once(&observer);
 }
 
@@ -289,7 +289,7 @@ pub(crate) fn a_reused_pid() {
     assert_exported_once(&observer);
 }
 
-/// More processes than the kernel has indices for: indices are reused. The probes are attached while they run, so many
+/// More processes than the kernel has indices for: indices are reused. The probes are attached while they run, and many
 /// of them exit meanwhile.
 pub(crate) fn thousands_of_short_ones() {
     let _alone = alone_with_pids();
@@ -333,7 +333,7 @@ pub(crate) fn thousands_of_short_ones() {
 }
 
 /// Processes that end while their libraries are being attached to.
-pub(crate) fn gone_meanwhile() {
+pub(crate) fn exits_during_attach() {
     let watcher = Watcher::start(&ObserverOptions::default());
     for _ in 0..10 {
         // Each has files of its own.
@@ -369,13 +369,14 @@ pub(crate) fn late() {
 /// Work during a pause of observing is missing, and makes no long step.
 pub(crate) fn paused() {
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = start(&exact(&stage));
+    let mut observer = observe(&stage);
     let mut target = stage.target("steps_in_parts", 20);
     target.step();
     observer.read().expect("maps can be read");
     observer.pause();
     target.step();
     observer.resume();
+    attach_rest(&mut observer);
     target.step();
     observer.read().expect("maps can be read");
     let steps = &find(&observer, target.pid()).steps;

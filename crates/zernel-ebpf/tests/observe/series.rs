@@ -132,11 +132,11 @@ pub(crate) fn whole_node() {
     let series = series.count();
     assert!(series <= 2000, "{series} series");
     for target in &targets {
-        let told = format!(
+        let sample = format!(
             "zernel_nccl_calls_total{{pid=\"{}\",op=\"AllReduce\"}} 1",
             target.pid()
         );
-        assert!(text.contains(&told), "{told}");
+        assert!(text.contains(&sample), "{sample}");
     }
     assert_exported_once(&observer);
     assert_as_documented(&text);

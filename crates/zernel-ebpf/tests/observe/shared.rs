@@ -137,8 +137,8 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// An observer is killed. Whoever reads its maps sees the heart stop within a second, and the heart of the next observer
-/// in the same maps, without the states of the dead one.
+/// An observer is killed. A reader of its maps sees the heart stop within a second. Then it sees the heart of the next
+/// observer in the same maps, without the states of the killed one.
 pub(crate) fn killed() {
     let stage = Stage::alone(Prologue::Push);
     let bpffs = Bpffs::mount(stage.path().join("bpffs"));

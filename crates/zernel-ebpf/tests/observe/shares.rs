@@ -32,7 +32,7 @@ const ALLOCATION_SHARE: u64 = (1 << 17) - (1 << 15);
 /// Entries that processes of other tests and of this machine may have meanwhile.
 pub(crate) const OTHERS: u64 = 20;
 
-/// Has so many children, which do nothing until it ends.
+/// Forks `children` children that do nothing until it exits.
 fn keeps_children(driver: &Driver, children: u64) {
     launches(driver, 1);
     for _ in 0..children {
@@ -40,8 +40,8 @@ fn keeps_children(driver: &Driver, children: u64) {
     }
 }
 
-/// Allocates and frees so many times, then allocates so many times in a context that it destroys, and then so many times
-/// without a free.
+/// Allocates and frees `allocations` times, allocates in a context that it destroys, and then allocates `allocations`
+/// times without a free.
 fn fills_memory(driver: &Driver, allocations: u64) {
     driver.open();
     for _ in 0..allocations {

@@ -1,4 +1,4 @@
-//! Who counts as one where tenants share the tables in the kernel.
+//! Which processes count for one tenant where tenants share the tables in the kernel.
 
 use std::env;
 use std::fs;
@@ -29,7 +29,7 @@ const USERS: u64 = 300;
 /// Subordinate uids.
 const FIRST_SUBORDINATE: u32 = 700_000;
 
-/// Has so many children, each with a uid of its own. They make one call and wait. The process itself makes none.
+/// Forks `children` children, each with its own uid. They make one call and wait. The process itself makes none.
 fn has_children_of_many_users(driver: &Driver, children: u64) {
     let first: u32 = env::var(FIRST_UID).expect("set").parse().expect("a uid");
     let (mut done, report) = std::io::pipe().expect("a pipe");

@@ -158,7 +158,7 @@ int main(int count, char **arguments)
 				unwind();
 			}).join();
 			in_child([&] { execl("/proc/self/exe", arguments[0], path, "again", nullptr); });
-			// A device is not for children; to be told so is a call, too.
+			// A forked child cannot use the device. The call that fails is still a call.
 			in_child([] { synchronize(nullptr); });
 		}
 	} catch (const std::exception &problem) {

@@ -56,7 +56,7 @@ fn main() -> ExitCode {
             workload::waits,
         ),
         trial("ranks_wait_for_the_slowest", &needs, ranks),
-        trial("blocks_are_told_apart", &needs, blocks),
+        trial("causes_of_blocks_are_distinguished", &needs, blocks),
         trial("older_threads_are_adopted", &needs, adoption),
         trial("preemption_is_not_a_block", &needs, preemption),
         trial("children_are_loaders_until_exec", &needs, children),

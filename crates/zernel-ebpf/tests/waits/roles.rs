@@ -416,7 +416,7 @@ impl Feeder {
                 }
             }
         }
-        let tcp = TcpStream::connect(address).expect("somebody listens");
+        let tcp = TcpStream::connect(address).expect("a process listens");
         Self {
             pipe,
             polled,

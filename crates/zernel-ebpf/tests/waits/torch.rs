@@ -102,7 +102,7 @@ impl Drop for Script {
     }
 }
 
-/// Trains with a loader, and says how long it waited for batches after it was told to go.
+/// Trains with a loader, and prints how long it waited for batches after the start signal.
 const LOADERS: &str = r#"
 import mmap, os, sys, tempfile, time, torch
 from torch.utils.data import DataLoader, Dataset
@@ -204,7 +204,7 @@ pub(crate) fn loaders() {
     let others = loaded.observer.processes();
     let loaders = others.filter(|other| other.loads_for == Some(process.pid));
     assert_eq!(loaders.count(), 2);
-    // Two parameters, three steps before it was told to go.
+    // Two parameters, three steps before the start signal.
     let mut calls = process.calls();
     let optimizer = calls.find(|(name, _)| name.contains("addcdiv_"));
     assert_eq!(optimizer.map(|(_, count)| count.calls), Some(2 * (3 + 40)));

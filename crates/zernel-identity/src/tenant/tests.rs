@@ -82,7 +82,7 @@ fn a_slurm_job_is_found_where_slurmd_creates_it() {
     }
 }
 
-/// A user may create any cgroup below one that systemd, a container manager or slurmd gave him.
+/// A user may create any cgroup below a cgroup that systemd, a container manager or slurmd delegated.
 #[rustfmt::skip] // a table
 #[test]
 fn a_user_cannot_name_a_cgroup_to_be_another_tenant() {
@@ -166,7 +166,7 @@ fn the_tenant_of_this_process_is_known() {
 }
 
 proptest! {
-    /// Whatever a user creates in his subtree, it is no pod and no job.
+    /// No cgroup that a user creates in a delegated subtree is a pod or a job.
     #[test]
     fn nothing_below_a_users_cgroup_is_another_tenant(
         below in "(/|:|\\.\\.|kubepods|\\.slice|-pod|pod|slurm|uid_1|job_7|slurmstepd\\.scope|[0-9a-f]{32}|\\PC){0,30}"

@@ -52,7 +52,7 @@ const PARAMETER_SIZE: usize = 8;
 const FUNC: u32 = 12;
 const FUNC_PROTO: u32 = 13;
 
-/// Bytes that follow a type of this kind with so many members.
+/// Bytes that follow a type of this kind with this number of members.
 fn trailing_bytes(kind: u32, members: usize) -> Result<usize, BadBtf> {
     const INT: u32 = 1;
     const ARRAY: u32 = 3;

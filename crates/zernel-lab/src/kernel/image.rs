@@ -10,7 +10,7 @@ use object::{Object, ObjectSection};
 use super::{KernelError, file_error};
 
 /// The release inside an image, by the x86 boot protocol: a magic word at 0x202, and at 0x20e where the
-/// text is, counted from 0x200. The text goes on with who built it.
+/// text is, counted from 0x200. The builder's name follows the release in the text.
 pub(super) fn read_release(image: &Path) -> Result<String, KernelError> {
     const LONGEST: usize = 128;
     let file = File::open(image).map_err(|error| file_error(image, error))?;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use zernel_workload::policy::outrank_everybody;
+use zernel_workload::policy::outrank_all_threads;
 use zernel_workload::{
     CloneMode, Histogram, Topology, WorkSpec, WorkType, WorkerReport, WorkloadConfig,
     WorkloadHandle,
@@ -38,7 +38,7 @@ const LAST_PHASE: &str = "OptimizerStep";
 /// # Errors
 /// The scenario could not be started: a cgroup or a worker was refused, or the scheduler did not load.
 pub fn execute(plan: &GuestPlan, program: &Path) -> Result<RunFigures, String> {
-    outrank_everybody().map_err(|error| format!("cannot use SCHED_FIFO: {error}"))?;
+    outrank_all_threads().map_err(|error| format!("cannot use SCHED_FIFO: {error}"))?;
     let hints = plan.scheduler.hint_map();
     let observer = match plan.scenario.observe || hints.is_some() {
         true => Some(Observer::start(program, hints)?),

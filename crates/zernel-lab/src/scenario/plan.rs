@@ -1,4 +1,4 @@
-//! What the virtual machine is told: one scenario, seeded, under one scheduler.
+//! The input of the virtual machine: one scenario, seeded, under one scheduler.
 
 use std::path::PathBuf;
 
@@ -152,7 +152,7 @@ impl SchedulerCommand {
     }
 }
 
-/// What the virtual machine is told.
+/// The input of the virtual machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GuestPlan {
     /// The scenario, with the control and the seed applied.

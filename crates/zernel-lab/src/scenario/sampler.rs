@@ -1,4 +1,4 @@
-//! What `/proc` says about the tasks of a group: CPU time, waiting time, and who waits right now.
+//! Reads the tasks of a group from `/proc`: their CPU time, their waiting time, and which of them wait now.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -134,7 +134,7 @@ mod tests {
     fn a_state_is_found_behind_any_name() {
         assert_eq!(state("12 (a) R) x) S 1 2"), Some('S'));
         assert_eq!(state("12 (cat) R 1 2"), Some('R'));
-        assert_eq!(state("rubbish"), None);
+        assert_eq!(state("malformed"), None);
     }
 
     #[test]

@@ -47,7 +47,7 @@ enum Ending {
 }
 
 impl Attempt {
-    /// Boots and waits for the end. QEMU is gone when this returns.
+    /// Boots the machine and waits for its end. QEMU has exited when this returns.
     pub(super) fn make(
         programs: &Programs,
         arguments: &[OsString],
@@ -64,7 +64,7 @@ impl Attempt {
         let mut qemu = Qemu::start(programs, arguments, folder.folder()).map_err(here)?;
         let mut boot_time = None;
         loop {
-            // Looked at before the files are read: a QEMU that is gone writes no more.
+            // Checked before the files are read, because QEMU writes nothing after its exit.
             let exited = qemu.exited().map_err(here)?;
             let progress = Progress::read(&folder.text(guest::STATUS)?);
             let total_time = start.elapsed();
@@ -157,7 +157,7 @@ fn guest_ended(remains: Box<Remains>) -> VmError {
     }
 }
 
-/// The files of one run, gone when dropped.
+/// The files of one run, removed on drop.
 #[derive(Debug)]
 pub(super) struct RunFolder {
     folder: TempDir,
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_is_told_from_a_shutdown() {
+    fn a_crash_is_distinguished_from_a_shutdown() {
         let remains = |console_log: &str| {
             Box::new(Remains {
                 console_log: console_log.to_owned(),

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn one_outlier_in_a_hundred_does_not_change_the_99th_percentile() {
+    fn one_outlier_of_100_values_does_not_change_the_99th_percentile() {
         let mut histogram = LatencyHistogram::default();
         for ns in (1..=99).map(|_| 10).chain([1_000_000]) {
             histogram.record(ns);

@@ -51,14 +51,14 @@ impl Snapshot {
     /// The snapshot as JSON, with the processes within a scope and its age. It can be read back as a [`Snapshot`].
     #[must_use]
     pub fn to_json(&self, scope: Scope, age: Duration) -> String {
-        let gone = self.gone_ranks.iter();
+        let exited = self.gone_ranks.iter();
         let scoped = ScopedSnapshot {
             format: FORMAT,
             zernel_version: VERSION,
             aggregated: self.aggregated_json(scope),
             shared_state: &self.shared_state,
             observed: self.processes(scope).collect(),
-            gone_ranks: gone
+            gone_ranks: exited
                 .filter(|rank| scope.contains(rank.identity.as_ref()))
                 .collect(),
             sampled: &self.sampled,

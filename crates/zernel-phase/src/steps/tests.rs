@@ -463,7 +463,7 @@ fn steps_that_lie_whole_in_a_window_have_exact_launches() {
 fn missing_marks_do_not_turn_a_stall_into_a_pause() {
     let mut run = TrainingLoop::new();
     for step in 0..120 {
-        // A checkpoint makes so many copies that the marks of the rest of its step and of the next
+        // The copies of a checkpoint fill the buffer: the marks of the rest of its step and of the next
         // step are lost.
         let (copies, is_complete, late_ms) = match step {
             50 => (1000, false, 150),

@@ -26,8 +26,10 @@ pub(crate) struct GpuBound {
     time: ResourceTime,
     /// Waits for the GPU in which collectives may have run.
     collectives: f64,
-    /// Host work that counts as waiting, because the GPU was never idle.
+    /// Host work that counts as waiting, because the ranks wait for their GPUs more than the GPUs for them.
     ahead: f64,
+    /// Time in which their GPUs were idle.
+    idle: f64,
     inference: Option<Inference>,
 }
 
@@ -36,6 +38,7 @@ fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
         time,
         collectives: ranks.iter().map(|rank| rank.shared_with_collectives).sum(),
         ahead: ranks.iter().map(|rank| rank.ahead_of_gpu).sum(),
+        idle: ranks.iter().filter_map(|rank| rank.gpu_idle).sum(),
         inference: Inference::new(ranks),
     })
 }
@@ -49,7 +52,8 @@ impl GpuBound {
         };
         let ahead_text = match ahead > 0.0 {
             true => format!(
-                "; this includes {ahead:.1} s of host work, because the GPU was never idle (NVML)"
+                "; this includes {ahead:.1} s of host work, because the GPU was idle for {:.1} s only (NVML)",
+                self.idle
             ),
             false => String::new(),
         };
@@ -154,6 +158,17 @@ mod tests {
             ..works
         };
         assert_eq!(bound_of(&judge(&[has_gaps])), "host");
+        // It waits for the GPU for longer than the GPU is idle.
+        let waits = RankTimes {
+            gpu_waits: 40.0,
+            ..has_gaps
+        };
+        assert_eq!(bound_of(&judge(&[waits])), "gpu");
+        let waits_less = RankTimes {
+            gpu_waits: 20.0,
+            ..has_gaps
+        };
+        assert_eq!(bound_of(&judge(&[waits_less])), "host");
     }
 
     #[test]

@@ -9,7 +9,7 @@ const TRUSTED: Grant = Grant {
     scope: Scope::All,
     owner: Owner::Trusted,
 };
-const ANYBODY: Grant = Grant {
+const ANONYMOUS: Grant = Grant {
     scope: Scope::All,
     owner: Owner::Anonymous,
 };
@@ -48,7 +48,7 @@ fn the_host_header_must_name_this_machine() {
     for host in ["localhost", "10.0.0.7:9091", "gpu7:9091", "[::1]:9091"] {
         assert_eq!(
             authorize(Expose::All, "/", &[("host", host)]),
-            Ok(ANYBODY),
+            Ok(ANONYMOUS),
             "{host}"
         );
     }
@@ -69,7 +69,7 @@ fn a_host_in_the_request_line_is_checked_too() {
     let host = [("host", "localhost")];
     assert_eq!(
         authorize(Expose::All, "http://localhost/", &host),
-        Ok(ANYBODY)
+        Ok(ANONYMOUS)
     );
     assert_eq!(
         authorize(Expose::All, "http://evil.example/", &host),
@@ -81,7 +81,7 @@ fn a_host_in_the_request_line_is_checked_too() {
 fn an_origin_of_another_host_is_refused() {
     let from = |origin| authorize(Expose::All, "/", &[("host", "gpu7"), ("origin", origin)]);
     for origin in ["http://gpu7", "https://gpu7:3000", "http://localhost:3000"] {
-        assert_eq!(from(origin), Ok(ANYBODY), "{origin}");
+        assert_eq!(from(origin), Ok(ANONYMOUS), "{origin}");
     }
     // The host is allowed, but the page that sends the request is foreign.
     for origin in ["http://evil.example", "null", "", "http://10.0.0.8"] {
@@ -136,14 +136,14 @@ fn health_without_a_token_shows_the_machine_alone() {
 #[test]
 fn aggregates_need_no_token_and_processes_do() {
     let host = ("host", "gpu7");
-    let anybody = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host]);
-    assert_eq!(anybody, Ok(MACHINE));
+    let anonymous = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host]);
+    assert_eq!(anonymous, Ok(MACHINE));
     let token = ("authorization", "Bearer 0123456789/+=abcdef");
     let trusted = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host, token]);
     assert_eq!(trusted, Ok(TRUSTED));
     let wrong = ("authorization", "Bearer 0123456789/+=abcdeX");
-    let anybody = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host, wrong]);
-    assert_eq!(anybody, Ok(MACHINE));
+    let anonymous = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host, wrong]);
+    assert_eq!(anonymous, Ok(MACHINE));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::peers::{NOBODY, connect_as, get, start_for_all};
 use crate::websocket;
 
 /// A user who is neither root nor [`NOBODY`].
-const SOMEBODY: u32 = 65533;
+const OTHER_USER: u32 = 65533;
 const WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
 
 /// Low limits, so that a test needs few file descriptors.
@@ -33,7 +33,7 @@ pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {
     }
     for (user, scope) in [
         (0, "All"),
-        (SOMEBODY, "User(65533)"),
+        (OTHER_USER, "User(65533)"),
         (NOBODY, "User(65534)"),
     ] {
         let answer = get(connect_as(user, &server.unix), "/metrics").await;
@@ -56,8 +56,11 @@ pub(crate) async fn idle_websockets_of_one_user_do_not_shut_out_others() {
     assert_eq!(idle.len(), 4);
     let (mut root, _) = connect(0).await.unwrap();
     assert_eq!(websocket::next(&mut root).await["scope"], "All");
-    let (mut somebody, _) = connect(SOMEBODY).await.unwrap();
-    assert_eq!(websocket::next(&mut somebody).await["scope"], "User(65533)");
+    let (mut other_user, _) = connect(OTHER_USER).await.unwrap();
+    assert_eq!(
+        websocket::next(&mut other_user).await["scope"],
+        "User(65533)"
+    );
 }
 
 pub(crate) async fn clients_without_the_token_do_not_shut_out_clients_with_it() {

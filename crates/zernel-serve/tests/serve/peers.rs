@@ -77,9 +77,9 @@ pub(crate) async fn other_users_see_only_their_processes() {
 
 pub(crate) async fn other_users_stream_only_their_processes() {
     let server = start_for_all(|_| {});
-    let mut everyone = websocket::connect(server.websocket, "/").await.unwrap();
+    let mut all_users = websocket::connect(server.websocket, "/").await.unwrap();
     let stream = connect_as(NOBODY, &server.unix);
     let (mut nobody, _) = client_async("ws://anything/ws", stream).await.unwrap();
     assert_eq!(websocket::next(&mut nobody).await["scope"], "User(65534)");
-    assert_eq!(websocket::next(&mut everyone).await["scope"], "All");
+    assert_eq!(websocket::next(&mut all_users).await["scope"], "All");
 }

@@ -108,7 +108,7 @@ fn linear(
     copy(call, row, claims, stream_handle, returns)
 }
 
-/// Pageable memory may be gone once the call returns, so the copy must be made before that.
+/// Waits until the stream has made its copies: the program may free pageable memory when the call returns.
 fn catch_up(stream: &StreamObject, call: &Call) {
     if stream.stream.is_deferred() && !stream.stream.is_capturing() {
         let marker = stream.stream.marker(call.symbol());

@@ -101,7 +101,7 @@ impl Log {
     fn create(directory: &Path, library: &str) -> io::Result<Self> {
         let process = process::ProcessIdentity::own();
         std::fs::create_dir_all(directory)?;
-        // The time tells the programs apart that one process runs one after the other.
+        // One process may exec several programs. The time makes the names of their files differ.
         let (pid, start_time, now) = (process.pid, process.start_time, clock::now());
         let path = directory.join(format!("{pid}-{start_time}-{now}-{library}.truth"));
         let file = OpenOptions::new()

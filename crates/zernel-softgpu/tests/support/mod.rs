@@ -1,7 +1,7 @@
 //! What the end-to-end tests share: fresh processes, and the libraries as C programs see them.
 //!
 //! The libraries keep state per process and read the environment once, so each test runs in
-//! processes of its own: the test program again, told by an environment variable to be a child.
+//! processes of its own: the test program runs itself, and an environment variable makes it a child.
 
 #![allow(dead_code)] // each test program uses its own part
 
@@ -21,7 +21,8 @@ use zernel_testkit::eventually;
 const ROLE: &str = "SOFTGPU_TEST_ROLE";
 const DIRECTORY: &str = "SOFTGPU_TEST_DIRECTORY";
 
-/// Files of one test: the installed libraries, the node's state, and what the test adds. Gone with it.
+/// The directory of one test: the installed libraries, the node's state, and the test's own files. Removed on
+/// drop.
 pub(crate) struct Stage {
     test: &'static str,
     path: PathBuf,
@@ -184,8 +185,8 @@ pub(crate) fn published(name: &str) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
-/// Runs `body` in a forked child, and tells whether it was true there. It may call nothing but the
-/// libraries: after a fork of a program with threads everything else may be locked.
+/// Runs `body` in a forked child and returns its result. `body` may call only the libraries: after the fork of
+/// a program with threads any other lock may be held.
 pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child calls `body`, which keeps to the rule above, and `_exit`.
     let child = unsafe { libc::fork() };

@@ -27,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("zernel-serve", &["zernel-identity", "zernel-model"]),
     ("zernel-model", &["zernel-phase"]),
     ("zernel-scheduler", &["zernel-model"]),
-    ("zernel-truth", &["zernel-phase"]),
+    ("zernel-truth", &["zernel-phase", "zernel-report"]),
     ("zernel-elf", &[]),
     ("zernel-phase", &[]),
     ("zernel-workload", &["zernel-model"]),

@@ -9,7 +9,7 @@ use super::library::{Address, Handle, Library, LibraryError, Status, check, libr
 /// Words of a unique id, which is 128 bytes that mean nothing to us.
 pub(crate) const ID_WORDS: usize = 16;
 
-/// What the ranks of a communicator know it by: made by one, told to the others.
+/// The unique id of a communicator. One rank creates it and passes it to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct UniqueId(pub(crate) [u64; ID_WORDS]);

@@ -113,13 +113,13 @@ pub(crate) fn has_ended(pid: pid_t) -> bool {
 
 /// Sends `signal` to a process.
 pub(crate) fn kill(pid: pid_t, signal: i32) {
-    // SAFETY: a plain system call; a process that is gone is no error here.
+    // SAFETY: a plain system call; that the process may have exited is no error here.
     unsafe { libc::kill(pid, signal) };
 }
 
 /// Sends `signal` to one thread. Fork safe.
 pub(crate) fn kill_thread(process: pid_t, thread: pid_t, signal: i32) {
-    // SAFETY: a plain system call; a thread that is gone is no error here.
+    // SAFETY: a plain system call; that the thread may have exited is no error here.
     unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn set_memory_policy(mode: i32, nodes: u64) -> Result<(), Errno> {
     } else {
         &raw const nodes
     };
-    // The kernel reads one bit less than it is told.
+    // The kernel reads one bit less than this number.
     let bits = if nodes == 0 { 0 } else { 65 };
     // SAFETY: the mask is null or one readable word, of which the kernel reads 64 bits.
     check(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) })

@@ -66,10 +66,10 @@ pub(crate) fn caught() -> Vec<i32> {
         .collect()
 }
 
-/// Runs `body` with the signals of a fresh worker process made its own: the handlers of the signals
-/// that the caller `caught` are gone, what is sent to a whole process group (Ctrl-C, the end of a
-/// terminal or a service) is the caller's business, and `SIGUSR1` sets [`STOP_BIT`] in `stop_word`
-/// and interrupts a blocking call. Fork safe.
+/// Runs `body` in a new worker process with its own signal handling. The handlers of the signals that the
+/// caller `caught` are reset. Signals to the whole process group (Ctrl-C, the end of a terminal or a
+/// service) are ignored: the caller handles them. `SIGUSR1` sets [`STOP_BIT`] in `stop_word` and interrupts
+/// a blocking call. Fork safe.
 pub(crate) fn in_worker_process(
     caught: &[i32],
     stop_word: &AtomicU32,

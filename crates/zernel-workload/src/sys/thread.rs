@@ -29,8 +29,8 @@ extern "C" fn enter(start: *mut c_void) -> *mut c_void {
 /// Runs `body(0)` to `body(count - 1)`, each in its own thread, runs `meanwhile` in this one, and
 /// returns when all have ended.
 ///
-/// If a thread cannot be made, `failed` is told why and the process ends: the threads that exist wait
-/// for a start that will not come, and borrow from this one.
+/// If a thread cannot be created, `failed` is called with the error and the process exits: the existing
+/// threads wait for a start that never comes, and borrow from this thread.
 pub(crate) fn run_all(
     count: usize,
     stack_bytes: usize,

@@ -32,7 +32,7 @@ impl Work for AffinityChurn {
             cpu = next_cpu(&allowed, cpu);
             let mut only = CpuSet::new();
             only.set(cpu);
-            // A CPU may have gone offline meanwhile: the next one will do.
+            // The CPU may be offline by now. Then the worker stays where it is and tries the next one.
             let _ = sched_setaffinity(None, &only);
             worker.burn_ns(us(self.spin_us));
             worker.done(1);

@@ -1,4 +1,4 @@
-//! The nameless file of a worker that does I/O: it is gone when the worker is, however it ends.
+//! The unnamed file of a worker that does I/O. The kernel removes it when the worker ends, even if it is killed.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) fn temporary(folder: &Path) -> Result<OwnedFd, Failure> {
     openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(Step::MakeFile.failed())
 }
 
-/// Makes such a file and fills it with `bytes` bytes, or fewer if the worker is told to stop.
+/// Creates such a file and writes `bytes` bytes to it, or fewer after the stop request.
 pub(super) fn filled(
     folder: &Path,
     bytes: u64,
@@ -40,7 +40,7 @@ pub(super) fn write_at(file: &OwnedFd, block: &[u8], offset: u64) -> Result<u64,
     }
 }
 
-/// Whether files can be made there, as far as can be told before a worker exists.
+/// Checks that `folder` is a directory. Only a worker finds out whether it can create files there.
 pub(super) fn check_folder(
     field: &'static str,
     folder: &Path,

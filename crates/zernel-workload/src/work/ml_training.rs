@@ -279,7 +279,7 @@ impl MlTraining {
         rank: &Rank<'_>,
         number: usize,
     ) -> Result<(), Failure> {
-        // A name that tells people what they see in a list; without it all goes on.
+        // The name only helps users of `ps` and `top`, so a failure does not matter.
         let _ = rustix::thread::set_name(c"trainer");
         let mut gpu = Gpu::open(self, number)?;
         (0..self.queue_depth).for_each(|_| worker.post(rank.free, 1));

@@ -55,8 +55,8 @@ impl Work for MutexContention {
     }
 }
 
-/// Takes the lock; false when told to stop. A waiter leaves the word contended, so that whoever
-/// releases it wakes one more.
+/// Takes the lock; false after the stop request. A waiter leaves the word contended, so that the next
+/// release wakes another waiter.
 fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
     if lock
         .word

@@ -22,7 +22,7 @@ impl Work for ThunderingHerd {
     fn about(&self) -> About {
         About {
             name: "thundering_herd",
-            does: "the first worker wakes all others, who wait on the same futex, with one call; a unit for each stampede",
+            does: "all workers but the first wait on one futex, and the first wakes them with one call; a unit for each stampede",
             exercises: "a wake queue of many tasks, run-queue lock contention, fairness among equals that wake together",
         }
     }

@@ -56,7 +56,7 @@ fn cgroups() -> Row {
         return Row::missing(
             name,
             "not mounted",
-            "workloads cannot be placed, and jobs not told apart by cgroup",
+            "workloads cannot be placed, and jobs not distinguished by cgroup",
         )
         .remedy("mount -t cgroup2 none /sys/fs/cgroup");
     };

@@ -76,7 +76,7 @@ impl DeadDisk {
         self.directory.join("batch")
     }
 
-    /// Waits until somebody wants to read it.
+    /// Waits until a process reads the file.
     pub(crate) fn wait_for_a_reader(&self) {
         eventually("the file is read", || self.is_read.load(Ordering::Relaxed));
     }
@@ -170,7 +170,7 @@ impl Server {
         reply.extend_from_slice(&error.to_ne_bytes());
         reply.extend_from_slice(&request[8..16]);
         reply.extend_from_slice(&body);
-        // Whoever asked may have been killed meanwhile.
+        // Fails if the process that sent the request has been killed.
         let _ = self.connection.write(&reply);
     }
 }

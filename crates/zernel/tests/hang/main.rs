@@ -72,17 +72,17 @@ fn a_stopped_rank_is_named() {
     let job = Job::start("none");
     job.wait_for_collective(HEALTHY_ROUNDS);
     job.signal_unlucky(Signal::STOP);
-    let told = job.wait_for_a_hang();
-    let found = only_finding(&job, &told);
+    let report = job.wait_for_a_hang();
+    let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "stopped");
     job.signal_unlucky(Signal::CONT);
-    job.wait_until_reported(|told| told["verdict"] == "nothing-hangs");
+    job.wait_until_reported(|report| report["verdict"] == "nothing-hangs");
 }
 
 fn a_rank_on_a_cpu_is_named() {
     let job = Job::start("spin");
-    let told = job.wait_for_a_hang();
-    let found = only_finding(&job, &told);
+    let report = job.wait_for_a_hang();
+    let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "behind");
     assert_eq!(found["next"], HEALTHY_ROUNDS + 1);
     assert_eq!(found["leaders"], 3);
@@ -91,22 +91,22 @@ fn a_rank_on_a_cpu_is_named() {
     assert_eq!(found["bytes"], 4000);
     assert_eq!(found["doing"]["tid"], job.unlucky());
     // On a busy machine it may not get a CPU now and then.
-    job.wait_until_reported(|told| only_finding(&job, told)["doing"]["state"] == "on-cpu");
+    job.wait_until_reported(|report| only_finding(&job, report)["doing"]["state"] == "on-cpu");
 }
 
 fn a_rank_at_a_lock_is_named() {
     let job = Job::start("lock");
-    let told = job.wait_for_a_hang();
-    let found = only_finding(&job, &told);
+    let report = job.wait_for_a_hang();
+    let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "lock", "{found:#}");
 }
 
-/// Tells of a job whose unlucky rank has to do with a disk that does not answer.
+/// Checks the report of a job with one rank that uses a disk that does not answer.
 fn report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
     let stage = Stage::new(Prologue::Push);
     let directory = stage.path().join("disk");
     fs::create_dir(&directory).expect("our directory");
-    // Outlives the disk: who reads there cannot even be killed before the disk is gone.
+    // Dropped after the disk: a process that reads from it cannot be killed before the disk is unmounted.
     let job;
     let disk = DeadDisk::mount(&directory);
     let file = disk.file();
@@ -114,8 +114,8 @@ fn report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
         command.env(ranks::FILE, &file);
     });
     disk.wait_for_a_reader();
-    let told = job.wait_for_a_hang();
-    check(&only_finding(&job, &told)["doing"]);
+    let report = job.wait_for_a_hang();
+    check(&only_finding(&job, &report)["doing"]);
 }
 
 fn a_rank_at_a_dead_disk_is_named() {
@@ -141,8 +141,8 @@ fn a_child_at_a_dead_disk_is_named() {
 
 fn another_operation_is_named() {
     let job = Job::start("broadcast");
-    let told = job.wait_for_a_hang();
-    let found = only_finding(&job, &told);
+    let report = job.wait_for_a_hang();
+    let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "different");
     assert_eq!(found["sequence"], HEALTHY_ROUNDS + 1);
     assert_eq!(found["own"], "Broadcast");
@@ -151,8 +151,8 @@ fn another_operation_is_named() {
 
 fn a_rank_that_exited_is_named() {
     let job = Job::start("exit");
-    let told = job.wait_for_a_hang();
-    let found = only_finding(&job, &told);
+    let report = job.wait_for_a_hang();
+    let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "gone");
     assert_eq!(found["doing"]["state"], "ended");
     let text = found["doing"]["text"].as_str().expect("a text");
@@ -163,8 +163,8 @@ fn a_killed_rank_is_named() {
     let job = Job::start("none");
     job.wait_for_collective(HEALTHY_ROUNDS);
     job.signal_unlucky(Signal::KILL);
-    let told = job.wait_for_a_hang();
-    let found = only_finding(&job, &told);
+    let report = job.wait_for_a_hang();
+    let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "gone");
     let text = found["doing"]["text"].as_str().expect("a text");
     assert!(text.contains("SIGKILL"), "{text}");
@@ -190,9 +190,9 @@ fn a_slow_job_does_not_hang() {
         command.env(ranks::STEP, "3000");
     });
     job.wait_for_collective(1);
-    while job.told().1["communicators"][0]["members"][0]["sequence"].as_u64() < Some(4) {
-        let (code, told) = job.told();
-        assert_eq!(code, Some(0), "{told:#}");
+    while job.report().1["communicators"][0]["members"][0]["sequence"].as_u64() < Some(4) {
+        let (code, report) = job.report();
+        assert_eq!(code, Some(0), "{report:#}");
         thread::sleep(Duration::from_millis(100));
     }
 }
@@ -200,16 +200,16 @@ fn a_slow_job_does_not_hang() {
 /// A rank that took twelve seconds once may do so again.
 fn a_slow_rank_is_late() {
     let job = Job::start("sleep");
-    let told = job.wait_for_a_hang();
-    // It never took so long before, and there is no way to know that it will come.
-    let found = only_finding(&job, &told);
+    let report = job.wait_for_a_hang();
+    // It never took this long before, so the report cannot know that it will join.
+    let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "waits", "{found:#}");
     job.wait_for_collective(2 * HEALTHY_ROUNDS);
     let mut was_late = false;
     eventually("the job goes on after the second sleep", || {
-        let (code, told) = job.told();
-        assert_eq!(code, Some(0), "{told:#}");
-        let communicator = &told["communicators"][0];
+        let (code, report) = job.report();
+        assert_eq!(code, Some(0), "{report:#}");
+        let communicator = &report["communicators"][0];
         let found = &communicator["findings"][0];
         was_late |= found["hangs"] == false && found["waited_seconds"].as_f64() > Some(5.0);
         communicator["members"][0]["sequence"].as_u64() > Some(3 * HEALTHY_ROUNDS + 1)
@@ -224,8 +224,8 @@ fn other_users_see_nothing() {
     let job = Job::start("none");
     job.wait_for_collective(1);
     job.signal_unlucky(Signal::KILL);
-    job.wait_until_reported(|told| {
-        !told["communicators"][0]["members"][2]["ended_seconds_ago"].is_null()
+    job.wait_until_reported(|report| {
+        !report["communicators"][0]["members"][2]["ended_seconds_ago"].is_null()
     });
     let open = || Permissions::from_mode(0o755);
     fs::set_permissions(job.stage().path(), open()).expect("ours");
@@ -241,18 +241,18 @@ fn other_users_see_nothing() {
         .expect("zernel runs");
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}");
-    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(told["verdict"], "nothing-hangs");
-    assert_eq!(told["communicators"], json!([]));
-    assert_eq!(told["pids_without_communicator"], json!([]));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["verdict"], "nothing-hangs");
+    assert_eq!(report["communicators"], json!([]));
+    assert_eq!(report["pids_without_communicator"], json!([]));
 }
 
 /// Reported pids are those of the initial pid namespace, not those of a container.
 fn a_rank_of_another_pid_namespace_is_named() {
     let job = Job::start_in_a_pid_namespace("spin");
-    let told = job.wait_for_a_hang();
-    let findings = &told["communicators"][0]["findings"];
-    assert_eq!(findings.as_array().map(Vec::len), Some(1), "{told:#}");
+    let report = job.wait_for_a_hang();
+    let findings = &report["communicators"][0]["findings"];
+    assert_eq!(findings.as_array().map(Vec::len), Some(1), "{report:#}");
     assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
     let pid = findings[0]["pid"].as_i64().expect("a pid");
     let process = Process::new(pid as i32).expect("a process here");
@@ -263,8 +263,8 @@ fn a_rank_of_another_pid_namespace_is_named() {
         process.status().expect("ours").nspid.map(|pids| pids.len()),
         Some(2)
     );
-    job.wait_until_reported(|told| {
-        told["communicators"][0]["findings"][0]["doing"]["state"] == "on-cpu"
+    job.wait_until_reported(|report| {
+        report["communicators"][0]["findings"][0]["doing"]["state"] == "on-cpu"
     });
 }
 
@@ -291,13 +291,13 @@ fn a_job_is_selected() {
 /// All ranks of a communicator wait for each other to split it, whichever part they are to belong to.
 fn a_rank_that_takes_no_part_is_named() {
     let job = Job::start("no part");
-    let found = |told: &Value| {
-        let communicators = told["communicators"].as_array().cloned();
+    let found = |report: &Value| {
+        let communicators = report["communicators"].as_array().cloned();
         let mut communicators = communicators.unwrap_or_default().into_iter();
         communicators.find_map(|made| made["findings"].get(0).cloned())
     };
-    job.wait_until_reported(|told| found(told).is_some());
-    let found = found(&job.told().1).expect("it does not join later");
+    job.wait_until_reported(|report| found(report).is_some());
+    let found = found(&job.report().1).expect("it does not join later");
     assert_eq!(found["problem"], "not-joined");
     assert_eq!(found["pid"], job.unlucky());
 }
@@ -305,12 +305,12 @@ fn a_rank_that_takes_no_part_is_named() {
 /// Programs begin at different times, so it is only late for a minute, unless seconds are asked for.
 fn a_rank_that_does_not_join_is_named() {
     let job = Job::start("absent");
-    job.wait_until_reported(|told| {
-        told["communicators"][0]["findings"][0]["waited_seconds"].is_f64()
+    job.wait_until_reported(|report| {
+        report["communicators"][0]["findings"][0]["waited_seconds"].is_f64()
     });
-    let (code, told) = job.told();
-    assert_eq!(code, Some(0), "{told:#}");
-    let findings = &told["communicators"][0]["findings"];
+    let (code, report) = job.report();
+    assert_eq!(code, Some(0), "{report:#}");
+    let findings = &report["communicators"][0]["findings"];
     assert_eq!(findings[0]["problem"], "not-joined");
     assert_eq!(findings[0]["pid"], job.unlucky());
     assert_eq!(findings[0]["rank"], ranks::UNLUCKY);

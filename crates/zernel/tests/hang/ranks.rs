@@ -223,27 +223,27 @@ impl Job {
         self.daemon.socket.clone()
     }
 
-    pub(crate) fn told(&self) -> (Option<i32>, Value) {
+    pub(crate) fn report(&self) -> (Option<i32>, Value) {
         let output = self.hang(&["--json"]);
-        let told = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
-        (output.status.code(), told)
+        let report = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        (output.status.code(), report)
     }
 
     /// Waits until the report is as expected.
     pub(crate) fn wait_until_reported(&self, is_expected: impl Fn(&Value) -> bool) {
         eventually_ok("zernel hang reports what is expected", || {
-            let told = self.told().1;
-            match is_expected(&told) {
+            let report = self.report().1;
+            match is_expected(&report) {
                 true => Ok(()),
-                false => Err(format!("{told:#}")),
+                false => Err(format!("{report:#}")),
             }
         });
     }
 
     /// Waits until all ranks have reached a collective.
     pub(crate) fn wait_for_collective(&self, sequence: u64) {
-        self.wait_until_reported(|told| {
-            let members = told["communicators"][0]["members"].as_array();
+        self.wait_until_reported(|report| {
+            let members = report["communicators"][0]["members"].as_array();
             members.is_some_and(|members| {
                 let far = |member: &Value| member["sequence"].as_u64() >= Some(sequence);
                 members.len() == RANKS as usize && members.iter().all(far)
@@ -253,17 +253,17 @@ impl Job {
 
     /// Waits until a hang is reported, and returns the report. It must come once other ranks have waited for ten seconds.
     pub(crate) fn wait_for_a_hang(&self) -> Value {
-        self.wait_until_reported(|told| {
-            let is_told = told["verdict"] == "hang";
-            let found = &told["communicators"][0]["findings"][0];
+        self.wait_until_reported(|report| {
+            let is_reported = report["verdict"] == "hang";
+            let found = &report["communicators"][0]["findings"][0];
             let in_time = found["waited_seconds"].as_f64() < Some(10.0);
-            assert!(is_told || in_time, "{told:#}");
-            is_told
+            assert!(is_reported || in_time, "{report:#}");
+            is_reported
         });
         println!("{}", String::from_utf8_lossy(&self.hang(&[]).stdout));
-        let (code, told) = self.told();
+        let (code, report) = self.report();
         assert_eq!(code, Some(1));
-        told
+        report
     }
 }
 
@@ -274,13 +274,13 @@ fn name(stage: &Stage) -> String {
 }
 
 /// The one finding of the one communicator; it must be of the unlucky rank.
-pub(crate) fn only_finding<'a>(job: &Job, told: &'a Value) -> &'a Value {
-    assert_eq!(told["verdict"], "hang", "{told:#}");
-    let communicators = told["communicators"].as_array().expect("a list");
-    assert_eq!(communicators.len(), 1, "{told:#}");
+pub(crate) fn only_finding<'a>(job: &Job, report: &'a Value) -> &'a Value {
+    assert_eq!(report["verdict"], "hang", "{report:#}");
+    let communicators = report["communicators"].as_array().expect("a list");
+    assert_eq!(communicators.len(), 1, "{report:#}");
     let findings = communicators[0]["findings"].as_array().expect("a list");
-    assert_eq!(findings.len(), 1, "{told:#}");
-    assert_eq!(findings[0]["rank"], UNLUCKY, "{told:#}");
-    assert_eq!(findings[0]["pid"], job.unlucky(), "{told:#}");
+    assert_eq!(findings.len(), 1, "{report:#}");
+    assert_eq!(findings[0]["rank"], UNLUCKY, "{report:#}");
+    assert_eq!(findings[0]["pid"], job.unlucky(), "{report:#}");
     &findings[0]
 }

@@ -10,7 +10,7 @@ use zernel_testkit::eventually;
 use zernel_testkit::target::Stage;
 
 use crate::users::pids;
-use crate::{ZERNEL, launched, told_launches};
+use crate::{ZERNEL, exported_launches, launched};
 
 /// Every path that shows figures.
 const PATHS: [&str; 4] = [
@@ -40,7 +40,7 @@ fn status(answer: &Answer) -> &str {
 
 /// Waits until the daemon has seen the launches of a process.
 fn wait_for_launches(daemon: &Daemon, token: &str, pid: u32, launches: u64) {
-    let line = told_launches(pid, launches);
+    let line = exported_launches(pid, launches);
     eventually("the launches are exported", || {
         let metrics = daemon.get_with_token("/metrics", token).body;
         metrics.lines().any(|exported| exported == line)

@@ -149,7 +149,7 @@ fn launched(stage: &Stage, rounds: u64) -> Target {
     target
 }
 
-fn told_launches(pid: u32, launches: u64) -> String {
+fn exported_launches(pid: u32, launches: u64) -> String {
     format!("zernel_cuda_launches_total{{pid=\"{pid}\"}} {launches}")
 }
 
@@ -158,14 +158,14 @@ fn metrics_of_a_program_are_served() {
     let daemon = Daemon::start(ZERNEL, &stage);
     let target = launched(&stage, 123);
     let pid = target.pid();
-    daemon.wait_for(&told_launches(pid, 123));
+    daemon.wait_for(&exported_launches(pid, 123));
     daemon.wait_for(&format!(
         "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
     ));
     let snapshot = daemon.get("/api/v1/snapshot").json();
     let observed = snapshot["observed"].as_array().expect("a list").iter();
     let mut observed = observed.filter(|process| process["pid"] == pid);
-    let process = observed.next().expect("it is told");
+    let process = observed.next().expect("it is exported");
     assert_eq!(process["calls"]["cuLaunchKernel"]["calls"], 123);
     let health = daemon.get("/healthz");
     assert!(health.head.starts_with("HTTP/1.1 200"), "{}", health.head);
@@ -179,7 +179,7 @@ fn open_metrics_has_an_end() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL, &stage);
     let target = launched(&stage, 5);
-    daemon.wait_for(&told_launches(target.pid(), 5));
+    daemon.wait_for(&exported_launches(target.pid(), 5));
     let answer = daemon.get_as("/metrics", "application/openmetrics-text; version=1.0.0");
     assert!(
         answer.head.contains("application/openmetrics-text"),
@@ -194,7 +194,7 @@ fn open_metrics_has_an_end() {
             .body
             .contains("# TYPE zernel_cuda_launches counter\n")
     );
-    assert!(answer.body.contains(&told_launches(target.pid(), 5)));
+    assert!(answer.body.contains(&exported_launches(target.pid(), 5)));
 }
 
 /// Runs `zernel observe` until it exits by itself.
@@ -251,7 +251,7 @@ fn two_daemons_see_the_same() {
         .map(|name| Daemon::start_as(command(ZERNEL), &stage, &stage.path().join(name)));
     let target = launched(&stage, 1000);
     for daemon in &daemons {
-        daemon.wait_for(&told_launches(target.pid(), 1000));
+        daemon.wait_for(&exported_launches(target.pid(), 1000));
     }
 }
 
@@ -260,7 +260,7 @@ fn a_stopped_daemon_leaves_nothing() {
     let daemon = Daemon::start(ZERNEL, &stage);
     let socket = daemon.socket.clone();
     let target = launched(&stage, 5);
-    daemon.wait_for(&told_launches(target.pid(), 5));
+    daemon.wait_for(&exported_launches(target.pid(), 5));
     let objects = daemon.kernel_objects();
     assert!(socket.exists());
     let (status, said) = daemon.end(Signal::TERM);
@@ -274,14 +274,14 @@ fn a_killed_daemon_leaves_nothing_attached() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL, &stage);
     let first = launched(&stage, 5);
-    daemon.wait_for(&told_launches(first.pid(), 5));
+    daemon.wait_for(&exported_launches(first.pid(), 5));
     let objects = daemon.kernel_objects();
     daemon.end(Signal::KILL);
     objects.wait_until_gone();
     first.end();
     let daemon = Daemon::start(ZERNEL, &stage);
     let second = launched(&stage, 6);
-    daemon.wait_for(&told_launches(second.pid(), 6));
+    daemon.wait_for(&exported_launches(second.pid(), 6));
 }
 
 /// While the observer's thread is stopped, every reader is answered from the last snapshot, and the health says that it

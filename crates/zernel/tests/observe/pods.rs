@@ -11,7 +11,7 @@ use zernel_testkit::PodCgroup;
 use zernel_testkit::daemon::Daemon;
 use zernel_testkit::target::{Stage, Target};
 
-use crate::{ZERNEL, told_launches};
+use crate::{ZERNEL, exported_launches};
 
 /// A job of root in a cgroup; without one, in that of the test.
 fn job(stage: &Stage, cgroup: Option<&Path>) -> Target {
@@ -59,7 +59,7 @@ pub(crate) fn root_in_a_pod_sees_its_pod() {
         let outside = job(&stage, None);
         let imitator = job(&stage, Some(&imitation));
         for job in [&inside, &outside, &imitator] {
-            daemon.wait_for(&told_launches(job.pid(), 10));
+            daemon.wait_for(&exported_launches(job.pid(), 10));
         }
         let own = BTreeSet::from([u64::from(inside.pid())]);
         for wrapper in [&[][..], &namespaces] {

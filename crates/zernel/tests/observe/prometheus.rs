@@ -12,7 +12,7 @@ use zernel_testkit::daemon::Daemon;
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, eventually_within};
 
-use crate::{launched, told_launches};
+use crate::{exported_launches, launched};
 
 /// For how many seconds it scrapes, once a second.
 const SECONDS: &str = "ZERNEL_TEST_SCRAPES";
@@ -37,7 +37,7 @@ pub(crate) fn promtool_finds_nothing() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(crate::ZERNEL, &stage);
     let target = launched(&stage, 5);
-    daemon.wait_for(&told_launches(target.pid(), 5));
+    daemon.wait_for(&exported_launches(target.pid(), 5));
     for path in ["/metrics", "/metrics/quantiles"] {
         let mut promtool = Command::new("promtool");
         promtool.args(["check", "metrics"]).stdin(Stdio::piped());
@@ -113,7 +113,7 @@ pub(crate) fn prometheus_misses_nothing() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(crate::ZERNEL, &stage);
     let target = launched(&stage, 5);
-    daemon.wait_for(&told_launches(target.pid(), 5));
+    daemon.wait_for(&exported_launches(target.pid(), 5));
     let prometheus = Prometheus::start(&stage, &daemon);
     let scrapes = || prometheus.ask("count_over_time(up[1h])");
     let limit = Duration::from_secs(60 + 3 * seconds);
@@ -125,14 +125,14 @@ pub(crate) fn prometheus_misses_nothing() {
     assert_eq!(prometheus.ask("min_over_time(up[1h])"), Some(1.0));
     let mark = format!("pid=\"{}\"", target.pid());
     let text = daemon.get("/metrics").body;
-    let told: Vec<&str> = text.lines().filter(|line| line.contains(&mark)).collect();
+    let exported: Vec<&str> = text.lines().filter(|line| line.contains(&mark)).collect();
     let kept = prometheus.ask(&format!("count({{__name__=~\"zernel_.*\",{mark}}})"));
-    assert_eq!(kept, Some(told.len() as f64));
-    let names = told.iter().filter_map(|line| line.split('{').next());
+    assert_eq!(kept, Some(exported.len() as f64));
+    let names = exported.iter().filter_map(|line| line.split('{').next());
     for name in names.collect::<BTreeSet<&str>>() {
         let fewest = prometheus.ask(&format!("min(count_over_time({name}{{{mark}}}[1h]))"));
         assert!(fewest >= Some(scrapes), "{name}: {fewest:?} of {scrapes}");
     }
-    let told = told.len();
-    println!("{scrapes} scrapes, {told} series of one process in each of them");
+    let exported = exported.len();
+    println!("{scrapes} scrapes, {exported} series of one process in each of them");
 }

@@ -14,11 +14,11 @@ use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, StoppedThread};
 
 use crate::users::{launched_by, pids, public_copy};
-use crate::{launched, told_launches};
+use crate::{exported_launches, launched};
 
 const UNIT: &str = include_str!("../../../../deploy/zernel.service");
 const SCHEDULER_UNIT: &str = include_str!("../../../../deploy/zernel-sched.service");
-/// Neither root nor whoever is observed.
+/// Neither root nor the user of an observed process.
 const DAEMON: u32 = 65533;
 /// The user of an observed process.
 const OTHER_USER: u32 = 65532;
@@ -72,7 +72,7 @@ pub(crate) fn the_unit_grants_what_observing_takes() {
     let root = launched(&stage, 10);
     for (target, launches) in [(&other, 20), (&root, 10)] {
         let pid = target.pid();
-        daemon.wait_for(&told_launches(pid, launches));
+        daemon.wait_for(&exported_launches(pid, launches));
         daemon.wait_for(&format!("zernel_process_complete{{pid=\"{pid}\"}} 1"));
         daemon.wait_for(&format!(
             "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"

@@ -16,7 +16,7 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::{Answer, Daemon, ask};
 use zernel_testkit::target::{Stage, Target};
 
-use crate::{launched, told_launches};
+use crate::{exported_launches, launched};
 
 const NOBODY: u32 = 65534;
 
@@ -65,12 +65,12 @@ pub(crate) fn users_see_their_own_processes() {
     let daemon = Daemon::start(crate::ZERNEL, &stage);
     let root = launched(&stage, 10);
     let nobody = launched_by(NOBODY, &stage, 20);
-    daemon.wait_for(&told_launches(root.pid(), 10));
-    daemon.wait_for(&told_launches(nobody.pid(), 20));
+    daemon.wait_for(&exported_launches(root.pid(), 10));
+    daemon.wait_for(&exported_launches(nobody.pid(), 20));
     let (of_root, of_nobody) = (u64::from(root.pid()), u64::from(nobody.pid()));
 
     let metrics = ask_as(NOBODY, &daemon, "/metrics").body;
-    assert!(metrics.contains(&told_launches(nobody.pid(), 20)));
+    assert!(metrics.contains(&exported_launches(nobody.pid(), 20)));
     assert!(!metrics.contains(&format!("pid=\"{of_root}\"")));
     let quantiles = ask_as(NOBODY, &daemon, "/metrics/quantiles").body;
     assert!(!quantiles.contains(&format!("pid=\"{of_root}\"")));
@@ -81,11 +81,11 @@ pub(crate) fn users_see_their_own_processes() {
     assert_eq!(ledger["files"], Value::Null);
 
     let metrics = ask_as(0, &daemon, "/metrics").body;
-    assert!(metrics.contains(&told_launches(nobody.pid(), 20)));
-    assert!(metrics.contains(&told_launches(root.pid(), 10)));
+    assert!(metrics.contains(&exported_launches(nobody.pid(), 20)));
+    assert!(metrics.contains(&exported_launches(root.pid(), 10)));
     let ledger = ask_as(0, &daemon, "/api/v1/ledger").json();
-    let told = pids(&ledger["processes"]);
-    assert!(told.contains(&of_root) && told.contains(&of_nobody));
+    let listed = pids(&ledger["processes"]);
+    assert!(listed.contains(&of_root) && listed.contains(&of_nobody));
 }
 
 pub(crate) fn missing_privilege_is_reported() {

@@ -68,7 +68,7 @@ pub(crate) fn a_signal_ends_it_with_a_report() {
     let job = Job::new(2, 60_000);
     let mut running = job.start();
     job.wait_until_it_trains();
-    // Nobody can tell from outside when it has begun to observe: the later the signal, the more it has seen.
+    // The start of observation is not visible from outside. A later signal gives more observed time.
     let saw_both = |seconds| {
         let attached = zernel()
             .args(["attach", &running.0.id().to_string(), "--json", "-"])

@@ -83,10 +83,10 @@ pub(crate) fn ps_lists_trainers() {
         trainers.len() == 2 && trainers.iter().all(is_whole)
     };
     eventually("ps lists both ranks with a phase", ranks_with_phase);
-    let told = daemon.ask(&["ps", "--json"]).stdout;
-    let told: Value = serde_json::from_slice(&told).expect("JSON");
-    let told = told.as_array().expect("a list").iter();
-    let own = told.filter(|trainer| trainer["job"] == job.name());
+    let listed = daemon.ask(&["ps", "--json"]).stdout;
+    let listed: Value = serde_json::from_slice(&listed).expect("JSON");
+    let listed = listed.as_array().expect("a list").iter();
+    let own = listed.filter(|trainer| trainer["job"] == job.name());
     let ranks: Vec<_> = own.map(|trainer| trainer["rank"].as_u64()).collect();
     assert_eq!(ranks, [Some(0), Some(1)]);
     running.stop();

@@ -1,4 +1,4 @@
-//! The files of `--json` and `--html`: who owns them, and what becomes of an older report.
+//! The files of `--json` and `--html`: their owner, and what becomes of an older report.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use crate::{NOBODY, text, zernel};
 
 /// A user who is neither root nor the caller of sudo.
-const SOMEBODY: u32 = 65533;
+const OTHER_USER: u32 = 65533;
 
 /// A folder of the caller of sudo.
 fn folder() -> tempfile::TempDir {
@@ -50,7 +50,7 @@ pub(crate) fn reports_are_written_with_the_rights_of_the_caller_of_sudo() {
     fs::write(&precious, "of root").unwrap();
     let link = folder.path().join("link");
     symlink(&precious, &link).unwrap();
-    lchown(&link, Some(SOMEBODY), None).unwrap();
+    lchown(&link, Some(OTHER_USER), None).unwrap();
     let closed = folder.path().join("closed");
     fs::create_dir(&closed).unwrap();
     for name in ["precious", "link", "closed/report", "/etc/zernel-report"] {

@@ -187,7 +187,7 @@ fn signals_are_passed_on() {
         (Signal::USR2, "USR2"),
     ] {
         let script = format!("trap 'exit 42' {name}; echo ready; while :; do sleep 0.05; done");
-        // Whoever runs the tests may ignore it.
+        // The parent of the tests may ignore the signal, and children inherit that.
         let mut child = Command::new("env")
             .args(["--default-signal", env!("CARGO_BIN_EXE_zernel")])
             .args(["run", "--", "sh", "-c", &script])

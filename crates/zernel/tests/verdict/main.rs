@@ -28,16 +28,16 @@ fn main() -> ExitCode {
     }
     let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let jobs = Cause::ALL.into_iter().flat_map(|cause| {
-        let name = move |seed| format!("{}_{seed}_is_told", cause.name().replace('-', "_"));
+        let name = move |seed| format!("{}_{seed}_is_found", cause.name().replace('-', "_"));
         seeds().map(move |seed| {
             trial(&name(seed), &observing, move || {
-                is_told(Plan::new(cause, seed));
+                check_verdict(Plan::new(cause, seed));
             })
         })
     });
     let more = [
         trial("a_job_with_pauses_gets_its_verdict", &observing, || {
-            is_told(with_pauses(&Plan::new(Cause::Gpu, 0)));
+            check_verdict(with_pauses(&Plan::new(Cause::Gpu, 0)));
         }),
         trial(
             "busy_background_threads_are_no_bottleneck",
@@ -90,9 +90,9 @@ fn report_on_job(job: &Job) -> (Value, String) {
     (report, said)
 }
 
-/// Nor do they hide what a rank is at, although the machine has no CPU left for anyone.
+/// The phases of a rank are found although busy background threads leave no CPU idle.
 fn threads_that_nobody_waits_for() {
-    let report = is_told(Plan {
+    let report = check_verdict(Plan {
         busy_threads: 3,
         ..Plan::new(Cause::Host, 0)
     });
@@ -103,7 +103,7 @@ fn threads_that_nobody_waits_for() {
     }
 }
 
-fn is_told(plan: Plan) -> Value {
+fn check_verdict(plan: Plan) -> Value {
     let job = Job::new(plan).unwrap();
     let (report, said) = report_on_job(&job);
     let verdict = &report["verdict"];

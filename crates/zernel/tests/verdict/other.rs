@@ -41,7 +41,7 @@ fn runs(program: &str) -> Result<(), String> {
     }
 }
 
-fn cannot_be_told(command: &[&str]) {
+fn expect_cannot_tell(command: &[&str]) {
     let (report, output) = report_on(|_| {}, command);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -49,7 +49,7 @@ fn cannot_be_told(command: &[&str]) {
 }
 
 fn idle_python() {
-    cannot_be_told(&[PYTHON, "-c", "import time; time.sleep(2)"]);
+    expect_cannot_tell(&[PYTHON, "-c", "import time; time.sleep(2)"]);
 }
 
 /// As a notebook that waits for its user.
@@ -71,7 +71,7 @@ assert cuda.cuMemcpyHtoD_v2(memory, batch, ctypes.c_size_t(1 << 20)) == 0
 time.sleep(3)",
         library.display()
     );
-    cannot_be_told(&[PYTHON, "-c", &script]);
+    expect_cannot_tell(&[PYTHON, "-c", &script]);
 }
 
 fn compiler_runs() {
@@ -87,5 +87,5 @@ fn compiler_runs() {
     fs::write(&source, (0..100).map(function).collect::<String>()).unwrap();
     let object = directory.path().join("object.o");
     let [source, object] = [&source, &object].map(|path| path.to_str().unwrap());
-    cannot_be_told(&[COMPILER, "-O3", "-c", source, "-o", object]);
+    expect_cannot_tell(&[COMPILER, "-O3", "-c", source, "-o", object]);
 }

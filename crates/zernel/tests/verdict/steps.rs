@@ -25,7 +25,7 @@ const LOOPS: [(&str, Change); 6] = [
         plan.checkpoint_bytes = 128 << 20;
     }),
     ("overlapping", |plan| plan.overlaps = true),
-    // No gradients are reduced: only batches tell steps apart.
+    // No gradients are reduced: only batches separate steps.
     ("alone", |plan| {
         plan.ranks = 1;
         plan.buckets = 0;
@@ -98,7 +98,7 @@ fn assert_agrees(found: &Value, stamps: &[Stamp], said: &str) {
         (median - truth).abs() <= 0.02 * truth,
         "{median} of {truth}: {said}"
     );
-    // What is between steps is told apart from them.
+    // The time between steps is not counted as steps.
     let is_between = |stamp: &&Stamp| matches!(stamp.part, Part::Evaluation | Part::Checkpoint);
     let between = stamps.iter().filter(is_between);
     let between: Vec<u64> = between.map(|stamp| stamp.end_ns - stamp.start_ns).collect();

@@ -44,7 +44,7 @@ pub(super) enum Reduced {
     Together(Interval),
     /// There was nobody to wait for.
     Alone,
-    /// There is none, because a rank was told to stop.
+    /// A rank was stopped before the collective was complete.
     Stopped,
 }
 
@@ -64,7 +64,7 @@ impl Reduced {
 }
 
 impl<'a> Collective<'a> {
-    /// Meets the other ranks; `None` when told to stop before all were there.
+    /// Joins the other ranks; `None` if the stop request comes before all have joined.
     pub(super) fn join(
         job: &MlTraining,
         worker: &mut Worker<'_>,
@@ -131,10 +131,10 @@ impl Ring<'_> {
 
 /// How many collectives the ranks of a job join, in the word of a slot.
 ///
-/// A rank enters a collective only after it has *committed* to it here, and no rank commits any more once
-/// one has *closed* the agreement. Whoever stops closes it and then joins what is committed. That is one
-/// collective at most: nobody commits to the next but one before all have left this one. The first of
-/// them is to join the communicator.
+/// A rank enters a collective only after it has *committed* to it here, and no rank commits after a
+/// rank has *closed* the agreement. A rank that stops closes it, and then joins the collectives that are
+/// committed. That is at most one: no rank commits to the collective after the next before all ranks have
+/// left the current one. The first collective is the creation of the communicator.
 struct Agreement<'a>(&'a Slot);
 
 /// The agreement is closed; the other bits are the number of collectives committed to.
@@ -236,7 +236,7 @@ impl<'a> NcclRank<'a> {
     }
 }
 
-/// Waits until all ranks are ready; false when told to stop.
+/// Waits until all ranks are ready; false after the stop request.
 fn wait_for_all(worker: &mut Worker<'_>, ready: &Slot, ranks: usize) -> bool {
     loop {
         let there = ready.word.load(Acquire);

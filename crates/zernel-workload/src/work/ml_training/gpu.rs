@@ -139,7 +139,7 @@ impl Gpu {
         }
     }
 
-    /// Waits until all kernels have ended, or the worker is told to stop.
+    /// Waits until all kernels have ended, or until the stop request.
     pub(super) fn synchronize(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         match &self.target {
             Target::Driver(device) => worker.blocking(|| device.synchronize()).map_err(failed),

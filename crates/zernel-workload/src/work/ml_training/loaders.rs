@@ -13,7 +13,7 @@ use crate::worker::{Failure, Step, Team, Worker};
 pub(super) struct Loaders(Vec<pid_t>);
 
 impl Loaders {
-    /// Forks so many loaders, each of which runs `load` with its number. Fork safe.
+    /// Forks `count` loaders. Each runs `load` with its index. Fork safe.
     pub(super) fn fork(
         count: usize,
         load: impl Fn(usize, &mut Worker<'_>) -> Result<(), Failure>,
@@ -62,7 +62,7 @@ impl Drop for Loaders {
     }
 }
 
-/// The life of a loader, and the exit code that tells its trainer how it ended.
+/// Runs a loader and returns its exit code, from which the trainer learns how it ended.
 fn run(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
     const ALONE: Team<'_> = Team {
         index: 0,
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loader_that_gave_up_is_told_of() {
+    fn a_loader_that_gave_up_is_reported() {
         let failing = Step::ReadFile.failed()(Errno::IO);
         let loaders = Loaders::fork(2, |_, _| Err(failing)).unwrap();
         loaders
