@@ -105,6 +105,11 @@ fn main() -> ExitCode {
             service::systemd_understands_the_unit,
         ),
         trial(
+            "systemd_understands_the_unit_of_the_scheduler",
+            &[service::systemd()],
+            service::systemd_understands_the_unit_of_the_scheduler,
+        ),
+        trial(
             "the_sandbox_is_as_tight_as_documented",
             &[service::systemd()],
             service::the_sandbox_is_as_tight_as_documented,

@@ -17,6 +17,7 @@ use crate::users::{launched_by, pids, public_copy};
 use crate::{exported_launches, launched};
 
 const UNIT: &str = include_str!("../../../../deploy/zernel.service");
+const SCHEDULER_UNIT: &str = include_str!("../../../../deploy/zernel-sched.service");
 /// Neither root nor the user of an observed process.
 const DAEMON: u32 = 65533;
 /// The user of an observed process.
@@ -159,9 +160,13 @@ pub(crate) fn systemd() -> Need {
 
 /// Writes the unit to a folder, with the program of this build.
 fn written_unit(folder: &Path) -> PathBuf {
-    let unit = folder.join("zernel.service");
+    write_unit(folder, "zernel.service", UNIT)
+}
+
+fn write_unit(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let unit = folder.join(name);
     // It looks whether the program is there.
-    let here = UNIT.replace("/usr/bin/zernel", env!("CARGO_BIN_EXE_zernel"));
+    let here = text.replace("/usr/bin/zernel", env!("CARGO_BIN_EXE_zernel"));
     fs::write(&unit, here).expect("ours");
     fs::set_permissions(&unit, Permissions::from_mode(0o644)).expect("ours");
     unit
@@ -231,4 +236,18 @@ pub(crate) fn systemd_understands_the_unit() {
     assert!(output.status.success(), "{said}");
     // What it does not know it ignores, and says so.
     assert!(!said.contains("zernel.service"), "{said}");
+}
+
+pub(crate) fn systemd_understands_the_unit_of_the_scheduler() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // The scheduler's unit names the observer's.
+    written_unit(folder.path());
+    let unit = write_unit(folder.path(), "zernel-sched.service", SCHEDULER_UNIT);
+    let mut command = Command::new("systemd-analyze");
+    command.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()));
+    let output = command.args(["verify", "--man=no"]).arg(&unit).output();
+    let output = output.expect("systemd-analyze runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(!said.contains("zernel-sched.service"), "{said}");
 }
