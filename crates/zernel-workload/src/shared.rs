@@ -1,12 +1,11 @@
-//! What a handle and its workers share: one mapping, laid out before the first worker exists.
+//! The memory that a handle and its workers share: one mapping, laid out before the first worker exists.
 //!
 //! ```text
 //! Header | Counters × workers | WorkerRecord × workers | Slot × slots | TraceEntry × entries
 //! ```
 //!
-//! Workers write here as they run, so the numbers of a starved, killed or hung worker are as good
-//! as anyone's. There is no pipe and no file descriptor per worker: all waiting is done with
-//! futexes in this memory.
+//! Workers update their numbers while they run, so the numbers of a starved, killed or hung worker are
+//! correct too. There is no pipe and no file descriptor per worker: all waits use futexes in this memory.
 
 use std::io;
 use std::num::NonZeroU32;

@@ -54,8 +54,7 @@ fn write_copies(stage: &Stage, user: u32, copies: u64) {
     }
 }
 
-/// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly. When its
-/// process exits, the probes of its files are detached.
+/// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly.
 pub(crate) fn one_tenant_has_a_share() {
     let stage = Stage::alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
